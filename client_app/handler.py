@@ -1,0 +1,52 @@
+"""A client half: what participant k does with a message of one method."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, Generic, TypeVar
+
+from client_app.participant import Participant
+from common.models.classifier import Classifier
+from common.protocol import Ask, Down, Score, Up
+
+D = TypeVar("D", bound=Down)
+
+
+class Handler(ABC, Generic[D]):
+    """One per message; what must outlive it goes through ``participant.remember``."""
+
+    Down: ClassVar[type[Down]]
+
+    def __init__(self, participant: Participant) -> None:
+        self.participant = participant
+
+    @property
+    def spec(self) -> str:
+        """The architecture this client brings."""
+        return self.participant.spec
+
+    def admit(self) -> None:
+        """Raise ``ValueError`` if this client cannot take part in the method."""
+        return
+
+    @abstractmethod
+    def train(self, down: D) -> Up:
+        """Round t's local work."""
+
+    def own_model(self, t: int) -> Classifier | None:
+        """The client's own network after round t; None where it has none but the global one."""
+        return None
+
+    def score(self, ask: Ask) -> Score:
+        """Accuracies of the client's own and of the global model on the client's test share."""
+        p = self.participant
+        shared = p.accuracy(p.model(p.global_spec, ask.w)) if ask.w is not None else None
+        own = self.own_model(ask.t)
+        return Score(
+            experiment=p.experiment,
+            t=ask.t,
+            k=p.k,
+            n=p.n_test,
+            accuracy=shared if own is None else p.accuracy(own),
+            accuracy_global=shared,
+        )

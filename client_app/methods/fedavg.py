@@ -1,0 +1,26 @@
+"""FedAvg, client half: train the global model on local data (contract: common/methods/fedavg.py)."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch.nn.functional as F
+
+from client_app.handler import Handler
+from client_app.participant import upload
+from common.methods.fedavg import Down, Up
+
+
+@final
+class FedAvg(Handler[Down]):
+    Down = Down
+
+    @property
+    def spec(self) -> str:
+        return self.participant.global_spec
+
+    def train(self, down: Down) -> Up:
+        p = self.participant
+        net = p.model(p.global_spec, down.w).train()
+        metrics = p.train(down.t, net.parameters(), lambda x, y: F.cross_entropy(net(x), y))
+        return Up(experiment=p.experiment, t=down.t, k=p.k, metrics=metrics, w=upload(net))

@@ -1,0 +1,215 @@
+"""Participant k: its data, its models, its optimisers, its memory.
+
+Everything a client half needs, and nothing of any method.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, TypeVar, final
+
+import torch
+from torch import Tensor, nn
+
+from client_app.store import Store
+from common import device, fleet, models, optimise, seeds, tree
+from common.config import Config, Value
+from common.data import load
+from common.data.batches import Batches
+from common.data.dataset import Dataset
+from common.data.partition import local_split, split
+from common.fit import Loss, fit
+from common.models.classifier import Classifier
+from common.records import Records, StateDict
+
+R = TypeVar("R", bound=Records)
+
+
+@final
+class Participant:
+    """Client k of ``clients``, as its node and the run configure it.
+
+    ``node``: the node's own settings; ``partition-id`` is required, ``num-partitions``, ``model``,
+    ``device``, ``data-dir``, ``state-dir`` and ``threads`` are optional and win over the run's.
+
+    Raises ``ValueError`` for settings that do not make a client.
+    """
+
+    def __init__(self, config: Config, node: Mapping[str, Value], experiment: str) -> None:
+        self.config, self.experiment = config, experiment
+        self.k = _natural(node, "partition-id")
+        self.clients = config.run.clients or _natural(node, "num-partitions")
+        if self.k >= self.clients:
+            raise ValueError(f"partition-id = {self.k}, but the federation has {self.clients}")
+        self.spec = str(node.get("model", config.fleet[self.k % len(config.fleet)]))
+        device.settle(int(node.get("threads", config.run.threads)))
+        self.device = device.choose(str(node.get("device", config.run.device)))
+        folder = str(node.get("data-dir", config.data.dir))
+        self._data = config.data.model_copy(update={"dir": folder})
+        self._state_dir = Path(
+            str(node.get("state-dir", ""))
+            or os.environ.get("FEDMOSAIC_STATE_DIR", "")
+            or config.run.state_dir
+            or Path.home() / ".fedmosaic" / "state"
+        )
+
+    @cached_property
+    def dataset(self) -> Dataset:
+        return load(self._data)
+
+    @cached_property
+    def _shares(self) -> tuple[Tensor, Tensor]:
+        """Indices of the local training and test samples."""
+        seed = self.config.partition_seed
+        mine = _partition(self.config, self._data, self.clients)[self.k]
+        train, test = local_split(
+            mine, self.config.data.test_fraction, seeds.rng(seed, "local-split", self.k)
+        )
+        if len(train) == 0:
+            raise ValueError(f"client {self.k} has no training sample; choose a larger data.alpha")
+        return torch.as_tensor(train), torch.as_tensor(test)
+
+    @cached_property
+    def train_set(self) -> tuple[Tensor, Tensor]:
+        """(x uint8 [n, C, H, W], y int64 [n]) on the client's device."""
+        return self._gather(self._shares[0])
+
+    @cached_property
+    def test_set(self) -> tuple[Tensor, Tensor]:
+        return self._gather(self._shares[1])
+
+    def _gather(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        data = self.dataset
+        return data.x[rows].to(self.device), data.y[rows].to(self.device)
+
+    @property
+    def n(self) -> int:
+        """Local training samples n_k."""
+        return len(self._shares[0])
+
+    @property
+    def n_test(self) -> int:
+        return len(self._shares[1])
+
+    @cached_property
+    def counts(self) -> list[int]:
+        """Local training samples of each class."""
+        y = self.dataset.y[self._shares[0]]
+        return torch.bincount(y, minlength=self.dataset.num_classes).tolist()
+
+    @cached_property
+    def global_spec(self) -> str:
+        """The server's architecture."""
+        return fleet.global_spec(self.config, self.dataset.shape, self.dataset.num_classes)
+
+    def model(self, spec: str, weights: StateDict | None = None) -> Classifier:
+        """A network on the client's device: with ``weights``, else as client k first draws it."""
+        data = self.dataset
+        net = models.build(
+            spec,
+            data.shape,
+            data.num_classes,
+            seed=self.config.run.seed,
+            name=("init", "client", self.k),
+            stem=self.config.run.stem,
+        )
+        if weights is not None:
+            net.load_state_dict(weights)
+        return self.place(net)
+
+    def place(self, net: Any) -> Any:
+        """Move a network to the client's device, in the configured memory format."""
+        if self.config.train.channels_last:
+            return net.to(self.device, memory_format=torch.channels_last)
+        return net.to(self.device)
+
+    def batches(self, t: int, *name: str | int) -> Iterable[tuple[Tensor, Tensor]]:
+        """Batches (x [b, C, H, W] float32 normalised, y [b]) of round t's local epochs."""
+        x, y = self.train_set
+        data, train = self.dataset, self.config.train
+        epochs = Batches(
+            x,
+            y,
+            batch_size=train.batch_size,
+            mean=data.mean,
+            std=data.std,
+            augment=self.config.data.augment,
+            standardize=self.config.data.standardize,
+            generator=seeds.stream(self.config.run.seed, "batches", *name, self.k, t),
+        )
+        layout = torch.channels_last if train.channels_last else torch.contiguous_format
+        for _ in range(train.epochs):
+            for images, labels in epochs:
+                yield images.contiguous(memory_format=layout), labels
+
+    def train(
+        self, t: int, parameters: Iterable[nn.Parameter] | Iterable[dict[str, Any]], loss: Loss
+    ) -> dict[str, float]:
+        """Local training of round t: E epochs of ``loss`` with the configured optimiser."""
+        train = self.config.train
+        optimizer = optimise.make(
+            parameters,
+            train.optimizer,
+            train.lr,
+            momentum=train.momentum,
+            weight_decay=train.weight_decay,
+        )
+        with seeds.scope(self.config.run.seed, "train", self.k, t):
+            return fit(
+                optimizer,
+                self.batches(t),
+                loss,
+                clip=train.clip,
+                precision=self.config.run.precision,
+            )
+
+    @cached_property
+    def _store(self) -> Store:
+        return Store(self._state_dir, self.experiment, self.k)
+
+    def recall(self, t: int, kind: type[R]) -> R | None:
+        """What this client kept in the newest round before t."""
+        return self._store.recall(t, kind)
+
+    def remember(self, t: int, state: Records) -> None:
+        """Keep ``state`` for later rounds, durably."""
+        self._store.remember(t, state)
+
+    def accuracy(self, net: Classifier) -> float | None:
+        """Share of the local test samples that ``net`` gets right; None if there are none."""
+        from common.scoring import evaluate
+
+        if self.n_test == 0:
+            return None
+        x, y = self.test_set
+        bn = getattr(self.config.method, "eval_bn", "running")
+        return evaluate(
+            net, x, y, self.dataset, self.config, bn=bn, name=("score", self.k)
+        ).accuracy
+
+
+def upload(net: nn.Module) -> StateDict:
+    """A network's weights and buffers as they travel: on the CPU, contiguous."""
+    return {name: value.contiguous() for name, value in tree.snapshot(net).items()}
+
+
+@lru_cache(maxsize=4)
+def _partition_of(
+    data: Any, clients: int, seed: int
+) -> list[Any]:  # a pure function of the frozen section, so cached for a process of many clients
+    dataset = load(data)
+    return split(data, dataset.y.numpy(), dataset.num_classes, clients, seed)
+
+
+def _partition(config: Config, data: Any, clients: int) -> list[Any]:
+    return _partition_of(data, clients, config.partition_seed)
+
+
+def _natural(node: Mapping[str, Value], key: str) -> int:
+    value = node.get(key)
+    if type(value) is not int or value < 0:
+        raise ValueError(f"node config {key} = {value!r}; it must be an integer of at least 0")
+    return value

@@ -1,0 +1,129 @@
+"""Data: what there is to learn, how it falls to the clients, and the batches they train on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import final
+
+import torch
+
+from common.data.colour import load_cifar10, load_cifar100, load_svhn
+from common.data.dataset import DataOptions, Dataset, resize, stratified, subset
+from common.data.digits import load_digits
+from common.data.folder import load_folder
+from common.data.idx import load_emnist_letters, load_fashion_mnist, load_mnist
+from common.data.partition import PARTITIONS
+from common.data.synthetic import load_points, load_toy
+from common.seeds import rng
+
+__all__ = ["DATASETS", "PARTITIONS", "DataOptions", "Dataset", "Source", "load"]
+
+
+@final
+@dataclass(frozen=True)
+class Source:
+    """Where a data set comes from; ``shape`` (C, H, W) and ``classes`` are None if it varies."""
+
+    load: Callable[[DataOptions], Dataset]
+    description: str
+    shape: tuple[int, int, int] | None
+    classes: int | None
+
+
+DATASETS: dict[str, Source] = {
+    "digits": Source(load_digits, "handwritten digits, inside scikit-learn", (1, 8, 8), 10),
+    "fashion-mnist": Source(
+        load_fashion_mnist,
+        "clothing (Xiao et al. 2017); Debian package or torchvision",
+        (1, 28, 28),
+        10,
+    ),
+    "mnist": Source(load_mnist, "digits (LeCun et al. 1998); torchvision", (1, 28, 28), 10),
+    "emnist-letters": Source(
+        load_emnist_letters, "letters (Cohen et al. 2017); torchvision", (1, 28, 28), 26
+    ),
+    "cifar10": Source(load_cifar10, "CIFAR-10 (Krizhevsky 2009); torchvision", (3, 32, 32), 10),
+    "cifar100": Source(
+        load_cifar100, "CIFAR-100, fine labels (Krizhevsky 2009); torchvision", (3, 32, 32), 100
+    ),
+    "svhn": Source(load_svhn, "house numbers (Netzer et al. 2011); torchvision", (3, 32, 32), 10),
+    "folder": Source(load_folder, "images in data.dir, one folder per class", None, None),
+    "toy": Source(load_toy, "random patterns with noise, made on the spot", (1, 8, 8), 3),
+    "points": Source(load_points, "three spiral arms in the plane", (2, 1, 1), 3),
+}
+
+
+def load(data: DataOptions) -> Dataset:
+    """The data set ``data.name``, cut and resized as the options say.
+
+    ``data.samples`` and ``data.test_samples`` (0: all) take class-stratified subsets, drawn from
+    the streams "samples" and "test-samples" of ``data.seed``. ``data.image_size`` (0: as is)
+    resizes to a square once, bilinearly. Mean and standard deviation stay those of the full
+    training set. Tensors are shared between callers and must not be changed in place.
+    """
+    return _load(_Key(data))
+
+
+@final
+class _Key:
+    """The options that decide what is loaded; equal keys share one cached data set."""
+
+    def __init__(self, data: DataOptions) -> None:
+        self.data = data
+        self.fields = (
+            data.name,
+            data.dir,
+            data.download,
+            data.image_size,
+            data.samples,
+            data.test_samples,
+            data.seed,
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and self.fields == other.fields
+
+    def __hash__(self) -> int:
+        return hash(self.fields)
+
+
+@lru_cache(maxsize=4)
+def _load(key: _Key) -> Dataset:
+    data = key.data
+    source = DATASETS.get(data.name)
+    if source is None:
+        raise ValueError(f"unknown data.name {data.name!r}: choose from {', '.join(DATASETS)}")
+    dataset = source.load(data)
+    _check(dataset)
+    train = test = None
+    if data.samples:
+        train = stratified(dataset.y, data.samples, rng(data.seed, "samples"))
+    if data.test_samples:
+        test = stratified(dataset.y_test, data.test_samples, rng(data.seed, "test-samples"))
+    dataset = subset(dataset, train, test)
+    if data.image_size:
+        public = dataset.x_public
+        dataset = replace(
+            dataset,
+            x=resize(dataset.x, data.image_size),
+            x_test=resize(dataset.x_test, data.image_size),
+            x_public=None if public is None else resize(public, data.image_size),
+        )
+    return dataset
+
+
+def _check(dataset: Dataset) -> None:
+    """Refuse a data set that cannot be learnt from; the loaders' own promises are asserted."""
+    counts = torch.bincount(dataset.y, minlength=dataset.num_classes)
+    for name, count in zip(dataset.classes, counts.tolist(), strict=True):
+        if count == 0:
+            raise ValueError(f"data set {dataset.name!r}: class {name!r} has no samples")
+    if not len(dataset.y_test):
+        raise ValueError(f"data set {dataset.name!r} has no test samples")
+    assert dataset.x.dtype in (torch.uint8, torch.float32) and dataset.x.ndim == 4
+    assert dataset.y.dtype == dataset.y_test.dtype == torch.int64
+    assert len(dataset.x) == len(dataset.y) and len(dataset.x_test) == len(dataset.y_test)
+    assert dataset.x.shape[1:] == dataset.x_test.shape[1:]
+    assert len(dataset.mean) == len(dataset.std) == dataset.x.shape[1]

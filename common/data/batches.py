@@ -1,0 +1,224 @@
+"""Batches cut from tensors in memory: gathered, augmented and normalised on the device.
+
+No DataLoader and no PIL: an epoch is one permutation and, per batch, one gather and a few in-place
+operations. Every random number is drawn on the CPU from the generator given, all of an epoch at
+once, so every device sees the same batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+STANDARDIZE = ("dataset", "batch")
+
+
+@final
+@dataclass(frozen=True)
+class Augment:
+    """What is done to a training image: probability of a flip, border of a crop, side of a hole."""
+
+    flip: float = 0.0
+    pad: int = 0
+    cutout: int = 0
+
+
+AUGMENTS: dict[str, Augment] = {
+    "none": Augment(),
+    "flip": Augment(flip=0.5),
+    "flip-0.6": Augment(flip=0.6),  # FedORION, the released code
+    "crop-flip": Augment(flip=0.5, pad=4),
+    "cutout": Augment(flip=0.5, pad=4, cutout=16),  # InCo Aggregation on CIFAR
+    "cutout-only": Augment(cutout=16),  # InCo Aggregation on SVHN
+}
+
+
+def normalise(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """(x / 255 − mean) / std per channel for bytes (n, C, H, W); floats are not divided by 255."""
+    values = x.to(torch.float32, copy=True)
+    if x.dtype == torch.uint8:
+        values.div_(255)
+    return values.sub_(_channels(mean, values)).div_(_channels(std, values))
+
+
+def standardise(x: Tensor, mean: Sequence[float], std: Sequence[float], how: str) -> Tensor:
+    """float32 (n, C, H, W): by the data set's statistics, or ("batch") by those of this batch.
+
+    "batch" is FedORION's: mean and sample standard deviation per channel over the n images, with
+    a deviation below 1e-6 taken as 1.
+    """
+    if how == "dataset":
+        return normalise(x, mean, std)
+    values = normalise(x, (0.0,) * x.shape[1], (1.0,) * x.shape[1])
+    if values.numel() == x.shape[1]:
+        return values.zero_()
+    deviation, centre = torch.std_mean(values, (0, 2, 3), keepdim=True)
+    deviation = torch.where(deviation < 1e-6, torch.ones_like(deviation), deviation)
+    return values.sub_(centre).div_(deviation)
+
+
+@final
+class Batches:
+    """The training batches of one owner; iterating once is one epoch in a fresh order.
+
+    Yields (float32 (b, C, H, W) normalised, int64 (b,)) on ``device``. A last batch of one sample
+    is left out (it would break BatchNorm) unless there is no other or ``batch_size`` is 1;
+    ``drop_last`` leaves out every short last batch, but never the only one.
+    Epochs follow one another on ``generator`` (CPU): a fresh generator repeats them.
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        y: Tensor,
+        *,
+        batch_size: int,
+        mean: Sequence[float],
+        std: Sequence[float],
+        augment: str = "none",
+        standardize: str = "dataset",
+        generator: torch.Generator,
+        device: torch.device | str | None = None,
+        drop_last: bool = False,
+        skip_single: bool = True,
+    ) -> None:
+        if augment not in AUGMENTS:
+            raise ValueError(f"data.augment = {augment!r}: choose from {', '.join(AUGMENTS)}")
+        _check_standardize(standardize)
+        if batch_size < 1:
+            raise ValueError(f"train.batch-size = {batch_size}: it must be at least 1")
+        self._augment = AUGMENTS[augment]
+        if augment != "none" and x.dtype != torch.uint8:
+            raise ValueError(f"data.augment = {augment!r} is for images: points take 'none'")
+        assert len(x) == len(y) > 0, "batches of no samples"
+        assert generator.device.type == "cpu", "random numbers are drawn on the CPU"
+        target = x.device if device is None else torch.device(device)
+        self._x, self._y = x.to(target), y.to(target)
+        self._mean, self._std = tuple(mean), tuple(std)
+        self._standardize = standardize
+        self._generator = generator
+        self.batch_size = batch_size
+        self.lengths = _lengths(len(x), batch_size, drop_last, skip_single)
+
+    @property
+    def samples(self) -> int:
+        """How many samples the owner holds, those of a left-out batch included."""
+        return len(self._y)
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        return len(self.lengths)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        order = torch.randperm(self.samples, generator=self._generator)
+        columns, rows, holes = self._draw()
+        order, columns, rows, holes = (
+            t.to(self._x.device, non_blocking=True) for t in (order, columns, rows, holes)
+        )
+        start = 0
+        for n in self.lengths:
+            part = slice(start, start + n)
+            chosen = order[part]
+            images = self._x[chosen]
+            if self._augment.flip or self._augment.pad:
+                images = crop(images, rows[part], columns[part], self._augment.pad)
+            images = standardise(images, self._mean, self._std, self._standardize)
+            if self._augment.cutout:
+                cut_out(images, holes[part], self._augment.cutout)
+            yield images, self._y[chosen]
+            start += n
+
+    def take(self, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Exactly ``steps`` batches, going through as many epochs as that needs."""
+        done = 0
+        while done < steps:
+            for batch in self:
+                yield batch
+                done += 1
+                if done == steps:
+                    return
+
+    def _draw(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Source columns (N, W), source rows (N, H) and hole centres (N, 2) of one epoch."""
+        n, (h, w) = self.samples, self._x.shape[-2:]
+        a, g = self._augment, self._generator
+        rows = columns = holes = torch.empty(n, 0, dtype=torch.int64)
+        if a.flip or a.pad:
+            offset = torch.randint(0, 2 * a.pad + 1, (n, 2), generator=g)
+            flip = torch.rand(n, 1, generator=g) < a.flip
+            across = torch.arange(w)
+            rows = offset[:, :1] + torch.arange(h)
+            columns = offset[:, 1:] + torch.where(flip, across.flip(0), across)
+        if a.cutout:
+            holes = torch.stack(
+                [torch.randint(0, side, (n,), generator=g) for side in (h, w)], dim=1
+            )
+        return columns, rows, holes
+
+
+def crop(x: Tensor, rows: Tensor, columns: Tensor, pad: int) -> Tensor:
+    """Pixel (i, j) of image b is pixel (rows[b, i], columns[b, j]) of it padded with black.
+
+    ``x`` (n, C, H, W), ``rows`` (n, h), ``columns`` (n, w); returns (n, C, h, w). A crop is a run
+    of consecutive indices, a flip a descending one.
+    """
+    n, c = x.shape[:2]
+    padded = F.pad(x, (pad,) * 4) if pad else x
+    flat = rows[:, :, None] * padded.shape[-1] + columns[:, None, :]
+    source = flat.view(n, 1, -1).expand(n, c, -1)
+    out = padded.reshape(n, c, -1).gather(2, source)
+    return out.view(n, c, rows.shape[1], columns.shape[1])
+
+
+def cut_out(x: Tensor, centres: Tensor, side: int) -> None:
+    """Set a square around each centre to zero, in place, clipped at the borders.
+
+    Rows cy − side/2 .. cy + side/2 − 1 and columns alike, after normalisation, so the hole has the
+    mean colour (DeVries and Taylor 2017, "Improved Regularization of CNNs with Cutout").
+    """
+    half = side // 2
+    i = torch.arange(x.shape[2], device=x.device)
+    j = torch.arange(x.shape[3], device=x.device)
+    cy, cx = centres[:, :1], centres[:, 1:]
+    tall = (i >= cy - half) & (i < cy + half)
+    wide = (j >= cx - half) & (j < cx + half)
+    x.masked_fill_((tall[:, :, None] & wide[:, None, :])[:, None], 0.0)
+
+
+def evaluation_batches(
+    x: Tensor,
+    y: Tensor,
+    *,
+    batch_size: int,
+    mean: Sequence[float],
+    std: Sequence[float],
+    standardize: str = "dataset",
+    device: torch.device | str | None = None,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Every sample once and in order, normalised and not augmented; nothing is left out."""
+    _check_standardize(standardize)
+    target = x.device if device is None else torch.device(device)
+    for start in range(0, len(x), batch_size):
+        part = slice(start, start + batch_size)
+        images = x[part].to(target)
+        yield standardise(images, mean, std, standardize), y[part].to(target)
+
+
+def _lengths(n: int, size: int, drop_last: bool, skip_single: bool) -> tuple[int, ...]:
+    full, rest = divmod(n, size)
+    skip = full > 0 and (drop_last or (skip_single and rest == 1))
+    return (size,) * full + ((rest,) if rest and not skip else ())
+
+
+def _channels(values: Sequence[float], like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32, device=like.device).view(-1, 1, 1)
+
+
+def _check_standardize(how: str) -> None:
+    if how not in STANDARDIZE:
+        raise ValueError(f"data.standardize = {how!r}: choose from {', '.join(STANDARDIZE)}")

@@ -1,0 +1,193 @@
+"""A data set in memory: images as bytes, labels, and the statistics that normalise them.
+
+Whole data sets fit in memory as uint8, so nothing here streams: a client's share is a gather of
+rows. ``DataOptions`` names the settings the loaders and partitions read, wherever they come from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, final
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+CHUNK = 4096  #: images converted to floating point at a time; bounds memory, not results
+
+
+class DataOptions(Protocol):
+    """The settings of the data; read-only, so a frozen configuration satisfies it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def dir(self) -> str: ...
+    @property
+    def download(self) -> bool: ...
+    @property
+    def image_size(self) -> int: ...
+    @property
+    def samples(self) -> int: ...
+    @property
+    def test_samples(self) -> int: ...
+    @property
+    def partition(self) -> str: ...
+    @property
+    def alpha(self) -> float: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def test_fraction(self) -> float: ...
+    @property
+    def min_size(self) -> int: ...
+    @property
+    def niid_scale(self) -> str: ...
+    @property
+    def per_client(self) -> int: ...
+    @property
+    def augment(self) -> str: ...
+    @property
+    def standardize(self) -> str: ...
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Train and test samples of one task.
+
+    ``x`` and ``x_test`` are uint8 (N, C, H, W) images, or float32 (N, C, H, W) points, which are
+    never divided by 255; ``y`` and ``y_test`` are int64 (N,) in 0..num_classes - 1. ``mean`` and
+    ``std`` are per channel in units of [0, 1] (of the points themselves for float32).
+    ``x_public`` holds images that the data set itself sets apart from training and testing
+    (CINIC-10's ``valid``); None for most.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    x: Tensor
+    y: Tensor
+    x_test: Tensor
+    y_test: Tensor
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    x_public: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of one sample."""
+        _, c, h, w = self.x.shape
+        return c, h, w
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.classes)
+
+
+def channel_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and population standard deviation per channel, over samples and pixels.
+
+    ``x`` is (N, C, H, W); bytes are taken in units of [0, 1]. A constant channel gets the standard deviation 1.
+    """
+    total = torch.zeros(x.shape[1], dtype=torch.float64)
+    square = torch.zeros(x.shape[1], dtype=torch.float64)
+    scale = 255.0 if x.dtype == torch.uint8 else 1.0
+    for start in range(0, len(x), CHUNK):
+        values = x[start : start + CHUNK].double() / scale
+        total += values.sum((0, 2, 3))
+        square += values.square().sum((0, 2, 3))
+    count = x.numel() / x.shape[1]
+    mean = total / count
+    variance = (square / count - mean.square()).clamp_min(0)
+    std = torch.where(variance > 1e-12, variance.sqrt(), torch.ones_like(variance))
+    return tuple(mean.tolist()), tuple(std.tolist())
+
+
+def resize(x: Tensor, size: int) -> Tensor:
+    """(N, C, H, W) bytes to (N, C, size, size), bilinear, antialiased when shrinking."""
+    if x.dtype != torch.uint8:
+        raise ValueError(
+            "data.image-size: points are not images and cannot be resized; set it to 0"
+        )
+    if x.shape[-2:] == (size, size):
+        return x
+    out = torch.empty((*x.shape[:2], size, size), dtype=torch.uint8)
+    for start in range(0, len(x), CHUNK):
+        images = F.interpolate(
+            x[start : start + CHUNK].float(),
+            (size, size),
+            mode="bilinear",
+            align_corners=False,
+            antialias=True,
+        )
+        out[start : start + CHUNK] = images.round_().clamp_(0, 255)
+    return out
+
+
+def stratified(y: Tensor, samples: int, rng: np.random.Generator) -> Tensor:
+    """Sorted indices of ``samples`` rows in which every class keeps its share of ``y``.
+
+    Shares are rounded by largest remainder and no class falls to nothing.
+    """
+    labels = y.numpy()
+    present, counts = np.unique(labels, return_counts=True)
+    if samples < len(present):
+        raise ValueError(
+            f"{samples} samples cannot hold {len(present)} classes: take at least {len(present)}"
+        )
+    if samples > len(labels):
+        raise ValueError(f"{samples} samples asked for, but there are only {len(labels)}")
+    exact = counts * (samples / len(labels))
+    take = np.maximum(np.floor(exact).astype(np.int64), 1)
+    for _ in range(samples - int(take.sum())):
+        take[np.argmax(exact - take)] += 1
+    for _ in range(int(take.sum()) - samples):
+        take[np.argmax(np.where(take > 1, take - exact, -np.inf))] -= 1
+    chosen = [
+        rng.permutation(np.flatnonzero(labels == c))[:n] for c, n in zip(present, take, strict=True)
+    ]
+    return torch.from_numpy(np.sort(np.concatenate(chosen)))
+
+
+def holdout(y: Tensor, fraction: float, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+    """Sorted (train, test) indices; ``fraction`` of every class, rounded, goes to the test part.
+
+    A class of two samples or more has both a train and a test sample; a single one trains.
+    """
+    labels = y.numpy()
+    test: list[np.ndarray] = []
+    for c in np.unique(labels):
+        of_class = rng.permutation(np.flatnonzero(labels == c))
+        n = min(max(round(fraction * len(of_class)), 1), len(of_class) - 1)
+        test.append(of_class[:n])
+    mask = np.zeros(len(labels), dtype=bool)
+    mask[np.concatenate(test)] = True
+    return torch.from_numpy(np.flatnonzero(~mask)), torch.from_numpy(np.flatnonzero(mask))
+
+
+def subset(dataset: Dataset, train: Tensor | None, test: Tensor | None) -> Dataset:
+    """The data set with only the given rows; None keeps that part whole."""
+    if train is not None:
+        dataset = replace(dataset, x=dataset.x[train], y=dataset.y[train])
+    if test is not None:
+        dataset = replace(dataset, x_test=dataset.x_test[test], y_test=dataset.y_test[test])
+    return dataset
+
+
+def class_counts(
+    y: Tensor | np.ndarray, indices: Sequence[np.ndarray], num_classes: int
+) -> np.ndarray:
+    """int64 (clients, classes): how many samples of each class each client holds."""
+    labels = np.asarray(y)
+    rows = [np.bincount(labels[index], minlength=num_classes) for index in indices]
+    return np.stack(rows).astype(np.int64)
+
+
+def fingerprint(x: Tensor) -> str:
+    """sha256 (hex) over the shape, dtype and bytes of a tensor: equal only for equal contents."""
+    digest = hashlib.sha256(f"{tuple(x.shape)} {x.dtype}".encode())
+    digest.update(x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,172 @@
+"""A folder of images as a data set, decoded once and kept as one memory-mapped file.
+
+Three layouts: ``DIR/{train,test}/<class>/*.png``; the same with ``valid`` (or ``val``), which
+becomes the public set beside ``test`` (CINIC-10) and the test set without it (TinyImageNet, whose
+``val_annotations.txt`` is understood); and ``DIR/<class>/*.png``, of which 80 % of every class
+train and 20 % test, always the same.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from common.data import decoded
+from common.data.dataset import DataOptions, Dataset, channel_statistics, holdout
+from common.seeds import rng
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".webp")
+ANNOTATIONS = "val_annotations.txt"  #: TinyImageNet: "<file> <class> <box>" per line
+GREY = ("1", "L", "LA")
+DEEP = ("I", "F", "I;16", "I;16L", "I;16B")
+
+Part = list[tuple[Path, int]]  #: image files and their classes
+
+
+def load_folder(data: DataOptions) -> Dataset:
+    """The images of ``data.dir``; statistics are computed from the training images.
+
+    Grey images stay one channel if all of them are grey, else everything becomes RGB. All must
+    have one size unless ``data.image_size`` is set. The name is that of the folder.
+    """
+    if not data.dir:
+        raise ValueError("data set 'folder' needs data.dir, the folder of images")
+    root = Path(data.dir).expanduser().resolve()
+    if not root.is_dir():
+        raise ValueError(f"data.dir = {data.dir!r} is not a folder")
+    classes, parts = _parts(root)
+    tensors = decoded.cached(
+        root,
+        [path for part in parts.values() for path, _ in part],
+        data.image_size,
+        lambda: _decode(parts, data.image_size),
+    )
+    labels = {
+        name: torch.tensor([c for _, c in part], dtype=torch.int64) for name, part in parts.items()
+    }
+    x, y = tensors["train"], labels["train"]
+    if "test" in parts:
+        x_test, y_test = tensors["test"], labels["test"]
+    else:
+        train, test = holdout(y, 0.2, rng(0, "folder"))
+        x, y, x_test, y_test = x[train], y[train], x[test], y[test]
+    return Dataset(
+        root.name, classes, x, y, x_test, y_test, *channel_statistics(x), tensors.get("public")
+    )
+
+
+def _parts(root: Path) -> tuple[tuple[str, ...], dict[str, Part]]:
+    """Class names and the files of the parts "train" and, where there are any, "test", "public"."""
+    split = (root / "train").is_dir()
+    train = root / "train" if split else root
+    classes = tuple(sorted(p.name for p in train.iterdir() if p.is_dir() and p.name[0] != "."))
+    if len(classes) < 2:
+        raise ValueError(f"{train}: {len(classes)} class folders, at least 2 are needed")
+    parts = {"train": _listed(train, classes)}
+    for c, name in enumerate(classes):
+        if not any(label == c for _, label in parts["train"]):
+            raise ValueError(f"{train}: class {name!r} has no samples")
+    if not split:
+        return classes, parts
+    valid = next((root / name for name in ("valid", "val") if (root / name).is_dir()), None)
+    test: Path | None = root / "test"
+    if valid is not None and (valid / ANNOTATIONS).is_file():
+        valid, test = None, valid  # TinyImageNet: the test images have no labels
+    elif not (root / "test").is_dir():
+        valid, test = None, valid
+    if test is None:
+        raise ValueError(f"{root}: there is a train folder, but neither test nor valid beside it")
+    parts["test"] = _listed(test, classes)
+    if not parts["test"]:
+        raise ValueError(f"{test}: no images")
+    if valid is not None:
+        parts["public"] = _listed(valid, classes)
+    return classes, parts
+
+
+def _listed(folder: Path, classes: tuple[str, ...]) -> Part:
+    """Every image below ``folder/<class>``, in order of class and path."""
+    if (folder / ANNOTATIONS).is_file():
+        return _annotated(folder, classes)
+    found = {p.name for p in folder.iterdir() if p.is_dir() and p.name[0] != "."}
+    if unknown := sorted(found - set(classes)):
+        raise ValueError(f"{folder / unknown[0]}: class {unknown[0]!r} has no training folder")
+    return [
+        (path, c)
+        for c, name in enumerate(classes)
+        if name in found
+        for path in sorted(_images(folder / name))
+    ]
+
+
+def _annotated(folder: Path, classes: tuple[str, ...]) -> Part:
+    number = {name: c for c, name in enumerate(classes)}
+    part: Part = []
+    for line in (folder / ANNOTATIONS).read_text(encoding="utf-8").splitlines():
+        fields = line.split("\t")
+        if len(fields) < 2 or fields[1] not in number:
+            raise ValueError(f"{folder / ANNOTATIONS}: {line!r} names no class of the training set")
+        part.append((folder / "images" / fields[0], number[fields[1]]))
+    return part
+
+
+def _images(folder: Path) -> Iterator[Path]:
+    for where, _, names in os.walk(folder):
+        for name in names:
+            if name.lower().endswith(SUFFIXES) and name[0] != ".":
+                yield Path(where, name)
+
+
+def _decode(parts: dict[str, Part], size: int) -> dict[str, Tensor]:
+    """uint8 (N, C, H, W) per part."""
+    paths = {name: [path for path, _ in part] for name, part in parts.items()}
+    everything = [path for part in paths.values() for path in part]
+    grey = all(_header(path)[0] in GREY for path in everything)
+    first = everything[0]
+    want = (size, size) if size else _header(first)[1]
+    out = {}
+    for name, part in paths.items():
+        images = np.empty((len(part), 1 if grey else 3, want[1], want[0]), dtype=np.uint8)
+        for row, path in zip(images, part, strict=True):
+            pixels = _pixels(path, "L" if grey else "RGB", size)
+            if pixels.shape[1:] != row.shape[1:]:
+                raise ValueError(
+                    f"images differ in size ({path} is {pixels.shape[2]}×{pixels.shape[1]}, "
+                    f"{first} is {want[0]}×{want[1]}): set data.image-size"
+                )
+            row[:] = pixels
+        out[name] = torch.from_numpy(images)
+    return out
+
+
+def _header(path: Path) -> tuple[str, tuple[int, int]]:
+    """PIL mode and (width, height), without decoding the pixels."""
+    with _naming(path), Image.open(path) as image:
+        return image.mode, image.size
+
+
+def _pixels(path: Path, mode: str, size: int) -> np.ndarray:
+    """uint8 (C, H, W), resized bilinearly to size × size unless ``size`` is 0."""
+    with _naming(path), Image.open(path) as image:
+        if image.mode in DEEP:
+            raise ValueError("more than 8 bits per channel")
+        picture = image.convert(mode)
+        if size and picture.size != (size, size):
+            picture = picture.resize((size, size), Image.Resampling.BILINEAR)
+        return np.asarray(picture).reshape(picture.height, picture.width, -1).transpose(2, 0, 1)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Whatever the decoder has against the file becomes one line that names it."""
+    try:
+        yield
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise ValueError(f"{path}: not a readable image ({error})") from error

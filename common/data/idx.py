@@ -1,0 +1,180 @@
+"""The MNIST family: MNIST, Fashion-MNIST and EMNIST letters, from IDX files, gzipped or not.
+
+An IDX file is a header (two zero bytes, type, number of dimensions, big-endian sizes) and the
+bytes of the array. Reading it here spares every process the import of torchvision, which is only
+needed to download.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import struct
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.data.dataset import DataOptions, Dataset
+from common.data.places import how_to_get, root
+
+UNSIGNED_BYTE = 0x08
+
+
+@final
+@dataclass(frozen=True)
+class Family:
+    """One data set of the family: its files, its statistics and the paths it may lie under."""
+
+    name: str
+    classes: tuple[str, ...]
+    mean: float
+    std: float
+    folder: str  # under data.dir, as torchvision lays it out
+    train: str  # files are {train}-images-idx3-ubyte and {train}-labels-idx1-ubyte
+    test: str
+    system: str = ""  # where a package of the operating system puts the files
+    hint: str = ""
+    first_label: int = 0
+    upright: bool = True  # EMNIST stores its images transposed
+
+
+DIGITS = tuple(str(c) for c in range(10))
+MNIST = Family("mnist", DIGITS, 0.1307, 0.3081, "MNIST/raw", "train", "t10k")
+FASHION_MNIST = Family(
+    "fashion-mnist",
+    (
+        "T-shirt/top",
+        "Trouser",
+        "Pullover",
+        "Dress",
+        "Coat",
+        "Sandal",
+        "Shirt",
+        "Sneaker",
+        "Bag",
+        "Ankle boot",
+    ),
+    0.2860,
+    0.3530,
+    "FashionMNIST/raw",
+    "train",
+    "t10k",
+    system="/usr/share/datasets/fashion-mnist",
+    hint=", or on Debian: apt-get install dataset-fashion-mnist",
+)
+EMNIST_LETTERS = Family(
+    "emnist-letters",
+    tuple("abcdefghijklmnopqrstuvwxyz"),
+    0.1739,
+    0.3170,
+    "EMNIST/raw",
+    "emnist-letters-train",
+    "emnist-letters-test",
+    first_label=1,
+    upright=False,
+)
+
+
+def load_mnist(data: DataOptions) -> Dataset:
+    """60,000 + 10,000 digits, 28×28 (LeCun et al. 1998)."""
+    return _load(MNIST, data, lambda tv, at: tv.datasets.MNIST(at, download=True))
+
+
+def load_fashion_mnist(data: DataOptions) -> Dataset:
+    """60,000 + 10,000 pieces of clothing, 28×28 (Xiao et al. 2017).
+
+    The Debian package dataset-fashion-mnist is found by itself.
+    """
+    return _load(FASHION_MNIST, data, lambda tv, at: tv.datasets.FashionMNIST(at, download=True))
+
+
+def load_emnist_letters(data: DataOptions) -> Dataset:
+    """124,800 + 20,800 letters, 28×28, upright, labels 0..25 (Cohen et al. 2017)."""
+    return _load(
+        EMNIST_LETTERS, data, lambda tv, at: tv.datasets.EMNIST(at, split="letters", download=True)
+    )
+
+
+def read_idx(path: Path) -> np.ndarray:
+    """The uint8 array of an IDX file; raises ValueError, naming the file, if it is not one."""
+    try:
+        content = path.read_bytes()
+        if path.suffix == ".gz":
+            content = gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{path}: cannot be read ({error})") from error
+    if len(content) < 4 or content[:3] != bytes([0, 0, UNSIGNED_BYTE]):
+        raise ValueError(f"{path}: not an IDX file of bytes (it starts with {content[:4].hex()})")
+    head = 4 + 4 * content[3]
+    if len(content) < head:
+        raise ValueError(f"{path}: damaged, it ends inside its header")
+    shape = struct.unpack(f">{content[3]}I", content[4:head])
+    if len(content) - head != math.prod(shape):
+        raise ValueError(
+            f"{path}: damaged, {len(content) - head} bytes where its header says "
+            f"{math.prod(shape)} {shape}"
+        )
+    return np.frombuffer(bytearray(content[head:]), dtype=np.uint8).reshape(shape)
+
+
+def _load(family: Family, data: DataOptions, download: Callable[..., object]) -> Dataset:
+    files = _find(family, data, download)
+    x, y = _pair(family, *files[:2])
+    x_test, y_test = _pair(family, *files[2:])
+    return Dataset(family.name, family.classes, x, y, x_test, y_test, (family.mean,), (family.std,))
+
+
+def _find(family: Family, data: DataOptions, download: Callable[..., object]) -> list[Path]:
+    """The four files: train images, train labels, test images, test labels."""
+    base = root(data.dir)
+    places = [base / family.folder, base]
+    if not data.dir and family.system:
+        places.insert(0, Path(family.system))
+    for place in places:
+        if files := _files(family, place):
+            return files
+    if not data.download:
+        raise ValueError(how_to_get(family.name, places, family.hint))
+    from common.vision import torchvision
+
+    try:
+        download(torchvision, str(base))
+    except (OSError, RuntimeError, ValueError, AssertionError) as error:
+        raise ValueError(
+            f"data set {family.name!r}: download to {base} failed ({error})"
+        ) from error
+    files = _files(family, base / family.folder)
+    if not files:
+        raise ValueError(how_to_get(family.name, [base / family.folder], family.hint))
+    return files
+
+
+def _files(family: Family, place: Path) -> list[Path]:
+    found = []
+    for part in (family.train, family.test):
+        for stem in (f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"):
+            paths = [place / stem, place / f"{stem}.gz"]
+            found += [path for path in paths if path.is_file()][:1]
+    return found if len(found) == 4 else []
+
+
+def _pair(family: Family, images: Path, labels: Path) -> tuple[Tensor, Tensor]:
+    x, y = read_idx(images), read_idx(labels)
+    if x.ndim != 3 or y.ndim != 1 or len(x) != len(y):
+        raise ValueError(f"{images}: images of shape {x.shape} do not fit labels of {y.shape}")
+    target = y.astype(np.int64) - family.first_label
+    if len(y) and not 0 <= target.min() <= target.max() < len(family.classes):
+        raise ValueError(
+            f"{labels}: labels {y.min()}..{y.max()}, but {family.name} has "
+            f"{family.first_label}..{family.first_label + len(family.classes) - 1}"
+        )
+    pictures = torch.from_numpy(x)[:, None]
+    if not family.upright:
+        pictures = pictures.transpose(-1, -2).contiguous()
+    return pictures, torch.from_numpy(target)

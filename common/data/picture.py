@@ -1,0 +1,91 @@
+"""The partition as a picture: one bubble per client and class, its area the number of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os import PathLike
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CELL = 0.27  #: inches between two bubbles
+FILL = 0.94  #: diameter of the largest bubble, in cells
+LEAST = 11.0  #: the same in points at least; with many clients neighbours may overlap
+
+
+def bubbles(
+    counts: np.ndarray,
+    path: str | PathLike[str] | None = None,
+    *,
+    classes: Sequence[str] = (),
+    color: str = "C0",
+) -> Figure:
+    """Clients across, classes up; ``counts`` (clients, classes) holds numbers of samples.
+
+    The area of a bubble is proportional to its count, the largest one nearly fills its cell, and
+    a key gives the scale. ``classes`` names the rows where there are at most 30. Written to
+    ``path`` (the suffix decides the format) if one is given. Drawn with the figure's own objects:
+    pyplot's global state is not touched.
+    """
+    from matplotlib.figure import Figure
+
+    if counts.ndim != 2 or not counts.size or not np.isfinite(counts).all() or counts.min() < 0:
+        raise ValueError(f"counts {counts.shape} must be (clients, classes) numbers from 0 on")
+    clients, num_classes = counts.shape
+    cell = CELL * min(1.0, 36 / max(clients, 1.5 * num_classes))
+    width = max(clients * cell, 2.4)
+    height = max(num_classes * max(cell, 0.19), 1.2)
+    figure = Figure(figsize=(width + 1.9, height + 0.9), layout="constrained")
+    axes = figure.add_subplot()
+    top = float(max(counts.max(), 1))
+    diameter = max(FILL * 72 * min(width / clients, height / num_classes, 0.4), LEAST)
+    k, c = np.nonzero(counts)
+    areas = counts[k, c] / top * diameter**2
+    axes.scatter(k, c, s=areas, color=color, alpha=0.8, linewidths=0)
+    axes.set_xlim(-0.6, clients - 0.4)
+    axes.set_ylim(-0.6, num_classes - 0.4)
+    axes.set_xlabel("client")
+    axes.set_ylabel("class")
+    axes.set_axisbelow(True)
+    axes.grid(True, alpha=0.25, linewidth=0.5)
+    axes.tick_params(length=0)
+    for side in ("top", "right", "left", "bottom"):
+        axes.spines[side].set_visible(False)
+    axes.set_xticks(_ticks(clients))
+    if classes and num_classes <= 30:
+        axes.set_yticks(range(num_classes), list(classes))
+    else:
+        axes.set_yticks(_ticks(num_classes))
+    steps = _key(top)
+    handles = [
+        axes.scatter([], [], s=n / top * diameter**2, color=color, alpha=0.8, linewidths=0)
+        for n in steps
+    ]
+    figure.legend(
+        handles,
+        [f"{n:,}" for n in steps],
+        title="samples",
+        loc="outside right upper",
+        frameon=False,
+        labelspacing=0.9,
+        scatteryoffsets=[0.5],
+    )
+    if path is not None:
+        figure.savefig(path, dpi=160)
+    return figure
+
+
+def _ticks(n: int) -> range:
+    """At most about 20 tick positions, in steps of 1, 2, 5, 10, .."""
+    step = next(s for p in range(9) for s in (10**p, 2 * 10**p, 5 * 10**p) if n / s <= 20)
+    return range(0, n, step)
+
+
+def _key(top: float) -> list[int]:
+    """Up to three round counts that are not above ``top``, largest first."""
+    power = 10 ** int(np.floor(np.log10(top)))
+    largest = max(s for s in (1, 2, 5) if s * power <= top) * power
+    return sorted({largest, max(largest // 4, 1), max(largest // 20, 1)}, reverse=True)

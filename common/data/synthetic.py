@@ -1,0 +1,69 @@
+"""Made-up classes for tests and pictures: instant, learnable and the same everywhere."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.data.dataset import DataOptions, Dataset, channel_statistics
+from common.seeds import rng
+
+
+def toy(
+    *,
+    classes: int = 3,
+    shape: tuple[int, int, int] = (1, 8, 8),
+    train: int = 360,
+    test: int = 120,
+    seed: int = 0,
+) -> Dataset:
+    """uint8 images: a random pattern per class plus noise; ``train`` and ``test`` are totals.
+
+    A linear model separates them nearly perfectly. Labels go round (0, 1, 2, 0, ..), so the
+    classes are balanced.
+    """
+    draw = rng(seed, "toy", classes, *shape)
+    pattern = draw.uniform(0, 255, (classes, *shape))
+
+    def sample(n: int) -> tuple[Tensor, Tensor]:
+        y = np.arange(n) % classes
+        x = 0.6 * pattern[y] + 50 + draw.normal(0, 35, (n, *shape))
+        return torch.from_numpy(x.clip(0, 255).astype(np.uint8)), torch.from_numpy(y)
+
+    x, y = sample(train)
+    x_test, y_test = sample(test)
+    names = tuple(f"pattern {c}" for c in range(classes))
+    return Dataset("toy", names, x, y, x_test, y_test, *channel_statistics(x))
+
+
+def points(*, train: int = 600, test: int = 300, seed: int = 0) -> Dataset:
+    """float32 (N, 2, 1, 1): three interleaved spiral arms, one per class, in [-1.2, 1.2]².
+
+    Two features and three classes, as in FedORION, Figure 1, which draws decision boundaries.
+    """
+    draw = rng(seed, "points")
+
+    def sample(n: int) -> tuple[Tensor, Tensor]:
+        y = np.arange(n) % 3
+        radius = np.sqrt(draw.uniform(0.01, 1.0, n))
+        angle = 2 * math.pi * (y / 3 + 0.6 * radius) + draw.normal(0, 0.12, n)
+        x = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
+        return torch.from_numpy(x.astype(np.float32)[:, :, None, None]), torch.from_numpy(y)
+
+    x, y = sample(train)
+    x_test, y_test = sample(test)
+    names = ("first arm", "second arm", "third arm")
+    return Dataset("points", names, x, y, x_test, y_test, (0.0, 0.0), (1.0, 1.0))
+
+
+def load_toy(data: DataOptions) -> Dataset:
+    """The images of :func:`toy` with its defaults."""
+    return toy()
+
+
+def load_points(data: DataOptions) -> Dataset:
+    """The points of :func:`points` with its defaults."""
+    return points()

@@ -1,0 +1,36 @@
+"""Where the numbers are computed, and that they come out the same every time."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+
+def choose(name: str) -> torch.device:
+    """The device called ``auto | cpu | cuda | cuda:N``; ``auto`` is cuda where there is one.
+
+    Raises ``ValueError`` if the device does not exist here.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda":
+        there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= there:
+            raise ValueError(f'device = "{name}" is not here; this machine has {there} CUDA devices')
+    return device
+
+
+def settle(threads: int) -> None:
+    """Make this process deterministic: fixed thread count, deterministic kernels, no TF32.
+
+    Sums on a CPU depend on how many threads share them, so the count is configuration.
+    """
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False

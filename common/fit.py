@@ -1,0 +1,58 @@
+"""The one training loop. Local models, mutual pairs, generators and noise images all train here.
+
+A method differs in its loss, never in its loop: what it adds to gradient descent it writes as a term
+of the loss (a gradient correction g + a is the term ⟨a, w⟩).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+Loss = Callable[..., Tensor]
+
+
+def fit(
+    optimizer: torch.optim.Optimizer,
+    batches: Iterable[tuple[Tensor, ...]],
+    loss: Loss,
+    *,
+    clip: float = 0.0,
+    precision: Literal["fp32", "bf16"] = "fp32",
+) -> dict[str, float]:
+    """One optimiser step for each batch: ``optimizer`` descends ``loss(*batch)``, a scalar.
+
+    ``clip``: largest gradient norm over all parameters; 0: none. ``precision = "bf16"`` runs the loss
+    under autocast; weights and optimiser stay float32.
+
+    Returns the mean ``loss`` over the steps and the number of ``steps``.
+
+    Raises ``ValueError`` if there is no batch at all, and ``FloatingPointError`` if the mean loss is
+    not finite: a diverged model is not worth sending.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    total, steps = None, 0
+    for batch in batches:
+        optimizer.zero_grad(set_to_none=True)
+        if precision == "bf16":
+            with torch.autocast(batch[0].device.type, dtype=torch.bfloat16):
+                value = loss(*batch)
+        else:
+            value = loss(*batch)
+        value.backward()  # type: ignore[no-untyped-call]
+        if clip:
+            nn.utils.clip_grad_norm_(parameters, clip)
+        optimizer.step()
+        step_loss = value.detach().double()
+        total = step_loss if total is None else total + step_loss
+        steps += 1
+    optimizer.zero_grad(set_to_none=True)
+    if total is None:
+        raise ValueError("no batch to train on: the set is empty or a lone sample was skipped")
+    mean = float(total) / steps
+    if not torch.isfinite(torch.tensor(mean)):
+        raise FloatingPointError(f"training diverged: mean loss {mean} over {steps} steps")
+    return {"loss": mean, "steps": float(steps)}

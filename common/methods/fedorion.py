@@ -1,0 +1,85 @@
+"""FedORION: aggregation-assisted proxyless distillation.
+
+"FedORION: Aggregation-Assisted Proxyless Distillation for Heterogeneous Federated Learning",
+Algorithm 1, equations 1-3.
+
+Client i holds its own model θ_i of any architecture and a copy θ_gi of the global model θ_g.
+
+Deep mutual learning (DML) on each batch (x, y), both losses from the same two forward passes:
+
+    L_CMi = CE(f(x; θ_i), y)  + KD(f(x; θ_gi) → f(x; θ_i))     (1)  θ_i  ← θ_i  − η ∇L_CMi
+    L_GMi = CE(f(x; θ_gi), y) + KD(f(x; θ_i) → f(x; θ_gi))     (2)  θ_gi ← θ_gi − η ∇L_GMi
+
+KD(a → b) is KL(softmax a ‖ softmax b) with the teacher a detached (``kd-loss = "ce"``: cross-entropy
+of soft outputs, the same gradient).
+
+Selective DML: a client whose architecture is the global one skips DML, trains θ_g itself on CE, and
+its model serves both as θ_gi and as θ_i.
+
+Server, from the C participants: θ_g ← 1/C Σ θ_gi (BatchNorm buffers too), then on noise
+z ~ N(0, 1), all networks on the statistics of the batch,
+
+    L_KD = Σ_i n_i / Σ n · KD(f(z; θ_i) → f(z; θ_g))            (3)  θ_g ← θ_g − η_g ∇L_KD
+
+The client keeps θ_i for good; θ_gi is replaced by θ_g at each selection.
+
+Ablations: ``dml = false`` trains the copy by the distillation term of (2) alone and θ_i by CE alone;
+``aggregate = false`` distils into the previous θ_g; ``distill = false`` stops after the average.
+
+Deviations, with their switches:
+- Algorithm 1 draws one noise batch in a server epoch, the authors' code 200 (``noise-batches``).
+- The authors' code weighs teachers by n_i / N over all clients (``kd-weights = "all"``); the paper,
+  and we, over the participants.
+- The authors' code gives the new θ_g only to the clients selected in that round; one that is
+  selected later goes on from the copy it was last given (``stale-broadcast = true``).
+- The authors' code scores θ_g on the statistics of each test batch (``eval-bn = "batch"``, our
+  default too): it is transductive. ``"running"`` uses the averaged running statistics, which
+  distillation leaves alone under ``protect-running-stats``; ``"recalibrated"`` re-estimates them on
+  the test inputs.
+- The authors' code feeds the doubly soft-maxed output of θ_i into (2), a slip we do not repeat.
+- In their distillation dropout is active in the teachers; here only BatchNorm leaves evaluation mode.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, final
+
+from pydantic import Field
+
+from common import protocol
+from common.config import Positive
+from common.methods.fedavg import Averaging
+from common.records import StateDict
+
+
+@final
+class Config(Averaging):
+    dml: bool
+    selective: bool
+    """Clients of the global architecture skip DML; false: everybody does DML."""
+    aggregate: bool
+    distill: bool
+    kd_loss: Literal["kl", "ce"]
+    kd_temperature: Positive
+    kd_weights: Literal["participants", "all", "uniform"]
+    kd_teacher_bn: Literal["batch", "running"]
+    protect_running_stats: bool
+    eval_bn: Literal["batch", "running", "recalibrated"]
+    stale_broadcast: bool
+    server_epochs: Annotated[int, Field(ge=1)]
+    noise_batches: Annotated[int, Field(ge=1)]
+    """Noise batches in a server epoch."""
+    noise_batch_size: Annotated[int, Field(ge=2)]
+    server_lr: Positive
+    server_momentum: Annotated[float, Field(ge=0, lt=1)]
+
+
+@final
+class Down(protocol.Down):
+    w: StateDict  #: θ_g
+
+
+@final
+class Up(protocol.Up):
+    w: StateDict  #: θ_gi
+    local: StateDict | None  #: θ_i; None if the client skipped DML and θ_gi is θ_i

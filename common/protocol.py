@@ -1,0 +1,93 @@
+"""The payloads every method shares: who is there (``Hello``/``Peer``), how good (``Ask``/``Score``).
+
+A method's own messages are subclasses of ``Down`` (server to client) and ``Up`` (client to server).
+Identity travels in the payload: the partition id k, never the runtime's node id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated
+
+from pydantic import Field
+
+from common.records import Records, StateDict
+
+ClientId = Annotated[int, Field(ge=0, lt=2**31)]
+Round = Annotated[int, Field(ge=0, lt=2**31)]
+Count = Annotated[int, Field(ge=0, lt=2**40)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Down(Records):
+    """From the server to one client in round t."""
+
+    experiment: str
+    t: Round
+
+
+class Up(Records):
+    """From client k to the server, answering the ``Down`` of round t."""
+
+    experiment: str
+    t: Round
+    k: ClientId
+    metrics: dict[str, float]
+    """Scalars for the journal, such as the mean training loss."""
+
+
+class Hello(Records):
+    """Round 0: who are you? ``clients`` is the federation's size, known to the server."""
+
+    experiment: str
+    clients: Count
+
+
+class Peer(Records):
+    """A client's answer to ``Hello``."""
+
+    experiment: str
+    k: ClientId
+    n: Annotated[int, Field(ge=1, lt=2**40)]
+    """Local training samples."""
+    n_test: Count
+    """Local test samples."""
+    model: Annotated[str, Field(max_length=200)]
+    """Architecture, for example ``resnet18@0.5``."""
+    classes: list[Count]
+    """Class ids with at least one training sample, ascending."""
+    counts: list[Count] | None
+    """Training samples of each class; None unless ``share-counts``."""
+    task: Annotated[str, Field(max_length=100)]
+    """Input shape and fingerprint of the class names, the same at every client."""
+    public: Annotated[str, Field(max_length=100)]
+    """Fingerprint of the public set as this client sees it; empty if the method has none."""
+    version: Annotated[str, Field(max_length=100)]
+    """Version and fingerprint of the code this client runs."""
+
+
+class Ask(Records):
+    """Score models on your own test share. ``w``: the global model's weights, if there is one."""
+
+    experiment: str
+    t: Round
+    w: StateDict | None
+
+
+class Score(Records):
+    """Client k's answer to ``Ask``: accuracies in [0, 1] on its n test samples."""
+
+    experiment: str
+    t: Round
+    k: ClientId
+    n: Count
+    accuracy: Share | None
+    """Of the client's own model (the global one where it has no other); None without test samples."""
+    accuracy_global: Share | None
+    """Of the global model; None if there is none or no test samples."""
+
+
+def task(shape: tuple[int, int, int], classes: tuple[str, ...]) -> str:
+    """Input shape and fingerprint of the class names in order: what ``Peer.task`` holds."""
+    digest = hashlib.sha256("\n".join(classes).encode()).hexdigest()[:12]
+    return f"{'x'.join(map(str, shape))}/{len(classes)}/{digest}"

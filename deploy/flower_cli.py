@@ -1,0 +1,102 @@
+"""What Flower's command line wants to be told: names, quoting, the app's folder.
+
+Flower reads overrides either from a TOML file (run configs) or from ``key=value`` text that it
+cuts up with a regular expression (node configs, federation configs), in which a string can hold
+either kind of quote but not both. Here a value is written so that Flower reads the same value back,
+or it is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+Value = bool | int | float | str  #: all that a run config or a node config can hold
+
+
+def run_config_toml(run_config: Mapping[str, Value]) -> str:
+    """``run_config`` as the TOML file that ``flwr run --run-config FILE.toml`` reads.
+
+    Raises:
+        ValueError: a key that is no (dotted) bare key, or a value that Flower cannot carry.
+    """
+    return "".join(f"{_key(key)} = {_toml(key, value)}\n" for key, value in run_config.items())
+
+
+def config_arguments(config: Mapping[str, Value]) -> str:
+    """``config`` as the one argument of ``--node-config`` or ``--federation-config``.
+
+    Raises:
+        ValueError: as above, and a string with both kinds of quote or with a control character.
+    """
+    return " ".join(f"{_key(key)}={_argument(key, value)}" for key, value in config.items())
+
+
+def check_app(app: Path, run_config: Mapping[str, Value]) -> Path:
+    """The absolute folder of a Flower app that has every key of ``run_config``.
+
+    Flower itself finds an unknown key only when the run has begun, in the ServerApp's process.
+
+    Raises:
+        ValueError: no such folder, no Flower app in it, or a key that its config does not have.
+    """
+    folder = app.expanduser().resolve()
+    try:
+        with (folder / "pyproject.toml").open("rb") as file:
+            section = tomllib.load(file)["tool"]["flwr"]["app"]
+    except (FileNotFoundError, NotADirectoryError):
+        raise ValueError(f"{folder} is not a Flower app: it has no pyproject.toml") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{folder / 'pyproject.toml'} is not valid TOML: {error}") from None
+    except KeyError:
+        raise ValueError(f"{folder / 'pyproject.toml'} has no [tool.flwr.app] section") from None
+    allowed = _flat(section.get("config", {}))
+    if unknown := [key for key in run_config if key not in allowed]:
+        raise ValueError(
+            f"unknown run config key {unknown[0]!r}: [tool.flwr.app.config] of {folder} has "
+            f"{', '.join(allowed) or 'no keys'}"
+        )
+    return folder
+
+
+def _flat(config: Mapping[str, object], prefix: str = "") -> list[str]:
+    keys: list[str] = []
+    for key, value in config.items():
+        keys += _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [prefix + key]
+    return keys
+
+
+def _key(key: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", key):
+        raise ValueError(f"config key {key!r}: allowed are letters, digits, '-', '_' and '.'")
+    return key
+
+
+def _toml(key: str, value: Value) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case int():
+            if not -(2**63) <= value < 2**63:
+                raise ValueError(f"config value {key}={value}: an integer has at most 64 bits")
+            return str(value)
+        case float():
+            return repr(value)
+        case str():
+            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    raise ValueError(f"config value {key}={value!r}: allowed are bool, int, float and str")
+
+
+def _argument(key: str, value: Value) -> str:
+    if not isinstance(value, str):
+        return _toml(key, value)
+    if any(not character.isprintable() for character in value) or ("'" in value and '"' in value):
+        raise ValueError(
+            f"config value {key}={value!r}: printable characters and one kind of quote are allowed"
+        )
+    if "'" in value and "\\" in value:
+        raise ValueError(f"config value {key}={value!r}: not both a single quote and a backslash")
+    return f'"{value}"' if "'" in value else f"'{value}'"

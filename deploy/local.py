@@ -1,0 +1,149 @@
+"""The gRPC runtime: one SuperLink and one SuperNode per client, as processes on this machine.
+
+The same programs, messages and isolation as between real machines, minus TLS: every address is on
+127.0.0.1. Each process has its own FLWR_HOME, as it would elsewhere, because Flower unpacks the app
+there without a lock and two nodes that share it can import a half-written copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Self, final
+
+from deploy.flower_cli import Value, check_app, config_arguments
+from deploy.processes import Processes, environment
+from deploy.superlink import RunStatus, SuperLink
+
+NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+@final
+class Federation:
+    """A context in which a SuperLink and ``clients`` SuperNodes run and are connected.
+
+    Leaving it, by whatever way, ends every process; so does the death of the process that entered
+    it. Several runs may be submitted, one after the other.
+    """
+
+    def __init__(
+        self,
+        *,
+        app: Path,
+        clients: int,
+        work: Path,
+        node_configs: Sequence[Mapping[str, Value]] | None = None,
+        env: Mapping[str, str] = NOTHING,
+        patience: float = 60.0,
+    ) -> None:
+        """Check the arguments; nothing starts before the context is entered.
+
+        Args:
+            app: the folder with the app's ``pyproject.toml``.
+            clients: the number N of SuperNodes; node k gets ``partition-id=k num-partitions=N``.
+            work: gets ``logs/*.log`` and Flower's own files; made if it does not exist.
+            node_configs: what node k's configuration holds beyond that, such as ``model``; N of
+                them or None.
+            env: added to the environment of all processes, so also of ServerApp and ClientApp.
+            patience: seconds that the SuperNodes together may take to come online, plus 5 per node.
+
+        Raises:
+            ValueError: one of the arguments cannot work.
+        """
+        if clients < 1:
+            raise ValueError(f"clients={clients}: at least 1 is needed")
+        extra = node_configs if node_configs is not None else [{}] * clients
+        if len(extra) != clients:
+            raise ValueError(f"{len(extra)} node configs for {clients} clients: one each is needed")
+        self._node_configs = [node_config(k, clients, more) for k, more in enumerate(extra)]
+        self._app = check_app(app, {})
+        self._work = work.expanduser().resolve()
+        self._env = dict(env)
+        self._patience = patience + 5.0 * clients
+        self._stack = contextlib.ExitStack()
+        self._superlink: SuperLink | None = None
+
+    def __enter__(self) -> Self:
+        """Start everything and wait until all nodes are online.
+
+        Raises:
+            RuntimeError: a program is missing, ended by itself or did not come up in time.
+        """
+        with contextlib.ExitStack() as stack:
+            processes = stack.enter_context(Processes(self._work))
+            superlink = SuperLink(processes, self._work, self._env, simulation=False)
+            stack.callback(superlink.close)
+            for k, text in enumerate(self._node_configs):
+                home = self._work / "home" / f"supernode-{k}"
+                command = supernode_command(superlink.fleet, text)
+                processes.start(f"supernode-{k}", command, environment(self._env, home))
+            clients = len(self._node_configs)
+            superlink.wait(
+                lambda: superlink.online() >= clients, f"{clients} SuperNodes", self._patience
+            )
+            self._superlink = superlink
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def submit(self, run_config: Mapping[str, Value]) -> int:
+        """Start a run of the app with these overrides and return its id; see ``SuperLink``."""
+        return self._running().submit(self._app, run_config, {})
+
+    def follow(
+        self,
+        run_id: int,
+        on_log: Callable[[str], None] | None = None,
+        finished: Callable[[], bool] | None = None,
+        poll: float = 0.2,
+    ) -> RunStatus:
+        """Wait for the end of the run and return its real status; see ``SuperLink.follow``."""
+        return self._running().follow(run_id, on_log, finished, poll)
+
+    def stop(self, run_id: int) -> None:
+        """Stop a run without ending the federation."""
+        self._running().stop(run_id)
+
+    def close(self) -> None:
+        """End every process; may be called again."""
+        self._superlink = None
+        self._stack.close()
+
+    def _running(self) -> SuperLink:
+        assert self._superlink is not None, "the federation has not been entered"
+        return self._superlink
+
+
+def node_config(k: int, clients: int, more: Mapping[str, Value]) -> str:
+    """The ``--node-config`` argument of client k of ``clients``.
+
+    Raises:
+        ValueError: ``more`` names the partition itself or has a value that Flower cannot carry.
+    """
+    identity: dict[str, Value] = {"partition-id": k, "num-partitions": clients}
+    if taken := sorted(identity.keys() & more.keys()):
+        raise ValueError(f"node config of client {k} sets {taken[0]}, which is set for it")
+    return config_arguments({**identity, **more})
+
+
+def supernode_command(fleet: str, node_config: str) -> Sequence[str]:
+    """The command line of a SuperNode that serves one client."""
+    return [
+        "flower-supernode",
+        "--insecure",
+        "--superlink",
+        fleet,
+        "--clientappio-api-address",
+        "127.0.0.1:0",  # any free port: only the SuperNode's own children need to know it
+        "--node-config",
+        node_config,
+    ]

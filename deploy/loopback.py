@@ -1,0 +1,188 @@
+"""The loopback runtime: a Grid that calls the ClientApp on this machine.
+
+Messages go through Flower's own serialiser to a pool of worker processes and back, so a client sees
+exactly what it would see over a network. Which worker serves which client changes nothing: a client
+keeps its state on disk, and everything random has a name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from types import TracebackType
+from typing import Self, final
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.common.typing import Run
+from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.serverapp import Grid
+
+from common.config import Value
+
+RUN_ID = 1
+WORKER_LOST = 5
+"""Flower's code for a node that went away."""
+
+Node = dict[str, Value]
+
+
+@final
+class Loopback(Grid):
+    """``clients`` nodes, node k + 1 being client k, served by ``workers`` processes.
+
+    ``workers = 0`` serves them in this process, one after the other. ``node_configs`` holds settings
+    of single clients beyond ``partition-id`` and ``num-partitions``.
+    """
+
+    def __init__(
+        self,
+        clients: int,
+        run_config: Mapping[str, Value],
+        *,
+        workers: int,
+        node_configs: Mapping[int, Mapping[str, Value]] | None = None,
+    ) -> None:
+        self._run_config = dict(run_config)
+        self._nodes: dict[int, Node] = {
+            k + 1: {"partition-id": k, "num-partitions": clients, **(node_configs or {}).get(k, {})}
+            for k in range(clients)
+        }
+        self._workers = workers
+        self._pool: ProcessPoolExecutor | None = None
+        self._sent = 0
+        self._answers: dict[str, Future[bytes]] = {}
+        self._questions: dict[str, ProtoMessage] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the workers, also those that are at work."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            processes = list((pool._processes or {}).values())
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in processes:
+                process.kill()
+            for process in processes:
+                process.join()
+
+    def set_run(self, run: Run) -> None:
+        """The run is always the same one here."""
+
+    @property
+    def run(self) -> Run:
+        return Run.create_empty(RUN_ID)
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self._nodes)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return [self._push(message) for message in messages]
+
+    def _push(self, message: Message) -> str:
+        self._sent += 1
+        name = str(self._sent)
+        proto = message_to_proto(message)
+        proto.metadata.run_id, proto.metadata.message_id = RUN_ID, name
+        node = proto.metadata.dst_node_id
+        work = (proto.SerializeToString(), node, self._nodes[node], self._run_config)
+        self._questions[name] = proto
+        if self._workers == 0:
+            answer: Future[bytes] = Future()
+            answer.set_result(_serve(*work))
+        else:
+            answer = self._submit(*work)
+        self._answers[name] = answer
+        return name
+
+    def _submit(self, data: bytes, node: int, config: Node, run: dict[str, Value]) -> Future[bytes]:
+        for _ in range(2):
+            if self._pool is None:
+                self._pool = _start_pool(self._workers)
+            try:
+                return self._pool.submit(_serve, data, node, config, run)
+            except BrokenProcessPool:  # a worker was killed earlier; the next pool is whole again
+                self.close()
+        raise AssertionError("a new pool takes work")
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        replies = []
+        for name in list(message_ids):
+            answer = self._answers.get(name)
+            if answer is None or not answer.done():
+                continue
+            del self._answers[name]
+            question = self._questions.pop(name)
+            try:
+                replies.append(message_from_proto(ProtoMessage.FromString(answer.result())))
+            except (BrokenProcessPool, MemoryError, OSError) as error:
+                reason = f"the client's process was lost: {error}".partition("\n")[0]
+                lost = message_from_proto(question)
+                replies.append(Message(Error(WORKER_LOST, reason), reply_to=lost))
+        return replies
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        from concurrent.futures import wait
+
+        names = [self._push(message) for message in messages]
+        wait([self._answers[name] for name in names], timeout=timeout)
+        return self.pull_messages(names)
+
+
+def _start_pool(workers: int) -> ProcessPoolExecutor:
+    """Workers fork from a server that has imported the app, so each starts in milliseconds."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["client_app.app", "client_app.methods", "client_app.census"])
+    return ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker)
+
+
+def _begin_worker() -> None:
+    """Leave Ctrl-C to the parent, and do not outlive it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(OSError, AttributeError):
+        parent_death_signal = 1
+        ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGKILL)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def _serve(data: bytes, node: int, config: Node, run_config: dict[str, Value]) -> bytes:
+    """What a SuperNode's client process does with one message."""
+    from client_app.app import app
+
+    message = message_from_proto(ProtoMessage.FromString(data))
+    context = Context(
+        run_id=RUN_ID,
+        node_id=node,
+        node_config=config,
+        state=RecordDict(),
+        run_config=run_config,
+    )
+    return message_to_proto(app(message, context)).SerializeToString()

@@ -1,0 +1,1 @@
+"""What a run leaves, shown: curves, clients, partition, costs, failures, and the papers' tables."""

@@ -1,0 +1,53 @@
+"""How amounts are written: 93.1 %, 4.20 MB, 3 min 20 s, 1,234; a dash where there is none."""
+
+from __future__ import annotations
+
+import math
+
+NONE = "–"
+
+
+def percent(fraction: float | None, digits: int = 1) -> str:
+    """``0.931`` -> ``93.1 %``."""
+    if fraction is None or not math.isfinite(fraction):
+        return NONE
+    return f"{100 * fraction:.{digits}f} %"
+
+
+def size(n_bytes: float | None) -> str:
+    """Bytes in decimal units (1 kB = 1,000 B), as the papers count them."""
+    if n_bytes is None or not math.isfinite(n_bytes):
+        return NONE
+    value = float(n_bytes)
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(value) < 999.5 or unit == "TB":
+            break
+        value /= 1000
+    if unit == "B":
+        return f"{value:.0f} B"
+    digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+    return f"{value:.{digits}f} {unit}"
+
+
+def duration(seconds: float | None) -> str:
+    """``0.42`` -> ``0.42 s``, ``200`` -> ``3 min 20 s``, ``7260`` -> ``2 h 01 min``."""
+    if seconds is None or not math.isfinite(seconds):
+        return NONE
+    if seconds < 59.95:
+        return f"{seconds:.2f} s" if seconds < 9.995 else f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def number(value: object) -> str:
+    """An integer with thousands separators, a float with four significant digits."""
+    if value is None:
+        return NONE
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.4g}" if math.isfinite(value) else "not finite"

@@ -1,0 +1,92 @@
+"""A report's page as data, and its one template.
+
+``page.html.jinja`` and ``page.css`` hold all markup; Jinja escapes every value that is not an SVG
+of ours. The page forbids itself, by its Content-Security-Policy, to load or run anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import final
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from deploy.report import palette
+
+_HERE = Path(__file__).parent
+
+
+@final
+@dataclass(frozen=True)
+class Grid:
+    """A table of texts. Columns named in ``numeric`` are set flush right; ``colours`` holds one
+    series number per row, shown as a dot before its first cell."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    numeric: frozenset[int] = frozenset()
+    colours: Sequence[int] | None = None
+    best: frozenset[tuple[int, int]] = frozenset()
+
+
+@final
+@dataclass(frozen=True)
+class Card:
+    """A figure or a table with its title; ``behind`` is the figure's data, folded away.
+
+    ``span`` is in twelfths of the page's width.
+    """
+
+    title: str
+    svg: Markup | None = None
+    grid: Grid | None = None
+    text: str = ""
+    behind: Grid | None = None
+    span: int = 6
+
+
+@final
+@dataclass(frozen=True)
+class Section:
+    title: str
+    cards: Sequence[Card]
+    lead: str = ""
+
+
+@final
+@dataclass(frozen=True)
+class Tile:
+    """One headline number: what it is, the number, and a word on it."""
+
+    name: str
+    value: str
+    hint: str = ""
+
+
+@final
+@dataclass(frozen=True)
+class Page:
+    title: str
+    subtitle: str
+    state: str  # one of "done", "open", "failed": the colour of the pill beside the title
+    pill: str
+    tiles: Sequence[Tile]
+    notes: Sequence[str]
+    sections: Sequence[Section] = field(default_factory=tuple)
+
+
+def render(page: Page) -> str:
+    """The page as one HTML document that needs nothing else."""
+    environment = Environment(
+        loader=FileSystemLoader(_HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    css = palette.css() + "\n" + (_HERE / "page.css").read_text(encoding="utf-8")
+    template = environment.get_template("page.html.jinja")
+    return template.render(page=page, css=Markup(css))  # our own file

@@ -1,0 +1,90 @@
+"""The Ray runtime: all clients inside one SuperLink that simulates its nodes.
+
+``flwr.simulation.run_simulation`` would run in this process, but takes app objects instead of an
+app's folder, so it has no run config, and starts Ray below the caller, whose working directory and
+modules the actors then import. So this drives ``flwr run`` against a private ``flower-superlink
+--simulation``, which runs the same bundle as the gRPC runtime. It is started from an empty
+directory, because Ray's actors import from the directory of the SuperLink before the bundle.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from deploy.flower_cli import Value, check_app
+from deploy.local import NOTHING
+from deploy.processes import Processes
+from deploy.superlink import RunStatus, SuperLink
+
+QUIET_RAY = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # hide no GPU: the run config names the device
+}
+LATE_NODE = "timed out during startup"  #: Ray's word for a start that took too long under load
+
+
+def run_simulation(
+    *,
+    app: Path,
+    clients: int,
+    run_config: Mapping[str, Value],
+    work: Path,
+    env: Mapping[str, str] = NOTHING,
+    federation_config: Mapping[str, Value] | None = None,
+    on_log: Callable[[str], None] | None = None,
+    finished: Callable[[], bool] | None = None,
+) -> RunStatus:
+    """Run the app with ``clients`` simulated nodes and return how the run really ended.
+
+    Node k's config holds ``partition-id=k`` and ``num-partitions=clients`` and nothing else.
+
+    Args:
+        app: the folder with the app's ``pyproject.toml``.
+        clients: number of simulated nodes, at least 1.
+        run_config: overrides of ``[tool.flwr.app.config]``.
+        work: gets ``logs/superlink.log`` and Flower's own files; made if it does not exist.
+        env: added to the environment of the ServerApp and of the actors.
+        federation_config: Flower's simulation settings beyond ``num-supernodes``; one processor
+            core per client (``client-resources-num-cpus = 1``) unless it says otherwise.
+        on_log: gets every line that the run prints.
+        finished: as in ``SuperLink.follow``.
+
+    Raises:
+        ValueError: an argument cannot work.
+        RuntimeError: Ray is not installed, Flower refused the run, or a process ended by itself.
+    """
+    if clients < 1:
+        raise ValueError(f"clients={clients}: at least 1 is needed")
+    check_app(app, run_config)
+    if importlib.util.find_spec("ray") is None:
+        raise RuntimeError("the ray runtime needs Ray: install flwr[simulation]")
+    settings: dict[str, Value] = {"client-resources-num-cpus": 1, **(federation_config or {})}
+    settings["num-supernodes"] = clients
+    work = work.expanduser().resolve()
+    for last in (False, True):
+        # Ray's sockets need a short path; leaving the outer context removes what Ray wrote there
+        with tempfile.TemporaryDirectory(prefix="ray-") as short, Processes(work) as processes:
+            ray_env = {**QUIET_RAY, "RAY_TMPDIR": short, **env}
+            superlink = SuperLink(processes, work, ray_env, simulation=True)
+            try:
+                run_id = superlink.submit(app, run_config, settings)
+                status = superlink.follow(run_id, on_log, finished)
+            finally:
+                superlink.close()
+        if status.completed:
+            return status
+        log = processes.log("superlink").read_text(errors="replace")
+        if last or LATE_NODE not in log:
+            return replace(status, details=_reason(log) or status.details)
+    raise AssertionError("the second attempt returns")
+
+
+def _reason(log: str) -> str:
+    """What the ServerApp raised: the run's status says only that its thread raised something."""
+    found = re.findall(r"ServerApp thread raised an exception: (.*)", log)
+    return f"ServerApp failed with exception: {found[-1]}" if found else ""

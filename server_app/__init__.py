@@ -1,0 +1,1 @@
+"""The server half: one ServerApp that selects, sends, receives, aggregates, scores and records."""

@@ -1,0 +1,47 @@
+"""The ServerApp: parse, find the clients, build the method, start."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+log = logging.getLogger("fedmosaic.server")
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """One run. Raises ``ValueError`` or ``Stopped`` with one clear line."""
+    from common import device
+    from common.config import parse
+    from common.data import load
+    from common.fleet import check_fleet, global_spec
+    from server_app import checkpoint
+    from server_app.methods import METHODS
+
+    config = parse(context.run_config)
+    experiment = config.run.experiment or f"run-{context.run_id}"
+    out = Path(config.run.out or Path.home() / ".fedmosaic" / "runs" / experiment)
+    config = config.with_out(str(out))
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"out = {out} cannot be made: {error.strerror}") from error
+    if not config.run.resume and checkpoint.path_in(out).exists():
+        raise ValueError(f"out = {out} holds a run already; resume it or choose another folder")
+    device.settle(config.run.threads)
+    dataset = load(config.data)
+    check_fleet(config, dataset.shape, dataset.num_classes)
+    method = METHODS[config.run.method](
+        config,
+        dataset,
+        device.choose(config.run.device),
+        global_spec(config, dataset.shape, dataset.num_classes),
+        experiment,
+    )
+    log.info("%s: results go to %s", experiment, out)
+    method.start(grid)

@@ -1,0 +1,30 @@
+"""The mean of the clients' copies of the global model, as several methods take it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from common import tree
+from common.methods.fedavg import Averaging
+from common.records import StateDict
+
+
+def average(
+    states: Sequence[StateDict],
+    sizes: Sequence[int],
+    previous: StateDict,
+    options: Averaging,
+    net: nn.Module,
+) -> StateDict:
+    """Σ_k p_k w_k with p_k ∝ n_k or uniform; ``net`` tells parameters from buffers.
+
+    Without ``bn-buffers`` floating-point buffers stay as they are in ``previous``.
+    """
+    weights = sizes if options.weights == "samples" else [1] * len(sizes)
+    mean = tree.mean(states, weights)
+    if options.bn_buffers:
+        return mean
+    parameters = tree.parameters_only(net)
+    return {name: mean[name] if name in parameters else previous[name] for name in mean}

@@ -1,0 +1,121 @@
+"""Round 0: who is there? The server refuses a federation that does not fit, naming the client."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from common.config import Config
+from common.protocol import Hello, Peer
+from common.version import code_version
+from server_app.exchange import exchange
+from server_app.stopped import Stopped
+
+ASK_AGAIN = 0.25
+
+
+@final
+@dataclass(frozen=True)
+class Client:
+    """Client k as the census found it, and the node that runs it now."""
+
+    peer: Peer
+    node: int
+
+    @property
+    def k(self) -> int:
+        return self.peer.k
+
+    @property
+    def n(self) -> int:
+        """Local training samples n_k."""
+        return self.peer.n
+
+    @property
+    def model(self) -> str:
+        return self.peer.model
+
+
+def wait_for_nodes(
+    grid: Grid, config: Config, on_wait: Callable[[int], None] = lambda online: None
+) -> list[int]:
+    """Node ids of the federation, as soon as ``clients`` of them are online.
+
+    With ``clients = 0`` whoever is online once the number has not changed for two seconds.
+    Raises ``Stopped`` after ``wait`` seconds, or if more are online than there should be.
+    """
+    expected, start = config.run.clients, time.monotonic()
+    online, since = sorted(grid.get_node_ids()), time.monotonic()
+    while True:
+        now = time.monotonic()
+        if (expected and len(online) >= expected) or (
+            not expected and online and now - since >= 2.0
+        ):
+            break
+        if now - start > config.run.wait:
+            raise Stopped(
+                f"{len(online)} of {expected or 'at least 1'} clients connected within "
+                f"wait = {config.run.wait:g} s"
+            )
+        on_wait(len(online))
+        time.sleep(ASK_AGAIN)
+        if (found := sorted(grid.get_node_ids())) != online:
+            online, since = found, time.monotonic()
+    if expected and len(online) > expected:
+        raise Stopped(f"{len(online)} clients are connected, but clients = {expected}")
+    return online
+
+
+def take_census(
+    grid: Grid, nodes: list[int], config: Config, experiment: str, task: str
+) -> list[Client]:
+    """Ask every node who it is; clients in order of k.
+
+    Raises ``Stopped`` naming the client for: no good answer, an id that two nodes claim or that is
+    out of range, another code version, another task.
+    """
+    hello = Hello(experiment=experiment, clients=len(nodes)).pack()
+    messages = {
+        i: Message(hello, node, "query.hello", ttl=config.run.timeout)
+        for i, node in enumerate(nodes)
+    }
+    replies, failures = exchange(grid, messages, config.run.timeout, 0)
+    if failures:
+        first = failures[0]
+        raise Stopped(f"census: node {nodes[first.k]} answered: {first.reason}")
+    clients: list[Client] = []
+    for i, reply in replies.items():
+        try:
+            clients.append(Client(Peer.unpack(reply.content), nodes[i]))
+        except ValueError as error:
+            raise Stopped(f"census: node {nodes[i]}: {error}") from error
+    check_peers([client.peer for client in clients], len(nodes), experiment, task)
+    return sorted(clients, key=lambda client: client.k)
+
+
+def check_peers(peers: list[Peer], size: int, experiment: str, task: str) -> None:
+    """Raise ``Stopped`` unless the peers are clients 0 … size−1 of this experiment and task."""
+    claimed = Counter(peer.k for peer in peers)
+    for peer in peers:
+        if claimed[peer.k] > 1:
+            raise Stopped(f"census: {claimed[peer.k]} nodes claim to be client {peer.k}")
+        if peer.k >= size:
+            raise Stopped(f"census: client {peer.k} in a federation of {size}")
+        for what, theirs, ours in (
+            ("experiment", peer.experiment, experiment),
+            ("code version", peer.version, code_version()),
+            ("task (shape/classes/names)", peer.task, task),
+        ):
+            if theirs != ours:
+                raise Stopped(f"census: client {peer.k} has {what} {theirs!r}, the server {ours!r}")
+    prints = Counter(peer.public for peer in peers)
+    if len(prints) > 1:
+        usual = prints.most_common(1)[0][0]
+        odd = min(peer.k for peer in peers if peer.public != usual)
+        raise Stopped(f"census: client {odd} has another public set than the others")

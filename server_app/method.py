@@ -1,0 +1,291 @@
+"""A server half: the hooks of one method, as a Flower strategy.
+
+Subclasses Flower's ``Strategy`` and not its ``FedAvg``, which sends everyone the same payload,
+demands equal reply keys, turns integer buffers into floats, and averages on over failed clients.
+The loop over rounds is in ``server_app/rounds.py``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+from torch import Tensor
+
+from common import models, protocol, seeds, tree
+from common.config import Config
+from common.data.dataset import Dataset
+from common.models.classifier import Classifier
+from common.records import Records, StateDict, array_bytes, count_bytes, tensors
+from server_app.census import Client
+from server_app.exchange import Failure
+
+U = TypeVar("U", bound=protocol.Up)
+Metrics = dict[str, float]
+
+
+class Method(Strategy, ABC, Generic[U]):
+    """The state of one federation on the server.
+
+    ``config``: the run's; ``dataset``: the server's, of which it uses shape, classes and test part;
+    ``device``: where it aggregates, distils and scores; ``global_spec``: its own architecture.
+    """
+
+    Up: ClassVar[type[protocol.Up]]
+    State: ClassVar[type[Records]]
+
+    def __init__(
+        self,
+        config: Config,
+        dataset: Dataset,
+        device: torch.device,
+        global_spec: str,
+        experiment: str,
+    ) -> None:
+        self.config, self.dataset, self.device = config, dataset, device
+        self.global_spec, self.experiment = global_spec, experiment
+        self.clients: list[Client] = []
+        self.traffic: dict[str, int] = {}
+        self._shapes: dict[str, StateDict] = {}
+
+    # What a method says.
+
+    @abstractmethod
+    def down(self, t: int) -> protocol.Down | Callable[[Client], protocol.Down]:
+        """What round t sends: one payload for everybody, or a function of the client."""
+
+    def check(self, client: Client, up: U) -> None:
+        """Raise ``ValueError`` if a reply of the right type is not to be used."""
+        return
+
+    @abstractmethod
+    def step(self, t: int, ups: list[tuple[Client, U]]) -> Metrics:
+        """Aggregate, distil, sample or mask; ``ups`` is in order of k and has at least one entry."""
+
+    @abstractmethod
+    def model(self) -> Classifier | None:
+        """What the server scores, on its device; None for a method without a global model."""
+
+    def ask(self) -> StateDict | None:
+        """The global weights that clients score on their own data."""
+        net = self.model()
+        return None if net is None else tree.snapshot(net)
+
+    @property
+    def eval_bn(self) -> str:
+        """BatchNorm's statistics when scoring: ``running``, ``batch`` or ``recalibrated``."""
+        return "running"
+
+    @abstractmethod
+    def state(self) -> Records:
+        """Everything that round t + 1 depends on."""
+
+    @abstractmethod
+    def restore(self, state: Any) -> None:
+        """Inverse of ``state``."""
+
+    def begin(self, clients: Sequence[Client]) -> None:
+        """After the census; raise ``ValueError`` if the federation does not suit the method."""
+        self.clients = list(clients)
+
+    # What every method can use.
+
+    def build(
+        self, spec: str, weights: Mapping[str, Tensor] | None = None, *name: str | int
+    ) -> Classifier:
+        """A network on the server's device: with ``weights``, or as first drawn for the server."""
+        net = models.build(
+            spec,
+            self.dataset.shape,
+            self.dataset.num_classes,
+            seed=self.config.run.seed,
+            name=("init", *(name or ("global",))),
+            stem=self.config.run.stem,
+        )
+        if weights is not None:
+            net.load_state_dict(weights)
+        if self.config.train.channels_last:
+            return net.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return net.to(self.device)
+
+    def expected(self, spec: str) -> StateDict:
+        """Names, shapes and dtypes of the state dict of an architecture; the values mean nothing."""
+        if spec not in self._shapes:
+            shape, classes = self.dataset.shape, self.dataset.num_classes
+            with torch.device("meta"):
+                net = models.build(spec, shape, classes, seed=0, stem=self.config.run.stem)
+            self._shapes[spec] = dict(net.state_dict())
+        return self._shapes[spec]
+
+    # Flower's hooks.
+
+    def select(self, t: int) -> list[Client]:
+        """The clients of round t, in order of k, from the stream "select"."""
+        size = self.config.run.per_round or len(self.clients)
+        rng = seeds.rng(self.config.run.seed, "select", t)
+        chosen = rng.choice(len(self.clients), size=size, replace=False)
+        return [self.clients[k] for k in sorted(int(k) for k in chosen)]
+
+    def configure_train(
+        self,
+        server_round: int,
+        arrays: ArrayRecord | None = None,
+        config: ConfigRecord | None = None,
+        grid: Grid | None = None,
+    ) -> Iterable[Message]:
+        return self.messages(server_round, self.select(server_round)).values()
+
+    def messages(self, t: int, selected: Sequence[Client]) -> dict[int, Message]:
+        """Round t's training messages by client. A payload for everybody is packed once."""
+        down = self.down(t)
+        shared = None if callable(down) else down.pack()
+        packed = {
+            client.k: down(client).pack() if callable(down) else shared for client in selected
+        }
+        self._count("down", packed.values())
+        return {
+            client.k: Message(
+                packed[client.k],
+                client.node,
+                "train",
+                ttl=self.config.run.timeout,
+                group_id=str(t),
+            )
+            for client in selected
+        }
+
+    def receive(self, t: int, replies: Mapping[int, Message]) -> tuple[
+        list[tuple[Client, U]], list[Failure]
+    ]:
+        """Unpack and check; a reply that is not good becomes a failure and enters nothing."""
+        self._count("up", [reply.content for reply in replies.values()])
+        good: list[tuple[Client, U]] = []
+        failures: list[Failure] = []
+        for k in sorted(replies):
+            try:
+                up: Any = self.Up.unpack(replies[k].content)
+                self._check_identity(up, k, t)
+                _check_finite(up)
+                self.check(self.clients[k], up)
+                good.append((self.clients[k], up))
+            except ValueError as error:
+                failures.append(Failure(k, t, f"reply refused: {str(error)[:400]}"))
+        return good, failures
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        by_client = {}
+        for reply in replies:
+            if reply.has_content():
+                by_client[self.Up.unpack(reply.content).k] = reply
+        good, _ = self.receive(server_round, by_client)
+        if not good:
+            return None, None
+        metrics = self.step(server_round, good)
+        weights = self.ask()
+        return (ArrayRecord(weights) if weights else None), MetricRecord(dict(metrics))
+
+    def configure_evaluate(
+        self,
+        server_round: int,
+        arrays: ArrayRecord | None = None,
+        config: ConfigRecord | None = None,
+        grid: Grid | None = None,
+    ) -> Iterable[Message]:
+        return self.questions(server_round).values()
+
+    def questions(self, t: int) -> dict[int, Message]:
+        """Messages that ask every client to score models, by client."""
+        packed = protocol.Ask(experiment=self.experiment, t=t, w=self.ask()).pack()
+        self._count("down", [packed] * len(self.clients))
+        return {
+            client.k: Message(
+                packed, client.node, "evaluate", ttl=self.config.run.timeout, group_id=str(t)
+            )
+            for client in self.clients
+        }
+
+    def scores(
+        self, t: int, replies: Mapping[int, Message]
+    ) -> tuple[list[protocol.Score], list[Failure]]:
+        """The clients' answers in order of k, and what was no good answer."""
+        self._count("up", [reply.content for reply in replies.values()])
+        scores: list[protocol.Score] = []
+        failures: list[Failure] = []
+        for k in sorted(replies):
+            try:
+                score = protocol.Score.unpack(replies[k].content)
+                self._check_identity(score, k, t)
+                scores.append(score)
+            except ValueError as error:
+                failures.append(Failure(k, t, f"score refused: {str(error)[:400]}"))
+        return scores, failures
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        by_client = {
+            protocol.Score.unpack(reply.content).k: reply
+            for reply in replies
+            if reply.has_content()
+        }
+        scores, _ = self.scores(server_round, by_client)
+        values = [score.accuracy for score in scores if score.accuracy is not None]
+        return MetricRecord({"accuracy": sum(values) / len(values)}) if values else None
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int = 0,
+        timeout: float = 0.0,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Any = None,
+    ) -> Result:
+        """The whole run; rounds, timeouts and hyper-parameters come from the run config."""
+        from server_app.rounds import run
+
+        run(self, grid)
+        weights = self.ask()
+        return Result(arrays=ArrayRecord(weights) if weights else ArrayRecord())
+
+    def summary(self) -> None:
+        """Nothing to log: the journal has it."""
+
+    def _check_identity(self, payload: Any, k: int, t: int) -> None:
+        for what, got, expected in (
+            ("client", payload.k, k),
+            ("round", payload.t, t),
+            ("experiment", payload.experiment, self.experiment),
+        ):
+            if got != expected:
+                raise ValueError(f"it is for {what} {got!r}, expected {expected!r}")
+
+    def _count(self, way: str, contents: Iterable[RecordDict]) -> None:
+        for content in contents:
+            self.traffic[way] = self.traffic.get(way, 0) + count_bytes(content)
+            arrays = f"arrays_{way}"
+            self.traffic[arrays] = self.traffic.get(arrays, 0) + array_bytes(content)
+
+
+def _check_finite(up: protocol.Up) -> None:
+    for path, tensor in tensors(up):
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise ValueError(f"{path!r} has values that are not finite")
+
+
+def mean_metrics(ups: Sequence[tuple[Client, Any]]) -> Metrics:
+    """The clients' scalars averaged with their training samples as weights."""
+    names = sorted({name for _, up in ups for name in up.metrics})
+    result = {}
+    for name in names:
+        having = [(client.n, up.metrics[name]) for client, up in ups if name in up.metrics]
+        result[f"client_{name}"] = sum(n * v for n, v in having) / sum(n for n, _ in having)
+    return result

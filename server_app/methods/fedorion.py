@@ -1,0 +1,131 @@
+"""FedORION, server half: average the copies, then distil the clients' models on noise.
+
+Contract: common/methods/fedorion.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import final
+
+import torch
+from torch import Tensor
+
+from common import optimise, seeds, tree
+from common.fit import fit
+from common.losses.distillation import KD_LOSSES
+from common.methods.fedorion import Config, Down, Up
+from common.models.batchnorm import batch_statistics
+from common.models.classifier import Classifier
+from common.records import Records, StateDict
+from server_app.averaging import average
+from server_app.census import Client
+from server_app.method import Method, Metrics, mean_metrics
+
+
+@final
+class State(Records):
+    w: StateDict
+    given: dict[int, StateDict]  #: what each client was last given, under stale-broadcast
+
+
+@final
+class FedORION(Method[Up]):
+    """θ_g ← 1/C Σ θ_gi, then θ_g ← θ_g − η_g ∇ Σ_i n_i/Σn KD(f(z; θ_i) → f(z; θ_g))."""
+
+    Up, State = Up, State
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self.options: Config = self.config.method
+        self.net = self.build(self.global_spec)
+        self.w = tree.snapshot(self.net)
+        self.w0 = self.w
+        self.given: dict[int, StateDict] = {}
+
+    def down(self, t: int) -> Down | Callable[[Client], Down]:
+        if not self.options.stale_broadcast:
+            return Down(experiment=self.experiment, t=t, w=self.w)
+        return lambda client: Down(
+            experiment=self.experiment, t=t, w=self.given.get(client.k, self.w0)
+        )
+
+    def check(self, client: Client, up: Up) -> None:
+        tree.check_like(up.w, self.w, "w")
+        if up.local is not None:
+            tree.check_like(up.local, self.expected(client.model), f"local ({client.model})")
+        elif client.model != self.global_spec:
+            raise ValueError(f"local is missing: a {client.model} cannot skip mutual learning")
+
+    def step(self, t: int, ups: list[tuple[Client, Up]]) -> Metrics:
+        metrics = mean_metrics(ups)
+        if self.options.aggregate:
+            sizes = [client.n for client, _ in ups]
+            self.w = average([up.w for _, up in ups], sizes, self.w, self.options, self.net)
+        if self.options.distill:
+            metrics["distill_loss"] = self._distil(t, ups)
+        if self.options.stale_broadcast:
+            self.given |= {client.k: self.w for client, _ in ups}
+        return metrics
+
+    def _distil(self, t: int, ups: list[tuple[Client, Up]]) -> float:
+        """Equation 3 on Gaussian noise."""
+        o, run = self.options, self.config.run
+        teachers = [
+            (weight, self.build(client.model, up.w if up.local is None else up.local).eval())
+            for weight, (client, up) in zip(self._shares(ups), ups, strict=True)
+        ]
+        student = self.build(self.global_spec, self.w)
+        optimizer = optimise.make(
+            student.parameters(), "sgd", o.server_lr, momentum=o.server_momentum
+        )
+        kd = KD_LOSSES[o.kd_loss]
+
+        def loss(z: Tensor) -> Tensor:
+            with torch.no_grad():
+                targets = [(weight, teacher(z)) for weight, teacher in teachers]
+            output = student(z)
+            losses = [weight * kd(y, output, o.kd_temperature) for weight, y in targets]
+            return torch.stack(losses).sum()
+
+        with ExitStack() as stack:
+            stack.enter_context(seeds.scope(run.seed, "distil", t))
+            stack.enter_context(batch_statistics(student, protect=o.protect_running_stats))
+            if o.kd_teacher_bn == "batch":
+                for _, teacher in teachers:
+                    stack.enter_context(batch_statistics(teacher))
+            metrics = fit(optimizer, self._noise(t), loss, precision=run.precision)
+        self.w = tree.snapshot(student)
+        return metrics["loss"]
+
+    def _noise(self, t: int) -> Iterator[tuple[Tensor]]:
+        """Fresh z ~ N(0, 1) in the shape of the inputs."""
+        o = self.options
+        generator = seeds.stream(self.config.run.seed, "noise", t, device=self.device)
+        shape = (o.noise_batch_size, *self.dataset.shape)
+        for _ in range(o.server_epochs * o.noise_batches):
+            yield (torch.randn(shape, generator=generator, device=self.device),)
+
+    def _shares(self, ups: list[tuple[Client, Up]]) -> list[float]:
+        """The teachers' weights in equation 3."""
+        sizes = [client.n for client, _ in ups]
+        if self.options.kd_weights == "uniform":
+            return [1 / len(sizes)] * len(sizes)
+        everybody = sum(client.n for client in self.clients)
+        total = sum(sizes) if self.options.kd_weights == "participants" else everybody
+        return [n / total for n in sizes]
+
+    def model(self) -> Classifier:
+        self.net.load_state_dict(self.w)
+        return self.net
+
+    @property
+    def eval_bn(self) -> str:
+        return self.options.eval_bn
+
+    def state(self) -> State:
+        return State(w=self.w, given=self.given)
+
+    def restore(self, state: State) -> None:
+        self.w, self.given = state.w, state.given

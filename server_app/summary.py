@@ -1,0 +1,95 @@
+"""summary.json and model.safetensors: what a finished or stopped run comes down to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+
+from common.config import Config
+from common.files import write_atomically
+from common.metrics import over_rounds
+from common.records import StateDict
+from common.version import VERSION
+from server_app.journal import Entry
+
+
+def write(
+    folder: Path,
+    config: Config,
+    entries: list[Entry],
+    weights: StateDict | None,
+    error: str = "",
+) -> dict[str, Any]:
+    """Write both files from the journal's entries; ``error``: why the run stopped, if it did."""
+    if weights is not None:
+        plain = {name: tensor.contiguous() for name, tensor in weights.items()}
+        write_atomically(folder / "model.safetensors", save(plain))
+    rounds = [entry for entry in entries if entry["round"] > 0]
+    accuracies = [entry["accuracy"] for entry in rounds if entry.get("accuracy") is not None]
+    summary = {
+        "status": "stopped" if error else "completed",
+        "error": error,
+        "method": config.run.method,
+        "dataset": config.data.name,
+        "runtime": config.run.runtime,
+        "rounds": len(rounds),
+        "seed": config.run.seed,
+        "accuracy": over_rounds(accuracies) if accuracies else None,
+        "clients": _clients(entries),
+        "bytes": _sums(entries, "bytes"),
+        "seconds": round(sum(e["seconds"]["total"] for e in entries), 3),
+        "seconds_by_phase": {k: round(v, 3) for k, v in _sums(entries, "seconds").items()},
+        "failures": [failure for entry in entries for failure in entry.get("failures", [])],
+        "weights_sha256": digest(weights) if weights is not None else None,
+        "versions": {
+            "fedmosaic": VERSION,
+            "torch": torch.__version__,
+            "flwr": version("flwr"),
+            "python": platform.python_version(),
+        },
+    }
+    write_atomically(folder / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
+    return summary
+
+
+def digest(weights: StateDict) -> str:
+    """sha256 over names, dtypes, shapes and bytes: equal for equal weights, whatever the file."""
+    sha = hashlib.sha256()
+    for name in sorted(weights):
+        tensor = weights[name].detach().cpu().contiguous()
+        sha.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        sha.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()
+
+
+def _clients(entries: list[Entry]) -> list[dict[str, Any]]:
+    """k, model, n of every client, with its last scores."""
+    if not entries:
+        return []
+    scored = next((entry["scores"] for entry in reversed(entries) if entry.get("scores")), [])
+    by_k = {score["k"]: score for score in scored}
+    return [
+        {
+            "k": client["k"],
+            "model": client["model"],
+            "n": client["n"],
+            "accuracy": by_k.get(client["k"], {}).get("accuracy"),
+            "accuracy_global": by_k.get(client["k"], {}).get("accuracy_global"),
+        }
+        for client in entries[0]["clients"]
+    ]
+
+
+def _sums(entries: list[Entry], key: str) -> dict[str, Any]:
+    total: dict[str, Any] = {}
+    for entry in entries:
+        for name, value in entry[key].items():
+            total[name] = total.get(name, 0) + value
+    return total

@@ -1,0 +1,248 @@
+"""What every partition promises, and what sets each one apart."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.data.dataset import class_counts
+from common.data.dirichlet import fedkf_dirichlet, label_dirichlet, quantity_dirichlet
+from common.data.niid import niid1, niid2, niid3
+from common.data.partition import PARTITIONS, iid, local_split, split
+from common.seeds import rng
+
+LABELS = np.arange(2000) % 10
+DISJOINT = [name for name in PARTITIONS if not name.startswith("niid")]
+
+
+def classes_of(shares: list[np.ndarray], labels: np.ndarray = LABELS) -> list[list[int]]:
+    return [np.unique(labels[share]).tolist() for share in shares]
+
+
+@pytest.mark.parametrize("name", DISJOINT)
+@pytest.mark.parametrize("clients", [1, 2, 5, 13, 20])
+def test_every_sample_falls_to_exactly_one_client(options, name, clients):
+    shares = split(options(partition=name), LABELS, 10, clients, seed=3)
+    assert len(shares) == clients
+    assert np.array_equal(np.sort(np.concatenate(shares)), np.arange(2000))
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_same_seed_same_partition_and_another_seed_another(options, name):
+    def draw(seed, **more):
+        shares = split(options(partition=name, **more), LABELS, 10, 5, seed)
+        return [share.tolist() for share in shares]
+
+    assert draw(1) == draw(1)
+    assert draw(1) != draw(2)
+    assert draw(1, seed=7) == draw(2, seed=7) == draw(7)
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_shares_are_sorted_and_not_empty(options, name):
+    for share in split(options(partition=name), LABELS, 10, 10, seed=1):
+        assert len(share) and np.array_equal(share, np.sort(share))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 60), st.integers(1, 12), st.integers(0, 99))
+def test_iid_shares_differ_in_size_by_one_at_most(samples, clients, seed):
+    shares = iid(np.zeros(samples, dtype=int), clients, rng(seed, "t"))
+    sizes = [len(share) for share in shares]
+    assert sum(sizes) == samples and max(sizes) - min(sizes) <= 1
+
+
+def test_label_dirichlet_gives_everybody_min_size():
+    for seed in range(5):
+        shares = label_dirichlet(LABELS, 10, rng(seed, "t"), alpha=0.1, min_size=25)
+        assert min(map(len, shares)) >= 25
+
+
+def test_label_dirichlet_is_skewed_for_small_alpha_and_even_for_large():
+    def largest_class_share(alpha):
+        shares = label_dirichlet(LABELS, 10, rng(0, "t"), alpha=alpha, min_size=10)
+        counts = class_counts(LABELS, shares, 10)
+        return (counts.max(1) / counts.sum(1)).mean()
+
+    assert largest_class_share(0.05) > 0.6
+    assert largest_class_share(1000.0) < 0.15
+
+
+def test_label_dirichlet_feeds_only_clients_below_their_fair_share():
+    # One class after another: whoever holds N/n after class c gets nothing of class c + 1, so no
+    # client can end above N/n plus one whole class.
+    for seed in range(5):
+        shares = label_dirichlet(LABELS, 4, rng(seed, "t"), alpha=0.1, min_size=1)
+        assert max(map(len, shares)) <= 500 + 200
+
+
+def test_quantity_dirichlet_skews_sizes_but_not_labels():
+    shares = quantity_dirichlet(LABELS, 6, rng(1, "t"), alpha=0.3)
+    sizes = np.array([len(share) for share in shares])
+    assert sizes.max() > 3 * np.median(sizes)
+    largest = np.bincount(LABELS[shares[sizes.argmax()]], minlength=10) / sizes.max()
+    assert np.abs(largest - 0.1).max() < 0.03
+
+
+def test_quantity_dirichlet_gives_six_samples_to_a_client_without_any():
+    shares = quantity_dirichlet(LABELS, 30, rng(0, "t"), alpha=0.01)
+    sizes = [len(share) for share in shares]
+    assert sum(sizes) == 2000 and min(sizes) > 0 and sizes.count(6) > 10
+
+
+def test_quantity_dirichlet_has_the_published_share_of_the_largest_client():
+    # 30 clients: 17 % on average for beta = 0.6, 43 % for 0.1 (of 200 draws, to 2 points)
+    for beta, expected in ((0.6, 0.17), (0.1, 0.43)):
+        draws = [quantity_dirichlet(LABELS, 30, rng(s, "q"), alpha=beta) for s in range(200)]
+        largest = np.mean([max(map(len, shares)) / 2000 for shares in draws])
+        assert largest == pytest.approx(expected, abs=0.025)
+
+
+def test_fedkf_dirichlet_has_a_different_dominant_client_for_each_class():
+    shares = fedkf_dirichlet(LABELS, 10, rng(2, "t"), alpha=0.1, num_classes=10)
+    counts = class_counts(LABELS, shares, 10)
+    assert sorted(counts.argmax(0).tolist()) == list(range(10))
+
+
+def test_fedkf_dirichlet_repeats_the_rule_in_every_group_of_as_many_clients_as_classes():
+    shares = fedkf_dirichlet(LABELS, 20, rng(2, "t"), alpha=0.1, num_classes=10)
+    counts = class_counts(LABELS, shares, 10)
+    for group in (counts[:10], counts[10:]):
+        assert group.sum(0).tolist() == [100] * 10  # half of each class
+        assert sorted(group.argmax(0).tolist()) == list(range(10))
+
+
+def test_fedkf_dirichlet_with_more_classes_than_clients_goes_round_in_cycles():
+    labels = np.arange(2600) % 26
+    shares = fedkf_dirichlet(labels, 13, rng(2, "t"), alpha=0.1, num_classes=26)
+    dominant = class_counts(labels, shares, 26).argmax(0)
+    assert sorted(dominant[:13].tolist()) == sorted(dominant[13:].tolist()) == list(range(13))
+
+
+def test_fedkf_dirichlet_at_a_hundredth_gives_almost_one_class_each():
+    shares = fedkf_dirichlet(LABELS, 10, rng(2, "t"), alpha=0.01, num_classes=10)
+    counts = class_counts(LABELS, shares, 10)
+    assert (counts.max(1) / counts.sum(1)).mean() > 0.9
+
+
+def test_niid1_gives_device_k_the_classes_2k_and_2k_plus_1():
+    shares = niid1(LABELS, 6, rng(0, "t"), num_classes=10, per_client=100)
+    assert classes_of(shares) == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [0, 1]]
+    assert class_counts(LABELS, shares, 10)[2, 4:6].tolist() == [50, 50]
+
+
+def test_niid2_gives_five_shared_classes_and_one_of_its_own():
+    shares = niid2(LABELS, 5, rng(0, "t"), num_classes=10, per_client=120)
+    assert classes_of(shares) == [[0, 1, 2, 3, 4, 5 + k] for k in range(5)]
+    assert set(class_counts(LABELS, shares, 10)[3].tolist()) == {0, 20}
+
+
+def test_niid3_reproduces_the_three_published_vectors():
+    shares = niid3(LABELS, 5, rng(0, "t"), num_classes=10, per_client=200)
+    assert classes_of(shares)[:3] == [[0, 1, 2, 3], [0, 4, 5, 6], [1, 4, 7, 8]]
+
+
+def test_niid3_puts_each_class_on_two_devices_and_four_classes_on_each_device():
+    shares = niid3(LABELS, 5, rng(0, "t"), num_classes=10, per_client=200)
+    held = class_counts(LABELS, shares, 10) > 0
+    assert held.sum(0).tolist() == [2] * 10
+    assert held.sum(1).tolist() == [4] * 5
+
+
+def test_niid_of_ten_devices_repeats_the_period_of_five():
+    shares = niid3(LABELS, 10, rng(0, "t"), num_classes=10, per_client=200)
+    held = class_counts(LABELS, shares, 10) > 0
+    assert np.array_equal(held[:5], held[5:])
+
+
+def test_niid_slots_are_blocks_of_ten_classes_when_there_are_a_hundred():
+    labels = np.arange(5000) % 100
+    shares = niid1(labels, 5, rng(0, "t"), num_classes=100, per_client=400)
+    assert classes_of(shares, labels)[1] == list(range(20, 40))
+
+
+def test_niid_adapted_to_four_devices():
+    labels = np.arange(1200) % 12
+    kwargs = {"num_classes": 12, "niid_scale": "adapt", "per_client": 120}
+    assert classes_of(niid1(labels, 4, rng(0, "t"), **kwargs), labels)[1] == [3, 4, 5]
+    assert classes_of(niid2(labels, 4, rng(0, "t"), **kwargs), labels)[3] == [0, 1, 2, 3, 4, 5, 11]
+    # six pairs (0,1) (0,2) (0,3) (1,2) (1,3) (2,3), two classes each; device 2 is in 2nd, 4th, 6th
+    assert classes_of(niid3(labels, 4, rng(0, "t"), **kwargs), labels)[2] == [2, 3, 6, 7, 10, 11]
+
+
+def test_niid_adapted_to_five_devices_and_ten_classes_is_the_published_pattern():
+    for rule in (niid1, niid2, niid3):
+        plain = rule(LABELS, 5, rng(0, "t"), num_classes=10, niid_scale="period5")
+        adapted = rule(LABELS, 5, rng(0, "t"), num_classes=10, niid_scale="adapt")
+        assert all(np.array_equal(a, b) for a, b in zip(plain, adapted, strict=True))
+
+
+def test_niid_draws_with_replacement_from_a_small_class():
+    shares = niid1(np.arange(100) % 10, 5, rng(0, "t"), num_classes=10, per_client=500)
+    assert [len(share) for share in shares] == [500] * 5  # 250 of each class, from 10 samples
+
+
+def test_niid_without_a_size_takes_an_equal_part_of_the_pool():
+    assert len(niid1(LABELS, 5, rng(0, "t"), num_classes=10)[0]) == 400
+
+
+@pytest.mark.parametrize(
+    ("change", "clients", "message"),
+    [
+        ({"partition": "dirichlet"}, 5, "unknown data.partition 'dirichlet': choose from iid"),
+        ({}, 0, "0 clients: at least 1"),
+        ({}, 2001, "2001 clients cannot share 2000 samples"),
+        ({"partition": "label_dirichlet", "alpha": 0.0}, 5, "data.alpha = 0.0: it must be"),
+        ({"partition": "quantity_dirichlet", "alpha": -1.0}, 5, "data.alpha = -1.0"),
+        ({"partition": "fedkf_dirichlet", "alpha": float("nan")}, 5, "data.alpha = nan"),
+        ({"partition": "label_dirichlet", "min_size": 401}, 5, "needs 2005 samples"),
+        (
+            {"partition": "label_dirichlet", "alpha": 0.001, "min_size": 190},
+            10,
+            "gave 10 clients no partition",
+        ),
+        ({"partition": "quantity_dirichlet", "alpha": 0.01}, 500, "too few to give each of 500"),
+        ({"partition": "niid1", "per_client": 1}, 5, "data.per-client = 1"),
+        ({"partition": "niid1", "niid_scale": "adapt"}, 11, "10 classes cannot be cut into 11"),
+        ({"partition": "niid3", "niid_scale": "adapt"}, 1, "cannot be cut into 0 blocks"),
+        ({"partition": "niid2", "niid_scale": "stretch"}, 5, "choose from period5, adapt"),
+    ],
+)
+def test_an_impossible_partition_is_refused_in_one_line(options, change, clients, message):
+    with pytest.raises(ValueError, match=message) as refusal:
+        split(options(**change), LABELS, 10, clients, seed=1)
+    assert "\n" not in str(refusal.value)
+
+
+def test_period5_with_fewer_than_ten_classes_is_refused():
+    with pytest.raises(ValueError, match="needs at least 10 classes, the data set has 3"):
+        niid1(np.arange(30) % 3, 3, rng(0, "t"), num_classes=3)
+
+
+def test_local_split_takes_the_floor_of_the_training_part():
+    train, test = local_split(np.arange(100, 111), 0.2, rng(1, "local-split", 0))
+    assert (len(train), len(test)) == (8, 3)  # floor(0.8 * 11) = 8
+    assert np.array_equal(np.sort(np.concatenate([train, test])), np.arange(100, 111))
+    again, _ = local_split(np.arange(100, 111), 0.2, rng(1, "local-split", 0))
+    other, _ = local_split(np.arange(100, 111), 0.2, rng(1, "local-split", 1))
+    assert np.array_equal(train, again) and not np.array_equal(train, other)
+
+
+def test_local_split_of_nothing_or_of_one_sample_leaves_the_training_part():
+    for indices, fraction in ((np.arange(5), 0.0), (np.array([4]), 0.9), (np.array([4, 4]), 0.5)):
+        train, test = local_split(indices, fraction, rng(1, "t"))
+        assert np.array_equal(train, indices) and len(test) == 0
+
+
+def test_local_split_keeps_copies_of_a_sample_on_one_side():
+    indices = np.repeat(np.arange(10), 3)
+    train, test = local_split(indices, 0.5, rng(1, "t"))
+    assert len(train) == len(test) == 15
+    assert not set(train.tolist()) & set(test.tolist())
+
+
+def test_local_split_refuses_a_fraction_of_one():
+    with pytest.raises(ValueError, match="test-fraction = 1"):
+        local_split(np.arange(5), 1.0, rng(1, "t"))

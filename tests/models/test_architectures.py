@@ -1,0 +1,331 @@
+"""The table of architectures: sizes of the papers, inputs, widths, named initial weights."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from common import seeds
+from common.models import MODELS, Classifier, build, check, count, parameters, parse, smallest
+from common.models.lenet import LeNet5, enlarge
+
+INPUTS = [(1, 8, 8), (3, 8, 8), (1, 28, 28), (3, 32, 32)]
+OPEN = [name for name in MODELS if not name.startswith("points")]
+SMALL = ["lenet5", "mlp", "cnn2", "cnn4", "resnet8", "resnet8-a", "resnet8-wide-gn@0.25"]
+SMALL += ["resnet8-gn16", "resnet20", "wrn-16-1", "densenet-bc-40-12", "densenet-40-12@0.5"]
+SMALL += ["mobilenetv2@0.35", "shufflenetv2-x0.5", "resnet10@0.125", "densenet121@0.125"]
+
+
+def images(shape: tuple[int, int, int], n: int = 4) -> torch.Tensor:
+    return torch.randn(n, *shape, generator=seeds.stream(1, "images"))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_parameters_are_those_of_the_papers(name: str) -> None:
+    assert parameters(name, MODELS[name].input, 10) == MODELS[name].params
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape", "classes", "stem", "expected"),
+    [
+        ("wrn-40-1", (3, 32, 32), 10, "auto", 563_930),
+        ("wrn-40-1", (3, 32, 32), 100, "auto", 569_780),
+        ("wrn-40-2", (3, 32, 32), 10, "auto", 2_243_546),
+        ("wrn-16-1", (3, 32, 32), 10, "auto", 175_066),
+        ("resnet8", (3, 32, 32), 10, "auto", 78_042),
+        ("resnet20", (3, 32, 32), 10, "auto", 272_474),
+        ("resnet32", (3, 32, 32), 10, "auto", 466_906),
+        ("resnet8-wide-gn", (3, 32, 32), 10, "auto", 1_227_594),
+        ("resnet8-wide-gn", (3, 32, 32), 100, "auto", 1_250_724),
+        ("resnet18", (3, 32, 32), 10, "imagenet", 11_181_642),
+        ("resnet18", (3, 32, 32), 10, "cifar", 11_173_962),
+        ("resnet34", (3, 32, 32), 10, "auto", 21_289_802),
+        ("mobilenetv2", (3, 32, 32), 10, "auto", 2_236_682),
+        ("shufflenetv2", (3, 32, 32), 10, "auto", 1_263_854),
+        ("shufflenetv2-x0.5", (3, 32, 32), 10, "auto", 352_042),
+        ("densenet-bc-40-12", (3, 32, 32), 10, "auto", 176_122),
+        ("densenet-bc-100-12", (3, 32, 32), 10, "auto", 769_162),
+        ("lenet5", (1, 32, 32), 10, "auto", 61_706),
+        ("lenet5", (1, 28, 28), 26, "auto", 63_066),
+    ],
+)
+def test_parameters_by_classes_and_stem(
+    spec: str, shape: tuple[int, int, int], classes: int, stem: str, expected: int
+) -> None:
+    assert parameters(spec, shape, classes, stem=stem) == expected
+
+
+@pytest.mark.parametrize(("channels", "millions"), [(3, 12.288), (1, 12.282)])
+def test_the_five_networks_of_fedin_have_the_mean_size_of_its_table_vi(
+    channels: int, millions: float
+) -> None:
+    family = [f"resnet{depth}" for depth in (10, 14, 18, 22, 26)]
+    sizes = [parameters(spec, (channels, 32, 32), 10) for spec in family]
+    assert sum(sizes) / 5e6 == pytest.approx(millions, abs=5e-4)
+
+
+def test_lenet5_counts_by_hand() -> None:
+    convolutions = (25 * 1 + 1) * 6 + (25 * 6 + 1) * 16 + (25 * 16 + 1) * 120
+    linear = (120 + 1) * 84 + (84 + 1) * 10
+    assert count(build("lenet5", (1, 32, 32), 10, seed=0)) == convolutions + linear == 61_706
+
+
+@pytest.mark.parametrize("shape", INPUTS)
+@pytest.mark.parametrize("spec", SMALL)
+def test_logits_are_the_head_of_the_features_and_every_weight_learns(
+    spec: str, shape: tuple[int, int, int]
+) -> None:
+    model = build(spec, shape, 7, seed=0).eval()
+    x = images(shape)
+    with torch.no_grad():
+        features = model.features(x)
+        logits = model(x)
+        assert features.shape == (4, model.head.in_features)
+        assert logits.shape == (4, 7)
+        assert torch.equal(model.head(features), logits)
+    model.train()
+    model(x).square().sum().backward()
+    for key, parameter in model.named_parameters():
+        assert parameter.grad is not None, key
+        assert parameter.grad.isfinite().all(), key
+
+
+@pytest.mark.parametrize("spec", SMALL)
+def test_at_its_smallest_input_a_network_still_sees_the_image(spec: str) -> None:
+    least = MODELS[parse(spec)[0]].smallest
+    model = build(spec, (1, least, least), 3, seed=0).train()
+    with seeds.scope(0, "dropout"):
+        logits = model(images((1, least, least)))
+    assert logits.isfinite().all()
+    assert logits.std(dim=0).min() > 1e-4
+
+
+@pytest.mark.parametrize("spec", SMALL)
+def test_channels_last_changes_the_layout_and_not_the_result(spec: str) -> None:
+    model = build(spec, (3, 32, 32), 10, seed=0).eval()
+    x = images((3, 32, 32), n=2)
+    with torch.no_grad():
+        plain = model(x)
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        assert torch.allclose(
+            model(x.contiguous(memory_format=torch.channels_last)), plain, rtol=1e-3, atol=1e-4
+        )
+
+
+@pytest.mark.parametrize("stem", ["cifar", "imagenet"])
+@pytest.mark.parametrize(
+    "spec", ["resnet18@0.125", "mobilenetv2@0.1", "shufflenetv2@0.25", "densenet121@0.125"]
+)
+def test_both_stems_run_at_their_smallest_input(spec: str, stem: str) -> None:
+    least = MODELS[parse(spec)[0]].stems[stem]
+    model = build(spec, (3, least, least), 10, seed=0, stem=stem)
+    assert model(images((3, least, least))).isfinite().all()
+    with pytest.raises(ValueError, match=f"stem {stem}.*too small"):
+        check(spec, (3, least - 1, least), 10, stem=stem)
+
+
+def test_a_stem_leaves_architectures_with_one_of_their_own_alone() -> None:
+    for stem in ("auto", "cifar", "imagenet"):
+        assert parameters("resnet8", (3, 32, 32), 10, stem=stem) == 78_042
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_a_width_factor_thins_every_architecture(name: str) -> None:
+    shape = (3, 32, 32)
+    whole = parameters(name, shape, 10)
+    half = parameters(f"{name}@0.5", shape, 10)
+    tiny = parameters(f"{name}@0.01", shape, 10)
+    assert tiny < half < whole
+    with torch.device("meta"):
+        model = build(f"{name}@0.01", shape, 10, seed=0)
+        assert model(torch.zeros(2, *shape)).shape == (2, 10)
+
+
+def test_a_factor_of_one_is_the_plain_architecture() -> None:
+    assert parse("resnet18@1") == ("resnet18", 1.0)
+    assert parameters("resnet18@1.0", (3, 32, 32), 10) == 11_181_642
+
+
+def test_the_width_factor_scales_the_stages() -> None:
+    model = build("resnet18@0.25", (3, 32, 32), 10, seed=0)
+    assert model.spec == "resnet18@0.25"
+    assert model.head.in_features == 128
+    assert model.get_submodule("layer2.0.conv1").weight.shape == (32, 16, 3, 3)
+
+
+@pytest.mark.parametrize("spec", ["resnet8", "lenet5", "mlp", "shufflenetv2-x0.5"])
+def test_the_same_name_gives_the_same_weights_and_leaves_the_global_state(spec: str) -> None:
+    before = torch.random.get_rng_state()
+    first = build(spec, (1, 8, 8), 10, seed=3, name=("init", 2)).state_dict()
+    assert torch.equal(torch.random.get_rng_state(), before)
+    torch.rand(5)
+    again = build(spec, (1, 8, 8), 10, seed=3, name=("init", 2)).state_dict()
+    assert list(first) == list(again)
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    for other in (
+        build(spec, (1, 8, 8), 10, seed=4, name=("init", 2)),
+        build(spec, (1, 8, 8), 10, seed=3, name=("init", 3)),
+    ):
+        assert not torch.equal(first["head.weight"], other.state_dict()["head.weight"])
+
+
+def test_fedkf_initialises_convolutions_by_their_fan_out() -> None:
+    model = build("resnet8-wide-gn", (3, 32, 32), 10, seed=0)
+    conv = model.get_submodule("layer3.0.conv1")
+    assert isinstance(conv, nn.Conv2d)
+    assert conv.weight.std().item() == pytest.approx((2 / (9 * 256)) ** 0.5, rel=0.01)
+    norm = model.get_submodule("layer3.0.bn1")
+    assert isinstance(norm, nn.GroupNorm)
+    assert norm.num_groups == norm.num_channels == 256
+    assert norm.weight.eq(1).all() and norm.bias.eq(0).all()
+
+
+def test_the_parameter_free_shortcut_takes_every_second_pixel() -> None:
+    block = build("resnet8-a", (1, 8, 8), 10, seed=0).get_submodule("layer2.0.downsample")
+    x = torch.arange(16 * 16.0).reshape(1, 16, 4, 4)
+    out = block(x)
+    assert out.shape == (1, 32, 2, 2)
+    assert out[0, 8].tolist() == [[0.0, 2.0], [8.0, 10.0]]
+    assert out[0, :8].eq(0).all() and out[0, 24:].eq(0).all()
+
+
+def test_resnet18_is_torchvision_s() -> None:
+    from common.vision import torchvision
+
+    ours = build("resnet18", (3, 32, 32), 10, seed=0).eval()
+    theirs = torchvision.models.resnet18(num_classes=10).eval()
+    state = {key.replace("head.", "fc."): value for key, value in ours.state_dict().items()}
+    assert list(state) == list(theirs.state_dict())
+    theirs.load_state_dict(state)
+    x = images((3, 32, 32))
+    with torch.no_grad():
+        assert torch.equal(ours(x), theirs(x))
+
+
+def test_the_smaller_shufflenet_is_as_large_as_torchvision_s() -> None:
+    from common.vision import torchvision
+
+    theirs = torchvision.models.shufflenet_v2_x0_5(num_classes=10)
+    assert parameters("shufflenetv2-x0.5", (3, 32, 32), 10) == count(theirs)
+
+
+def test_digits_are_enlarged_and_letters_padded_for_lenet5() -> None:
+    digit = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]])
+    assert enlarge(digit, 5).tolist() == [
+        [
+            [
+                [1, 1, 2, 2, 0],
+                [1, 1, 2, 2, 0],
+                [3, 3, 4, 4, 0],
+                [3, 3, 4, 4, 0],
+                [0, 0, 0, 0, 0],
+            ]
+        ]
+    ]
+    letter = enlarge(torch.ones(1, 1, 28, 28))
+    assert letter.shape == (1, 1, 32, 32)
+    assert letter[0, 0, 2:30, 2:30].eq(1).all() and letter.sum() == 28 * 28
+    assert enlarge(torch.ones(1, 1, 64, 40)).shape == (1, 1, 64, 40)
+
+
+def test_lenet5_shows_the_activations_of_its_last_convolution() -> None:
+    model = build("lenet5", (1, 28, 28), 26, seed=0)
+    assert isinstance(model, LeNet5)
+    x = images((1, 28, 28))
+    logits, activations = model.with_activations(x)
+    assert activations.shape == (4, 120)
+    assert torch.equal(logits, model(x))
+    assert torch.equal(model.head(torch.relu(model.fc(activations))), logits)
+
+
+def test_other_networks_show_their_features_as_activations() -> None:
+    model = build("resnet8", (1, 8, 8), 10, seed=0).eval()
+    x = images((1, 8, 8))
+    logits, activations = model.with_activations(x)
+    assert torch.equal(activations, model.features(x))
+    assert torch.equal(logits, model(x))
+
+
+def test_the_toy_networks_take_points_and_end_each_hidden_layer_in_batchnorm() -> None:
+    for name in ("points-mlp-1", "points-mlp-2", "points-mlp-3"):
+        model = build(name, (2, 1, 1), 3, seed=0)
+        assert model(images((2, 1, 1))).shape == (4, 3)
+        kinds = [type(layer) for layer in model.get_submodule("layers").children()]
+        assert kinds == [nn.Linear, nn.ReLU, nn.BatchNorm1d] * (len(kinds) // 3)
+
+
+def test_the_common_architecture_is_the_smallest_and_the_first_of_equals() -> None:
+    fleet = ["resnet34", "mobilenetv2", "resnet18", "shufflenetv2", "wrn-40-1", "wrn-40-1"]
+    assert smallest(fleet, (3, 32, 32), 10) == "wrn-40-1"
+    assert smallest(["resnet8", "resnet8-gn16"], (3, 32, 32), 10) == "resnet8"
+    with pytest.raises(ValueError, match="no models"):
+        smallest([], (3, 32, 32), 10)
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape", "message"),
+    [
+        ("resnet8", (3, 3, 32), r"'resnet8': input 3×32 is too small, it takes 4×4 or more"),
+        ("resnet8-wide-gn", (3, 4, 4), r"'resnet8-wide-gn': input 4×4 is too small, .* 5×5"),
+        ("resnet18@0.5", (1, 7, 8), r"'resnet18@0.5' \(stem imagenet\): input 7×8 is too small"),
+        ("mlp", (0, 8, 8), r"'mlp': input \(0, 8, 8\) must be \(channels, height, width\)"),
+        ("mlp", (8, 8), r"'mlp': input \(8, 8\) must be"),
+    ],
+)
+def test_an_impossible_input_is_refused_in_one_line(
+    spec: str, shape: tuple[int, int, int], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message) as refusal:
+        check(spec, shape, 10)
+    assert "\n" not in str(refusal.value)
+    with pytest.raises(ValueError, match=message):
+        build(spec, shape, 10, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("resnet9", r"no architecture 'resnet9'; there are wrn-40-1, .*resnet8.*lenet5"),
+        ("", "no architecture ''"),
+        ("resnet8@", "width factor '' must be a number"),
+        ("resnet8@half", r"width factor 'half' must be a number in \(0, 16\], as in resnet8@0.5"),
+        ("resnet8@0", "width factor '0'"),
+        ("resnet8@-1", "width factor '-1'"),
+        ("resnet8@nan", "width factor 'nan'"),
+        ("resnet8@1e9", "width factor '1e9'"),
+    ],
+)
+def test_an_unknown_spec_is_refused_with_what_is_allowed(spec: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse(spec)
+
+
+def test_one_class_and_unknown_stems_are_refused() -> None:
+    with pytest.raises(ValueError, match="1 classes; at least 2"):
+        check("mlp", (1, 8, 8), 1)
+    with pytest.raises(ValueError, match="stem 'big': must be one of auto, cifar, imagenet"):
+        check("mlp", (1, 8, 8), 10, stem="big")
+
+
+def test_every_default_input_is_accepted() -> None:
+    for name, row in MODELS.items():
+        check(name, row.input, 10)
+        assert row.source
+
+
+def test_small_networks_do_without_torchvision() -> None:
+    """A client process starts in the time torch takes, unless it needs torchvision's networks."""
+    code = (
+        "import sys; from common.models import build; build('resnet8', (1, 8, 8), 10, seed=0); "
+        "sys.exit('torchvision' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_classifier_cannot_be_made_without_features() -> None:
+    with pytest.raises(TypeError, match="abstract"):
+        Classifier()  # type: ignore[abstract]

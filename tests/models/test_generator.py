@@ -1,0 +1,81 @@
+"""The generator: sizes of FedKF, any image size, pixels normalised as the data are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from common import seeds
+from common.models import count
+from common.models.cost import macs
+from common.models.generator import Generator
+
+
+def small(shape: tuple[int, int, int] = (1, 8, 8), width: int = 8) -> Generator:
+    channels = shape[0]
+    with seeds.scope(0, "generator"):
+        return Generator(10, shape, mean=[0.5] * channels, std=[0.25] * channels, width=width)
+
+
+@pytest.mark.parametrize(
+    ("latent", "channels", "expected"), [(100, 1, 1_049_985), (1000, 3, 8_423_939)]
+)
+def test_parameters_are_those_of_fedkf(latent: int, channels: int, expected: int) -> None:
+    with torch.device("meta"):
+        shape = (channels, 32, 32)
+        generator = Generator(latent, shape, mean=[0.0] * channels, std=[1.0] * channels)
+    assert count(generator) == expected
+
+
+def test_multiply_adds_are_those_of_fedkf_s_emnist_generator() -> None:
+    with torch.device("meta"):
+        generator = Generator(100, (1, 32, 32), mean=[0.0], std=[1.0])
+    assert macs(generator, (100,)) / 1e6 == pytest.approx(114.7, rel=0.01)
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 64, 64), (2, 5, 9)])
+def test_images_have_the_size_asked_for(shape: tuple[int, int, int]) -> None:
+    generator = small(shape)
+    z = generator.latents(3, seeds.stream(0, "z"))
+    assert z.shape == (3, 10)
+    assert generator(z).shape == (3, *shape)
+
+
+def test_images_are_pixels_normalised_by_the_data_s_mean_and_std() -> None:
+    generator = small().eval()
+    z = generator.latents(4, seeds.stream(0, "z"))
+    pixels = generator.pixels(z)
+    assert pixels.min() > 0 and pixels.max() < 1
+    assert torch.allclose(generator(z), (pixels - 0.5) / 0.25)
+
+
+def test_the_same_stream_gives_the_same_latents() -> None:
+    generator = small()
+    first = generator.latents(4, seeds.stream(0, "z", 1))
+    assert torch.equal(first, generator.latents(4, seeds.stream(0, "z", 1)))
+    assert not torch.equal(first, generator.latents(4, seeds.stream(0, "z", 2)))
+
+
+def test_every_weight_learns() -> None:
+    generator = small((3, 8, 8))
+    generator(generator.latents(4, seeds.stream(0, "z"))).square().sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in generator.parameters())
+
+
+def test_its_inner_norms_have_dafl_s_eps() -> None:
+    generator = small()
+    assert (generator.bn0.eps, generator.bn1.eps, generator.bn2.eps) == (1e-5, 0.8, 0.8)
+    assert generator.bn1.momentum == 0.1
+
+
+def test_its_state_has_no_constants() -> None:
+    assert not {"mean", "std"} & set(small().state_dict())
+
+
+def test_impossible_settings_are_refused() -> None:
+    with pytest.raises(ValueError, match="0 latent numbers"):
+        Generator(0, (1, 8, 8), mean=[0.0], std=[1.0])
+    with pytest.raises(ValueError, match="one value for each of 3 channels"):
+        Generator(10, (3, 8, 8), mean=[0.0], std=[1.0])
+    with pytest.raises(ValueError, match="std above 0"):
+        Generator(10, (1, 8, 8), mean=[0.0], std=[0.0])

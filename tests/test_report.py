@@ -1,0 +1,391 @@
+"""What a run leaves is read tolerantly and shown whole, and nothing in it can run or load."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import pytest
+from rich.console import Console
+
+from deploy.report import amounts, figures
+from deploy.report.clean import clean
+from deploy.report.html import write_report
+from deploy.report.labels import differences, labels
+from deploy.report.read import flat, read
+from deploy.report.svg import inline
+from deploy.report.table import Cell, Table, html, markdown, png, render
+
+CONFIG = """
+method = "{method}"
+rounds = {rounds}
+seed = {seed}
+state-dir = "/somewhere/{seed}"
+[data]
+name = "digits"
+alpha = 0.5
+"""
+
+
+def census(model: str = "lenet5", classes: tuple[str, ...] = ("zero", "one")) -> dict[str, Any]:
+    peer = {"n": 7, "parameters": 100, "counts": [3, 4]}
+    clients = [{"k": 0, "model": "resnet8", **peer}, {"k": 1, "model": model, **peer}]
+    return {
+        "round": 0,
+        "clients": clients,
+        "classes": list(classes),
+        "accuracy": 0.1,
+        "loss": 2.3,
+        "bytes": {"down": 10, "up": 20},
+        "seconds": {"total": 0.5},
+    }
+
+
+def entry(t: int, accuracy: float, **more: Any) -> dict[str, Any]:
+    return {
+        "round": t,
+        "accuracy": accuracy,
+        "loss": 1.0 / t,
+        "selected": [0, 1],
+        "replied": [0, 1],
+        "bytes": {"down": 1000, "up": 500},
+        "seconds": {"clients": 1.0, "step": 0.5, "total": 2.0},
+        **more,
+    }
+
+
+def leave(
+    where: Path,
+    entries: list[dict[str, Any]],
+    *,
+    method: str = "fedkf",
+    rounds: int = 2,
+    seed: int = 1,
+    summary: dict[str, Any] | None = None,
+    tail: str = "",
+) -> Path:
+    where.mkdir()
+    lines = "".join(json.dumps(e) + "\n" for e in entries)
+    (where / "journal.jsonl").write_text(lines + tail, encoding="utf-8")
+    config = CONFIG.format(method=method, rounds=rounds, seed=seed)
+    (where / "config.toml").write_text(config, encoding="utf-8")
+    if summary is not None:
+        (where / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    return where
+
+
+def finished(where: Path, **more: Any) -> Path:
+    summary = {
+        "accuracy": {"final": 0.4, "best": 0.6, "last10": 0.5},
+        "seconds": 4.5,
+        "clients": [
+            {"k": 0, "accuracy": 0.25, "accuracy_global": 0.5},
+            {"k": 1, "accuracy": 0.75, "accuracy_global": 0.5},
+        ],
+    }
+    return leave(where, [census(), entry(1, 0.6), entry(2, 0.4)], summary=summary, **more)
+
+
+class Tags(HTMLParser):
+    """Every opening tag of a page with its attributes, and all its text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def page_of(*dirs: Path) -> str:
+    out = dirs[0].parent / "report.html"
+    write_report(list(dirs), out)
+    return out.read_text(encoding="utf-8")
+
+
+def test_a_finished_run_reads_whole(tmp_path: Path) -> None:
+    run = read(finished(tmp_path / "a"))
+    assert run.finished and run.notes == []
+    assert run.accuracies() == [(0, 0.1), (1, 0.6), (2, 0.4)]
+    assert (run.cost("down"), run.cost("up")) == (10 + 2 * 1000, 20 + 2 * 500)
+    assert run.seconds() == 4.5
+    assert [(s.k, s.model, s.n, s.accuracy) for s in run.scores()] == [
+        (0, "resnet8", 7, 0.25),
+        (1, "lenet5", 7, 0.75),
+    ]
+
+
+def test_an_unfinished_run_is_counted_from_its_journal(tmp_path: Path) -> None:
+    entries = [census(), entry(1, 0.6), entry(2, 0.4)]
+    run = read(leave(tmp_path / "a", entries, rounds=5))
+    assert not run.finished
+    assert run.notes == ["Unfinished: the journal ends at round 2 of 5."]
+    assert run.headline() == {"final": 0.4, "best": 0.6, "last10": pytest.approx(0.5)}
+    assert run.seconds() == 0.5 + 2.0 + 2.0
+
+
+def test_last10_is_the_mean_of_the_last_ten_rounds_without_the_census(tmp_path: Path) -> None:
+    entries = [census(), entry(1, 0.9), *(entry(t, 0.1 * (t % 2)) for t in range(2, 12))]
+    run = read(leave(tmp_path / "a", entries, rounds=99))
+    assert run.headline()["last10"] == pytest.approx(5 * 0.1 / 10)
+
+
+def test_a_cut_last_line_is_left_out_and_said(tmp_path: Path) -> None:
+    run = read(leave(tmp_path / "a", [census(), entry(1, 0.6)], tail='{"round": 2, "accu'))
+    assert run.done == 1
+    assert "journal.jsonl, line 3 is cut off: left out." in run.notes
+    assert "Unfinished: the journal ends at round 1 of 2." in page_of(tmp_path / "a")
+
+
+def test_a_round_written_twice_counts_as_written_last(tmp_path: Path) -> None:
+    run = read(leave(tmp_path / "a", [census(), entry(1, 0.6), entry(1, 0.7)]))
+    assert run.accuracies() == [(0, 0.1), (1, 0.7)]
+
+
+def test_a_directory_that_is_no_run_is_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no journal\.jsonl") as none:
+        read(tmp_path)
+    assert str(tmp_path) in str(none.value) and "\n" not in str(none.value)
+    with pytest.raises(ValueError, match="not a directory"):
+        read(tmp_path / "absent")
+    with pytest.raises(ValueError, match="no directory given"):
+        write_report([], tmp_path / "report.html")
+    a = finished(tmp_path / "a")
+    with pytest.raises(ValueError, match="given twice"):
+        write_report([a, tmp_path / "a" / ".." / "a"], tmp_path / "report.html")
+
+
+@pytest.mark.parametrize("journal", ["", "\n", "null\n[]\n7\n", '{"round": -1}\n', "\x00"])
+def test_a_journal_without_an_entry_still_gives_a_page(tmp_path: Path, journal: str) -> None:
+    where = tmp_path / "a"
+    where.mkdir()
+    (where / "journal.jsonl").write_text(journal, encoding="utf-8")
+    assert "config.toml is missing" in page_of(where)
+    finished(tmp_path / "b")
+    assert "2 runs compared" in page_of(where, tmp_path / "b")
+
+
+def test_numbers_that_are_not_finite_leave_a_gap_and_break_nothing(tmp_path: Path) -> None:
+    odd = entry(2, float("nan"), loss=float("inf"), metrics={"kl": float("nan")})
+    where = leave(tmp_path / "a", [census(), entry(1, 0.6), odd], rounds=3)
+    assert read(where).headline()["final"] == 0.6
+    assert "60.0 %" in page_of(where)
+
+
+def test_the_page_shows_every_part(tmp_path: Path) -> None:
+    failure = {"k": 1, "round": 2, "reason": "shape (3,) for (4,)"}
+    more = {"metrics": {"distill_loss": 0.2}, "failures": [failure]}
+    entries = [census(), entry(1, 0.6), entry(2, 0.4, **more)]
+    scores = [{"k": 0, "n": 3, "accuracy": 0.9, "accuracy_global": 0.85}]
+    entries[-1]["scores"] = scores
+    tags = Tags(page_of(leave(tmp_path / "a", entries)))
+    for text in ("fedkf on digits", "60.0 %", "shape (3,) for (4,)", "data", "alpha", "0.5"):
+        assert text in tags.text
+    headings = ["Learning", "Clients", "Data and models", "Cost", "Failures", "Settings"]
+    assert all(h in tags.text for h in headings) and "distill_loss" in tags.text
+    pictures = [a for tag, a in tags.tags if tag == "svg"]
+    assert len(pictures) == 7  # accuracy, loss, clients, partition, bytes, time, distill_loss
+    assert all(a["role"] == "img" and a["aria-label"] for a in pictures)
+
+
+def test_the_page_loads_nothing(tmp_path: Path) -> None:
+    page = page_of(finished(tmp_path / "a"), finished(tmp_path / "b", seed=2))
+    assert not re.search(r"https?://|//[a-z]", page)
+    assert "default-src 'none'" in page
+    tags = Tags(page).tags
+    assert not {"script", "link", "img", "iframe", "object"} & {tag for tag, _ in tags}
+    for _, attributes in tags:
+        for name in ("href", "src"):
+            assert (attributes.get(name) or "#").startswith("#")
+
+
+def test_no_id_stands_twice_and_every_reference_has_its_target(tmp_path: Path) -> None:
+    page = page_of(finished(tmp_path / "a"))
+    ids = [a["id"] for _, a in Tags(page).tags if "id" in a]
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'(?:href="|url\()#([^")]+)', page)) <= set(ids)
+
+
+def test_the_same_run_gives_the_same_page(tmp_path: Path) -> None:
+    where = finished(tmp_path / "a")
+    assert page_of(where) == page_of(where)
+
+
+def test_what_a_client_names_is_text_and_never_markup(tmp_path: Path) -> None:
+    evil = '<script>alert(1)</script><img src=x onerror="alert(2)">'
+    entries = [
+        census(model=evil, classes=(evil, "$x^{$")),
+        entry(
+            1,
+            0.6,
+            metrics={evil: 1.0, "$\\frac{$": 2.0},
+            accuracies={evil: 0.5, "_hidden": 0.4},
+            failures=[{"k": 1, "reason": evil + "\x1b[2J"}],
+            scores=[{"k": 1, "accuracy": 0.5, "accuracy_global": 0.4}],
+        ),
+    ]
+    where = leave(tmp_path / "a", entries, method="fedkf")
+    for page in (page_of(where), page_of(where, finished(tmp_path / evil.replace("/", "")))):
+        tags = Tags(page)
+        assert not {"script", "img"} & {tag for tag, _ in tags.tags}
+        assert not any(name.startswith("on") for _, a in tags.tags for name in a)
+        assert "<script>alert(1)" in tags.text  # shown, as text
+        assert "\x1b" not in page
+
+
+def test_colours_and_type_of_a_figure_are_the_pages(tmp_path: Path) -> None:
+    run = read(finished(tmp_path / "a"))
+    drawn = inline(figures.accuracy([("fedkf", run)]), "accuracy", 'says "this" & <that>')
+    assert "var(--c0)" in drawn and "var(--sans)" in drawn
+    assert not re.search(r"#[0-9a-f]{6}\b", drawn)
+    assert drawn.startswith('<svg role="img" aria-label="says &#34;this&#34; &amp; &lt;that&gt;"')
+
+
+def test_figures_leave_matplotlibs_settings_alone(tmp_path: Path) -> None:
+    before = dict(mpl.rcParams)
+    page_of(finished(tmp_path / "a"))
+    assert dict(mpl.rcParams) == before
+
+
+def test_the_clients_bars_are_as_high_as_the_accuracies(tmp_path: Path) -> None:
+    figure = figures.clients(read(finished(tmp_path / "a")))
+    heights = sorted({round(p.get_height(), 6) for p in figure.axes[0].patches})  # type: ignore[attr-defined]
+    assert heights == [0.25, 0.5, 0.75]
+
+
+def test_time_that_no_phase_explains_is_other(tmp_path: Path) -> None:
+    figure = figures.phases(read(finished(tmp_path / "a")))
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["clients", "step", "other"]
+    at_one = [p for p in figure.axes[0].patches if abs(p.get_x() + 0.36 - 1) < 1e-6]  # type: ignore[attr-defined]
+    assert sum(p.get_height() for p in at_one) == pytest.approx(2.0)  # type: ignore[attr-defined]
+
+
+def test_a_partition_of_ragged_or_negative_counts_is_not_drawn(tmp_path: Path) -> None:
+    for i, counts in enumerate(([1], [-1, 2], [])):
+        ragged = census()
+        ragged["clients"][1]["counts"] = counts
+        assert figures.partition(read(leave(tmp_path / str(i), [ragged]))) is None
+
+
+def test_compared_runs_are_labelled_by_what_tells_them_apart(tmp_path: Path) -> None:
+    by_method = [
+        read(finished(tmp_path / "a")),
+        read(finished(tmp_path / "b", method="fedavg")),
+    ]
+    assert labels(by_method) == ["fedkf", "fedavg"]
+    by_seed = [by_method[0], read(finished(tmp_path / "c", seed=2))]
+    assert labels(by_seed) == ["fedkf, seed=1", "fedkf, seed=2"]
+    assert differences(by_seed)["seed"] == [1, 2] and "rounds" not in differences(by_seed)
+    alike = [by_method[0], read(finished(tmp_path / "d"))]
+    assert labels(alike) == ["fedkf (a)", "fedkf (d)"]
+
+
+def test_a_comparison_marks_the_best_run(tmp_path: Path) -> None:
+    better = [census(), entry(1, 0.7), entry(2, 0.7)]
+    page = page_of(
+        finished(tmp_path / "a"), leave(tmp_path / "b", better, method="fedavg", summary={})
+    )
+    marked = re.findall(r'<td class="n best">([^<]*)</td>', page)
+    assert marked == ["70.00 %"] * 3
+
+
+def test_nested_settings_become_dotted_names() -> None:
+    assert flat({"a": 1, "b": {"c": {"d": 2}}}) == {"a": 1, "b.c.d": 2}
+
+
+def test_amounts_read_as_one_writes_them() -> None:
+    sizes = [0, 999, 1000, 1_234_567, 99_960_000, 73_728 * 4, 5e12, None]
+    assert [amounts.size(n) for n in sizes] == [
+        "0 B",
+        "999 B",
+        "1.00 kB",
+        "1.23 MB",
+        "100 MB",
+        "295 kB",
+        "5.00 TB",
+        "–",
+    ]
+    times = [0.424, 59.97, 200, 7260, 3599.9, float("nan")]
+    assert [amounts.duration(s) for s in times] == [
+        "0.42 s",
+        "1 min 00 s",
+        "3 min 20 s",
+        "2 h 01 min",
+        "1 h 00 min",
+        "–",
+    ]
+    assert (amounts.percent(0.9312), amounts.percent(None)) == ("93.1 %", "–")
+
+
+def test_clean_keeps_one_printable_line_of_the_length_asked_for() -> None:
+    assert clean("a\x1b[31m\tb\r\nc\u202e") == "a�[31m b c�"
+    assert clean("x" * 300, 10) == "x" * 9 + "…"
+
+
+TABLE = Table(
+    title="Table 1",
+    rows=("FedAvg", "Fed|KF"),
+    columns=("α = 1", "α = 0.1"),
+    cells={
+        ("FedAvg", "α = 1"): Cell((80.0, 82.0, 84.0), 83.78),
+        ("Fed|KF", "α = 1"): Cell((85.0,)),
+        ("Fed|KF", "α = 0.1"): Cell(None, 82.94),
+    },
+    notes=("<b>note</b>",),
+)
+
+
+def test_a_cell_is_the_mean_and_the_sample_standard_deviation_over_seeds() -> None:
+    cell = TABLE.cell("FedAvg", "α = 1")  # deviations −2, 0, 2: variance (4 + 0 + 4) / 2 = 4
+    assert (cell.mean, cell.std) == (82.0, 2.0)
+    assert TABLE.ours("FedAvg", "α = 1") == "82.00 ± 2.00"
+    assert TABLE.theirs("FedAvg", "α = 1") == "(83.78)"
+
+
+def test_missing_cells_and_missing_seeds_are_seen() -> None:
+    assert TABLE.ours("FedAvg", "α = 0.1") == "–"
+    assert TABLE.ours("Fed|KF", "α = 0.1") == "–" and TABLE.theirs("Fed|KF", "α = 0.1") == "(82.94)"
+    assert TABLE.ours("Fed|KF", "α = 1") == "85.00 [1]"
+    assert "– not run." in TABLE.footnotes()
+
+
+def test_the_best_of_a_column_is_marked_where_there_is_a_choice() -> None:
+    assert TABLE.best("α = 1") == {"Fed|KF"} and TABLE.best("α = 0.1") == set()
+    cells = {("a", "c"): Cell((1.001,)), ("b", "c"): Cell((1.002,)), ("d", "c"): Cell((2.0,))}
+    lower = Table("t", ("a", "b", "d"), ("c",), cells, better="lower")
+    assert lower.best("c") == {"a", "b"}  # both print as 1.00
+    assert Table("t", ("a", "b", "d"), ("c",), cells, better="").best("c") == set()
+
+
+def test_every_rendering_holds_the_same_cells(tmp_path: Path) -> None:
+    console = Console(width=120, record=True, file=(tmp_path / "t.txt").open("w"))
+    console.print(render(TABLE))
+    texts = [console.export_text(), markdown(TABLE), html(TABLE)]
+    for text in texts:
+        for cell in ("82.00 ± 2.00", "(83.78)", "85.00 [1]", "(82.94)", "Table 1 (%)"):
+            assert cell in text
+    assert "| Fed\\|KF | **85.00 [1]** |" in texts[1]
+    assert "<b>" not in texts[2] and "&lt;b&gt;note" in texts[2]
+    png(TABLE, tmp_path / "t.png")
+    assert (tmp_path / "t.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_table_refuses_cells_that_have_no_place() -> None:
+    with pytest.raises(ValueError, match="row 'x'; the rows are a"):
+        Table("t", ("a",), ("c",), {("x", "c"): Cell()})
+    with pytest.raises(ValueError, match="column 'x'; the columns are c"):
+        Table("t", ("a",), ("c",), {("a", "x"): Cell()})
+    with pytest.raises(ValueError, match="row 'a' stands twice"):
+        Table("t", ("a", "a"), ("c",), {})
+    with pytest.raises(ValueError, match="allowed are 'higher', 'lower'"):
+        Table("t", ("a",), ("c",), {}, better="best")
