@@ -16,6 +16,7 @@ from typing import Self, final
 from deploy.flower_cli import Value, check_app, config_arguments
 from deploy.processes import Processes, environment
 from deploy.superlink import RunStatus, SuperLink
+from deploy.warm import warm_start
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -37,6 +38,7 @@ class Federation:
         node_configs: Sequence[Mapping[str, Value]] | None = None,
         env: Mapping[str, str] = NOTHING,
         patience: float = 60.0,
+        warm: bool = False,
     ) -> None:
         """Check the arguments; nothing starts before the context is entered.
 
@@ -47,6 +49,7 @@ class Federation:
             node_configs: what node k's configuration holds beyond that, such as ``model``; N of
                 them or None.
             env: added to the environment of all processes, so also of ServerApp and ClientApp.
+            warm: fork the processes of a round from one that has torch imported (``warm.py``).
             patience: seconds that the SuperNodes together may take to come online, plus 5 per node.
 
         Raises:
@@ -62,6 +65,7 @@ class Federation:
         self._work = work.expanduser().resolve()
         self._env = dict(env)
         self._patience = patience + 5.0 * clients
+        self._warm = warm
         self._stack = contextlib.ExitStack()
         self._superlink: SuperLink | None = None
 
@@ -73,12 +77,16 @@ class Federation:
         """
         with contextlib.ExitStack() as stack:
             processes = stack.enter_context(Processes(self._work))
-            superlink = SuperLink(processes, self._work, self._env, simulation=False)
+            env = self._env
+            if self._warm:
+                plain = environment(env, self._work / "home" / "warm")
+                env = {**env, "PATH": stack.enter_context(warm_start(processes, plain))["PATH"]}
+            superlink = SuperLink(processes, self._work, env, simulation=False)
             stack.callback(superlink.close)
             for k, text in enumerate(self._node_configs):
                 home = self._work / "home" / f"supernode-{k}"
                 command = supernode_command(superlink.fleet, text)
-                processes.start(f"supernode-{k}", command, environment(self._env, home))
+                processes.start(f"supernode-{k}", command, environment(env, home))
             clients = len(self._node_configs)
             superlink.wait(
                 lambda: superlink.online() >= clients, f"{clients} SuperNodes", self._patience

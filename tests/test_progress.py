@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -128,12 +129,17 @@ def test_a_bare_summary_is_no_error() -> None:
 def test_follow_waits_for_the_file_and_takes_whole_lines_only(tmp_path: Path) -> None:
     journal = tmp_path / "journal.jsonl"
     seen: list[int] = []
-    steps = iter(
+
+    def add(text: str) -> None:
+        with journal.open("a") as file:
+            file.write(text)
+
+    steps: Iterator[Callable[[], object]] = iter(
         [
             lambda: None,
             lambda: journal.write_text('{"round": 0}\n{"rou'),
-            lambda: journal.open("a").write('nd": 1}\nnot json\n[]\n{"round": "x"}\n'),
-            lambda: journal.open("a").write('{"round": 2}\n'),
+            lambda: add('nd": 1}\nnot json\n[]\n{"round": "x"}\n'),
+            lambda: add('{"round": 2}\n'),
         ]
     )
     states: list[list[int]] = []

@@ -128,7 +128,9 @@ def test_an_unfinished_run_is_counted_from_its_journal(tmp_path: Path) -> None:
     entries = [census(), entry(1, 0.6), entry(2, 0.4)]
     run = read(leave(tmp_path / "a", entries, rounds=5))
     assert not run.finished
-    assert run.notes == ["Unfinished: the journal ends at round 2 of 5."]
+    assert run.notes == [
+        "Unfinished: the journal ends at round 2 of 5 and there is no summary.json yet."
+    ]
     assert run.headline() == {"final": 0.4, "best": 0.6, "last10": pytest.approx(0.5)}
     assert run.seconds() == 0.5 + 2.0 + 2.0
 
@@ -143,7 +145,7 @@ def test_a_cut_last_line_is_left_out_and_said(tmp_path: Path) -> None:
     run = read(leave(tmp_path / "a", [census(), entry(1, 0.6)], tail='{"round": 2, "accu'))
     assert run.done == 1
     assert "journal.jsonl, line 3 is cut off: left out." in run.notes
-    assert "Unfinished: the journal ends at round 1 of 2." in page_of(tmp_path / "a")
+    assert "Unfinished: the journal ends at round 1 of 2 and" in page_of(tmp_path / "a")
 
 
 def test_a_round_written_twice_counts_as_written_last(tmp_path: Path) -> None:
@@ -245,7 +247,8 @@ def test_what_a_client_names_is_text_and_never_markup(tmp_path: Path) -> None:
 def test_colours_and_type_of_a_figure_are_the_pages(tmp_path: Path) -> None:
     run = read(finished(tmp_path / "a"))
     drawn = inline(figures.accuracy([("fedkf", run)]), "accuracy", 'says "this" & <that>')
-    assert "var(--c0)" in drawn and "var(--sans)" in drawn
+    assert "var(--c0)" in drawn and "var(--muted)" in drawn
+    assert "<text" in drawn and not re.search(r"font-family|font:|DejaVu", drawn)
     assert not re.search(r"#[0-9a-f]{6}\b", drawn)
     assert drawn.startswith('<svg role="img" aria-label="says &#34;this&#34; &amp; &lt;that&gt;"')
 
@@ -268,6 +271,24 @@ def test_time_that_no_phase_explains_is_other(tmp_path: Path) -> None:
     assert names == ["clients", "step", "other"]
     at_one = [p for p in figure.axes[0].patches if abs(p.get_x() + 0.36 - 1) < 1e-6]  # type: ignore[attr-defined]
     assert sum(p.get_height() for p in at_one) == pytest.approx(2.0)  # type: ignore[attr-defined]
+
+
+def test_a_long_run_is_drawn_as_areas_of_the_same_height(tmp_path: Path) -> None:
+    entries = [census(), *(entry(t, 0.5) for t in range(1, 301))]
+    run = read(leave(tmp_path / "a", entries, rounds=300))
+    axes = figures.phases(run).axes[0]
+    assert len(axes.patches) == 0 and len(axes.collections) == 3
+    top = max(c.get_datalim(axes.transData).ymax for c in axes.collections)
+    assert top == pytest.approx(2.0)
+    assert len(figures.traffic(run).axes[0].patches) == 0
+    assert len(inline(figures.phases(run), "phases", "")) < 80_000
+
+
+def test_a_flood_of_metrics_is_cut_and_counted(tmp_path: Path) -> None:
+    flood = entry(1, 0.5, metrics={f"m{i}": float(i) for i in range(100)})
+    tags = Tags(page_of(leave(tmp_path / "a", [census(), flood])))
+    assert "m23" in tags.text and "m24" not in tags.text
+    assert "76 more are in the journal." in tags.text
 
 
 def test_a_partition_of_ragged_or_negative_counts_is_not_drawn(tmp_path: Path) -> None:

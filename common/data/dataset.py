@@ -90,7 +90,8 @@ class Dataset:
 def channel_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and population standard deviation per channel, over samples and pixels.
 
-    ``x`` is (N, C, H, W); bytes are taken in units of [0, 1]. A constant channel gets the standard deviation 1.
+    ``x`` is (N, C, H, W); bytes are taken in units of [0, 1]. A constant channel gets the
+    standard deviation 1.
     """
     total = torch.zeros(x.shape[1], dtype=torch.float64)
     square = torch.zeros(x.shape[1], dtype=torch.float64)

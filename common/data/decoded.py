@@ -7,6 +7,7 @@ is made anew when that key no longer fits or the file is damaged.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import struct
@@ -77,6 +78,7 @@ def _write(path: Path, tensors: dict[str, Tensor], key: str) -> bool:
         save_file(tensors, str(temporary), {"key": key})
         temporary.replace(path)
     except (OSError, SafetensorError):
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         return False
     return True

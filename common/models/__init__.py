@@ -314,7 +314,7 @@ def build(
     options: dict[str, str | None] = {} if chosen == "own" else {"stem": chosen}
     if pretrained:
         options["pretrained"] = _PUBLISHED[architecture_name]
-    if True:
+    with seeds.scope(seed, *name):
         model = architecture.build(tuple(shape), classes, factor, **options)
     model.spec = spec
     return model

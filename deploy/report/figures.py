@@ -29,6 +29,7 @@ Named = Sequence[tuple[str, Run]]
 # Inches, so that type is of one size on the page: half of its width, all of it, a third.
 HALF, WIDE, THIRD = (6.2, 3.1), (13.0, 3.4), (3.95, 2.1)
 PHASES = ("select", "clients", "step", "score", "checkpoint")  # in a round's order
+BARS = 80  # rounds; more of them are drawn as steps and areas
 LABELLED = 60  # clients that can all be named under their bars
 
 
@@ -180,8 +181,13 @@ def traffic(run: Run) -> Figure:
         t = np.array([e.round for e in run.entries], dtype=float)
         up = np.array([_value(e.bytes.get("up", 0.0)) for e in run.entries])
         down = np.array([_value(e.bytes.get("down", 0.0)) for e in run.entries])
-        axes.bar(t - 0.2, down, 0.4, color=series(0))
-        axes.bar(t + 0.2, up, 0.4, color=series(4))
+        if len(t) > BARS:
+            axes.plot(t, down, color=series(0), drawstyle="steps-mid", linewidth=1.5)
+            axes.plot(t, up, color=series(4), drawstyle="steps-mid", linewidth=1.5)
+            axes.set_ylim(bottom=0)
+        else:
+            axes.bar(t - 0.2, down, 0.4, color=series(0))
+            axes.bar(t + 0.2, up, 0.4, color=series(4))
         _sizes(axes.yaxis)
         _over_rounds(axes, band=True)
         _legend_above(figure, [Patch(color=series(0)), Patch(color=series(4))], ["down", "up"])
@@ -203,7 +209,12 @@ def phases(run: Run) -> Figure:
         if other.sum() > 0.01 * whole.sum():
             stacks["other"] = other
         for i, height in enumerate(stacks.values()):
-            axes.bar(t, height, 0.72, bottom=base, color=series(i), edgecolor=PAPER, linewidth=0.5)
+            colour = series(i)
+            if len(t) > BARS:
+                axes.fill_between(t, base, base + height, step="mid", color=colour, linewidth=0)
+            else:
+                bars: dict[str, Any] = {"color": colour, "edgecolor": PAPER, "linewidth": 0.5}
+                axes.bar(t, height, 0.72, bottom=base, **bars)
             base = base + height
         axes.set_ylabel("seconds")
         _over_rounds(axes, band=True)

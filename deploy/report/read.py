@@ -208,7 +208,8 @@ def read(path: Path) -> Run:
     )
     if not run.finished:
         of = "" if run.rounds is None else f" of {run.rounds}"
-        notes.insert(0, f"Unfinished: the journal ends at round {run.done}{of}.")
+        why = "" if run.summary is not None else " and there is no summary.json yet"
+        notes.insert(0, f"Unfinished: the journal ends at round {run.done}{of}{why}.")
     return run
 
 

@@ -11,6 +11,8 @@ from deploy.report.page import Card, Grid, Section
 from deploy.report.read import Run, total
 from deploy.report.svg import inline
 
+MOST_METRICS = 24  # a page of more small figures is not read
+
 
 def learning(run: Run) -> Section:
     """Accuracy and loss on the server's test set."""
@@ -88,16 +90,18 @@ def cost(run: Run) -> Section | None:
 
 def metrics(runs: Named) -> Section | None:
     """The scalars a method reports about itself, one small figure each."""
-    names = dict.fromkeys(n for _, run in runs for e in run.entries for n in e.scalars())
+    names = list(dict.fromkeys(n for _, run in runs for e in run.entries for n in e.scalars()))
+    more = len(names) - MOST_METRICS
     cards = [
         Card(
             name,
             svg=inline(figures.metric(runs, name), f"metric{i}", f"{name} by round."),
             span=4,
         )
-        for i, name in enumerate(names)
+        for i, name in enumerate(names[:MOST_METRICS])
     ]
-    return Section("The method's own numbers", cards) if cards else None
+    lead = f"{more} more are in the journal." if more > 0 else ""
+    return Section("The method's own numbers", cards, lead) if cards else None
 
 
 def failures(runs: Named) -> Section:

@@ -50,7 +50,8 @@ def _in_tags(body: str, name: str) -> str:
         text = tag.group(0).replace("xlink:href=", "href=")
         text = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', text)
         text = re.sub(r'(href="|url\()#', rf"\1#{name}-", text)
-        text = re.sub(r"font: ([^;\"]*?px) [^;\"]*", r"font: \1 var(--sans)", text)
+        text = re.sub(r"font-family: [^;\"]*;? ?", "", text)  # the page's type is inherited
+        text = re.sub(r"(\d\.\d\d)\d+", r"\1", text)  # a hundredth of a point is enough
         return re.sub(r"#[0-9a-f]{6}\b", _variable, text)
 
     return re.sub(r"<[a-zA-Z][^>]*>", rewrite, body)

@@ -1,0 +1,127 @@
+"""``fedmosaic``: run an experiment, list what there is, report, check the installation."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+
+app = typer.Typer(
+    help="Federated learning in which every client brings its own model.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+out, err = Console(), Console(stderr=True)
+
+INTERRUPTED = 130
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("-s", "--set", metavar="KEY=VALUE", help="Override a key; may be repeated."),
+]
+
+
+@app.command()
+def run(
+    experiment: Annotated[
+        Path | None, typer.Argument(help="A TOML file, or the name of one of ours.")
+    ] = None,
+    settings: Settings = None,
+    runtime: Annotated[str, typer.Option(help="loopback, ray or grpc: where clients run.")] = "",
+    workers: Annotated[
+        int | None, typer.Option(help="loopback: processes that serve clients; 0: none of their own.")
+    ] = None,
+    to: Annotated[Path | None, typer.Option("--out", help="Folder of the results.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on with the run in this folder.")
+    ] = None,
+) -> None:
+    """Run an experiment; without one, the default: FedORION on digits, six clients."""
+    from deploy import launch, settings as given
+    from deploy.progress import show_summary
+    from deploy.report.html import write_report
+
+    runtime = runtime or "loopback"
+    if runtime not in launch.RUNTIMES:
+        raise ValueError(f"--runtime {runtime} is unknown; allowed: {', '.join(launch.RUNTIMES)}")
+    if workers is not None and not 0 <= workers <= 1024:
+        raise ValueError(f"--workers {workers} is not allowed; it should be 0 to 1024")
+    if resume is not None:
+        if experiment is not None or to is not None:
+            raise ValueError("--resume goes on with a folder's own experiment: give no other")
+        overrides = dict(given.parse_override(text) for text in settings or [])
+        flat, folder = launch.resumed(resume, overrides, runtime)
+    else:
+        whole = given.resolve(experiment or given.DEFAULT, settings or [])
+        flat, folder = launch.fresh(whole, runtime, to)
+    out.print(f"[bold]{flat['method']}[/] on {flat['data.name']}: results go to {folder}")
+    summary = launch.launch(
+        flat,
+        folder,
+        runtime=runtime,
+        workers=launch.default_workers() if workers is None else workers,
+        console=out,
+    )
+    write_report([folder], folder / "report.html")
+    show_summary(summary, out)
+    out.print(f"report: {folder / 'report.html'}", soft_wrap=True)
+
+
+@app.command("list")
+def list_(
+    what: Annotated[str, typer.Argument(help="methods, models, datasets or partitions.")],
+) -> None:
+    """List methods, models, datasets or partitions, with their sources."""
+    from deploy.listing import LISTINGS
+
+    if what not in LISTINGS:
+        raise ValueError(f"list {what} is unknown; allowed: {', '.join(LISTINGS)}")
+    out.print(LISTINGS[what]())
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="Folders of runs.")],
+    to: Annotated[
+        Path | None, typer.Option("--out", help="The page; default: report.html there.")
+    ] = None,
+) -> None:
+    """Write one page about a run, or about several compared."""
+    from deploy.report.html import write_report
+
+    page = to or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
+    write_report(folders, page)
+    out.print(f"report: {page.resolve()}", soft_wrap=True)
+
+
+@app.command()
+def doctor() -> None:
+    """Say what is installed, what data is found and which runtimes work."""
+    from deploy.doctor import examine
+
+    sick = examine(out)
+    if sick:
+        raise typer.Exit(1)
+
+
+def main() -> NoReturn:
+    """The console script: every foreseeable error is one line and a non-zero exit status."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        err.print("[red]interrupted[/]; go on with --resume and the run's folder")
+        sys.exit(INTERRUPTED)
+    except (ValueError, RuntimeError, FloatingPointError, OSError) as error:
+        err.print("[red]error:[/] ", end="")
+        err.print(str(error).strip().partition("\n")[0], markup=False, soft_wrap=True)
+        sys.exit(1)
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

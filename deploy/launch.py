@@ -1,0 +1,193 @@
+"""One run on this machine, whichever runtime serves its clients."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from common.config import Config, Value
+from common.files import write_atomically
+from deploy.preflight import preflight
+from deploy.progress import Progress, follow
+from deploy.settings import app_folder, load, to_toml
+from server_app import checkpoint
+from server_app.stopped import Stopped
+
+RUNTIMES = ("loopback", "ray", "grpc")
+
+
+def fresh(
+    flat: Mapping[str, Value], runtime: str, out: Path | None
+) -> tuple[dict[str, Value], Path]:
+    """The whole run config of a new run, and its folder.
+
+    Raises ``ValueError`` if the folder holds a run already.
+    """
+    resolved = dict(flat)
+    if not resolved["clients"]:
+        resolved["clients"] = len([e for e in str(resolved["fleet"]).split(",") if e.strip()])
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    name = f"{resolved['method']}-{resolved['data.name']}-{stamp}"
+    folder = (out or _unused(Path("runs") / name)).expanduser().resolve()
+    if checkpoint.path_in(folder).exists() or (folder / "journal.jsonl").exists():
+        raise ValueError(f"{folder} holds a run already; go on with --resume or name another --out")
+    resolved["out"] = str(folder)
+    safe = re.sub(r"[^A-Za-z0-9._-]", "-", folder.name).lstrip("._-") or "run"
+    resolved["experiment"] = resolved["experiment"] or safe[:100]
+    resolved["state-dir"] = resolved["state-dir"] or str(folder / "state")
+    resolved["runtime"] = runtime
+    return resolved, folder
+
+
+def resumed(
+    folder: Path, overrides: Mapping[str, Value], runtime: str
+) -> tuple[dict[str, Value], Path]:
+    """The run config of the run in ``folder``, going on; only free keys may differ.
+
+    Raises ``ValueError`` if ``folder`` holds no run that can be resumed.
+    """
+    folder = folder.expanduser().resolve()
+    if not (folder / "config.toml").exists():
+        raise ValueError(f"--resume {folder}: no config.toml there, so no run to go on with")
+    flat = load(folder / "config.toml") | dict(overrides)
+    flat |= {"resume": True, "runtime": runtime, "out": str(folder)}
+    return flat, folder
+
+
+def launch(
+    flat: Mapping[str, Value], folder: Path, *, runtime: str, workers: int, console: Console
+) -> dict[str, Any]:
+    """Run, with progress on ``console``; returns the summary.
+
+    Raises ``ValueError`` before anything starts, ``Stopped`` or ``RuntimeError`` if the run could
+    not go on; each with one line.
+    """
+    config = preflight(flat)
+    if flat["resume"]:
+        checkpoint.read(folder, config)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "config.toml", to_toml({**flat, "resume": False}).encode())
+    started = time.time()
+    with Watch(config, folder, console) as watch:
+        watch.progress.on_phase(f"starting {config.run.clients} clients on {runtime}")
+        {"loopback": _loopback, "ray": _ray, "grpc": _grpc}[runtime](
+            flat, config, folder, workers, started
+        )
+    summary = _summary_since(folder, started)
+    if summary is None:
+        raise Stopped(f"the run left no summary; see the logs in {folder}")
+    if summary["status"] != "completed":
+        raise Stopped(summary["error"])
+    return summary
+
+
+class Watch:
+    """Shows the journal's new lines while a run goes on elsewhere."""
+
+    def __init__(self, config: Config, folder: Path, console: Console) -> None:
+        self.progress = Progress(config.run.rounds, console)
+        self._journal = folder / "journal.jsonl"
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+
+    def _follow(self) -> None:
+        follow(self._journal, self._stop.is_set, self.progress.on_round)
+
+    def __enter__(self) -> Watch:
+        self.progress.__enter__()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stop.set()
+        self._thread.join(timeout=5)
+        self.progress.__exit__(*error)
+
+
+def _loopback(
+    flat: Mapping[str, Value], config: Config, folder: Path, workers: int, started: float
+) -> None:
+    from flwr.app import Context, RecordDict
+
+    from deploy.loopback import RUN_ID, Loopback
+    from server_app.app import app
+
+    workers = min(workers, config.run.per_round or config.run.clients)
+    with Loopback(config.run.clients, flat, workers=workers) as grid:
+        app(grid, Context(RUN_ID, 0, {}, RecordDict(), dict(flat)))
+
+
+def _ray(
+    flat: Mapping[str, Value], config: Config, folder: Path, workers: int, started: float
+) -> None:
+    from deploy.simulation import run_simulation
+
+    status = run_simulation(
+        app=app_folder(),
+        clients=config.run.clients,
+        run_config=flat,
+        work=folder / "flower",
+        env=_environment(config),
+        finished=_finished(folder, started),
+    )
+    _judge(folder, started, status.completed, status.details)
+
+
+def _grpc(
+    flat: Mapping[str, Value], config: Config, folder: Path, workers: int, started: float
+) -> None:
+    from deploy.local import Federation
+
+    with Federation(
+        app=app_folder(),
+        clients=config.run.clients,
+        work=folder / "flower",
+        env=_environment(config),
+    ) as federation:
+        run_id = federation.submit(flat)
+        status = federation.follow(run_id, finished=_finished(folder, started))
+    _judge(folder, started, status.completed, status.details)
+
+
+def _environment(config: Config) -> dict[str, str]:
+    threads = str(config.run.threads)
+    return {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+
+
+def _finished(folder: Path, started: float) -> Callable[[], bool]:
+    return lambda: _summary_since(folder, started) is not None
+
+
+def _judge(folder: Path, started: float, completed: bool, details: str) -> None:
+    """Flower's status against the summary: the ServerApp's own word is the better reason."""
+    summary = _summary_since(folder, started)
+    if summary is None and not completed:
+        line = details.strip().partition("\n")[0]
+        raise Stopped(f"{line or 'the run failed'}; see the logs in {folder / 'flower' / 'logs'}")
+
+
+def _summary_since(folder: Path, started: float) -> dict[str, Any] | None:
+    """The summary, if this run wrote it."""
+    path = folder / "summary.json"
+    if not path.exists() or path.stat().st_mtime < started - 0.01:
+        return None
+    summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return summary
+
+
+def _unused(path: Path) -> Path:
+    candidates = [path, *(path.with_name(f"{path.name}-{i}") for i in range(2, 1000))]
+    return next(candidate for candidate in candidates if not candidate.exists())
+
+
+def default_workers() -> int:
+    """As many processes as this process may use cores."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,125 @@
+"""A warm start for the gRPC runtime: fork what Flower would start anew for every message.
+
+A SuperNode starts a process per message and imports Flower and torch in it, which takes seconds
+of processor time. Flower finds its inner programs by name on PATH. So a folder of stand-ins
+(``handover.py``) goes first on PATH, and one process that has imported everything forks a child for
+each of them, which then runs Flower's own entry point with the very arguments, environment, working
+directory and output files. Messages, isolation and results are those of the plain start; the app's
+own modules are never imported ahead, since each child must take them from its bundle.
+
+For many nodes on one machine only, and only where processes can fork (not Windows).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import shlex
+import signal
+import socket
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import distribution
+from pathlib import Path
+
+from deploy.processes import Processes, executable
+
+PROGRAMS = ("flower-superexec", "flwr-serverapp", "flwr-clientapp")
+#: imported ahead where they are installed; nothing here may start a thread or touch a GPU
+PACKAGES = ("numpy", "torch", "pydantic", "jaxtyping", "safetensors.torch", "flwr.app")
+
+
+@contextlib.contextmanager
+def warm_start(processes: Processes, env: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """Start the warm process and yield ``env`` changed so that Flower's programs use it.
+
+    It is among ``processes`` under the name ``warm``. ``env`` must be the environment of the
+    SuperLink and the SuperNodes, apart from FLWR_HOME: variables that packages read when they are
+    imported (OMP_NUM_THREADS) are those of the warm process.
+    """
+    with tempfile.TemporaryDirectory(prefix="warm-") as folder:  # short, and only this user's
+        address = str(Path(folder, "s"))
+        for name in PROGRAMS:
+            stand_in(Path(folder, name), executable(name), address)
+        source = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r}); "
+        source += f"from deploy.warm import serve; serve({address!r})"
+        processes.start("warm", [Path(sys.executable).name, "-c", source], env)
+        yield {**env, "PATH": os.pathsep.join([folder, env["PATH"]])}
+
+
+def stand_in(path: Path, real: str, address: str) -> None:
+    """Write the executable that hands ``real`` over to the warm process at ``address``."""
+    script = str(Path(__file__).with_name("handover.py").resolve())
+    command = [sys.executable, "-I", "-S", script, address, real]
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+    path.chmod(0o700)
+
+
+def serve(address: str) -> None:
+    """Import everything, then fork a child for every request at ``address``, for ever."""
+    repository = sys.path.pop(0)
+    for package in PACKAGES:
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(package)
+    entry_points = distribution("flwr").entry_points
+    mains = {
+        entry.name: entry.load() for entry in entry_points if entry.name in PROGRAMS
+    }
+    assert repository not in sys.path, "a child would import the app from the wrong place"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen(128)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children leave no zombies
+        while True:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError, ValueError):
+                request, outputs = _receive(connection)
+                if os.fork() == 0:
+                    listener.close()
+                    connection.close()
+                    _become(mains, request, outputs)
+                connection.sendall(b"+")
+                for output in outputs:
+                    os.close(output)
+
+
+def _receive(connection: socket.socket) -> tuple[dict[str, object], list[int]]:
+    connection.settimeout(5.0)
+    _, outputs, _, _ = socket.recv_fds(connection, 1, 2)
+    text = b""
+    while chunk := connection.recv(65536):
+        text += chunk
+    return json.loads(text), outputs
+
+
+def _become(
+    mains: Mapping[str, Callable[[], None]], request: dict[str, object], outputs: list[int]
+) -> None:
+    """Be the requested program, in the child; never returns."""
+    status = 1
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number, output in enumerate(outputs, start=1):
+            os.dup2(output, number)
+            os.close(output)
+        argv, env, cwd = request["argv"], request["env"], request["cwd"]
+        assert isinstance(argv, list) and isinstance(env, dict) and isinstance(cwd, str)
+        os.chdir(cwd)
+        os.environ.clear()
+        os.environ.update(env)
+        sys.argv = argv
+        mains[argv[0]]()
+        status = 0
+    except SystemExit as leaving:
+        status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(status)

@@ -1,0 +1,49 @@
+"""CIFAR and SVHN: how torchvision's objects become a data set."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from common.data import load
+
+
+class Stored:
+    """Stands in for torchvision's class: 20 samples, of which the pixel (1, 2) tells the number."""
+
+    base_folder = "cifar-10-batches-py"
+    roots: tuple[str, ...] = ()
+    classes = tuple("abcdefghij")
+
+    def __init__(self, root: str, *, download: bool, train: bool = True, split: str = "") -> None:
+        Stored.roots += (root,)
+        number = np.arange(20, dtype=np.uint8)
+        if split:
+            self.data = np.zeros((20, 3, 32, 32), dtype=np.uint8)
+            self.data[:, 0, 1, 2] = number
+            self.labels = number.astype(np.int64) % 10
+        else:
+            self.data = np.zeros((20, 32, 32, 3), dtype=np.uint8)
+            self.data[:, 1, 2, 0] = number
+            self.targets = [int(n) % 10 for n in number]
+
+
+@pytest.mark.parametrize(("name", "title"), [("cifar10", "CIFAR10"), ("svhn", "SVHN")])
+def test_images_have_their_channels_first(options, monkeypatch, tmp_path, name, title):
+    from common.vision import torchvision
+
+    monkeypatch.setattr(torchvision.datasets, title, Stored)
+    dataset = load(options(name=name, dir=str(tmp_path)))
+    assert dataset.shape == (3, 32, 32) and dataset.x.dtype == torch.uint8
+    assert dataset.x[:, 0, 1, 2].tolist() == list(range(20))
+    assert dataset.y.tolist() == [*range(10)] * 2 and dataset.y.dtype == torch.int64
+    assert len(dataset.mean) == 3
+
+
+def test_the_folder_of_the_batches_itself_is_understood(options, monkeypatch, tmp_path):
+    from common.vision import torchvision
+
+    monkeypatch.setattr(torchvision.datasets, "CIFAR10", Stored)
+    load(options(name="cifar10", dir=str(tmp_path / Stored.base_folder)))
+    assert Stored.roots[-1] == str(tmp_path)

@@ -1,0 +1,199 @@
+"""Image folders: their layouts, the decoded copy and everything that can be wrong with them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from common.data import decoded, load
+from common.data.folder import load_folder
+from common.data.public import set_aside
+
+
+def picture(path: Path, value: int = 0, size: tuple[int, int] = (8, 8), mode: str = "RGB") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, value if mode != "RGB" else (value, 0, 255)).save(path)
+
+
+def tree(root: Path, *, parts: tuple[str, ...] = ("train", "test"), n: int = 3, **more) -> Path:
+    for p, part in enumerate(parts):
+        for c, name in enumerate(("cat", "dog")):
+            for i in range(n):
+                picture(root / part / name / f"{i}.png", 100 * p + 10 * c + i, **more)
+    return root
+
+
+def test_train_and_test_folders_are_the_two_parts(options, tmp_path):
+    dataset = load_folder(options(name="folder", dir=str(tree(tmp_path / "pets"))))
+    assert (dataset.name, dataset.classes, dataset.shape) == ("pets", ("cat", "dog"), (3, 8, 8))
+    assert dataset.x[:, 0, 0, 0].tolist() == [0, 1, 2, 10, 11, 12]
+    assert dataset.x[0, :, 5, 5].tolist() == [0, 0, 255]
+    assert dataset.y.tolist() == [0, 0, 0, 1, 1, 1]
+    assert dataset.x_test[:, 0, 0, 0].tolist() == [100, 101, 102, 110, 111, 112]
+    assert dataset.mean[2] == 1.0 and dataset.std[2] == 1.0  # a constant channel
+
+
+def test_class_folders_alone_are_cut_four_to_one(options, tmp_path):
+    root = tree(tmp_path / "pets", parts=(".",), n=10)
+    dataset = load_folder(options(name="folder", dir=str(root)))
+    assert torch.bincount(dataset.y).tolist() == [8, 8]
+    assert torch.bincount(dataset.y_test).tolist() == [2, 2]
+    seen = torch.cat([dataset.x, dataset.x_test])[:, 0, 0, 0]
+    assert sorted(seen.tolist()) == [*range(10), *range(10, 20)]
+    again = load_folder(options(name="folder", dir=str(root)))
+    assert torch.equal(dataset.x, again.x)
+
+
+def test_valid_beside_test_becomes_the_public_set(options, tmp_path):
+    root = tree(tmp_path / "cinic", parts=("train", "test", "valid"))
+    dataset = load_folder(options(name="folder", dir=str(root)))
+    assert dataset.x_public is not None
+    assert dataset.x_public[:, 0, 0, 0].tolist() == [200, 201, 202, 210, 211, 212]
+    pool, public = set_aside(dataset, 0.5, seed=1)
+    assert len(pool.x) == 6 and len(public) == 3 and int(public.max()) >= 200
+
+
+def test_valid_without_test_is_the_test_set(options, tmp_path):
+    root = tree(tmp_path / "pets", parts=("train", "val"))
+    dataset = load_folder(options(name="folder", dir=str(root)))
+    assert dataset.x_public is None and int(dataset.x_test[0, 0, 0, 0]) == 100
+
+
+def test_the_annotations_of_tiny_imagenet_are_followed(options, tmp_path):
+    root = tmp_path / "tiny"
+    for c, name in enumerate(("n01", "n02")):
+        picture(root / "train" / name / "images" / f"{name}_0.png", c)
+    for i in range(3):
+        picture(root / "val" / "images" / f"val_{i}.png", 50 + i)
+    lines = [f"val_{i}.png\t{name}\t0\t0\t62\t62" for i, name in enumerate(("n02", "n01", "n02"))]
+    (root / "val" / "val_annotations.txt").write_text("\n".join(lines))
+    picture(root / "test" / "images" / "test_0.png", 9)
+    dataset = load_folder(options(name="folder", dir=str(root)))
+    assert dataset.classes == ("n01", "n02") and dataset.x[:, 0, 0, 0].tolist() == [0, 1]
+    assert dataset.y_test.tolist() == [1, 0, 1]
+    assert dataset.x_test[:, 0, 0, 0].tolist() == [50, 51, 52]
+
+
+def test_grey_images_keep_one_channel_and_a_single_coloured_one_makes_all_rgb(options, tmp_path):
+    root = tree(tmp_path / "pets", mode="L")
+    assert load_folder(options(name="folder", dir=str(root))).shape == (1, 8, 8)
+    picture(root / "test" / "dog" / "9.png", 7)
+    assert load_folder(options(name="folder", dir=str(root))).shape == (3, 8, 8)
+
+
+def test_images_are_decoded_once_and_again_when_the_folder_changes(options, tmp_path, monkeypatch):
+    calls = []
+    decode = decoded.cached
+
+    def counted(root, paths, size, make):
+        return decode(root, paths, size, lambda: (calls.append(size), make())[1])
+
+    monkeypatch.setattr(decoded, "cached", counted)
+    root = tree(tmp_path / "pets")
+    data = options(name="folder", dir=str(root))
+    first, second = load_folder(data), load_folder(data)
+    assert calls == [0] and torch.equal(first.x, second.x)
+    picture(root / "train" / "cat" / "0.png", 77)
+    os.utime(root / "train" / "cat" / "0.png", ns=(1, 1))
+    assert int(load_folder(data).x[0, 0, 0, 0]) == 77
+    load_folder(options(name="folder", dir=str(root), image_size=4))
+    assert calls == [0, 0, 4]
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == [".pets-0.safetensors", ".pets-4.safetensors", "pets"]
+
+
+def test_a_damaged_copy_is_made_anew(options, tmp_path):
+    root = tree(tmp_path / "pets")
+    data = options(name="folder", dir=str(root))
+    load_folder(data)
+    (tmp_path / ".pets-0.safetensors").write_bytes(b"half a file")
+    assert len(load_folder(data).x) == 6
+
+
+def test_the_copy_goes_to_the_users_cache_where_the_folder_cannot_be_written(
+    options, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    root = tree(tmp_path / "pets")
+    (tmp_path / ".pets-0.safetensors").mkdir()  # stands in the way, also for a superuser
+    load_folder(options(name="folder", dir=str(root)))
+    copies = list((tmp_path / "cache" / "fedmosaic" / "folders").iterdir())
+    assert len(copies) == 1 and copies[0].suffix == ".safetensors"
+    assert not list(tmp_path.glob("*.tmp")) and not list(tmp_path.glob(".*.tmp"))
+
+
+def test_without_any_place_for_a_copy_the_images_are_still_read(options, tmp_path, monkeypatch):
+    (tmp_path / "cache").write_text("a file, not a folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    root = tree(tmp_path / "pets")
+    (tmp_path / ".pets-0.safetensors").mkdir()
+    assert len(load_folder(options(name="folder", dir=str(root))).x) == 6
+
+
+def test_images_of_different_sizes_need_an_image_size(options, tmp_path):
+    root = tree(tmp_path / "pets")
+    picture(root / "train" / "dog" / "wide.png", 1, size=(9, 8))
+    with pytest.raises(ValueError, match=r"wide.png is 9×8, .* is 8×8\): set data.image-size"):
+        load_folder(options(name="folder", dir=str(root)))
+    assert load(options(name="folder", dir=str(root), image_size=6)).shape == (3, 6, 6)
+
+
+def broken_image(root: Path) -> None:
+    (root / "train" / "cat" / "bad.jpg").write_bytes(b"no image")
+
+
+def truncated_image(root: Path) -> None:
+    noise = np.random.Generator(np.random.PCG64(0)).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    path = root / "train" / "cat" / "bad.png"
+    Image.fromarray(noise).save(path)
+    path.write_bytes(path.read_bytes()[:120])
+
+
+def deep_image(root: Path) -> None:
+    Image.fromarray(np.zeros((8, 8), dtype=np.uint16)).save(root / "test" / "cat" / "bad.png")
+
+
+def empty_class(root: Path) -> None:
+    (root / "train" / "emu").mkdir()
+
+
+def foreign_class(root: Path) -> None:
+    picture(root / "test" / "emu" / "0.png")
+
+
+def no_test(root: Path) -> None:
+    (root / "test").rename(root / "exam")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (broken_image, "bad.jpg: not a readable image"),
+        (truncated_image, "bad.png: not a readable image"),
+        (deep_image, "bad.png: not a readable image .more than 8 bits"),
+        (empty_class, "train: class 'emu' has no samples"),
+        (foreign_class, "class 'emu' has no training folder"),
+        (no_test, "neither test nor valid"),
+    ],
+)
+def test_what_is_wrong_with_a_folder_is_said_in_one_line(options, tmp_path, spoil, message):
+    root = tree(tmp_path / "pets")
+    spoil(root)
+    with pytest.raises(ValueError, match=message) as refusal:
+        load_folder(options(name="folder", dir=str(root)))
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_folder_that_is_none_is_refused(options, tmp_path):
+    with pytest.raises(ValueError, match=r"needs data\.dir"):
+        load(options(name="folder"))
+    with pytest.raises(ValueError, match="is not a folder"):
+        load(options(name="folder", dir=str(tmp_path / "nowhere")))
+    (tmp_path / "one").mkdir()
+    with pytest.raises(ValueError, match="1 class folders, at least 2"):
+        load(options(name="folder", dir=str(tmp_path)))
