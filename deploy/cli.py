@@ -72,6 +72,36 @@ def run(
     out.print(f"report: {folder / 'report.html'}", soft_wrap=True)
 
 
+@app.command()
+def table(
+    file: Annotated[Path, typer.Argument(help="A table file, or the name of one of ours.")],
+    to: Annotated[Path | None, typer.Option("--out", help="Folder of the records.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that serve clients.")] = None,
+    show: Annotated[bool, typer.Option("--show", help="Only show what is recorded.")] = False,
+) -> None:
+    """Run a paper's table cell by cell and show ours beside the paper's numbers."""
+    from deploy import launch, table as tables
+    from deploy.report.table import render
+    from deploy.settings import find
+
+    spec = tables.read(file)
+    stem = find(file).stem
+    folder = (to or Path("runs") / stem).resolve()
+    served = launch.default_workers() if workers is None else workers
+
+    def announce(i: int, of: int, cell: tables.Cell, recorded: bool) -> None:
+        what = f"{cell.row} × {cell.column}, seed {cell.seed}"
+        out.print(f"[bold]cell {i}/{of}[/] {what}{': recorded' if recorded else ''}")
+
+    if not show:
+        tables.run(spec, folder, lambda cell, at: launch.cell(cell.flat, at, served, out), announce)
+    folder.mkdir(parents=True, exist_ok=True)
+    filled = tables.collect(spec, folder)
+    out.print(render(filled))
+    for path in tables.write(filled, spec, folder, stem):
+        out.print(str(path), soft_wrap=True)
+
+
 @app.command("list")
 def list_(
     what: Annotated[str, typer.Argument(help="methods, models, datasets or partitions.")],

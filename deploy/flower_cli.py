@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -60,6 +61,29 @@ def check_app(app: Path, run_config: Mapping[str, Value]) -> Path:
             f"{', '.join(allowed) or 'no keys'}"
         )
     return folder
+
+
+def stage_app(app: Path, to: Path) -> Path:
+    """A folder with nothing but the files that ``app`` bundles, made at ``to``; or ``app`` itself.
+
+    Flower walks the whole folder of an app, virtual environments and results of former runs
+    included, to find the few files of the bundle, and refuses the app when any of them lies too
+    deep. So what ``fab-include`` names is copied, if it names folders and files at the top.
+    """
+    with (app / "pyproject.toml").open("rb") as file:
+        patterns = tomllib.load(file)["tool"]["flwr"]["app"].get("fab-include", [])
+    names = {pattern.lstrip("/").split("/")[0] for pattern in patterns}
+    if not names or not all((app / name).exists() for name in names):
+        return app
+    shutil.rmtree(to, ignore_errors=True)
+    to.mkdir(parents=True)
+    for name in sorted(names | {"pyproject.toml", "LICENSE", ".gitignore"}):
+        if (app / name).is_dir():
+            skip = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(app / name, to / name, ignore=skip)
+        elif (app / name).exists():
+            shutil.copy2(app / name, to / name)
+    return to
 
 
 def _flat(config: Mapping[str, object], prefix: str = "") -> list[str]:

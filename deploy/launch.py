@@ -89,6 +89,15 @@ def launch(
     return summary
 
 
+def cell(flat: Mapping[str, Value], folder: Path, workers: int, console: Console) -> None:
+    """One run of a table on loopback; a run that was cut off goes on from its checkpoint."""
+    if checkpoint.path_in(folder).exists() and (folder / "config.toml").exists():
+        resolved, folder = resumed(folder, {}, "loopback")
+    else:
+        resolved, folder = fresh(flat, "loopback", folder)
+    launch(resolved, folder, runtime="loopback", workers=workers, console=console)
+
+
 class Watch:
     """Shows the journal's new lines while a run goes on elsewhere."""
 

@@ -8,15 +8,16 @@ there without a lock and two nodes that share it can import a half-written copy.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self, final
 
+from deploy import warm
 from deploy.flower_cli import Value, check_app, config_arguments
 from deploy.processes import Processes, environment
 from deploy.superlink import RunStatus, SuperLink
-from deploy.warm import warm_start
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -38,7 +39,8 @@ class Federation:
         node_configs: Sequence[Mapping[str, Value]] | None = None,
         env: Mapping[str, str] = NOTHING,
         patience: float = 60.0,
-        warm: bool = False,
+        warm_start: bool = False,
+        spare_nodes: bool = False,
     ) -> None:
         """Check the arguments; nothing starts before the context is entered.
 
@@ -49,8 +51,11 @@ class Federation:
             node_configs: what node k's configuration holds beyond that, such as ``model``; N of
                 them or None.
             env: added to the environment of all processes, so also of ServerApp and ClientApp.
-            warm: fork the processes of a round from one that has torch imported (``warm.py``).
             patience: seconds that the SuperNodes together may take to come online, plus 5 per node.
+            warm_start: fork the processes of a round from one that has torch imported; see
+                ``warm.py``.
+            spare_nodes: once all nodes have been online, let a run go on when one of them dies;
+                otherwise that is an error.
 
         Raises:
             ValueError: one of the arguments cannot work.
@@ -65,7 +70,8 @@ class Federation:
         self._work = work.expanduser().resolve()
         self._env = dict(env)
         self._patience = patience + 5.0 * clients
-        self._warm = warm
+        self._warm = warm_start
+        self._spare_nodes = spare_nodes
         self._stack = contextlib.ExitStack()
         self._superlink: SuperLink | None = None
 
@@ -79,10 +85,14 @@ class Federation:
             processes = stack.enter_context(Processes(self._work))
             env = self._env
             if self._warm:
-                plain = environment(env, self._work / "home" / "warm")
-                env = {**env, "PATH": stack.enter_context(warm_start(processes, plain))["PATH"]}
+                folder = stack.enter_context(warm.stand_ins())
+                env = environment(env, self._work / "home" / "warm")
+                warm.start(processes, folder, env)
+                env = {**self._env, "PATH": os.pathsep.join([str(folder), env["PATH"]])}
             superlink = SuperLink(processes, self._work, env, simulation=False)
             stack.callback(superlink.close)
+            if self._warm:
+                superlink.wait(lambda: warm.ready(processes, folder), "the warm process", 120.0)
             for k, text in enumerate(self._node_configs):
                 home = self._work / "home" / f"supernode-{k}"
                 command = supernode_command(superlink.fleet, text)
@@ -91,6 +101,9 @@ class Federation:
             superlink.wait(
                 lambda: superlink.online() >= clients, f"{clients} SuperNodes", self._patience
             )
+            if self._spare_nodes:
+                for k in range(clients):
+                    processes.spare(f"supernode-{k}")
             self._superlink = superlink
             self._stack = stack.pop_all()
         return self

@@ -105,6 +105,8 @@ class Processes:
         self.logs = work / "logs"
         self.empty = work / "empty"
         self._started: dict[str, subprocess.Popen[bytes]] = {}
+        self._spared: set[str] = set()
+        self._last: set[str] = set()
         self._watchdog: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -129,8 +131,13 @@ class Processes:
     ) -> None:
         self.close()
 
-    def start(self, name: str, command: Sequence[str], env: Mapping[str, str]) -> None:
-        """Start ``command`` in a session of its own, its output going to ``logs/name.log``."""
+    def start(
+        self, name: str, command: Sequence[str], env: Mapping[str, str], *, last: bool = False
+    ) -> None:
+        """Start ``command`` in a session of its own, its output going to ``logs/name.log``.
+
+        ``last``: end it after the others, which may want to sign off there.
+        """
         assert self._watchdog is not None and self._watchdog.stdin is not None
         assert name not in self._started, name
         with self.log(name).open("wb") as log:
@@ -144,6 +151,7 @@ class Processes:
                 start_new_session=True,
             )
         self._started[name] = process
+        self._last |= {name} if last else set()
         self._watchdog.stdin.write(b"%d\n" % process.pid)
         self._watchdog.stdin.flush()
 
@@ -151,30 +159,34 @@ class Processes:
         """The log file of the process called ``name``."""
         return self.logs / f"{name}.log"
 
+    def alive(self, name: str) -> bool:
+        """Whether the process called ``name`` still runs."""
+        return self._started[name].poll() is None
+
+    def spare(self, name: str) -> None:
+        """From now on the process called ``name`` may end by itself."""
+        self._spared.add(name)
+
     def check(self) -> None:
-        """Refuse to go on when a process has ended by itself.
+        """Refuse to go on when a process has ended by itself, unless it has been spared.
 
         Raises:
             RuntimeError: with the name, the exit status and the end of the log of that process.
         """
         for name, process in self._started.items():
-            if (status := process.poll()) is not None:
+            if name not in self._spared and (status := process.poll()) is not None:
                 raise RuntimeError(
                     f"{name} ended with status {status}; the end of {self.log(name)}:\n"
                     f"{tail(self.log(name))}"
                 )
 
     def close(self) -> None:
-        """End every process and all that they started; may be called again.
-
-        The first one goes last: SuperNodes sign off at their SuperLink and wait for its answer.
-        """
-        first, others = list(self._started)[:1], list(self._started)[1:]
-        for names in (others, first):
+        """End every process and all that they started; may be called again."""
+        for names in (self._started.keys() - self._last, self._last):
             watchdog.end({self._started[name].pid for name in names}, GRACE)
         for process in self._started.values():
             process.wait()
-        self._started = {}
+        self._started, self._spared, self._last = {}, set(), set()
         if self._watchdog is not None:
             self._watchdog.kill()
             self._watchdog.communicate()

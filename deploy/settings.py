@@ -37,22 +37,35 @@ def resolve(experiment: Path | None, overrides: Iterable[str] = ()) -> dict[str,
     """
     flat = defaults()
     if experiment is not None:
-        flat |= {key: _check(key, value) for key, value in load(experiment).items()}
+        flat |= numbers(load(experiment))
     for override in overrides:
         key, value = parse_override(override)
         flat[key] = value
     return flat
 
 
+def find(experiment: Path) -> Path:
+    """An experiment file. A bare name is looked up among ours; ``.toml`` may be left out."""
+    ours = EXPERIMENTS / experiment.name
+    for path in (experiment, experiment.with_suffix(".toml"), ours, ours.with_suffix(".toml")):
+        if path.is_file():
+            return path
+    names = ", ".join(sorted(path.stem for path in EXPERIMENTS.glob("*.toml")))
+    raise ValueError(f"experiment file {experiment} does not exist; ours are: {names}")
+
+
 def load(experiment: Path) -> dict[str, Value]:
-    """An experiment file's own keys, flat. A bare name is looked up among our experiments."""
-    path = experiment if experiment.exists() else EXPERIMENTS / f"{experiment.name}"
-    if path.suffix != ".toml":
-        path = path.with_suffix(".toml")
-    if not path.exists():
-        ours = ", ".join(sorted(p.stem for p in EXPERIMENTS.glob("*.toml")))
-        raise ValueError(f"experiment file {experiment} does not exist; ours are: {ours}")
-    return flatten(_read(path))
+    """An experiment file's own keys, flat."""
+    path = find(experiment)
+    table = _read(path)
+    if "row" in table:
+        raise ValueError(f"{path} is a table; run it with: fedmosaic table {experiment}")
+    return flatten(table)
+
+
+def numbers(flat: Mapping[str, Value]) -> dict[str, Value]:
+    """The same with integers made floats where the key takes any number; keys are checked."""
+    return {key: _check(key, value) for key, value in flat.items()}
 
 
 def parse_override(text: str) -> tuple[str, Value]:

@@ -27,7 +27,7 @@ from flwr.proto.control_pb2 import (
 )
 from flwr.proto.control_pb2_grpc import ControlStub
 
-from deploy.flower_cli import Value, check_app, config_arguments, run_config_toml
+from deploy.flower_cli import Value, check_app, config_arguments, run_config_toml, stage_app
 from deploy.processes import Processes, environment, executable, free_ports, plain, tail
 
 CONNECTION = "here"  #: the name of the SuperLink in the private config.toml
@@ -65,7 +65,7 @@ class SuperLink:
 
         Args:
             processes: an entered context, which ends the SuperLink too.
-            work: absolute; ``home/`` below it holds what Flower writes, ``run.toml`` the overrides.
+            work: absolute; below it come ``home/`` (what Flower writes), ``run.toml`` and ``app/``.
             env: added to the environment of the SuperLink and therefore of the ServerApp.
             simulation: run the clients in Ray, inside the ServerApp's process tree.
 
@@ -83,8 +83,9 @@ class SuperLink:
             f'[superlink]\ndefault = "{CONNECTION}"\n\n'
             f'[superlink.{CONNECTION}]\naddress = "127.0.0.1:{control}"\ninsecure = true\n'
         )
-        processes.start("superlink", superlink_command(control, fleet, simulation), self._env)
-        self._channel = grpc.insecure_channel(
+        command = superlink_command(control, fleet, simulation)
+        processes.start("superlink", command, self._env, last=True)
+        self._channel = grpc.insecure_channel(  # type: ignore[no-untyped-call]
             f"127.0.0.1:{control}", options=[("grpc.enable_http_proxy", 0)]
         )
         self._control = ControlStub(self._channel)
@@ -125,7 +126,7 @@ class SuperLink:
             ValueError: ``app`` is no Flower app, or an override that it or Flower cannot take.
             RuntimeError: Flower refused the app or the run; with Flower's own message.
         """
-        folder = check_app(app, run_config)
+        folder = stage_app(check_app(app, run_config), self._run_toml.with_name("app"))
         self._run_toml.write_text(run_config_toml(run_config), encoding="utf-8")
         command = [executable("flwr"), "run", str(folder), CONNECTION, "--format", "json"]
         if run_config:
@@ -139,6 +140,8 @@ class SuperLink:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            encoding="utf-8",
+            errors="replace",
         )
         self._processes.check()
         return run_id_from(done.stdout, done.stderr)
@@ -203,10 +206,8 @@ class SuperLink:
     def _answers(self) -> bool:
         try:
             self.online()
-        except grpc.RpcError as error:
-            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                return False
-            raise
+        except grpc.RpcError:
+            return False
         return True
 
     def _stream(self, run_id: int, put: Callable[[str | None], None]) -> None:

@@ -33,22 +33,35 @@ PROGRAMS = ("flower-superexec", "flwr-serverapp", "flwr-clientapp")
 PACKAGES = ("numpy", "torch", "pydantic", "jaxtyping", "safetensors.torch", "flwr.app")
 
 
-@contextlib.contextmanager
-def warm_start(processes: Processes, env: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Start the warm process and yield ``env`` changed so that Flower's programs use it.
+SOCKET = "s"  #: file name in the folder of stand-ins
 
-    It is among ``processes`` under the name ``warm``. ``env`` must be the environment of the
-    SuperLink and the SuperNodes, apart from FLWR_HOME: variables that packages read when they are
-    imported (OMP_NUM_THREADS) are those of the warm process.
+
+@contextlib.contextmanager
+def stand_ins() -> Iterator[Path]:
+    """A folder to put first on PATH, with a stand-in for each of ``PROGRAMS``."""
+    with tempfile.TemporaryDirectory(prefix="warm-") as name:  # short, and only this user's
+        folder = Path(name)
+        for program in PROGRAMS:
+            stand_in(folder / program, executable(program), str(folder / SOCKET))
+        yield folder
+
+
+def start(processes: Processes, folder: Path, env: Mapping[str, str]) -> None:
+    """Start the warm process of the stand-ins in ``folder``, among ``processes`` as ``warm``.
+
+    ``env`` must be the environment of the SuperLink and the SuperNodes, apart from FLWR_HOME:
+    variables that packages read when they are imported (OMP_NUM_THREADS) are the warm process's.
+    If it ends, the stand-ins start the real programs.
     """
-    with tempfile.TemporaryDirectory(prefix="warm-") as folder:  # short, and only this user's
-        address = str(Path(folder, "s"))
-        for name in PROGRAMS:
-            stand_in(Path(folder, name), executable(name), address)
-        source = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r}); "
-        source += f"from deploy.warm import serve; serve({address!r})"
-        processes.start("warm", [Path(sys.executable).name, "-c", source], env)
-        yield {**env, "PATH": os.pathsep.join([folder, env["PATH"]])}
+    source = f"import sys; sys.path.insert(0, {str(Path(__file__).resolve().parents[1])!r}); "
+    source += f"from deploy.warm import serve; serve({str(folder / SOCKET)!r})"
+    processes.start("warm", [Path(sys.executable).name, "-P", "-c", source], env)
+    processes.spare("warm")
+
+
+def ready(processes: Processes, folder: Path) -> bool:
+    """Whether the warm process takes requests, or never will."""
+    return (folder / SOCKET).exists() or not processes.alive("warm")
 
 
 def stand_in(path: Path, real: str, address: str) -> None:
@@ -61,15 +74,12 @@ def stand_in(path: Path, real: str, address: str) -> None:
 
 def serve(address: str) -> None:
     """Import everything, then fork a child for every request at ``address``, for ever."""
-    repository = sys.path.pop(0)
+    del sys.path[0]  # this repository: the children import the app from its bundle
     for package in PACKAGES:
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(package)
     entry_points = distribution("flwr").entry_points
-    mains = {
-        entry.name: entry.load() for entry in entry_points if entry.name in PROGRAMS
-    }
-    assert repository not in sys.path, "a child would import the app from the wrong place"
+    mains = {entry.name: entry.load() for entry in entry_points if entry.name in PROGRAMS}
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         listener.listen(128)

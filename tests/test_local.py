@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,8 +17,8 @@ from pathlib import Path
 import pytest
 from flwr.common.config import parse_config_args
 
-from deploy import runtimes, watchdog
-from deploy.flower_cli import check_app, config_arguments, run_config_toml
+from deploy import runtimes, warm, watchdog
+from deploy.flower_cli import Value, check_app, config_arguments, run_config_toml, stage_app
 from deploy.local import Federation, node_config, supernode_command
 from deploy.processes import Processes, environment, executable, free_ports, tail
 from deploy.simulation import run_simulation
@@ -93,7 +95,7 @@ def hello(message, context):
     return Message(RecordDict({"c": ConfigRecord(answer)}), reply_to=message)
 """
 
-AWKWARD = 'line\nbreak "double" \'single\' \\ ü 😀 \x7f'
+AWKWARD = "line\nbreak \"double\" 'single' \\ ü 😀 \x7f"
 
 
 @pytest.fixture
@@ -127,7 +129,14 @@ def sleeper(processes: Processes, name: str, ignoring_sigterm: bool = False) -> 
 
 
 def test_a_run_config_survives_the_file_that_flower_reads(tmp_path: Path) -> None:
-    config = {"rounds": 3, "lr": 1e-05, "huge": 1e22, "on": True, "off": False, "text": AWKWARD}
+    config: dict[str, Value] = {
+        "rounds": 3,
+        "lr": 1e-05,
+        "huge": 1e22,
+        "on": True,
+        "off": False,
+        "text": AWKWARD,
+    }
     file = tmp_path / "run.toml"
     file.write_text(run_config_toml(config), encoding="utf-8")
     read = parse_config_args([str(file)])
@@ -145,7 +154,7 @@ def test_a_dotted_key_means_the_same_key_to_flower(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["resnet8", "", "two words", "a=b c='d'", 'say "hi"', "C:\\data"])
 def test_a_node_config_survives_the_argument_that_flower_cuts_up(text: str) -> None:
-    config = {"model": text, "gpu": 0, "share": 0.25, "fast": True}
+    config: dict[str, Value] = {"model": text, "gpu": 0, "share": 0.25, "fast": True}
     assert parse_config_args([config_arguments(config)]) == config
 
 
@@ -187,6 +196,22 @@ def test_a_folder_that_is_no_flower_app_is_refused(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[project\n")
     with pytest.raises(ValueError, match="not valid TOML"):
         check_app(tmp_path, {})
+
+
+def test_only_the_bundled_files_of_an_app_are_staged(app: Path, tmp_path: Path) -> None:
+    deep = app / "/".join("runs") / "a/b/c/d/e/f/g/h/i/j/k"
+    deep.mkdir(parents=True)
+    (deep / "journal.json").write_text("{}")
+    (app / ".gitignore").write_text("*.log\n")
+    staged = stage_app(app, tmp_path / "staged")
+    names = sorted(path.name for path in staged.rglob("*"))
+    assert names == [".gitignore", "pyproject.toml", "tiny_client.py", "tiny_server.py"]
+    (app / "tiny_client.py").write_text("app = 1\n")
+    assert (stage_app(app, tmp_path / "staged") / "tiny_client.py").read_text() == "app = 1\n"
+    for include in ("", 'fab-include = ["**/*.py"]'):
+        text = re.sub("fab-include = .*", include, PYPROJECT)
+        (app / "pyproject.toml").write_text(text)
+        assert stage_app(app, tmp_path / "other") == app
 
 
 def test_a_node_knows_its_partition_and_what_is_set_beyond_it() -> None:
@@ -235,7 +260,7 @@ def test_the_environment_is_private_quiet_and_inherited(
 
 
 def test_a_missing_program_is_named_with_the_way_to_get_it() -> None:
-    with pytest.raises(RuntimeError, match=r"flower-nothing was found neither .*flwr\[simulation\]"):
+    with pytest.raises(RuntimeError, match=r"flower-nothing was found neither .*install flwr"):
         executable("flower-nothing")
 
 
@@ -333,13 +358,16 @@ def test_the_doctor_finds_the_runtimes_of_this_environment(monkeypatch: pytest.M
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_two_nodes_run_an_app_over_grpc_and_nothing_is_left(app: Path, tmp_path: Path) -> None:
     out, work, lines = tmp_path / "out.json", tmp_path / "work", list[str]()
-    with pytest.raises(KeyboardInterrupt), Federation(
-        app=app,
-        clients=2,
-        work=work,
-        node_configs=[{"model": "mlp"}, {"model": "le net"}],
-        env={"TINY_VARIABLE": "inherited"},
-    ) as federation:
+    with (
+        pytest.raises(KeyboardInterrupt),
+        Federation(
+            app=app,
+            clients=2,
+            work=work,
+            node_configs=[{"model": "mlp"}, {"model": "le net"}],
+            env={"TINY_VARIABLE": "inherited"},
+        ) as federation,
+    ):
         with pytest.raises(ValueError, match="unknown run config key"):
             federation.submit({"typo": 1})
         failed = federation.follow(federation.submit({"fail": True}))
@@ -352,7 +380,8 @@ def test_two_nodes_run_an_app_over_grpc_and_nothing_is_left(app: Path, tmp_path:
         assert done.bytes_sent > 0 and done.bytes_received > 0
 
         endless = federation.submit({"out": str(tmp_path / "2"), "nodes": 2, "wait": 600.0})
-        federation.follow(endless, finished=lambda: federation.stop(endless) is None)
+        federation.stop(endless)
+        assert federation.follow(endless).status == "finished:stopped"
         raise KeyboardInterrupt
     assert running(work) == []
     answer = json.loads(out.read_text())
@@ -384,3 +413,47 @@ def test_a_simulation_runs_the_same_app_and_tells_its_real_end(app: Path, tmp_pa
     ]
     assert running(work) == []
     assert tomllib.loads((work / "run.toml").read_text())["nodes"] == 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_stand_in_runs_the_real_program_when_nothing_is_warm(tmp_path: Path) -> None:
+    warm.stand_in(tmp_path / "mine", "/bin/echo", str(tmp_path / "no-socket"))
+    done = subprocess.run([tmp_path / "mine", "a b", "--c"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "a b --c\n")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_warm_start_gives_the_same_replies_and_survives_the_warm_process(
+    app: Path, tmp_path: Path
+) -> None:
+    work = tmp_path / "work"
+    env = {"TINY_VARIABLE": "inherited"}
+    answers = []
+    with Federation(app=app, clients=2, work=work, env=env, warm_start=True) as federation:
+        for attempt in ("warm", "without"):
+            out = tmp_path / f"{attempt}.json"
+            run = federation.submit({"out": str(out), "nodes": 2, "note.text": AWKWARD})
+            assert federation.follow(run, finished=out.exists).completed
+            answer = json.loads(out.read_text())
+            answers.append(sorted(answer["replies"], key=lambda reply: int(reply["k"])))
+            if attempt == "warm":
+                assert warm_processes(work), "no process was forked"
+                for pid in warm_processes(work):
+                    os.kill(pid, signal.SIGKILL)
+    assert running(work) == []
+    assert answers[0] == answers[1]
+    assert [reply["seen"] for reply in answers[0]] == ["inherited", "inherited"]
+
+
+def warm_processes(work: Path) -> list[int]:
+    """The process that waits for requests; its children bear its command line too."""
+    found = []
+    for pid, session in watchdog._processes():
+        with contextlib.suppress(OSError):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            home = f"FLWR_HOME={work / 'home' / 'warm'}".encode()
+            environ = Path(f"/proc/{pid}/environ").read_bytes()
+            if b"deploy.warm" in command and home in environ and pid == session:
+                found.append(pid)
+    return found

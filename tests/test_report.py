@@ -25,6 +25,7 @@ method = "{method}"
 rounds = {rounds}
 seed = {seed}
 state-dir = "/somewhere/{seed}"
+experiment = "named-{seed}"
 [data]
 name = "digits"
 alpha = 0.5

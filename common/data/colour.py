@@ -61,6 +61,11 @@ def _open(name: str, kind: Any, data: DataOptions, **part: object) -> Any:
     except (OSError, RuntimeError, ValueError) as error:
         if data.download:
             raise ValueError(f"data set {name!r}: download to {place} failed ({error})") from error
+        inside = place / str(getattr(kind, "base_folder", "train_32x32.mat"))
+        if inside.exists():
+            raise ValueError(
+                f"data set {name!r} at {inside} is damaged or incomplete: download it again"
+            ) from error
         raise ValueError(how_to_get(name, [place])) from error
 
 

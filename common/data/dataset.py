@@ -93,16 +93,17 @@ def channel_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]
     ``x`` is (N, C, H, W); bytes are taken in units of [0, 1]. A constant channel gets the
     standard deviation 1.
     """
-    total = torch.zeros(x.shape[1], dtype=torch.float64)
-    square = torch.zeros(x.shape[1], dtype=torch.float64)
-    scale = 255.0 if x.dtype == torch.uint8 else 1.0
-    for start in range(0, len(x), CHUNK):
-        values = x[start : start + CHUNK].double() / scale
-        total += values.sum((0, 2, 3))
-        square += values.square().sum((0, 2, 3))
-    count = x.numel() / x.shape[1]
-    mean = total / count
-    variance = (square / count - mean.square()).clamp_min(0)
+    if x.dtype == torch.uint8:  # a histogram is exact and reads every byte once
+        levels = torch.arange(256, dtype=torch.float64) / 255
+        counts = torch.stack(
+            [torch.bincount(x[:, c].reshape(-1), minlength=256) for c in range(x.shape[1])]
+        )
+        weights = counts.double() / (x.numel() / x.shape[1])
+        mean = weights @ levels
+        variance = (weights * (levels - mean[:, None]).square()).sum(1)
+    else:
+        mean = x.double().mean((0, 2, 3))
+        variance = x.double().var((0, 2, 3), correction=0)
     std = torch.where(variance > 1e-12, variance.sqrt(), torch.ones_like(variance))
     return tuple(mean.tolist()), tuple(std.tolist())
 

@@ -22,7 +22,7 @@ VERSION = 1  #: raised whenever the same files would be decoded differently
 
 
 def cached(
-    root: Path, paths: list[Path], size: int, decode: Callable[[], dict[str, Tensor]]
+    root: Path, paths: list[str], size: int, decode: Callable[[], dict[str, Tensor]]
 ) -> dict[str, Tensor]:
     """What ``decode`` returns for ``paths``, all below ``root``; decoded at most once per content.
 
@@ -43,14 +43,14 @@ def cached(
     return fresh
 
 
-def _key(root: Path, paths: list[Path], size: int) -> str:
+def _key(root: Path, paths: list[str], size: int) -> str:
     digest = hashlib.sha256(f"{VERSION} {size}".encode())
     for path in paths:
         try:
-            status = path.stat()
+            status = os.stat(path)
         except OSError as error:
             raise ValueError(f"{path}: cannot be read ({error.strerror})") from error
-        digest.update(os.fsencode(path.relative_to(root)) + b"\0")
+        digest.update(os.fsencode(path.removeprefix(str(root))) + b"\0")
         digest.update(struct.pack("<qq", status.st_size, status.st_mtime_ns))
     return digest.hexdigest()
 

@@ -27,7 +27,7 @@ ANNOTATIONS = "val_annotations.txt"  #: TinyImageNet: "<file> <class> <box>" per
 GREY = ("1", "L", "LA")
 DEEP = ("I", "F", "I;16", "I;16L", "I;16B")
 
-Part = list[tuple[Path, int]]  #: image files and their classes
+Part = list[tuple[str, int]]  #: image files and their classes
 
 
 def load_folder(data: DataOptions) -> Dataset:
@@ -70,8 +70,9 @@ def _parts(root: Path) -> tuple[tuple[str, ...], dict[str, Part]]:
     if len(classes) < 2:
         raise ValueError(f"{train}: {len(classes)} class folders, at least 2 are needed")
     parts = {"train": _listed(train, classes)}
+    present = {c for _, c in parts["train"]}
     for c, name in enumerate(classes):
-        if not any(label == c for _, label in parts["train"]):
+        if c not in present:
             raise ValueError(f"{train}: class {name!r} has no samples")
     if not split:
         return classes, parts
@@ -102,7 +103,7 @@ def _listed(folder: Path, classes: tuple[str, ...]) -> Part:
         (path, c)
         for c, name in enumerate(classes)
         if name in found
-        for path in sorted(_images(folder / name))
+        for path in sorted(_images(str(folder / name)))
     ]
 
 
@@ -113,15 +114,15 @@ def _annotated(folder: Path, classes: tuple[str, ...]) -> Part:
         fields = line.split("\t")
         if len(fields) < 2 or fields[1] not in number:
             raise ValueError(f"{folder / ANNOTATIONS}: {line!r} names no class of the training set")
-        part.append((folder / "images" / fields[0], number[fields[1]]))
+        part.append((str(folder / "images" / fields[0]), number[fields[1]]))
     return part
 
 
-def _images(folder: Path) -> Iterator[Path]:
+def _images(folder: str) -> Iterator[str]:
     for where, _, names in os.walk(folder):
         for name in names:
             if name.lower().endswith(SUFFIXES) and name[0] != ".":
-                yield Path(where, name)
+                yield os.path.join(where, name)
 
 
 def _decode(parts: dict[str, Part], size: int) -> dict[str, Tensor]:
@@ -146,13 +147,13 @@ def _decode(parts: dict[str, Part], size: int) -> dict[str, Tensor]:
     return out
 
 
-def _header(path: Path) -> tuple[str, tuple[int, int]]:
+def _header(path: str) -> tuple[str, tuple[int, int]]:
     """PIL mode and (width, height), without decoding the pixels."""
     with _naming(path), Image.open(path) as image:
         return image.mode, image.size
 
 
-def _pixels(path: Path, mode: str, size: int) -> np.ndarray:
+def _pixels(path: str, mode: str, size: int) -> np.ndarray:
     """uint8 (C, H, W), resized bilinearly to size × size unless ``size`` is 0."""
     with _naming(path), Image.open(path) as image:
         if image.mode in DEEP:
@@ -164,7 +165,7 @@ def _pixels(path: Path, mode: str, size: int) -> np.ndarray:
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def _naming(path: str) -> Iterator[None]:
     """Whatever the decoder has against the file becomes one line that names it."""
     try:
         yield

@@ -29,7 +29,9 @@ def labels(runs: Sequence[Run]) -> list[str]:
     told = {
         name: values
         for name, values in differences(runs).items()
-        if name in shared and name != "method" and not any(_is_place(v) for v in values)
+        if name in shared
+        and name not in ("method", "experiment")
+        and not any(_is_place(v) for v in values)
     }
     named = [
         ", ".join([m, *(f"{n.rpartition('.')[2]}={clean(v[i], 24)}" for n, v in told.items())])
@@ -43,5 +45,5 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 
 def _is_place(value: object) -> bool:
-    """Directories and the names of experiments differ between runs without telling them apart."""
+    """Directories differ between runs without telling them apart."""
     return isinstance(value, str) and len(PurePath(value).parts) > 1

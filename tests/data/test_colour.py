@@ -47,3 +47,16 @@ def test_the_folder_of_the_batches_itself_is_understood(options, monkeypatch, tm
     monkeypatch.setattr(torchvision.datasets, "CIFAR10", Stored)
     load(options(name="cifar10", dir=str(tmp_path / Stored.base_folder)))
     assert Stored.roots[-1] == str(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100", "svhn"])
+def test_a_missing_colour_set_is_refused_in_one_line(options, tmp_path, name):
+    with pytest.raises(ValueError, match=f"{name}.*data.dir.*data.download") as refusal:
+        load(options(name=name, dir=str(tmp_path)))
+    assert str(tmp_path) in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+def test_svhn_files_that_are_not_svhn_are_refused(options, tmp_path):
+    (tmp_path / "train_32x32.mat").write_bytes(b"something else")
+    with pytest.raises(ValueError, match=r"'svhn' at .*train_32x32\.mat is damaged or incomplete"):
+        load(options(name="svhn", dir=str(tmp_path)))

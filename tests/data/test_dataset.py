@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from common.data import DATASETS, load
+from common.data import DATASETS, digits, load
 from common.data.dataset import (
     channel_statistics,
     class_counts,
@@ -41,6 +41,12 @@ def test_digits_are_scaled_to_bytes_and_cut_four_to_one_in_every_class(options):
     assert int(dataset.x.max()) == 255
     counts = torch.bincount(dataset.y) + torch.bincount(dataset.y_test)
     assert (torch.bincount(dataset.y_test) / counts - 0.2).abs().max() < 0.005
+
+
+def test_digits_are_read_without_importing_scikit_learn_and_are_its_own(monkeypatch):
+    direct = digits._table()
+    monkeypatch.setattr(digits.importlib.util, "find_spec", lambda name: None)
+    assert direct.shape == (1797, 65) and np.array_equal(direct, digits._table())
 
 
 def test_toy_is_learnt_by_its_class_means():

@@ -106,16 +106,3 @@ def test_a_damaged_file_is_refused_in_one_line_with_its_name(tmp_path, name, con
     with pytest.raises(ValueError, match=message) as refusal:
         read_idx(path)
     assert str(path) in str(refusal.value) and "\n" not in str(refusal.value)
-
-
-@pytest.mark.parametrize("name", ["cifar10", "cifar100", "svhn"])
-def test_a_missing_colour_set_is_refused_in_one_line(options, tmp_path, name):
-    with pytest.raises(ValueError, match=f"{name}.*data.dir.*data.download") as refusal:
-        load(options(name=name, dir=str(tmp_path)))
-    assert str(tmp_path) in str(refusal.value) and "\n" not in str(refusal.value)
-
-
-def test_svhn_files_that_are_not_svhn_are_refused(options, tmp_path):
-    (tmp_path / "train_32x32.mat").write_bytes(b"something else")
-    with pytest.raises(ValueError, match="svhn"):
-        load(options(name="svhn", dir=str(tmp_path)))
