@@ -44,6 +44,17 @@ def train(message: Message, context: Context) -> Message:
     return _answer(message, context, None, work)
 
 
+@app.train("second")
+def second(message: Message, context: Context) -> Message:
+    """The second exchange of a round, for methods that have one."""
+    from client_app.methods import HANDLERS
+
+    def work(participant: Participant, down: Any) -> Records:
+        return HANDLERS[participant.config.run.method](participant).second(down)
+
+    return _answer(message, context, None, work, of_method="Second")
+
+
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Score models on the client's own test share."""
@@ -61,15 +72,21 @@ def _answer(
     context: Context,
     kind: type[Records] | None,
     work: Callable[[Participant, Any], Records],
+    of_method: str = "Down",
 ) -> Message:
-    """Unpack, work, pack. An exception becomes an error reply of one line, the same everywhere."""
+    """Unpack, work, pack. An exception becomes an error reply of one line, the same everywhere.
+
+    ``kind``: what the message holds; None: the message type that the method calls ``of_method``.
+    """
     from client_app.methods import HANDLERS
     from client_app.participant import Participant
     from common.config import parse
 
     try:
         config = parse(context.run_config)
-        payload: Any = (kind or HANDLERS[config.run.method].Down).unpack(message.content)
+        payload: Any = (kind or getattr(HANDLERS[config.run.method], of_method)).unpack(
+            message.content
+        )
         participant = Participant(config, context.node_config, payload.experiment)
         return Message(work(participant, payload).pack(), reply_to=message)
     except Exception as error:  # whatever it was, the server must hear of it

@@ -27,7 +27,7 @@ def peer(participant: Participant, hello: Hello) -> Peer:
         classes=[c for c, count in enumerate(p.counts) if count],
         counts=p.counts if p.config.run.share_counts else None,
         task=task(data.shape, data.classes),
-        public="",
+        public=handler.public(),
         version=code_version(),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from client_app.participant import Participant
 from common.models.classifier import Classifier
@@ -16,6 +16,8 @@ class Handler(ABC, Generic[D]):
     """One per message; what must outlive it goes through ``participant.remember``."""
 
     Down: ClassVar[type[Down]]
+    Second: ClassVar[type[Down]]
+    """The message of a second exchange in a round, where the method has one."""
 
     def __init__(self, participant: Participant) -> None:
         self.participant = participant
@@ -25,13 +27,26 @@ class Handler(ABC, Generic[D]):
         """The architecture this client brings."""
         return self.participant.spec
 
+    @property
+    def shared_spec(self) -> str:
+        """The architecture of the global model that this client scores."""
+        return self.participant.global_spec
+
     def admit(self) -> None:
         """Raise ``ValueError`` if this client cannot take part in the method."""
         return
 
+    def public(self) -> str:
+        """Fingerprint of the public set as this client sees it; empty if the method has none."""
+        return ""
+
     @abstractmethod
     def train(self, down: D) -> Up:
         """Round t's local work."""
+
+    def second(self, down: Any) -> Up:
+        """The work of the second exchange of round t, after the server's step."""
+        raise ValueError(f"{type(self).__name__} has no second exchange in a round")
 
     def own_model(self, t: int) -> Classifier | None:
         """The client's own network after round t; None where it has none but the global one."""
@@ -40,8 +55,9 @@ class Handler(ABC, Generic[D]):
     def score(self, ask: Ask) -> Score:
         """Accuracies of the client's own and of the global model on the client's test share."""
         p = self.participant
-        shared = p.accuracy(p.model(p.global_spec, ask.w)) if ask.w is not None else None
+        shared = p.accuracy(p.model(self.shared_spec, ask.w)) if ask.w is not None else None
         own = self.own_model(ask.t)
+        further = {name: p.accuracy(p.model(p.global_spec, w)) for name, w in ask.models.items()}
         return Score(
             experiment=p.experiment,
             t=ask.t,
@@ -49,4 +65,5 @@ class Handler(ABC, Generic[D]):
             n=p.n_test,
             accuracy=shared if own is None else p.accuracy(own),
             accuracy_global=shared,
+            accuracies={name: value for name, value in further.items() if value is not None},
         )

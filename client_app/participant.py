@@ -6,7 +6,7 @@ Everything a client half needs, and nothing of any method.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, final
@@ -17,15 +17,17 @@ from torch import Tensor, nn
 from client_app.store import Store
 from common import device, fleet, models, optimise, seeds, tree
 from common.config import Config, Value
-from common.data import load
 from common.data.batches import Batches
 from common.data.dataset import Dataset
 from common.data.partition import local_split, split
+from common.data.public import divide
 from common.fit import Loss, fit
+from common.layout import arrange
 from common.models.classifier import Classifier
 from common.records import Records, StateDict
 
 R = TypeVar("R", bound=Records)
+Extend = Callable[[Iterable[tuple[Tensor, ...]]], Iterable[tuple[Tensor, ...]]]
 
 
 @final
@@ -39,7 +41,7 @@ class Participant:
     """
 
     def __init__(self, config: Config, node: Mapping[str, Value], experiment: str) -> None:
-        self.config, self.experiment = config, experiment
+        self.config, self.node, self.experiment = config, node, experiment
         self.k = _natural(node, "partition-id")
         self.clients = config.run.clients or _natural(node, "num-partitions")
         if self.k >= self.clients:
@@ -48,7 +50,8 @@ class Participant:
         device.settle(int(node.get("threads", config.run.threads)))
         self.device = device.choose(str(node.get("device", config.run.device)))
         folder = str(node.get("data-dir", config.data.dir))
-        self._data = config.data.model_copy(update={"dir": folder})
+        public = str(node.get("public-dir", config.data.public_dir))
+        self._data = config.data.model_copy(update={"dir": folder, "public_dir": public})
         self._state_dir = Path(
             str(node.get("state-dir", ""))
             or os.environ.get("FEDMOSAIC_STATE_DIR", "")
@@ -58,7 +61,16 @@ class Participant:
 
     @cached_property
     def dataset(self) -> Dataset:
-        return load(self._data)
+        """What the clients' shares are cut from: the data set without its public part."""
+        return divide(self._data, self.config.partition_seed).pool
+
+    @cached_property
+    def public(self) -> Tensor:
+        """The public images [N, C, H, W], uint8, in the order that all have agreed on."""
+        public = divide(self._data, self.config.partition_seed).public
+        if public is None:
+            raise ValueError("there is no public set: set data.public or data.public-dir")
+        return public
 
     @cached_property
     def _shares(self) -> tuple[Tensor, Tensor]:
@@ -105,15 +117,20 @@ class Participant:
         """The server's architecture."""
         return fleet.global_spec(self.config, self.dataset.shape, self.dataset.num_classes)
 
-    def model(self, spec: str, weights: StateDict | None = None) -> Classifier:
-        """A network on the client's device: with ``weights``, else as client k first draws it."""
+    def model(
+        self, spec: str, weights: StateDict | None = None, *, classes: int = 0, part: str = ""
+    ) -> Classifier:
+        """A network on the client's device: with ``weights``, else as client k first draws it.
+
+        ``classes``: outputs, 0 for all classes of the task; ``part`` names the draw of a second one.
+        """
         data = self.dataset
         net = models.build(
             spec,
             data.shape,
-            data.num_classes,
+            classes or data.num_classes,
             seed=self.config.run.seed,
-            name=("init", "client", self.k),
+            name=("init", *([part] if part else []), "client", self.k),
             stem=self.config.run.stem,
         )
         if weights is not None:
@@ -122,12 +139,10 @@ class Participant:
 
     def place(self, net: Any) -> Any:
         """Move a network to the client's device, in the configured memory format."""
-        if self.config.train.channels_last:
-            return net.to(self.device, memory_format=torch.channels_last)
-        return net.to(self.device)
+        return arrange(net, self.config.train.memory_format).to(self.device)
 
     def batches(self, t: int, *name: str | int) -> Iterable[tuple[Tensor, Tensor]]:
-        """Batches (x [b, C, H, W] float32 normalised, y [b]) of round t's local epochs."""
+        """Batches (x [b, C, H, W] float32 normalised, y [b]) of round t's local training."""
         x, y = self.train_set
         data, train = self.dataset, self.config.train
         epochs = Batches(
@@ -139,16 +154,22 @@ class Participant:
             augment=self.config.data.augment,
             standardize=self.config.data.standardize,
             generator=seeds.stream(self.config.run.seed, "batches", *name, self.k, t),
+            drop_last=train.steps > 0,
         )
-        layout = torch.channels_last if train.channels_last else torch.contiguous_format
-        for _ in range(train.epochs):
-            for images, labels in epochs:
-                yield images.contiguous(memory_format=layout), labels
+        rounds = (batch for _ in range(train.epochs) for batch in epochs)
+        return epochs.take(train.steps) if train.steps else rounds
 
     def train(
-        self, t: int, parameters: Iterable[nn.Parameter] | Iterable[dict[str, Any]], loss: Loss
+        self,
+        t: int,
+        parameters: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
+        loss: Loss,
+        extend: Extend | None = None,
     ) -> dict[str, float]:
-        """Local training of round t: E epochs of ``loss`` with the configured optimiser."""
+        """Local training of round t: E epochs of ``loss`` with the configured optimiser.
+
+        ``extend`` turns the batches into those that ``loss`` takes.
+        """
         train = self.config.train
         optimizer = optimise.make(
             parameters,
@@ -160,7 +181,7 @@ class Participant:
         with seeds.scope(self.config.run.seed, "train", self.k, t):
             return fit(
                 optimizer,
-                self.batches(t),
+                extend(self.batches(t)) if extend else self.batches(t),
                 loss,
                 clip=train.clip,
                 precision=self.config.run.precision,
@@ -200,7 +221,7 @@ def upload(net: nn.Module) -> StateDict:
 def _partition_of(
     data: Any, clients: int, seed: int
 ) -> list[Any]:  # a pure function of the frozen section, so cached for a process of many clients
-    dataset = load(data)
+    dataset = divide(data, seed).pool
     return split(data, dataset.y.numpy(), dataset.num_classes, clients, seed)
 
 

@@ -51,12 +51,17 @@ class Store:
         return None
 
     def remember(self, t: int, state: Records) -> None:
-        """Keep ``state`` as of round t, atomically; drop what no repeated round can ask for."""
+        """Keep ``state`` as of round t, atomically; drop what no repeated round can ask for.
+
+        Rounds after t belong to an earlier run under the same name: they go first.
+        """
         path = self._path(t, type(state))
         path.parent.mkdir(exist_ok=True)
         write_atomically(path, state.to_bytes())
-        for old in self.rounds()[:-KEPT_ROUNDS]:
-            shutil.rmtree(self.folder / str(old))
+        rounds = self.rounds()
+        reached = [past for past in rounds if past <= t]
+        for gone in {*rounds} - {*reached[-KEPT_ROUNDS:]}:
+            shutil.rmtree(self.folder / str(gone))
 
     def _path(self, t: int, kind: type[Records]) -> Path:
         return self.folder / str(t) / f"{kind.kind}.safetensors"

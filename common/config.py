@@ -14,6 +14,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from common.layout import MemoryFormat
+
 Value = bool | int | float | str
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -96,9 +98,14 @@ class Data(Section):
     min_size: Annotated[int, Field(ge=0)]
     per_client: Annotated[int, Field(ge=0)]
     niid_scale: Literal["period5", "adapt"]
+    public: Annotated[float, Field(ge=0, le=1)]
+    """Share of the training set that becomes the unlabelled public set (of the images that the data
+    set itself sets apart, if it does); the clients' shares are cut from the rest. 0: no public set."""
+    public_dir: str
+    """Folder with a public set of its own, read as ``name`` is; a node's ``public-dir`` wins."""
     test_fraction: Annotated[float, Field(ge=0, lt=1)]
     """Share of each client's samples kept for its own test."""
-    augment: Literal["none", "flip", "crop-flip", "cutout"]
+    augment: Literal["none", "flip", "flip-0.6", "crop-flip", "cutout", "cutout-only"]
     standardize: Literal["dataset", "batch"]
 
 
@@ -106,6 +113,8 @@ class Train(Section):
     """Local training, the same for every method unless its contract says otherwise."""
 
     epochs: Annotated[int, Field(ge=1, le=100_000)]
+    steps: Annotated[int, Field(ge=0)]
+    """Local training takes exactly so many full batches, round and round; 0: ``epochs`` epochs."""
     batch_size: Annotated[int, Field(ge=1)]
     optimizer: Literal["sgd", "adam"]
     lr: Positive
@@ -113,7 +122,15 @@ class Train(Section):
     weight_decay: NonNegative
     clip: NonNegative
     """Largest gradient norm; 0: no clipping."""
-    channels_last: bool
+    memory_format: MemoryFormat
+    """Layout of the networks' weights; ``auto``: by their number of parameters."""
+
+
+class Wire(Section):
+    """How numbers in bounded ranges travel."""
+
+    dtype: Literal["float32", "float16", "uint8"]
+    """Of predictions and confidences; weights and features always travel as they are."""
 
 
 class Score(Section):
@@ -126,6 +143,10 @@ class Score(Section):
     batch_size: Annotated[int, Field(ge=2)]
 
 
+SECTIONS: dict[str, type[Section]] = {"data": Data, "train": Train, "score": Score, "wire": Wire}
+"""The tables that every method shares."""
+
+
 class Config(BaseModel):
     """The parsed run config: ``config.run.seed``, ``config.data.alpha``, ``config.of(Config)``."""
 
@@ -135,6 +156,7 @@ class Config(BaseModel):
     data: Data
     train: Train
     score: Score
+    wire: Wire
     method: Any
     """The section of the chosen method; its type is the ``Config`` of the method's contract."""
 
@@ -159,7 +181,7 @@ def parse(flat: Mapping[str, Value]) -> Config:
     """
     from common.methods import CONFIGS
 
-    sections: dict[str, type[Section]] = {"data": Data, "train": Train, "score": Score, **CONFIGS}
+    sections: dict[str, type[Section]] = {**SECTIONS, **CONFIGS}
     tables: dict[str, dict[str, Value]] = {name: {} for name in ["", *sections]}
     for key, value in flat.items():
         table, _, leaf = key.rpartition(".")
@@ -175,6 +197,7 @@ def parse(flat: Mapping[str, Value]) -> Config:
         data=parsed["data"],
         train=parsed["train"],
         score=parsed["score"],
+        wire=parsed["wire"],
         method=parsed[run.method],
     )
     _check(config)
@@ -185,7 +208,7 @@ def known_keys() -> list[str]:
     """Every key of the run config, flat."""
     from common.methods import CONFIGS
 
-    sections = {"": Run, "data": Data, "train": Train, "score": Score, **CONFIGS}
+    sections: dict[str, type[Section]] = {"": Run, **SECTIONS, **CONFIGS}
     return [
         f"{table}.{_kebab(field)}".lstrip(".")
         for table, kind in sections.items()
@@ -200,6 +223,13 @@ def _check(config: Config) -> None:
         raise ValueError(f"per-round = {run.per_round} is more than clients = {run.clients}")
     if not config.fleet:
         raise ValueError(f'fleet = "{run.fleet}" names no architecture')
+    if getattr(config.method, "needs_public", False) and not (
+        config.data.public or config.data.public_dir
+    ):
+        raise ValueError(
+            f"method = {run.method!r} needs a public set: set data.public (0.8 in DL-MH's paper) or "
+            "data.public-dir"
+        )
 
 
 def _section(kind: type[Section], prefix: str, table: Mapping[str, Value]) -> Any:
@@ -236,7 +266,7 @@ def kind_of(key: str) -> type[Value]:
     from common.methods import CONFIGS
 
     table, _, leaf = key.rpartition(".")
-    sections = {"": Run, "data": Data, "train": Train, "score": Score, **CONFIGS}
+    sections: dict[str, type[Section]] = {"": Run, **SECTIONS, **CONFIGS}
     field = leaf.replace("-", "_")
     if table not in sections or field not in sections[table].model_fields:
         raise ValueError(_unknown(key, known_keys()))

@@ -18,7 +18,9 @@ def choose(name: str) -> torch.device:
     if device.type == "cuda":
         there = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= there:
-            raise ValueError(f'device = "{name}" is not here; this machine has {there} CUDA devices')
+            raise ValueError(
+                f'device = "{name}" is not here; this machine has {there} CUDA devices'
+            )
     return device
 
 

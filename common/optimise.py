@@ -8,6 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from common.records import StateDict
+
 
 def make(
     parameters: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
@@ -26,3 +28,27 @@ def make(
     return torch.optim.SGD(
         parameters, lr=lr, momentum=momentum, weight_decay=weight_decay, fused=True
     )
+
+
+def moments(optimizer: torch.optim.Optimizer) -> dict[int, StateDict]:
+    """What an optimiser remembers, parameter by parameter: Adam's moments and its step."""
+    state: dict[int, StateDict] = optimizer.state_dict()["state"]
+    return {
+        i: {name: v.detach().cpu().clone() for name, v in s.items() if v is not None}
+        for i, s in state.items()
+    }
+
+
+def restore_moments(optimizer: torch.optim.Optimizer, state: dict[int, StateDict]) -> None:
+    """Inverse of ``moments``, for an optimiser of the same parameters.
+
+    A moment gets its parameter's memory format: fused kernels go through both in memory order.
+    """
+    groups = optimizer.state_dict()["param_groups"]
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+
+    def like(p: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(p, dtype=v.dtype).copy_(v) if v.shape == p.shape else v.clone()
+
+    own = {i: {n: like(parameters[i].detach(), v) for n, v in s.items()} for i, s in state.items()}
+    optimizer.load_state_dict({"state": own, "param_groups": groups})

@@ -72,6 +72,8 @@ class Ask(Records):
     experiment: str
     t: Round
     w: StateDict | None
+    models: dict[str, StateDict] = {}
+    """Further global models by name, scored in the same exchange."""
 
 
 class Score(Records):
@@ -85,6 +87,8 @@ class Score(Records):
     """Of the client's own model (the global one where it has no other); None without test samples."""
     accuracy_global: Share | None
     """Of the global model; None if there is none or no test samples."""
+    accuracies: dict[str, Share] = {}
+    """Of the ``Ask``'s further models, by name; empty without test samples."""
 
 
 def task(shape: tuple[int, int, int], classes: tuple[str, ...]) -> str:

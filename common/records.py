@@ -237,7 +237,9 @@ def _take(pool: dict[str, _Flat], dtype: str, shape: list[int]) -> Tensor:
             return torch.empty(shape, dtype=_DTYPES[dtype])
         raise ValueError(f"a field asks for {dtype}{shape}, but no {dtype} array came")
     if size > flat.left():
-        raise ValueError(f"a field asks for {dtype}{shape}, but only {flat.left()} numbers are left")
+        raise ValueError(
+            f"a field asks for {dtype}{shape}, but only {flat.left()} numbers are left"
+        )
     flat.at += size
     return flat.numbers[flat.at - size : flat.at].view(shape)
 

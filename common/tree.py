@@ -6,7 +6,7 @@ for which a mean means nothing: the largest is kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -19,26 +19,30 @@ def snapshot(module: nn.Module) -> StateDict:
     return {name: value.detach().cpu().clone() for name, value in module.state_dict().items()}
 
 
-def mean(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> StateDict:
+def mean(states: Iterable[Mapping[str, Tensor]], weights: Sequence[float]) -> StateDict:
     """Σ_i weights_i · states_i / Σ_i weights_i, entry by entry, in the order given.
 
     Sums run in float64 and are rounded once, so equal states average to themselves bit for bit.
+    ``states`` is gone through once, so that models on disk need not be in memory together.
 
     Raises ``ValueError`` if there is nothing to average or the weights do not sum to more than 0.
     """
     total = float(sum(weights))
-    if not states or len(states) != len(weights) or not total > 0:
-        raise ValueError(f"cannot average {len(states)} states with weights {list(weights)}")
-    result: StateDict = {}
-    for name, first in states[0].items():
-        if first.is_floating_point():
-            sum_ = torch.zeros_like(first, dtype=torch.float64)
-            for state, weight in zip(states, weights, strict=True):
-                sum_.add_(state[name].to(torch.float64), alpha=float(weight) / total)
-            result[name] = sum_.to(first.dtype)
-        else:
-            result[name] = torch.stack([state[name] for state in states]).amax(dim=0)
-    return result
+    if not weights or not total > 0:
+        raise ValueError(f"cannot average {len(weights)} states with weights {list(weights)}")
+    sums: StateDict = {}
+    dtypes: dict[str, torch.dtype] = {}
+    for state, weight in zip(states, weights, strict=True):
+        for name in dtypes or state:
+            value = state[name]
+            if name not in sums:
+                dtypes[name], counts = value.dtype, not value.is_floating_point()
+                sums[name] = value if counts else torch.zeros_like(value, dtype=torch.float64)
+            if value.is_floating_point():
+                sums[name].add_(value.to(torch.float64), alpha=float(weight) / total)
+            else:
+                sums[name] = torch.maximum(sums[name], value)
+    return {name: sum_.to(dtypes[name]) for name, sum_ in sums.items()}
 
 
 def subtract(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> StateDict:

@@ -36,6 +36,9 @@ def run(
     workers: Annotated[
         int | None, typer.Option(help="loopback: processes that serve clients; 0: none of their own.")
     ] = None,
+    warm: Annotated[
+        bool, typer.Option("--warm-start", help="grpc: client processes fork from a warm one.")
+    ] = False,
     to: Annotated[Path | None, typer.Option("--out", help="Folder of the results.")] = None,
     resume: Annotated[
         Path | None, typer.Option(help="Go on with the run in this folder.")
@@ -49,6 +52,8 @@ def run(
     runtime = runtime or "loopback"
     if runtime not in launch.RUNTIMES:
         raise ValueError(f"--runtime {runtime} is unknown; allowed: {', '.join(launch.RUNTIMES)}")
+    if warm and runtime != "grpc":
+        raise ValueError(f"--warm-start is for --runtime grpc, not {runtime}")
     if workers is not None and not 0 <= workers <= 1024:
         raise ValueError(f"--workers {workers} is not allowed; it should be 0 to 1024")
     if resume is not None:
@@ -59,13 +64,13 @@ def run(
     else:
         whole = given.resolve(experiment or given.DEFAULT, settings or [])
         flat, folder = launch.fresh(whole, runtime, to)
-    out.print(f"[bold]{flat['method']}[/] on {flat['data.name']}: results go to {folder}")
     summary = launch.launch(
         flat,
         folder,
         runtime=runtime,
         workers=launch.default_workers() if workers is None else workers,
         console=out,
+        warm_start=warm,
     )
     write_report([folder], folder / "report.html")
     show_summary(summary, out)
@@ -127,6 +132,54 @@ def report(
     page = to or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
     write_report(folders, page)
     out.print(f"report: {page.resolve()}", soft_wrap=True)
+
+
+@app.command()
+def noise(
+    experiment: Annotated[
+        Path | None, typer.Argument(help="An experiment whose server step is timed.")
+    ] = None,
+    settings: Settings = None,
+    to: Annotated[Path, typer.Option("--out", help="The picture.")] = Path("noise.png"),
+) -> None:
+    """Draw eight samples of each kind of noise, and time each in a step of distillation."""
+    from deploy import noise as noises, settings as given
+
+    times = noises.times(given.resolve(experiment or given.DEFAULT, settings or []))
+    noises.picture().savefig(to, dpi=150)
+    out.print(noises.render(times))
+    out.print(f"picture: {to.resolve()}", soft_wrap=True)
+
+
+@app.command()
+def regions(
+    folder: Annotated[Path, typer.Argument(help="A finished run on points in the plane.")],
+    to: Annotated[
+        Path | None, typer.Option("--out", help="The picture; default: regions.png there.")
+    ] = None,
+) -> None:
+    """Draw the decision regions of a run's clients and server, before and after."""
+    from deploy.regions import figure
+
+    picture = to or folder / "regions.png"
+    figure(folder).savefig(picture, dpi=150)
+    out.print(f"picture: {picture.resolve()}", soft_wrap=True)
+
+
+@app.command()
+def speedup(
+    to: Annotated[Path, typer.Option("--out", help="The picture.")] = Path("speedup.png"),
+    ratio: Annotated[
+        float, typer.Option(help="M, cost of ResNet-18 / cost of WRN-40-1; the paper's is 22.")
+    ] = 22.0,
+) -> None:
+    """Draw FedORION's speed-up over FedDF by the paper's cost model (Appendix B, Figure 5)."""
+    from deploy.speedup import figure
+
+    if not 0 < ratio < float("inf"):
+        raise ValueError(f"--ratio {ratio:g} is not allowed; it should be a number above 0")
+    figure(M=ratio).savefig(to, dpi=150)
+    out.print(f"picture: {to.resolve()}", soft_wrap=True)
 
 
 @app.command()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from server_app import checkpoint
 from server_app.stopped import Stopped
 
 RUNTIMES = ("loopback", "ray", "grpc")
+PLACES = ("data.dir", "data.public-dir", "state-dir")
+"""Folders: made absolute, because Flower's processes work in another folder than the user."""
 
 
 def fresh(
@@ -40,8 +43,10 @@ def fresh(
     if checkpoint.path_in(folder).exists() or (folder / "journal.jsonl").exists():
         raise ValueError(f"{folder} holds a run already; go on with --resume or name another --out")
     resolved["out"] = str(folder)
-    safe = re.sub(r"[^A-Za-z0-9._-]", "-", folder.name).lstrip("._-") or "run"
-    resolved["experiment"] = resolved["experiment"] or safe[:100]
+    for key in PLACES:
+        if resolved.get(key):
+            resolved[key] = str(Path(str(resolved[key])).expanduser().resolve())
+    resolved["experiment"] = resolved["experiment"] or _name(resolved)
     resolved["state-dir"] = resolved["state-dir"] or str(folder / "state")
     resolved["runtime"] = runtime
     return resolved, folder
@@ -63,7 +68,13 @@ def resumed(
 
 
 def launch(
-    flat: Mapping[str, Value], folder: Path, *, runtime: str, workers: int, console: Console
+    flat: Mapping[str, Value],
+    folder: Path,
+    *,
+    runtime: str,
+    workers: int,
+    console: Console,
+    warm_start: bool = False,
 ) -> dict[str, Any]:
     """Run, with progress on ``console``; returns the summary.
 
@@ -73,14 +84,19 @@ def launch(
     config = preflight(flat)
     if flat["resume"]:
         checkpoint.read(folder, config)
+    title = f"[bold]{config.run.method}[/] on {config.data.name}: results go to {folder}"
+    console.print(title, soft_wrap=True)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "config.toml", to_toml({**flat, "resume": False}).encode())
     started = time.time()
     with Watch(config, folder, console) as watch:
         watch.progress.on_phase(f"starting {config.run.clients} clients on {runtime}")
-        {"loopback": _loopback, "ray": _ray, "grpc": _grpc}[runtime](
-            flat, config, folder, workers, started
-        )
+        if runtime == "loopback":
+            _loopback(flat, config, workers)
+        elif runtime == "ray":
+            _ray(flat, config, folder, started)
+        else:
+            _grpc(flat, config, folder, started, warm_start)
     summary = _summary_since(folder, started)
     if summary is None:
         raise Stopped(f"the run left no summary; see the logs in {folder}")
@@ -121,9 +137,7 @@ class Watch:
         self.progress.__exit__(*error)
 
 
-def _loopback(
-    flat: Mapping[str, Value], config: Config, folder: Path, workers: int, started: float
-) -> None:
+def _loopback(flat: Mapping[str, Value], config: Config, workers: int) -> None:
     from flwr.app import Context, RecordDict
 
     from deploy.loopback import RUN_ID, Loopback
@@ -134,24 +148,24 @@ def _loopback(
         app(grid, Context(RUN_ID, 0, {}, RecordDict(), dict(flat)))
 
 
-def _ray(
-    flat: Mapping[str, Value], config: Config, folder: Path, workers: int, started: float
-) -> None:
+def _ray(flat: Mapping[str, Value], config: Config, folder: Path, started: float) -> None:
     from deploy.simulation import run_simulation
 
-    status = run_simulation(
-        app=app_folder(),
-        clients=config.run.clients,
-        run_config=flat,
-        work=folder / "flower",
-        env=_environment(config),
-        finished=_finished(folder, started),
-    )
+    with _run_log(folder) as log:
+        status = run_simulation(
+            app=app_folder(),
+            clients=config.run.clients,
+            run_config=flat,
+            work=folder / "flower",
+            env=_environment(config),
+            on_log=log,
+            finished=_finished(folder, started),
+        )
     _judge(folder, started, status.completed, status.details)
 
 
 def _grpc(
-    flat: Mapping[str, Value], config: Config, folder: Path, workers: int, started: float
+    flat: Mapping[str, Value], config: Config, folder: Path, started: float, warm_start: bool
 ) -> None:
     from deploy.local import Federation
 
@@ -160,10 +174,22 @@ def _grpc(
         clients=config.run.clients,
         work=folder / "flower",
         env=_environment(config),
+        warm_start=warm_start,
+        spare_nodes=True,  # whether a run can do without a lost client is the server's decision
     ) as federation:
         run_id = federation.submit(flat)
-        status = federation.follow(run_id, finished=_finished(folder, started))
+        with _run_log(folder) as log:
+            status = federation.follow(run_id, log, finished=_finished(folder, started))
     _judge(folder, started, status.completed, status.details)
+
+
+@contextmanager
+def _run_log(folder: Path) -> Iterator[Callable[[str], None]]:
+    """What the ServerApp prints, kept in ``flower/logs/run.log``."""
+    path = folder / "flower" / "logs" / "run.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a", encoding="utf-8") as file:
+        yield lambda line: print(line.rstrip("\n"), file=file, flush=True)
 
 
 def _environment(config: Config) -> dict[str, str]:
@@ -190,6 +216,14 @@ def _summary_since(folder: Path, started: float) -> dict[str, Any] | None:
         return None
     summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return summary
+
+
+def _name(flat: Mapping[str, Value]) -> str:
+    """A name of the experiment that depends on what decides its numbers and on nothing else."""
+    free = {key.replace("_", "-") for key in checkpoint.FREE["run"]}
+    text = json.dumps({key: value for key, value in sorted(flat.items()) if key not in free})
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return f"{flat['method']}-{flat['data.name']}-{digest}"
 
 
 def _unused(path: Path) -> Path:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -62,6 +63,8 @@ class Federation:
         """
         if clients < 1:
             raise ValueError(f"clients={clients}: at least 1 is needed")
+        if warm_start and sys.platform != "linux":
+            raise ValueError(f"warm_start on {sys.platform}: forking is safe enough on Linux only")
         extra = node_configs if node_configs is not None else [{}] * clients
         if len(extra) != clients:
             raise ValueError(f"{len(extra)} node configs for {clients} clients: one each is needed")

@@ -8,6 +8,7 @@ from common import device
 from common.config import Config, Value, parse
 from common.data import load
 from common.data.partition import split
+from common.data.public import divide
 from common.fleet import check_fleet
 
 
@@ -21,8 +22,6 @@ def preflight(flat: Mapping[str, Value]) -> Config:
     device.choose(config.run.device)
     dataset = load(config.data)
     check_fleet(config, dataset.shape, dataset.num_classes)
-    if config.data.partition != "own":
-        split(
-            config.data, dataset.y, dataset.num_classes, config.run.clients, config.partition_seed
-        )
+    pool = divide(config.data, config.partition_seed).pool
+    split(config.data, pool.y, pool.num_classes, config.run.clients, config.partition_seed)
     return config

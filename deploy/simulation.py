@@ -25,7 +25,9 @@ QUIET_RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # hide no GPU: the run config names the device
 }
-LATE_NODE = "timed out during startup"  #: Ray's word for a start that took too long under load
+#: Ray's words for a start of its own processes that took too long, as it may under load
+LATE_START = re.compile("timed out during startup|Timed out waiting for file")
+ATTEMPTS = 3  #: the first, and one more after each late start
 
 
 def run_simulation(
@@ -47,7 +49,8 @@ def run_simulation(
         app: the folder with the app's ``pyproject.toml``.
         clients: number of simulated nodes, at least 1.
         run_config: overrides of ``[tool.flwr.app.config]``.
-        work: gets ``logs/superlink.log`` and Flower's own files; made if it does not exist.
+        work: gets ``logs/superlink.log``, ``logs/simulation.log`` and Flower's own files; made if
+            it does not exist.
         env: added to the environment of the ServerApp and of the actors.
         federation_config: Flower's simulation settings beyond ``num-supernodes``; one processor
             core per client (``client-resources-num-cpus = 1``) unless it says otherwise.
@@ -66,25 +69,35 @@ def run_simulation(
     settings: dict[str, Value] = {"client-resources-num-cpus": 1, **(federation_config or {})}
     settings["num-supernodes"] = clients
     work = work.expanduser().resolve()
-    for last in (False, True):
+    for attempt in range(1, ATTEMPTS + 1):
+        lines: list[str] = []  # Flower discards what a simulation prints, but for this stream
+
+        def collect(line: str, lines: list[str] = lines) -> None:
+            lines.append(line)
+            if on_log is not None:
+                on_log(line)
+
         # Ray's sockets need a short path; leaving the outer context removes what Ray wrote there
         with tempfile.TemporaryDirectory(prefix="ray-") as short, Processes(work) as processes:
             ray_env = {**QUIET_RAY, "RAY_TMPDIR": short, **env}
             superlink = SuperLink(processes, work, ray_env, simulation=True)
             try:
                 run_id = superlink.submit(app, run_config, settings)
-                status = superlink.follow(run_id, on_log, finished)
+                status = superlink.follow(run_id, collect, finished)
             finally:
                 superlink.close()
+                log = "\n".join(lines)
+                processes.log("simulation").write_text(log, encoding="utf-8")
         if status.completed:
             return status
-        log = processes.log("superlink").read_text(errors="replace")
-        if last or LATE_NODE not in log:
-            return replace(status, details=_reason(log) or status.details)
-    raise AssertionError("the second attempt returns")
+        if attempt == ATTEMPTS or not LATE_START.search(log):
+            break
+    return replace(status, details=_reason(log) or status.details)
 
 
 def _reason(log: str) -> str:
-    """What the ServerApp raised: the run's status says only that its thread raised something."""
-    found = re.findall(r"ServerApp thread raised an exception: (.*)", log)
-    return f"ServerApp failed with exception: {found[-1]}" if found else ""
+    """What went wrong, from what the run printed: its status names only the thread that ended."""
+    if found := re.findall(r"ServerApp thread raised an exception: (.*)", log):
+        return f"ServerApp failed with exception: {found[-1]}"
+    late = [line for line in log.splitlines() if LATE_START.search(line)]
+    return f"Ray did not start in {ATTEMPTS} attempts: {late[-1]}" if late else ""

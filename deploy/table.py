@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shutil
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Literal, final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -34,6 +35,15 @@ class Line(BaseModel):
     name: str = Field(min_length=1)
     set: dict[str, Any] = {}
     measure: str = ""
+    model: str = "global"
+    """A row: which model it is about; stands for ``{model}`` in a measure."""
+    seeds: list[int] = []
+    """A row: its own seeds; empty: the table's."""
+    scale: float | None = None
+    """A column: its numbers are multiplied by this instead of by the unit's 100."""
+    better: Literal["higher", "lower", "", "as the table"] = "as the table"
+    reach: str = ""
+    """A column: the first round in which a row's measure reaches that row's last, same seed."""
 
 
 @final
@@ -65,6 +75,8 @@ class Cell:
     seed: int
     measure: str
     flat: Flat
+    scale: float | None = None
+    reach: str = ""
 
     @property
     def fingerprint(self) -> str:
@@ -111,8 +123,14 @@ def cells(file: File) -> Iterator[Cell]:
             if not flat["clients"]:
                 flat["clients"] = len(str(flat["fleet"]).split(","))
             measure = row.measure or column.measure or file.measure
-            for seed in file.seeds:
-                yield Cell(row.name, column.name, seed, measure, {**flat, "seed": seed})
+            measure = measure.replace("{model}", row.model)
+            if column.reach and column.reach not in rows:
+                raise ValueError(f"column {column.name!r}: reach = {column.reach!r} is no row")
+            for seed in row.seeds or file.seeds:
+                whole = {**flat, "seed": seed}
+                yield Cell(
+                    row.name, column.name, seed, measure, whole, column.scale, column.reach
+                )
 
 
 def run(
@@ -134,17 +152,24 @@ def run(
             continue
         launch(cell, place)
         shutil.rmtree(place / "state", ignore_errors=True)
+        shutil.rmtree(place / "slots", ignore_errors=True)
         (place / "checkpoint.safetensors").unlink(missing_ok=True)
 
 
 def collect(file: File, folder: Path) -> rendering.Table:
     """The table as far as it is recorded."""
     found: dict[tuple[str, str], list[float]] = {}
-    for cell in cells(file):
-        summary = record(folder / "cells" / cell.fingerprint)
-        value = None if summary is None else measured(summary, cell.measure)
+    all_cells = list(cells(file))
+    for cell in all_cells:
+        place = folder / "cells" / cell.fingerprint
+        if cell.reach:
+            value = _rounds_to_reach(cell, all_cells, folder)
+        else:
+            summary = record(place)
+            value = None if summary is None else measured(summary, cell.measure)
         if value is not None:
-            scaled = value * 100 if file.unit == "%" else value
+            usual = 100.0 if file.unit == "%" else 1.0
+            scaled = value * (usual if cell.scale is None else cell.scale)
             found.setdefault((cell.row, cell.column), []).append(scaled)
     table_cells = {
         (row.name, column.name): rendering.Cell(
@@ -162,6 +187,7 @@ def collect(file: File, folder: Path) -> rendering.Table:
         unit=file.unit,
         format=file.format,
         better=file.better,
+        better_in={c.name: c.better for c in file.column if c.better != "as the table"},
         notes=(file.note,) if file.note else (),
     )
 
@@ -188,6 +214,36 @@ def record(place: Path) -> dict[str, Any] | None:
         return None
     summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return summary if summary.get("status") == "completed" else None
+
+
+def _rounds_to_reach(cell: Cell, all_cells: list[Cell], folder: Path) -> float | None:
+    """The first round at which ``cell`` measures what the row ``cell.reach`` does at its end.
+
+    Infinite if it never does; None if one of the two runs is not recorded.
+    """
+    goals = [
+        other
+        for other in all_cells
+        if (other.row, other.column, other.seed) == (cell.reach, cell.column, cell.seed)
+    ]
+    if not goals:
+        return None
+    theirs = _course(folder / "cells" / goals[0].fingerprint, goals[0].measure)
+    ours = _course(folder / "cells" / cell.fingerprint, cell.measure)
+    if not theirs or not ours:
+        return None
+    goal = theirs[-1][1]
+    return float(next((t for t, value in ours if value >= goal), math.inf))
+
+
+def _course(place: Path, measure: str) -> list[tuple[int, float]]:
+    """(round, measure) of a completed run, wherever its journal has it."""
+    if record(place) is None:
+        return []
+    lines = (place / "journal.jsonl").read_text(encoding="utf-8").splitlines()
+    entries = [json.loads(line) for line in lines]
+    values = [(entry["round"], measured(entry, measure)) for entry in entries]
+    return [(t, value) for t, value in values if t > 0 and value is not None]
 
 
 def measured(summary: Mapping[str, Any], path: str) -> float | None:

@@ -7,7 +7,7 @@ each of them, which then runs Flower's own entry point with the very arguments, 
 directory and output files. Messages, isolation and results are those of the plain start; the app's
 own modules are never imported ahead, since each child must take them from its bundle.
 
-For many nodes on one machine only, and only where processes can fork (not Windows).
+Linux only: elsewhere a process that has imported this much cannot be trusted to fork.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from torch import nn
 
@@ -12,7 +12,7 @@ from common.records import StateDict
 
 
 def average(
-    states: Sequence[StateDict],
+    states: Iterable[StateDict],
     sizes: Sequence[int],
     previous: StateDict,
     options: Averaging,

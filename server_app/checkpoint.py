@@ -72,6 +72,7 @@ def _identity(config: Config) -> str:
         "data": config.data,
         "train": config.train,
         "score": config.score,
+        "wire": config.wire,
         config.run.method: config.method,
     }
     dumped = {

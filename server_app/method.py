@@ -20,6 +20,7 @@ from torch import Tensor
 from common import models, protocol, seeds, tree
 from common.config import Config
 from common.data.dataset import Dataset
+from common.layout import arrange
 from common.models.classifier import Classifier
 from common.records import Records, StateDict, array_bytes, count_bytes, tensors
 from server_app.census import Client
@@ -77,9 +78,39 @@ class Method(Strategy, ABC, Generic[U]):
         return None if net is None else tree.snapshot(net)
 
     @property
+    def model_name(self) -> str:
+        """What ``model`` is called where several global models are scored side by side."""
+        return "global"
+
+    def further_models(self) -> dict[str, StateDict]:
+        """Further global models by name, of the same architecture, scored beside ``model``."""
+        return {}
+
+    def networks(self) -> dict[str, Classifier]:
+        """The global models by architecture, where each client trains its own architecture.
+
+        The run's score is then their mean, and a client scores the one of its own architecture.
+        """
+        return {}
+
+    @property
     def eval_bn(self) -> str:
         """BatchNorm's statistics when scoring: ``running``, ``batch`` or ``recalibrated``."""
         return "running"
+
+    def numbers(self, ups: list[tuple[Client, U]]) -> int | None:
+        """How many numbers the literature's cost formula counts for one round of these clients."""
+        return None
+
+    def second(self, t: int, ups: list[tuple[Client, U]]) -> dict[int, Message]:
+        """Messages "train.second" of a second exchange in round t, after ``step``, by client."""
+        return {}
+
+    def receive_second(
+        self, t: int, replies: Mapping[int, Message]
+    ) -> tuple[dict[str, Any], list[Failure]]:
+        """What the second exchange adds to the journal's entry, and what was no good answer."""
+        return {}, []
 
     @abstractmethod
     def state(self) -> Records:
@@ -109,9 +140,7 @@ class Method(Strategy, ABC, Generic[U]):
         )
         if weights is not None:
             net.load_state_dict(weights)
-        if self.config.train.channels_last:
-            return net.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return net.to(self.device)
+        return arrange(net, self.config.train.memory_format).to(self.device)
 
     def expected(self, spec: str) -> StateDict:
         """Names, shapes and dtypes of the state dict of an architecture; the values mean nothing."""
@@ -159,9 +188,9 @@ class Method(Strategy, ABC, Generic[U]):
             for client in selected
         }
 
-    def receive(self, t: int, replies: Mapping[int, Message]) -> tuple[
-        list[tuple[Client, U]], list[Failure]
-    ]:
+    def receive(
+        self, t: int, replies: Mapping[int, Message]
+    ) -> tuple[list[tuple[Client, U]], list[Failure]]:
         """Unpack and check; a reply that is not good becomes a failure and enters nothing."""
         self._count("up", [reply.content for reply in replies.values()])
         good: list[tuple[Client, U]] = []
@@ -202,11 +231,22 @@ class Method(Strategy, ABC, Generic[U]):
 
     def questions(self, t: int) -> dict[int, Message]:
         """Messages that ask every client to score models, by client."""
-        packed = protocol.Ask(experiment=self.experiment, t=t, w=self.ask()).pack()
-        self._count("down", [packed] * len(self.clients))
+        nets = self.networks()
+        weights = {spec: tree.snapshot(net) for spec, net in nets.items()} or {"": self.ask()}
+        further = self.further_models()
+        asks = {
+            spec: protocol.Ask(experiment=self.experiment, t=t, w=w, models=further).pack()
+            for spec, w in weights.items()
+        }
+        packed = {client.k: asks[client.model if nets else ""] for client in self.clients}
+        self._count("down", packed.values())
         return {
             client.k: Message(
-                packed, client.node, "evaluate", ttl=self.config.run.timeout, group_id=str(t)
+                packed[client.k],
+                client.node,
+                "evaluate",
+                ttl=self.config.run.timeout,
+                group_id=str(t),
             )
             for client in self.clients
         }
@@ -222,6 +262,7 @@ class Method(Strategy, ABC, Generic[U]):
             try:
                 score = protocol.Score.unpack(replies[k].content)
                 self._check_identity(score, k, t)
+                _check_names(score, self.further_models())
                 scores.append(score)
             except ValueError as error:
                 failures.append(Failure(k, t, f"score refused: {str(error)[:400]}"))
@@ -279,6 +320,12 @@ def _check_finite(up: protocol.Up) -> None:
     for path, tensor in tensors(up):
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise ValueError(f"{path!r} has values that are not finite")
+
+
+def _check_names(score: protocol.Score, asked: Mapping[str, Any]) -> None:
+    expected = sorted(asked) if score.n else []
+    if sorted(score.accuracies) != expected:
+        raise ValueError(f"it scores the models {sorted(score.accuracies)}, expected {expected}")
 
 
 def mean_metrics(ups: Sequence[tuple[Client, Any]]) -> Metrics:

@@ -9,16 +9,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 from typing import Any, final
 
 from flwr.serverapp import Grid
 
 from common import seeds
 from common.metrics import fairness
+from common.models.classifier import Classifier
 from common.protocol import Score, task
 from common.scoring import evaluate
 from server_app import checkpoint, summary
 from server_app.census import Client, take_census, wait_for_nodes
+from server_app.coverage import covered_accuracy, uncovered
 from server_app.exchange import Failure, exchange
 from server_app.journal import Entry, Journal
 from server_app.method import Method
@@ -66,6 +69,15 @@ def play_round(method: Method[Any], grid: Grid, t: int) -> Entry:
         with _clock(seconds, "step"), seeds.scope(config.run.seed, "step", t):
             metrics = method.step(t, good)
         entry: Entry = {"round": t}
+        if messages := method.second(t, good):
+            with _clock(seconds, "clients"):
+                replies, lost = exchange(grid, messages, config.run.timeout, t)
+                added, refused = method.receive_second(t, replies)
+            entry |= added
+            failures = failures + lost + refused
+        if (counted := method.numbers(good)) is not None:
+            sent = method.traffic.get("down", 0) + method.traffic.get("up", 0)
+            entry["cost"] = {"numbers": counted, "bytes": sent}
         last = t == config.run.rounds
         if last or t % config.score.every == 0:
             with _clock(seconds, "score"):
@@ -113,6 +125,8 @@ def _census(method: Method[Any], grid: Grid, journal: Journal, done: int) -> lis
         for client in clients
     ]
     entry: Entry = {"round": 0, **score, "clients": described, "classes": list(data.classes)}
+    if missing := uncovered(method):
+        entry["uncovered"] = missing
     entry |= {"failures": [], "bytes": {"down": 0, "up": 0}, "seconds": seconds}
     checkpoint.write(Path(config.run.out), entry, method.experiment, config, method.state())
     journal.append(entry)
@@ -167,11 +181,41 @@ def _resume(method: Method[Any], journal: Journal) -> int:
 
 def _score(method: Method[Any]) -> Entry:
     """Accuracy and loss of the server's model on the test set."""
+    if networks := method.networks():
+        return _score_each(method, networks)
     net, data = method.model(), method.dataset
     if net is None:
         return {"accuracy": None, "loss": None}
     result = evaluate(net, data.x_test, data.y_test, data, method.config, bn=method.eval_bn)
-    return {"accuracy": result.accuracy, "loss": result.loss}
+    entry: Entry = {"accuracy": result.accuracy, "loss": result.loss}
+    covered = covered_accuracy(method, net)
+    if covered is not None:
+        entry["accuracy_covered"] = covered
+    further = method.further_models()
+    if further:
+        entry["accuracies"] = {method.model_name: result.accuracy}
+    for name, weights in further.items():
+        net = method.build(method.global_spec, weights)
+        scored = evaluate(net, data.x_test, data.y_test, data, method.config, bn=method.eval_bn)
+        entry["accuracies"][name] = scored.accuracy
+    return entry
+
+
+def _score_each(method: Method[Any], networks: dict[str, Classifier]) -> Entry:
+    """The mean over the architectures' models, and each one's accuracy."""
+    data, bn = method.dataset, method.eval_bn
+    results = {
+        spec: evaluate(net, data.x_test, data.y_test, data, method.config, bn=bn)
+        for spec, net in networks.items()
+    }
+    entry: Entry = {
+        "accuracy": fmean(result.accuracy for result in results.values()),
+        "loss": fmean(result.loss for result in results.values()),
+        "accuracies": {spec: result.accuracy for spec, result in results.items()},
+    }
+    covered = [covered_accuracy(method, net) for net in networks.values()]
+    known = [value for value in covered if value is not None]
+    return entry | ({"accuracy_covered": fmean(known)} if known else {})
 
 
 def _client_scores(method: Method[Any], grid: Grid, t: int) -> tuple[Entry, list[Failure]]:
@@ -179,15 +223,35 @@ def _client_scores(method: Method[Any], grid: Grid, t: int) -> tuple[Entry, list
     replies, lost = exchange(grid, method.questions(t), timeout, t)
     scores, refused = method.scores(t, replies)
     entry: Entry = {"scores": [_plain(score) for score in scores]}
-    tested = [s for s in scores if s.n > 0 and s.accuracy_global is not None]
+    tested = [score for score in scores if score.n > 0]
     if tested:
-        accuracies = [s.accuracy_global or 0.0 for s in tested]
-        entry["fairness"] = dict(fairness(accuracies, [s.n for s in tested]))
+        entry["fairness"] = _fairness(tested, method.model_name)
     return entry, lost + refused
 
 
+def _fairness(tested: list[Score], model_name: str) -> Entry:
+    """AMP, FM and WLP: of the global model, or of the clients' own where there is none; then of
+    every model by its name."""
+    sizes = [score.n for score in tested]
+    named = {
+        model_name: [score.accuracy_global for score in tested],
+        "own": [score.accuracy for score in tested],
+        **{name: [s.accuracies[name] for s in tested] for name in tested[0].accuracies},
+    }
+    by_name: Entry = {
+        name: dict(fairness([value for value in values if value is not None], sizes))
+        for name, values in named.items()
+        if None not in values
+    }
+    main = by_name.get(model_name) or by_name.get("own") or {}
+    if by_name.get("own") == by_name.get(model_name):
+        by_name.pop("own", None)
+    return {**main, **by_name}
+
+
 def _plain(score: Score) -> Entry:
-    return score.model_dump(include={"k", "n", "accuracy", "accuracy_global"})
+    plain = score.model_dump(include={"k", "n", "accuracy", "accuracy_global"})
+    return plain | ({"accuracies": score.accuracies} if score.accuracies else {})
 
 
 def _enough(good: int, selected: int, fraction: float, failures: list[Failure]) -> None:

@@ -42,6 +42,13 @@ def write(
         "rounds": len(rounds),
         "seed": config.run.seed,
         "accuracy": over_rounds(accuracies) if accuracies else None,
+        "accuracies": _named_accuracies(rounds),
+        "fairness": next((e["fairness"] for e in reversed(rounds) if e.get("fairness")), None),
+        "accuracy_covered": rounds[-1].get("accuracy_covered") if rounds else None,
+        "uncovered": entries[0].get("uncovered", []) if entries else [],
+        "metrics": rounds[-1].get("metrics", {}) if rounds else {},
+        "incentive": rounds[-1].get("incentive") if rounds else None,
+        "cost": _cost(rounds),
         "clients": _clients(entries),
         "bytes": _sums(entries, "bytes"),
         "seconds": round(sum(e["seconds"]["total"] for e in entries), 3),
@@ -85,6 +92,24 @@ def _clients(entries: list[Entry]) -> list[dict[str, Any]]:
         }
         for client in entries[0]["clients"]
     ]
+
+
+def _named_accuracies(rounds: list[Entry]) -> dict[str, Any]:
+    """Final, best and last-10 test accuracy of every named model, where there are several."""
+    scored = [entry["accuracies"] for entry in rounds if entry.get("accuracies")]
+    return {
+        name: over_rounds([accuracies[name] for accuracies in scored if name in accuracies])
+        for name in (scored[-1] if scored else {})
+    }
+
+
+def _cost(rounds: list[Entry]) -> dict[str, Any] | None:
+    """Numbers by the literature's formula, bytes that travelled for them, bytes per number."""
+    costs = [entry["cost"] for entry in rounds if entry.get("cost")]
+    if not costs:
+        return None
+    numbers, sent = (sum(cost[name] for cost in costs) for name in ("numbers", "bytes"))
+    return {"numbers": numbers, "bytes": sent, "bytes_per_number": round(sent / numbers, 4)}
 
 
 def _sums(entries: list[Entry], key: str) -> dict[str, Any]:

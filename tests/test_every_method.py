@@ -21,7 +21,56 @@ from server_app.stopped import Stopped
 from tests.conftest import TinyRun, flat, play
 
 # What a method needs to be quick or to fit the toy data, beyond the tiny run of conftest.
-OVERRIDES: dict[str, dict[str, Any]] = {}
+OVERRIDES: dict[str, dict[str, Any]] = {
+    **{
+        name: {
+            "data__public": 0.6,
+            "data__samples": 200,
+            f"{name}.embed-epochs": 1,
+            f"{name}.server-epochs": 4,
+            **({f"{name}.incentive-epochs": 1} if name == "i-dl-mh" else {}),
+        }
+        for name in ("dl-sh", "dl-mh", "i-dl-mh")
+    },
+    "fedkf": {"fedkf__latent": 8, "fedkf__generator_width": 8, "fedkf__slots_in_memory": 2},
+    "fedgkd": {"fedgkd__buffer": 1},
+    "fedgen": {"fedgen__server_steps": 4, "fedgen__hidden": 16, "fedgen__server_batch_size": 16},
+    "dafl": {
+        "fleet": "lenet5@0.5",
+        "train__epochs": 4,
+        "train__lr": 0.1,
+        "dafl__latent": 8,
+        "dafl__generator_width": 8,
+        "dafl__generator_lr": 0.01,
+        "dafl__lambda_a": 0.0,
+        "dafl__server_steps": 100,
+        "dafl__server_batch_size": 16,
+        "dafl__student_lr": 0.05,
+    },
+    "lwn": {
+        "lwn__server_epochs": 1,
+        "lwn__noise_batches": 30,
+        "lwn__noise_batch_size": 32,
+        "lwn__server_lr": 0.05,
+    },
+    "hetfedfl": {
+        "hetfedfl__server_epochs": 1,
+        "hetfedfl__noise_batches": 30,
+        "hetfedfl__noise_batch_size": 32,
+        "hetfedfl__server_lr": 0.05,
+    },
+    "fedftg": {
+        "fedftg__iterations": 2,
+        "fedftg__generated": 8,
+        "fedftg__latent": 8,
+        "fedftg__generator_width": 8,
+    },
+    "fedftg-noise": {
+        "fedftg_noise__server_epochs": 1,
+        "fedftg_noise__noise_batches": 4,
+        "fedftg_noise__noise_batch_size": 16,
+    },
+}
 
 every_method = pytest.mark.parametrize("method", sorted(METHODS))
 

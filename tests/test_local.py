@@ -21,7 +21,7 @@ from deploy import runtimes, warm, watchdog
 from deploy.flower_cli import Value, check_app, config_arguments, run_config_toml, stage_app
 from deploy.local import Federation, node_config, supernode_command
 from deploy.processes import Processes, environment, executable, free_ports, tail
-from deploy.simulation import run_simulation
+from deploy.simulation import _reason, run_simulation
 from deploy.superlink import run_id_from, superlink_command
 
 PYPROJECT = """
@@ -394,6 +394,14 @@ def test_two_nodes_run_an_app_over_grpc_and_nothing_is_left(app: Path, tmp_path:
     assert "all replies are here" in lines
 
 
+def test_a_failed_simulation_names_the_exception_of_the_server_app() -> None:
+    log = "INFO: x\nERROR :     ServerApp thread raised an exception: no such client\nTraceback"
+    assert _reason(log) == "ServerApp failed with exception: no such client"
+    late = "RuntimeError: Timed out waiting for file /tmp/r/gcs_server_port"
+    assert _reason(late) == f"Ray did not start in 3 attempts: {late}"
+    assert _reason("INFO: nothing to see") == ""
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_simulation_runs_the_same_app_and_tells_its_real_end(app: Path, tmp_path: Path) -> None:
@@ -406,12 +414,13 @@ def test_a_simulation_runs_the_same_app_and_tells_its_real_end(app: Path, tmp_pa
         work=work,
         env={"TINY_VARIABLE": "inherited"},
     )
-    assert done.completed
+    assert done.completed, done.details
     replies = json.loads(out.read_text())["replies"]
     assert sorted((r["k"], r["n"], r["y"], r["seen"]) for r in replies) == [
         (k, 3, 20 + k, "inherited") for k in range(3)
     ]
     assert running(work) == []
+    assert "all replies are here" in (work / "logs" / "simulation.log").read_text()
     assert tomllib.loads((work / "run.toml").read_text())["nodes"] == 3
 
 

@@ -8,12 +8,33 @@ from __future__ import annotations
 from typing import Any
 
 from client_app.handler import Handler
+from client_app.methods.dl_mh import DLMH
+from client_app.methods.dl_sh import DLSH
 from client_app.methods.fedavg import FedAvg
+from client_app.methods.fedgen import FedGen
+from client_app.methods.fedgkd import FedGKD
+from client_app.methods.fedkf import FedKF
 from client_app.methods.fedorion import FedORION
 from client_app.methods.fedprox import FedProx
+from client_app.methods.hetfedfl import HetFedFL
+from client_app.methods.i_dl_mh import IDLMH
+from client_app.methods.lwn import LWN
+from client_app.methods.qffl import QFFL
 
 HANDLERS: dict[str, type[Handler[Any]]] = {
     "fedavg": FedAvg,
     "fedprox": FedProx,
+    "dafl": FedAvg,
+    "fedgkd": FedGKD,
+    "fedgen": FedGen,
+    "qffl": QFFL,
+    "fedkf": FedKF,
     "fedorion": FedORION,
+    "lwn": LWN,
+    "hetfedfl": HetFedFL,
+    "fedftg": FedProx,
+    "fedftg-noise": FedProx,
+    "dl-sh": DLSH,
+    "dl-mh": DLMH,
+    "i-dl-mh": IDLMH,
 }

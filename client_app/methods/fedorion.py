@@ -5,6 +5,7 @@ Contract: common/methods/fedorion.py.
 
 from __future__ import annotations
 
+import math
 from typing import final
 
 import torch.nn.functional as F
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from client_app.handler import Handler
 from client_app.participant import upload
+from common import seeds
 from common.losses.distillation import KD_LOSSES
 from common.methods.fedorion import Config, Down, Up
 from common.models.classifier import Classifier
@@ -28,6 +30,11 @@ class Memory(Records):
 @final
 class FedORION(Handler[Down]):
     Down = Down
+
+    @property
+    def spec(self) -> str:
+        p = self.participant
+        return p.global_spec if self._is_spared else p.spec
 
     def train(self, down: Down) -> Up:
         p = self.participant
@@ -71,11 +78,23 @@ class FedORION(Handler[Down]):
     @property
     def _skips_dml(self) -> bool:
         p = self.participant
+        if p.config.method.skip_share >= 0:
+            return self._is_spared
         return bool(p.config.method.selective) and p.spec == p.global_spec
+
+    @property
+    def _is_spared(self) -> bool:
+        """Whether this client is of the share that skips DML (Figure 3)."""
+        p = self.participant
+        size = math.floor(p.config.method.skip_share * p.clients + 0.5)
+        if size <= 0:
+            return False
+        order = seeds.rng(p.config.run.seed, "skip-dml").permutation(p.clients)
+        return p.k in order[:size]
 
     def _local(self, t: int) -> Classifier:
         memory = self.participant.recall(t, Memory)
-        return self.participant.model(self.participant.spec, memory.local if memory else None)
+        return self.participant.model(self.spec, memory.local if memory else None)
 
     def own_model(self, t: int) -> Classifier | None:
         return self._local(t + 1)

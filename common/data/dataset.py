@@ -63,7 +63,8 @@ class Dataset:
     never divided by 255; ``y`` and ``y_test`` are int64 (N,) in 0..num_classes - 1. ``mean`` and
     ``std`` are per channel in units of [0, 1] (of the points themselves for float32).
     ``x_public`` holds images that the data set itself sets apart from training and testing
-    (CINIC-10's ``valid``); None for most.
+    (CINIC-10's ``valid``) and ``y_public`` their classes, which only upper bounds look at; None for
+    most.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Dataset:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     x_public: Tensor | None = None
+    y_public: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -58,7 +58,15 @@ def load_folder(data: DataOptions) -> Dataset:
         train, test = holdout(y, 0.2, rng(0, "folder"))
         x, y, x_test, y_test = x[train], y[train], x[test], y[test]
     return Dataset(
-        root.name, classes, x, y, x_test, y_test, *channel_statistics(x), tensors.get("public")
+        root.name,
+        classes,
+        x,
+        y,
+        x_test,
+        y_test,
+        *channel_statistics(x),
+        tensors.get("public"),
+        labels.get("public"),
     )
 
 

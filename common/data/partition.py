@@ -36,10 +36,16 @@ def iid(labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.n
     return [np.sort(share) for share in np.array_split(rng.permutation(len(labels)), clients)]
 
 
+def own(labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Everything here is this client's: each machine has a data set of its own."""
+    return [np.arange(len(labels))] * clients
+
+
 _NIID = ("num_classes", "niid_scale", "per_client")
 
 PARTITIONS: dict[str, Partition] = {
     "iid": Partition(iid, "equal random shares", "McMahan et al. 2017"),
+    "own": Partition(own, "each client's data set is its own: nothing is cut", "deployments"),
     "label_dirichlet": Partition(
         label_dirichlet,
         "every class is dealt out by a Dirichlet draw; redrawn until each client has min_size",

@@ -8,6 +8,11 @@ own n_k samples and returns w_k; the server sets
 
     w ← Σ_{k∈S_t} p_k w_k,    p_k = n_k / Σ n  (``weights = "samples"``)  or  1/|S_t| (``"uniform"``).
 
+With ``inactive = true`` the server keeps every client's latest w_k and also takes the same mean over
+all of them: the OCA model ŵ (overall clients aggregated; FedKF, section IV-A, technique T1), beside
+the ACA model w (active clients aggregated), which is still the one that is sent. ŵ is then the
+run's model; both are scored.
+
 Every client trains the global architecture, whatever its entry in the fleet; it keeps nothing.
 
 Deviations: the paper has no BatchNorm. Floating-point buffers are averaged like parameters
@@ -16,7 +21,9 @@ Deviations: the paper has no BatchNorm. Floating-point buffers are averaged like
 
 from __future__ import annotations
 
-from typing import Literal, final
+from typing import Annotated, Literal, final
+
+from pydantic import Field
 
 from common import protocol
 from common.config import Section
@@ -31,9 +38,19 @@ class Averaging(Section):
     """Average BatchNorm's running statistics; otherwise the server keeps its own."""
 
 
+class Caching(Averaging):
+    """Knobs of active-inactive aggregation: the server's cache has one slot for each client."""
+
+    oca_init: Literal["uploaded", "w0"]
+    """Clients that never uploaded: left out of ŵ, or standing in it with the first model w⁰."""
+    slots_in_memory: Annotated[int, Field(ge=0)]
+    """Newest slots kept in memory and in the checkpoint; older ones lie in files beside it."""
+
+
 @final
-class Config(Averaging):
-    pass
+class Config(Caching):
+    inactive: bool
+    """Active-inactive aggregation."""
 
 
 @final

@@ -10,21 +10,26 @@ Deep mutual learning (DML) on each batch (x, y), both losses from the same two f
     L_CMi = CE(f(x; θ_i), y)  + KD(f(x; θ_gi) → f(x; θ_i))     (1)  θ_i  ← θ_i  − η ∇L_CMi
     L_GMi = CE(f(x; θ_gi), y) + KD(f(x; θ_i) → f(x; θ_gi))     (2)  θ_gi ← θ_gi − η ∇L_GMi
 
-KD(a → b) is KL(softmax a ‖ softmax b) with the teacher a detached (``kd-loss = "ce"``: cross-entropy
-of soft outputs, the same gradient).
+KD(a → b) is KL(softmax a ‖ softmax b) with the teacher a detached (``kd-loss = "ce"``:
+cross-entropy of soft outputs, the same gradient).
 
 Selective DML: a client whose architecture is the global one skips DML, trains θ_g itself on CE, and
-its model serves both as θ_gi and as θ_i.
+its model serves both as θ_gi and as θ_i. With ``skip-share`` in [0, 1] (Figure 3) that share of the
+clients, ⌊share · N + ½⌋ of them in a random order that is the same for every share, is given the
+global architecture and skips DML; all others do it, whatever their architecture.
 
 Server, from the C participants: θ_g ← 1/C Σ θ_gi (BatchNorm buffers too), then on noise
 z ~ N(0, 1), all networks on the statistics of the batch,
 
     L_KD = Σ_i n_i / Σ n · KD(f(z; θ_i) → f(z; θ_g))            (3)  θ_g ← θ_g − η_g ∇L_KD
 
+Other kinds of ``noise`` (Table 4): dead leaves, an untrained StyleGAN, uniform.
+
 The client keeps θ_i for good; θ_gi is replaced by θ_g at each selection.
 
-Ablations: ``dml = false`` trains the copy by the distillation term of (2) alone and θ_i by CE alone;
-``aggregate = false`` distils into the previous θ_g; ``distill = false`` stops after the average.
+Ablations: ``dml = false`` trains the copy by the distillation term of (2) alone and θ_i by CE
+alone; ``aggregate = false`` distils into the previous θ_g; ``distill = false`` stops after the
+average.
 
 Deviations, with their switches:
 - Algorithm 1 draws one noise batch in a server epoch, the authors' code 200 (``noise-batches``).
@@ -37,7 +42,8 @@ Deviations, with their switches:
   distillation leaves alone under ``protect-running-stats``; ``"recalibrated"`` re-estimates them on
   the test inputs.
 - The authors' code feeds the doubly soft-maxed output of θ_i into (2), a slip we do not repeat.
-- In their distillation dropout is active in the teachers; here only BatchNorm leaves evaluation mode.
+- In their distillation dropout is active in the teachers; here only BatchNorm leaves evaluation
+  mode.
 """
 
 from __future__ import annotations
@@ -47,31 +53,24 @@ from typing import Annotated, Literal, final
 from pydantic import Field
 
 from common import protocol
-from common.config import Positive
 from common.methods.fedavg import Averaging
+from common.noise.distillation import NoiseDistillation
 from common.records import StateDict
 
 
 @final
-class Config(Averaging):
+class Config(Averaging, NoiseDistillation):
     dml: bool
     selective: bool
     """Clients of the global architecture skip DML; false: everybody does DML."""
+    skip_share: Annotated[float, Field(ge=-1, le=1)]
+    """Share of the clients that take the global architecture and skip DML; below 0: as
+    ``selective`` says."""
     aggregate: bool
     distill: bool
     kd_loss: Literal["kl", "ce"]
-    kd_temperature: Positive
     kd_weights: Literal["participants", "all", "uniform"]
-    kd_teacher_bn: Literal["batch", "running"]
-    protect_running_stats: bool
-    eval_bn: Literal["batch", "running", "recalibrated"]
     stale_broadcast: bool
-    server_epochs: Annotated[int, Field(ge=1)]
-    noise_batches: Annotated[int, Field(ge=1)]
-    """Noise batches in a server epoch."""
-    noise_batch_size: Annotated[int, Field(ge=2)]
-    server_lr: Positive
-    server_momentum: Annotated[float, Field(ge=0, lt=1)]
 
 
 @final

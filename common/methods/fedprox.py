@@ -9,7 +9,7 @@ As FedAvg (its messages and its server half), but client k minimises
 over its parameters; BatchNorm buffers are not pulled. μ = 0 is FedAvg.
 
 Deviations: all selected clients do the same number of epochs; there is no partial work by γ-inexact
-solutions.
+solutions. ``inactive`` is FedAvg's.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from __future__ import annotations
 from typing import final
 
 from common.config import NonNegative
-from common.methods.fedavg import Averaging, Down, Up
+from common.methods.fedavg import Caching, Down, Up
 
 __all__ = ["Config", "Down", "Up"]
 
 
 @final
-class Config(Averaging):
+class Config(Caching):
+    inactive: bool
+    """Active-inactive aggregation, as in FedAvg's contract."""
     mu: NonNegative
     """μ ≥ 0, the strength of the proximal term."""

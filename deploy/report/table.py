@@ -40,7 +40,9 @@ class Cell:
     @property
     def std(self) -> float | None:
         """The sample standard deviation (n − 1); None below two seeds."""
-        return statistics.stdev(self.values) if self.values and len(self.values) > 1 else None
+        several = self.values is not None and len(self.values) > 1
+        finite = several and all(math.isfinite(value) for value in self.values or ())
+        return statistics.stdev(self.values or ()) if finite else None
 
 
 @final
@@ -59,6 +61,7 @@ class Table:
     unit: str = "%"
     format: str = ".2f"
     better: str = "higher"
+    better_in: Mapping[str, str] = field(default_factory=dict)  # for columns that differ
     notes: tuple[str, ...] = field(default_factory=tuple)
 
     def __post_init__(self) -> None:
@@ -73,8 +76,9 @@ class Table:
                 raise ValueError(
                     f"cell in column {column!r}; the columns are {', '.join(self.columns)}"
                 )
-        if self.better not in ("higher", "lower", ""):
-            raise ValueError(f"better = {self.better!r}; allowed are 'higher', 'lower' and ''")
+        for better in (self.better, *self.better_in.values()):
+            if better not in ("higher", "lower", ""):
+                raise ValueError(f"better = {better!r}; allowed are 'higher', 'lower' and ''")
 
     def cell(self, row: str, column: str) -> Cell:
         return self.cells.get((row, column), Cell())
@@ -86,13 +90,14 @@ class Table:
 
     def best(self, column: str) -> set[str]:
         """The rows of a column's best mean, as printed: equal prints share the place."""
-        if not self.better:
+        better = self.better_in.get(column, self.better)
+        if not better:
             return set()
         means = {r: self.cell(r, column).mean for r in self.rows}
         finite = {r: m for r, m in means.items() if m is not None and math.isfinite(m)}
         if len(finite) < 2:
             return set()
-        top = (max if self.better == "higher" else min)(finite.values())
+        top = (max if better == "higher" else min)(finite.values())
         return {r for r, m in finite.items() if self._number(m) == self._number(top)}
 
     def ours(self, row: str, column: str) -> str:

@@ -5,23 +5,18 @@ Contract: common/methods/fedorion.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from typing import final
 
-import torch
-from torch import Tensor
-
-from common import optimise, seeds, tree
-from common.fit import fit
+from common import tree
 from common.losses.distillation import KD_LOSSES
 from common.methods.fedorion import Config, Down, Up
-from common.models.batchnorm import batch_statistics
 from common.models.classifier import Classifier
 from common.records import Records, StateDict
 from server_app.averaging import average
 from server_app.census import Client
 from server_app.method import Method, Metrics, mean_metrics
+from server_app.noise_distillation import distil, weighted
 
 
 @final
@@ -70,42 +65,12 @@ class FedORION(Method[Up]):
         return metrics
 
     def _distil(self, t: int, ups: list[tuple[Client, Up]]) -> float:
-        """Equation 3 on Gaussian noise."""
-        o, run = self.options, self.config.run
-        teachers = [
-            (weight, self.build(client.model, up.w if up.local is None else up.local).eval())
-            for weight, (client, up) in zip(self._shares(ups), ups, strict=True)
-        ]
-        student = self.build(self.global_spec, self.w)
-        optimizer = optimise.make(
-            student.parameters(), "sgd", o.server_lr, momentum=o.server_momentum
-        )
-        kd = KD_LOSSES[o.kd_loss]
-
-        def loss(z: Tensor) -> Tensor:
-            with torch.no_grad():
-                targets = [(weight, teacher(z)) for weight, teacher in teachers]
-            output = student(z)
-            losses = [weight * kd(y, output, o.kd_temperature) for weight, y in targets]
-            return torch.stack(losses).sum()
-
-        with ExitStack() as stack:
-            stack.enter_context(seeds.scope(run.seed, "distil", t))
-            stack.enter_context(batch_statistics(student, protect=o.protect_running_stats))
-            if o.kd_teacher_bn == "batch":
-                for _, teacher in teachers:
-                    stack.enter_context(batch_statistics(teacher))
-            metrics = fit(optimizer, self._noise(t), loss, precision=run.precision)
-        self.w = tree.snapshot(student)
-        return metrics["loss"]
-
-    def _noise(self, t: int) -> Iterator[tuple[Tensor]]:
-        """Fresh z ~ N(0, 1) in the shape of the inputs."""
+        """Equation 3."""
         o = self.options
-        generator = seeds.stream(self.config.run.seed, "noise", t, device=self.device)
-        shape = (o.noise_batch_size, *self.dataset.shape)
-        for _ in range(o.server_epochs * o.noise_batches):
-            yield (torch.randn(shape, generator=generator, device=self.device),)
+        teachers = [(client.model, up.w if up.local is None else up.local) for client, up in ups]
+        transfer = weighted(KD_LOSSES[o.kd_loss], self._shares(ups), o.kd_temperature)
+        self.w, loss = distil(self, t, self.w, teachers, transfer)
+        return loss
 
     def _shares(self, ups: list[tuple[Client, Up]]) -> list[float]:
         """The teachers' weights in equation 3."""

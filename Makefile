@@ -1,0 +1,37 @@
+# Everything on a fresh machine: `make run` and `make test` set up what they need.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export FLWR_TELEMETRY_ENABLED = 0
+export FLWR_DISABLE_UPDATE_CHECK = 1
+export OMP_NUM_THREADS = 1
+
+.PHONY: run test check bench clean
+
+run: $(VENV)/.installed
+	$(BIN)/fedmosaic run
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.installed
+	$(BIN)/python -m deploy.bench --out bench.json
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+
+# torch first and by itself, so that pip takes a build for this machine and no other
+$(VENV)/.installed: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet 'torch>=2.11,<2.14'
+	$(BIN)/python -m pip install --quiet --editable .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@

@@ -1,0 +1,41 @@
+"""DAFL: data-free distillation of one model into another, as FedKF shows it in its Table IV.
+
+Chen et al., "Data-Free Learning of Student Networks", 2019, with the losses of FedKF, equations 2-6.
+
+The clients train the teacher w as in FedAvg (one client that owns everything: centralised, as in the
+table). The server has no data. After round t it distils w into a student v by a generator g(θ; ·):
+
+    for each of n steps, z ~ N(0, I), x̂ = g(θ; z):
+        v ← v − η_v ∇ KL(h(w; x̂) ‖ h(v; x̂))
+        θ ← θ − β ∇ [L_IE + λ₁ L_OH + λ₂ L_A](w)            by Adam
+
+The run's own model is the student; the teacher is scored beside it.
+
+Deviations: teacher and student have one architecture, as in Table IV. The teacher is trained further in every round, and the student follows it; ``start`` is
+the first round that distils. FedKF's Table IV used β = 0.2 and 0.02 and λ = {0.2, 0.02} on EMNIST,
+0.02 and {0.01, 0.002} on CIFAR.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, final
+
+from pydantic import Field
+
+from common.config import Positive
+from common.datafree import Imagining
+from common.methods.fedavg import Averaging, Down, Up
+
+__all__ = ["Config", "Down", "Up"]
+
+
+@final
+class Config(Averaging, Imagining):
+    start: Annotated[int, Field(ge=1)]
+    """First round after which the server distils."""
+    server_steps: Annotated[int, Field(ge=1)]
+    """n, steps after each round."""
+    server_batch_size: Annotated[int, Field(ge=2)]
+    student_lr: Positive
+    """η_v, of SGD."""
+    student_momentum: Annotated[float, Field(ge=0, lt=1)]

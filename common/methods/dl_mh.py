@@ -1,0 +1,71 @@
+"""DL-MH: one-shot distillation from clients that have only their own classes; UHC.
+
+"Adaptive Dual-Mode Distillation with Incentive Schemes for Scalable, Heterogeneous Federated
+Learning on Non-IID Data", section 3.2, Algorithms 3 and 4.
+
+As DL-SH, but the head of M_i has one node for each of the client's classes d, ascending, and its
+labels are numbered by their place in d (Algorithm 3, 2-11). Up: M_i(X_dist) [N, |d|], w_i [N] and
+the schema d. The server maps and masks, then goes on as DL-SH (Algorithm 4, 1-11):
+
+    M_i'(x)[d[j]] = M_i(x)[j],  0 for classes not in d
+    W_i(x) = exp(w_i(x)/T) / Σ_j exp(w_j(x)/T)                             (6)
+    Y_g(x) = Σ_i W_i(x) M_i'(x)
+
+Each row of M_i' sums to 1, so that of Y_g does. If every client has every class, this is DL-SH to
+the bit.
+
+Baseline in the same pipeline: UHC (Vongkulbhisal et al., CVPR 2019) instead of the weighted sum,
+``aggregation = "uhc-ce"`` (cross-entropy, ``uhc-steps`` gradient steps of size ``uhc-lr``) or
+``"uhc-mf"`` (rank-1 factorisation of probabilities, ``uhc-steps`` alternations). UHC takes no
+confidences: run it with ``confidence = "uniform"``. Where no two clients share a class (NIID-1) the
+mass between them is not determined by the predictions, and it must fail.
+
+Deviations: as DL-SH; in addition
+- Logits cannot be masked by zeros, so probabilities travel.
+- A client of a single class has a head of two nodes, sends the one column of its class and learns
+  nothing but its confidence.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, final
+
+from jaxtyping import Shaped
+from pydantic import Field
+from torch import Tensor
+
+from common import protocol
+from common.config import Positive
+from common.methods.dl_sh import Distilling
+from common.protocol import Count
+
+
+class Masking(Distilling):
+    """Knobs of methods whose clients have heads of their own."""
+
+    aggregation: Literal["weighted_sum", "literal_product", "uhc-ce", "uhc-mf"]
+    uhc_steps: Annotated[int, Field(ge=1)]
+    uhc_lr: Positive
+
+
+@final
+class Config(Masking):
+    pass
+
+
+@final
+class Down(protocol.Down):
+    """Go: everything else is agreed."""
+
+
+class Schemed(protocol.Up):
+    """What a client with a head of its own sends."""
+
+    theta: Shaped[Tensor, "N d"]  #: M_i(X_dist), probabilities in the wire's dtype
+    w: Shaped[Tensor, " N"] | None  #: w_i on the wire; None under confidence = "uniform"
+    d: list[Count]  #: schema S_i: the class of each column of theta
+
+
+@final
+class Up(Schemed):
+    pass

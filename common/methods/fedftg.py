@@ -1,0 +1,67 @@
+"""FedFTG: federated averaging, fine-tuned by a generator of hard samples.
+
+Zhang et al., "Fine-tuning Global Model via Data-Free Knowledge Distillation for Non-IID Federated
+Learning", 2022, Algorithm 1.
+
+Clients are FedProx's (its messages and its client half; μ = 0: FedAvg's), all of the global
+architecture; before round 1 each tells how many samples n_k^y of each class y it holds.
+
+Server, from the participants S_t: w ← Σ p_k w_k as FedAvg, then ``iterations`` times, with labels
+y ~ p(y) ∝ Σ_{k∈S_t} n_k^y (customised label sampling), z ~ N(0, 1), x̃ = G(z, y; θ) and
+α_k^y = n_k^y / Σ_{j∈S_t} n_j^y (class-level ensemble), where D is the network and the teachers w_k
+and, in a generator step, w stand still:
+
+    for each k, one step:   θ ← θ − β ∇ [− L_md + λ_cls L_cls + λ_dis L_dis / |S_t|]
+        L_md  = mean of α_k^y |D(x̃; w_k) − D(x̃; w)|                    find what w does not know,
+        L_cls = mean of α_k^y CE(D(x̃; w_k), y)                          but w_k does,
+        L_dis = exp(−1/Q² Σ_ij ‖x̃_i − x̃_j‖ · ‖z_i − z_j‖)               everywhere;
+    ``student-steps`` steps: w ← w − η_s ∇ Σ_k mean of α_k^y CE(σ(D(x̃; w_k)), σ(D(x̃; w)))
+
+The server keeps θ over rounds.
+
+Privacy: the class counts of every client are known to the server (``share-counts = true``), and a
+good generator's images resemble the clients' data.
+
+Deviations:
+- L_md is a KL divergence in the paper; the released code, and we, take the distance of the logits.
+- G is DAFL's generator fed with (z, one-hot y), ending in a sigmoid and the data's normalisation;
+  the released code's ends in tanh and BatchNorm.
+- Adam's and SGD's moments begin anew in every round.
+- Fakes leave no trace in w's BatchNorm statistics, which stay the clients' mean: w normalises by
+  the fakes' own, the teachers by theirs (``kd-teacher-bn = "running"``).
+- The learning rate does not decay over rounds.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, final
+
+from pydantic import Field
+
+from common.config import NonNegative, Positive
+from common.methods.fedavg import Averaging, Down, Up
+
+__all__ = ["Config", "Down", "Up"]
+
+
+@final
+class Config(Averaging):
+    mu: NonNegative
+    """μ ≥ 0, the strength of the clients' proximal term; 0: FedAvg's clients."""
+    iterations: Annotated[int, Field(ge=0)]
+    """Of generator and student in a round; 0: FedAvg."""
+    student_steps: Annotated[int, Field(ge=1)]
+    generated: Annotated[int, Field(ge=2)]
+    """Q, images in a batch."""
+    latent: Annotated[int, Field(ge=1)]
+    """Length of z."""
+    generator_width: Annotated[int, Field(ge=2)]
+    """Channels of the generator: 128 as DAFL's; less for a CPU."""
+    generator_lr: Positive
+    """β, of Adam."""
+    lambda_cls: NonNegative
+    lambda_dis: NonNegative
+    kd_teacher_bn: Literal["batch", "running"]
+    server_lr: Positive
+    """η_s, of SGD."""
+    server_momentum: Annotated[float, Field(ge=0, lt=1)]

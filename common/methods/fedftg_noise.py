@@ -1,0 +1,39 @@
+"""Modified FedFTG: federated averaging, then distillation on noise in place of a generator.
+
+"Cost Effective Federated Learning for Heterogeneous Systems", Modified FedFTG; modifies FedFTG
+(contract: common/methods/fedftg.py).
+
+Clients are FedProx's (its messages and its client half; μ = 0: FedAvg's), all of the global
+architecture. Server, from the K participants:
+
+    δw = Σ_i (w_i − w)        w ← w + η δw,    η = ``aggregate-lr`` / K
+    L  = 1/K Σ_i KL(C(z; w_i) → S(z; w))       w ← w − η_s ∇L    on noise z ~ N(0, 1)
+
+KL(a → b) is KL(softmax a ‖ softmax b); all networks use the statistics of the batch.
+
+Deviations, with their switches:
+- η is not given; η = 1/K makes w the mean of the w_i (``aggregate-lr = 1``; ``weights = "samples"``
+  weighs clients by their data instead).
+- The paper writes CE(σ(C), y); we read CE on logits.
+- No setting is given; batches, epochs and rates of the distillation are FedORION's, and so is the
+  scoring on the statistics of the test batch (``eval-bn = "batch"``, transductive; FedAvg's is
+  ``"running"``).
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+from common.config import NonNegative, Positive
+from common.methods.fedavg import Averaging, Down, Up
+from common.noise.distillation import NoiseDistillation
+
+__all__ = ["Config", "Down", "Up"]
+
+
+@final
+class Config(Averaging, NoiseDistillation):
+    mu: NonNegative
+    """μ ≥ 0, the strength of the clients' proximal term; 0: FedAvg's clients."""
+    aggregate_lr: Positive
+    """η K, the server's step from w towards the clients' mean; 1 goes all the way."""

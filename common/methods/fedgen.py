@@ -1,0 +1,75 @@
+"""FedGen: a generator of features, trained on the server, tells clients what others know.
+
+Zhu et al., "Data-Free Knowledge Distillation for Heterogeneous Federated Learning", 2021,
+Algorithm 1, in the form of FedKF's comparison and in the authors' own.
+
+G(z, y) → features in front of the classifiers' last layer h. Round t:
+
+    client k, from w and (from round 2) G, with ŷ ~ p(y), z ~ noise:
+        CE(f(w_k; x), y) + α_t CE(h_k(G(z, ŷ)), ŷ) + β_t KL(h_k(G(z, y)) ‖ f(w_k; x))
+        and sends w_k and its label counts
+    server: w ← Σ_k p_k w_k;  G descends, for n steps of Adam,
+        CE(Σ_k p_k h_k(G(z, ŷ)), ŷ) + δ · diversity        (``ensemble = "logits"``, FedKF's code)
+        Σ_k α_k^ŷ CE(h_k(G(z, ŷ)), ŷ) + δ · diversity      (``ensemble = "labels"``, the authors')
+
+with α_t = α·decay^t, β_t = β·decay^t, p(y) the label histogram over all clients heard of, and α_k^y
+client k's share of the samples of class y among the active ones. The target of the KL is detached.
+
+FedKF's variant (our values): α = 1, β = 0, no decay, uniform noise, Adam 1e-4, 50 steps. The authors':
+α = β = 10, decay = 0.98, ``until = 20``, Adam 3e-4.
+
+The label counts tell the server what each client holds.
+
+Deviations:
+- h is the last linear layer of every architecture; FedKF's code splits LeNet-5 one layer earlier,
+  at its 120 activations.
+- ``weights = "uniform"`` makes p_k uniform in the ensemble too.
+- The authors' generator has further terms that are switched off in their runs; they are left out.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, final
+
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor
+
+from common import protocol
+from common.config import NonNegative, Positive
+from common.methods.fedavg import Averaging
+from common.protocol import Count
+from common.records import StateDict
+
+
+@final
+class Config(Averaging):
+    alpha: NonNegative
+    """Weight of the cross-entropy on generated features."""
+    beta: NonNegative
+    """Weight of the distillation from generated features."""
+    decay: Annotated[float, Field(gt=0, le=1)]
+    until: Annotated[int, Field(ge=0)]
+    """Local steps of a round after which the regularisation stops; 0: never."""
+    ensemble: Literal["logits", "labels"]
+    diversity: NonNegative
+    """δ."""
+    noise: Literal["uniform", "normal"]
+    noise_size: Annotated[int, Field(ge=1, le=10_000)]
+    hidden: Annotated[int, Field(ge=1, le=100_000)]
+    generator_lr: Positive
+    server_steps: Annotated[int, Field(ge=1)]
+    server_batch_size: Annotated[int, Field(ge=2)]
+
+
+@final
+class Down(protocol.Down):
+    w: StateDict  #: global model
+    generator: StateDict | None  #: G; None in round 1
+    histogram: Float[Tensor, "C"] | None  #: p(y), summing to 1
+
+
+@final
+class Up(protocol.Up):
+    w: StateDict  #: w_k
+    counts: list[Count]  #: training samples of each class

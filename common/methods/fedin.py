@@ -1,0 +1,102 @@
+"""FedIN: federated intermediate layers learning.
+
+Chan, Jiang, Deng and Ngai, "FedIN: Federated Intermediate Layers Learning for Model Heterogeneity",
+Algorithm 1, equations 4, 8, 10, 13, 14.
+
+Client k's own model w_k is cut into extractor w_e, intermediate layers w_in and classifier w_c, so
+that for an image x
+
+    s_in = f(x; w_e)  (5)      s_out = f(s_in; w_in)  (6)      f(x; w_k) = f(s_out; w_c)  (7)
+
+and s_in and s_out have one shape each in the whole fleet (``common/split.py``).
+
+Round t, server: send each selected client the weights of its architecture and a batch
+S = {(s_in, s_out)} of ``samples`` pairs, drawn pair by pair from a pool with every client's latest
+batch. Client: on each batch (x, y), with the one S of the round,
+
+    l_local = CE(f(x; w_k), y) + μ/2 ‖w_k − w‖²                            (4)
+    l_IN    = MSE(f(s_in; w_in), s_out), the mean over all numbers         (8)
+    w_k ← optimiser step along Z = G_IN + λ/2 G_local                      (14, ``grad-mode = "eq14"``)
+
+where G_IN and G_local are the gradients of l_IN and l_local; G_IN = 0 outside w_in. Without an S
+(the first round) the step is along G_local. It sends w_k and the (s_in, s_out) of its last full
+batch. Server: put them into the pool and average the weights across depths (``across``: see
+``server_app/layerwise.py``).
+
+``grad-mode = "eq13"``: on w_in instead the Z nearest to G_IN that does not oppose G_local,
+
+    Z = G_IN  if b ≥ 0,  G_IN − (b/a) G_local  if b < 0,   a = ‖G_local‖², b = ⟨G_local, G_IN⟩   (13)
+
+which solves the convex problem (10); for b ≥ 0 the local loss does not move w_in at all.
+``"sequential"``: a step along G_local for all weights, then one of a second optimiser along G_IN
+for w_in ("without Opt" of Table VII).
+
+``in-training = false`` is "without IN" and sends no features: FedProx. With μ = 0 too it is FedAvg.
+
+What leaves a client: besides weights, s_in and s_out of one batch of its images. Features of a
+shallow extractor are closer to the images than weights are; s_in often shows what is on them. The
+server sees whose they are, other clients see them without a name. ``clip`` and ``noise`` bound and
+blur them at a cost in accuracy; they come with no privacy guarantee by themselves.
+
+Deviations, with their switches:
+- λ/2 scales l_local everywhere in equation 14. Adam does not notice a constant factor, other
+  optimisers do: ``outer-scale`` sets the factor for extractor and classifier on its own.
+- Algorithm 1 draws one S for all clients. We draw each client's from the other clients' batches
+  (``others-only = false``: one S for all, from everybody's).
+- The paper's pool grows with the federation; ours holds the newest ``pool`` batches.
+- BatchNorm layers of w_in see S in train mode and count it into their running statistics.
+- The paper does not say what the server tests: the run's accuracy is the mean over the
+  architectures' models, each of which is logged too.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, final
+
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor
+
+from common import protocol
+from common.config import NonNegative, Positive
+from common.methods.fedavg import Averaging
+from common.records import StateDict
+
+
+@final
+class Config(Averaging):
+    across: Literal["layerwise", "same"]
+    """Average each layer over all clients that have it, or only within equal architectures."""
+    in_training: bool
+    """IN training; false: nobody sends or receives features."""
+    mu: NonNegative
+    """μ ≥ 0 of equation 4; the paper's μ/2 is 0.05."""
+    grad_mode: Literal["eq14", "eq13", "sequential"]
+    lambda_local: NonNegative
+    """λ of equation 14."""
+    outer_scale: Positive
+    """Factor of G_local on extractor and classifier under eq14 and eq13; literally it is λ/2."""
+    samples: Annotated[int, Field(ge=1, le=65536)]
+    """|S|: pairs of features that a client receives (fewer while the pool holds fewer)."""
+    others_only: bool
+    """S holds features of other clients only."""
+    pool: Annotated[int, Field(ge=1)]
+    """Batches that the server keeps, at most one of each client."""
+    clip: NonNegative
+    """Largest Euclidean norm of one sample's s_in, and of its s_out, before it is sent; 0: none."""
+    noise: NonNegative
+    """Standard deviation of the Gaussian noise on every number of sent features; 0: none."""
+
+
+@final
+class Down(protocol.Down):
+    w: StateDict  #: w̄ for the client's architecture
+    s_in: Float[Tensor, "n c h w"] | None  #: feature inputs of S; None: no IN training
+    s_out: Float[Tensor, "n c2 h2 w2"] | None  #: feature outputs of S
+
+
+@final
+class Up(protocol.Up):
+    w: StateDict  #: w_k
+    s_in: Float[Tensor, "n c h w"] | None  #: of the client's last full batch
+    s_out: Float[Tensor, "n c2 h2 w2"] | None

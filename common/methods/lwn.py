@@ -1,0 +1,54 @@
+"""LWN: a light-weight network travels, the clients' own models stay at home.
+
+"Cost Effective Federated Learning for Heterogeneous Systems", Light Weight Network: FedORION's
+ancestor.
+
+Client i holds its own model w_i of any architecture, for good, and gets a copy of the small network
+w (the global architecture). Deep mutual learning on each batch (x, y), with C(x) = C(x; w_i) and
+S(x) = S(x; w), both losses from the same two forward passes:
+
+    L_c = CE(C(x), y) + KL(S(x) → C(x))        w_i ← w_i − η ∇L_c
+    L_s = CE(S(x), y) + KL(C(x) → S(x))        w   ← w   − η ∇L_s
+
+KL(a → b) is KL(softmax a ‖ softmax b), the teacher a detached. Only the copy goes back, as s_i.
+
+Server, on noise z ~ N(0, 1), all networks on the statistics of the batch:
+
+    L = KL(max_i σ(S(z; s_i)) ‖ σ(S(z; w)))    w ← w − η_s ∇L
+
+Deviations, with their switches:
+- The maximum of distributions is none; we divide it by its sum (``max-ensemble-norm``).
+- Whether the server starts from the previous w or from the mean of the s_i is not said:
+  ``init = "previous"``, or ``"average"`` with ``weights`` and ``bn-buffers``.
+- The paper prints the arguments of KL in two orders; ours is always KL(teacher ‖ student).
+- No setting is given; batches, epochs and rates of the distillation are FedORION's. The server's
+  BatchNorm never sees data, so w is scored on the statistics of the test batch
+  (``eval-bn = "batch"``, transductive).
+"""
+
+from __future__ import annotations
+
+from typing import Literal, final
+
+from common import protocol
+from common.methods.fedavg import Averaging
+from common.noise.distillation import NoiseDistillation
+from common.records import StateDict
+
+
+@final
+class Config(Averaging, NoiseDistillation):
+    init: Literal["previous", "average"]
+    """Where the server's distillation starts."""
+    max_ensemble_norm: Literal["sum", "softmax", "none"]
+    """What makes the element-wise maximum a distribution."""
+
+
+@final
+class Down(protocol.Down):
+    w: StateDict  #: small network
+
+
+@final
+class Up(protocol.Up):
+    w: StateDict  #: s_i, trained from w

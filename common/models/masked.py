@@ -1,0 +1,60 @@
+"""A network whose head has only a client's own classes, answering in the task's (DL-MH)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from common.models.classifier import Classifier
+from common.records import StateDict
+
+NEVER = -1e9
+"""Logit of a class that the client does not have."""
+
+
+@final
+class Masked(Classifier):
+    """``net``'s outputs 0 … |d| − 1 as the logits of classes d among ``classes``."""
+
+    def __init__(self, net: Classifier, d: Sequence[int], classes: int) -> None:
+        super().__init__()
+        self.net, self.classes, self.spec = net, classes, net.spec
+        self.d: Tensor
+        self.register_buffer("d", torch.tensor(d), persistent=False)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.net.features(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        own = self.net(x)[:, : len(self.d)]
+        full = own.new_full((len(own), self.classes), NEVER)
+        logits: Tensor = full.index_copy(1, self.d.to(own.device), own)
+        return logits
+
+
+def widened(own: StateDict, fresh: StateDict, d: Sequence[int]) -> StateDict:
+    """``own`` with the head of ``fresh``, of whose rows those of classes d are own's (I-DL-MH).
+
+    Both of one architecture; own's head has |d| rows (two, the second unused, if |d| = 1).
+    """
+    wide = dict(own)
+    for name in ("head.weight", "head.bias"):
+        rows = fresh[name].clone()
+        rows[torch.tensor(d)] = own[name][: len(d)]
+        wide[name] = rows
+    return wide
+
+
+def narrowed(wide: StateDict, d: Sequence[int]) -> StateDict:
+    """Inverse of ``widened``: the rows of classes d alone, twice if there is only one."""
+    rows = torch.tensor(d if len(d) > 1 else [d[0], d[0]])
+    heads = {name: wide[name][rows] for name in ("head.weight", "head.bias")}
+    return {**wide, **heads}
+
+
+def beheaded(state: StateDict) -> StateDict:
+    """A state dict without its head, for a network that gets another (DL-SH's confidence net)."""
+    return {name: value for name, value in state.items() if not name.startswith("head.")}

@@ -1,0 +1,63 @@
+"""Predictions and confidences as they travel: float32, float16 or one byte each.
+
+A byte holds low + (high − low) · q / 255 for q in 0 … 255. Probabilities have low = 0, high = 1.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "uint8": torch.uint8}
+STEPS = {"float32": 1e-6, "float16": 2.0**-11, "uint8": 1 / 255}
+"""The coarsest step between neighbouring values in [0, 1]."""
+LEVELS = 255
+
+
+def encode(x: Tensor, dtype: str, low: float = 0.0, high: float = 1.0) -> Tensor:
+    """float32 values in [low, high] as the wire's ``dtype``, rounded to the nearest."""
+    x = x.detach().cpu().contiguous()
+    if dtype != "uint8":
+        return x.to(DTYPES[dtype])
+    spread = high - low if high > low else 1.0
+    return ((x - low) / spread * LEVELS).round().clamp(0, LEVELS).to(torch.uint8)
+
+
+def decode(values: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
+    """Inverse of ``encode`` as far as it goes; float32."""
+    if values.dtype != torch.uint8:
+        return values.to(torch.float32)
+    return values.to(torch.float32) / LEVELS * (high - low) + low
+
+
+def decode_probabilities(values: Tensor) -> Tensor:
+    """Rows [n, C] of probabilities, summing to 1 again whatever rounding did to them."""
+    p = decode(values)
+    return p / p.sum(1, keepdim=True)
+
+
+def check_dtype(values: Tensor, shape: tuple[int, ...], dtype: str, what: str) -> None:
+    """Raise a one-line ``ValueError`` unless shape and dtype are the agreed ones."""
+    if tuple(values.shape) != shape or values.dtype != DTYPES[dtype]:
+        got = f"{str(values.dtype).removeprefix('torch.')}{list(values.shape)}"
+        raise ValueError(f"{what} is {got}, expected {dtype}{list(shape)}")
+
+
+def check_unit(values: Tensor, what: str) -> None:
+    """Raise a one-line ``ValueError`` unless all values are in [0, 1]."""
+    if values.numel() == 0 or values.dtype == torch.uint8:
+        return
+    low, high = float(values.min()), float(values.max())
+    if not (low >= 0 and high <= 1):
+        raise ValueError(f"{what} reaches from {low:g} to {high:g}, it must stay in [0, 1]")
+
+
+def check_rows(values: Tensor, dtype: str, what: str) -> None:
+    """Raise a one-line ``ValueError`` unless every row [C] is a distribution, rounding aside."""
+    check_unit(values, what)
+    sums = decode(values).sum(1)
+    slack = 1e-3 + values.shape[1] * STEPS[dtype] / 2
+    off = (sums - 1).abs()
+    if bool((off > slack).any()) or bool((sums <= 0).any()):
+        row = int(off.argmax())
+        raise ValueError(f"{what}: row {row} sums to {float(sums[row]):.4g}, not to 1")

@@ -1,0 +1,75 @@
+"""The public set as the configuration asks for it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from common.config import parse
+from common.data import load
+from common.data.dataset import fingerprint
+from common.data.public import divide
+from deploy.settings import defaults
+
+
+def data(**changes):
+    flat = {**defaults(), "data.name": "toy"}
+    return parse(flat | {f"data.{k.replace('_', '-')}": v for k, v in changes.items()}).data
+
+
+def test_without_a_public_set_the_pool_is_the_whole_data_set():
+    divided = divide(data(), 1)
+    assert divided.pool is load(data()) and divided.public is None
+
+
+def test_the_labels_of_the_public_set_belong_to_its_images():
+    divided, whole = divide(data(public=0.8), 1), load(data())
+    label = {x.numpy().tobytes(): int(y) for x, y in zip(whole.x, whole.y, strict=True)}
+    assert divided.public is not None and divided.labels is not None
+    assert [label[x.numpy().tobytes()] for x in divided.public] == divided.labels.tolist()
+    assert len(divided.public) == 288 and len(divided.pool.x) == 72
+
+
+def test_one_changed_pixel_changes_the_fingerprint():
+    public = divide(data(public=0.5), 1).public
+    assert public is not None
+    other = public.clone()
+    other[7, 0, 3, 3] ^= 1
+    assert fingerprint(public) == fingerprint(public.clone()) != fingerprint(other)
+
+
+def test_a_folder_of_its_own_is_public_as_a_whole(tmp_path):
+    from PIL import Image
+
+    for side, shade in (("private", 40), ("public", 200)):
+        for name in ("a", "b"):
+            folder = tmp_path / side / name
+            folder.mkdir(parents=True)
+            for i in range(5):
+                Image.new("L", (8, 8), shade + i).save(folder / f"{i}.png")
+    options = data(name="folder", dir=str(tmp_path / "private"))
+    away = options.model_copy(update={"public_dir": str(tmp_path / "public")})
+    divided = divide(away, 1)
+    assert divided.pool is load(options)
+    assert divided.public is not None and int(divided.public.min()) >= 200
+
+
+def test_a_public_set_of_another_shape_is_refused(tmp_path):
+    from PIL import Image
+
+    for side, size in (("private", 8), ("public", 9)):
+        for name in ("a", "b"):
+            folder = tmp_path / side / name
+            folder.mkdir(parents=True)
+            for i in range(5):
+                Image.new("L", (size, size), i).save(folder / f"{i}.png")
+    options = data(name="folder", dir=str(tmp_path / "private"))
+    away = options.model_copy(update={"public_dir": str(tmp_path / "public")})
+    with pytest.raises(ValueError, match=r"data\.public-dir = .* has images \(1, 9, 9\)"):
+        divide(away, 1)
+
+
+def test_methods_that_distil_ask_for_a_public_set():
+    with pytest.raises(ValueError, match=r"method = 'dl-sh' needs a public set: set data\.public"):
+        parse({**defaults(), "method": "dl-sh"})
+    assert torch.is_tensor(divide(data(public_dir="", public=0.2), 3).public)

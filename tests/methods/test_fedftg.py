@@ -1,0 +1,109 @@
+"""FedFTG: averaged, then fine-tuned on a generator's hard samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from common.methods.fedavg import Up
+from server_app.checkpoint import Checkpoint
+from server_app.methods.fedftg import label_weights
+from server_app.stopped import Stopped
+from tests.conftest import TinyRun
+
+TINY = {
+    "method": "fedftg",
+    "fedftg__iterations": 2,
+    "fedftg__generated": 8,
+    "fedftg__latent": 8,
+    "fedftg__generator_width": 8,
+    "fleet": "cnn2@0.5",
+}
+
+
+def test_without_iterations_it_is_fedavg(run: Callable[..., TinyRun]) -> None:
+    ours = run(**{**TINY, "fedftg__iterations": 0})
+    fedavg = run(method="fedavg", fleet="cnn2@0.5")
+    assert ours.weights == fedavg.weights
+    assert [e["accuracy"] for e in ours.journal] == [e["accuracy"] for e in fedavg.journal]
+
+
+def test_without_iterations_and_with_mu_it_is_fedprox(run: Callable[..., TinyRun]) -> None:
+    ours = run(**{**TINY, "fedftg__iterations": 0, "fedftg__mu": 0.5})
+    fedprox = run(method="fedprox", fleet="cnn2@0.5", fedprox__mu=0.5)
+    assert ours.weights == fedprox.weights
+
+
+def test_labels_and_teachers_are_weighed_by_class_counts() -> None:
+    # clients hold (3, 0, 0) and (1, 4, 0): classes 4/8, 4/8, 0; of class 0 client 0 has 3 in 4
+    p, alpha = label_weights(torch.tensor([[3.0, 0, 0], [1.0, 4, 0]], dtype=torch.float64))
+    assert p.tolist() == [0.5, 0.5, 0.0]
+    assert alpha.tolist() == [[0.75, 0.0, 0.0], [0.25, 1.0, 0.0]]
+
+
+def test_it_needs_the_class_counts(run: Callable[..., TinyRun]) -> None:
+    with pytest.raises(Stopped, match="client 0 tells no class counts; set share-counts = true"):
+        run(**TINY, share_counts=False)
+
+
+def test_counts_that_are_not_the_client_s_samples_are_refused(
+    run: Callable[..., TinyRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from client_app.participant import Participant
+
+    monkeypatch.setattr(Participant, "counts", [1, 1, 1])
+    with pytest.raises(Stopped, match=r"client 0 tells class counts \[1, 1, 1\], expected 3"):
+        run(**TINY)
+
+
+def test_the_generator_lives_on_over_rounds(run: Callable[..., TinyRun]) -> None:
+    states = [theta(run(**TINY, rounds=rounds)) for rounds in (1, 2)]
+    assert states[0].keys() == states[1].keys()
+    # two iterations of four clients' steps and five student batches: 2 · (4 + 5) a round
+    assert [int(s["bn1.num_batches_tracked"]) for s in states] == [18, 36]
+    assert not torch.equal(states[0]["conv1.weight"], states[1]["conv1.weight"])
+
+
+def theta(run: TinyRun) -> dict[str, torch.Tensor]:
+    saved = Checkpoint.load(run.folder / "checkpoint.safetensors").state["theta"]
+    assert isinstance(saved, dict)
+    return saved
+
+
+def test_fakes_leave_the_averaged_running_statistics_alone(run: Callable[..., TinyRun]) -> None:
+    from safetensors.torch import load_file
+
+    settings = {**TINY, "rounds": 1}
+    ours = load_file(run(**settings).folder / "model.safetensors")
+    without = {**settings, "fedftg__iterations": 0}
+    mean = load_file(run(**without).folder / "model.safetensors")
+    changed = {name for name in ours if not torch.equal(ours[name], mean[name])}
+    assert changed and not any("running" in name or "tracked" in name for name in changed)
+
+
+def test_a_client_s_answer_is_fedavg_s() -> None:
+    assert Up.kind == "fedavg.Up"
+
+
+@pytest.mark.parametrize(
+    "switch",
+    [
+        {"fedftg__iterations": 3},
+        {"fedftg__student_steps": 1},
+        {"fedftg__generated": 9},
+        {"fedftg__latent": 4},
+        {"fedftg__generator_width": 4},
+        {"fedftg__generator_lr": 0.1},
+        {"fedftg__lambda_cls": 0.0},
+        {"fedftg__lambda_dis": 0.0},
+        {"fedftg__kd_teacher_bn": "batch"},
+        {"fedftg__server_lr": 0.1},
+        {"fedftg__mu": 0.5},
+    ],
+)
+def test_every_switch_does_something(switch: dict[str, Any], run: Callable[..., TinyRun]) -> None:
+    base = {**TINY, "rounds": 1}
+    assert run(**base).weights != run(**{**base, **switch}).weights

@@ -1,0 +1,77 @@
+"""Modified FedFTG: average, then distil on noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from server_app.methods.fedftg_noise import towards
+from tests.conftest import TinyRun
+
+NOISE = {
+    "fedftg_noise__server_epochs": 1,
+    "fedftg_noise__noise_batches": 6,
+    "fedftg_noise__noise_batch_size": 16,
+}
+TINY = {"method": "fedftg-noise", "fedftg_noise__server_lr": 0.05, **NOISE}
+STILL = {**TINY, "fedftg_noise__server_lr": 1e-38}  #: distillation that moves nothing
+
+
+def weights(run: TinyRun) -> dict[str, torch.Tensor]:
+    return load_file(run.folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("clients", ["fedavg", "fedprox"])
+def test_undistilled_it_is_fedavg_or_fedprox(clients: str, run: Callable[..., TinyRun]) -> None:
+    mu = 0.5 if clients == "fedprox" else 0.0
+    ours = run(**STILL, fedftg_noise__mu=mu)
+    settings = {f"{clients}__weights": "uniform"} | ({"fedprox__mu": mu} if mu else {})
+    torch.testing.assert_close(
+        weights(ours), weights(run(method=clients, **settings)), rtol=0, atol=1e-12
+    )
+
+
+def test_one_client_teaches_its_own_average_nothing(run: Callable[..., TinyRun]) -> None:
+    ours = run(**TINY, clients=1, rounds=1)
+    fedavg = run(method="fedavg", clients=1, rounds=1)
+    torch.testing.assert_close(weights(ours), weights(fedavg), rtol=0, atol=1e-5)
+
+
+def test_a_step_towards_the_mean_by_hand() -> None:
+    w = {"a": torch.tensor([1.0, 2.0]), "n": torch.tensor(3)}
+    mean = {"a": torch.tensor([3.0, 0.0]), "n": torch.tensor(5)}
+    half, twice = towards(w, mean, 0.5), towards(w, mean, 2.0)
+    assert half["a"].tolist() == [2.0, 1.0] and half["n"].item() == 5
+    assert twice["a"].tolist() == [5.0, -2.0]
+    assert towards(w, mean, 1.0) is mean
+
+
+def test_a_long_step_leaves_no_negative_variance() -> None:
+    w, mean = {"bn.running_var": torch.tensor([2.0])}, {"bn.running_var": torch.tensor([0.5])}
+    assert towards(w, mean, 2.0)["bn.running_var"].item() == 0.0
+
+
+@pytest.mark.parametrize(
+    "switch",
+    [
+        {"fedftg_noise__mu": 0.5},
+        {"fedftg_noise__aggregate_lr": 0.5},
+        {"fedftg_noise__weights": "samples"},
+        {"fedftg_noise__noise": "stylegan"},
+        {"fedftg_noise__kd_temperature": 3.0},
+        {"fedftg_noise__kd_teacher_bn": "running"},
+        {"fedftg_noise__server_lr": 0.1},
+    ],
+)
+def test_every_switch_does_something(switch: dict[str, Any], run: Callable[..., TinyRun]) -> None:
+    base = {
+        **TINY,
+        "fleet": "cnn2@0.5",
+        "data__partition": "quantity_dirichlet",
+        "data__alpha": 1.0,
+    }
+    assert run(**base).weights != run(**{**base, **switch}).weights

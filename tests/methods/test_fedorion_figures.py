@@ -1,0 +1,61 @@
+"""FedORION's further switches: kinds of noise (Table 4) and the share that skips DML (Figure 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.conftest import TinyRun
+
+FLEET = {"fleet": "mlp@0.25,cnn2@0.5,cnn3@0.25,cnn2@0.5", "global_model": "mlp@0.25"}
+
+
+def architectures(run: TinyRun) -> list[str]:
+    return [client["model"] for client in run.journal[0]["clients"]]
+
+
+def test_every_kind_of_noise_teaches_something_else(run: Callable[..., TinyRun]) -> None:
+    kinds = ["gaussian", "uniform", "dead_leaves", "stylegan"]
+    results = [run(method="fedorion", rounds=1, fedorion__noise=kind).weights for kind in kinds]
+    assert len(set(results)) == 4
+
+
+def test_if_nobody_skips_everybody_does_dml(run: Callable[..., TinyRun]) -> None:
+    nobody = run(method="fedorion", **FLEET, fedorion__skip_share=0.0)
+    everybody_mutual = run(method="fedorion", **FLEET, fedorion__selective=False)
+    assert nobody.weights == everybody_mutual.weights
+    assert architectures(nobody) == ["mlp@0.25", "cnn2@0.5", "cnn3@0.25", "cnn2@0.5"]
+
+
+def test_if_everybody_skips_and_nothing_is_distilled_it_is_fedavg(
+    run: Callable[..., TinyRun],
+) -> None:
+    settings = {"fedorion__distill": False, "fedorion__weights": "samples"}
+    ours = run(method="fedorion", **FLEET, **settings, fedorion__skip_share=1.0)
+    assert architectures(ours) == ["mlp@0.25"] * 4
+    assert ours.weights == run(method="fedavg", **FLEET).weights
+
+
+@pytest.mark.parametrize(("share", "size"), [(0.1, 0), (0.125, 1), (0.5, 2), (0.75, 3)])
+def test_a_share_is_rounded_to_clients(
+    share: float, size: int, run: Callable[..., TinyRun]
+) -> None:
+    fleet = {"fleet": "cnn2@0.5", "global_model": "mlp@0.25", "rounds": 1}
+    models = architectures(run(method="fedorion", **fleet, fedorion__skip_share=share))
+    assert models.count("mlp@0.25") == size
+
+
+def test_who_skips_at_a_share_skips_at_a_larger_one(run: Callable[..., TinyRun]) -> None:
+    fleet = {"fleet": "cnn2@0.5", "global_model": "mlp@0.25", "rounds": 1}
+    skipping = [
+        {
+            k
+            for k, model in enumerate(
+                architectures(run(method="fedorion", **fleet, fedorion__skip_share=share))
+            )
+            if model == "mlp@0.25"
+        }
+        for share in (0.25, 0.5, 0.75)
+    ]
+    assert skipping[0] < skipping[1] < skipping[2]

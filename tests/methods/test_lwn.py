@@ -1,0 +1,81 @@
+"""LWN: light-weight networks travel, own models stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from client_app.methods.lwn import LWN
+from common.methods.lwn import Up
+from tests.conftest import TinyRun
+
+NOISE = {"lwn__server_epochs": 1, "lwn__noise_batches": 4, "lwn__noise_batch_size": 16}
+TINY = {"method": "lwn", "lwn__server_lr": 0.05, **NOISE}
+STILL = {"lwn__server_lr": 1e-38}  #: distillation that moves nothing
+
+
+def weights(run: TinyRun) -> dict[str, torch.Tensor]:
+    return load_file(run.folder / "model.safetensors")
+
+
+def test_averaged_and_undistilled_it_is_fedorion_in_which_everybody_does_dml(
+    run: Callable[..., TinyRun],
+) -> None:
+    lwn = run(**{**TINY, **STILL}, lwn__init="average")
+    fedorion = run(method="fedorion", fedorion__selective=False, fedorion__distill=False)
+    torch.testing.assert_close(weights(lwn), weights(fedorion), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("norm", ["sum", "none"])
+def test_one_client_s_small_network_is_taken_as_it_is(
+    norm: str, run: Callable[..., TinyRun]
+) -> None:
+    alone = {**TINY, "clients": 1, "rounds": 1, "lwn__init": "average"}
+    distilled = run(**alone, lwn__max_ensemble_norm=norm)
+    torch.testing.assert_close(
+        weights(distilled), weights(run(**{**alone, **STILL})), rtol=0, atol=1e-5
+    )
+
+
+def test_the_first_server_starts_from_what_it_sent(run: Callable[..., TinyRun]) -> None:
+    first = run(**{**TINY, **STILL}, rounds=1)
+    again = run(**{**TINY, **STILL}, rounds=1, train__epochs=1)
+    torch.testing.assert_close(weights(first), weights(again), rtol=0, atol=1e-12)
+
+
+def test_only_the_small_network_travels() -> None:
+    assert set(Up.model_fields) == {"experiment", "t", "k", "metrics", "w"}
+    assert LWN.Down.model_fields.keys() == {"experiment", "t", "w"}
+
+
+def test_own_models_are_kept_over_rounds_and_learn(run: Callable[..., TinyRun]) -> None:
+    accuracies = [client["accuracy"] for client in run(**TINY, rounds=3).summary["clients"]]
+    assert min(accuracies) > 0.6
+    models = [client["model"] for client in run(**TINY, rounds=1).journal[0]["clients"]]
+    assert models == ["mlp@0.25", "cnn2@0.5", "mlp@0.25", "cnn2@0.5"]
+
+
+@pytest.mark.parametrize(
+    "switch",
+    [
+        {"lwn__init": "average"},
+        {"lwn__max_ensemble_norm": "none"},
+        {"lwn__max_ensemble_norm": "softmax"},
+        {"lwn__noise": "uniform"},
+        {"lwn__noise": "dead_leaves"},
+        {"lwn__noise": "stylegan"},
+        {"lwn__kd_temperature": 3.0},
+        {"lwn__kd_teacher_bn": "running"},
+        {"lwn__protect_running_stats": False},
+        {"lwn__server_lr": 0.1},
+        {"lwn__server_momentum": 0.0},
+        {"lwn__noise_batches": 5},
+    ],
+)
+def test_every_switch_does_something(switch: dict[str, Any], run: Callable[..., TinyRun]) -> None:
+    base = {**TINY, "fleet": "cnn2@0.5,cnn3@0.25"}
+    assert run(**base).weights != run(**{**base, **switch}).weights

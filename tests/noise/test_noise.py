@@ -1,0 +1,130 @@
+"""Noise: mean 0 and variance 1, from the generator alone, and each kind what it says."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+import torch
+from torch import Tensor
+
+from common import noise, seeds
+from common.noise import NOISES
+from common.noise.dead_leaves import LARGEST, LEAVES, SMALLEST, _lay, radii
+from common.noise.standard import standard
+from common.noise.stylegan import images, modulated
+
+every_kind = pytest.mark.parametrize("kind", sorted(NOISES))
+
+
+def drawn(
+    kind: str, n: int = 64, shape: tuple[int, int, int] = (3, 16, 16), seed: int = 0
+) -> Tensor:
+    return next(NOISES[kind](n, shape, seeds.stream(seed, "noise")))
+
+
+@every_kind
+def test_noise_has_mean_0_and_variance_1(kind: str) -> None:
+    z = drawn(kind)
+    assert z.shape == (64, 3, 16, 16) and z.dtype == torch.float32
+    assert z.mean().abs() < 0.02
+    assert z.var().sub(1).abs() < 0.03
+
+
+@every_kind
+@pytest.mark.parametrize("shape", [(2, 1, 1), (1, 8, 8), (1, 28, 28), (3, 5, 9)])
+def test_noise_has_the_shape_of_the_inputs_and_is_finite(
+    kind: str, shape: tuple[int, int, int]
+) -> None:
+    z = drawn(kind, 4, shape)
+    assert z.shape == (4, *shape) and z.isfinite().all()
+
+
+@every_kind
+def test_noise_comes_from_its_generator_alone(kind: str) -> None:
+    before = torch.random.get_rng_state()
+    z = drawn(kind)
+    torch.rand(1)
+    assert torch.equal(z, drawn(kind)) and not torch.equal(z, drawn(kind, seed=1))
+    torch.random.set_rng_state(before)
+    drawn(kind)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@every_kind
+def test_batches_are_fresh_and_as_many_as_asked(kind: str) -> None:
+    zs = [z for (z,) in noise.batches(kind, 3, 4, (1, 8, 8), seeds.stream(0, "noise"))]
+    assert len(zs) == 3
+    assert not torch.equal(zs[0], zs[1]) and not torch.equal(zs[1], zs[2])
+
+
+def test_gaussian_noise_is_one_draw_of_randn_a_batch() -> None:
+    generator = seeds.stream(0, "noise")
+    expected = [torch.randn((4, 1, 8, 8), generator=generator) for _ in range(2)]
+    got = list(islice(NOISES["gaussian"](4, (1, 8, 8), seeds.stream(0, "noise")), 2))
+    assert torch.equal(got[0], expected[0]) and torch.equal(got[1], expected[1])
+
+
+def test_uniform_noise_stays_within_root_3() -> None:
+    z = drawn("uniform")
+    assert 1.7 < z.abs().max() <= 3**0.5
+
+
+def test_a_leaf_s_radius_has_density_proportional_to_its_third_negative_power() -> None:
+    u = torch.linspace(0, 1, 100_001, dtype=torch.float64)
+    r = radii(u)
+    assert r[0].item() == pytest.approx(SMALLEST) and r[-1].item() == pytest.approx(LARGEST)
+    # P(r ≤ 2a) on [a, 8a] is (1 − 1/4) / (1 − 1/64) = 48/63
+    assert (r <= 2 * SMALLEST).double().mean().item() == pytest.approx(48 / 63, abs=1e-3)
+
+
+def test_dead_leaves_are_patches_of_one_colour() -> None:
+    z = drawn("dead_leaves", 16, (3, 32, 32))
+    same = (z[..., 1:] == z[..., :-1]).all(1).double().mean()
+    assert same > 0.7
+    colours = [len(image.flatten(1).T.unique(dim=0)) for image in z]
+    assert min(colours) > 10 and max(colours) <= LEAVES + 1
+
+
+def test_the_leaf_laid_first_lies_on_top() -> None:
+    # 5 × 4 pixels: a circle of radius 1.5 around (2, 2), whose corners at distance √2.5 are out,
+    # in front of a square of half-side 1 around (3, 2)
+    across, down = torch.arange(5) + 0.5, torch.arange(4) + 0.5
+    dx2 = torch.stack([(across - 2).square(), (across - 3).square()])[None]
+    dy2 = torch.stack([(down - 2).square(), (down - 2).square()])[None]
+    front = torch.full((1, 4, 5), 9, dtype=torch.uint8)
+    depth = torch.arange(2, dtype=torch.uint8)
+    _lay(front, depth, dx2, dy2, torch.tensor([[2.25, 1.0]]))
+    assert front[0].tolist() == [
+        [9, 9, 9, 9, 9],
+        [9, 0, 0, 1, 9],
+        [9, 0, 0, 1, 9],
+        [9, 9, 9, 9, 9],
+    ]
+
+
+def test_a_stylegan_s_neighbouring_pixels_are_alike_and_its_images_differ() -> None:
+    z = drawn("stylegan", 32, (3, 32, 32))
+    near = (z[..., 1:] * z[..., :-1]).mean()
+    far = (z[1:] * z[:-1]).mean()
+    assert near > 0.5
+    assert not torch.equal(z[0], z[1]) and far < near
+
+
+def test_every_batch_of_a_stylegan_comes_from_another_network() -> None:
+    generator = seeds.stream(0, "noise")
+    first, second = images(2, (1, 8, 8), generator), images(2, (1, 8, 8), generator)
+    assert first.shape == second.shape == (2, 1, 8, 8)
+    assert not torch.equal(first, second)
+
+
+def test_a_modulated_convolution_has_weights_of_norm_1() -> None:
+    # x = 1 and one weight only, in the middle: 3 s / ‖3 s‖ = 1 for every scale s > 0
+    weight = torch.zeros(1, 1, 3, 3)
+    weight[0, 0, 1, 1] = 3.0
+    y = modulated(torch.ones(2, 1, 4, 4), weight, torch.tensor([[0.5], [7.0]]))
+    assert torch.allclose(y, torch.ones(2, 1, 4, 4), atol=1e-6)
+
+
+def test_standard_leaves_a_constant_at_0() -> None:
+    assert torch.equal(standard(torch.full((3, 1, 2, 2), 5.0)), torch.zeros(3, 1, 2, 2))

@@ -1,0 +1,66 @@
+"""Who may import whom."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+OURS = ("common", "server_app", "client_app", "deploy", "tests")
+MAY_IMPORT = {
+    "common": {"common"},
+    "server_app": {"server_app", "common"},
+    "client_app": {"client_app", "common"},
+    "deploy": {"deploy", "common", "server_app", "client_app"},
+}
+
+
+def imports(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+@pytest.mark.parametrize("package", sorted(MAY_IMPORT))
+def test_a_package_imports_only_what_it_may(package: str) -> None:
+    for path in (ROOT / package).rglob("*.py"):
+        ours = {name.split(".")[0] for name in imports(path)} & set(OURS)
+        assert ours <= MAY_IMPORT[package], f"{path} imports {ours - MAY_IMPORT[package]}"
+
+
+@pytest.mark.parametrize("half", ["server_app", "client_app"])
+def test_a_half_of_a_method_imports_no_half_of_another(half: str) -> None:
+    for path in (ROOT / half / "methods").glob("[!_]*.py"):
+        others = {
+            name for name in imports(path) if name.startswith((f"{half}.methods.",))
+        }
+        assert not others, f"{path} imports {others}"
+
+
+def test_a_half_is_named_as_its_contract() -> None:
+    contracts = {path.name for path in (ROOT / "common/methods").glob("*.py")}
+    for half in ("server_app", "client_app"):
+        assert {path.name for path in (ROOT / half / "methods").glob("*.py")} <= contracts
+
+
+def test_there_is_one_training_loop() -> None:
+    for package in ("common", "server_app", "client_app"):
+        for path in (ROOT / package).rglob("*.py"):
+            calls = ".backward(" in path.read_text()
+            assert not calls or path == ROOT / "common/fit.py", path
+
+
+def test_the_client_app_imports_nothing_heavy_before_a_message_comes() -> None:
+    top = {
+        name.split(".")[0]
+        for node in ast.parse((ROOT / "client_app/app.py").read_text()).body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names])
+    }
+    assert top <= {"__future__", "logging", "collections", "typing", "flwr"}

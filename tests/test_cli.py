@@ -1,0 +1,108 @@
+"""The command line: what a newcomer types, and the mistakes they make."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from common.config import Value
+from common.data import DATASETS
+from common.data.partition import PARTITIONS
+from common.models import MODELS
+from deploy import cli
+from deploy.listing import LISTINGS
+from server_app.methods import METHODS
+from deploy.settings import to_toml
+from tests.conftest import flat
+
+
+def fedmosaic(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "deploy.cli", *arguments], capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Path:
+    settings: dict[str, Value] = flat(tmp_path / "x", method="fedorion") | {
+        "out": "",
+        "state-dir": "",
+        "experiment": "",
+    }
+    path = tmp_path / "toy.toml"
+    path.write_text(to_toml(settings))
+    return path
+
+
+def test_a_run_leaves_everything_it_should(toy: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = fedmosaic("run", str(toy), "--out", str(out), "--workers", "0", "-s", "seed=5")
+    assert done.returncode == 0, done.stderr
+    assert "round 2/2" in done.stdout and "cnn2@0.5" in done.stdout
+    names = {path.name for path in out.iterdir()}
+    assert names >= {"config.toml", "journal.jsonl", "summary.json", "model.safetensors", "report.html"}
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["seed"] == 5 and summary["dataset"] == "toy" and summary["runtime"] == "loopback"
+    assert summary["accuracy"].keys() == {"final", "best", "last10"}
+    assert summary["clients"][0].keys() == {"k", "model", "n", "accuracy", "accuracy_global"}
+    assert summary["bytes"]["up"] > 0 and summary["failures"] == []
+    assert len(summary["weights_sha256"]) == 64
+    again = fedmosaic("run", str(toy), "--out", str(out))
+    assert again.returncode == 1 and "holds a run already" in again.stderr
+    both = fedmosaic("report", str(out), "--out", str(tmp_path / "page.html"))
+    assert both.returncode == 0 and (tmp_path / "page.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["run", "nosuchfile"], "experiment file nosuchfile does not exist"),
+        (["run", "-s", "epochs=3"], "key 'epochs' is unknown"),
+        (["run", "-s", "data.name=cifar10", "-s", "data.dir=/nonexistent"], "not found in /nonexistent"),
+        (["run", "--runtime", "mpi"], "--runtime mpi is unknown; allowed: loopback, ray, grpc"),
+        (["run", "--workers", "-2"], "--workers -2 is not allowed"),
+        (["run", "--resume", "/nonexistent"], "--resume /nonexistent: no config.toml there"),
+        (["run", "-s", "data.image-size=2", "-s", "fleet=resnet8"], "input 2×2 is too small"),
+        (["list", "cats"], "list cats is unknown; allowed: methods, models"),
+        (["report", "/nonexistent"], "/nonexistent"),
+        (["table", "default"], "default.toml: title: Field required"),
+    ],
+)
+def test_a_mistake_is_one_line_and_a_failing_exit_status(
+    arguments: list[str],
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["fedmosaic", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    said = capsys.readouterr()
+    assert ended.value.code == 1
+    assert line in said.err and said.err.count("\n") == 1, said.err
+    assert not list(tmp_path.iterdir()), "a mistake leaves nothing behind"
+
+
+@pytest.mark.parametrize(
+    ("what", "names"),
+    [
+        ("methods", METHODS),
+        ("models", MODELS),
+        ("datasets", DATASETS),
+        ("partitions", PARTITIONS),
+    ],
+)
+def test_a_list_names_everything_there_is(what: str, names: dict[str, Any]) -> None:
+    console = Console(width=200, file=io.StringIO())
+    console.print(LISTINGS[what]())
+    first_words = {line.split()[0] for line in console.file.getvalue().splitlines() if line.strip()}
+    assert names.keys() <= first_words

@@ -1,0 +1,138 @@
+"""The wire: what is packed comes back, and what is not a payload is refused in one line."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from jaxtyping import Float
+from torch import Tensor
+
+from common.models import build
+from common.records import Records, StateDict, array_bytes, count_bytes
+from common.tree import snapshot
+
+
+class Parcel(Records):
+    n: int
+    w: StateDict
+    slots: dict[int, StateDict] = {}
+    x: Float[Tensor, "n d"] | None = None
+    y: Float[Tensor, "n"] | None = None
+    note: float = 0.0
+
+
+PARCEL = Parcel(
+    n=3,
+    w={
+        "a.weight": torch.tensor([[1.5, -0.0], [float("inf"), 1e-45]]),
+        "a.count": torch.tensor(7),
+        "b": torch.tensor([True, False]),
+        "c": torch.tensor([1.0, 2.0], dtype=torch.bfloat16),
+        "empty": torch.empty(0, 3),
+    },
+    slots={11: {"z": torch.arange(3, dtype=torch.uint8)}, 2: {}},
+    x=torch.ones(2, 3),
+    y=torch.zeros(2),
+    note=float("nan"),
+)
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+
+
+def test_every_dtype_shape_and_nesting_survives_the_wire() -> None:
+    again = Parcel.unpack(PARCEL.pack())
+    assert list(again.w) == list(PARCEL.w)
+    assert all(same(again.w[name], PARCEL.w[name]) for name in PARCEL.w)
+    assert str(again.w["a.weight"][0, 1]) == "tensor(-0.)"
+    assert same(again.slots[11]["z"], PARCEL.slots[11]["z"]) and again.slots[2] == {}
+    assert again.note != again.note, "NaN stays NaN"
+
+
+def test_a_file_holds_named_tensors_and_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "parcel.safetensors"
+    path.write_bytes(PARCEL.to_bytes())
+    assert same(Parcel.load(path).w["c"], PARCEL.w["c"])
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(ValueError, match=r"parcel.safetensors cannot be read"):
+        Parcel.load(path)
+
+
+def test_axes_bind_within_one_payload() -> None:
+    with pytest.raises(ValueError, match="y"):
+        Parcel(n=1, w={}, x=torch.ones(2, 3), y=torch.ones(4))
+
+
+def test_the_wire_costs_less_than_one_percent_over_the_numbers() -> None:
+    for spec in ("lenet5", "resnet8", "resnet20", "wrn-40-1"):
+        content = Parcel(n=1, w=snapshot(build(spec, (3, 32, 32), 10, seed=1))).pack()
+        assert array_bytes(content) == sum(
+            t.numel() * t.element_size() for t in Parcel.unpack(content).w.values()
+        )
+        assert array_bytes(content) <= count_bytes(content) <= 1.01 * array_bytes(content)
+
+
+def test_the_count_is_that_of_the_serialised_message() -> None:
+    from flwr.common.serde import recorddict_to_proto
+
+    content = Parcel(n=1, w=snapshot(build("lenet5", (1, 28, 28), 10, seed=1))).pack()
+    size = len(recorddict_to_proto(content).SerializeToString())
+    assert abs(size - count_bytes(content)) < 200
+
+
+def forged(skeleton: Any, arrays: dict[str, Array] | None = None, kind: str = "") -> RecordDict:
+    text = skeleton if isinstance(skeleton, bytes) else json.dumps(skeleton).encode()
+    fields = ConfigRecord({"kind": kind or Parcel.kind, "skeleton": zlib.compress(text)})
+    return RecordDict({"arrays": ArrayRecord(arrays or {}), "fields": fields})
+
+
+HUGE = Array("float32", (1 << 40,), "numpy.ndarray", Array(np.zeros(4, np.float32)).data)
+LYING = Array("float32", (4,), "numpy.ndarray", Array(np.zeros(4, np.float64)).data)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (RecordDict(), "not a test_records.Parcel payload"),
+        (forged({"n": 1, "w": {}}, kind="other"), "payload is a 'other'"),
+        (forged({"n": "1", "w": {}}), "field 'n'"),
+        (forged({"n": 1}), "field 'w'"),
+        (forged({"n": 1, "w": {}, "more": 1}), "field 'more'"),
+        (forged({"n": 1, "w": {"a": {"~tensor": ["float32", 2]}}}), "no float32 array came"),
+        (forged({"n": 1, "w": {"a": {"~tensor": ["float32", -1]}}}), "claims dtype"),
+        (forged({"n": 1, "w": {"a": {"~tensor": ["object", 1]}}}), "claims dtype 'object'"),
+        (
+            forged({"n": 1, "w": {"a": {"~tensor": ["float32", 9]}}}, {"float32": Array(np.zeros(4, np.float32))}),
+            "only 4 numbers are left",
+        ),
+        (forged({"n": 1, "w": {}}, {"float32": Array(np.zeros(4, np.float32))}), "no field asks for"),
+        (forged({"n": 1, "w": {}}, {"float32": LYING}), "claims float64"),
+        (forged({"n": 1, "w": {}}, {"weird": Array(np.zeros(4, np.float32))}), "no known dtype"),
+        (forged(b"\xff"), "not JSON"),
+        (forged(b"[" * 100_000), "not JSON|malformed"),
+        (forged([1, 2]), "malformed skeleton"),
+    ],
+)
+def test_what_is_no_payload_is_refused_in_one_line(content: RecordDict, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        Parcel.unpack(content)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_declared_shape_is_not_believed_before_the_bytes_are_counted() -> None:
+    content = forged({"n": 1, "w": {"a": {"~tensor": ["float32", 1 << 40]}}}, {"float32": HUGE})
+    with pytest.raises(ValueError, match="only 4 numbers"):
+        Parcel.unpack(content)
+
+
+def test_a_skeleton_that_inflates_without_end_is_refused() -> None:
+    with pytest.raises(ValueError, match="exceeds"):
+        Parcel.unpack(forged(b" " * (40 * 2**20)))

@@ -1,0 +1,120 @@
+"""Three runtimes, one result: the same seed gives the same bits wherever the clients run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from deploy.loopback import Loopback
+from deploy.settings import to_toml
+from tests.conftest import TinyRun, flat, play
+
+FEDERATION = {
+    "method": "fedorion",
+    "clients": 3,
+    "rounds": 2,
+    "fleet": "mlp@0.25,cnn2@0.5,lenet5",
+    "data__partition": "label_dirichlet",
+    "data__alpha": 1.0,
+}
+
+
+def command_line(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "deploy.cli", *arguments]
+
+
+def experiment(folder: Path, **changes: object) -> Path:
+    """The federation as a TOML file."""
+    settings = flat(folder / "unused", **{**FEDERATION, **changes})
+    settings |= {"out": "", "state-dir": "", "experiment": ""}
+    path = folder / "experiment.toml"
+    path.write_text(to_toml(settings))
+    return path
+
+
+def launch(folder: Path, runtime: str) -> TinyRun:
+    out = folder / runtime
+    done = subprocess.run(
+        command_line("run", str(experiment(folder)), "--runtime", runtime, "--out", str(out)),
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert (out / "report.html").exists() and (out / "model.safetensors").exists()
+    return TinyRun(out)
+
+
+@pytest.mark.slow
+def test_loopback_ray_and_grpc_give_the_same_bits(tmp_path: Path) -> None:
+    loopback, ray, grpc = (launch(tmp_path, name) for name in ("loopback", "ray", "grpc"))
+    assert loopback.summary["runtime"] == "loopback" and grpc.summary["runtime"] == "grpc"
+    assert loopback.timeless == ray.timeless == grpc.timeless
+    assert loopback.weights == ray.weights == grpc.weights
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_number_of_workers_changes_nothing(workers: int, tmp_path: Path) -> None:
+    alone = play(flat(tmp_path / "0", **FEDERATION))
+    settings = flat(tmp_path / "n", **FEDERATION)
+    pooled = play(settings, Loopback(3, settings, workers=workers))
+    assert alone.timeless == pooled.timeless
+    assert alone.weights == pooled.weights
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed_in", [1, 3])
+def test_a_run_killed_in_any_round_and_resumed_equals_the_uninterrupted_one(
+    killed_in: int, tmp_path: Path
+) -> None:
+    path = experiment(tmp_path, rounds=4, train__epochs=6)
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    subprocess.run(command_line("run", str(path), "--out", str(whole)), check=True, timeout=120)
+
+    process = subprocess.Popen(command_line("run", str(path), "--out", str(part)))
+    journal = part / "journal.jsonl"
+    deadline = time.monotonic() + 60
+    while not journal.exists() or len(journal.read_text().splitlines()) < killed_in:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.002)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (part / "summary.json").exists(), "killed too late to show anything"
+
+    done = subprocess.run(
+        command_line("run", "--resume", str(part)), capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert TinyRun(part).timeless == TinyRun(whole).timeless
+    assert TinyRun(part).weights == TinyRun(whole).weights
+
+
+def test_a_lost_worker_is_reported_and_the_next_round_works(tmp_path: Path) -> None:
+    settings = flat(tmp_path, **FEDERATION, min_replies=0.3)
+    grid = Killing(3, settings, workers=1)
+    result = play(settings, grid)
+    assert grid.killed and result.summary["status"] == "completed"
+    lost = result.journal[1]["failures"]
+    assert lost and all("process was lost" in failure["reason"] for failure in lost)
+    assert result.journal[2]["failures"] == [] and len(result.journal[2]["replied"]) == 3
+
+
+class Killing(Loopback):  # type: ignore[misc]
+    """Its worker dies once, with the second client's work in hand."""
+
+    killed = False
+
+    def pull_messages(self, message_ids):  # type: ignore[no-untyped-def]
+        replies = super().pull_messages(message_ids)
+        training = self._pool is not None and self._sent > 3
+        if training and replies and not self.killed:
+            self.killed = True
+            for process in self._pool._processes.values():
+                os.kill(process.pid, signal.SIGKILL)
+        return replies
