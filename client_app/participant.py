@@ -132,10 +132,15 @@ class Participant:
             seed=self.config.run.seed,
             name=("init", *([part] if part else []), "client", self.k),
             stem=self.config.run.stem,
+            pretrained=self._pretrained(spec) and weights is None,
         )
         if weights is not None:
             net.load_state_dict(weights)
         return self.place(net)
+
+    def _pretrained(self, spec: str) -> bool:
+        run = self.config.run
+        return run.pretrained and models.published(spec, stem=run.stem)
 
     def place(self, net: Any) -> Any:
         """Move a network to the client's device, in the configured memory format."""

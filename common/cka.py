@@ -31,7 +31,9 @@ def linear_cka(x: Tensor, y: Tensor) -> float:
     the dimensions of x and y may differ.
     """
     if len(x) != len(y) or len(x) < 2:
-        raise ValueError(f"CKA of {len(x)} and {len(y)} samples: it takes 2 or more, as many of each")
+        raise ValueError(
+            f"CKA of {len(x)} and {len(y)} samples: it takes 2 or more, as many of each"
+        )
     return alignment(centred_gram(x), centred_gram(y))
 
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from common.layout import MemoryFormat
+from common.presets import entries
 
 Value = bool | int | float | str
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -56,9 +57,12 @@ class Run(Section):
     min_replies: Fraction
     """A round counts if at least this fraction of the selected clients answered well."""
     fleet: Annotated[str, Field(min_length=1)]
-    """Comma-separated architectures; client k gets entry k mod length, unless its node names one."""
+    """Comma-separated architectures, or a preset; client k gets entry k mod length, unless its
+    node names one."""
     global_model: Annotated[str, Field(min_length=1)]
     """The server's architecture; ``smallest``: the one of the fleet with the fewest parameters."""
+    pretrained: bool
+    """Clients' own models start from torchvision's ImageNet weights where there are some."""
     stem: Literal["auto", "imagenet", "cifar"]
     """First layers of the architectures that have both; ``auto``: each one's own default."""
     out: str
@@ -140,6 +144,8 @@ class Score(Section):
     """The server's model is scored every so many rounds, and after the last."""
     clients_every: Annotated[int, Field(ge=0)]
     """Clients score on their own test shares every so many rounds; 0: after the last only."""
+    target: Annotated[float, Field(ge=0, le=1)]
+    """Test accuracy of which the summary says in which round it was reached; 0: none."""
     batch_size: Annotated[int, Field(ge=2)]
 
 
@@ -162,7 +168,7 @@ class Config(BaseModel):
 
     @property
     def fleet(self) -> tuple[str, ...]:
-        return tuple(entry.strip() for entry in self.run.fleet.split(",") if entry.strip())
+        return entries(self.run.fleet)
 
     def with_out(self, out: str) -> Config:
         """The same configuration with its results in ``out``."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import torch
+
 from common import models
 from common.config import Config
+from common.split import common_shapes
+from common.submodel import check_nested
 
 
 def global_spec(config: Config, shape: tuple[int, int, int], classes: int) -> str:
@@ -17,5 +21,20 @@ def check_fleet(config: Config, shape: tuple[int, int, int], classes: int) -> No
     """Raise a one-line ``ValueError`` if an architecture does not exist or cannot take the input."""
     for spec in config.fleet:
         models.check(spec, shape, classes, stem=config.run.stem)
+    _check_sharing(config, shape, classes)
     if config.run.global_model != "smallest":
         models.check(config.run.global_model, shape, classes, stem=config.run.stem)
+
+
+def _check_sharing(config: Config, shape: tuple[int, int, int], classes: int) -> None:
+    """What a method that mixes the fleet's own architectures asks of them."""
+    stem, method = config.run.stem, config.run.method
+    if getattr(config.method, "needs_split", False):
+        common_shapes(config.fleet, shape, classes, stem=stem)
+    if getattr(config.method, "across", "none") == "layerwise":
+        with torch.device("meta"):
+            states = {
+                spec: models.build(spec, shape, classes, seed=0, stem=stem).state_dict()
+                for spec in config.fleet
+            }
+        check_nested(states, f"{method}.across")

@@ -49,3 +49,19 @@ def fairness(accuracies: Sequence[float], sizes: Sequence[int]) -> Fairness:
         fm=float(values.var()),
         wlp=float(values.min()),
     )
+
+
+def mixture_performance(accuracies: Sequence[float], shares: Sequence[float]) -> float:
+    """MP = Σ_k p̂_k a_k: accuracy on a mixture of client distributions (FedKF, eq. 11).
+
+    ``shares`` p̂ ≥ 0 sum to 1. Never below the worst client's accuracy (FedKF, lemma 1).
+    """
+    return float(np.dot(np.asarray(shares, dtype=np.float64), np.asarray(accuracies)))
+
+
+def over_mixtures(
+    accuracies: Sequence[float], draws: int, rng: np.random.Generator, concentration: float = 1.0
+) -> list[float]:
+    """``mixture_performance`` on ``draws`` mixtures p̂ ~ Dir(concentration): agnostic domains."""
+    shares = rng.dirichlet(np.full(len(accuracies), concentration), size=draws)
+    return [mixture_performance(accuracies, row) for row in shares]

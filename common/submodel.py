@@ -19,7 +19,7 @@ def cut(whole: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> StateDict:
 
 
 def difference(part: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> str:
-    """Why ``part`` is no sub-model of ``whole``: its first layer that is not there; empty if it is."""
+    """The first layer of ``part`` that ``whole`` does not have; empty for a sub-model."""
     for name, value in part.items():
         if name not in whole:
             return f"{name!r} is not in it"
@@ -31,10 +31,18 @@ def difference(part: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> str:
 def largest(states: Mapping[str, Mapping[str, Tensor]]) -> str:
     """The architecture of which all the others are sub-models, by the name it has in ``states``.
 
-    Raises ``ValueError``, one line, if there is none: the largest one, and who does not fit into it.
+    Raises ``ValueError``, one line, if there is none: the largest, and who does not fit into it.
     """
     found = max(states, key=lambda spec: sum(value.numel() for value in states[spec].values()))
     for spec, state in states.items():
         if reason := difference(state, states[found]):
             raise ValueError(f"{spec} is no sub-model of {found}, the largest of all: {reason}")
     return found
+
+
+def check_nested(states: Mapping[str, Mapping[str, Tensor]], key: str) -> str:
+    """``largest``, with an error that names the run config's key that asks for it."""
+    try:
+        return largest(states)
+    except ValueError as error:
+        raise ValueError(f'{key} = "layerwise": {error}; "same" takes any fleet') from None

@@ -183,6 +183,21 @@ def speedup(
 
 
 @app.command()
+def samples(
+    folder: Annotated[Path, typer.Argument(help="Folder of a finished run of fedkf.")],
+    images: Annotated[int, typer.Option(min=1, help="Generated images in all.")] = 2000,
+    to: Annotated[Path | None, typer.Option("--out", help="The picture; default: there.")] = None,
+) -> None:
+    """Draw what a run's generators imagine: average images by class, under the real ones."""
+    from deploy.samples import write
+
+    place = to or folder / "samples.png"
+    generated = write(folder.resolve(), images, place)
+    out.print(f"images by class: {generated.counts.tolist()}")
+    out.print(f"samples: {place.resolve()}", soft_wrap=True)
+
+
+@app.command()
 def doctor() -> None:
     """Say what is installed, what data is found and which runtimes work."""
     from deploy.doctor import examine

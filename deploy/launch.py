@@ -16,6 +16,7 @@ from rich.console import Console
 
 from common.config import Config, Value
 from common.files import write_atomically
+from common.presets import entries
 from deploy.preflight import preflight
 from deploy.progress import Progress, follow
 from deploy.settings import app_folder, load, to_toml
@@ -36,7 +37,7 @@ def fresh(
     """
     resolved = dict(flat)
     if not resolved["clients"]:
-        resolved["clients"] = len([e for e in str(resolved["fleet"]).split(",") if e.strip()])
+        resolved["clients"] = len(entries(str(resolved["fleet"])))
     stamp = time.strftime("%Y%m%d-%H%M%S")
     name = f"{resolved['method']}-{resolved['data.name']}-{stamp}"
     folder = (out or _unused(Path("runs") / name)).expanduser().resolve()

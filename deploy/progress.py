@@ -191,8 +191,10 @@ def show_summary(summary: Mapping[str, Any], console: Console) -> None:
         ("sent", f"{size(_scalar(sent.get('down')))} down, {size(_scalar(sent.get('up')))} up"),
         ("weights", f"SHA-256 {str(summary.get('weights_sha256', NONE))[:16]}"),
     ]
-    for target, rounds in _dict(summary.get("rounds_to_target")).items():
-        rows.append(("rounds to", f"{target}: {'not reached' if rounds is None else rounds}"))
+    if reached := _dict(summary.get("rounds_to_target")):
+        first, mean5 = (_round(reached.get(name)) for name in ("first", "mean5"))
+        target = percent(_scalar(reached.get("target")))
+        rows.append((f"to {target}", f"first in round {first}, mean of 5 in round {mean5}"))
     for name, text in rows:
         result.add_row(Text(name, style="dim"), Text(clean(text)))
     for f in failures:
@@ -241,6 +243,10 @@ def _read_on(path: Path, offset: int, on_round: Callable[[Entry], None]) -> int:
         if isinstance(entry, dict) and isinstance(entry.get("round"), int):
             on_round(entry)
     return offset + len(whole)
+
+
+def _round(t: object) -> str:
+    return "none" if t is None else number(t)
 
 
 def _whole(seconds: float | None) -> str:

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from common.config import Value
 from common.files import write_atomically
+from common.presets import entries
 from deploy.report import table as rendering
 from deploy.settings import defaults, find, flatten, numbers
 
@@ -121,7 +122,7 @@ def cells(file: File) -> Iterator[Cell]:
         for column in file.column:
             flat = DEFAULTS | base | numbers(flatten(row.set)) | numbers(flatten(column.set))
             if not flat["clients"]:
-                flat["clients"] = len(str(flat["fleet"]).split(","))
+                flat["clients"] = len(entries(str(flat["fleet"])))
             measure = row.measure or column.measure or file.measure
             measure = measure.replace("{model}", row.model)
             if column.reach and column.reach not in rows:

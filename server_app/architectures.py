@@ -13,7 +13,7 @@ from common import tree
 from common.methods.fedavg import Averaging
 from common.models.classifier import Classifier
 from common.records import StateDict
-from common.submodel import cut, largest
+from common.submodel import check_nested, cut
 from server_app.averaging import average
 from server_app.census import Client
 from server_app.layerwise import aggregate
@@ -40,11 +40,7 @@ class Architectures:
         self.specs = sorted(distinct, key=lambda spec: (_size(distinct[spec]), spec))
         held = self.specs
         if self.across == "layerwise":
-            try:
-                held = [largest(distinct)]
-            except ValueError as error:
-                key = f"{self.method.config.run.method}.across"
-                raise ValueError(f'{key} = "layerwise": {error}; "same" takes any fleet') from None
+            held = [check_nested(distinct, f"{self.method.config.run.method}.across")]
         self.nets = {spec: self.method.build(spec) for spec in self.specs}
         if not self.models:
             self.models = {spec: tree.snapshot(self.nets[spec]) for spec in held}
@@ -66,7 +62,9 @@ class Architectures:
         """Average the clients' weights; an architecture without a client this round stays."""
         for spec, before in self.models.items():
             members = [
-                (client, w) for client, w in ups if self.across == "layerwise" or client.model == spec
+                (client, w)
+                for client, w in ups
+                if self.across == "layerwise" or client.model == spec
             ]
             states, sizes = [w for _, w in members], [client.n for client, _ in members]
             if self.across == "layerwise":

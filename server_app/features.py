@@ -20,7 +20,7 @@ class FeaturePool:
         self.rounds: dict[int, int] = {}  #: the round that each comes from
 
     def put(self, t: int, k: int, s_in: Tensor, s_out: Tensor) -> None:
-        """Take client k's batch of round t; where it is too many, the oldest goes (ties: larger k)."""
+        """Take client k's batch of round t; the oldest makes room (ties: larger k)."""
         self.held[k], self.rounds[k] = (s_in, s_out), t
         while len(self.held) > self.limit:
             gone = min(self.held, key=lambda k: (self.rounds[k], -k))

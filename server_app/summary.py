@@ -14,7 +14,7 @@ from safetensors.torch import save
 
 from common.config import Config
 from common.files import write_atomically
-from common.metrics import over_rounds
+from common.metrics import over_rounds, rounds_to
 from common.records import StateDict
 from common.version import VERSION
 from server_app.journal import Entry
@@ -43,6 +43,7 @@ def write(
         "seed": config.run.seed,
         "accuracy": over_rounds(accuracies) if accuracies else None,
         "accuracies": _named_accuracies(rounds),
+        "rounds_to_target": _rounds_to_target(rounds, config.score.target),
         "fairness": next((e["fairness"] for e in reversed(rounds) if e.get("fairness")), None),
         "accuracy_covered": rounds[-1].get("accuracy_covered") if rounds else None,
         "uncovered": entries[0].get("uncovered", []) if entries else [],
@@ -89,6 +90,7 @@ def _clients(entries: list[Entry]) -> list[dict[str, Any]]:
             "n": client["n"],
             "accuracy": by_k.get(client["k"], {}).get("accuracy"),
             "accuracy_global": by_k.get(client["k"], {}).get("accuracy_global"),
+            "accuracies": by_k.get(client["k"], {}).get("accuracies", {}),
         }
         for client in entries[0]["clients"]
     ]
@@ -101,6 +103,17 @@ def _named_accuracies(rounds: list[Entry]) -> dict[str, Any]:
         name: over_rounds([accuracies[name] for accuracies in scored if name in accuracies])
         for name in (scored[-1] if scored else {})
     }
+
+
+def _rounds_to_target(rounds: list[Entry], target: float) -> dict[str, Any] | None:
+    """The round of the first hit, and the first in which the mean of five scores hits; or None."""
+    if not target:
+        return None
+    scored = [entry for entry in rounds if entry.get("accuracy") is not None]
+    accuracies = [entry["accuracy"] for entry in scored]
+    hits = {"first": rounds_to(accuracies, target), "mean5": rounds_to(accuracies, target, 5)}
+    reached = {name: scored[i - 1]["round"] if i else None for name, i in hits.items()}
+    return {"target": target, **reached}
 
 
 def _cost(rounds: list[Entry]) -> dict[str, Any] | None:

@@ -13,6 +13,8 @@ from client_app.methods.dl_sh import DLSH
 from client_app.methods.fedavg import FedAvg
 from client_app.methods.fedgen import FedGen
 from client_app.methods.fedgkd import FedGKD
+from client_app.methods.fedin import FedIN
+from client_app.methods.fedgkt import FedGKT
 from client_app.methods.fedkf import FedKF
 from client_app.methods.fedorion import FedORION
 from client_app.methods.fedprox import FedProx
@@ -24,6 +26,7 @@ from client_app.methods.qffl import QFFL
 HANDLERS: dict[str, type[Handler[Any]]] = {
     "fedavg": FedAvg,
     "fedprox": FedProx,
+    "fedin": FedIN,
     "dafl": FedAvg,
     "fedgkd": FedGKD,
     "fedgen": FedGen,
@@ -37,4 +40,5 @@ HANDLERS: dict[str, type[Handler[Any]]] = {
     "dl-sh": DLSH,
     "dl-mh": DLMH,
     "i-dl-mh": IDLMH,
+    "fedgkt": FedGKT,
 }

@@ -6,6 +6,7 @@ from typing import final
 
 import torch.nn.functional as F
 
+from client_app.architecture import trained
 from client_app.handler import Handler
 from client_app.participant import upload
 from common.methods.fedavg import Down, Up
@@ -17,10 +18,14 @@ class FedAvg(Handler[Down]):
 
     @property
     def spec(self) -> str:
-        return self.participant.global_spec
+        return trained(self.participant)
+
+    @property
+    def shared_spec(self) -> str:
+        return self.spec
 
     def train(self, down: Down) -> Up:
         p = self.participant
-        net = p.model(p.global_spec, down.w).train()
+        net = p.model(self.spec, down.w).train()
         metrics = p.train(down.t, net.parameters(), lambda x, y: F.cross_entropy(net(x), y))
         return Up(experiment=p.experiment, t=down.t, k=p.k, metrics=metrics, w=upload(net))

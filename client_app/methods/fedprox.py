@@ -7,6 +7,7 @@ from typing import final
 import torch.nn.functional as F
 from torch import Tensor
 
+from client_app.architecture import trained
 from client_app.handler import Handler
 from client_app.participant import upload
 from common.losses.proximal import proximal
@@ -19,11 +20,15 @@ class FedProx(Handler[Down]):
 
     @property
     def spec(self) -> str:
-        return self.participant.global_spec
+        return trained(self.participant)
+
+    @property
+    def shared_spec(self) -> str:
+        return self.spec
 
     def train(self, down: Down) -> Up:
         p, mu = self.participant, self.participant.config.method.mu
-        net = p.model(p.global_spec, down.w).train()
+        net = p.model(self.spec, down.w).train()
         named = list(net.named_parameters())
         reference = {name: value.detach().clone() for name, value in named}
 

@@ -70,6 +70,18 @@ def niid3(
     return _draw(labels, rng, per_client, _owned(_niid3, clients, num_classes, niid_scale))
 
 
+def iid_draw(
+    labels: np.ndarray,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    num_classes: int,
+    per_client: int = 0,
+) -> list[np.ndarray]:
+    """Every device holds all classes in equal parts. Drawn as in :func:`niid1`. DL-MH, IID."""
+    return _draw(labels, rng, per_client, [list(range(num_classes))] * clients)
+
+
 def _niid1(devices: int, slots: int) -> list[list[int]]:
     return _blocks(range(slots), devices)
 

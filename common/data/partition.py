@@ -16,7 +16,7 @@ from torch import Tensor
 
 from common.data.dataset import DataOptions
 from common.data.dirichlet import fedkf_dirichlet, label_dirichlet, quantity_dirichlet
-from common.data.niid import niid1, niid2, niid3
+from common.data.niid import iid_draw, niid1, niid2, niid3
 from common.seeds import rng
 
 
@@ -64,6 +64,12 @@ PARTITIONS: dict[str, Partition] = {
         "FedKF, the released code",
         ("alpha", "num_classes"),
     ),
+    "iid_draw": Partition(
+        iid_draw,
+        "all classes in equal parts, drawn with replacement",
+        "DL-MH, IID",
+        ("num_classes", "per_client"),
+    ),
     "niid1": Partition(niid1, "two classes of ten per client", "DL-MH, NIID-1", _NIID),
     "niid2": Partition(niid2, "five shared classes and one of its own", "DL-MH, NIID-2", _NIID),
     "niid3": Partition(niid3, "four classes, each on two devices", "DL-MH, NIID-3", _NIID),
@@ -76,8 +82,9 @@ def split(
     """Sorted int64 indices into ``labels`` (N,) for every client, by ``data.partition``.
 
     Drawn from the stream "partition" of ``data.seed``, or of ``seed`` where that is 0.
-    Shares are disjoint except for ``niid*``, which draws with replacement. Raises ValueError for
-    an unknown partition, fewer samples than clients, or a rule that cannot be satisfied.
+    Shares are disjoint except for ``niid*`` and ``iid_draw``, which draw with replacement. Raises
+    ValueError for an unknown partition, fewer samples than clients, or a rule that cannot be
+    satisfied.
     """
     partition = PARTITIONS.get(data.partition)
     if partition is None:

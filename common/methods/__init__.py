@@ -16,6 +16,8 @@ from common.methods import (
     fedftg_noise,
     fedgen,
     fedgkd,
+    fedin,
+    fedgkt,
     fedkf,
     fedorion,
     fedprox,
@@ -28,6 +30,7 @@ from common.methods import (
 CONFIGS: dict[str, type[Section]] = {
     "fedavg": fedavg.Config,
     "fedprox": fedprox.Config,
+    "fedin": fedin.Config,
     "dafl": dafl.Config,
     "fedgkd": fedgkd.Config,
     "fedgen": fedgen.Config,
@@ -41,4 +44,5 @@ CONFIGS: dict[str, type[Section]] = {
     "dl-sh": dl_sh.Config,
     "dl-mh": dl_mh.Config,
     "i-dl-mh": i_dl_mh.Config,
+    "fedgkt": fedgkt.Config,
 }

@@ -14,6 +14,10 @@ the ACA model w (active clients aggregated), which is still the one that is sent
 run's model; both are scored.
 
 Every client trains the global architecture, whatever its entry in the fleet; it keeps nothing.
+With ``across`` it trains its own: ``layerwise`` averages each layer over all clients that have it
+(``server_app/layerwise.py``; the server holds the largest network, of which all others must be
+sub-models), ``same`` only within equal architectures. The run's accuracy is then the mean over the
+architectures' models. There is no ŵ across architectures.
 
 Deviations: the paper has no BatchNorm. Floating-point buffers are averaged like parameters
 (``bn-buffers``), as in all code bases that we know; integer counters keep the largest.
@@ -47,8 +51,13 @@ class Caching(Averaging):
     """Newest slots kept in memory and in the checkpoint; older ones lie in files beside it."""
 
 
+Across = Literal["none", "layerwise", "same"]
+"""All clients train the global architecture, or each its own, averaged in one of two ways."""
+
+
 @final
 class Config(Caching):
+    across: Across
     inactive: bool
     """Active-inactive aggregation."""
 

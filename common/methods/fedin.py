@@ -16,20 +16,20 @@ batch. Client: on each batch (x, y), with the one S of the round,
 
     l_local = CE(f(x; w_k), y) + μ/2 ‖w_k − w‖²                            (4)
     l_IN    = MSE(f(s_in; w_in), s_out), the mean over all numbers         (8)
-    w_k ← optimiser step along Z = G_IN + λ/2 G_local                      (14, ``grad-mode = "eq14"``)
+    w_k ← optimiser step along Z = G_IN + λ/2 G_local                      (14)
 
-where G_IN and G_local are the gradients of l_IN and l_local; G_IN = 0 outside w_in. Without an S
-(the first round) the step is along G_local. It sends w_k and the (s_in, s_out) of its last full
-batch. Server: put them into the pool and average the weights across depths (``across``: see
-``server_app/layerwise.py``).
+where G_IN and G_local are the gradients of l_IN and l_local; G_IN = 0 outside w_in
+(``grad-mode = "eq14"``). Without an S (the first round) the step is along G_local. The client sends
+w_k and the (s_in, s_out) of its last full batch. Server: put them into the pool and average the
+weights across depths (``across``: see ``server_app/layerwise.py``).
 
 ``grad-mode = "eq13"``: on w_in instead the Z nearest to G_IN that does not oppose G_local,
 
-    Z = G_IN  if b ≥ 0,  G_IN − (b/a) G_local  if b < 0,   a = ‖G_local‖², b = ⟨G_local, G_IN⟩   (13)
+    Z = G_IN  if b ≥ 0,  G_IN − (b/a) G_local  if b < 0                    (13)
 
-which solves the convex problem (10); for b ≥ 0 the local loss does not move w_in at all.
-``"sequential"``: a step along G_local for all weights, then one of a second optimiser along G_IN
-for w_in ("without Opt" of Table VII).
+with a = ‖G_local‖² and b = ⟨G_local, G_IN⟩, which solves the convex problem (10); for b ≥ 0 the
+local loss does not move w_in at all. ``"sequential"``: a step along G_local for all weights, then
+one of a second optimiser along G_IN for w_in ("without Opt" of Table VII).
 
 ``in-training = false`` is "without IN" and sends no features: FedProx. With μ = 0 too it is FedAvg.
 
@@ -51,7 +51,7 @@ Deviations, with their switches:
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, final
+from typing import Annotated, ClassVar, Literal, final
 
 from jaxtyping import Float
 from pydantic import Field
@@ -65,6 +65,8 @@ from common.records import StateDict
 
 @final
 class Config(Averaging):
+    needs_split: ClassVar[bool] = True
+
     across: Literal["layerwise", "same"]
     """Average each layer over all clients that have it, or only within equal architectures."""
     in_training: bool

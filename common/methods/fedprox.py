@@ -17,13 +17,15 @@ from __future__ import annotations
 from typing import final
 
 from common.config import NonNegative
-from common.methods.fedavg import Caching, Down, Up
+from common.methods.fedavg import Across, Caching, Down, Up
 
 __all__ = ["Config", "Down", "Up"]
 
 
 @final
 class Config(Caching):
+    across: Across
+    """As in FedAvg's contract."""
     inactive: bool
     """Active-inactive aggregation, as in FedAvg's contract."""
     mu: NonNegative

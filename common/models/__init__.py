@@ -283,11 +283,18 @@ def check(
         raise ValueError(
             f"model {spec!r}{kind}: input {size} is too small, it takes {least}×{least} or more"
         )
-    if pretrained and not (architecture.pretrained and factor == 1 and chosen != "own"):
-        published = ", ".join(k for k, row in MODELS.items() if row.pretrained)
+    if pretrained and not published(spec, stem=stem):
+        known = ", ".join(k for k, row in MODELS.items() if row.pretrained)
         raise ValueError(
-            f"model {spec!r}: no pretrained weights; at width 1 there are some for {published}"
+            f"model {spec!r}: no pretrained weights; at width 1 there are some for {known}"
         )
+
+
+def published(spec: str, *, stem: str = "auto") -> bool:
+    """Whether torchvision has ImageNet weights for ``spec``: some architectures, at width 1."""
+    name, factor = parse(spec)
+    architecture = MODELS[name]
+    return architecture.pretrained and factor == 1 and _stem(architecture, stem) != "own"
 
 
 def build(

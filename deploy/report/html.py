@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from deploy.report import amounts, figures, sections
+from deploy.report import amounts, fairness, figures, sections
 from deploy.report.clean import clean
 from deploy.report.figures import Named
 from deploy.report.labels import differences, labels
@@ -49,6 +49,7 @@ def one(run: Run) -> Page:
             [
                 sections.learning(run),
                 sections.clients(run),
+                fairness.fairness(run),
                 sections.data(run),
                 sections.cost(run),
                 sections.metrics(named),

@@ -28,6 +28,7 @@ class Peer(BaseModel):
     k: int
     model: str = "?"
     n: int = 0
+    n_test: int = 0
     parameters: int | None = None
     counts: list[int] = Field(default_factory=list)
 
@@ -42,6 +43,7 @@ class Score(BaseModel):
     n: int | None = None
     accuracy: float | None = None
     accuracy_global: float | None = None
+    accuracies: dict[str, float] = Field(default_factory=dict)
 
 
 @final
@@ -77,6 +79,9 @@ class Entry(BaseModel):
     def scalars(self) -> dict[str, float]:
         """Every named number beside accuracy and loss: the method's metrics, then fairness."""
         named = {**self.metrics, **self.fairness}
+        for model, values in self.fairness.items():
+            if isinstance(values, dict) and values != _only_numbers(self.fairness):
+                named |= {f"{model} {name}": value for name, value in values.items()}
         return {clean(name, 40): float(v) for name, v in named.items() if _is_number(v)}
 
     def named_accuracies(self) -> dict[str, float]:
@@ -271,6 +276,10 @@ def _summary(path: Path, notes: list[str]) -> dict[str, Any] | None:
         notes.append("summary.json is not an object: left out.")
         return None
     return summary
+
+
+def _only_numbers(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if _is_number(value)}
 
 
 def _parsed(model: type[T], rows: object) -> list[T]:

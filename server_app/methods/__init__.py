@@ -16,6 +16,8 @@ from server_app.methods.fedftg import FedFTG
 from server_app.methods.fedftg_noise import FedFTGNoise
 from server_app.methods.fedgen import FedGen
 from server_app.methods.fedgkd import FedGKD
+from server_app.methods.fedin import FedIN
+from server_app.methods.fedgkt import FedGKT
 from server_app.methods.fedkf import FedKF
 from server_app.methods.fedorion import FedORION
 from server_app.methods.hetfedfl import HetFedFL
@@ -26,6 +28,7 @@ from server_app.methods.qffl import QFFL
 METHODS: dict[str, type[Method[Any]]] = {
     "fedavg": FedAvg,
     "fedprox": FedAvg,
+    "fedin": FedIN,
     "dafl": DAFL,
     "fedgkd": FedGKD,
     "fedgen": FedGen,
@@ -39,4 +42,5 @@ METHODS: dict[str, type[Method[Any]]] = {
     "dl-sh": DLSH,
     "dl-mh": DLMH,
     "i-dl-mh": IDLMH,
+    "fedgkt": FedGKT,
 }

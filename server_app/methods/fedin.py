@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from common import seeds
-from common.methods.fedin import Config, Down, Up
+from common.methods import fedin as contract
 from common.models.classifier import Classifier
 from common.records import Records, StateDict
 from common.split import Shapes, common_shapes
@@ -23,7 +23,7 @@ from server_app.method import Method, Metrics, mean_metrics
 
 
 @final
-class State(Records):
+class Memory(Records):
     models: dict[str, StateDict]
     s_in: dict[int, Tensor]
     s_out: dict[int, Tensor]
@@ -31,14 +31,14 @@ class State(Records):
 
 
 @final
-class FedIN(Method[Up]):
+class FedIN(Method[contract.Up]):
     """w̄ ← layer-wise mean of the w_k;  S ← ``samples`` pairs (s_in, s_out) of the pool."""
 
-    Up, State = Up, State
+    Up, State = contract.Up, Memory
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
-        self.options: Config = self.config.method
+        self.options: contract.Config = self.config.method
         self.held = Architectures(self, self.options.across)
         self.pool = FeaturePool(self.options.pool)
 
@@ -52,11 +52,11 @@ class FedIN(Method[Up]):
         )
         self.held.begin(clients)
 
-    def down(self, t: int) -> Callable[[Client], Down]:
-        def to(client: Client) -> Down:
+    def down(self, t: int) -> Callable[[Client], contract.Down]:
+        def to(client: Client) -> contract.Down:
             s_in, s_out = self._sample(t, client.k) or (None, None)
             w = self.held.weights(client.model)
-            return Down(experiment=self.experiment, t=t, w=w, s_in=s_in, s_out=s_out)
+            return contract.Down(experiment=self.experiment, t=t, w=w, s_in=s_in, s_out=s_out)
 
         return to
 
@@ -67,7 +67,7 @@ class FedIN(Method[Up]):
             return self.pool.draw(o.samples, seeds.stream(seed, "features", t))
         return self.pool.draw(o.samples, seeds.stream(seed, "features", k, t), without=k)
 
-    def check(self, client: Client, up: Up) -> None:
+    def check(self, client: Client, up: contract.Up) -> None:
         self.held.check(client, up.w)
         limit = self.config.train.batch_size
         for name, s, shape in (
@@ -86,7 +86,7 @@ class FedIN(Method[Up]):
             if not 1 <= len(s) <= limit:
                 raise ValueError(f"{name} has {len(s)} samples, a batch has 1 to {limit}")
 
-    def step(self, t: int, ups: list[tuple[Client, Up]]) -> Metrics:
+    def step(self, t: int, ups: list[tuple[Client, contract.Up]]) -> Metrics:
         self.held.step([(client, up.w) for client, up in ups], self.options)
         for client, up in ups:
             if up.s_in is not None and up.s_out is not None:
@@ -102,16 +102,16 @@ class FedIN(Method[Up]):
     def ask(self) -> StateDict:
         return self.held.state_dict()
 
-    def state(self) -> State:
+    def state(self) -> Memory:
         batches = self.pool.held
-        return State(
+        return Memory(
             models=self.held.models,
             s_in={k: s_in for k, (s_in, _) in batches.items()},
             s_out={k: s_out for k, (_, s_out) in batches.items()},
             rounds=self.pool.rounds,
         )
 
-    def restore(self, state: State) -> None:
+    def restore(self, state: Memory) -> None:
         self.held.models = dict(state.models)
         self.pool.held = {k: (s_in, state.s_out[k]) for k, s_in in state.s_in.items()}
         self.pool.rounds = dict(state.rounds)

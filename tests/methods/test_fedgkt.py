@@ -1,0 +1,118 @@
+"""FedGKT: what travels, what is refused, what a round teaches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Message
+
+from common import models
+from common.methods.fedgkt import Up
+from common.models.edge import Edge, behind, feature_shape, splittable
+from deploy.loopback import Loopback
+from server_app.stopped import Stopped
+from tests.conftest import flat, play
+
+FLEET = {"fleet": "cnn2@0.5,cnn3@0.5", "global_model": "cnn3@0.5"}
+SMALL: dict[str, Any] = {"method": "fedgkt", "rounds": 1, **FLEET}
+
+
+def test_a_split_network_is_its_two_halves():
+    net = splittable(models.build("cnn3@0.5", (1, 8, 8), 3, seed=0)).eval()
+    x = torch.rand(2, 1, 8, 8)
+    assert feature_shape(net, (1, 8, 8)) == (16, 4, 4)
+    assert torch.equal(behind(net, net.extractor(x)), net(x))
+
+
+def test_an_edge_trains_the_extractor_and_its_head_alone():
+    edge = Edge(splittable(models.build("cnn3@0.5", (1, 8, 8), 3, seed=0)), 3, (1, 8, 8), seed=0)
+    # stem 16·9 weights, BatchNorm 16 + 16, head 16·3 + 3
+    assert sum(p.numel() for p in edge.trained()) == 144 + 32 + 51
+    edge(torch.rand(2, 1, 8, 8)).sum().backward()
+    behind_ = [p for name, p in edge.net.named_parameters() if edge.net.part(name) != "extractor"]
+    assert behind_ and all(p.grad is None for p in behind_)
+
+
+def test_one_round_costs_what_equation_7_counts(tmp_path):
+    result = play(flat(tmp_path, **SMALL))
+    n = sum(client["n"] for client in result.journal[0]["clients"])
+    assert result.journal[1]["cost"]["numbers"] == (16 * 4 * 4 + 3 + 3) * n
+    assert result.journal[1]["accuracy"] is None
+
+
+def test_in_the_second_round_the_clients_learn_from_the_servers_logits(tmp_path, monkeypatch):
+    from client_app.methods.fedgkt import FedGKT as Half
+
+    seen: list[Any] = []
+    honest = Half.train
+
+    def train(self, down):
+        seen.append((down.t, None if down.z is None else tuple(down.z.shape)))
+        return honest(self, down)
+
+    monkeypatch.setattr(Half, "train", train)
+    play(flat(tmp_path, **{**SMALL, "rounds": 2}))
+    assert [z for t, z in seen if t == 1] == [None] * 4
+    assert [z for t, z in seen if t == 2] == [(24, 3)] * 4
+
+
+def test_with_alpha_zero_the_clients_do_not_look_at_the_server(tmp_path):
+    one = play(flat(tmp_path / "a", **{**SMALL, "rounds": 2}, **{"fedgkt.alpha": 0.0}))
+    two = play(
+        flat(
+            tmp_path / "b",
+            **{**SMALL, "rounds": 2},
+            **{"fedgkt.alpha": 0.0, "fedgkt.server-epochs": 2},
+        )
+    )
+    assert one.journal[2]["clients"] == two.journal[2]["clients"]
+    assert one.weights != two.weights
+
+
+def test_the_large_network_behind_the_edge_learns(tmp_path):
+    result = play(flat(tmp_path, **{**SMALL, "rounds": 3}))
+    accuracies = [score["accuracy_global"] for score in result.journal[3]["scores"]]
+    assert sum(accuracies) / len(accuracies) > 0.7
+
+
+def test_a_network_that_cannot_be_split_is_refused(tmp_path):
+    with pytest.raises(Stopped, match="model 'mlp' cannot be split"):
+        play(flat(tmp_path, **{**SMALL, "fleet": "cnn2@0.5,mlp"}))
+
+
+def test_features_of_another_shape_are_refused_with_the_clients_name(tmp_path):
+    with pytest.raises(Stopped, match=r"client 1: cnn2@0\.25 has features \(8, 4, 4\)"):
+        play(flat(tmp_path, **{**SMALL, "fleet": "cnn2@0.5,cnn2@0.25"}))
+
+
+class Changing(Loopback):  # type: ignore[misc]
+    """Client 1's upload goes through ``change`` on its way."""
+
+    change: Any = None
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        replies = list(super().pull_messages(list(message_ids)))
+        for reply in replies:
+            if reply.metadata.src_node_id == 2 and reply.metadata.message_type == "train":
+                up = Up.unpack(reply.content)
+                reply.content = up.model_copy(update=type(self).change(up)).pack()
+        return replies
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda up: {"y": up.y + 3}, "y has label"),
+        (lambda up: {"h": up.h[:, :8]}, "h is [24, 8, 4, 4], expected [24, 16, 4, 4]"),
+        (lambda up: {"z": up.z[:, :2]}, "z is [24, 2], expected [24, 3]"),
+    ],
+)
+def test_a_reply_that_cannot_be_is_refused_with_the_clients_name(tmp_path, change, reason: str):
+    config = flat(tmp_path, **SMALL, min_replies=0.5)
+    grid = type("Grid", (Changing,), {"change": staticmethod(change)})
+    result = play(config, grid(config["clients"], config, workers=0))
+    (failure,) = result.journal[1]["failures"]
+    assert failure["k"] == 1 and reason in failure["reason"]

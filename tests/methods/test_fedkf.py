@@ -1,0 +1,313 @@
+"""FedKF: identities, the two aggregates, the generator, what a batch costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from client_app.methods.fedkf import Memory
+from client_app.store import Store
+from common import optimise, tree
+from common.data.synthetic import toy
+from common.datafree import DataFree, Imagining, new_generator
+from common.fit import fit
+from common.models import build
+from common.models.passes import PassCounter, Passes
+from tests.conftest import TinyRun
+
+Run = Callable[..., TinyRun]
+SMALL = {"fedkf__latent": 8, "fedkf__generator_width": 4}
+PARTIAL = {"per_round": 2, "rounds": 3, "score__clients_every": 1}
+
+
+def without(run: TinyRun, *names: str) -> list[dict[str, Any]]:
+    """The journal without what two methods report differently."""
+    return [{k: v for k, v in entry.items() if k not in names} for entry in run.timeless]
+
+
+@pytest.mark.parametrize("fleet", ["mlp@0.25", "lenet5@0.5"])
+def test_with_gamma_zero_it_is_fedavg_bit_for_bit(run: Run, fleet: str) -> None:
+    fedkf = run(method="fedkf", fleet=fleet, fedkf__gamma=0.0, **SMALL, **PARTIAL)
+    fedavg = run(method="fedavg", fleet=fleet, fedavg__inactive=True, **PARTIAL)
+    assert fedkf.weights == fedavg.weights
+    told = ("bytes", "metrics", "clients")
+    assert without(fedkf, *told) == without(fedavg, *told)
+    plain = run(method="fedavg", fleet=fleet, **PARTIAL)
+    assert [e["accuracies"]["aca"] for e in fedkf.journal] == [
+        e["accuracy"] for e in plain.journal
+    ]
+
+
+def test_when_all_are_active_oca_is_aca(run: Run) -> None:
+    fedkf = run(method="fedkf", **SMALL)
+    for entry in fedkf.journal:
+        assert entry["accuracies"]["oca"] == entry["accuracies"]["aca"]
+    assert fedkf.summary["fairness"]["oca"] == fedkf.summary["fairness"]["aca"]
+    same = run(method="fedkf", fedkf__teacher="aca", **SMALL)
+    assert same.weights == fedkf.weights
+
+
+def test_when_some_are_inactive_oca_is_another_model(run: Run) -> None:
+    fedkf = run(method="fedkf", **SMALL, **PARTIAL)
+    losses = [e["loss"] for e in fedkf.journal[2:]]
+    aca = run(method="fedkf", fedkf__teacher="aca", **SMALL, **PARTIAL)
+    assert losses != [e["loss"] for e in aca.journal[2:]]
+
+
+def test_fedkf_minus_sends_one_model_less_and_round_one_no_teacher(run: Run) -> None:
+    both = run(method="fedkf", fleet="lenet5@0.5", **SMALL, rounds=2, score__every=2)
+    one = run(method="fedkf", fleet="lenet5@0.5", fedkf__teacher="aca", **SMALL, rounds=2)
+
+    def sent(run: TinyRun, t: int) -> float:
+        asked = run.journal[t]["bytes"]["arrays_down"]
+        return float(asked)
+
+    assert sent(both, 1) == sent(one, 1)
+    net = build("lenet5@0.5", (1, 8, 8), 3, seed=0)
+    size = sum(v.numel() * v.element_size() for v in net.state_dict().values())
+    assert sent(both, 2) - sent(one, 2) == 4 * size
+
+
+def test_the_oca_model_is_the_mean_over_the_latest_uploads(tmp_path: Path) -> None:
+    from server_app.census import Client
+    from server_app.slots import Slots
+    from server_app.overall import overall
+    from common.methods.fedavg import Config
+    from common.protocol import Peer
+
+    def client(k: int, n: int) -> Client:
+        peer = Peer(
+            experiment="e", k=k, n=n, n_test=0, model="m", classes=[], counts=None,
+            task="", public="", version="",
+        )
+        return Client(peer, k)
+
+    clients = [client(0, 10), client(1, 30), client(2, 60)]
+    net = torch.nn.Linear(1, 1, bias=False)
+    slots = Slots(tmp_path, 1)
+    slots.put(1, [(0, {"weight": torch.tensor([[1.0]])}), (1, {"weight": torch.tensor([[2.0]])})])
+    slots.put(2, [(0, {"weight": torch.tensor([[6.0]])})])
+    w0 = {"weight": torch.tensor([[10.0]])}
+    options: dict[str, Any] = {"weights": "samples", "bn_buffers": True, "inactive": True}
+    uploaded = Config(**options, slots_in_memory=1, oca_init="uploaded")
+    # client 2 never uploaded: (10·6 + 30·2) / 40 = 3
+    assert overall(slots, clients, w0, w0, uploaded, net)["weight"].item() == 3.0
+    first = Config(**options, slots_in_memory=1, oca_init="w0")
+    # with w⁰ in its slot: (10·6 + 30·2 + 60·10) / 100 = 7.2
+    assert overall(slots, clients, w0, w0, first, net)["weight"].item() == pytest.approx(7.2)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox"])
+def test_active_inactive_aggregation_changes_what_is_scored_and_not_what_is_sent(
+    run: Run, method: str
+) -> None:
+    plain = run(method=method, **PARTIAL)
+    cached = run(method=method, **{f"{method}__inactive": True}, **PARTIAL)
+    assert [e["accuracies"]["aca"] for e in cached.journal] == [e["accuracy"] for e in plain.journal]
+    assert plain.weights != cached.weights
+    assert plain.summary["fairness"]["global"] == cached.summary["fairness"]["aca"]
+
+
+def test_the_number_of_slots_in_memory_changes_no_bit(run: Run) -> None:
+    many = run(method="fedkf", fedkf__slots_in_memory=64, **SMALL, **PARTIAL)
+    none = run(method="fedkf", fedkf__slots_in_memory=0, **SMALL, **PARTIAL)
+    assert many.timeless == none.timeless and many.weights == none.weights
+    assert list((none.folder / "slots").iterdir()) and not (many.folder / "slots").exists()
+
+
+def test_every_client_scores_both_models_in_one_exchange(run: Run) -> None:
+    result = run(method="fedkf", **SMALL, **PARTIAL)
+    entry = result.journal[2]
+    assert [score["k"] for score in entry["scores"]] == [0, 1, 2, 3]
+    for score in entry["scores"]:
+        assert 0 <= score["accuracies"]["aca"] <= 1
+    told = entry["fairness"]
+    aca = [score["accuracies"]["aca"] for score in entry["scores"]]
+    assert told["aca"]["wlp"] == min(aca)
+    assert told["oca"]["amp"] == told["amp"]
+    assert result.summary["fairness"] == result.journal[-1]["fairness"]
+    assert result.summary["accuracies"].keys() == {"aca", "oca"}
+
+
+def test_generators_start_alike_and_become_each_clients_own(run: Run) -> None:
+    result = run(method="fedkf", rounds=3, **SMALL)
+    kept = [
+        Store(result.folder / "state", "test", k).recall(99, Memory) for k in range(4)
+    ]
+    assert all(memory is not None for memory in kept)
+    a, b = kept[0], kept[1]
+    assert a is not None and b is not None
+    assert not torch.equal(a.generator["fc.weight"], b.generator["fc.weight"])
+    steps = {int(moments["step"]) for moments in a.adam.values()}
+    assert steps == {int(sum(e["clients"]["0"]["steps"] for e in result.journal[2:]))}
+
+
+def options(**changes: Any) -> Imagining:
+    values: dict[str, Any] = {
+        "lambda_oh": 0.1, "lambda_a": 0.0, "g_adv": "off", "ie_norm": True,
+        "act_reduction": "mean", "update_order": "student", "generator_lr": 0.02,
+        "latent": 8, "generator_width": 8,
+    }  # fmt: skip
+    return Imagining(**{**values, **changes})
+
+
+def work(changes: dict[str, Any], adversarial: bool = False) -> DataFree:
+    data = toy()
+    nets = [build("lenet5@0.5", data.shape, 3, seed=s) for s in (1, 2)]
+    chosen = options(**changes)
+    return DataFree(
+        new_generator(chosen, data, seed=1), nets[0], nets[1], chosen,
+        gamma=1.0, size=16, adversarial=adversarial,
+        draw=torch.Generator().manual_seed(0),
+    )  # fmt: skip
+
+
+def distil(datafree: DataFree, steps: int) -> dict[str, float]:
+    optimizer = optimise.make(datafree.student.parameters(), "sgd", 0.05)
+    nothing: list[tuple[torch.Tensor, ...]] = [()] * steps
+    return fit(optimizer, datafree.batches(nothing), datafree.distance)
+
+
+def test_the_generator_learns_and_the_teacher_does_not() -> None:
+    datafree = work({})
+    before = tree.snapshot(datafree.teacher)
+    distil(datafree, 30)
+    after = tree.snapshot(datafree.teacher)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert sum(datafree.losses[-5:]) < sum(datafree.losses[:5])
+    assert len(datafree.losses) == 30
+
+
+def test_the_adversarial_term_looks_for_disagreement() -> None:
+    friendly, hostile = work({"lambda_oh": 0.0}), work({"lambda_oh": 0.0}, adversarial=True)
+    for datafree in (friendly, hostile):  # the generator alone learns: the student's steps are nil
+        frozen = optimise.make(datafree.student.parameters(), "sgd", 1e-12)
+        nothing: list[tuple[torch.Tensor, ...]] = [()] * 40
+        datafree.apart = fit(frozen, datafree.batches(nothing), datafree.distance)["loss"]  # type: ignore[attr-defined]
+    assert hostile.apart > friendly.apart  # type: ignore[attr-defined]
+    assert all(p.requires_grad for p in hostile.student.parameters())
+    assert all(p.grad is None for p in hostile.student.parameters())
+
+
+def test_the_order_of_updates_is_a_choice() -> None:
+    results = [distil(work({"update_order": order}), 3)["loss"] for order in ("student", "generator")]
+    assert results[0] != results[1]
+
+
+def test_adam_goes_on_where_it_was_in_any_memory_format() -> None:
+    def generator_after(formats: tuple[torch.memory_format, ...]) -> torch.Tensor:
+        net = torch.nn.Conv2d(3, 4, 3)
+        torch.nn.init.constant_(net.weight, 0.1)
+        moments: dict[int, dict[str, torch.Tensor]] = {}
+        for i, memory in enumerate(formats):
+            net = net.to(memory_format=memory)  # type: ignore[call-overload]
+            adam = optimise.make(net.parameters(), "adam", 0.1)
+            optimise.restore_moments(adam, moments)
+            x = torch.randn(2, 3, 5, 5, generator=torch.Generator().manual_seed(i))
+            fit(adam, [(x,)], lambda x: net(x).square().mean())
+            moments = {
+                k: {n: v.contiguous() for n, v in s.items()}
+                for k, s in optimise.moments(adam).items()
+            }
+        return net.weight.detach().contiguous()
+
+    plain = generator_after((torch.contiguous_format,) * 3)
+    last = generator_after((torch.channels_last,) * 3)
+    assert torch.allclose(plain, last, atol=1e-5)
+
+
+def counted(method: str, run: Run, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Any:
+    """Passes for each batch in round 2: through all classifiers, and through the generator."""
+    from client_app.participant import Participant
+    from common.models.classifier import Classifier
+
+    counters: list[tuple[bool, PassCounter]] = []
+    place, train = Participant.place, Participant.train
+
+    def watched(self: Participant, net: Any) -> Any:
+        counters.append((isinstance(net, Classifier), PassCounter(net)))
+        return place(self, net)
+
+    found: list[tuple[Passes, Passes]] = []
+
+    def training(self: Participant, t: int, *args: Any, **kwargs: Any) -> Any:
+        mine = list(counters)
+        before = [counter.passes for _, counter in mine]
+        metrics = train(self, t, *args, **kwargs)
+        if t == 2:
+            sums = {True: [0.0, 0.0], False: [0.0, 0.0]}
+            for (is_classifier, counter), old in zip(mine, before, strict=True):
+                new = counter.passes
+                sums[is_classifier][0] += (new.forward - old.forward) / metrics["steps"]
+                sums[is_classifier][1] += (new.backward - old.backward) / metrics["steps"]
+            found.append((Passes(*sums[True]), Passes(*sums[False])))
+        counters.clear()
+        return metrics
+
+    monkeypatch.setattr(Participant, "place", watched)
+    monkeypatch.setattr(Participant, "train", training)
+    run(method=method, fleet="lenet5@0.5", **changes)
+    assert len(found) == 4 and len(set(found)) == 1
+    return found[0]
+
+
+TABLE_IX: list[tuple[str, dict[str, Any], tuple[float, float], tuple[float, float]]] = [
+    ("fedavg", {}, (1, 1), (0, 0)),
+    ("fedprox", {}, (1, 1), (0, 0)),
+    ("fedgen", {"fedgen__server_steps": 2}, (1.5, 1.5), (1, 0)),
+    ("fedgkd", {"fedgkd__buffer": 1}, (2, 1), (0, 0)),
+    ("qffl", {}, (1, 1), (0, 0)),
+    ("fedkf", {"fedkf__teacher": "aca", **SMALL}, (3, 3), (1, 1)),
+    ("fedkf", {"fedkf__teacher": "oca", **SMALL}, (3, 3), (1, 1)),
+]
+
+
+@pytest.mark.parametrize(("method", "changes", "classifier", "generator"), TABLE_IX)
+def test_passes_for_each_batch_are_those_of_table_ix(
+    method: str,
+    changes: dict[str, Any],
+    classifier: tuple[float, float],
+    generator: tuple[float, float],
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert counted(method, run, monkeypatch, **changes) == (classifier, generator)
+
+
+def test_equal_steps_give_every_client_the_same_work(run: Run) -> None:
+    result = run(
+        method="fedkf", train__steps=5, data__partition="label_dirichlet", data__alpha=0.5, **SMALL
+    )
+    taken = {m["steps"] for e in result.journal[1:] for m in e["clients"].values()}
+    assert taken == {5.0}
+    assert len({peer["n"] for peer in result.journal[0]["clients"]}) > 1
+
+
+def test_the_samples_of_a_finished_run_are_drawn_class_by_class(run: Run, tmp_path: Path) -> None:
+    from deploy.samples import imagine, write
+    from deploy.settings import to_toml
+    from tests.conftest import flat
+
+    with pytest.raises(ValueError, match="no finished run"):
+        imagine(tmp_path, 10)
+    result = run(method="fedkf", **SMALL)
+    settings = flat(result.folder, method="fedkf", **SMALL)
+    (result.folder / "config.toml").write_text(to_toml(settings))
+    generated = write(result.folder, 40, tmp_path / "samples.png")
+    assert int(generated.counts.sum()) == 40
+    assert (tmp_path / "samples.png").stat().st_size > 1000
+    real, _, data = imagine(result.folder, 4)
+    one = data.x[data.y == 1].double().mean(0) / 255
+    assert torch.allclose(real.images[1], one, atol=1e-6)
+
+
+def test_the_final_model_on_disk_is_the_oca_model(run: Run) -> None:
+    result = run(method="fedkf", rounds=1, per_round=1, **SMALL)
+    # one upload so far: the mean over the slots is that upload, and so is the mean of the active
+    assert result.journal[1]["accuracies"]["oca"] == result.journal[1]["accuracies"]["aca"]
+    assert load_file(result.folder / "model.safetensors")
