@@ -80,8 +80,11 @@ class Participant:
         train, test = local_split(
             mine, self.config.data.test_fraction, seeds.rng(seed, "local-split", self.k)
         )
-        if len(train) == 0:
-            raise ValueError(f"client {self.k} has no training sample; choose a larger data.alpha")
+        if len(train) < 2:
+            raise ValueError(
+                f"client {self.k} has {len(train)} training samples, at least 2 are needed: raise "
+                "data.alpha or data.min-size, or take fewer clients"
+            )
         return torch.as_tensor(train), torch.as_tensor(test)
 
     @cached_property

@@ -1,7 +1,7 @@
 """Data-free distillation: a generator learns what excites a teacher, a student what it answers.
 
-FedKF's clients do it beside their own data, DAFL's server in place of data. The loop over batches is
-``fit``'s: ``DataFree`` turns the owner's batches into batches with images and answers added, and
+FedKF's clients do it beside their own data, DAFL's server in place of data. The loop over batches
+is ``fit``'s: ``DataFree`` turns the owner's batches into batches with images and answers added, and
 trains the generator between them.
 """
 

@@ -151,6 +151,11 @@ class Method(Strategy, ABC, Generic[U]):
             self._shapes[spec] = dict(net.state_dict())
         return self._shapes[spec]
 
+    def parameters(self, spec: str) -> int:
+        """How many parameters an architecture has for this task."""
+        shape, classes = self.dataset.shape, self.dataset.num_classes
+        return models.parameters(spec, shape, classes, stem=self.config.run.stem)
+
     # Flower's hooks.
 
     def select(self, t: int) -> list[Client]:

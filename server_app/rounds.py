@@ -121,6 +121,7 @@ def _census(method: Method[Any], grid: Grid, journal: Journal, done: int) -> lis
             score = _score(method)
     described = [
         {"k": client.k, "model": client.model, "n": client.n, "n_test": client.peer.n_test}
+        | {"parameters": method.parameters(client.model)}
         | {"classes": client.peer.classes, "counts": client.peer.counts}
         for client in clients
     ]
@@ -233,10 +234,10 @@ def _fairness(tested: list[Score], model_name: str) -> Entry:
     """AMP, FM and WLP: of the global model, or of the clients' own where there is none; then of
     every model by its name."""
     sizes = [score.n for score in tested]
-    named = {
+    named: dict[str, list[float | None]] = {
         model_name: [score.accuracy_global for score in tested],
         "own": [score.accuracy for score in tested],
-        **{name: [s.accuracies[name] for s in tested] for name in tested[0].accuracies},
+        **{name: [s.accuracies.get(name) for s in tested] for name in tested[0].accuracies},
     }
     by_name: Entry = {
         name: dict(fairness([value for value in values if value is not None], sizes))

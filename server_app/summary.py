@@ -98,7 +98,7 @@ def _clients(entries: list[Entry]) -> list[dict[str, Any]]:
 
 def _named_accuracies(rounds: list[Entry]) -> dict[str, Any]:
     """Final, best and last-10 test accuracy of every named model, where there are several."""
-    scored = [entry["accuracies"] for entry in rounds if entry.get("accuracies")]
+    scored: list[dict[str, float]] = [e["accuracies"] for e in rounds if e.get("accuracies")]
     return {
         name: over_rounds([accuracies[name] for accuracies in scored if name in accuracies])
         for name in (scored[-1] if scored else {})

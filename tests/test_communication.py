@@ -42,3 +42,43 @@ def test_every_formula_grows_with_the_clients():
     assert communication.dl_sh(4, 3, 4, M=5) == 80
     assert communication.dl_mh(4, 2, 4, 2, M=5) == 70
     assert communication.fedgkt(100, 10, 10, 50, 2, M=5) == 60_000
+
+
+def test_the_report_shows_the_formulas_count_the_bytes_and_their_ratio(run):
+    from deploy.report.communication import formula, incentive
+    from deploy.report.html import one
+    from deploy.report.page import render
+    from deploy.report.read import read
+
+    knobs = {"data__public": 0.6, "data__samples": 200, "i-dl-mh.embed-epochs": 1}
+    done = run(method="i-dl-mh", rounds=1, **knobs)
+    record = read(done.folder)
+    section = formula([("i-dl-mh", record)])
+    assert section is not None and section.cards[0].grid is not None
+    (row,) = section.cards[0].grid.rows
+    cost = done.summary["cost"]
+    assert row[2:] == (
+        f"{cost['numbers']:,}",
+        f"{cost['bytes']:,}",
+        f"{cost['bytes'] / cost['numbers']:.3f}",
+    )
+    gains = incentive(record)
+    assert gains is not None and gains.cards[0].grid is not None
+    assert len(gains.cards[0].grid.rows) == 4
+    page = render(one(record))
+    assert "Communication" in page and "Incentive" in page
+
+
+def test_a_run_without_a_formula_has_no_such_section(run):
+    from deploy.report.communication import formula, incentive
+    from deploy.report.read import read
+
+    record = read(run(method="fedorion", rounds=1).folder)
+    assert formula([("fedorion", record)]) is None and incentive(record) is None
+
+
+def test_fedavg_counts_its_parameters_twice_per_client_and_round(run):
+    done = run(method="fedavg", rounds=2)
+    P = models.parameters("mlp@0.25", (1, 8, 8), 3)
+    Q = models.parameters("cnn2@0.5", (1, 8, 8), 3)
+    assert done.summary["cost"]["numbers"] == 2 * 4 * 2 * min(P, Q)

@@ -33,6 +33,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         }
         for name in ("dl-sh", "dl-mh", "i-dl-mh")
     },
+    "fedin": {"fleet": "cnn2@0.5,cnn3@0.5", "rounds": 2, "fedin__samples": 4},
     "fedkf": {"fedkf__latent": 8, "fedkf__generator_width": 8, "fedkf__slots_in_memory": 2},
     "fedgkd": {"fedgkd__buffer": 1},
     "fedgen": {"fedgen__server_steps": 4, "fedgen__hidden": 16, "fedgen__server_batch_size": 16},

@@ -187,7 +187,7 @@ def test_numbers_that_are_not_finite_leave_a_gap_and_break_nothing(tmp_path: Pat
 def test_the_page_shows_every_part(tmp_path: Path) -> None:
     failure = {"k": 1, "round": 2, "reason": "shape (3,) for (4,)"}
     more = {"metrics": {"distill_loss": 0.2}, "failures": [failure]}
-    entries = [census(), entry(1, 0.6), entry(2, 0.4, **more)]
+    entries = [census(), entry(1, 0.6, metrics={"distill_loss": 0.3}), entry(2, 0.4, **more)]
     scores = [{"k": 0, "n": 3, "accuracy": 0.9, "accuracy_global": 0.85}]
     entries[-1]["scores"] = scores
     tags = Tags(page_of(leave(tmp_path / "a", entries)))

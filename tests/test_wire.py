@@ -26,7 +26,9 @@ def test_logits_that_are_all_equal_survive():
     assert wire.decode(values, 2.5, 2.5).tolist() == [2.5, 2.5, 2.5]
 
 
-@pytest.mark.parametrize(("dtype", "step"), [("float32", 0), ("float16", 2**-11), ("uint8", 1 / 510)])
+@pytest.mark.parametrize(
+    ("dtype", "step"), [("float32", 0), ("float16", 2**-11), ("uint8", 1 / 510)]
+)
 def test_rounding_costs_at_most_half_a_step(dtype: str, step: float):
     x = torch.rand(1000, generator=torch.Generator().manual_seed(0))
     assert float((wire.decode(wire.encode(x, dtype)) - x).abs().max()) <= step + 1e-7

@@ -33,7 +33,12 @@ class FedGen(Handler[Down]):
         else:
             metrics = self._guided(down, net)
         return Up(
-            experiment=p.experiment, t=down.t, k=p.k, metrics=metrics, w=upload(net), counts=p.counts
+            experiment=p.experiment,
+            t=down.t,
+            k=p.k,
+            metrics=metrics,
+            w=upload(net),
+            counts=p.counts,
         )
 
     def _guided(self, down: Down, net: Classifier) -> dict[str, float]:

@@ -1,4 +1,7 @@
-"""FedGKD, client half: FedAvg's, taught by past global models (contract: common/methods/fedgkd.py)."""
+"""FedGKD, client half: FedAvg's, taught by past global models.
+
+Contract: common/methods/fedgkd.py.
+"""
 
 from __future__ import annotations
 

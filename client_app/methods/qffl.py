@@ -1,4 +1,7 @@
-"""q-FFL, client half: FedAvg's, with the loss of what was received (contract: common/methods/qffl.py)."""
+"""q-FFL, client half: FedAvg's, with the loss of the model received.
+
+Contract: common/methods/qffl.py.
+"""
 
 from __future__ import annotations
 

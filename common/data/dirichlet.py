@@ -43,20 +43,25 @@ def label_dirichlet(
     return _deal(classes, counts, rng)
 
 
+LEAST = 3
+"""Samples of which a fifth may be kept for testing and two still train."""
+
+
 def quantity_dirichlet(
     labels: np.ndarray, clients: int, rng: np.random.Generator, *, alpha: float, floor: int = 6
 ) -> list[np.ndarray]:
     """Disjoint shares of a shuffle: sizes ⌊s·N⌋ with s ~ Dir(alpha), the remainder to the last.
 
-    Labels are IID, only the quantity is skewed. A client that got nothing receives ``floor``
-    samples of the next one, cyclically, that keeps more than it gives (FedORION, the released
-    code; the paper calls this its non-IID setting).
+    Labels are IID, only the quantity is skewed (FedORION, the released code; the paper calls this
+    its non-IID setting). There a client that got nothing receives ``floor`` samples; here so does
+    one that got fewer than ``LEAST``, which could train no network with BatchNorm. The next client,
+    cyclically, that keeps more than it gives is the donor.
     """
     _check_alpha(alpha)
     n = len(labels)
     sizes = np.floor(rng.dirichlet(np.full(clients, alpha)) * n).astype(np.int64)
     sizes[-1] += n - sizes.sum()
-    for k in np.flatnonzero(sizes == 0):
+    for k in np.flatnonzero(sizes < LEAST):
         order = np.roll(np.arange(clients), -int(k) - 1)
         donors = order[sizes[order] > 2 * floor]
         if not len(donors):
@@ -64,7 +69,7 @@ def quantity_dirichlet(
                 f"quantity_dirichlet: {n} samples are too few to give each of {clients} clients "
                 f"{floor}: take fewer clients or raise data.alpha"
             )
-        sizes[donors[0]] -= floor
+        sizes[donors[0]] -= floor - sizes[k]
         sizes[k] = floor
     shares = np.split(rng.permutation(n), np.cumsum(sizes)[:-1])
     return [np.sort(share) for share in shares]

@@ -1,6 +1,7 @@
 """What a generator is trained on where there are no data: the answers of a teacher.
 
-DAFL (Chen et al., "Data-free learning of student networks", 2019, section 3.2); FedKF, section IV-C.
+DAFL (Chen et al., "Data-free learning of student networks", 2019, section 3.2) and FedKF (section
+IV-C).
 """
 
 from __future__ import annotations

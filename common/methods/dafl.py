@@ -1,9 +1,9 @@
 """DAFL: data-free distillation of one model into another, as FedKF shows it in its Table IV.
 
-Chen et al., "Data-Free Learning of Student Networks", 2019, with the losses of FedKF, equations 2-6.
+Chen et al., "Data-Free Learning of Student Networks", 2019, with the losses of FedKF (eq. 2-6).
 
-The clients train the teacher w as in FedAvg (one client that owns everything: centralised, as in the
-table). The server has no data. After round t it distils w into a student v by a generator g(θ; ·):
+The clients train the teacher w as in FedAvg (one client that owns everything: centralised, as in
+the table). The server has no data. After round t it distils w into a student v by a generator g(θ; ·):
 
     for each of n steps, z ~ N(0, I), x̂ = g(θ; z):
         v ← v − η_v ∇ KL(h(w; x̂) ‖ h(v; x̂))
@@ -11,9 +11,9 @@ table). The server has no data. After round t it distils w into a student v by a
 
 The run's own model is the student; the teacher is scored beside it.
 
-Deviations: teacher and student have one architecture, as in Table IV. The teacher is trained further in every round, and the student follows it; ``start`` is
-the first round that distils. FedKF's Table IV used β = 0.2 and 0.02 and λ = {0.2, 0.02} on EMNIST,
-0.02 and {0.01, 0.002} on CIFAR.
+Deviations: teacher and student have one architecture, as in Table IV. The teacher is trained
+further in every round, and the student follows it; ``start`` is the first round that distils.
+FedKF's Table IV used β = 0.2 and λ = {0.2, 0.02} on EMNIST, 0.02 and {0.01, 0.002} on CIFAR.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ own n_k samples and returns w_k; the server sets
 
     w ← Σ_{k∈S_t} p_k w_k,    p_k = n_k / Σ n  (``weights = "samples"``)  or  1/|S_t| (``"uniform"``).
 
-With ``inactive = true`` the server keeps every client's latest w_k and also takes the same mean over
-all of them: the OCA model ŵ (overall clients aggregated; FedKF, section IV-A, technique T1), beside
+With ``inactive = true`` the server keeps every client's latest w_k and also takes the same mean
+over all of them: the OCA model ŵ (overall clients aggregated; FedKF, section IV-A, technique T1), beside
 the ACA model w (active clients aggregated), which is still the one that is sent. ŵ is then the
 run's model; both are scored.
 

@@ -15,8 +15,8 @@ G(z, y) → features in front of the classifiers' last layer h. Round t:
 with α_t = α·decay^t, β_t = β·decay^t, p(y) the label histogram over all clients heard of, and α_k^y
 client k's share of the samples of class y among the active ones. The target of the KL is detached.
 
-FedKF's variant (our values): α = 1, β = 0, no decay, uniform noise, Adam 1e-4, 50 steps. The authors':
-α = β = 10, decay = 0.98, ``until = 20``, Adam 3e-4.
+FedKF's variant (our values): α = 1, β = 0, no decay, uniform noise, Adam 1e-4, 50 steps. The
+authors': α = β = 10, decay = 0.98, ``until = 20``, Adam 3e-4.
 
 The label counts tell the server what each client holds.
 
@@ -66,7 +66,7 @@ class Config(Averaging):
 class Down(protocol.Down):
     w: StateDict  #: global model
     generator: StateDict | None  #: G; None in round 1
-    histogram: Float[Tensor, "C"] | None  #: p(y), summing to 1
+    histogram: Float[Tensor, " C"] | None  #: p(y), summing to 1
 
 
 @final

@@ -3,8 +3,8 @@
 Yao et al., "FedGKD: Toward Heterogeneous Federated Learning via Global Knowledge Distillation",
 2023 (arXiv 2107.00365), in the form of FedKF's comparison and in the authors' own.
 
-Round t: the server keeps the last M global models and sends w and their mean w̄; client k, on its own
-data, minimises
+Round t: the server keeps the last M global models and sends w and their mean w̄; client k, on its
+own data, minimises
 
     CE(f(w_k; x), y) + γ/2 · s · KL(f(w̄; x)/T ‖ f(w_k; x)/T),    s = 1, or T² (``t-squared``)
 

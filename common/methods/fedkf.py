@@ -15,8 +15,8 @@ In round 1 there is no teacher: cross-entropy only. The client sends w_k and not
 its Adam moments are its own, and last. All generators start from one θ.
 
 Two runs give the paper's four variants, since both final models are scored:
-``teacher = "oca"`` FedKF (OCA) and FedKF (ACA); ``teacher = "aca"``, in which w itself teaches and no
-ŵ is sent, FedKF- (OCA) and FedKF- (ACA). The run's own model is ŵ.
+``teacher = "oca"`` FedKF (OCA) and FedKF (ACA); ``teacher = "aca"``, in which w itself teaches and
+no ŵ is sent, FedKF- (OCA) and FedKF- (ACA). The run's own model is ŵ.
 
 Deviations, with their switches. The released code differs from the paper; we default to the code:
 - Algorithm 1 updates the generator first; the code the student, and then the generator on the same
@@ -24,10 +24,12 @@ Deviations, with their switches. The released code differs from the paper; we de
   the generator's step.
 - L_IE is 1 − H/log C (``ie-norm``; false: −H, equation 3).
 - L_A is the mean of |f̂| (``act-reduction = "mean"``; ``"sum"``: the L1 norm, equation 4).
-- On CIFAR the code subtracts γ KL(h(ŵ; x̂) ‖ h(w_k; x̂)) from the generator's loss (``g-adv = "auto"``).
+- On CIFAR the code subtracts γ KL(h(ŵ; x̂) ‖ h(w_k; x̂)) from the generator's loss
+  (``g-adv = "auto"``).
 - Algorithm 1 fills the slots with w⁰; the code leaves clients out of ŵ until they have uploaded
   (``oca-init = "uploaded"``).
-- The code gives every client the same number of steps, in full batches (``train.steps``; 0: epochs).
+- The code gives every client the same number of steps, in full batches (``train.steps``; 0:
+  ``train.epochs`` epochs, as the paper says).
 - A student with BatchNorm, which the paper avoids, sees x̂ on the statistics of that batch and keeps
   its running ones for real images. Hence γ = 0 is FedAvg for every architecture.
 """

@@ -2,7 +2,8 @@
 
 Li et al., "Fair Resource Allocation in Federated Learning", 2020, Algorithm 2.
 
-Clients with a larger loss weigh more. With L = 1/η and F_k the mean training loss of the received w:
+Clients with a larger loss weigh more. With L = 1/η and F_k the mean training loss of the received
+w:
 
     Δw_k = L (w − w_k),   Δ_k = F_k^q Δw_k,   h_k = q F_k^{q−1} ‖Δw_k‖² + L F_k^q
     w ← w − Σ_k Δ_k / Σ_k h_k

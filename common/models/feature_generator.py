@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 @final
 class FeatureGenerator(nn.Module):
-    """(z [n, ``noise``], y [n]) to features [n, ``features``] ≥ 0, as a classifier's head reads them.
+    """(z [n, ``noise``], y [n]) to features [n, ``features``] ≥ 0, as classifiers' heads read them.
 
     Noise and one-hot label, one hidden layer with BatchNorm and ReLU, one layer with ReLU
     (Zhu et al. 2021, "Data-Free Knowledge Distillation for Heterogeneous Federated Learning").

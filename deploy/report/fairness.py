@@ -33,8 +33,8 @@ def fairness(run: Run) -> Section | None:
     spread = inline(distribution(models), "fairness", f"Dots: clients; worst client: {told}.")
     mixed = inline(mixtures(models), "mixtures", f"Accuracy over mixtures; floor: {told}.")
     lead = (
-        "AMP: mean over clients, weighted by test samples; FM: variance over clients; WLP: the worst "
-        "client. Whatever mixture of clients a model meets, it does no worse than WLP."
+        "AMP: mean over clients, weighted by test samples; FM: variance over clients; WLP: the "
+        "worst client. Whatever mixture of clients a model meets, it does no worse than WLP."
     )
     cards = [
         Card("Clients' accuracies", svg=spread, behind=_table(models)),

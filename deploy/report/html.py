@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from deploy.report import amounts, fairness, figures, sections
+from deploy.report import amounts, communication, fairness, figures, sections
 from deploy.report.clean import clean
 from deploy.report.figures import Named
 from deploy.report.labels import differences, labels
@@ -52,6 +52,8 @@ def one(run: Run) -> Page:
                 fairness.fairness(run),
                 sections.data(run),
                 sections.cost(run),
+                communication.formula(named),
+                communication.incentive(run),
                 sections.metrics(named),
                 sections.failures(named),
                 sections.settings(run),
@@ -77,6 +79,7 @@ def several(runs: list[Run]) -> Page:
                 Section("Results", [Card("", grid=_results(named), span=12)]),
                 _curves(named),
                 _client_spread(named),
+                communication.formula(named),
                 sections.metrics(named),
                 _different_settings(named),
                 sections.failures(named),

@@ -72,6 +72,8 @@ class Entry(BaseModel):
     accuracies: dict[str, Any] = Field(default_factory=dict)
     fairness: dict[str, Any] = Field(default_factory=dict)
     scores: list[Score] = Field(default_factory=list)
+    cost: dict[str, float] = Field(default_factory=dict)
+    incentive: dict[str, Any] = Field(default_factory=dict)
     failures: list[Failure] = Field(default_factory=list)
     bytes: dict[str, float] = Field(default_factory=dict)
     seconds: dict[str, float] = Field(default_factory=dict)

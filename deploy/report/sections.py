@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from common.methods import CONFIGS
 from deploy.report import amounts, figures
 from deploy.report.clean import clean
 from deploy.report.figures import Named
@@ -89,8 +91,10 @@ def cost(run: Run) -> Section | None:
 
 
 def metrics(runs: Named) -> Section | None:
-    """The scalars a method reports about itself, one small figure each."""
-    names = list(dict.fromkeys(n for _, run in runs for e in run.entries for n in e.scalars()))
+    """The scalars a method reports about itself, one small figure each; a point is no curve."""
+    seen = Counter(n for _, run in runs for e in run.entries for n in e.scalars())
+    short = all(run.done < 2 for _, run in runs)
+    names = [name for name, times in seen.items() if short or times > len(runs)]
     more = len(names) - MOST_METRICS
     cards = [
         Card(
@@ -125,9 +129,13 @@ def failures(runs: Named) -> Section:
 
 
 def settings(run: Run) -> Section:
-    """The resolved configuration, a card for each of its tables, and what the run was made with."""
+    """The resolved configuration, a card for each of its tables, and what the run was made with.
+
+    The tables of other methods had no say in the run and are left out.
+    """
     top = {n: v for n, v in run.config.items() if not isinstance(v, dict)}
-    tables = {n: v for n, v in run.config.items() if isinstance(v, dict)}
+    others = CONFIGS.keys() - {run.setting("method") or ""}
+    tables = {n: v for n, v in run.config.items() if isinstance(v, dict) and n not in others}
     cards = [_setting_card("run", top)] if top else []
     cards += [_setting_card(name, table) for name, table in tables.items() if table]
     summary = run.summary or {}
@@ -139,7 +147,7 @@ def settings(run: Run) -> Section:
         cards.append(_setting_card("made with", made))
     if not cards:
         cards = [Card("", text="Unknown: the run left no config.toml.", span=12)]
-    return Section("Settings", cards, f"All of them, as resolved; the run lies in {run.path.name}.")
+    return Section("Settings", cards, f"As resolved; the run lies in {run.path.name}.")
 
 
 def present(sections: Iterable[Section | None]) -> Sequence[Section]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import final
 
-from common import tree
+from common import communication, models, tree
 from common.methods.fedavg import Down, Up
 from common.models.classifier import Classifier
 from common.records import Records, StateDict
@@ -22,7 +22,7 @@ from server_app.slots import Slots
 class State(Records):
     w: StateDict = {}
     models: dict[str, StateDict] = {}  #: by architecture, under across
-    w_hat: StateDict | None = None  #: ŵ
+    w_hat: StateDict | None = None  #: ŵ, under ``inactive``
     slots: dict[int, StateDict] = {}
     slot_rounds: dict[int, int] = {}
 
@@ -76,6 +76,16 @@ class FedAvg(Method[Up]):
             self.slots.put(t, [(client.k, up.w) for client, up in ups])
             self.w_hat = overall(self.slots, self.clients, self.w0, self.w_hat, o, self.net)
         return mean_metrics(ups)
+
+    def numbers(self, ups: list[tuple[Client, Up]]) -> int:
+        """DL-MH's equation 8 for one round: each client's parameters down and up."""
+        counted = 0
+        for client, _ in ups:
+            spec = self.global_spec if self.held is None else client.model
+            shape, classes = self.dataset.shape, self.dataset.num_classes
+            P = models.parameters(spec, shape, classes, stem=self.config.run.stem)
+            counted += communication.fedavg(P, P, 1)
+        return counted
 
     def networks(self) -> dict[str, Classifier]:
         return {} if self.held is None else self.held.networks()

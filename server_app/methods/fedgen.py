@@ -53,9 +53,7 @@ class FedGen(Method[Up]):
 
     def down(self, t: int) -> Down:
         if t == 1:
-            return Down(
-                experiment=self.experiment, t=t, w=self.w, generator=None, histogram=None
-            )
+            return Down(experiment=self.experiment, t=t, w=self.w, generator=None, histogram=None)
         return Down(
             experiment=self.experiment,
             t=t,
@@ -100,7 +98,7 @@ class FedGen(Method[Up]):
             if o.ensemble == "logits":
                 value = F.cross_entropy((p[:, None, None] * logits).sum(0), y)
             else:
-                each = torch.stack([F.cross_entropy(l, y, reduction="none") for l in logits])
+                each = torch.stack([F.cross_entropy(row, y, reduction="none") for row in logits])
                 value = (alpha[:, y] * each).sum(0).mean()
             return value + o.diversity * diversity(z, features)
 

@@ -53,9 +53,7 @@ class FedKF(Method[Up]):
         sizes = [client.n for client, _ in ups]
         self.w = average([up.w for _, up in ups], sizes, self.w, self.options, self.net)
         self.slots.put(t, [(client.k, up.w) for client, up in ups])
-        self.w_hat = overall(
-            self.slots, self.clients, self.w0, self.w_hat, self.options, self.net
-        )
+        self.w_hat = overall(self.slots, self.clients, self.w0, self.w_hat, self.options, self.net)
         return mean_metrics(ups)
 
     def model(self) -> Classifier:

@@ -1,4 +1,7 @@
-"""q-FFL, server half: the clients with larger losses weigh more (contract: common/methods/qffl.py)."""
+"""q-FFL, server half: the clients with larger losses weigh more.
+
+Contract: common/methods/qffl.py.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ from common.data.partition import PARTITIONS, iid, local_split, split
 from common.seeds import rng
 
 LABELS = np.arange(2000) % 10
-DISJOINT = [name for name in PARTITIONS if not name.startswith("niid")]
+SHARED = ("niid1", "niid2", "niid3", "iid_draw", "own")
+DISJOINT = [name for name in PARTITIONS if name not in SHARED]
 
 
 def classes_of(shares: list[np.ndarray], labels: np.ndarray = LABELS) -> list[list[int]]:
@@ -29,7 +30,12 @@ def test_every_sample_falls_to_exactly_one_client(options, name, clients):
     assert np.array_equal(np.sort(np.concatenate(shares)), np.arange(2000))
 
 
-@pytest.mark.parametrize("name", PARTITIONS)
+def test_own_data_are_not_cut(options):
+    for share in split(options(partition="own"), LABELS, 10, 3, seed=1):
+        assert share.tolist() == list(range(len(LABELS)))
+
+
+@pytest.mark.parametrize("name", [name for name in PARTITIONS if name != "own"])
 def test_same_seed_same_partition_and_another_seed_another(options, name):
     def draw(run_seed, **more):
         shares = split(options(partition=name, **more), LABELS, 10, 5, run_seed)

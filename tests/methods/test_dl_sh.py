@@ -9,7 +9,7 @@ import pytest
 import torch
 from flwr.app import Message
 
-from client_app.methods.dl_sh import DLSH as Client_
+from client_app.methods import dl_sh as half
 from common.data.public import Divided, divide
 from common.ensemble.confidence import client_weights, weighted_sum
 from common.methods.dl_sh import Up
@@ -106,7 +106,7 @@ def test_the_clients_shares_are_cut_from_the_pool(tmp_path):
 def ups_and_targets(tmp_path, monkeypatch, **changes: Any) -> tuple[list[Up], torch.Tensor, Any]:
     """What the clients sent and what the server learnt from it."""
     seen: dict[str, Any] = {"ups": []}
-    train, distil = Client_.train, Distillation.distil
+    train, distil = half.DLSH.train, Distillation.distil
 
     def remembering(self, down):
         seen["ups"].append(train(self, down))
@@ -116,7 +116,7 @@ def ups_and_targets(tmp_path, monkeypatch, **changes: Any) -> tuple[list[Up], to
         seen["targets"] = targets
         return distil(self, t, targets)
 
-    monkeypatch.setattr(Client_, "train", remembering)
+    monkeypatch.setattr(half.DLSH, "train", remembering)
     monkeypatch.setattr(Distillation, "distil", looking)
     result = play(flat(tmp_path, **{**SMALL, **changes}))
     return seen["ups"], seen["targets"], result
@@ -131,9 +131,7 @@ def test_the_server_learns_the_weighted_sum_of_what_the_clients_sent(tmp_path, m
 
 
 def test_plain_distillation_takes_the_mean_and_sends_no_confidence(tmp_path, monkeypatch):
-    ups, targets, result = ups_and_targets(
-        tmp_path, monkeypatch, **{"dl-sh.confidence": "uniform"}
-    )
+    ups, targets, result = ups_and_targets(tmp_path, monkeypatch, **{"dl-sh.confidence": "uniform"})
     assert all(up.w is None for up in ups)
     assert torch.allclose(targets, torch.stack([up.theta for up in ups]).mean(0), atol=1e-6)
     assert result.journal[1]["cost"]["numbers"] == 4 * 120 * 3

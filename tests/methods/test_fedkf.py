@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,10 @@ from common.datafree import DataFree, Imagining, new_generator
 from common.fit import fit
 from common.models import build
 from common.models.passes import PassCounter, Passes
+from common.protocol import Peer
+from server_app.census import Client
+from server_app.overall import overall
+from server_app.slots import Slots
 from tests.conftest import TinyRun
 
 Run = Callable[..., TinyRun]
@@ -38,9 +43,7 @@ def test_with_gamma_zero_it_is_fedavg_bit_for_bit(run: Run, fleet: str) -> None:
     told = ("bytes", "metrics", "clients")
     assert without(fedkf, *told) == without(fedavg, *told)
     plain = run(method="fedavg", fleet=fleet, **PARTIAL)
-    assert [e["accuracies"]["aca"] for e in fedkf.journal] == [
-        e["accuracy"] for e in plain.journal
-    ]
+    assert [e["accuracies"]["aca"] for e in fedkf.journal] == [e["accuracy"] for e in plain.journal]
 
 
 def test_when_all_are_active_oca_is_aca(run: Run) -> None:
@@ -52,11 +55,13 @@ def test_when_all_are_active_oca_is_aca(run: Run) -> None:
     assert same.weights == fedkf.weights
 
 
-def test_when_some_are_inactive_oca_is_another_model(run: Run) -> None:
-    fedkf = run(method="fedkf", **SMALL, **PARTIAL)
-    losses = [e["loss"] for e in fedkf.journal[2:]]
-    aca = run(method="fedkf", fedkf__teacher="aca", **SMALL, **PARTIAL)
-    assert losses != [e["loss"] for e in aca.journal[2:]]
+def test_when_some_are_inactive_oca_teaches_something_else(run: Run) -> None:
+    one = {"per_round": 1, "rounds": 3, "seed": 3}
+    fedkf = run(method="fedkf", **SMALL, **one)
+    assert fedkf.journal[1]["selected"] != fedkf.journal[2]["selected"]
+    assert [e["loss"] for e in fedkf.journal[2:]] != [
+        e["loss"] for e in run(method="fedkf", fedkf__teacher="aca", **SMALL, **one).journal[2:]
+    ]
 
 
 def test_fedkf_minus_sends_one_model_less_and_round_one_no_teacher(run: Run) -> None:
@@ -74,16 +79,19 @@ def test_fedkf_minus_sends_one_model_less_and_round_one_no_teacher(run: Run) -> 
 
 
 def test_the_oca_model_is_the_mean_over_the_latest_uploads(tmp_path: Path) -> None:
-    from server_app.census import Client
-    from server_app.slots import Slots
-    from server_app.overall import overall
-    from common.methods.fedavg import Config
-    from common.protocol import Peer
 
     def client(k: int, n: int) -> Client:
         peer = Peer(
-            experiment="e", k=k, n=n, n_test=0, model="m", classes=[], counts=None,
-            task="", public="", version="",
+            experiment="e",
+            k=k,
+            n=n,
+            n_test=0,
+            model="m",
+            classes=[],
+            counts=None,
+            task="",
+            public="",
+            version="",
         )
         return Client(peer, k)
 
@@ -93,11 +101,10 @@ def test_the_oca_model_is_the_mean_over_the_latest_uploads(tmp_path: Path) -> No
     slots.put(1, [(0, {"weight": torch.tensor([[1.0]])}), (1, {"weight": torch.tensor([[2.0]])})])
     slots.put(2, [(0, {"weight": torch.tensor([[6.0]])})])
     w0 = {"weight": torch.tensor([[10.0]])}
-    options: dict[str, Any] = {"weights": "samples", "bn_buffers": True, "inactive": True}
-    uploaded = Config(**options, slots_in_memory=1, oca_init="uploaded")
+    uploaded: Any = SimpleNamespace(weights="samples", bn_buffers=True, oca_init="uploaded")
     # client 2 never uploaded: (10·6 + 30·2) / 40 = 3
     assert overall(slots, clients, w0, w0, uploaded, net)["weight"].item() == 3.0
-    first = Config(**options, slots_in_memory=1, oca_init="w0")
+    first: Any = SimpleNamespace(weights="samples", bn_buffers=True, oca_init="w0")
     # with w⁰ in its slot: (10·6 + 30·2 + 60·10) / 100 = 7.2
     assert overall(slots, clients, w0, w0, first, net)["weight"].item() == pytest.approx(7.2)
 
@@ -108,7 +115,9 @@ def test_active_inactive_aggregation_changes_what_is_scored_and_not_what_is_sent
 ) -> None:
     plain = run(method=method, **PARTIAL)
     cached = run(method=method, **{f"{method}__inactive": True}, **PARTIAL)
-    assert [e["accuracies"]["aca"] for e in cached.journal] == [e["accuracy"] for e in plain.journal]
+    assert [e["accuracies"]["aca"] for e in cached.journal] == [
+        e["accuracy"] for e in plain.journal
+    ]
     assert plain.weights != cached.weights
     assert plain.summary["fairness"]["global"] == cached.summary["fairness"]["aca"]
 
@@ -136,9 +145,7 @@ def test_every_client_scores_both_models_in_one_exchange(run: Run) -> None:
 
 def test_generators_start_alike_and_become_each_clients_own(run: Run) -> None:
     result = run(method="fedkf", rounds=3, **SMALL)
-    kept = [
-        Store(result.folder / "state", "test", k).recall(99, Memory) for k in range(4)
-    ]
+    kept = [Store(result.folder / "state", "test", k).recall(99, Memory) for k in range(4)]
     assert all(memory is not None for memory in kept)
     a, b = kept[0], kept[1]
     assert a is not None and b is not None
@@ -195,21 +202,24 @@ def test_the_adversarial_term_looks_for_disagreement() -> None:
 
 
 def test_the_order_of_updates_is_a_choice() -> None:
-    results = [distil(work({"update_order": order}), 3)["loss"] for order in ("student", "generator")]
+    results = [
+        distil(work({"update_order": order}), 3)["loss"] for order in ("student", "generator")
+    ]
     assert results[0] != results[1]
 
 
 def test_adam_goes_on_where_it_was_in_any_memory_format() -> None:
     def generator_after(formats: tuple[torch.memory_format, ...]) -> torch.Tensor:
         net = torch.nn.Conv2d(3, 4, 3)
-        torch.nn.init.constant_(net.weight, 0.1)
+        for p in net.parameters():
+            torch.nn.init.constant_(p, 0.1)
         moments: dict[int, dict[str, torch.Tensor]] = {}
         for i, memory in enumerate(formats):
             net = net.to(memory_format=memory)  # type: ignore[call-overload]
             adam = optimise.make(net.parameters(), "adam", 0.1)
             optimise.restore_moments(adam, moments)
             x = torch.randn(2, 3, 5, 5, generator=torch.Generator().manual_seed(i))
-            fit(adam, [(x,)], lambda x: net(x).square().mean())
+            fit(adam, [(x, net)], lambda x, net: (net(x) - x[:, :1, 1:-1, 1:-1]).square().mean())
             moments = {
                 k: {n: v.contiguous() for n, v in s.items()}
                 for k, s in optimise.moments(adam).items()

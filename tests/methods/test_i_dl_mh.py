@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from client_app.methods.i_dl_mh import IDLMH as Half
+from client_app.methods import i_dl_mh as half
 from common.methods.i_dl_mh import Reward
 from deploy.loopback import Loopback
 from tests.conftest import flat, play
@@ -75,13 +75,13 @@ def test_the_reward_is_counted_as_the_paper_does(tmp_path, kind: str, each: int)
 
 def test_masked_labels_travel_as_one_byte_each(tmp_path, monkeypatch):
     seen: list[Reward] = []
-    honest = Half.second
+    honest = half.IDLMH.second
 
     def second(self, down):
         seen.append(down)
         return honest(self, down)
 
-    monkeypatch.setattr(Half, "second", second)
+    monkeypatch.setattr(half.IDLMH, "second", second)
     play(flat(tmp_path, **SMALL, **{"i-dl-mh.incentive": "masked"}))
     assert len(seen) == 4
     assert all(reward.y.dtype == torch.uint8 and reward.theta is None for reward in seen)
@@ -90,14 +90,14 @@ def test_masked_labels_travel_as_one_byte_each(tmp_path, monkeypatch):
 def test_a_client_that_fails_in_the_second_exchange_is_named_and_the_round_counts(
     tmp_path, monkeypatch
 ):
-    honest = Half.second
+    honest = half.IDLMH.second
 
     def second(self, down):
         if self.participant.k == 3:
             raise OSError("disk full")
         return honest(self, down)
 
-    monkeypatch.setattr(Half, "second", second)
+    monkeypatch.setattr(half.IDLMH, "second", second)
     result = play(flat(tmp_path, **SMALL))
     assert result.journal[1]["failures"] == [{"k": 3, "round": 1, "reason": "OSError: disk full"}]
     assert sorted(result.journal[1]["incentive"]["clients"]) == ["0", "1", "2"]
@@ -105,14 +105,14 @@ def test_a_client_that_fails_in_the_second_exchange_is_named_and_the_round_count
 
 def test_the_next_round_goes_on_from_the_rewarded_model(tmp_path, monkeypatch):
     starts: list[Any] = []
-    honest = Half.start
+    honest = half.IDLMH.start
 
     def start(self, t):
         weights = honest(self, t)
         starts.append((t, None if weights is None else weights["head.bias"].shape))
         return weights
 
-    monkeypatch.setattr(Half, "start", start)
+    monkeypatch.setattr(half.IDLMH, "start", start)
     result = play(flat(tmp_path, **{**SMALL, "rounds": 2}, **ONE_CLASS_EACH))
     assert (2, torch.Size([2])) in starts  # narrowed from three classes to its own
     # Own models, scored after the last round on shares of one class each, are the widened ones.

@@ -1,0 +1,33 @@
+"""DAFL: a student taught without data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.conftest import TinyRun
+
+Run = Callable[..., TinyRun]
+SMALL = {
+    "fleet": "lenet5@0.5", "dafl__latent": 8, "dafl__generator_width": 8, "dafl__server_steps": 4,
+    "dafl__server_batch_size": 8,
+}  # fmt: skip
+
+
+def test_the_teacher_is_what_fedavg_trains(run: Run) -> None:
+    dafl, fedavg = run(method="dafl", **SMALL), run(method="fedavg", fleet="lenet5@0.5")
+    assert [e["accuracies"]["teacher"] for e in dafl.journal] == [
+        e["accuracy"] for e in fedavg.journal
+    ]
+
+
+def test_a_single_owner_is_the_centralised_case(run: Run) -> None:
+    result = run(method="dafl", clients=1, data__test_fraction=0.0, **SMALL)
+    assert result.summary["accuracies"].keys() == {"student", "teacher"}
+    assert result.summary["accuracy"] == result.summary["accuracies"]["student"]
+
+
+def test_the_student_waits_for_its_start(run: Run) -> None:
+    journal = run(method="dafl", rounds=3, dafl__start=3, **SMALL).journal
+    students = [e["loss"] for e in journal]
+    assert students[0] == students[1] == students[2] != students[3]
+    assert "distill_loss" not in journal[2]["metrics"] and "distill_loss" in journal[3]["metrics"]

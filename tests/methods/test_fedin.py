@@ -1,0 +1,362 @@
+"""FedIN."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from client_app.methods.fedin import Local, bounded
+from common import models, seeds, tree
+from common.methods.fedin import Config, Down, Up
+from common.models.classifier import Split
+from common.records import Records
+from common.split import common_shapes, shapes
+from server_app.features import FeaturePool
+from server_app.stopped import Stopped
+from tests.conftest import TinyRun
+
+Run = Callable[..., TinyRun]
+FLEET = {"fleet": "cnn2@0.5,cnn3@0.5"}
+LAYERWISE = {"fedprox__across": "layerwise", "fedprox__weights": "uniform"}
+RESNETS = [f"resnet{depth}" for depth in (10, 14, 18, 22, 26)]
+
+
+def results(run: TinyRun) -> list[Any]:
+    """What a run computes, without what it sends for it."""
+    keys = ("accuracy", "loss", "accuracies", "clients", "metrics", "scores")
+    return [[entry.get(key) for key in keys] for entry in run.journal]
+
+
+@pytest.mark.parametrize("across", ["layerwise", "same"])
+def test_fedin_without_in_training_is_fedprox_bit_for_bit(run: Run, across: str) -> None:
+    fedin = run(method="fedin", fedin__in_training=False, fedin__across=across, **FLEET)
+    fedprox = run(
+        method="fedprox",
+        fedprox__mu=0.1,
+        fedprox__across=across,
+        fedprox__weights="uniform",
+        **FLEET,
+    )
+    assert fedin.weights == fedprox.weights and results(fedin) == results(fedprox)
+
+
+def test_fedin_without_prox_and_in_training_is_fedavg_bit_for_bit(run: Run) -> None:
+    fedin = run(method="fedin", fedin__in_training=False, fedin__mu=0.0, **FLEET)
+    fedavg = run(method="fedavg", fedavg__across="layerwise", fedavg__weights="uniform", **FLEET)
+    assert fedin.weights == fedavg.weights and results(fedin) == results(fedavg)
+
+
+def test_the_first_round_is_local_training_and_the_second_is_not(run: Run) -> None:
+    fedin = run(method="fedin", rounds=2, **FLEET)
+    fedprox = run(method="fedprox", fedprox__mu=0.1, **LAYERWISE, rounds=2, **FLEET)
+    (_, first, second), (_, prox_first, prox_second) = results(fedin), results(fedprox)
+    assert first[:5] == prox_first[:5] and second != prox_second
+    assert "client_in_loss" not in fedin.journal[1]["metrics"]
+    assert fedin.journal[2]["metrics"]["client_in_loss"] > 0
+
+
+def test_one_architecture_layer_by_layer_is_the_global_model_as_always(run: Run) -> None:
+    plain = run(method="fedavg", fleet="cnn2@0.5")
+    layerwise = run(method="fedavg", fleet="cnn2@0.5", fedavg__across="layerwise")
+    same = run(method="fedavg", fleet="cnn2@0.5", fedavg__across="same")
+    assert plain.weights == layerwise.weights
+    for other in (layerwise, same):
+        for key in ("accuracy", "loss", "metrics", "clients", "scores"):
+            ours, theirs = ([e.get(key) for e in r.journal] for r in (plain, other))
+            assert ours == theirs, key
+
+
+def test_the_score_is_the_mean_over_the_architectures(run: Run) -> None:
+    for across in ("layerwise", "same"):
+        last = run(method="fedavg", fedavg__across=across, **FLEET).journal[-1]
+        assert list(last["accuracies"]) == ["cnn2@0.5", "cnn3@0.5"]
+        assert last["accuracy"] == pytest.approx(sum(last["accuracies"].values()) / 2)
+
+
+def test_clients_train_and_score_their_own_architecture(run: Run) -> None:
+    fedin = run(method="fedin", **FLEET)
+    assert [c["model"] for c in fedin.summary["clients"]] == ["cnn2@0.5", "cnn3@0.5"] * 2
+    assert all(c["accuracy"] is not None for c in fedin.summary["clients"])
+
+
+def test_across_same_keeps_a_model_for_each_architecture(run: Run) -> None:
+    from safetensors.torch import load_file
+
+    held = load_file(
+        run(method="fedin", fedin__across="same", **FLEET).folder / "model.safetensors"
+    )
+    assert {name.partition("/")[0] for name in held} == {"cnn2@0.5", "cnn3@0.5"}
+
+
+def test_a_fleet_of_two_families_can_share_features_but_no_layers(run: Run) -> None:
+    # cnn2 at width 2 and a ResNet: no common split; refused before anything starts
+    with pytest.raises(ValueError, match="no common split: s_in and s_out are 16×4×4"):
+        run(method="fedin", fleet="cnn2@0.5,cnn3")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"fleet": "cnn2@0.5,mlp@0.25"}, "'mlp@0.25' has no split into extractor"),
+        (
+            {"fleet": "cnn2@0.5,cnn3", "method": "fedavg", "fedavg__across": "layerwise"},
+            'fedavg.across = "layerwise": cnn2@0.5 is no sub-model of cnn3',
+        ),
+        (
+            {"method": "fedavg", "fedavg__across": "same", "fedavg__inactive": True},
+            'fedavg.inactive needs fedavg.across = "none"',
+        ),
+    ],
+)
+def test_a_fleet_that_cannot_share_is_refused(run: Run, changes: Any, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        run(**{"method": "fedin", **changes})
+
+
+def test_a_node_that_brings_another_family_is_refused_by_the_server(tmp_path: Any) -> None:
+    from deploy.loopback import Loopback
+    from tests.conftest import flat, play
+
+    settings = flat(tmp_path, method="fedin", **FLEET)
+    grid = Loopback(4, settings, workers=0, node_configs={2: {"model": "cnn3"}})
+    with pytest.raises(Stopped, match="no common split"):
+        play(settings, grid)
+
+
+@pytest.mark.parametrize("mode", ["eq14", "eq13", "sequential"])
+def test_every_way_to_combine_gradients_learns_its_own_thing(run: Run, mode: str) -> None:
+    # At width 0 of training the three differ from one another and from plain local training.
+    others = {"eq14", "eq13", "sequential"} - {mode}
+    this = run(method="fedin", fedin__grad_mode=mode, **FLEET)
+    assert this.journal[-1]["metrics"]["client_in_loss"] > 0
+    for other in others:
+        assert this.weights != run(method="fedin", fedin__grad_mode=other, **FLEET).weights
+
+
+def net(spec: str = "cnn3@0.25") -> Split:
+    built = models.build(spec, (1, 8, 8), 3, seed=1)
+    assert isinstance(built, Split)
+    return built.train()
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(6, 1, 8, 8, generator=seeds.stream(1, "x"))
+    return x, torch.tensor([0, 1, 2, 0, 1, 2])
+
+
+class OneStep:
+    """Stands for a participant: trains one step of SGD with learning rate 1 on one batch."""
+
+    def __init__(self, **options: Any) -> None:
+        from common.config import Config as Whole
+
+        method = Config.model_construct(
+            **{"mu": 0.0, "lambda_local": 1.0, "outer_scale": 0.5, "grad_mode": "eq14", **options}
+        )
+        self.config = Whole.model_construct(method=method)
+
+    def train(self, t: int, parameters: Any, loss: Any) -> dict[str, float]:
+        from common.fit import fit
+
+        return fit(torch.optim.SGD(parameters, lr=1.0), [batch()], loss)
+
+
+def stepped(**options: Any) -> tuple[dict[str, torch.Tensor], ...]:
+    """The step of ``together``, and by autograd G_local and G_IN, by parameter."""
+    from client_app.methods.fedin import INTraining, together
+
+    c, h, w = shapes("cnn3@0.25", (1, 8, 8), 3).s_in
+    s_in = torch.randn(4, c, h, w, generator=seeds.stream(1, "s"))
+    network = net()
+    s_out = torch.zeros_like(network.intermediate(s_in)).detach()
+    network = net()
+    before = {name: p.detach().clone() for name, p in network.named_parameters()}
+    together(OneStep(**options), 1, Local(network, 0.0), INTraining(network, s_in, s_out))  # type: ignore[arg-type]
+    step = {name: before[name] - p.detach() for name, p in network.named_parameters()}
+    fresh = net()
+    named = list(fresh.named_parameters())
+    x, y = batch()
+    g_local = torch.autograd.grad(
+        torch.nn.functional.cross_entropy(fresh(x), y), [p for _, p in named]
+    )
+    inner = [(name, p) for name, p in named if fresh.part(name) == "intermediate"]
+    g_in = torch.autograd.grad(fresh.intermediate(s_in).square().mean(), [p for _, p in inner])
+    return (
+        step,
+        {name: g for (name, _), g in zip(named, g_local, strict=True)},
+        {name: g for (name, _), g in zip(inner, g_in, strict=True)},
+    )
+
+
+@pytest.mark.parametrize("scale", [0.5, 1.0])
+def test_equation_14_is_g_in_plus_half_g_local(scale: float) -> None:
+    step, g_local, g_in = stepped(outer_scale=scale)
+    for name, z in step.items():
+        expected = g_in[name] + 0.5 * g_local[name] if name in g_in else scale * g_local[name]
+        assert torch.allclose(z, expected, atol=1e-6), name
+
+
+def test_equation_13_drops_or_projects_the_local_gradient() -> None:
+    step, g_local, g_in = stepped(grad_mode="eq13")
+    a = sum(float(g_local[name].square().sum()) for name in g_in)
+    b = sum(float((g_local[name] * g).sum()) for name, g in g_in.items())
+    factor = -b / a if b < 0 else 0.0
+    for name, z in step.items():
+        expected = g_in[name] + factor * g_local[name] if name in g_in else 0.5 * g_local[name]
+        assert torch.allclose(z, expected, atol=1e-6), name
+
+
+def test_the_features_kept_are_of_the_last_full_batch_in_train_mode() -> None:
+    network, (x, y) = net(), batch()
+    local = Local(network, 0.0)
+    for part in (slice(0, 2), slice(2, 4), slice(4, 5)):
+        local(x[part], y[part])
+    again = net()
+    assert local.kept is not None
+    s_in, s_out = local.kept
+    assert torch.equal(s_in, again.extractor(x[2:4])) and not s_in.requires_grad
+    assert torch.equal(s_out, again.intermediate(s_in))
+
+
+def test_clipping_bounds_each_sample_and_leaves_short_ones() -> None:
+    options = Config.model_construct(clip=5.0, noise=0.0)
+    s = torch.tensor([6.0, 8.0, 3.0, 0.0]).view(2, 2, 1, 1)  # norms 10 and 3
+    clipped = bounded(s, options, seeds.stream(1))
+    assert clipped.flatten().tolist() == pytest.approx([3, 4, 3, 0])
+
+
+def test_noise_has_its_deviation_and_is_drawn_from_a_stream() -> None:
+    options = Config.model_construct(clip=0.0, noise=0.5)
+    s = torch.zeros(4, 8, 10, 10)
+    first, second = (bounded(s, options, seeds.stream(1, "n")) for _ in range(2))
+    assert torch.equal(first, second)
+    assert float(first.std()) == pytest.approx(0.5, rel=0.05)
+
+
+def test_clip_and_noise_change_what_others_learn_from(run: Run) -> None:
+    plain = run(method="fedin", **FLEET)
+    for key in ("clip", "noise"):
+        assert run(method="fedin", **{f"fedin__{key}": 0.1}, **FLEET).weights != plain.weights
+
+
+def rows(*values: float) -> torch.Tensor:
+    return torch.tensor(values).view(-1, 1, 1, 1)
+
+
+def test_the_pool_keeps_the_latest_of_each_client_and_at_most_so_many() -> None:
+    pool = FeaturePool(2)
+    for t, k in ((1, 0), (1, 1), (2, 0), (3, 2)):
+        pool.put(t, k, rows(t), rows(10 * t))
+    assert pool.rounds == {0: 2, 2: 3}
+    assert pool.held[0][0].item() == 2
+
+
+def test_a_draw_takes_pairs_once_and_keeps_them_together() -> None:
+    pool = FeaturePool(9)
+    pool.put(1, 0, rows(0, 1, 2), rows(0, 10, 20))
+    pool.put(1, 1, rows(3, 4, 5), rows(30, 40, 50))
+    drawn = pool.draw(4, seeds.stream(1, "d"))
+    assert drawn is not None
+    s_in, s_out = drawn
+    assert torch.equal(10 * s_in, s_out) and len(set(s_in.flatten().tolist())) == 4
+    whole = pool.draw(99, seeds.stream(1, "d"))
+    assert whole is not None and sorted(whole[0].flatten().tolist()) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_draw_without_a_client_holds_nothing_of_it() -> None:
+    pool = FeaturePool(9)
+    pool.put(1, 0, rows(0, 1, 2), rows(0, 1, 2))
+    assert pool.draw(5, seeds.stream(1), without=0) is None
+    pool.put(1, 1, rows(7), rows(7))
+    drawn = pool.draw(5, seeds.stream(1), without=0)
+    assert drawn is not None and drawn[0].flatten().tolist() == [7]
+
+
+def sent(run: Run, monkeypatch: pytest.MonkeyPatch, kind: type, **changes: Any) -> list[Any]:
+    seen: list[Any] = []
+    pack = Records.pack
+
+    def remembering(self: Records) -> Any:
+        if isinstance(self, kind):
+            seen.append(self)
+        return pack(self)
+
+    monkeypatch.setattr(Records, "pack", remembering)
+    run(method="fedin", **FLEET, **changes)
+    monkeypatch.undo()
+    return seen
+
+
+def test_nobody_is_sent_its_own_features_unless_allowed(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for others_only in (True, False):
+        changes = {"rounds": 2, "fedin__others_only": others_only, "fedin__samples": 64}
+        downs = [d for d in sent(run, monkeypatch, Down, **changes) if d.t == 2]
+        assert len(downs) == 4
+        # 4 clients uploaded 16 pairs each: 48 are others'
+        assert [len(d.s_in) for d in downs] == [48 if others_only else 64] * 4
+
+
+def test_without_in_training_no_features_travel(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    ups = sent(run, monkeypatch, Up, fedin__in_training=False)
+    assert ups and all(up.s_in is None and up.s_out is None for up in ups)
+
+
+def test_sixteen_samples_cost_73728_numbers_and_the_mean_model_is_12_28_million() -> None:
+    s_in, s_out = common_shapes(RESNETS, (1, 32, 32), 10)
+    assert (s_in, s_out) == ((64, 8, 8), (512, 1, 1))
+    extra = 16 * (64 * 8 * 8 + 512)  # 16 · (4,096 + 512)
+    assert extra == 73_728
+    mean = sum(models.parameters(spec, (1, 32, 32), 10) for spec in RESNETS) / 5
+    # Table VI: 12.28 M for FedAvg, 12.35 M for FedIN
+    assert round(mean / 1e6, 2) == 12.28 and round((mean + extra) / 1e6, 2) in (12.35, 12.36)
+
+
+def handcrafted(run: Run, monkeypatch: pytest.MonkeyPatch, change: Any) -> TinyRun:
+    from client_app.methods.fedin import FedIN
+
+    honest = FedIN.train
+
+    def train(self: FedIN, down: Down) -> Up:
+        up = honest(self, down)
+        return up.model_copy(update=change(up)) if self.participant.k == 1 else up
+
+    monkeypatch.setattr(FedIN, "train", train)
+    return run(method="fedin", rounds=1, min_replies=0.5, **FLEET)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda up: {"s_in": up.s_in[:, :1]}, r"s_in is float32\[16, 1, 4, 4\], expected"),
+        (lambda up: {"s_out": up.s_out.double()}, r"s_out is float64"),
+        (lambda up: {"s_in": up.s_in * float("inf")}, "not finite"),
+        (lambda up: {"s_in": None, "s_out": None}, "s_in is missing"),
+        (lambda up: {"s_in": up.s_in[:3]}, "refused"),
+        (
+            lambda up: {"s_in": up.s_in.repeat(2, 1, 1, 1), "s_out": up.s_out.repeat(2, 1, 1, 1)},
+            "s_in has 32 samples, a batch has 1 to 16",
+        ),
+    ],
+)
+def test_bad_features_are_refused(
+    run: Run, monkeypatch: pytest.MonkeyPatch, change: Any, reason: str
+) -> None:
+    import re
+
+    result = handcrafted(run, monkeypatch, change)
+    (failure,) = result.journal[1]["failures"]
+    assert failure["k"] == 1 and re.search(reason, failure["reason"]), failure["reason"]
+    assert result.journal[1]["replied"] == [0, 2, 3]
+
+
+def test_the_sub_model_that_travels_is_the_servers(run: Run, monkeypatch: Any) -> None:
+    downs = [d for d in sent(run, monkeypatch, Down, rounds=1) if d.t == 1]
+    small, large = sorted(downs, key=lambda d: len(d.w))[:1][0], max(downs, key=lambda d: len(d.w))
+    assert len(small.w) < len(large.w)
+    tree.check_like(small.w, {name: large.w[name] for name in small.w}, "w")
+    assert all(torch.equal(small.w[name], large.w[name]) for name in small.w)
