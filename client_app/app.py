@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from client_app.participant import Participant
     from common.records import Records
 
-log = logging.getLogger("fedmosaic.client")
+log = logging.getLogger("flwr.fedmosaic")
 
 CLIENT_FAILED = 2
 """Flower's code for an exception in a ClientApp."""

@@ -37,7 +37,6 @@ def linear_cka(x: Tensor, y: Tensor) -> float:
     return alignment(centred_gram(x), centred_gram(y))
 
 
-def pairwise(features: Sequence[Tensor]) -> Tensor:
-    """Linear CKA of every pair of networks [m, m]; ``features``: of the same samples, [n, ...]."""
-    grams = [centred_gram(x) for x in features]
+def pairwise(grams: Sequence[Tensor]) -> Tensor:
+    """Linear CKA of every pair of networks [m, m], from their centred Gram matrices [n, n]."""
     return torch.tensor([[alignment(k, l) for l in grams] for k in grams], dtype=torch.float64)  # noqa: E741

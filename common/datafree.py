@@ -55,9 +55,9 @@ class Imagining(Section):
 class DataFree:
     """A generator, a frozen teacher and a student at their common work.
 
-    ``student``: takes its steps elsewhere, by an optimiser of the owner; ``gamma``: γ, the weight of
-    the student's distillation, with which the adversarial term is weighed too; ``size``: images in
-    a batch; ``draw``: where z comes from, on the networks' device; ``protect``: the student's
+    ``student``: takes its steps elsewhere, by an optimiser of the owner; ``gamma``: γ, the weight
+    of the student's distillation, with which the adversarial term is weighed too; ``size``: images
+    in a batch; ``draw``: where z comes from, on the networks' device; ``protect``: the student's
     BatchNorm layers keep their running statistics for real images.
     """
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 
 from common import models
 from common.config import Config
+from common.records import StateDict
 from common.split import common_shapes
 from common.submodel import check_nested
 
@@ -32,9 +35,12 @@ def _check_sharing(config: Config, shape: tuple[int, int, int], classes: int) ->
     if getattr(config.method, "needs_split", False):
         common_shapes(config.fleet, shape, classes, stem=stem)
     if getattr(config.method, "across", "none") == "layerwise":
-        with torch.device("meta"):
-            states = {
-                spec: models.build(spec, shape, classes, seed=0, stem=stem).state_dict()
-                for spec in config.fleet
-            }
+        states = {spec: _layers(spec, shape, classes, stem) for spec in config.fleet}
         check_nested(states, f"{method}.across")
+
+
+@lru_cache(maxsize=64)
+def _layers(spec: str, shape: tuple[int, int, int], classes: int, stem: str) -> StateDict:
+    """Names and shapes of an architecture's state dict; there are no values."""
+    with torch.device("meta"):
+        return dict(models.build(spec, shape, classes, seed=0, stem=stem).state_dict())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ class Shapes(NamedTuple):
     s_out: tuple[int, ...]
 
 
+@lru_cache(maxsize=64)
 def shapes(spec: str, shape: tuple[int, int, int], classes: int, *, stem: str = "auto") -> Shapes:
     """What an architecture's extractor and intermediate layers put out; nothing is computed.
 

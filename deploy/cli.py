@@ -198,6 +198,29 @@ def samples(
 
 
 @app.command()
+def analyse(
+    folders: Annotated[list[Path], typer.Argument(help="Folders of finished runs.")],
+    to: Annotated[
+        Path | None, typer.Option("--out", help="Folder; default: analysis in the first run's.")
+    ] = None,
+    clients: Annotated[int, typer.Option(help="The first so many clients.")] = 10,
+    images: Annotated[int, typer.Option(help="The first so many test images.")] = 500,
+    label: Annotated[int, typer.Option("--class", help="The class of the t-SNE.")] = 0,
+    workers: Annotated[int | None, typer.Option(help="Processes that serve clients.")] = None,
+) -> None:
+    """Compare how clients' networks see: CKA by stage, t-SNE of one class, overheads."""
+    from deploy import launch
+    from deploy.analysis.run import Options, analyse as run_analysis
+
+    served = launch.default_workers() if workers is None else workers
+    place = to or folders[0] / "analysis"
+    written, numbers = run_analysis(folders, place, Options(clients, images, label, served))
+    out.print(numbers)
+    for path in written:
+        out.print(str(path), soft_wrap=True)
+
+
+@app.command()
 def doctor() -> None:
     """Say what is installed, what data is found and which runtimes work."""
     from deploy.doctor import examine

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import threading
 import time
@@ -145,6 +146,7 @@ def _loopback(flat: Mapping[str, Value], config: Config, workers: int) -> None:
     from server_app.app import app
 
     workers = min(workers, config.run.per_round or config.run.clients)
+    logging.getLogger("flwr").setLevel(logging.ERROR)  # the progress display says it better
     with Loopback(config.run.clients, flat, workers=workers) as grid:
         app(grid, Context(RUN_ID, 0, {}, RecordDict(), dict(flat)))
 

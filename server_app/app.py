@@ -8,7 +8,7 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-log = logging.getLogger("fedmosaic.server")
+log = logging.getLogger("flwr.fedmosaic")
 
 app = ServerApp()
 

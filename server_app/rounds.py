@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import time
 from collections.abc import Iterator
@@ -27,6 +28,8 @@ from server_app.journal import Entry, Journal
 from server_app.method import Method
 from server_app.stopped import Stopped
 
+log = logging.getLogger("flwr.fedmosaic")
+
 
 def run(method: Method[Any], grid: Grid) -> dict[str, Any]:
     """Run ``method`` over ``grid`` as configured and return the summary, which is also on disk.
@@ -44,6 +47,7 @@ def run(method: Method[Any], grid: Grid) -> dict[str, Any]:
             with _clock(entry["seconds"], "checkpoint"):
                 checkpoint.write(folder, entry, method.experiment, config, method.state())
             journal.append(entry)
+            _tell(entry, config.run.rounds)
     except (Stopped, ValueError, FloatingPointError) as error:
         line = str(error).partition("\n")[0]
         if checkpoint.path_in(folder).exists():
@@ -51,6 +55,15 @@ def run(method: Method[Any], grid: Grid) -> dict[str, Any]:
         summary.write(folder, config, journal.entries(), None, error=line)
         raise Stopped(line) from error
     return summary.write(folder, config, journal.entries(), method.ask())
+
+
+def _tell(entry: Entry, rounds: int) -> None:
+    """A line of Flower's log, for those who follow with ``flwr run --stream``."""
+    accuracy, lost = entry.get("accuracy"), len(entry["failures"])
+    told = "not scored" if accuracy is None else f"accuracy {accuracy:.4f}"
+    log.info(
+        "round %d/%d: %s%s", entry["round"], rounds, told, f", {lost} failures" if lost else ""
+    )
 
 
 def play_round(method: Method[Any], grid: Grid, t: int) -> Entry:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from common.cka import linear_cka, pairwise
+from common.cka import centred_gram, linear_cka, pairwise
 from common.seeds import stream
 
 
@@ -49,8 +49,10 @@ def test_another_linear_map_does_change_it() -> None:
 
 def test_pairs_are_symmetric_with_ones_on_the_diagonal() -> None:
     maps = features("m", 10, 12).view(10, 3, 2, 2)
-    found = pairwise([maps, features("x", 10), features("y", 10)])
-    assert torch.allclose(found, found.T) and torch.allclose(found.diagonal(), torch.ones(3).double())
+    found = pairwise([centred_gram(x) for x in (maps, features("x", 10), features("y", 10))])
+    assert torch.allclose(found, found.T) and torch.allclose(
+        found.diagonal(), torch.ones(3).double()
+    )
     assert found[0, 1] == pytest.approx(linear_cka(maps, features("x", 10)))
 
 

@@ -51,7 +51,7 @@ def test_a_run_leaves_everything_it_should(toy: Path, tmp_path: Path) -> None:
     summary = json.loads((out / "summary.json").read_text())
     assert summary["seed"] == 5 and summary["dataset"] == "toy" and summary["runtime"] == "loopback"
     assert summary["accuracy"].keys() == {"final", "best", "last10"}
-    assert summary["clients"][0].keys() == {"k", "model", "n", "accuracy", "accuracy_global"}
+    assert summary["clients"][0].keys() >= {"k", "model", "n", "accuracy", "accuracy_global"}
     assert summary["bytes"]["up"] > 0 and summary["failures"] == []
     assert len(summary["weights_sha256"]) == 64
     again = fedmosaic("run", str(toy), "--out", str(out))

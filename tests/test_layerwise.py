@@ -36,7 +36,10 @@ def test_each_layer_is_the_mean_over_its_owners_by_hand() -> None:
 
 
 def test_without_bn_buffers_only_parameters_are_averaged() -> None:
-    sent, before = {"w": torch.ones(1), "m": torch.ones(1)}, {"w": torch.zeros(1), "m": torch.zeros(1)}
+    sent, before = (
+        {"w": torch.ones(1), "m": torch.ones(1)},
+        {"w": torch.zeros(1), "m": torch.zeros(1)},
+    )
     result = aggregate([sent], [1], before, options(bn_buffers=False), frozenset("w"))
     assert result["w"].item() == 1 and result["m"].item() == 0
 
@@ -66,7 +69,11 @@ def test_every_resnet_of_the_family_is_a_sub_model_of_the_deepest() -> None:
 def test_the_first_block_is_everybodys_and_the_third_the_deepest_ones() -> None:
     owners = {
         name: [spec for spec in RESNETS if name in state(spec)]
-        for name in ("layer4.0.downsample.0.weight", "layer4.1.conv1.weight", "layer1.2.conv1.weight")
+        for name in (
+            "layer4.0.downsample.0.weight",
+            "layer4.1.conv1.weight",
+            "layer1.2.conv1.weight",
+        )
     }
     assert [len(specs) for specs in owners.values()] == [5, 4, 1]
 

@@ -38,10 +38,10 @@ def experiment(folder: Path, **changes: object) -> Path:
     return path
 
 
-def launch(folder: Path, runtime: str) -> TinyRun:
-    out = folder / runtime
+def launch(folder: Path, runtime: str, **changes: object) -> TinyRun:
+    out, file = folder / runtime, str(experiment(folder, **changes))
     done = subprocess.run(
-        command_line("run", str(experiment(folder)), "--runtime", runtime, "--out", str(out)),
+        command_line("run", file, "--runtime", runtime, "--out", str(out)),
         capture_output=True,
         text=True,
         timeout=400,
@@ -52,8 +52,16 @@ def launch(folder: Path, runtime: str) -> TinyRun:
 
 
 @pytest.mark.slow
-def test_loopback_ray_and_grpc_give_the_same_bits(tmp_path: Path) -> None:
-    loopback, ray, grpc = (launch(tmp_path, name) for name in ("loopback", "ray", "grpc"))
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"method": "fedin", "fleet": "cnn2@0.5,cnn3@0.5,cnn4@0.5"}],
+    ids=["fedorion", "fedin"],
+)
+def test_loopback_ray_and_grpc_give_the_same_bits(
+    changes: dict[str, object], tmp_path: Path
+) -> None:
+    names = ("loopback", "ray", "grpc")
+    loopback, ray, grpc = (launch(tmp_path, name, **changes) for name in names)
     assert loopback.summary["runtime"] == "loopback" and grpc.summary["runtime"] == "grpc"
     assert loopback.timeless == ray.timeless == grpc.timeless
     assert loopback.weights == ray.weights == grpc.weights

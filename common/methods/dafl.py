@@ -3,7 +3,8 @@
 Chen et al., "Data-Free Learning of Student Networks", 2019, with the losses of FedKF (eq. 2-6).
 
 The clients train the teacher w as in FedAvg (one client that owns everything: centralised, as in
-the table). The server has no data. After round t it distils w into a student v by a generator g(θ; ·):
+the table). The server has no data. After round t it distils w into a student v by a generator
+g(θ; ·):
 
     for each of n steps, z ~ N(0, I), x̂ = g(θ; z):
         v ← v − η_v ∇ KL(h(w; x̂) ‖ h(v; x̂))

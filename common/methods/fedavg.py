@@ -9,9 +9,9 @@ own n_k samples and returns w_k; the server sets
     w ← Σ_{k∈S_t} p_k w_k,    p_k = n_k / Σ n  (``weights = "samples"``)  or  1/|S_t| (``"uniform"``).
 
 With ``inactive = true`` the server keeps every client's latest w_k and also takes the same mean
-over all of them: the OCA model ŵ (overall clients aggregated; FedKF, section IV-A, technique T1), beside
-the ACA model w (active clients aggregated), which is still the one that is sent. ŵ is then the
-run's model; both are scored.
+over all of them: the OCA model ŵ (overall clients aggregated; FedKF, section IV-A, technique T1),
+beside the ACA model w (active clients aggregated), which is still the one that is sent. ŵ is then
+the run's model; both are scored.
 
 Every client trains the global architecture, whatever its entry in the fleet; it keeps nothing.
 With ``across`` it trains its own: ``layerwise`` averages each layer over all clients that have it

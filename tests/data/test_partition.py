@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from common.data.dataset import class_counts
 from common.data.dirichlet import fedkf_dirichlet, label_dirichlet, quantity_dirichlet
-from common.data.niid import niid1, niid2, niid3
+from common.data.niid import iid_draw, niid1, niid2, niid3
 from common.data.partition import PARTITIONS, iid, local_split, split
 from common.seeds import rng
 
@@ -252,3 +252,8 @@ def test_local_split_keeps_copies_of_a_sample_on_one_side():
 def test_local_split_refuses_a_fraction_of_one():
     with pytest.raises(ValueError, match="test-fraction = 1"):
         local_split(np.arange(5), 1.0, rng(1, "t"))
+
+
+def test_iid_draw_gives_every_device_all_classes_in_equal_parts():
+    shares = iid_draw(LABELS, 3, rng(0, "t"), num_classes=10, per_client=200)
+    assert [np.bincount(LABELS[share]).tolist() for share in shares] == [[20] * 10] * 3

@@ -91,8 +91,8 @@ def test_across_same_keeps_a_model_for_each_architecture(run: Run) -> None:
     assert {name.partition("/")[0] for name in held} == {"cnn2@0.5", "cnn3@0.5"}
 
 
-def test_a_fleet_of_two_families_can_share_features_but_no_layers(run: Run) -> None:
-    # cnn2 at width 2 and a ResNet: no common split; refused before anything starts
+def test_two_widths_have_no_common_split(run: Run) -> None:
+    # half the width is another family: s_in has 16 channels in one, 32 in the other
     with pytest.raises(ValueError, match="no common split: s_in and s_out are 16×4×4"):
         run(method="fedin", fleet="cnn2@0.5,cnn3")
 
@@ -128,7 +128,6 @@ def test_a_node_that_brings_another_family_is_refused_by_the_server(tmp_path: An
 
 @pytest.mark.parametrize("mode", ["eq14", "eq13", "sequential"])
 def test_every_way_to_combine_gradients_learns_its_own_thing(run: Run, mode: str) -> None:
-    # At width 0 of training the three differ from one another and from plain local training.
     others = {"eq14", "eq13", "sequential"} - {mode}
     this = run(method="fedin", fedin__grad_mode=mode, **FLEET)
     assert this.journal[-1]["metrics"]["client_in_loss"] > 0

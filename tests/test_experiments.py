@@ -1,0 +1,43 @@
+"""Every experiment file and every cell of every table: settings that parse, networks that fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from common.config import Value, parse
+from common.data import DATASETS
+from common.data.partition import PARTITIONS
+from common.fleet import check_fleet
+from deploy import table
+from deploy.settings import EXPERIMENTS, resolve
+
+FILES = sorted(EXPERIMENTS.glob("*.toml"))
+
+
+def check(flat: dict[str, Value]) -> None:
+    """As a run's preflight, but without the data, which need not be on this machine."""
+    config = parse(flat)
+    source = DATASETS[config.data.name]
+    assert config.data.partition in PARTITIONS
+    if source.shape is None or source.classes is None:
+        return
+    shape, side = source.shape, config.data.image_size
+    if side:
+        shape = (shape[0], side, side)
+    check_fleet(config, shape, source.classes)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_an_experiment_could_run(path: Path) -> None:
+    if not table.is_table(path):
+        flat = resolve(path)
+        check(flat | {"clients": flat["clients"] or len(str(flat["fleet"]).split(","))})
+        return
+    seen = set()
+    for cell in table.cells(table.read(path)):
+        if cell.fingerprint not in seen:
+            check(cell.flat)
+        seen.add(cell.fingerprint)
+    assert seen
