@@ -52,7 +52,7 @@ def second(message: Message, context: Context) -> Message:
     def work(participant: Participant, down: Any) -> Records:
         return HANDLERS[participant.config.run.method](participant).second(down)
 
-    return _answer(message, context, None, work, of_method="Second")
+    return _answer(message, context, None, work, of_method="receives_second")
 
 
 @app.evaluate()
@@ -72,7 +72,7 @@ def _answer(
     context: Context,
     kind: type[Records] | None,
     work: Callable[[Participant, Any], Records],
-    of_method: str = "Down",
+    of_method: str = "receives",
 ) -> Message:
     """Unpack, work, pack. An exception becomes an error reply of one line, the same everywhere.
 

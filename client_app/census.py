@@ -30,4 +30,3 @@ def peer(participant: Participant, hello: Hello) -> Peer:
         public=handler.public(),
         version=code_version(),
     )
-

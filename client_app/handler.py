@@ -15,8 +15,9 @@ D = TypeVar("D", bound=Down)
 class Handler(ABC, Generic[D]):
     """One per message; what must outlive it goes through ``participant.remember``."""
 
-    Down: ClassVar[type[Down]]
-    Second: ClassVar[type[Down]]
+    receives: ClassVar[type[Down]]
+    """What a round begins with."""
+    receives_second: ClassVar[type[Down]]
     """The message of a second exchange in a round, where the method has one."""
 
     def __init__(self, participant: Participant) -> None:

@@ -22,7 +22,7 @@ from common.data.dataset import Dataset
 from common.data.partition import local_split, split
 from common.data.public import divide
 from common.fit import Loss, fit
-from common.layout import arrange
+from common.layout import Net, arrange
 from common.models.classifier import Classifier
 from common.records import Records, StateDict
 
@@ -145,7 +145,7 @@ class Participant:
         run = self.config.run
         return run.pretrained and models.published(spec, stem=run.stem)
 
-    def place(self, net: Any) -> Any:
+    def place(self, net: Net) -> Net:
         """Move a network to the client's device, in the configured memory format."""
         return arrange(net, self.config.train.memory_format).to(self.device)
 

@@ -42,7 +42,7 @@ def fit(
                 value = loss(*batch)
         else:
             value = loss(*batch)
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         if clip:
             nn.utils.clip_grad_norm_(parameters, clip)
         optimizer.step()

@@ -38,8 +38,11 @@ T = TypeVar("T", bound="Records")
 _TENSOR, _INT_KEYS, _FLOAT = "~tensor", "~int", "~float"
 _DTYPES = {
     str(d).removeprefix("torch."): d
-    for d in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64)
-    + (torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.bool)
+    for d in (
+        *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16),
+        torch.bool,
+    )
 }
 
 
@@ -61,7 +64,7 @@ class Records(BaseModel):
         cls.kind = f"{cls.__module__.rpartition('.')[2]}.{cls.__name__}"
 
     def __init__(self, **fields: Any) -> None:
-        with jaxtyped("context"):  # type: ignore[no-untyped-call]
+        with jaxtyped("context"):
             super().__init__(**fields)
 
     def pack(self) -> RecordDict:
@@ -106,7 +109,7 @@ class Records(BaseModel):
     def load(cls, path: Path) -> Self:
         """Read what ``to_bytes`` wrote; ``ValueError`` naming the file if it is damaged."""
         try:
-            with safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
+            with safe_open(path, framework="pt") as file:
                 meta = file.metadata() or {}
                 if meta.get("kind") != cls.kind:
                     raise ValueError(f"is a {meta.get('kind')!r}, expected a {cls.kind!r}")

@@ -34,18 +34,18 @@ def run(
     settings: Settings = None,
     runtime: Annotated[str, typer.Option(help="loopback, ray or grpc: where clients run.")] = "",
     workers: Annotated[
-        int | None, typer.Option(help="loopback: processes that serve clients; 0: none of their own.")
+        int | None,
+        typer.Option(help="loopback: processes that serve clients; 0: none of their own."),
     ] = None,
     warm: Annotated[
         bool, typer.Option("--warm-start", help="grpc: client processes fork from a warm one.")
     ] = False,
     to: Annotated[Path | None, typer.Option("--out", help="Folder of the results.")] = None,
-    resume: Annotated[
-        Path | None, typer.Option(help="Go on with the run in this folder.")
-    ] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
 ) -> None:
     """Run an experiment; without one, the default: FedORION on digits, six clients."""
-    from deploy import launch, settings as given
+    from deploy import launch
+    from deploy import settings as given
     from deploy.progress import show_summary
     from deploy.report.html import write_report
 
@@ -85,7 +85,8 @@ def table(
     show: Annotated[bool, typer.Option("--show", help="Only show what is recorded.")] = False,
 ) -> None:
     """Run a paper's table cell by cell and show ours beside the paper's numbers."""
-    from deploy import launch, table as tables
+    from deploy import launch
+    from deploy import table as tables
     from deploy.report.table import render
     from deploy.settings import find
 
@@ -143,7 +144,8 @@ def noise(
     to: Annotated[Path, typer.Option("--out", help="The picture.")] = Path("noise.png"),
 ) -> None:
     """Draw eight samples of each kind of noise, and time each in a step of distillation."""
-    from deploy import noise as noises, settings as given
+    from deploy import noise as noises
+    from deploy import settings as given
 
     times = noises.times(given.resolve(experiment or given.DEFAULT, settings or []))
     noises.picture().savefig(to, dpi=150)
@@ -210,7 +212,8 @@ def analyse(
 ) -> None:
     """Compare how clients' networks see: CKA by stage, t-SNE of one class, overheads."""
     from deploy import launch
-    from deploy.analysis.run import Options, analyse as run_analysis
+    from deploy.analysis.run import Options
+    from deploy.analysis.run import analyse as run_analysis
 
     served = launch.default_workers() if workers is None else workers
     place = to or folders[0] / "analysis"

@@ -30,14 +30,18 @@ def examine(console: Console) -> bool:
     console.print(f"torch {torch.__version__}, devices: {', '.join(_devices())}")
     console.print(_table("data set", [_data_set(name) for name in DATASETS]))
     found = checks()
-    console.print(_table("runtime", [Check("loopback", True, "works"), *map(_runtime, found.items())]))
+    console.print(
+        _table("runtime", [Check("loopback", True, "works"), *map(_runtime, found.items())])
+    )
     return not any(all(check.good for check in group) for group in found.values())
 
 
 def _devices() -> list[str]:
     names = ["cpu"]
     if torch.cuda.is_available():
-        names += [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
+        names += [
+            f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())
+        ]
     return names
 
 
@@ -51,7 +55,7 @@ def _data_set(name: str) -> Check:
     """Load it from the default places; what a loader says is the finding."""
     options = SimpleNamespace(name=name, **NO_OPTIONS)
     try:
-        data = DATASETS[name].load(options)  # type: ignore[arg-type]
+        data = DATASETS[name].load(options)
     except ValueError as error:
         return Check(name, False, str(error).partition("\n")[0])
     shape = "×".join(map(str, data.shape))

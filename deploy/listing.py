@@ -46,7 +46,9 @@ def partitions() -> Table:
     table = _table("partition", "what it does", "source", "keys")
     for name, row in PARTITIONS.items():
         keys = ", ".join(f"data.{option.replace('_', '-')}" for option in row.options)
-        table.add_row(name, row.description, row.source, keys.replace("data.num-classes", "").strip(", "))
+        table.add_row(
+            name, row.description, row.source, keys.replace("data.num-classes", "").strip(", ")
+        )
     return table
 
 

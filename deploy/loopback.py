@@ -185,4 +185,5 @@ def _serve(data: bytes, node: int, config: Node, run_config: dict[str, Value]) -
         state=RecordDict(),
         run_config=run_config,
     )
-    return message_to_proto(app(message, context)).SerializeToString()
+    reply: bytes = message_to_proto(app(message, context)).SerializeToString()
+    return reply

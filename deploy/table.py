@@ -129,9 +129,7 @@ def cells(file: File) -> Iterator[Cell]:
                 raise ValueError(f"column {column.name!r}: reach = {column.reach!r} is no row")
             for seed in row.seeds or file.seeds:
                 whole = {**flat, "seed": seed}
-                yield Cell(
-                    row.name, column.name, seed, measure, whole, column.scale, column.reach
-                )
+                yield Cell(row.name, column.name, seed, measure, whole, column.scale, column.reach)
 
 
 def run(

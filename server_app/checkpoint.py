@@ -75,7 +75,5 @@ def _identity(config: Config) -> str:
         "wire": config.wire,
         config.run.method: config.method,
     }
-    dumped = {
-        name: section.model_dump(exclude=FREE.get(name)) for name, section in tables.items()
-    }
+    dumped = {name: section.model_dump(exclude=FREE.get(name)) for name, section in tables.items()}
     return json.dumps(dumped, sort_keys=True)

@@ -33,7 +33,7 @@ class State(Records):
 class Distillation(Method[U], ABC):
     """M_tgt, trained on X_dist with targets that the clients' predictions make up."""
 
-    State = State
+    keeps = State
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]

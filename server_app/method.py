@@ -37,8 +37,10 @@ class Method(Strategy, ABC, Generic[U]):
     ``device``: where it aggregates, distils and scores; ``global_spec``: its own architecture.
     """
 
-    Up: ClassVar[type[protocol.Up]]
-    State: ClassVar[type[Records]]
+    answers: ClassVar[type[protocol.Up]]
+    """What clients answer a round with."""
+    keeps: ClassVar[type[Records]]
+    """What ``state`` returns."""
 
     def __init__(
         self,
@@ -177,10 +179,10 @@ class Method(Strategy, ABC, Generic[U]):
     def messages(self, t: int, selected: Sequence[Client]) -> dict[int, Message]:
         """Round t's training messages by client. A payload for everybody is packed once."""
         down = self.down(t)
-        shared = None if callable(down) else down.pack()
-        packed = {
-            client.k: down(client).pack() if callable(down) else shared for client in selected
-        }
+        if callable(down):
+            packed = {client.k: down(client).pack() for client in selected}
+        else:
+            packed = dict.fromkeys([client.k for client in selected], down.pack())
         self._count("down", packed.values())
         return {
             client.k: Message(
@@ -202,7 +204,7 @@ class Method(Strategy, ABC, Generic[U]):
         failures: list[Failure] = []
         for k in sorted(replies):
             try:
-                up: Any = self.Up.unpack(replies[k].content)
+                up: Any = self.answers.unpack(replies[k].content)
                 self._check_identity(up, k, t)
                 _check_finite(up)
                 self.check(self.clients[k], up)
@@ -217,7 +219,7 @@ class Method(Strategy, ABC, Generic[U]):
         by_client = {}
         for reply in replies:
             if reply.has_content():
-                by_client[self.Up.unpack(reply.content).k] = reply
+                by_client[self.answers.unpack(reply.content).k] = reply
         good, _ = self.receive(server_round, by_client)
         if not good:
             return None, None
@@ -237,7 +239,8 @@ class Method(Strategy, ABC, Generic[U]):
     def questions(self, t: int) -> dict[int, Message]:
         """Messages that ask every client to score models, by client."""
         nets = self.networks()
-        weights = {spec: tree.snapshot(net) for spec, net in nets.items()} or {"": self.ask()}
+        weights: dict[str, StateDict | None] = {k: tree.snapshot(net) for k, net in nets.items()}
+        weights = weights or {"": self.ask()}
         further = self.further_models()
         asks = {
             spec: protocol.Ask(experiment=self.experiment, t=t, w=w, models=further).pack()

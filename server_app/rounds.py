@@ -182,7 +182,7 @@ def _resume(method: Method[Any], journal: Journal) -> int:
     config = method.config
     saved = checkpoint.read(Path(config.run.out), config)
     try:
-        state = method.State(**saved.state)
+        state = method.keeps(**saved.state)
     except ValueError as error:
         raise ValueError(f"the checkpoint's state is not that of {config.run.method}") from error
     method.restore(state)

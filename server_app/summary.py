@@ -81,7 +81,8 @@ def _clients(entries: list[Entry]) -> list[dict[str, Any]]:
     """k, model, n of every client, with its last scores."""
     if not entries:
         return []
-    scored = next((entry["scores"] for entry in reversed(entries) if entry.get("scores")), [])
+    every = [entry["scores"] for entry in entries if entry.get("scores")]
+    scored: list[dict[str, Any]] = every[-1] if every else []
     by_k = {score["k"]: score for score in scored}
     return [
         {

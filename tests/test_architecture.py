@@ -37,9 +37,7 @@ def test_a_package_imports_only_what_it_may(package: str) -> None:
 @pytest.mark.parametrize("half", ["server_app", "client_app"])
 def test_a_half_of_a_method_imports_no_half_of_another(half: str) -> None:
     for path in (ROOT / half / "methods").glob("[!_]*.py"):
-        others = {
-            name for name in imports(path) if name.startswith((f"{half}.methods.",))
-        }
+        others = {name for name in imports(path) if name.startswith((f"{half}.methods.",))}
         assert not others, f"{path} imports {others}"
 
 
@@ -61,6 +59,10 @@ def test_the_client_app_imports_nothing_heavy_before_a_message_comes() -> None:
         name.split(".")[0]
         for node in ast.parse((ROOT / "client_app/app.py").read_text()).body
         if isinstance(node, ast.Import | ast.ImportFrom)
-        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names])
+        for name in (
+            [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else [a.name for a in node.names]
+        )
     }
     assert top <= {"__future__", "logging", "collections", "typing", "flwr"}

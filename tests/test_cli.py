@@ -18,14 +18,17 @@ from common.data.partition import PARTITIONS
 from common.models import MODELS
 from deploy import cli
 from deploy.listing import LISTINGS
-from server_app.methods import METHODS
 from deploy.settings import to_toml
+from server_app.methods import METHODS
 from tests.conftest import flat
 
 
 def fedmosaic(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "deploy.cli", *arguments], capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "deploy.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
 
 
@@ -47,7 +50,13 @@ def test_a_run_leaves_everything_it_should(toy: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "round 2/2" in done.stdout and "cnn2@0.5" in done.stdout
     names = {path.name for path in out.iterdir()}
-    assert names >= {"config.toml", "journal.jsonl", "summary.json", "model.safetensors", "report.html"}
+    assert names >= {
+        "config.toml",
+        "journal.jsonl",
+        "summary.json",
+        "model.safetensors",
+        "report.html",
+    }
     summary = json.loads((out / "summary.json").read_text())
     assert summary["seed"] == 5 and summary["dataset"] == "toy" and summary["runtime"] == "loopback"
     assert summary["accuracy"].keys() == {"final", "best", "last10"}
@@ -65,7 +74,10 @@ def test_a_run_leaves_everything_it_should(toy: Path, tmp_path: Path) -> None:
     [
         (["run", "nosuchfile"], "experiment file nosuchfile does not exist"),
         (["run", "-s", "epochs=3"], "key 'epochs' is unknown"),
-        (["run", "-s", "data.name=cifar10", "-s", "data.dir=/nonexistent"], "not found in /nonexistent"),
+        (
+            ["run", "-s", "data.name=cifar10", "-s", "data.dir=/nonexistent"],
+            "not found in /nonexistent",
+        ),
         (["run", "--runtime", "mpi"], "--runtime mpi is unknown; allowed: loopback, ray, grpc"),
         (["run", "--workers", "-2"], "--workers -2 is not allowed"),
         (["run", "--resume", "/nonexistent"], "--resume /nonexistent: no config.toml there"),

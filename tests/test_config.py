@@ -12,7 +12,9 @@ from deploy import settings
 
 
 def values(**changes: Value) -> dict[str, Value]:
-    return settings.defaults() | {k.replace("__", ".").replace("_", "-"): v for k, v in changes.items()}
+    return settings.defaults() | {
+        k.replace("__", ".").replace("_", "-"): v for k, v in changes.items()
+    }
 
 
 def test_every_knob_has_its_value_in_pyproject_and_no_other_is_there() -> None:
@@ -27,12 +29,18 @@ def test_the_defaults_parse() -> None:
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"train__epochs": -1}, "train.epochs = -1 is not allowed; it should be greater than or equal to 1"),
+        (
+            {"train__epochs": -1},
+            "train.epochs = -1 is not allowed; it should be greater than or equal to 1",
+        ),
         ({"data__alpha": 0.0}, "data.alpha = 0.0 is not allowed; it should be greater than 0"),
         ({"seed": True}, "seed = true is not allowed; it should be integer"),
         ({"train__lr": "fast"}, 'train.lr = "fast" is not allowed; it should be number'),
         ({"precision": "fp8"}, "precision = \"fp8\" is not allowed; it should be 'fp32' or 'bf16'"),
-        ({"device": "gpu"}, 'device = "gpu" is not allowed; it should be auto, cpu, cuda or cuda:N'),
+        (
+            {"device": "gpu"},
+            'device = "gpu" is not allowed; it should be auto, cpu, cuda or cuda:N',
+        ),
         ({"method": "fedavgg"}, 'method = "fedavgg" is unknown; allowed: '),
         ({"clients": 5, "per_round": 6}, "per-round = 6 is more than clients = 5"),
         ({"roundz": 3}, "key 'roundz' is unknown; did you mean 'rounds'?"),
@@ -72,10 +80,12 @@ def test_a_resolved_config_survives_its_file(tmp_path: Path) -> None:
     assert settings.load(path) == flat
 
 
-@pytest.mark.parametrize("path", sorted(settings.EXPERIMENTS.glob("**/*.toml")), ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path", sorted(settings.EXPERIMENTS.glob("**/*.toml")), ids=lambda p: p.stem
+)
 def test_every_cell_of_every_experiment_file_validates_without_training(path: Path) -> None:
-    from common.fleet import check_fleet
     from common.data import DATASETS
+    from common.fleet import check_fleet
     from deploy import table
 
     if "row" in tomllib.loads(path.read_text()):

@@ -24,7 +24,7 @@ class Parcel(Records):
     w: StateDict
     slots: dict[int, StateDict] = {}
     x: Float[Tensor, "n d"] | None = None
-    y: Float[Tensor, "n"] | None = None
+    y: Float[Tensor, " n"] | None = None
     note: float = 0.0
 
 
@@ -110,10 +110,16 @@ LYING = Array("float32", (4,), "numpy.ndarray", Array(np.zeros(4, np.float64)).d
         (forged({"n": 1, "w": {"a": {"~tensor": ["float32", -1]}}}), "claims dtype"),
         (forged({"n": 1, "w": {"a": {"~tensor": ["object", 1]}}}), "claims dtype 'object'"),
         (
-            forged({"n": 1, "w": {"a": {"~tensor": ["float32", 9]}}}, {"float32": Array(np.zeros(4, np.float32))}),
+            forged(
+                {"n": 1, "w": {"a": {"~tensor": ["float32", 9]}}},
+                {"float32": Array(np.zeros(4, np.float32))},
+            ),
             "only 4 numbers are left",
         ),
-        (forged({"n": 1, "w": {}}, {"float32": Array(np.zeros(4, np.float32))}), "no field asks for"),
+        (
+            forged({"n": 1, "w": {}}, {"float32": Array(np.zeros(4, np.float32))}),
+            "no field asks for",
+        ),
         (forged({"n": 1, "w": {}}, {"float32": LYING}), "claims float64"),
         (forged({"n": 1, "w": {}}, {"weird": Array(np.zeros(4, np.float32))}), "no known dtype"),
         (forged(b"\xff"), "not JSON"),

@@ -70,9 +70,7 @@ def test_a_torn_last_line_of_the_journal_is_mended(tmp_path: Path) -> None:
     assert [entry["round"] for entry in longer.journal] == [0, 1, 2, 3]
 
 
-def test_a_stopped_run_says_how_to_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_run_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.test_every_method import fail_client
 
     with monkeypatch.context() as patch:

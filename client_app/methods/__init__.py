@@ -13,8 +13,8 @@ from client_app.methods.dl_sh import DLSH
 from client_app.methods.fedavg import FedAvg
 from client_app.methods.fedgen import FedGen
 from client_app.methods.fedgkd import FedGKD
-from client_app.methods.fedin import FedIN
 from client_app.methods.fedgkt import FedGKT
+from client_app.methods.fedin import FedIN
 from client_app.methods.fedkf import FedKF
 from client_app.methods.fedorion import FedORION
 from client_app.methods.fedprox import FedProx

@@ -13,7 +13,7 @@ from common.methods.dl_mh import Down, Up
 
 @final
 class DLMH(Teacher[Down]):
-    Down = Down
+    receives = Down
 
     @property
     def d(self) -> list[int]:

@@ -14,7 +14,7 @@ from common.methods.dl_sh import Config, Down, Up
 
 @final
 class DLSH(Teacher[Down]):
-    Down = Down
+    receives = Down
 
     @property
     def d(self) -> list[int]:

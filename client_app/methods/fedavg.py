@@ -14,7 +14,7 @@ from common.methods.fedavg import Down, Up
 
 @final
 class FedAvg(Handler[Down]):
-    Down = Down
+    receives = Down
 
     @property
     def spec(self) -> str:

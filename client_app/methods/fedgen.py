@@ -19,7 +19,7 @@ from common.models.feature_generator import FeatureGenerator
 
 @final
 class FedGen(Handler[Down]):
-    Down = Down
+    receives = Down
 
     @property
     def spec(self) -> str:

@@ -19,7 +19,7 @@ from common.methods.fedgkd import Config, Down, Up
 
 @final
 class FedGKD(Handler[Down]):
-    Down = Down
+    receives = Down
 
     @property
     def spec(self) -> str:

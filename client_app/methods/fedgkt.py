@@ -47,7 +47,7 @@ class Whole(Classifier):
 
 @final
 class FedGKT(Handler[Down]):
-    Down = Down
+    receives = Down
 
     def admit(self) -> None:
         self._edge(0)

@@ -24,7 +24,7 @@ from common.models.classifier import Split
 
 @final
 class FedIN(Handler[contract.Down]):
-    Down = contract.Down
+    receives = contract.Down
 
     @property
     def spec(self) -> str:

@@ -29,7 +29,7 @@ class Memory(Records):
 
 @final
 class FedORION(Handler[Down]):
-    Down = Down
+    receives = Down
 
     @property
     def spec(self) -> str:

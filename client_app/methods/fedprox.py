@@ -16,7 +16,7 @@ from common.methods.fedprox import Down, Up
 
 @final
 class FedProx(Handler[Down]):
-    Down = Down
+    receives = Down
 
     @property
     def spec(self) -> str:
@@ -27,7 +27,8 @@ class FedProx(Handler[Down]):
         return self.spec
 
     def train(self, down: Down) -> Up:
-        p, mu = self.participant, self.participant.config.method.mu
+        p = self.participant
+        mu: float = p.config.method.mu
         net = p.model(self.spec, down.w).train()
         named = list(net.named_parameters())
         reference = {name: value.detach().clone() for name, value in named}

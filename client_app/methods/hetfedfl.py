@@ -30,7 +30,7 @@ class Memory(Records):
 
 @final
 class HetFedFL(Handler[contract.Down]):
-    Down = contract.Down
+    receives = contract.Down
 
     def train(self, down: contract.Down) -> contract.Up:
         p = self.participant

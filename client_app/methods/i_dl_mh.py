@@ -31,7 +31,7 @@ class Rewarded(Records):
 
 @final
 class IDLMH(Teacher[Down]):
-    Down, Second = Down, Reward
+    receives, receives_second = Down, Reward
 
     @property
     def d(self) -> list[int]:

@@ -27,7 +27,7 @@ class Memory(Records):
 
 @final
 class LWN(Handler[contract.Down]):
-    Down = contract.Down
+    receives = contract.Down
 
     def train(self, down: contract.Down) -> contract.Up:
         p = self.participant

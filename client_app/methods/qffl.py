@@ -17,7 +17,7 @@ from common.scoring import evaluate
 
 @final
 class QFFL(Handler[Down]):
-    Down = Down
+    receives = Down
 
     @property
     def spec(self) -> str:

@@ -264,7 +264,7 @@ def check(
     ``ValueError`` in one line: an unknown spec or stem, a shape that is not (C, H, W), fewer than 2
     classes, an input smaller than the architecture takes, pretrained weights that do not exist.
     """
-    name, factor = parse(spec)
+    name, _ = parse(spec)
     architecture = MODELS[name]
     if stem not in STEMS:
         raise ValueError(f"stem {stem!r}: must be one of {', '.join(STEMS)}")

@@ -91,7 +91,7 @@ def _play(folder: Path, flat: dict[str, Value], size: int, workers: int) -> Furt
         global_spec(config, dataset.shape, dataset.num_classes),
         saved.experiment,
     )
-    method.restore(method.State(**saved.state))
+    method.restore(method.keeps(**saved.state))
     with Loopback(config.run.clients, flat, workers=workers) as grid:
         agreed = task(dataset.shape, dataset.classes)
         nodes = sorted(grid.get_node_ids())

@@ -67,7 +67,7 @@ def _bare(work: Work, x: torch.Tensor, y: torch.Tensor) -> Callable[[], None]:
         for rows in order.split(work.batch):
             images = (x[rows].float() / 255 - MEAN) / STD
             optimizer.zero_grad()
-            F.cross_entropy(net(images), y[rows]).backward()  # type: ignore[no-untyped-call]
+            F.cross_entropy(net(images), y[rows]).backward()
             optimizer.step()
 
     return epoch

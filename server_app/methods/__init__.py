@@ -16,8 +16,8 @@ from server_app.methods.fedftg import FedFTG
 from server_app.methods.fedftg_noise import FedFTGNoise
 from server_app.methods.fedgen import FedGen
 from server_app.methods.fedgkd import FedGKD
-from server_app.methods.fedin import FedIN
 from server_app.methods.fedgkt import FedGKT
+from server_app.methods.fedin import FedIN
 from server_app.methods.fedkf import FedKF
 from server_app.methods.fedorion import FedORION
 from server_app.methods.hetfedfl import HetFedFL

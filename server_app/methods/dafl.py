@@ -33,7 +33,7 @@ class State(Records):
 class DAFL(Method[Up]):
     """w ← Σ_k p_k w_k;  v learns what w says to g(θ; z)."""
 
-    Up, State = Up, State
+    answers, keeps = Up, State
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from server_app.schemes import check_schemed, targets, upload_numbers
 class DLMH(Distillation[Up]):
     """Y_g = Σ_i W_i M_i', where M_i' is M_i in the places of its classes and 0 elsewhere."""
 
-    Up = Up
+    answers = Up
 
     def down(self, t: int) -> Down:
         return Down(experiment=self.experiment, t=t)

@@ -20,7 +20,7 @@ from server_app.method import Metrics, mean_metrics
 class DLSH(Distillation[Up]):
     """Y_g = Σ_i W_i M_i;  M_tgt ← M_tgt − η ∇ CE(Y_g, M_tgt(X_dist))."""
 
-    Up = Up
+    answers = Up
 
     def down(self, t: int) -> Down:
         return Down(experiment=self.experiment, t=t)

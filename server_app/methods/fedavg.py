@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from common import communication, models, tree
 from common.methods.fedavg import Down, Up
@@ -31,14 +31,14 @@ class State(Records):
 class FedAvg(Method[Up]):
     """w ← Σ_{k∈S_t} p_k w_k, and under ``inactive`` ŵ ← the same over every latest upload."""
 
-    Up, State = Up, State
+    answers, keeps = Up, State
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
         self.net = self.build(self.global_spec)
         self.w = tree.snapshot(self.net)
         self.w_hat = self.w
-        across = getattr(self.config.method, "across", "none")
+        across: Any = getattr(self.config.method, "across", "none")
         self.held = None if across == "none" else Architectures(self, across)
         self.slots: Slots | None = None
         if getattr(self.config.method, "inactive", False):

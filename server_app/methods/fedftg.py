@@ -38,7 +38,7 @@ class Memory(Records):
 class FedFTG(Method[contract.Up]):
     """w ← Σ p_k w_k, then θ learns what w does not know and w learns it from the w_k."""
 
-    Up, State = contract.Up, Memory
+    answers, keeps = contract.Up, Memory
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ class Memory(Records):
 class FedFTGNoise(Method[contract.Up]):
     """w ← w + η Σ (w_i − w), then w ← w − η_s ∇ 1/K Σ_i KL(C(z; w_i) → S(z; w))."""
 
-    Up, State = contract.Up, Memory
+    answers, keeps = contract.Up, Memory
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]

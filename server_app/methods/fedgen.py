@@ -36,7 +36,7 @@ class State(Records):
 class FedGen(Method[Up]):
     """w ← Σ_k p_k w_k;  G learns features that the clients' heads call ŷ."""
 
-    Up, State = Up, State
+    answers, keeps = Up, State
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]

@@ -26,7 +26,7 @@ class State(Records):
 class FedGKD(Method[Up]):
     """w ← Σ_{k∈S_t} p_k w_k;  w̄ ← the mean of the last M of these."""
 
-    Up, State = Up, State
+    answers, keeps = Up, State
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]

@@ -34,7 +34,7 @@ class Memory(Records):
 class FedIN(Method[contract.Up]):
     """w̄ ← layer-wise mean of the w_k;  S ← ``samples`` pairs (s_in, s_out) of the pool."""
 
-    Up, State = contract.Up, Memory
+    answers, keeps = contract.Up, Memory
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]

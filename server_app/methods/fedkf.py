@@ -31,7 +31,7 @@ class State(Records):
 class FedKF(Method[Up]):
     """w ← Σ_{k∈S_t} (n_k/Σn) w_k (ACA);  ŵ ← the same over every client's last upload (OCA)."""
 
-    Up, State = Up, State
+    answers, keeps = Up, State
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]

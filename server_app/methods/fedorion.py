@@ -29,7 +29,7 @@ class State(Records):
 class FedORION(Method[Up]):
     """θ_g ← 1/C Σ θ_gi, then θ_g ← θ_g − η_g ∇ Σ_i n_i/Σn KD(f(z; θ_i) → f(z; θ_g))."""
 
-    Up, State = Up, State
+    answers, keeps = Up, State
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]

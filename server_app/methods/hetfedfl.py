@@ -28,7 +28,7 @@ class Memory(Records):
 class HetFedFL(Method[contract.Up]):
     """w ← w − η_s ∇ 1/K Σ_i KL(C(z; w_i) → S(z; w)), or from the clients' max-ensemble."""
 
-    Up, State = contract.Up, Memory
+    answers, keeps = contract.Up, Memory
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]

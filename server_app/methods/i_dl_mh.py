@@ -29,7 +29,7 @@ SMALL = 256
 class IDLMH(Distillation[Up]):
     """As DL-MH; then y_k = argmax_{j∈d} θ[k][j], or all of θ, to every client that wants it."""
 
-    Up = Up
+    answers = Up
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)

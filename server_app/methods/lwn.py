@@ -28,7 +28,7 @@ class Memory(Records):
 class LWN(Method[contract.Up]):
     """w ← w − η_s ∇ KL(max_i σ(S(z; s_i)) ‖ σ(S(z; w)))."""
 
-    Up, State = contract.Up, Memory
+    answers, keeps = contract.Up, Memory
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]

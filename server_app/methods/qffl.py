@@ -26,7 +26,7 @@ class State(Records):
 class QFFL(Method[Up]):
     """w ← (r w + Σ_k F_k^q w_k) / (r + Σ_k F_k^q),  r = 1/η Σ_k q F_k^{q−1} ‖w − w_k‖²."""
 
-    Up, State = Up, State
+    answers, keeps = Up, State
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]

@@ -10,6 +10,9 @@ import torch
 
 from client_app.methods.fedin import Local, bounded
 from common import models, seeds, tree
+from common.config import Config as Whole
+from common.config import Run as WholeRun
+from common.config import Train
 from common.methods.fedin import Config, Down, Up
 from common.models.classifier import Split
 from common.records import Records
@@ -150,12 +153,15 @@ class OneStep:
     """Stands for a participant: trains one step of SGD with learning rate 1 on one batch."""
 
     def __init__(self, **options: Any) -> None:
-        from common.config import Config as Whole
-
         method = Config.model_construct(
             **{"mu": 0.0, "lambda_local": 1.0, "outer_scale": 0.5, "grad_mode": "eq14", **options}
         )
-        self.config = Whole.model_construct(method=method)
+        train = {"optimizer": "sgd", "lr": 1.0, "momentum": 0.0, "weight_decay": 0.0, "clip": 0.0}
+        self.config = Whole.model_construct(
+            method=method,
+            train=Train.model_construct(**train),
+            run=WholeRun.model_construct(precision="fp32"),
+        )
 
     def train(self, t: int, parameters: Any, loss: Any) -> dict[str, float]:
         from common.fit import fit
@@ -206,6 +212,45 @@ def test_equation_13_drops_or_projects_the_local_gradient() -> None:
     for name, z in step.items():
         expected = g_in[name] + factor * g_local[name] if name in g_in else 0.5 * g_local[name]
         assert torch.allclose(z, expected, atol=1e-6), name
+
+
+def test_without_opt_a_step_on_the_features_follows_each_local_step() -> None:
+    from client_app.methods.fedin import INTraining, sequential
+
+    s_in = torch.randn(4, 8, 4, 4, generator=seeds.stream(1, "s"))
+    network, (x, y) = net(), batch()
+    s_out = torch.zeros(4, 16, 2, 2)
+    in_training = INTraining(network, s_in, s_out)
+    sequential(OneStep(), 1, Local(network, 0.0), in_training)  # type: ignore[arg-type]
+    assert in_training.count == 1
+
+    by_hand = net()
+    named = dict(by_hand.named_parameters())
+    loss = torch.nn.functional.cross_entropy(by_hand(x), y)
+    gradients = dict(zip(named, torch.autograd.grad(loss, list(named.values())), strict=True))
+    with torch.no_grad():
+        for name, p in named.items():
+            p -= gradients[name]
+    inner = {name: p for name, p in named.items() if by_hand.part(name) == "intermediate"}
+    loss = torch.nn.functional.mse_loss(by_hand.intermediate(s_in), s_out)
+    gradients = dict(zip(inner, torch.autograd.grad(loss, list(inner.values())), strict=True))
+    with torch.no_grad():
+        for name, p in inner.items():
+            p -= gradients[name]
+    for name, p in network.named_parameters():
+        assert torch.allclose(p, named[name], atol=1e-6), name
+
+
+@pytest.mark.parametrize("across", ["layerwise", "same"])
+def test_averages_across_architectures_resume_bit_for_bit(tmp_path: Any, across: str) -> None:
+    from tests.conftest import flat, play
+
+    settings = {"method": "fedavg", "fedavg__across": across, "per_round": 2, **FLEET}
+    whole = play(flat(tmp_path / "whole", **settings, rounds=3))
+    play(flat(tmp_path / "part", **settings, rounds=2))
+    resumed = play(flat(tmp_path / "part", **settings, rounds=3, resume=True))
+    assert resumed.weights == whole.weights
+    assert resumed.timeless[-1] == whole.timeless[-1]
 
 
 def test_the_features_kept_are_of_the_last_full_batch_in_train_mode() -> None:

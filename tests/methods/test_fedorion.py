@@ -95,6 +95,8 @@ def test_clients_of_the_global_architecture_skip_dml_and_send_one_model(
 
 def test_a_private_model_survives_between_rounds(run: Callable[..., TinyRun]) -> None:
     result = run(method="fedorion", rounds=2, fleet="cnn2@0.5,mlp@0.25")
-    kept = sorted(path.parent.name for path in (result.folder / "state/test/0").rglob("*.safetensors"))
+    kept = sorted(
+        path.parent.name for path in (result.folder / "state/test/0").rglob("*.safetensors")
+    )
     assert kept == ["1", "2"]
     assert result.summary["clients"][0]["model"] == "cnn2@0.5"

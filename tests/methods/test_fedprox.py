@@ -40,7 +40,9 @@ def test_a_larger_mu_stays_nearer_to_the_global_model(run: Callable[..., TinyRun
     start = snapshot(first)
 
     def distance(mu: float) -> float:
-        end = load_file(run(method="fedprox", rounds=1, fedprox__mu=mu).folder / "model.safetensors")
+        end = load_file(
+            run(method="fedprox", rounds=1, fedprox__mu=mu).folder / "model.safetensors"
+        )
         return sum(float((end[n] - start[n]).square().sum()) for n in parameters_only(first))
 
     near, far = distance(10.0), distance(0.01)
