@@ -125,7 +125,8 @@ class Participant:
     ) -> Classifier:
         """A network on the client's device: with ``weights``, else as client k first draws it.
 
-        ``classes``: outputs, 0 for all classes of the task; ``part`` names the draw of a second one.
+        ``classes``: outputs, 0 for all classes of the task; ``part`` names the draw of a second
+        one.
         """
         data = self.dataset
         net = models.build(

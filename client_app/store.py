@@ -3,8 +3,9 @@
 ``<root>/<experiment>/<k>/<round>/<kind>.safetensors``. Flower's own ``Context.state`` lives in the
 SuperNode's memory, is lost with it and travels with every message; private models belong on disk.
 
-A message for round t reads the newest state of a round < t, so repeating a round after a crash gives
-the same bits. Two rounds are kept: the newest, and the one a repeated newest round starts from.
+A message for round t reads the newest state of a round < t, so repeating a round after a crash
+gives the same bits. Two rounds are kept: the newest, and the one a repeated newest round starts
+from.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Configuration: types, bounds and meanings. The values live in TOML, not here.
 
-Flower hands both apps one flat run config: ``seed``, ``data.name``, ``fedorion.kd-weight`` and so on.
+Flower hands both apps one flat run config: ``seed``, ``data.name``, ``fedorion.dml`` and so on.
 The value of every knob stands in ``pyproject.toml`` under ``[tool.flwr.app.config]``; an experiment
 overrides some. ``parse`` turns the flat mapping into a ``Config`` or raises one ``ValueError`` line
 that names the key, the value and what is allowed.
@@ -80,7 +80,7 @@ class Run(Section):
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda|cuda:\d+)$")]
     precision: Literal["fp32", "bf16"]
     threads: Annotated[int, Field(ge=1, le=256)]
-    """Torch threads of each process; part of the result's identity, so never the machine's choice."""
+    """Torch threads of each process; part of a result's identity, so not the machine's choice."""
     share_counts: bool
     """Clients tell the server how many samples of each class they hold (for pictures)."""
 
@@ -103,8 +103,8 @@ class Data(Section):
     per_client: Annotated[int, Field(ge=0)]
     niid_scale: Literal["period5", "adapt"]
     public: Annotated[float, Field(ge=0, le=1)]
-    """Share of the training set that becomes the unlabelled public set (of the images that the data
-    set itself sets apart, if it does); the clients' shares are cut from the rest. 0: no public set."""
+    """Share of the training set that becomes the unlabelled public set (of the images that the
+    data set itself sets apart, if it does); the clients' shares are cut from the rest. 0: none."""
     public_dir: str
     """Folder with a public set of its own, read as ``name`` is; a node's ``public-dir`` wins."""
     test_fraction: Annotated[float, Field(ge=0, lt=1)]
@@ -233,8 +233,8 @@ def _check(config: Config) -> None:
         config.data.public or config.data.public_dir
     ):
         raise ValueError(
-            f"method = {run.method!r} needs a public set: set data.public (0.8 in DL-MH's paper) or "
-            "data.public-dir"
+            f"method = {run.method!r} needs a public set: set data.public (0.8 in DL-MH's paper) "
+            "or data.public-dir"
         )
 
 

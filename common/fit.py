@@ -1,7 +1,7 @@
 """The one training loop. Local models, mutual pairs, generators and noise images all train here.
 
-A method differs in its loss, never in its loop: what it adds to gradient descent it writes as a term
-of the loss (a gradient correction g + a is the term ⟨a, w⟩).
+A method differs in its loss, never in its loop: what it adds to gradient descent it writes as a
+term of the loss (a gradient correction g + a is the term ⟨a, w⟩).
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def fit(
 ) -> dict[str, float]:
     """One optimiser step for each batch: ``optimizer`` descends ``loss(*batch)``, a scalar.
 
-    ``clip``: largest gradient norm over all parameters; 0: none. ``precision = "bf16"`` runs the loss
-    under autocast; weights and optimiser stay float32.
+    ``clip``: largest gradient norm over all parameters; 0: none. ``precision = "bf16"`` runs the
+    loss under autocast; weights and optimiser stay float32.
 
     Returns the mean ``loss`` over the steps and the number of ``steps``.
 
-    Raises ``ValueError`` if there is no batch at all, and ``FloatingPointError`` if the mean loss is
-    not finite: a diverged model is not worth sending.
+    Raises ``ValueError`` if there is no batch at all, and ``FloatingPointError`` if the mean loss
+    is not finite: a diverged model is not worth sending.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     total, steps = None, 0

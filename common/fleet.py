@@ -21,7 +21,7 @@ def global_spec(config: Config, shape: tuple[int, int, int], classes: int) -> st
 
 
 def check_fleet(config: Config, shape: tuple[int, int, int], classes: int) -> None:
-    """Raise a one-line ``ValueError`` if an architecture does not exist or cannot take the input."""
+    """Raise a one-line ``ValueError`` if an architecture is unknown or cannot take the input."""
     for spec in config.fleet:
         models.check(spec, shape, classes, stem=config.run.stem)
     _check_sharing(config, shape, classes)

@@ -1,4 +1,4 @@
-"""The payloads every method shares: who is there (``Hello``/``Peer``), how good (``Ask``/``Score``).
+"""The payloads every method shares: who is there (Hello, Peer), how good they are (Ask, Score).
 
 A method's own messages are subclasses of ``Down`` (server to client) and ``Up`` (client to server).
 Identity travels in the payload: the partition id k, never the runtime's node id.
@@ -84,7 +84,7 @@ class Score(Records):
     k: ClientId
     n: Count
     accuracy: Share | None
-    """Of the client's own model (the global one where it has no other); None without test samples."""
+    """Of the client's own model, the global one where it has no other; None without samples."""
     accuracy_global: Share | None
     """Of the global model; None if there is none or no test samples."""
     accuracies: dict[str, Share] = {}

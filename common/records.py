@@ -1,12 +1,13 @@
 """Records: one pydantic model <-> one Flower RecordDict <-> one safetensors file.
 
 The wire, the client's memory and the server's checkpoints are all declared once, as subclasses of
-``Records``. The sender validates by constructing, the receiver by unpacking. Axis names of jaxtyping
-bind within one payload: in ``x: Float[Tensor, "n d"]; y: Float[Tensor, "n C"]`` both n are the same.
+``Records``. The sender validates by constructing, the receiver by unpacking. Axis names of
+jaxtyping bind within one payload: in ``x: Float[Tensor, "n d"]; y: Float[Tensor, "n C"]`` both n
+are the same.
 
-On the wire a payload is one flat array for each dtype, in standard ``.npy`` form, and one compressed
-JSON skeleton that says which field each piece of it is. A state dict of two hundred small tensors
-then costs a kilobyte of names and headers, not thirty.
+On the wire a payload is one flat array for each dtype, in standard ``.npy`` form, and one
+compressed JSON skeleton that says which field each piece of it is. A state dict of two hundred
+small tensors then costs a kilobyte of names and headers, not thirty.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ _DTYPES = {
 class Records(BaseModel):
     """A payload. Fields are numbers, strings, tensors, and lists and dicts of these, nested.
 
-    Raises ``ValueError`` (pydantic's or ours, always one line through ``unpack`` and ``load``) for a
-    field that is missing, unknown, of another type, or whose axes disagree with another field's.
+    Raises ``ValueError`` (pydantic's or ours, always one line through ``unpack`` and ``load``) for
+    a field that is missing, unknown, of another type, or whose axes disagree with another field's.
     """
 
     model_config = ConfigDict(

@@ -1,9 +1,9 @@
 """Every random draw has a name: the same seed and name give the same numbers on every runtime.
 
 Nothing in the project draws from torch's, numpy's or Python's global generators. A draw takes
-``stream(seed, "noise", k, t)`` (torch) or ``rng(seed, "select", t)`` (numpy) instead; code of others
-that insists on the global generator (module initialisation, dropout) runs inside ``scope(...)``,
-which puts the global state back afterwards.
+``stream(seed, "noise", k, t)`` (torch) or ``rng(seed, "select", t)`` (numpy) instead; code of
+others that insists on the global generator (module initialisation, dropout) runs inside
+``scope(...)``, which puts the global state back afterwards.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ Node = dict[str, Value]
 class Loopback(Grid):
     """``clients`` nodes, node k + 1 being client k, served by ``workers`` processes.
 
-    ``workers = 0`` serves them in this process, one after the other. ``node_configs`` holds settings
-    of single clients beyond ``partition-id`` and ``num-partitions``.
+    ``workers = 0`` serves them in this process, one after the other. ``node_configs`` holds
+    settings of single clients beyond ``partition-id`` and ``num-partitions``.
     """
 
     def __init__(

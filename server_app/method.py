@@ -68,7 +68,7 @@ class Method(Strategy, ABC, Generic[U]):
 
     @abstractmethod
     def step(self, t: int, ups: list[tuple[Client, U]]) -> Metrics:
-        """Aggregate, distil, sample or mask; ``ups`` is in order of k and has at least one entry."""
+        """Aggregate, distil, sample or mask; ``ups`` is in order of k and never empty."""
 
     @abstractmethod
     def model(self) -> Classifier | None:
@@ -145,7 +145,7 @@ class Method(Strategy, ABC, Generic[U]):
         return arrange(net, self.config.train.memory_format).to(self.device)
 
     def expected(self, spec: str) -> StateDict:
-        """Names, shapes and dtypes of the state dict of an architecture; the values mean nothing."""
+        """Names, shapes and dtypes of an architecture's state dict; the values mean nothing."""
         if spec not in self._shapes:
             shape, classes = self.dataset.shape, self.dataset.num_classes
             with torch.device("meta"):

@@ -1,4 +1,7 @@
-"""FedAvg, client half: train the global model on local data (contract: common/methods/fedavg.py)."""
+"""FedAvg, client half: train the global model on local data.
+
+Contract: common/methods/fedavg.py.
+"""
 
 from __future__ import annotations
 

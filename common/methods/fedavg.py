@@ -6,7 +6,7 @@ Algorithm 1.
 Round t: the server sends w to the selected clients S_t; each trains E epochs of SGD from w on its
 own n_k samples and returns w_k; the server sets
 
-    w ← Σ_{k∈S_t} p_k w_k,    p_k = n_k / Σ n  (``weights = "samples"``)  or  1/|S_t| (``"uniform"``).
+    w ← Σ_{k∈S_t} p_k w_k,    p_k = n_k / Σ n (``weights = "samples"``) or 1/|S_t| (``"uniform"``)
 
 With ``inactive = true`` the server keeps every client's latest w_k and also takes the same mean
 over all of them: the OCA model ŵ (overall clients aggregated; FedKF, section IV-A, technique T1),
