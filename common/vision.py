@@ -10,8 +10,10 @@ Importing torchvision takes about a second: import this module inside the functi
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -44,7 +46,7 @@ def _declare() -> None:
 if torch.version.cuda is None and torch.version.hip is None and not _compiled_operators_load():
     _declare()
 
-import torchvision  # noqa: E402
-import torchvision.models  # noqa: E402
+torchvision: Any = importlib.import_module("torchvision")
+importlib.import_module("torchvision.models")
 
 __all__ = ["torchvision"]

@@ -70,7 +70,7 @@ def mixtures(models: Models) -> Figure:
         axes = figure.add_subplot()
         for i, (name, (values, _)) in enumerate(models.items()):
             drawn = over_mixtures(values, DRAWS, rng(0, "mixtures"), CONCENTRATION)
-            bins = np.linspace(0, 1, 51).tolist()
+            bins = np.linspace(min(values), max(max(values), min(values) + 0.01), 41).tolist()
             axes.hist(drawn, bins=bins, color=series(i), alpha=0.45, label=name)
             axes.axvline(min(values), color=series(i), linestyle=(0, (4, 2)), linewidth=1.5)
         axes.set_xlim(0, 1)
