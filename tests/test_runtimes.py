@@ -7,13 +7,18 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
+from deploy.local import Federation
 from deploy.loopback import Loopback
-from deploy.settings import to_toml
+from deploy.settings import app_folder, to_toml
+from deploy.simulation import run_simulation
+from server_app.methods import METHODS
 from tests.conftest import TinyRun, flat, play
+from tests.test_every_method import config
 
 FEDERATION = {
     "method": "fedorion",
@@ -52,19 +57,51 @@ def launch(folder: Path, runtime: str, **changes: object) -> TinyRun:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "changes",
-    [{}, {"method": "fedin", "fleet": "cnn2@0.5,cnn3@0.5,cnn4@0.5"}],
-    ids=["fedorion", "fedin"],
-)
-def test_loopback_ray_and_grpc_give_the_same_bits(
-    changes: dict[str, object], tmp_path: Path
-) -> None:
-    names = ("loopback", "ray", "grpc")
-    loopback, ray, grpc = (launch(tmp_path, name, **changes) for name in names)
+def test_loopback_ray_and_grpc_give_the_same_bits(tmp_path: Path) -> None:
+    loopback, ray, grpc = (launch(tmp_path, name) for name in ("loopback", "ray", "grpc"))
     assert loopback.summary["runtime"] == "loopback" and grpc.summary["runtime"] == "grpc"
     assert loopback.timeless == ray.timeless == grpc.timeless
     assert loopback.weights == ray.weights == grpc.weights
+
+
+EXCHANGES = ("dl-mh", "fedgkt", "fedin", "fedkf", "i-dl-mh")
+"""Methods that between them send everything that is ever sent, and keep what is ever kept."""
+
+
+def same_over_grpc(methods: Iterable[str], folder: Path) -> None:
+    """Run each method in this process and over one gRPC federation, and compare."""
+    settings = {name: config(name, folder / name / "here", clients=2) for name in methods}
+    with Federation(app=app_folder(), clients=2, work=folder / "flower") as federation:
+        for name, here in settings.items():
+            out = folder / name / "there"
+            there = here | {"out": str(out), "state-dir": str(out / "state"), "device": "cpu"}
+            status = federation.follow(federation.submit(there))
+            assert status.completed, f"{name}: {status.details}"
+            grpc, alone = TinyRun(out), play(here)
+            assert grpc.timeless == alone.timeless, name
+            assert grpc.weights == alone.weights, name
+
+
+@pytest.mark.slow
+def test_every_kind_of_exchange_gives_the_same_bits_over_grpc(tmp_path: Path) -> None:
+    same_over_grpc(EXCHANGES, tmp_path)
+
+
+@pytest.mark.exhaustive
+def test_every_method_gives_the_same_bits_over_grpc(tmp_path: Path) -> None:
+    same_over_grpc(METHODS, tmp_path)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_every_method_gives_the_same_bits_in_ray(method: str, tmp_path: Path) -> None:
+    here = config(method, tmp_path / "here", clients=2)
+    out = tmp_path / "there"
+    there = here | {"out": str(out), "state-dir": str(out / "state")}
+    status = run_simulation(app=app_folder(), clients=2, run_config=there, work=tmp_path / "flower")
+    assert status.completed, status.details
+    ray, alone = TinyRun(out), play(here)
+    assert ray.timeless == alone.timeless and ray.weights == alone.weights
 
 
 @pytest.mark.parametrize("workers", [1, 3])

@@ -19,6 +19,10 @@ from deploy.analysis.further import Further, further_round
 from deploy.analysis.overheads import overheads
 from deploy.analysis.similarity import class_map, mean_pair, similarity
 
+CAPTION = (
+    "mean CKA of two clients by stage; apart: silhouette of the architectures in one class; "
+    "parameters and further numbers a client sends in a round; memory to train"
+)
 CLASS_IMAGES = 100  #: of one class and architecture in the t-SNE
 
 
@@ -100,8 +104,8 @@ def _save(figure: Figure, path: Path) -> Path:
 
 def _table(found: dict[str, Any]) -> Table:
     stages = list(dict.fromkeys(stage for one in found.values() for stage in one["cka"]))
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    columns = [*(f"CKA {stage}" for stage in stages), "apart", "parameters", "further up", "memory"]
+    table = Table(box=None, header_style="bold", pad_edge=False, caption=CAPTION)
+    columns = [*stages, "apart", "parameters", "more up", "memory"]
     table.add_column("run", overflow="fold")
     for column in columns:
         table.add_column(column, justify="right")
@@ -111,7 +115,7 @@ def _table(found: dict[str, Any]) -> Table:
             label,
             *(f"{one['cka'].get(stage, float('nan')):.3f}" for stage in stages),
             f"{one['tsne']['separation']:.3f}",
-            f"{cost['parameters']:,.0f}",
+            f"{cost['parameters'] / 1e6:.2f} M",
             f"{cost['further_up']:,.0f}",
             f"{cost['memory_mb']:.1f} MB",
         )

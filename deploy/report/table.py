@@ -128,7 +128,7 @@ class Table:
             out.append("In square brackets: the number of seeds, where it is smaller.")
         if len(cells) < len(self.rows) * len(self.columns) or any(not c.values for c in cells):
             out.append(f"{NOT_RUN} not run.")
-        return [*out, *(clean(note, 500) for note in self.notes)]
+        return [*out, *(clean(note, 2000) for note in self.notes)]
 
     def _number(self, value: float) -> str:
         if not math.isfinite(value):

@@ -40,7 +40,7 @@ def test_with_gamma_zero_it_is_fedavg_bit_for_bit(run: Run, fleet: str) -> None:
     fedkf = run(method="fedkf", fleet=fleet, fedkf__gamma=0.0, **SMALL, **PARTIAL)
     fedavg = run(method="fedavg", fleet=fleet, fedavg__inactive=True, **PARTIAL)
     assert fedkf.weights == fedavg.weights
-    told = ("bytes", "metrics", "clients")
+    told = ("bytes", "cost", "metrics", "clients")
     assert without(fedkf, *told) == without(fedavg, *told)
     plain = run(method="fedavg", fleet=fleet, **PARTIAL)
     assert [e["accuracies"]["aca"] for e in fedkf.journal] == [e["accuracy"] for e in plain.journal]
