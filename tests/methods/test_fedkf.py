@@ -321,33 +321,3 @@ def test_the_final_model_on_disk_is_the_oca_model(run: Run) -> None:
     # one upload so far: the mean over the slots is that upload, and so is the mean of the active
     assert result.journal[1]["accuracies"]["oca"] == result.journal[1]["accuracies"]["aca"]
     assert load_file(result.folder / "model.safetensors")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("runtime", ["loopback", "ray", "grpc"])
-def test_private_generators_give_the_same_bits_on_every_runtime(
-    runtime: str, run: Run, tmp_path: Path
-) -> None:
-    import subprocess
-    import sys
-
-    from deploy.settings import to_toml
-    from tests.conftest import flat
-
-    settings = {"method": "fedkf", "clients": 3, "rounds": 3, "per_round": 2, **SMALL}
-    here = run(**settings)
-    asked = flat(tmp_path / "unused", **settings) | {"out": "", "state-dir": "", "experiment": ""}
-    (tmp_path / "experiment.toml").write_text(to_toml(asked))
-    out = tmp_path / runtime
-    command = [sys.executable, "-m", "deploy.cli", "run", str(tmp_path / "experiment.toml")]
-    done = subprocess.run(
-        [*command, "--runtime", runtime, "--out", str(out)],
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    there = TinyRun(out)
-    # The traffic counts the experiment's name, which differs.
-    assert without(there, "bytes") == without(here, "bytes")
-    assert there.weights == here.weights
