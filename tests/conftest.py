@@ -84,6 +84,11 @@ def play(config: dict[str, Value], grid: Loopback | None = None) -> TinyRun:
     return TinyRun(Path(str(config["out"])))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow tests first: one of two processes begins with them while the other does the rest."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., TinyRun]:
     """``run(method="fedavg", data__alpha=0.1)``: a tiny run in a folder of its own."""
