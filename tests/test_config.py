@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -78,24 +77,3 @@ def test_a_resolved_config_survives_its_file(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text(settings.to_toml(flat))
     assert settings.load(path) == flat
-
-
-@pytest.mark.parametrize(
-    "path", sorted(settings.EXPERIMENTS.glob("**/*.toml")), ids=lambda p: p.stem
-)
-def test_every_cell_of_every_experiment_file_validates_without_training(path: Path) -> None:
-    from common.data import DATASETS
-    from common.fleet import check_fleet
-    from deploy import table
-
-    if "row" in tomllib.loads(path.read_text()):
-        flats = [cell.flat for cell in table.cells(table.read(path))]
-    else:
-        flats = [settings.resolve(path)]
-    assert flats
-    for flat in flats:
-        config = parse(flat)
-        source = DATASETS[config.data.name]
-        shape, classes = source.shape or (3, 64, 64), source.classes or 10
-        side = config.data.image_size
-        check_fleet(config, (shape[0], side, side) if side else shape, classes)

@@ -41,3 +41,13 @@ def test_an_experiment_could_run(path: Path) -> None:
             check(cell.flat)
         seen.add(cell.fingerprint)
     assert seen
+
+
+def test_rows_that_differ_in_what_they_measure_share_a_run() -> None:
+    cells = list(table.cells(table.read(EXPERIMENTS / "dl_small.toml")))
+    assert len({cell.fingerprint for cell in cells}) == 8 * 4 < len(cells)
+
+
+@pytest.mark.parametrize("name", ["hom", "l-het", "h-het", "fedin"])
+def test_presets_are_fleets_of_architectures_that_exist(name: str) -> None:
+    check(resolve(None) | {"fleet": name, "data.image-size": 32})
