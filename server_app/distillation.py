@@ -35,8 +35,8 @@ class Distillation(Method[U], ABC):
 
     keeps = State
 
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+    def prepare(self) -> None:
+        super().prepare()
         divided = divide(self.config.data, self.config.partition_seed)
         assert divided.public is not None, "the configuration is checked for a public set"
         self.public, self.labels = divided.public, divided.labels

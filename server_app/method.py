@@ -55,6 +55,10 @@ class Method(Strategy, ABC, Generic[U]):
         self.clients: list[Client] = []
         self.traffic: dict[str, int] = {}
         self._shapes: dict[str, StateDict] = {}
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Build what the method starts with; called once, when the above is set."""
 
     # What a method says.
 

@@ -35,8 +35,8 @@ class DAFL(Method[Up]):
 
     answers, keeps = Up, State
 
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+    def prepare(self) -> None:
+        super().prepare()
         o: Config = self.config.method
         self.options = o
         self.net = self.build(self.global_spec)

@@ -33,8 +33,8 @@ class FedAvg(Method[Up]):
 
     answers, keeps = Up, State
 
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+    def prepare(self) -> None:
+        super().prepare()
         self.net = self.build(self.global_spec)
         self.w = tree.snapshot(self.net)
         self.w_hat = self.w

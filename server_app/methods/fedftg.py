@@ -18,12 +18,12 @@ from common.fit import fit
 from common.losses import hard_samples
 from common.methods import fedftg as contract
 from common.models.batchnorm import batch_statistics
-from common.models.classifier import Classifier
 from common.models.generator import Generator
 from common.records import Records, StateDict
 from server_app.averaging import average
 from server_app.census import Client
-from server_app.method import Method, Metrics, mean_metrics
+from server_app.global_model import GlobalModel
+from server_app.method import Metrics, mean_metrics
 
 
 @final
@@ -35,16 +35,14 @@ class Memory(Records):
 
 
 @final
-class FedFTG(Method[contract.Up]):
+class FedFTG(GlobalModel[contract.Up]):
     """w ← Σ p_k w_k, then θ learns what w does not know and w learns it from the w_k."""
 
     answers, keeps = contract.Up, Memory
 
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+    def prepare(self) -> None:
+        super().prepare()
         self.options: contract.Config = self.config.method
-        self.net = self.build(self.global_spec)
-        self.w = tree.snapshot(self.net)
         o, data = self.options, self.dataset
         with seeds.scope(self.config.run.seed, "init", "generator"):
             self.generator = Generator(
@@ -140,10 +138,6 @@ class FedFTG(Method[contract.Up]):
                 learnt += fit(sgd, latents(o.student_steps), student_loss)["loss"]
         self.w, self.theta = tree.snapshot(student), tree.snapshot(self.generator)
         return {"generator_loss": found / o.iterations, "distill_loss": learnt / o.iterations}
-
-    def model(self) -> Classifier:
-        self.net.load_state_dict(self.w)
-        return self.net
 
     def state(self) -> Memory:
         return Memory(w=self.w, theta=self.theta)

@@ -16,12 +16,12 @@ from common import optimise, seeds, tree
 from common.fit import Loss, fit
 from common.losses.diversity import diversity
 from common.methods.fedgen import Config, Down, Up
-from common.models.classifier import Classifier
 from common.models.feature_generator import FeatureGenerator
 from common.records import Records, StateDict
 from server_app.averaging import average
 from server_app.census import Client
-from server_app.method import Method, Metrics, mean_metrics
+from server_app.global_model import GlobalModel
+from server_app.method import Metrics, mean_metrics
 
 
 @final
@@ -33,17 +33,15 @@ class State(Records):
 
 
 @final
-class FedGen(Method[Up]):
+class FedGen(GlobalModel[Up]):
     """w ← Σ_k p_k w_k;  G learns features that the clients' heads call ŷ."""
 
     answers, keeps = Up, State
 
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+    def prepare(self) -> None:
+        super().prepare()
         o: Config = self.config.method
         self.options = o
-        self.net = self.build(self.global_spec)
-        self.w = tree.snapshot(self.net)
         with seeds.scope(self.config.run.seed, "init", "generator"):
             self.generator = FeatureGenerator(
                 o.noise_size, self.dataset.num_classes, self.net.head.in_features, o.hidden
@@ -117,10 +115,6 @@ class FedGen(Method[Up]):
         """p(y) over all clients heard of, float64 [C]."""
         total = torch.tensor(list(self.counts.values()), dtype=torch.float64).sum(0)
         return total / total.sum()
-
-    def model(self) -> Classifier:
-        self.net.load_state_dict(self.w)
-        return self.net
 
     def state(self) -> State:
         return State(

@@ -9,11 +9,11 @@ from typing import final
 
 from common import tree
 from common.methods.fedgkd import Config, Down, Up
-from common.models.classifier import Classifier
 from common.records import Records, StateDict
 from server_app.averaging import average
 from server_app.census import Client
-from server_app.method import Method, Metrics, mean_metrics
+from server_app.global_model import GlobalModel
+from server_app.method import Metrics, mean_metrics
 
 
 @final
@@ -23,16 +23,14 @@ class State(Records):
 
 
 @final
-class FedGKD(Method[Up]):
+class FedGKD(GlobalModel[Up]):
     """w ← Σ_{k∈S_t} p_k w_k;  w̄ ← the mean of the last M of these."""
 
     answers, keeps = Up, State
 
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+    def prepare(self) -> None:
+        super().prepare()
         self.options: Config = self.config.method
-        self.net = self.build(self.global_spec)
-        self.w = tree.snapshot(self.net)
         self.buffer: list[StateDict] = []  #: oldest first
 
     def down(self, t: int) -> Down:
@@ -49,10 +47,6 @@ class FedGKD(Method[Up]):
         self.w = average([up.w for _, up in ups], sizes, self.w, self.options, self.net)
         self.buffer = [*self.buffer, self.w][-self.options.buffer :]
         return mean_metrics(ups)
-
-    def model(self) -> Classifier:
-        self.net.load_state_dict(self.w)
-        return self.net
 
     def state(self) -> State:
         return State(w=self.w, buffer=self.buffer)

@@ -36,8 +36,8 @@ class FedGKT(Method[Up]):
 
     answers, keeps = Up, State
 
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+    def prepare(self) -> None:
+        super().prepare()
         self.net: Split = splittable(self.build(self.global_spec))
         self.features = feature_shape(self.net, self.dataset.shape)
         self.w = tree.snapshot(self.net)

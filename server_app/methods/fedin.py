@@ -36,8 +36,8 @@ class FedIN(Method[contract.Up]):
 
     answers, keeps = contract.Up, Memory
 
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+    def prepare(self) -> None:
+        super().prepare()
         self.options: contract.Config = self.config.method
         self.held = Architectures(self, self.options.across)
         self.pool = FeaturePool(self.options.pool)

@@ -33,8 +33,8 @@ class FedKF(Method[Up]):
 
     answers, keeps = Up, State
 
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+    def prepare(self) -> None:
+        super().prepare()
         self.options: Config = self.config.method
         self.net = self.build(self.global_spec)
         self.w0 = self.w = self.w_hat = tree.snapshot(self.net)

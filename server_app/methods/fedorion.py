@@ -11,11 +11,11 @@ from typing import final
 from common import tree
 from common.losses.distillation import KD_LOSSES
 from common.methods.fedorion import Config, Down, Up
-from common.models.classifier import Classifier
 from common.records import Records, StateDict
 from server_app.averaging import average
 from server_app.census import Client
-from server_app.method import Method, Metrics, mean_metrics
+from server_app.global_model import GlobalModel
+from server_app.method import Metrics, mean_metrics
 from server_app.noise_distillation import distil, weighted
 
 
@@ -26,16 +26,14 @@ class State(Records):
 
 
 @final
-class FedORION(Method[Up]):
+class FedORION(GlobalModel[Up]):
     """θ_g ← 1/C Σ θ_gi, then θ_g ← θ_g − η_g ∇ Σ_i n_i/Σn KD(f(z; θ_i) → f(z; θ_g))."""
 
     answers, keeps = Up, State
 
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+    def prepare(self) -> None:
+        super().prepare()
         self.options: Config = self.config.method
-        self.net = self.build(self.global_spec)
-        self.w = tree.snapshot(self.net)
         self.w0 = self.w
         self.given: dict[int, StateDict] = {}
 
@@ -80,10 +78,6 @@ class FedORION(Method[Up]):
         everybody = sum(client.n for client in self.clients)
         total = sum(sizes) if self.options.kd_weights == "participants" else everybody
         return [n / total for n in sizes]
-
-    def model(self) -> Classifier:
-        self.net.load_state_dict(self.w)
-        return self.net
 
     @property
     def eval_bn(self) -> str:

@@ -10,31 +10,21 @@ from typing import final
 from common import tree
 from common.losses.distillation import kl
 from common.methods import hetfedfl as contract
-from common.models.classifier import Classifier
-from common.records import Records, StateDict
 from server_app.census import Client
-from server_app.method import Method, Metrics, mean_metrics
+from server_app.global_model import GlobalModel
+from server_app.method import Metrics, mean_metrics
 from server_app.noise_distillation import distil, largest, weighted
 
 
 @final
-class Memory(Records):
-    """What round t + 1 depends on."""
-
-    w: StateDict
-
-
-@final
-class HetFedFL(Method[contract.Up]):
+class HetFedFL(GlobalModel[contract.Up]):
     """w ← w − η_s ∇ 1/K Σ_i KL(C(z; w_i) → S(z; w)), or from the clients' max-ensemble."""
 
-    answers, keeps = contract.Up, Memory
+    answers = contract.Up
 
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+    def prepare(self) -> None:
+        super().prepare()
         self.options: contract.Config = self.config.method
-        self.net = self.build(self.global_spec)
-        self.w = tree.snapshot(self.net)
 
     def down(self, t: int) -> contract.Down:
         return contract.Down(experiment=self.experiment, t=t, w=self.w)
@@ -52,16 +42,6 @@ class HetFedFL(Method[contract.Up]):
         self.w, loss = distil(self, t, self.w, locals_, transfer)
         return {**mean_metrics(ups), "distill_loss": loss}
 
-    def model(self) -> Classifier:
-        self.net.load_state_dict(self.w)
-        return self.net
-
     @property
     def eval_bn(self) -> str:
         return self.options.eval_bn
-
-    def state(self) -> Memory:
-        return Memory(w=self.w)
-
-    def restore(self, state: Memory) -> None:
-        self.w = state.w

@@ -31,8 +31,8 @@ class IDLMH(Distillation[Up]):
 
     answers = Up
 
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)
+    def prepare(self) -> None:
+        super().prepare()
         self.theta: Tensor | None = None  #: θ of this round, between its two exchanges
 
     def down(self, t: int) -> Down:

@@ -9,32 +9,22 @@ from typing import final
 
 from common import tree
 from common.methods import lwn as contract
-from common.models.classifier import Classifier
-from common.records import Records, StateDict
 from server_app.averaging import average
 from server_app.census import Client
-from server_app.method import Method, Metrics, mean_metrics
+from server_app.global_model import GlobalModel
+from server_app.method import Metrics, mean_metrics
 from server_app.noise_distillation import distil, largest
 
 
 @final
-class Memory(Records):
-    """What round t + 1 depends on."""
-
-    w: StateDict
-
-
-@final
-class LWN(Method[contract.Up]):
+class LWN(GlobalModel[contract.Up]):
     """w ← w − η_s ∇ KL(max_i σ(S(z; s_i)) ‖ σ(S(z; w)))."""
 
-    answers, keeps = contract.Up, Memory
+    answers = contract.Up
 
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+    def prepare(self) -> None:
+        super().prepare()
         self.options: contract.Config = self.config.method
-        self.net = self.build(self.global_spec)
-        self.w = tree.snapshot(self.net)
 
     def down(self, t: int) -> contract.Down:
         return contract.Down(experiment=self.experiment, t=t, w=self.w)
@@ -52,16 +42,6 @@ class LWN(Method[contract.Up]):
         self.w, loss = distil(self, t, self.w, small, transfer)
         return {**mean_metrics(ups), "distill_loss": loss}
 
-    def model(self) -> Classifier:
-        self.net.load_state_dict(self.w)
-        return self.net
-
     @property
     def eval_bn(self) -> str:
         return self.options.eval_bn
-
-    def state(self) -> Memory:
-        return Memory(w=self.w)
-
-    def restore(self, state: Memory) -> None:
-        self.w = state.w

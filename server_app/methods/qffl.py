@@ -9,30 +9,22 @@ from typing import final
 
 from common import tree
 from common.methods.qffl import Config, Down, Up
-from common.models.classifier import Classifier
-from common.records import Records, StateDict
 from server_app.census import Client
-from server_app.method import Method, Metrics, mean_metrics
+from server_app.global_model import GlobalModel
+from server_app.method import Metrics, mean_metrics
 
 LEAST = 1e-10  #: added to every loss, so that F^(q−1) is finite
 
 
 @final
-class State(Records):
-    w: StateDict
-
-
-@final
-class QFFL(Method[Up]):
+class QFFL(GlobalModel[Up]):
     """w ← (r w + Σ_k F_k^q w_k) / (r + Σ_k F_k^q),  r = 1/η Σ_k q F_k^{q−1} ‖w − w_k‖²."""
 
-    answers, keeps = Up, State
+    answers = Up
 
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+    def prepare(self) -> None:
+        super().prepare()
         self.options: Config = self.config.method
-        self.net = self.build(self.global_spec)
-        self.w = tree.snapshot(self.net)
 
     def down(self, t: int) -> Down:
         return Down(experiment=self.experiment, t=t, w=self.w)
@@ -55,13 +47,3 @@ class QFFL(Method[Up]):
         kept = self.options.bn_buffers
         self.w = {n: mean[n] if kept or n in parameters else self.w[n] for n in mean}
         return {**mean_metrics(ups), "stay": r / (r + sum(weights))}
-
-    def model(self) -> Classifier:
-        self.net.load_state_dict(self.w)
-        return self.net
-
-    def state(self) -> State:
-        return State(w=self.w)
-
-    def restore(self, state: State) -> None:
-        self.w = state.w
