@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -24,6 +26,17 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("-s", "--set", metavar="KEY=VALUE", help="Override a key; may be repeated."),
 ]
+
+
+@contextmanager
+def told_how_to_go_on(command: str) -> Iterator[None]:
+    """Ctrl-C ends the block with one line instead of a traceback."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        err.print("[red]interrupted[/]; go on with: ", end="")
+        err.print(command, markup=False, soft_wrap=True)
+        raise typer.Exit(INTERRUPTED) from None
 
 
 @app.command()
@@ -64,14 +77,15 @@ def run(
     else:
         whole = given.resolve(experiment or given.DEFAULT, settings or [])
         flat, folder = launch.fresh(whole, runtime, to)
-    summary = launch.launch(
-        flat,
-        folder,
-        runtime=runtime,
-        workers=launch.default_workers() if workers is None else workers,
-        console=out,
-        warm_start=warm,
-    )
+    with told_how_to_go_on(f"fedmosaic run --resume {folder}"):
+        summary = launch.launch(
+            flat,
+            folder,
+            runtime=runtime,
+            workers=launch.default_workers() if workers is None else workers,
+            console=out,
+            warm_start=warm,
+        )
     write_report([folder], folder / "report.html")
     show_summary(summary, out)
     out.print(f"report: {folder / 'report.html'}", soft_wrap=True)
@@ -100,7 +114,10 @@ def table(
         out.print(f"[bold]cell {i}/{of}[/] {what}{': recorded' if recorded else ''}")
 
     if not show:
-        tables.run(spec, folder, lambda cell, at: launch.cell(cell.flat, at, served, out), announce)
+        with told_how_to_go_on(f"fedmosaic table {file} --out {folder}"):
+            tables.run(
+                spec, folder, lambda cell, at: launch.cell(cell.flat, at, served, out), announce
+            )
     folder.mkdir(parents=True, exist_ok=True)
     filled = tables.collect(spec, folder)
     out.print(render(filled))
@@ -237,9 +254,6 @@ def main() -> NoReturn:
     """The console script: every foreseeable error is one line and a non-zero exit status."""
     try:
         app()
-    except KeyboardInterrupt:
-        err.print("[red]interrupted[/]; go on with --resume and the run's folder")
-        sys.exit(INTERRUPTED)
     except (ValueError, RuntimeError, FloatingPointError, OSError) as error:
         err.print("[red]error:[/] ", end="")
         err.print(str(error).strip().partition("\n")[0], markup=False, soft_wrap=True)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -118,3 +120,32 @@ def test_a_list_names_everything_there_is(what: str, names: dict[str, Any]) -> N
     console.print(LISTINGS[what]())
     first_words = {line.split()[0] for line in console.file.getvalue().splitlines() if line.strip()}
     assert names.keys() <= first_words
+
+
+def test_ctrl_c_ends_with_one_line_that_says_how_to_go_on(toy: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "deploy.cli",
+            "run",
+            str(toy),
+            "-s",
+            "rounds=500",
+            "--out",
+            str(out),
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    deadline = time.monotonic() + 60
+    while not (out / "checkpoint.safetensors").exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    assert said == f"interrupted; go on with: fedmosaic run --resume {out}\n"
