@@ -7,14 +7,14 @@ keeps its state on disk, and everything random has a name.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import connection
 from types import TracebackType
 from typing import Self, final
 
@@ -167,10 +167,16 @@ def _start_pool(workers: int) -> ProcessPoolExecutor:
 def _begin_worker() -> None:
     """Leave Ctrl-C to the parent, and do not outlive it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with contextlib.suppress(OSError, AttributeError):
-        parent_death_signal = 1
-        ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGKILL)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def _end_with_parent() -> None:
+    """Wait for the end of the process that began the pool, by SIGKILL too, and follow it."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "a worker has a parent"
+    connection.wait([parent.sentinel])
+    os._exit(1)
 
 
 def _serve(data: bytes, node: int, config: Node, run_config: dict[str, Value]) -> bytes:

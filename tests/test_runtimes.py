@@ -16,6 +16,7 @@ from deploy.local import Federation
 from deploy.loopback import Loopback
 from deploy.settings import app_folder, to_toml
 from deploy.simulation import run_simulation
+from deploy.watchdog import living
 from server_app.methods import METHODS
 from tests.conftest import TinyRun, flat, play
 from tests.test_every_method import config
@@ -122,7 +123,9 @@ def test_a_run_killed_in_any_round_and_resumed_equals_the_uninterrupted_one(
     whole, part = tmp_path / "whole", tmp_path / "part"
     subprocess.run(command_line("run", str(path), "--out", str(whole)), check=True, timeout=120)
 
-    process = subprocess.Popen(command_line("run", str(path), "--out", str(part)))
+    process = subprocess.Popen(
+        command_line("run", str(path), "--out", str(part)), start_new_session=True
+    )
     journal = part / "journal.jsonl"
     deadline = time.monotonic() + 60
     while not journal.exists() or len(journal.read_text().splitlines()) < killed_in:
@@ -131,6 +134,10 @@ def test_a_run_killed_in_any_round_and_resumed_equals_the_uninterrupted_one(
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert not (part / "summary.json").exists(), "killed too late to show anything"
+    deadline = time.monotonic() + 20
+    while living({process.pid}):
+        assert time.monotonic() < deadline, "its workers outlive the run"
+        time.sleep(0.1)
 
     done = subprocess.run(
         command_line("run", "--resume", str(part)), capture_output=True, text=True, timeout=120
