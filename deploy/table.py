@@ -98,7 +98,10 @@ def read(path: Path) -> File:
     """A table file. Raises ``ValueError``, one line, if it is not one."""
     path = find(path)
     try:
-        return File.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        if "row" not in content:
+            raise ValueError(f"{path} has no [[row]], so it is no table: fedmosaic run takes it")
+        return File.model_validate(content)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path} is not valid TOML: {error}") from error
     except ValidationError as error:

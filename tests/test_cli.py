@@ -86,7 +86,7 @@ def test_a_run_leaves_everything_it_should(toy: Path, tmp_path: Path) -> None:
         (["run", "-s", "data.image-size=2", "-s", "fleet=resnet8"], "input 2×2 is too small"),
         (["list", "cats"], "list cats is unknown; allowed: methods, models"),
         (["report", "/nonexistent"], "/nonexistent"),
-        (["table", "default"], "default.toml: title: Field required"),
+        (["table", "default"], "default.toml has no [[row]], so it is no table"),
     ],
 )
 def test_a_mistake_is_one_line_and_a_failing_exit_status(
