@@ -1,8 +1,9 @@
 """The gRPC runtime: one SuperLink and one SuperNode per client, as processes on this machine.
 
-The same programs, messages and isolation as between real machines, minus TLS: every address is on
-127.0.0.1. Each process has its own FLWR_HOME, as it would elsewhere, because Flower unpacks the app
-there without a lock and two nodes that share it can import a half-written copy.
+The same programs, messages and isolation as between real machines, with TLS and authentication if
+there are certificates; every address is on 127.0.0.1. Each process has its own FLWR_HOME, as it
+would elsewhere, because Flower unpacks the app there without a lock and two nodes that share it can
+import a half-written copy.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from types import MappingProxyType, TracebackType
 from typing import Self, final
 
 from deploy import warm
+from deploy.certificates import Certificates
 from deploy.flower_cli import Value, check_app, config_arguments
 from deploy.processes import Processes, environment
 from deploy.superlink import RunStatus, SuperLink
 
+ISOLATIONS = ("subprocess", "process")
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -42,6 +45,10 @@ class Federation:
         patience: float = 60.0,
         warm_start: bool = False,
         spare_nodes: bool = False,
+        certificates: Path | None = None,
+        node_envs: Sequence[Mapping[str, str]] | None = None,
+        isolation: str = "subprocess",
+        fleet: str = "",
     ) -> None:
         """Check the arguments; nothing starts before the context is entered.
 
@@ -57,6 +64,11 @@ class Federation:
                 ``warm.py``.
             spare_nodes: once all nodes have been online, let a run go on when one of them dies;
                 otherwise that is an error.
+            certificates: the folder that ``fedmosaic certs`` made: TLS, and every node shows its
+                key. None: plaintext.
+            node_envs: added to the environment of node k beyond ``env``; N of them or None.
+            isolation: ``process``: the run survives a restart of the SuperLink; see ``SuperLink``.
+            fleet: ``host:port`` where SuperNodes connect; default: 127.0.0.1 and a free port.
 
         Raises:
             ValueError: one of the arguments cannot work.
@@ -68,6 +80,13 @@ class Federation:
         extra = node_configs if node_configs is not None else [{}] * clients
         if len(extra) != clients:
             raise ValueError(f"{len(extra)} node configs for {clients} clients: one each is needed")
+        envs = node_envs if node_envs is not None else [{}] * clients
+        if len(envs) != clients:
+            raise ValueError(f"{len(envs)} node_envs for {clients} clients: one each is needed")
+        if isolation not in ISOLATIONS:
+            raise ValueError(f"isolation={isolation!r}; allowed: {', '.join(ISOLATIONS)}")
+        self._node_envs, self._isolation, self._fleet = envs, isolation, fleet
+        self._certificates = None if certificates is None else _complete(certificates, clients)
         self._node_configs = [node_config(k, clients, more) for k, more in enumerate(extra)]
         self._app = check_app(app, {})
         self._work = work.expanduser().resolve()
@@ -77,6 +96,7 @@ class Federation:
         self._spare_nodes = spare_nodes
         self._stack = contextlib.ExitStack()
         self._superlink: SuperLink | None = None
+        self._processes: Processes | None = None
 
     def __enter__(self) -> Self:
         """Start everything and wait until all nodes are online.
@@ -92,14 +112,25 @@ class Federation:
                 env = environment(env, self._work / "home" / "warm")
                 warm.start(processes, folder, env)
                 env = {**self._env, "PATH": os.pathsep.join([str(folder), env["PATH"]])}
-            superlink = SuperLink(processes, self._work, env, simulation=False)
+            superlink = SuperLink(
+                processes,
+                self._work,
+                env,
+                simulation=False,
+                certificates=self._certificates,
+                isolation=self._isolation,
+                fleet=self._fleet,
+            )
             stack.callback(superlink.close)
             if self._warm:
                 superlink.wait(lambda: warm.ready(processes, folder), "the warm process", 120.0)
             for k, text in enumerate(self._node_configs):
+                if self._certificates is not None:
+                    superlink.control.register(self._certificates.public(k))
                 home = self._work / "home" / f"supernode-{k}"
-                command = supernode_command(superlink.fleet, text)
-                processes.start(f"supernode-{k}", command, environment(env, home))
+                command = supernode_command(superlink.fleet, text, self._certificates, k)
+                own = environment({**env, **self._node_envs[k]}, home)
+                processes.start(f"supernode-{k}", command, own)
             clients = len(self._node_configs)
             superlink.wait(
                 lambda: superlink.online() >= clients, f"{clients} SuperNodes", self._patience
@@ -107,7 +138,7 @@ class Federation:
             if self._spare_nodes:
                 for k in range(clients):
                     processes.spare(f"supernode-{k}")
-            self._superlink = superlink
+            self._superlink, self._processes = superlink, processes
             self._stack = stack.pop_all()
         return self
 
@@ -118,6 +149,21 @@ class Federation:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    @property
+    def processes(self) -> Processes:
+        """``superlink``, ``supernode-K`` and, in isolation ``process``, ``superexec``."""
+        assert self._processes is not None, "the federation has not been entered"
+        return self._processes
+
+    @property
+    def superlink(self) -> SuperLink:
+        """The SuperLink, to ask it what a run does not tell."""
+        return self._running()
+
+    def pid(self, name: str) -> int:
+        """Process id of ``superlink``, ``supernode-K`` or ``superexec``."""
+        return self.processes.pid(name)
 
     def submit(self, run_config: Mapping[str, Value]) -> int:
         """Start a run of the app with these overrides and return its id; see ``SuperLink``."""
@@ -159,11 +205,17 @@ def node_config(k: int, clients: int, more: Mapping[str, Value]) -> str:
     return config_arguments({**identity, **more})
 
 
-def supernode_command(fleet: str, node_config: str) -> Sequence[str]:
-    """The command line of a SuperNode that serves one client."""
+def supernode_command(
+    fleet: str, node_config: str, certificates: Certificates | None = None, k: int = 0
+) -> Sequence[str]:
+    """The command line of a SuperNode that serves one client; with certificates, as client k."""
+    trust = ["--insecure"]
+    if certificates is not None:
+        trust = ["--root-certificates", str(certificates.ca)]
+        trust += ["--auth-supernode-private-key", str(certificates.key(k))]
     return [
         "flower-supernode",
-        "--insecure",
+        *trust,
         "--superlink",
         fleet,
         "--clientappio-api-address",
@@ -171,3 +223,15 @@ def supernode_command(fleet: str, node_config: str) -> Sequence[str]:
         "--node-config",
         node_config,
     ]
+
+
+def _complete(folder: Path, clients: int) -> Certificates:
+    files = Certificates(folder.expanduser().resolve())
+    needed = [files.ca, files.server, files.server_key]
+    needed += [path for k in range(clients) for path in (files.key(k), files.public(k))]
+    for path in needed:
+        if not path.exists():
+            raise ValueError(
+                f"{path} is missing; make it with: fedmosaic certs {folder} --clients {clients}"
+            )
+    return files

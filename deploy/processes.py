@@ -105,6 +105,7 @@ class Processes:
         self.logs = work / "logs"
         self.empty = work / "empty"
         self._started: dict[str, subprocess.Popen[bytes]] = {}
+        self._commands: dict[str, tuple[list[str], dict[str, str]]] = {}
         self._spared: set[str] = set()
         self._last: set[str] = set()
         self._watchdog: subprocess.Popen[bytes] | None = None
@@ -138,26 +139,40 @@ class Processes:
 
         ``last``: end it after the others, which may want to sign off there.
         """
-        assert self._watchdog is not None and self._watchdog.stdin is not None
         assert name not in self._started, name
-        with self.log(name).open("wb") as log:
+        self._last |= {name} if last else set()
+        self._commands[name] = list(command), dict(env)
+        self._start(name)
+
+    def restart(self, name: str) -> None:
+        """Start the process called ``name``, which has ended, once more; its log goes on."""
+        assert not self.alive(name), name
+        self._start(name)
+
+    def _start(self, name: str) -> None:
+        assert self._watchdog is not None and self._watchdog.stdin is not None
+        command, env = self._commands[name]
+        with self.log(name).open("ab" if name in self._started else "wb") as log:
             process = subprocess.Popen(
                 [executable(command[0]), *command[1:]],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=self.empty,
-                env=dict(env),
+                env=env,
                 start_new_session=True,
             )
         self._started[name] = process
-        self._last |= {name} if last else set()
         self._watchdog.stdin.write(b"%d\n" % process.pid)
         self._watchdog.stdin.flush()
 
     def log(self, name: str) -> Path:
         """The log file of the process called ``name``."""
         return self.logs / f"{name}.log"
+
+    def pid(self, name: str) -> int:
+        """Process id of the process called ``name``, which is also its session's."""
+        return self._started[name].pid
 
     def alive(self, name: str) -> bool:
         """Whether the process called ``name`` still runs."""

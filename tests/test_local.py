@@ -18,11 +18,12 @@ import pytest
 from flwr.common.config import parse_config_args
 
 from deploy import runtimes, warm, watchdog
+from deploy.control import run_id_from
 from deploy.flower_cli import Value, check_app, config_arguments, run_config_toml, stage_app
 from deploy.local import Federation, node_config, supernode_command
 from deploy.processes import Processes, environment, executable, free_ports, tail
 from deploy.simulation import _reason, run_simulation
-from deploy.superlink import run_id_from, superlink_command
+from deploy.superlink import superlink_command
 
 PYPROJECT = """
 [project]
@@ -223,8 +224,8 @@ def test_a_node_knows_its_partition_and_what_is_set_beyond_it() -> None:
 
 def test_every_address_of_the_federation_is_on_loopback() -> None:
     for command in (
-        superlink_command(1, 2, simulation=False),
-        superlink_command(1, 2, simulation=True),
+        superlink_command("127.0.0.1:1", "127.0.0.1:2", simulation=False),
+        superlink_command("127.0.0.1:1", "127.0.0.1:2", simulation=True),
         supernode_command("127.0.0.1:2", "partition-id=0"),
     ):
         options = [argument for argument in command if argument.endswith("-address")]
