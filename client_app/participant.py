@@ -14,6 +14,8 @@ from typing import Any, TypeVar, final
 import torch
 from torch import Tensor, nn
 
+from client_app.limits import limit_memory
+from client_app.node import check
 from client_app.store import Store
 from common import device, fleet, models, optimise, seeds, tree
 from common.config import Config, Value
@@ -34,19 +36,20 @@ Extend = Callable[[Iterable[tuple[Tensor, ...]]], Iterable[tuple[Tensor, ...]]]
 class Participant:
     """Client k of ``clients``, as its node and the run configure it.
 
-    ``node``: the node's own settings; ``partition-id`` is required, ``num-partitions``, ``model``,
-    ``device``, ``data-dir``, ``state-dir`` and ``threads`` are optional and win over the run's.
+    ``node``: the node's own settings (``client_app/node.py``), which win over the run's.
 
     Raises ``ValueError`` for settings that do not make a client.
     """
 
     def __init__(self, config: Config, node: Mapping[str, Value], experiment: str) -> None:
         self.config, self.node, self.experiment = config, node, experiment
-        self.k = _natural(node, "partition-id")
-        self.clients = config.run.clients or _natural(node, "num-partitions")
+        check(node, strict=False)
+        self.k = _required(node, "partition-id")
+        self.clients = config.run.clients or _required(node, "num-partitions")
         if self.k >= self.clients:
             raise ValueError(f"partition-id = {self.k}, but the federation has {self.clients}")
         self.spec = str(node.get("model", config.fleet[self.k % len(config.fleet)]))
+        limit_memory(int(node.get("memory-mb", 0)))
         device.settle(int(node.get("threads", config.run.threads)))
         self.device = device.choose(str(node.get("device", config.run.device)))
         folder = str(node.get("data-dir", config.data.dir))
@@ -238,8 +241,7 @@ def _partition(config: Config, data: Any, clients: int) -> list[Any]:
     return _partition_of(data, clients, config.partition_seed)
 
 
-def _natural(node: Mapping[str, Value], key: str) -> int:
-    value = node.get(key)
-    if type(value) is not int or value < 0:
-        raise ValueError(f"node config {key} = {value!r}; it must be an integer of at least 0")
-    return value
+def _required(node: Mapping[str, Value], key: str) -> int:
+    if key not in node:
+        raise ValueError(f"node config {key} is missing: give it with --node-config '{key}=…'")
+    return int(node[key])

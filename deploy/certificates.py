@@ -33,14 +33,20 @@ _LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
 @final
 @dataclass(frozen=True)
 class Certificates:
-    """The files in ``folder``; they need not exist."""
+    """The files in ``folder``; they need not exist. On a client's machine they may lie elsewhere.
+
+    ``keys``: the folder of the clients' keys, if not ``folder/clients``; ``authority``: the file of
+    the authority's certificate, if not ``folder/ca.crt``.
+    """
 
     folder: Path
+    keys: Path | None = None
+    authority: Path | None = None
 
     @property
     def ca(self) -> Path:
         """The authority's certificate: public, at the server and at every client."""
-        return self.folder / "ca.crt"
+        return self.authority or self.folder / "ca.crt"
 
     @property
     def ca_key(self) -> Path:
@@ -57,7 +63,7 @@ class Certificates:
     @property
     def clients(self) -> Path:
         """The folder of the clients' keys, ``K.key`` and ``K.pub``."""
-        return self.folder / "clients"
+        return self.keys or self.folder / "clients"
 
     def key(self, k: int) -> Path:
         """Client k's private key."""

@@ -11,6 +11,8 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
+from deploy import machines
+
 app = typer.Typer(
     help="Federated learning in which every client brings its own model.",
     no_args_is_help=True,
@@ -248,6 +250,10 @@ def doctor() -> None:
     sick = examine(out)
     if sick:
         raise typer.Exit(1)
+
+
+for command in machines.COMMANDS:
+    app.command()(command)
 
 
 def main() -> NoReturn:

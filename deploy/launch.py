@@ -48,7 +48,7 @@ def fresh(
     for key in PLACES:
         if resolved.get(key):
             resolved[key] = str(Path(str(resolved[key])).expanduser().resolve())
-    resolved["experiment"] = resolved["experiment"] or _name(resolved)
+    resolved["experiment"] = resolved["experiment"] or named(resolved)
     resolved["state-dir"] = resolved["state-dir"] or str(folder / "state")
     resolved["runtime"] = runtime
     return resolved, folder
@@ -221,7 +221,7 @@ def _summary_since(folder: Path, started: float) -> dict[str, Any] | None:
     return summary
 
 
-def _name(flat: Mapping[str, Value]) -> str:
+def named(flat: Mapping[str, Value]) -> str:
     """A name of the experiment that depends on what decides its numbers and on nothing else."""
     free = {key.replace("_", "-") for key in checkpoint.FREE["run"]}
     text = json.dumps({key: value for key, value in sorted(flat.items()) if key not in free})

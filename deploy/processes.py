@@ -99,9 +99,13 @@ class Processes:
     They also end when this process is killed: a watchdog process holds the other end of a pipe.
     """
 
-    def __init__(self, work: Path) -> None:
-        """``work`` (absolute) gets ``logs/NAME.log`` and the empty working directory ``empty``."""
+    def __init__(self, work: Path, quiet: bool = True) -> None:
+        """``work`` (absolute) gets ``logs/NAME.log`` and the empty working directory ``empty``.
+
+        Unless ``quiet``, output goes where this process's own goes instead of to logs.
+        """
         assert work.is_absolute(), work
+        self._quiet = quiet
         self.logs = work / "logs"
         self.empty = work / "empty"
         self._started: dict[str, subprocess.Popen[bytes]] = {}
@@ -156,8 +160,8 @@ class Processes:
             process = subprocess.Popen(
                 [executable(command[0]), *command[1:]],
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
+                stdout=log if self._quiet else None,
+                stderr=subprocess.STDOUT if self._quiet else None,
                 cwd=self.empty,
                 env=env,
                 start_new_session=True,
@@ -177,6 +181,10 @@ class Processes:
     def alive(self, name: str) -> bool:
         """Whether the process called ``name`` still runs."""
         return self._started[name].poll() is None
+
+    def await_end(self, name: str) -> int:
+        """Wait until the process called ``name`` has ended; its exit status."""
+        return self._started[name].wait()
 
     def spare(self, name: str) -> None:
         """From now on the process called ``name`` may end by itself."""

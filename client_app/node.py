@@ -1,0 +1,39 @@
+"""What a node's own configuration may say; every entry wins over the run's.
+
+``flower-supernode --node-config 'partition-id=0 num-partitions=2 model="resnet8" memory-mb=2000'``
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from common.config import Value
+
+KINDS: dict[str, type] = {
+    "partition-id": int,  #: which client this is: 0 … num-partitions − 1; required
+    "num-partitions": int,  #: how many clients there are; needed where the run does not say
+    "model": str,  #: architecture, such as ``resnet8@0.5``
+    "device": str,  #: auto, cpu, cuda or cuda:N
+    "threads": int,  #: processor threads of torch
+    "memory-mb": int,  #: most memory that a process of this client may take, in 10⁶ bytes
+    "data-dir": str,  #: folder of the client's data
+    "public-dir": str,  #: folder of the public set
+    "state-dir": str,  #: folder of what the client keeps between rounds
+    "incentive": bool,  #: i-dl-mh: whether this client wants what the server gives back
+}
+LEAST = {"partition-id": 0, "num-partitions": 1, "threads": 1, "memory-mb": 200}
+NAMES = {int: "an integer", str: "text", bool: "true or false"}
+
+
+def check(node: Mapping[str, Value], *, strict: bool = True) -> None:
+    """Raise ``ValueError`` for a value that a key does not take; if ``strict``, an unknown key."""
+    for key, value in node.items():
+        kind = KINDS.get(key)
+        if kind is None:
+            if strict:
+                raise ValueError(f"node config {key!r} is unknown; allowed: {', '.join(KINDS)}")
+            continue
+        least = LEAST.get(key)
+        if type(value) is not kind or (least is not None and int(value) < least):
+            bound = "" if least is None else f" of at least {least}"
+            raise ValueError(f"node config {key} = {value!r}; it must be {NAMES[kind]}{bound}")

@@ -1,0 +1,271 @@
+"""The commands of ``fedmosaic`` for separate machines: certs, register, submit, node, local."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+out, err = Console(), Console(stderr=True)
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("-s", "--set", metavar="KEY=VALUE", help="Override a key; may be repeated."),
+]
+Authority = Annotated[
+    Path | None, typer.Option("--ca", help="Certificate of the authority: certs/ca.crt.")
+]
+Insecure = Annotated[bool, typer.Option("--insecure", help="No TLS: for trying out only.")]
+ControlApi = Annotated[
+    str, typer.Option("--superlink", metavar="HOST:PORT", help="Its Control API.")
+]
+Wait = Annotated[float, typer.Option(help="Seconds that the SuperLink may take to answer.")]
+
+
+def certs(
+    folder: Annotated[Path, typer.Argument(help="Where they go.")] = Path("certs"),
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="A name or address under which clients reach the server; repeatable."),
+    ] = None,
+    clients: Annotated[int, typer.Option(help="Key pairs: one for each client.")] = 0,
+    days: Annotated[int, typer.Option(help="How long certificates are valid.")] = 365,
+) -> None:
+    """Make an authority, the server's certificate and a key pair for each client."""
+    from deploy.certificates import make
+
+    files = make(folder, host or [], clients, days)
+    out.print(f"authority      {files.ca}  (public: server and all clients)", soft_wrap=True)
+    out.print(f"its key        {files.ca_key}  (secret: keep it here)", soft_wrap=True)
+    out.print(f"server         {files.server}, {files.server_key}  (secret)", soft_wrap=True)
+    made = sorted(files.clients.glob("*.key"), key=lambda path: (len(path.name), path.name))
+    if made:
+        out.print(
+            f"{len(made)} clients      {made[0]} … {made[-1].name}  (secret: each at its client), "
+            "*.pub (register them)",
+            soft_wrap=True,
+            highlight=False,
+        )
+
+
+def register(
+    keys: Annotated[list[Path], typer.Argument(help="Public keys, or folders of *.pub.")],
+    superlink: ControlApi = "127.0.0.1:9093",
+    ca: Authority = None,
+    insecure: Insecure = False,
+    wait: Wait = 60.0,
+) -> None:
+    """Let SuperNodes with these keys connect; keys that are registered already stay so."""
+    import tempfile
+
+    from deploy.control import Control
+    from deploy.submit import address
+
+    files = [path for given in keys for path in _public_keys(given)]
+    with (
+        tempfile.TemporaryDirectory(prefix="fedmosaic-") as work,
+        Control(address(superlink), _trusted(ca, insecure), Path(work)) as control,
+    ):
+        control.await_answer(wait)
+        new = sum(control.register(path) for path in files)
+    out.print(f"{new} of {len(files)} keys registered, {len(files) - new} were already")
+
+
+def submit(
+    experiment: Annotated[
+        Path | None, typer.Argument(help="A TOML file, or the name of one of ours.")
+    ] = None,
+    settings: Settings = None,
+    superlink: ControlApi = "127.0.0.1:9093",
+    ca: Authority = None,
+    insecure: Insecure = False,
+    wait: Wait = 60.0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from out's checkpoint.")] = False,
+    if_any: Annotated[
+        bool, typer.Option("--resume-if-any", help="The same if there is one here, else begin.")
+    ] = False,
+) -> None:
+    """Run an experiment on a SuperLink and the clients connected to it."""
+    from deploy import settings as given
+    from deploy import submit as sending
+
+    flat = given.resolve(experiment or given.DEFAULT, settings or [])
+    flat = sending.prepared(flat, resume, if_any)
+    try:
+        status = sending.submit(
+            flat,
+            sending.address(superlink),
+            _trusted(ca, insecure),
+            wait,
+            lambda line: out.print(line, markup=False, highlight=False, soft_wrap=True),
+            lambda run: out.print(f"[bold]run {run}[/]: {flat['experiment']}", highlight=False),
+        )
+    except KeyboardInterrupt:
+        err.print("[red]left[/]: the run goes on; stop it with: flwr stop RUN")
+        raise typer.Exit(130) from None
+    if not status.completed:
+        raise RuntimeError(status.details or f"the run ended as {status.status}")
+    sent, received = status.bytes_sent, status.bytes_received
+    out.print(f"completed; {sent:,} bytes to the clients, {received:,} from them")
+
+
+def node(
+    superlink: Annotated[
+        str, typer.Option("--superlink", metavar="HOST:PORT", help="Its Fleet API.")
+    ],
+    clients: Annotated[int, typer.Option(min=1, help="How many clients the federation has.")],
+    k: Annotated[int | None, typer.Option("--k", min=0, help="Which client this is.")] = None,
+    seats: Annotated[
+        Path | None, typer.Option(help="Be the lowest client that no replica sharing this is.")
+    ] = None,
+    ca: Authority = None,
+    keys: Annotated[
+        Path | None, typer.Option(help="Folder with K.key; default: clients beside --ca.")
+    ] = None,
+    insecure: Insecure = False,
+    more: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-s",
+            "--set",
+            metavar="KEY=VALUE",
+            help="The node's own: model, device, threads, memory-mb, data-dir, state-dir, …",
+        ),
+    ] = None,
+    home: Annotated[
+        Path | None,
+        typer.Option(help="Flower's own files; default: ~/.fedmosaic/nodes/K."),
+    ] = None,
+    health: Annotated[str, typer.Option(help="HOST:PORT of a gRPC health service.")] = "",
+    warm: Annotated[
+        bool, typer.Option("--warm-start", help="Fork client processes from a warm one (Linux).")
+    ] = False,
+) -> None:
+    """Serve one client on this machine: a flower-supernode with its key and settings."""
+    from deploy import node as serving
+    from deploy import seats as places
+    from deploy.certificates import Certificates
+    from deploy.submit import address
+
+    if (k is None) == (seats is None):
+        raise ValueError("say which client this is: either --k K or --seats FOLDER")
+    if warm and sys.platform != "linux":
+        raise ValueError(f"--warm-start is for Linux, not {sys.platform}")
+    if health:
+        address(health, "--health")
+    authority = _trusted(ca, insecure)
+    if seats is not None:
+        k, _ = places.take(seats, clients)
+    assert k is not None
+    if k >= clients:
+        raise ValueError(
+            f"--k {k} is not allowed; with --clients {clients} it is 0 to {clients - 1}"
+        )
+    trust = None
+    if authority is not None:
+        folder = keys.expanduser().resolve() if keys else None
+        trust = Certificates(authority.parent, folder, authority)
+    line = serving.command(
+        address(superlink), trust, k, clients, serving.settings(more or []), health
+    )
+    place = (home or Path.home() / ".fedmosaic" / "nodes" / str(k)).expanduser().resolve()
+    out.print(f"client {k} of {clients} for {superlink}", highlight=False)
+    if warm:
+        raise typer.Exit(serving.serve(line, place))
+    serving.become(line, place)
+
+
+def local(
+    experiment: Annotated[
+        Path | None, typer.Argument(help="Run this and leave; without it, stay up for submits.")
+    ] = None,
+    settings: Settings = None,
+    clients: Annotated[int, typer.Option(help="SuperNodes; default: what the run needs.")] = 0,
+    work: Annotated[Path, typer.Option(help="Logs, certificates, Flower's files.")] = Path("local"),
+    insecure: Insecure = False,
+    warm: Annotated[
+        bool, typer.Option("--warm-start", help="Fork client processes from a warm one (Linux).")
+    ] = False,
+) -> None:
+    """Start a SuperLink and its SuperNodes on this machine, with TLS and authentication."""
+    from deploy import settings as given
+    from deploy import submit as sending
+    from deploy.certificates import make
+    from deploy.local import Federation
+
+    flat = given.resolve(experiment or given.DEFAULT, settings or [])
+    flat = sending.prepared({**flat, "clients": clients or flat["clients"]}, False, False)
+    count = int(flat["clients"])
+    place = work.expanduser().resolve()
+    files = None if insecure else make(place / "certs", [], count)
+    signal.signal(signal.SIGTERM, _interrupt)
+    with Federation(
+        app=given.app_folder(),
+        clients=count,
+        work=place,
+        certificates=files.folder if files else None,
+        warm_start=warm,
+        spare_nodes=True,
+        env={"OMP_NUM_THREADS": str(flat["threads"])},
+    ) as federation:
+        where = federation.superlink.control_address
+        trust = "--insecure" if files is None else f"--ca {files.ca}"
+        out.print(f"{count} clients are connected; logs are in {place / 'logs'}", soft_wrap=True)
+        if experiment is None:
+            out.print("run something from another terminal (Ctrl-C here ends everything):")
+            out.print(
+                f"  fedmosaic submit --superlink {where} {trust}", soft_wrap=True, highlight=False
+            )
+            _stay(federation)
+            return
+        run = federation.submit(flat)
+        status = federation.follow(
+            run, lambda line: out.print(line, markup=False, highlight=False, soft_wrap=True)
+        )
+    if not status.completed:
+        raise RuntimeError(status.details or f"the run ended as {status.status}")
+
+
+def _stay(federation: object) -> None:
+    """Until Ctrl-C, SIGTERM or the death of the SuperLink."""
+    from deploy.local import Federation
+
+    assert isinstance(federation, Federation)
+    try:
+        federation.superlink.wait(lambda: False, "an end", float("inf"))
+    except KeyboardInterrupt:
+        out.print("ended")
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _trusted(ca: Path | None, insecure: bool) -> Path | None:
+    if (ca is None) == (not insecure):
+        raise ValueError("say whom to trust: either --ca FILE (TLS) or --insecure")
+    if ca is None:
+        return None
+    path = ca.expanduser().resolve()
+    if not os.access(path, os.R_OK):
+        raise ValueError(f"--ca {ca} {'cannot be read' if path.exists() else 'does not exist'}")
+    return path
+
+
+def _public_keys(given: Path) -> list[Path]:
+    if not given.is_dir():
+        if not given.exists():
+            raise ValueError(f"{given} does not exist; it should be a public key or their folder")
+        return [given]
+    found = sorted(given.glob("*.pub"), key=lambda path: (len(path.name), path.name))
+    if not found:
+        raise ValueError(f"{given} holds no *.pub; make keys with: fedmosaic certs --clients N")
+    return found
+
+
+COMMANDS = (certs, register, submit, node, local)
