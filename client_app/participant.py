@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from client_app.limits import limit_memory
 from client_app.node import check
-from client_app.store import Store
+from client_app.store import Store, look
 from common import device, fleet, models, optimise, seeds, tree
 from common.config import Config, Value
 from common.data.batches import Batches
@@ -61,6 +61,7 @@ class Participant:
             or config.run.state_dir
             or Path.home() / ".fedmosaic" / "state"
         )
+        self._seen = look(self._state_dir, experiment, self.k)
 
     @cached_property
     def dataset(self) -> Dataset:
@@ -201,7 +202,7 @@ class Participant:
 
     @cached_property
     def _store(self) -> Store:
-        return Store(self._state_dir, self.experiment, self.k)
+        return Store(self._state_dir, self.experiment, self.k, self._seen)
 
     def recall(self, t: int, kind: type[R]) -> R | None:
         """What this client kept in the newest round before t."""

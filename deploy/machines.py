@@ -96,13 +96,16 @@ def submit(
 
     flat = given.resolve(experiment or given.DEFAULT, settings or [])
     flat = sending.prepared(flat, resume, if_any)
+    if if_any and flat["resume"] and sending.done(flat):
+        out.print(f"{flat['out']} holds the run already, complete", highlight=False, soft_wrap=True)
+        return
     try:
         status = sending.submit(
             flat,
             sending.address(superlink),
             _trusted(ca, insecure),
             wait,
-            lambda line: out.print(line, markup=False, highlight=False, soft_wrap=True),
+            sending.without_tracebacks(_plain),
             lambda run: out.print(f"[bold]run {run}[/]: {flat['experiment']}", highlight=False),
         )
     except KeyboardInterrupt:
@@ -224,9 +227,7 @@ def local(
             _stay(federation)
             return
         run = federation.submit(flat)
-        status = federation.follow(
-            run, lambda line: out.print(line, markup=False, highlight=False, soft_wrap=True)
-        )
+        status = federation.follow(run, sending.without_tracebacks(_plain))
     if not status.completed:
         raise RuntimeError(status.details or f"the run ended as {status.status}")
 
@@ -240,6 +241,10 @@ def _stay(federation: object) -> None:
         federation.superlink.wait(lambda: False, "an end", float("inf"))
     except KeyboardInterrupt:
         out.print("ended")
+
+
+def _plain(line: str) -> None:
+    out.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _interrupt(*_: object) -> None:

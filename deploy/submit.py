@@ -12,6 +12,7 @@ from deploy.control import Control, RunStatus
 from deploy.launch import named
 from deploy.settings import app_folder
 from server_app import checkpoint
+from server_app.summary import complete
 
 HOST_PORT = "HOST:PORT, such as fed.example.org:9093"
 
@@ -49,6 +50,16 @@ def prepared(flat: Mapping[str, Value], resume: bool, if_any: bool) -> dict[str,
     return flat
 
 
+def done(flat: Mapping[str, Value]) -> bool:
+    """Whether ``out``, which this machine sees too, holds this very run and it is complete.
+
+    Raises ``ValueError`` if it holds a checkpoint of another configuration.
+    """
+    folder = Path(str(flat["out"]))
+    checkpoint.read(folder, parse(flat))
+    return complete(folder, int(flat["rounds"]))
+
+
 def submit(
     flat: Mapping[str, Value],
     superlink: str,
@@ -71,3 +82,19 @@ def submit(
         run_id = control.submit(app_folder(), flat, {})
         on_start(run_id)
         return control.follow(run_id, on_log, patience=wait)
+
+
+def without_tracebacks(put: Callable[[str], None]) -> Callable[[str], None]:
+    """``put`` for the lines that are no part of a traceback: the last line says it better."""
+    inside = False
+
+    def filtered(line: str) -> None:
+        nonlocal inside
+        if line.startswith("Traceback (most recent call last)"):
+            inside = True
+        elif not inside:
+            put(line)
+        elif not line.startswith(" "):
+            inside = False  # this was the exception itself
+
+    return filtered

@@ -1,0 +1,118 @@
+"""The files of ``fedmosaic certs``, read back with the libraries that will use them."""
+
+from __future__ import annotations
+
+import ipaddress
+import ssl
+import stat
+import subprocess
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from deploy.certificates import Certificates, make
+
+
+def certificate(path: Path) -> x509.Certificate:
+    return x509.load_pem_x509_certificate(path.read_bytes())
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_the_server_is_certified_for_its_hosts_and_for_this_machine(tmp_path: Path) -> None:
+    files = make(tmp_path, ["fed.example.org", "192.0.2.7", "::1"], 0, days=10)
+    server, authority = certificate(files.server), certificate(files.ca)
+    server.verify_directly_issued_by(authority)
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["fed.example.org", "localhost"]
+    addresses = [ipaddress.ip_address(text) for text in ("192.0.2.7", "::1", "127.0.0.1")]
+    assert names.get_values_for_type(x509.IPAddress) == addresses
+    left = server.not_valid_after_utc - datetime.now(UTC)
+    assert timedelta(days=9, hours=23) < left < timedelta(days=10)
+    constraints = authority.extensions.get_extension_for_class(x509.BasicConstraints)
+    assert constraints.critical and constraints.value.ca
+    assert authority.not_valid_after_utc >= server.not_valid_after_utc
+    key = serialization.load_pem_private_key(files.server_key.read_bytes(), None)
+    assert key.public_key() == server.public_key()
+    ssl.create_default_context(cafile=str(files.ca))
+
+
+def test_secrets_are_readable_by_their_owner_only(tmp_path: Path) -> None:
+    files = make(tmp_path / "new" / "certs", ["a"], 2)
+    for secret in (files.ca_key, files.server_key, files.key(0), files.key(1)):
+        assert mode(secret) == 0o600, secret
+    for public in (files.ca, files.server, files.public(0), files.public(1)):
+        assert mode(public) == 0o644, public
+
+
+def test_a_client_key_is_an_openssh_pair_on_a_nist_curve(tmp_path: Path) -> None:
+    files = make(tmp_path, [], 1)
+    private = serialization.load_ssh_private_key(files.key(0).read_bytes(), None)
+    public = serialization.load_ssh_public_key(files.public(0).read_bytes())
+    assert isinstance(private, ec.EllipticCurvePrivateKey) and private.curve.name == "secp384r1"
+    assert private.public_key() == public
+
+
+def test_making_again_keeps_the_authority_and_the_clients_and_renews_the_server(
+    tmp_path: Path,
+) -> None:
+    files = make(tmp_path, ["old.example.org"], 2)
+    kept = {p: p.read_bytes() for p in (files.ca, files.ca_key, files.key(0), files.public(1))}
+    before = files.server.read_bytes()
+    make(tmp_path, ["new.example.org"], 3)
+    assert {p: p.read_bytes() for p in kept} == kept
+    assert files.server.read_bytes() != before and files.key(2).exists()
+    certificate(files.server).verify_directly_issued_by(certificate(files.ca))
+
+
+@pytest.mark.parametrize(
+    ("hosts", "clients", "days", "said"),
+    [
+        (["https://a.b"], 1, 1, "--host 'https://a.b' is neither"),
+        (["a.b:9092"], 1, 1, "--host 'a.b:9092' is neither"),
+        ([""], 1, 1, "--host '' is neither"),
+        (["1.2.3.999"], 1, 1, "--host '1.2.3.999' is no valid address"),
+        ([], -1, 1, "--clients -1 is not allowed; it should be 0 to"),
+        ([], 1, 0, "--days 0 is not allowed; it should be 1 to"),
+    ],
+)
+def test_what_cannot_be_certified_is_refused_before_anything_is_written(
+    tmp_path: Path, hosts: list[str], clients: int, days: int, said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        make(tmp_path / "certs", hosts, clients, days)
+    assert not (tmp_path / "certs").exists()
+
+
+def test_an_authority_without_its_key_is_not_replaced(tmp_path: Path) -> None:
+    files = make(tmp_path, [], 1)
+    files.ca_key.unlink()
+    with pytest.raises(ValueError, match=r"ca\.crt is there without .*ca\.key"):
+        make(tmp_path, [], 1)
+    other = make(tmp_path / "other", [], 0)
+    files.ca_key.write_bytes(other.ca_key.read_bytes())
+    with pytest.raises(ValueError, match="is not the key of"):
+        make(tmp_path, [], 1)
+    files.ca_key.write_text("nonsense")
+    with pytest.raises(ValueError, match="cannot be read"):
+        make(tmp_path, [], 1)
+
+
+def test_files_may_lie_elsewhere_on_a_clients_machine(tmp_path: Path) -> None:
+    files = Certificates(tmp_path, tmp_path / "keys", tmp_path / "trust.pem")
+    assert (files.ca, files.key(3)) == (tmp_path / "trust.pem", tmp_path / "keys" / "3.key")
+
+
+def test_openssl_trusts_the_chain(tmp_path: Path) -> None:
+    files = make(tmp_path, ["fed.example.org"], 0)
+    command = ["openssl", "verify", "-CAfile", files.ca, "-verify_hostname"]
+    done = subprocess.run(
+        [*command, "fed.example.org", files.server], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,221 @@
+"""The commands for separate machines: what they refuse, and one federation made of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from client_app.node import check
+from deploy import node, seats, submit
+from deploy.certificates import make
+from deploy.cli import main
+from deploy.processes import environment, free_ports
+from deploy.settings import resolve
+from deploy.superlink import superlink_command
+from tests.conftest import flat
+
+
+def fedmosaic(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "deploy.cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **env},
+        stdin=subprocess.DEVNULL,
+    )
+
+
+NODE = ["node", "--superlink", "h:1", "--clients", "2", "--insecure"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["register", "nowhere", "--insecure"], "nowhere does not exist"),
+        (["submit"], "either --ca FILE (TLS) or --insecure"),
+        (["submit", "--ca", "nowhere.crt"], "--ca nowhere.crt does not exist"),
+        (["submit", "--insecure", "--superlink", "here"], "--superlink here is not allowed"),
+        (["submit", "--insecure", "--superlink", "h:0"], "--superlink h:0 is not allowed"),
+        (["submit", "--insecure", "-s", "out=runs/a"], "out = 'runs/a' is relative"),
+        (["submit", "--insecure", "--resume-if-any"], "--resume-if-any needs out"),
+        (["submit", "--insecure", "-s", "rounds=0"], "rounds"),
+        (NODE, "--k K or --seats"),
+        (
+            [*NODE, "--k", "2"],
+            "--k 2 is not allowed; with --clients 2 it is 0 to 1",
+        ),
+        (
+            [*NODE, "--k", "0", "-s", "modle=resnet8"],
+            "node config 'modle' is unknown; allowed: partition-id",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_status_1(
+    arguments: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["fedmosaic", *arguments])
+    with pytest.raises(SystemExit) as left:
+        main()
+    written = capsys.readouterr().err
+    assert left.value.code == 1
+    assert said in written and written.count("\n") == 1, written
+
+
+def test_a_superlink_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    done = fedmosaic("submit", "--insecure", "--superlink", f"127.0.0.1:{port}", "--wait", "0.5")
+    assert done.returncode == 1
+    assert f"no SuperLink answers at 127.0.0.1:{port}" in done.stderr
+
+
+def test_a_node_takes_typed_settings_and_refuses_others() -> None:
+    given = node.settings(["model=resnet8", "threads=2", "incentive=false", "data-dir='/a b'"])
+    assert given == {"model": "resnet8", "threads": 2, "incentive": False, "data-dir": "/a b"}
+    for text, said in (
+        ("model", "is not key=value"),
+        ("threads=two", "threads = 'two'; it must be an integer of at least 1"),
+        ("memory-mb=10", "memory-mb = 10; it must be an integer of at least 200"),
+        ("incentive=maybe", "incentive = 'maybe'; it must be true or false"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            node.settings([text])
+    check({"partition-id": 0, "of-another-app": 1}, strict=False)
+
+
+def test_a_node_needs_its_key_and_says_which(tmp_path: Path) -> None:
+    files = make(tmp_path, [], 1)
+    line = node.command("h:9092", files, 0, 2, {"model": "mlp"}, health="127.0.0.1:9")
+    assert line[:3] == ["flower-supernode", "--root-certificates", str(files.ca)]
+    assert line[3:5] == ["--auth-supernode-private-key", str(files.key(0))]
+    assert line[-4:-2] == ["--node-config", "partition-id=0 num-partitions=2 model='mlp'"]
+    with pytest.raises(ValueError, match=r"1\.key is missing; client 1 needs it"):
+        node.command("h:9092", files, 1, 2, {})
+
+
+def test_replicas_that_share_a_folder_take_different_seats(tmp_path: Path) -> None:
+    taken = [seats.take(tmp_path / "seats", 3) for _ in range(3)]
+    assert [k for k, _ in taken] == [0, 1, 2]
+    with pytest.raises(ValueError, match="all 3 seats in .* are taken"):
+        seats.take(tmp_path / "seats", 3)
+    os.close(taken[1][1])
+    k, held = seats.take(tmp_path / "seats", 3)
+    assert k == 1
+    assert os.get_inheritable(held), "the program that the replica becomes must hold it too"
+    for descriptor in (taken[0][1], taken[2][1], held):
+        os.close(descriptor)
+
+
+def test_a_submitted_run_is_complete_and_resumes_if_there_is_something(tmp_path: Path) -> None:
+    given = {**resolve(None), "out": str(tmp_path)}
+    sent = submit.prepared(given, resume=False, if_any=True)
+    assert sent["clients"] == 6 and sent["runtime"] == "grpc" and sent["resume"] is False
+    assert sent["experiment"] == submit.prepared(given, True, False)["experiment"]
+    (tmp_path / "checkpoint.safetensors").touch()
+    assert submit.prepared(given, resume=False, if_any=True)["resume"] is True
+
+
+def test_what_flower_logs_of_a_failure_is_shown_without_its_traceback() -> None:
+    shown: list[str] = []
+    put = submit.without_tracebacks(shown.append)
+    for line in ("round 1", "Traceback (most recent call last):", '  File "x"', "    y()"):
+        put(line)
+    for line in ("ValueError: bad", "", "round 2"):
+        put(line)
+    assert shown == ["round 1", "", "round 2"]
+
+
+@contextlib.contextmanager
+def started(
+    command: list[str], log: Path, env: dict[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            command, stdout=file, stderr=subprocess.STDOUT, env=env, cwd=log.parent
+        )
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(10)
+        process.kill()
+        process.wait()
+
+
+def paint(folder: Path, seed: int, images: int = 12) -> Path:
+    """A private folder of grey 8×8 images of two classes, another for each seed."""
+    draw = np.random.default_rng(seed)
+    for part in ("train", "test"):
+        for c, name in enumerate(("dark", "light")):
+            place = folder / part / name
+            place.mkdir(parents=True)
+            for i in range(images):
+                pixels = draw.integers(0, 100, (8, 8)) + 150 * c
+                Image.fromarray(pixels.astype(np.uint8)).save(place / f"{i}.png")
+    return folder
+
+
+@pytest.mark.slow
+def test_certs_register_nodes_and_submit_make_a_federation_over_tls(tmp_path: Path) -> None:
+    certs = tmp_path / "certs"
+    assert fedmosaic("certs", certs, "--host", "fed.example.org", "--clients", 2).returncode == 0
+    files = make(certs, [], 2)
+    control, fleet = (f"127.0.0.1:{port}" for port in free_ports(2))
+    env = environment({}, tmp_path / "home")
+    with contextlib.ExitStack() as stack:
+        command = list(superlink_command(control, fleet, False, files))
+        command[0] = str(Path(sys.executable).with_name(command[0]))
+        stack.enter_context(started(command, tmp_path / "superlink.log", env))
+        to = ("--superlink", control, "--ca", files.ca)
+        first = fedmosaic("register", files.clients, *to)
+        assert "2 of 2 keys registered" in first.stdout, first.stderr
+        assert (
+            "0 of 2 keys registered, 2 were already"
+            in fedmosaic("register", files.public(0), files.public(1), *to).stdout
+        )
+        nodes = []
+        for i, own in enumerate((["model=mlp", "memory-mb=4000"], ["model=cnn2", "device=cpu"])):
+            line = [sys.executable, "-m", "deploy.cli", "node", "--superlink", fleet]
+            line += ["--ca", str(files.ca), "--seats", str(tmp_path / "seats"), "--clients", "2"]
+            line += ["--home", str(tmp_path / f"node{i}"), *(["--warm-start"] if i else [])]
+            own += [f"data-dir={paint(tmp_path / f'images{i}', i, 12 + i)}"]
+            own += [f"state-dir={tmp_path / f'state{i}'}"]
+            line += [part for setting in own for part in ("-s", setting)]
+            log = tmp_path / f"node{i}.log"
+            nodes.append(stack.enter_context(started(line, log, dict(os.environ))))
+            while not (tmp_path / "seats" / f"{i}.lock").exists():
+                time.sleep(0.05)
+        out = tmp_path / "out"
+        values = flat(out, method="fedorion", clients=2, rounds=1, **{"state-dir": ""})
+        values |= {"data.name": "folder", "data.dir": str(paint(tmp_path / "images", 7))}
+        values |= {"data.partition": "own", "fleet": "mlp,cnn2", "data.samples": 0}
+        values["data.test-samples"] = 0
+        changed = {k: v for k, v in values.items() if v != resolve(None)[k] and k != "runtime"}
+        sets = [part for k, v in changed.items() for part in ("-s", f"{k}={v}")]
+        done = fedmosaic("submit", *sets, *to)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "completed;" in done.stdout
+        # a run that fails says why, and its status is not 0
+        again = fedmosaic("submit", *sets, *to)
+        assert again.returncode == 1 and "holds a run already" in again.stderr, again.stderr
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["status"] == "completed"
+    census = json.loads((out / "journal.jsonl").read_text().splitlines()[0])["clients"]
+    # of its own 24 and 26 training images, a fifth is each client's local test set
+    assert [(c["k"], c["model"], c["n"]) for c in census] == [(0, "mlp", 19), (1, "cnn2", 20)]
+    assert [any((tmp_path / f"state{i}").iterdir()) for i in range(2)] == [True, True]
+    assert [process.returncode for process in nodes] == [0, 0]
