@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -258,6 +259,7 @@ for command in machines.COMMANDS:
 
 def main() -> NoReturn:
     """The console script: every foreseeable error is one line and a non-zero exit status."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's own lines, beside ours
     try:
         app()
     except (ValueError, RuntimeError, FloatingPointError, OSError) as error:

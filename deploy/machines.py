@@ -259,6 +259,8 @@ def _trusted(ca: Path | None, insecure: bool) -> Path | None:
     path = ca.expanduser().resolve()
     if not os.access(path, os.R_OK):
         raise ValueError(f"--ca {ca} {'cannot be read' if path.exists() else 'does not exist'}")
+    if b"-----BEGIN CERTIFICATE-----" not in path.read_bytes():
+        raise ValueError(f"--ca {ca} holds no certificate; it should be ca.crt of fedmosaic certs")
     return path
 
 

@@ -45,6 +45,7 @@ NODE = ["node", "--superlink", "h:1", "--clients", "2", "--insecure"]
         (["register", "nowhere", "--insecure"], "nowhere does not exist"),
         (["submit"], "either --ca FILE (TLS) or --insecure"),
         (["submit", "--ca", "nowhere.crt"], "--ca nowhere.crt does not exist"),
+        (["submit", "--ca", __file__], "holds no certificate; it should be ca.crt"),
         (["submit", "--insecure", "--superlink", "here"], "--superlink here is not allowed"),
         (["submit", "--insecure", "--superlink", "h:0"], "--superlink h:0 is not allowed"),
         (["submit", "--insecure", "-s", "out=runs/a"], "out = 'runs/a' is relative"),
