@@ -5,7 +5,8 @@ of processor time. Flower finds its inner programs by name on PATH. So a folder 
 (``handover.py``) goes first on PATH, and one process that has imported everything forks a child for
 each of them, which then runs Flower's own entry point with the very arguments, environment, working
 directory and output files. Messages, isolation and results are those of the plain start; the app's
-own modules are never imported ahead, since each child must take them from its bundle.
+own modules are never imported ahead, since each child must take them from its bundle. A SuperNode's
+loop over its tasks is taken over as well (``dispatch.py``).
 
 Linux only: elsewhere a process that has imported this much cannot be trusted to fork.
 """
@@ -13,6 +14,8 @@ Linux only: elsewhere a process that has imported this much cannot be trusted to
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
 import importlib
 import json
 import os
@@ -26,14 +29,23 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import distribution
 from pathlib import Path
 
+from deploy import dispatch, handover
 from deploy.processes import Processes, executable
 
 PROGRAMS = ("flower-superexec", "flwr-serverapp", "flwr-clientapp")
 #: imported ahead where they are installed; nothing here may start a thread or touch a GPU
-PACKAGES = ("numpy", "torch", "pydantic", "jaxtyping", "safetensors.torch", "flwr.app")
-
-
+PACKAGES = (
+    "numpy",
+    "torch",
+    "torch._dynamo",  # every first step of a torch optimiser imports it
+    "pydantic.main",
+    "jaxtyping",
+    "PIL.Image",
+    "safetensors.torch",
+    "flwr.app",
+)
 SOCKET = "s"  #: file name in the folder of stand-ins
+STALL = 5.0  #: seconds that a request may keep the others waiting
 
 
 @contextlib.contextmanager
@@ -80,6 +92,9 @@ def serve(address: str) -> None:
             importlib.import_module(package)
     entry_points = distribution("flwr").entry_points
     mains = {entry.name: entry.load() for entry in entry_points if entry.name in PROGRAMS}
+    mains["flower-superexec"] = functools.partial(_superexec, address, mains["flower-superexec"])
+    gc.collect()
+    gc.freeze()  # children never walk these objects, so their memory stays shared
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         listener.listen(128)
@@ -87,23 +102,43 @@ def serve(address: str) -> None:
         while True:
             connection, _ = listener.accept()
             with connection, contextlib.suppress(OSError, ValueError):
-                request, outputs = _receive(connection)
-                if os.fork() == 0:
-                    listener.close()
-                    connection.close()
-                    _become(mains, request, outputs)
-                connection.sendall(b"+")
-                for output in outputs:
-                    os.close(output)
+                _take_over(connection, listener, mains)
 
 
-def _receive(connection: socket.socket) -> tuple[dict[str, object], list[int]]:
-    connection.settimeout(5.0)
+def _take_over(
+    connection: socket.socket, listener: socket.socket, mains: Mapping[str, Callable[[], None]]
+) -> None:
+    """Fork a child for the request of ``connection``, if the other side still wants it."""
+    connection.settimeout(STALL)
     _, outputs, _, _ = socket.recv_fds(connection, 1, 2)
-    text = b""
-    while chunk := connection.recv(65536):
-        text += chunk
-    return json.loads(text), outputs
+    try:
+        text = b""
+        while not text.endswith(b"\n"):
+            if not (chunk := connection.recv(65536)):
+                return
+            text += chunk
+        request = json.loads(text)
+        connection.sendall(handover.READY)
+        if connection.recv(1) != handover.AGREED:
+            return
+        if os.fork() == 0:
+            listener.close()
+            connection.close()
+            _become(mains, request, outputs)
+        connection.sendall(handover.FORKED)
+    finally:
+        for output in outputs:
+            os.close(output)
+
+
+def _superexec(address: str, real: Callable[[], None]) -> None:
+    """Be ``flower-superexec``: our own loop where it can serve, else and after errors Flower's."""
+    if (service := dispatch.service(sys.argv[1:])) is not None:
+        try:
+            return dispatch.dispatch(service, functools.partial(dispatch.start, address))
+        except Exception:
+            traceback.print_exc()
+    real()
 
 
 def _become(
@@ -122,6 +157,8 @@ def _become(
         os.environ.clear()
         os.environ.update(env)
         sys.argv = argv
+        with contextlib.suppress(OSError):
+            Path("/proc/self/comm").write_text(argv[0][:15])  # what top and ps show
         mains[argv[0]]()
         status = 0
     except SystemExit as leaving:

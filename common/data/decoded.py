@@ -1,8 +1,11 @@
 """A decoded copy of image files: one safetensors file, memory-mapped by every process.
 
-The copy lies beside the folder (``.<folder>-<size>.safetensors``), or in the user's cache where
-that place cannot be written. It carries a key over the names, sizes and times of the images, and
-is made anew when that key no longer fits or the file is damaged.
+Decoding is done once. A process then reads only the rows it takes, and all processes share one copy
+in memory. The copy of a folder lies beside it (``.<folder>-<size>.safetensors``), or in the user's
+cache where that place cannot be written; the copy of a data set of a few large files lies in the
+user's cache. It carries a key over the names, sizes and times of the sources, and is made anew when
+that key no longer fits or the file is damaged. Where nothing can be written, every process decodes
+for itself.
 """
 
 from __future__ import annotations
@@ -11,7 +14,8 @@ import contextlib
 import hashlib
 import os
 import struct
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -19,6 +23,7 @@ from torch import Tensor
 from common.data.places import cache_dir
 
 VERSION = 1  #: raised whenever the same files would be decoded differently
+SMALL = 2**20  #: bytes of source files that are decoded every time rather than kept
 
 
 def cached(
@@ -26,31 +31,50 @@ def cached(
 ) -> dict[str, Tensor]:
     """What ``decode`` returns for ``paths``, all below ``root``; decoded at most once per content.
 
-    A copy is written under a temporary name and renamed, so readers never see half of it; where
-    nothing can be written, every process decodes for itself.
+    A copy is written under a temporary name and renamed, so readers never see half of it.
     """
-    key = _key(root, paths, size)
     beside = root.parent / f".{root.name}-{size}.safetensors"
-    of_root = hashlib.sha256(str(root).encode()).hexdigest()[:16]
-    elsewhere = cache_dir() / "folders" / f"{of_root}-{size}.safetensors"
-    for path in (beside, elsewhere):
+    elsewhere = cache_dir() / "folders" / f"{_digest([str(root)])}-{size}.safetensors"
+    return _through([beside, elsewhere], _key(str(root), paths, size), decode)
+
+
+def kept(
+    name: str, files: Sequence[Path], decode: Callable[[], dict[str, Tensor]]
+) -> dict[str, Tensor]:
+    """What ``decode`` makes of the ``files`` of the data set ``name``; likewise."""
+    paths = [str(path.resolve()) for path in files]
+    if sum(path.stat().st_size for path in files) < SMALL:
+        return decode()
+    copy = cache_dir() / "decoded" / f"{name}-{_digest(paths)}.safetensors"
+    return _through([copy], _key("", paths, 0), decode)
+
+
+def _through(
+    places: Sequence[Path], key: str, decode: Callable[[], dict[str, Tensor]]
+) -> dict[str, Tensor]:
+    """The copy in the first of the ``places`` that has it, else a fresh one, kept where it can."""
+    for path in places:
         if (tensors := _read(path, key)) is not None:
             return tensors
     fresh = decode()
-    for path in (beside, elsewhere):
+    for path in places:
         if _write(path, fresh, key):
             return _read(path, key) or fresh
     return fresh
 
 
-def _key(root: Path, paths: list[str], size: int) -> str:
+def _digest(texts: Iterable[str]) -> str:
+    return hashlib.sha256(os.fsencode("\0".join(texts))).hexdigest()[:16]
+
+
+def _key(prefix: str, paths: list[str], size: int) -> str:
     digest = hashlib.sha256(f"{VERSION} {size}".encode())
     for path in paths:
         try:
             status = os.stat(path)
         except OSError as error:
             raise ValueError(f"{path}: cannot be read ({error.strerror})") from error
-        digest.update(os.fsencode(path.removeprefix(str(root))) + b"\0")
+        digest.update(os.fsencode(path.removeprefix(prefix)) + b"\0")
         digest.update(struct.pack("<qq", status.st_size, status.st_mtime_ns))
     return digest.hexdigest()
 
@@ -72,7 +96,7 @@ def _write(path: Path, tensors: dict[str, Tensor], key: str) -> bool:
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         save_file(tensors, str(temporary), {"key": key})

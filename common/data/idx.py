@@ -2,7 +2,7 @@
 
 An IDX file is a header (two zero bytes, type, number of dimensions, big-endian sizes) and the
 bytes of the array. Reading it here spares every process the import of torchvision, which is only
-needed to download.
+needed to download; large files are decoded once (``decoded.py``).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from common.data import decoded
 from common.data.dataset import DataOptions, Dataset
 from common.data.places import how_to_get, root
 
@@ -125,9 +126,15 @@ def read_idx(path: Path) -> np.ndarray:
 
 def _load(family: Family, data: DataOptions, download: Callable[..., object]) -> Dataset:
     files = _find(family, data, download)
+    parts = decoded.kept(family.name, files, lambda: _decode(family, files))
+    x, y, x_test, y_test = (parts[name] for name in ("x", "y", "x_test", "y_test"))
+    return Dataset(family.name, family.classes, x, y, x_test, y_test, (family.mean,), (family.std,))
+
+
+def _decode(family: Family, files: list[Path]) -> dict[str, Tensor]:
     x, y = _pair(family, *files[:2])
     x_test, y_test = _pair(family, *files[2:])
-    return Dataset(family.name, family.classes, x, y, x_test, y_test, (family.mean,), (family.std,))
+    return {"x": x, "y": y, "x_test": x_test, "y_test": y_test}
 
 
 def _find(family: Family, data: DataOptions, download: Callable[..., object]) -> list[Path]:

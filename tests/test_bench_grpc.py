@@ -1,0 +1,124 @@
+"""What the benchmarks over gRPC compute from marks, processes and bytes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deploy.bench import estimate, memory, timeline
+
+MARKS = """\
+10.0 1 pushed 0
+11.0 2 pulled 0
+11.5 3 started 0
+12.0 3 called 0.25
+12.25 3 imported 0.3
+12.5 3 ready 0.4
+13.5 3 trained 1.2
+13.6 3 ended 1.3
+12.0 4 pulled 0
+12.5 5 started 0
+13.0 5 called 0.25
+13.25 5 imported 0.3
+13.5 5 ready 0.4
+16.5 5 trained 3.2
+16.6 5 ended 3.3
+14.0 2 sent 0
+17.0 4 sent 0
+17.5 1 collected 0
+18.0 1 pushed 0
+18.5 1 collected 0
+"""
+
+
+def test_the_phases_of_a_message_add_up_to_the_exchange(tmp_path: Path) -> None:
+    (tmp_path / "marks").write_text(MARKS)
+    training, other = timeline.exchanges(timeline.read(tmp_path / "marks"))
+    found = timeline.phases(training)
+    assert found == pytest.approx(
+        {
+            "wait": (1.0 + 2.0) / 2,
+            "start": 0.5,
+            "unpack": 0.5,
+            "import": 0.25,
+            "load": 0.25,
+            "train": (1.0 + 3.0) / 2,
+            "reply": 0.5,
+            "cpu": (1.3 + 3.3) / 2,
+            "collect": 0.5,
+        }
+    )
+    assert timeline.phases(other) == {}
+    assert found.keys() - {"cpu"} == timeline.PHASES.keys()
+
+
+def test_the_tap_marks_begin_and_end_of_what_it_knows(tmp_path: Path) -> None:
+    (tmp_path / "server_app").mkdir()
+    (tmp_path / "server_app" / "__init__.py").touch()
+    (tmp_path / "server_app" / "exchange.py").write_text("def exchange(x): return x + 1\n")
+    marks = tmp_path / "marks"
+    path = os.pathsep.join([str(timeline.TAP), str(tmp_path)])
+    env = {**os.environ, "PYTHONPATH": path, "FEDMOSAIC_TIMELINE": str(marks)}
+    code = "from server_app.exchange import exchange; print(exchange(1))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.stdout == "2\n", done.stderr
+    assert [mark.name for mark in timeline.read(marks)] == ["pushed", "collected"]
+
+
+def test_every_tapped_function_exists() -> None:
+    script = (
+        "import importlib, operator\n"
+        "from deploy.bench.tap.sitecustomize import PLACES\n"
+        "for name, taps in PLACES.items():\n"
+        "    for path, *_ in taps:\n"
+        "        module = importlib.import_module(name)\n"
+        "        assert not path or operator.attrgetter(path)(module), (name, path)\n"
+    )
+    root = Path(__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_is_told_by_part_and_shared_pages_are_counted_once() -> None:
+    code = (
+        "import os, sys\n"
+        "block = bytearray(b'x') * 2**26\n"
+        "if os.fork() == 0: open('/proc/self/comm', 'w').write('flwr-clientapp')\n"
+        "os.write(1, b'.'); sys.stdin.read()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdin is not None and process.stdout is not None
+    assert [process.stdout.read(1) for _ in range(2)] == [b".", b"."]
+    found = memory.usage({process.pid: "warm"})
+    seconds = memory.processor({process.pid: "warm"})
+    process.stdin.close()
+    process.wait()
+    assert {name: of.processes for name, of in found.items()} == {"warm": 1, "ClientApps": 1}
+    assert min(of.rss for of in found.values()) > 2**26
+    assert 2**26 < sum(of.pss for of in found.values()) < 1.6 * 2**26
+    assert seconds["warm"] > 0
+
+
+def test_the_estimate_multiplies_what_was_measured() -> None:
+    crowd = {
+        "2": {"idle": {"superlink": {"pss": 100}}, "idle cpu": {"superlink": 0.02}},
+        "12": {"idle": {"superlink": {"pss": 400}}, "idle cpu": {"superlink": 0.03}},
+    }
+    one = estimate.idle(crowd)
+    assert (one.memory, one.processor) == (30.0, pytest.approx(0.001))
+    load = estimate.round_of(down=250_000.0, up=125_000.0)
+    assert load == {"bytes": 375e6, "line": 2.0, "held": 125.25e6}
+    with pytest.raises(ValueError, match="measure two at least"):
+        estimate.idle({"2": crowd["2"]})
