@@ -6,7 +6,7 @@ export FLWR_TELEMETRY_ENABLED = 0
 export FLWR_DISABLE_UPDATE_CHECK = 1
 export OMP_NUM_THREADS = 1
 
-.PHONY: run test exhaustive check bench clean
+.PHONY: run test exhaustive faults check bench clean
 
 run: $(VENV)/.installed
 	$(BIN)/fedmosaic run
@@ -16,6 +16,9 @@ test: $(VENV)/.installed-dev
 
 exhaustive: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m exhaustive
+
+faults: $(VENV)/.installed-dev
+	$(BIN)/python -m deploy.bench.faults
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -5,12 +5,14 @@ SuperNode's memory, is lost with it and travels with every message; private mode
 
 A message for round t reads the newest state of a round < t, so repeating a round after a crash
 gives the same bits. Two rounds are kept: the newest, and the one a repeated newest round starts
-from.
+from. A write that fails, as on a full disk, leaves the last good state as it was.
 """
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar, final
 
@@ -21,24 +23,30 @@ T = TypeVar("T", bound=Records)
 
 KEPT_ROUNDS = 2
 
+Seen = Mapping[Path, int]
+"""The files of a client's memory, each with the time of its last change in ns."""
+
 
 @final
 class Store:
-    """State of one client in one experiment.
+    """State of one client in one experiment, as one process uses it.
 
     Raises ``ValueError`` if the folder cannot be written.
     """
 
-    def __init__(self, root: Path, experiment: str, k: int) -> None:
-        self.folder = root / experiment / str(k)
+    def __init__(self, root: Path, experiment: str, k: int, seen: Seen | None = None) -> None:
+        """``seen``: what ``look`` found when this process began its work; None: what there is."""
+        self._root = root
+        self.folder = _folder(root, experiment, k)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ValueError(f"state-dir {root} cannot be written: {error.strerror}") from error
+            raise self._unwritable(error) from error
+        self._seen = dict(look(root, experiment, k) if seen is None else seen)
 
     def rounds(self) -> list[int]:
         """Rounds with state, ascending."""
-        return sorted(int(path.name) for path in self.folder.iterdir() if path.name.isdigit())
+        return sorted({int(path.parent.name) for path in _files(self.folder)})
 
     def recall(self, t: int, kind: type[T]) -> T | None:
         """The newest ``kind`` of a round < t, or None if there is none yet.
@@ -55,14 +63,53 @@ class Store:
         """Keep ``state`` as of round t, atomically; drop what no repeated round can ask for.
 
         Rounds after t belong to an earlier run under the same name: they go first.
+
+        Raises ``ValueError`` if it cannot be written, or if another process has meanwhile written
+        state of round t or later: that one took over, and this one's work comes too late.
         """
         path = self._path(t, type(state))
-        path.parent.mkdir(exist_ok=True)
-        write_atomically(path, state.to_bytes())
-        rounds = self.rounds()
-        reached = [past for past in rounds if past <= t]
-        for gone in {*rounds} - {*reached[-KEPT_ROUNDS:]}:
-            shutil.rmtree(self.folder / str(gone))
+        self._check_alone(t)
+        try:
+            path.parent.mkdir(exist_ok=True)
+            write_atomically(path, state.to_bytes())
+        except OSError as error:
+            with contextlib.suppress(OSError):  # it holds the state of another kind
+                path.parent.rmdir()
+            raise self._unwritable(error) from error
+        self._seen[path] = path.stat().st_mtime_ns
+        kept = [past for past in self.rounds() if past <= t][-KEPT_ROUNDS:]
+        for folder in self.folder.iterdir():
+            if folder.name.isdigit() and int(folder.name) not in kept:
+                shutil.rmtree(folder)
+
+    def _check_alone(self, t: int) -> None:
+        for path, changed in _files(self.folder).items():
+            if int(path.parent.name) >= t and self._seen.get(path) != changed:
+                raise ValueError(
+                    f"{path} was written by another process while this one worked on round {t}: "
+                    "its work comes too late"
+                )
+
+    def _unwritable(self, error: OSError) -> ValueError:
+        return ValueError(f"state-dir {self._root} cannot be written: {error.strerror}")
 
     def _path(self, t: int, kind: type[Records]) -> Path:
         return self.folder / str(t) / f"{kind.kind}.safetensors"
+
+
+def look(root: Path, experiment: str, k: int) -> Seen:
+    """What client k's memory holds now; changes nothing."""
+    return _files(_folder(root, experiment, k))
+
+
+def _folder(root: Path, experiment: str, k: int) -> Path:
+    return root / experiment / str(k)
+
+
+def _files(folder: Path) -> dict[Path, int]:
+    found = {}
+    for path in folder.glob("*/*.safetensors"):
+        if path.parent.name.isdigit() and not path.name.startswith("."):
+            with contextlib.suppress(OSError):  # another process dropped it just now
+                found[path] = path.stat().st_mtime_ns
+    return found

@@ -81,6 +81,11 @@ class Run(Section):
     precision: Literal["fp32", "bf16"]
     threads: Annotated[int, Field(ge=1, le=256)]
     """Torch threads of each process; part of a result's identity, so not the machine's choice."""
+    max_samples: Annotated[int, Field(ge=1, lt=2**40)]
+    """Most training samples a client may claim; who claims more is refused by the census."""
+    rebind: bool
+    """A node under a new id may take the place of a client whose node is gone. Set it to false
+    where SuperNodes have registered keys: a key keeps its node id, so another id is another key."""
     share_counts: bool
     """Clients tell the server how many samples of each class they hold (for pictures)."""
 
@@ -131,10 +136,12 @@ class Train(Section):
 
 
 class Wire(Section):
-    """How numbers in bounded ranges travel."""
+    """How numbers in bounded ranges travel, and how many."""
 
     dtype: Literal["float32", "float16", "uint8"]
     """Of predictions and confidences; weights and features always travel as they are."""
+    max_mb: Positive
+    """Largest reply of a client, in millions of bytes; a larger one is refused unread."""
 
 
 class Score(Section):

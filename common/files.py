@@ -1,20 +1,60 @@
-"""Files that survive a crash."""
+"""Files that survive a crash, a full disk and a killed writer."""
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import os
 from pathlib import Path
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that a reader, or a crash, sees the old or the new one, never half of it."""
+    """Write a file so that a reader, or a crash, sees the old or the new one, never half of it.
+
+    Nothing stays behind of a write that failed, nor of one whose process was killed: the next
+    write of the same file removes what that one left.
+
+    Raises ``OSError`` naming ``path``; the old file, if there was one, is whole.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    _remove_abandoned(path)
     try:
         with open(temporary, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except OSError:
+        _sync_folder(path.parent)
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Temporary files of ``path`` whose writers live no more."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
+        writer = left.name.rpartition(".")[2]
+        if writer.isdigit() and not _lives(int(writer)):
+            left.unlink(missing_ok=True)
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it lives, and is another user's
+        return True
+    return True
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename outlast a power cut, where a folder can be opened and synchronised."""
+    with contextlib.suppress(OSError):
+        opened = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)

@@ -16,47 +16,53 @@ from common.records import Records, StateDict
 ClientId = Annotated[int, Field(ge=0, lt=2**31)]
 Round = Annotated[int, Field(ge=0, lt=2**31)]
 Count = Annotated[int, Field(ge=0, lt=2**40)]
-Share = Annotated[float, Field(ge=0, le=1)]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Number = Annotated[float, Field(ge=-1e30, le=1e30, allow_inf_nan=False)]
+"""Finite, and so far from overflow that means of them are finite too."""
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9@._-]{1,100}$")]
+Experiment = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+"""Clients keep their state in a folder of this name, so it can name no other folder."""
+MAX_CLASSES = 100_000
 
 
 class Down(Records):
     """From the server to one client in round t."""
 
-    experiment: str
+    experiment: Experiment
     t: Round
 
 
 class Up(Records):
     """From client k to the server, answering the ``Down`` of round t."""
 
-    experiment: str
+    experiment: Experiment
     t: Round
     k: ClientId
-    metrics: dict[str, float]
+    metrics: Annotated[dict[Name, Number], Field(max_length=50)]
     """Scalars for the journal, such as the mean training loss."""
 
 
 class Hello(Records):
     """Round 0: who are you? ``clients`` is the federation's size, known to the server."""
 
-    experiment: str
+    experiment: Experiment
     clients: Count
 
 
 class Peer(Records):
     """A client's answer to ``Hello``."""
 
-    experiment: str
+    experiment: Experiment
     k: ClientId
     n: Annotated[int, Field(ge=1, lt=2**40)]
     """Local training samples."""
     n_test: Count
     """Local test samples."""
-    model: Annotated[str, Field(max_length=200)]
+    model: Name
     """Architecture, for example ``resnet18@0.5``."""
-    classes: list[Count]
+    classes: Annotated[list[Count], Field(max_length=MAX_CLASSES)]
     """Class ids with at least one training sample, ascending."""
-    counts: list[Count] | None
+    counts: Annotated[list[Count], Field(max_length=MAX_CLASSES)] | None
     """Training samples of each class; None unless ``share-counts``."""
     task: Annotated[str, Field(max_length=100)]
     """Input shape and fingerprint of the class names, the same at every client."""
@@ -69,7 +75,7 @@ class Peer(Records):
 class Ask(Records):
     """Score models on your own test share. ``w``: the global model's weights, if there is one."""
 
-    experiment: str
+    experiment: Experiment
     t: Round
     w: StateDict | None
     models: dict[str, StateDict] = {}
@@ -79,7 +85,7 @@ class Ask(Records):
 class Score(Records):
     """Client k's answer to ``Ask``: accuracies in [0, 1] on its n test samples."""
 
-    experiment: str
+    experiment: Experiment
     t: Round
     k: ClientId
     n: Count
@@ -87,7 +93,7 @@ class Score(Records):
     """Of the client's own model, the global one where it has no other; None without samples."""
     accuracy_global: Share | None
     """Of the global model; None if there is none or no test samples."""
-    accuracies: dict[str, Share] = {}
+    accuracies: Annotated[dict[Name, Share], Field(max_length=100)] = {}
     """Of the ``Ask``'s further models, by name; empty without test samples."""
 
 

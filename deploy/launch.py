@@ -22,9 +22,11 @@ from deploy.preflight import preflight
 from deploy.progress import Progress, follow
 from deploy.settings import app_folder, load, to_toml
 from server_app import checkpoint
+from server_app.claim import claimed
 from server_app.stopped import Stopped
 
 RUNTIMES = ("loopback", "ray", "grpc")
+GONE = 5.0  #: seconds without a sign of a ServerApp after which it counts as killed
 PLACES = ("data.dir", "data.public-dir", "state-dir")
 """Folders: made absolute, because Flower's processes work in another folder than the user."""
 
@@ -91,7 +93,7 @@ def launch(
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "config.toml", to_toml({**flat, "resume": False}).encode())
     started = time.time()
-    with Watch(config, folder, console) as watch:
+    with _told_how_to_go_on(folder), Watch(config, folder, console) as watch:
         watch.progress.on_phase(f"starting {config.run.clients} clients on {runtime}")
         if runtime == "loopback":
             _loopback(flat, config, workers)
@@ -201,7 +203,37 @@ def _environment(config: Config) -> dict[str, str]:
 
 
 def _finished(folder: Path, started: float) -> Callable[[], bool]:
-    return lambda: _summary_since(folder, started) is not None
+    """Whether the run has left its summary, to be asked again and again.
+
+    Raises ``Stopped`` once the ServerApp has let go of the folder without a summary and nothing
+    else has been heard of it for ``GONE`` seconds: the SuperLink would take a minute to miss it.
+    """
+    seen, since = False, 0.0
+
+    def finished() -> bool:
+        nonlocal seen, since
+        if _summary_since(folder, started) is not None:
+            return True
+        if claimed(folder):
+            seen, since = True, time.monotonic()
+        elif seen and time.monotonic() - since > GONE:
+            raise Stopped("the ServerApp ended in the middle of the run; was its process killed?")
+        return False
+
+    return finished
+
+
+@contextmanager
+def _told_how_to_go_on(folder: Path) -> Iterator[None]:
+    """What ends a run before its time also says how it goes on, if it has got anywhere."""
+    try:
+        yield
+    except RuntimeError as error:
+        line, newline, more = str(error).partition("\n")
+        if "--resume" in line or not checkpoint.path_in(folder).exists():
+            raise
+        line += f"; the checkpoint is kept, go on with --resume {folder}"
+        raise type(error)(line + newline + more) from error
 
 
 def _judge(folder: Path, started: float, completed: bool, details: str) -> None:

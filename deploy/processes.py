@@ -11,6 +11,7 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -78,6 +79,13 @@ def free_ports(count: int) -> list[int]:
         for each in sockets:
             each.bind(("127.0.0.1", 0))
         return [each.getsockname()[1] for each in sockets]
+
+
+def _killed(number: int) -> str:
+    try:
+        return f"was killed by {signal.Signals(number).name}"
+    except ValueError:  # a real-time signal has no name
+        return f"was killed by signal {number}"
 
 
 def plain(text: str) -> str:
@@ -198,9 +206,9 @@ class Processes:
         """
         for name, process in self._started.items():
             if name not in self._spared and (status := process.poll()) is not None:
+                how = f"ended with status {status}" if status >= 0 else _killed(-status)
                 raise RuntimeError(
-                    f"{name} ended with status {status}; the end of {self.log(name)}:\n"
-                    f"{tail(self.log(name))}"
+                    f"{name} {how}; its log is {self.log(name)} and ends:\n{tail(self.log(name))}"
                 )
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ def main(grid: Grid, context: Context) -> None:
     from common.data import load
     from common.fleet import check_fleet, global_spec
     from server_app import checkpoint
+    from server_app.claim import claim
     from server_app.methods import METHODS
 
     config = parse(context.run_config)
@@ -31,17 +32,18 @@ def main(grid: Grid, context: Context) -> None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"out = {out} cannot be made: {error.strerror}") from error
-    if not config.run.resume and checkpoint.path_in(out).exists():
-        raise ValueError(f"out = {out} holds a run already; resume it or choose another folder")
-    device.settle(config.run.threads)
-    dataset = load(config.data)
-    check_fleet(config, dataset.shape, dataset.num_classes)
-    method = METHODS[config.run.method](
-        config,
-        dataset,
-        device.choose(config.run.device),
-        global_spec(config, dataset.shape, dataset.num_classes),
-        experiment,
-    )
-    log.info("%s: results go to %s", experiment, out)
-    method.start(grid)
+    with claim(out):
+        if not config.run.resume and checkpoint.path_in(out).exists():
+            raise ValueError(f"out = {out} holds a run already; resume it or choose another folder")
+        device.settle(config.run.threads)
+        dataset = load(config.data)
+        check_fleet(config, dataset.shape, dataset.num_classes)
+        method = METHODS[config.run.method](
+            config,
+            dataset,
+            device.choose(config.run.device),
+            global_spec(config, dataset.shape, dataset.num_classes),
+            experiment,
+        )
+        log.info("%s: results go to %s", experiment, out)
+        method.start(grid)

@@ -36,6 +36,8 @@ class Architectures:
         Raises ``ValueError`` if layers are to be shared by networks that do not share them, or if
         the checkpoint is of other architectures.
         """
+        for client in clients:
+            self.method.check_size(client)
         distinct = {client.model: self.method.expected(client.model) for client in clients}
         self.specs = sorted(distinct, key=lambda spec: (_size(distinct[spec]), spec))
         held = self.specs

@@ -9,6 +9,7 @@ from torch import nn
 from common import tree
 from common.methods.fedavg import Averaging
 from common.records import StateDict
+from server_app.robust import clipped, combine
 
 
 def average(
@@ -20,11 +21,10 @@ def average(
 ) -> StateDict:
     """Σ_k p_k w_k with p_k ∝ n_k or uniform; ``net`` tells parameters from buffers.
 
-    Without ``bn-buffers`` floating-point buffers stay as they are in ``previous``.
+    Without ``bn-buffers`` floating-point buffers stay as they are in ``previous``. ``robust`` puts
+    something sturdier in place of the mean (``robust.py``).
     """
     weights = sizes if options.weights == "samples" else [1] * len(sizes)
-    mean = tree.mean(states, weights)
-    if options.bn_buffers:
-        return mean
-    parameters = tree.parameters_only(net)
-    return {name: mean[name] if name in parameters else previous[name] for name in mean}
+    names = previous.keys() if options.bn_buffers else tree.parameters_only(net)
+    mean = combine(clipped(states, previous, options, names), weights, options)
+    return {name: mean[name] if name in names else previous[name] for name in mean}

@@ -15,6 +15,7 @@ from common.config import Config
 from common.protocol import Hello, Peer
 from common.version import code_version
 from server_app.exchange import exchange
+from server_app.replies import open_reply
 from server_app.stopped import Stopped
 
 ASK_AGAIN = 0.25
@@ -78,7 +79,7 @@ def take_census(
     """Ask every node who it is; clients in order of k.
 
     Raises ``Stopped`` naming the client for: no good answer, an id that two nodes claim or that is
-    out of range, another code version, another task.
+    out of range, another code version, another task, classes or counts that cannot be.
     """
     hello = Hello(experiment=experiment, clients=len(nodes)).pack()
     messages = {
@@ -92,14 +93,17 @@ def take_census(
     clients: list[Client] = []
     for i, reply in replies.items():
         try:
-            clients.append(Client(Peer.unpack(reply.content), nodes[i]))
+            clients.append(Client(open_reply(reply, Peer, config), nodes[i]))
         except ValueError as error:
             raise Stopped(f"census: node {nodes[i]}: {error}") from error
-    check_peers([client.peer for client in clients], len(nodes), experiment, task)
+    peers = [client.peer for client in clients]
+    check_peers(peers, len(nodes), experiment, task, config.run.max_samples)
     return sorted(clients, key=lambda client: client.k)
 
 
-def check_peers(peers: list[Peer], size: int, experiment: str, task: str) -> None:
+def check_peers(
+    peers: list[Peer], size: int, experiment: str, task: str, max_samples: int = 2**40
+) -> None:
     """Raise ``Stopped`` unless the peers are clients 0 … size−1 of this experiment and task."""
     claimed = Counter(peer.k for peer in peers)
     for peer in peers:
@@ -114,8 +118,27 @@ def check_peers(peers: list[Peer], size: int, experiment: str, task: str) -> Non
         ):
             if theirs != ours:
                 raise Stopped(f"census: client {peer.k} has {what} {theirs!r}, the server {ours!r}")
+        if wrong := _wrong_numbers(peer, int(task.split("/")[1]), max_samples):
+            raise Stopped(f"census: client {peer.k} {wrong}")
     prints = Counter(peer.public for peer in peers)
     if len(prints) > 1:
         usual = prints.most_common(1)[0][0]
         odd = min(peer.k for peer in peers if peer.public != usual)
         raise Stopped(f"census: client {odd} has another public set than the others")
+
+
+def _wrong_numbers(peer: Peer, classes: int, max_samples: int) -> str:
+    """What cannot be of a client's samples and classes; empty if all can."""
+    for what, n in (("training", peer.n), ("test", peer.n_test)):
+        if n > max_samples:
+            return f"claims {n} {what} samples, max-samples = {max_samples}"
+    if peer.classes != sorted({c for c in peer.classes if c < classes}) or not peer.classes:
+        shown = str(peer.classes[:20])
+        return f"claims classes {shown}, allowed are 0 to {classes - 1}, each once, ascending"
+    if peer.counts is not None and (
+        len(peer.counts) != classes
+        or sum(peer.counts) != peer.n
+        or [c for c, count in enumerate(peer.counts) if count] != peer.classes
+    ):
+        return f"claims class counts that are not those of its {peer.n} samples"
+    return ""

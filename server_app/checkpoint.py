@@ -11,7 +11,13 @@ from common.files import write_atomically
 from common.records import Records
 from server_app.journal import Entry
 
-FREE = {"run": {"resume", "runtime", "out", "state_dir", "rounds", "timeout", "wait", "experiment"}}
+FREE = {
+    "run": {
+        *("resume", "runtime", "out", "state_dir", "rounds", "timeout", "wait", "experiment"),
+        *("max_samples", "rebind"),
+    },
+    "wire": {"max_mb"},
+}
 """What a resumed run may change; all else decides the numbers."""
 
 
@@ -25,13 +31,22 @@ class Checkpoint(Records):
     entry: str
     """The journal's line of round t, which a crash may have kept from the journal itself."""
     state: dict[str, Any]
+    nodes: dict[int, int] = {}
+    """Which node each client was."""
 
 
 def path_in(folder: Path) -> Path:
     return folder / "checkpoint.safetensors"
 
 
-def write(folder: Path, entry: Entry, experiment: str, config: Config, state: Records) -> None:
+def write(
+    folder: Path,
+    entry: Entry,
+    experiment: str,
+    config: Config,
+    state: Records,
+    nodes: dict[int, int],
+) -> None:
     """Keep the state after the round of ``entry``; before the journal has that entry."""
     checkpoint = Checkpoint(
         t=entry["round"],
@@ -39,6 +54,7 @@ def write(folder: Path, entry: Entry, experiment: str, config: Config, state: Re
         config=_identity(config),
         entry=json.dumps(entry),
         state=dict(state),
+        nodes=nodes,
     )
     write_atomically(path_in(folder), checkpoint.to_bytes())
 

@@ -6,14 +6,19 @@ less. Replies are matched by the message they answer: the source id of an error 
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 from typing import final
 
+import grpc
 from flwr.app import Message
 from flwr.serverapp import Grid
 
 FIRST_POLL, LAST_POLL = 0.005, 0.1
+LONGEST = 400  #: characters of a reason in the journal
+
+log = logging.getLogger("flwr.fedmosaic")
 
 
 @final
@@ -43,13 +48,17 @@ def exchange(
             failures.append(Failure(k, t, "the message could not be delivered"))
     deadline, pause = time.monotonic() + timeout, FIRST_POLL
     while waiting and time.monotonic() < deadline:
-        arrived = list(grid.pull_messages(list(waiting)))
+        arrived, unreadable = _pull(grid, list(waiting))
+        for name, reason in unreadable.items():
+            failures.append(Failure(waiting.pop(name), t, reason))
         for reply in arrived:
             k = waiting.pop(reply.metadata.reply_to_message_id, -1)
-            if k < 0:
+            if k < 0:  # a second reply to the same message, or one to nothing that was asked
                 continue
             if reply.has_error():
                 failures.append(Failure(k, t, _reason(reply)))
+            elif reply.metadata.src_node_id != messages[k].metadata.dst_node_id:
+                failures.append(Failure(k, t, "another node answered in its place"))
             else:
                 replies[k] = reply
         pause = FIRST_POLL if arrived else min(1.5 * pause, LAST_POLL)
@@ -59,6 +68,42 @@ def exchange(
     return dict(sorted(replies.items())), sorted(failures, key=lambda failure: failure.k)
 
 
+def _pull(grid: Grid, names: list[str]) -> tuple[list[Message], dict[str, str]]:
+    """What has arrived of the replies to ``names``, and which cannot be read, with the reason.
+
+    One reply that Flower cannot put together makes it drop all that it pulled at once; then the
+    replies are pulled one by one, so that the others are lost only if Flower has them no more.
+    """
+    try:
+        return list(grid.pull_messages(names)), {}
+    except grpc.RpcError:
+        raise
+    except Exception as error:
+        log.exception("a reply cannot be read")
+        what = f"{type(error).__name__}: {error}"
+    arrived: list[Message] = []
+    lost: dict[str, str] = {}
+    for name in names:
+        try:
+            for reply in grid.pull_messages([name]):
+                if reply.has_error():
+                    said = _reason(reply)
+                    lost[name] = one_line(f"lost where a reply cannot be read ({what}): {said}")
+                else:
+                    arrived.append(reply)
+        except grpc.RpcError:
+            raise
+        except Exception as error:
+            kind = type(error).__name__
+            lost[name] = one_line(f"its reply cannot be read: {kind}: {error}")
+    return arrived, lost
+
+
+def one_line(text: str) -> str:
+    """The first line, without what a terminal would not print, of bounded length."""
+    first = text.strip().partition("\n")[0][:LONGEST]
+    return "".join(c if c.isprintable() else "?" for c in first)
+
+
 def _reason(reply: Message) -> str:
-    text = (reply.error.reason or f"error code {reply.error.code}").strip()
-    return text.partition("\n")[0][:500]
+    return one_line(reply.error.reason or f"error code {reply.error.code}")

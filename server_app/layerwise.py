@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 
-from common import tree
 from common.methods.fedavg import Averaging
 from common.records import StateDict
+from server_app.robust import clipped, combine
 
 
 def aggregate(
@@ -28,15 +28,17 @@ def aggregate(
     """w of the largest network, from its ``previous`` and the clients' ``states`` in order of k.
 
     p_k ∝ ``sizes`` or uniform; without ``bn-buffers`` only the entries named in ``parameters`` are
-    averaged.
+    averaged. ``robust`` works among the owners of each entry.
     """
     weights = sizes if options.weights == "samples" else [1] * len(sizes)
+    names = previous.keys() if options.bn_buffers else parameters
+    states = list(clipped(states, previous, options, names))
     result: StateDict = {}
     for name, before in previous.items():
         owners = [k for k, state in enumerate(states) if name in state]
-        if owners and (options.bn_buffers or name in parameters):
+        if owners and name in names:
             parts = [{name: states[k][name]} for k in owners]
-            result[name] = tree.mean(parts, [weights[k] for k in owners])[name]
+            result[name] = combine(parts, [weights[k] for k in owners], options)[name]
         else:
             result[name] = before
     return result

@@ -22,9 +22,10 @@ from common.config import Config
 from common.data.dataset import Dataset
 from common.layout import arrange
 from common.models.classifier import Classifier
-from common.records import Records, StateDict, array_bytes, count_bytes, tensors
+from common.records import Records, StateDict, array_bytes, count_bytes
 from server_app.census import Client
 from server_app.exchange import Failure
+from server_app.replies import check_finite, judge, open_reply
 
 U = TypeVar("U", bound=protocol.Up)
 Metrics = dict[str, float]
@@ -162,6 +163,14 @@ class Method(Strategy, ABC, Generic[U]):
         shape, classes = self.dataset.shape, self.dataset.num_classes
         return models.parameters(spec, shape, classes, stem=self.config.run.stem)
 
+    def check_size(self, client: Client) -> None:
+        """Raise ``ValueError`` if a client's model could not be sent: then it is not built here."""
+        size, limit = 4 * self.parameters(client.model) / 1e6, self.config.wire.max_mb
+        if size > limit:
+            raise ValueError(
+                f"client {client.k}: {client.model} has {size:.0f} MB, wire.max-mb = {limit:g}"
+            )
+
     # Flower's hooks.
 
     def select(self, t: int) -> list[Client]:
@@ -205,26 +214,20 @@ class Method(Strategy, ABC, Generic[U]):
         """Unpack and check; a reply that is not good becomes a failure and enters nothing."""
         self._count("up", [reply.content for reply in replies.values()])
         good: list[tuple[Client, U]] = []
-        failures: list[Failure] = []
-        for k in sorted(replies):
-            try:
-                up: Any = self.answers.unpack(replies[k].content)
-                self._check_identity(up, k, t)
-                _check_finite(up)
-                self.check(self.clients[k], up)
-                good.append((self.clients[k], up))
-            except ValueError as error:
-                failures.append(Failure(k, t, f"reply refused: {str(error)[:400]}"))
-        return good, failures
+
+        def accept(k: int, reply: Message) -> None:
+            up: Any = open_reply(reply, self.answers, self.config)
+            self._check_identity(up, k, t)
+            check_finite(up)
+            self.check(self.clients[k], up)
+            good.append((self.clients[k], up))
+
+        return good, judge(t, replies, accept, "reply")
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        by_client = {}
-        for reply in replies:
-            if reply.has_content():
-                by_client[self.answers.unpack(reply.content).k] = reply
-        good, _ = self.receive(server_round, by_client)
+        good, _ = self.receive(server_round, self._by_client(replies))
         if not good:
             return None, None
         metrics = self.step(server_round, good)
@@ -269,26 +272,20 @@ class Method(Strategy, ABC, Generic[U]):
         """The clients' answers in order of k, and what was no good answer."""
         self._count("up", [reply.content for reply in replies.values()])
         scores: list[protocol.Score] = []
-        failures: list[Failure] = []
-        for k in sorted(replies):
-            try:
-                score = protocol.Score.unpack(replies[k].content)
-                self._check_identity(score, k, t)
-                _check_names(score, self.further_models())
-                scores.append(score)
-            except ValueError as error:
-                failures.append(Failure(k, t, f"score refused: {str(error)[:400]}"))
-        return scores, failures
+        further, shared = self.further_models(), self.ask() is not None
+
+        def accept(k: int, reply: Message) -> None:
+            score = open_reply(reply, protocol.Score, self.config)
+            self._check_identity(score, k, t)
+            _check_score(score, self.clients[k].peer.n_test, shared, further)
+            scores.append(score)
+
+        return scores, judge(t, replies, accept, "score")
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        by_client = {
-            protocol.Score.unpack(reply.content).k: reply
-            for reply in replies
-            if reply.has_content()
-        }
-        scores, _ = self.scores(server_round, by_client)
+        scores, _ = self.scores(server_round, self._by_client(replies))
         values = [score.accuracy for score in scores if score.accuracy is not None]
         return MetricRecord({"accuracy": sum(values) / len(values)}) if values else None
 
@@ -312,6 +309,15 @@ class Method(Strategy, ABC, Generic[U]):
     def summary(self) -> None:
         """Nothing to log: the journal has it."""
 
+    def _by_client(self, replies: Iterable[Message]) -> dict[int, Message]:
+        """The first reply of each client's node; what no client's node sent is left out."""
+        ids = {client.node: client.k for client in self.clients}
+        found: dict[int, Message] = {}
+        for reply in replies:
+            if reply.has_content() and reply.metadata.src_node_id in ids:
+                found.setdefault(ids[reply.metadata.src_node_id], reply)
+        return found
+
     def _check_identity(self, payload: Any, k: int, t: int) -> None:
         for what, got, expected in (
             ("client", payload.k, k),
@@ -328,16 +334,20 @@ class Method(Strategy, ABC, Generic[U]):
             self.traffic[arrays] = self.traffic.get(arrays, 0) + array_bytes(content)
 
 
-def _check_finite(up: protocol.Up) -> None:
-    for path, tensor in tensors(up):
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise ValueError(f"{path!r} has values that are not finite")
-
-
-def _check_names(score: protocol.Score, asked: Mapping[str, Any]) -> None:
-    expected = sorted(asked) if score.n else []
-    if sorted(score.accuracies) != expected:
-        raise ValueError(f"it scores the models {sorted(score.accuracies)}, expected {expected}")
+def _check_score(score: protocol.Score, n: int, shared: bool, further: Mapping[str, Any]) -> None:
+    """A score over the ``n`` test samples of the census, and of the models that were asked for."""
+    if score.n != n:
+        raise ValueError(f"it is over {score.n} test samples, in the census the client had {n}")
+    for what, got, expected in (
+        ("own", score.accuracy, n > 0),
+        ("global", score.accuracy_global, n > 0 and shared),
+    ):
+        if (got is not None) != expected:
+            there = "is missing" if expected else "was not asked for"
+            raise ValueError(f"the accuracy of the {what} model {there}")
+    names = sorted(further) if n else []
+    if sorted(score.accuracies) != names:
+        raise ValueError(f"it scores the models {sorted(score.accuracies)}, expected {names}")
 
 
 def mean_metrics(ups: Sequence[tuple[Client, Any]]) -> Metrics:

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
@@ -21,11 +21,12 @@ from common.models.classifier import Classifier
 from common.protocol import Score, task
 from common.scoring import evaluate
 from server_app import checkpoint, summary
-from server_app.census import Client, take_census, wait_for_nodes
+from server_app.census import take_census, wait_for_nodes
 from server_app.coverage import covered_accuracy, uncovered
 from server_app.exchange import Failure, exchange
 from server_app.journal import Entry, Journal
 from server_app.method import Method
+from server_app.readmission import Readmission, check_bound
 from server_app.stopped import Stopped
 
 log = logging.getLogger("flwr.fedmosaic")
@@ -39,22 +40,27 @@ def run(method: Method[Any], grid: Grid) -> dict[str, Any]:
     config, folder = method.config, Path(method.config.run.out)
     journal = Journal(folder)
     try:
-        done = _resume(method, journal) if config.run.resume else -1
-        clients = _census(method, grid, journal, done)
+        done, nodes = _resume(method, journal) if config.run.resume else (-1, {})
+        _census(method, grid, journal, done, nodes)
+        readmission = Readmission(method, grid)
         for t in range(max(done, 0) + 1, config.run.rounds + 1):
-            clients = _readmit(method, grid, clients)
+            strangers = readmission.renew(t)
             entry = play_round(method, grid, t)
+            entry["failures"] = [asdict(failure) for failure in strangers] + entry["failures"]
             with _clock(entry["seconds"], "checkpoint"):
-                checkpoint.write(folder, entry, method.experiment, config, method.state())
+                _keep(method, entry)
             journal.append(entry)
             _tell(entry, config.run.rounds)
-    except (Stopped, ValueError, FloatingPointError) as error:
+        return summary.write(folder, config, journal.entries(), method.ask())
+    except (Stopped, ValueError, FloatingPointError, OSError) as error:
         line = str(error).partition("\n")[0]
+        if isinstance(error, OSError):
+            line = f"{error.filename or folder} cannot be used: {error.strerror or line}"
         if checkpoint.path_in(folder).exists():
             line += f"; the checkpoint is kept, go on with --resume {folder}"
-        summary.write(folder, config, journal.entries(), None, error=line)
+        with suppress(OSError):  # on a full disk the line is all there is
+            summary.write(folder, config, journal.entries(), None, error=line)
         raise Stopped(line) from error
-    return summary.write(folder, config, journal.entries(), method.ask())
 
 
 def _tell(entry: Entry, rounds: int) -> None:
@@ -77,6 +83,7 @@ def play_round(method: Method[Any], grid: Grid, t: int) -> Entry:
         with _clock(seconds, "clients"):
             replies, failures = exchange(grid, messages, config.run.timeout, t)
             good, refused = method.receive(t, replies)
+            messages, replies = {}, {}  # in packed form they take as much memory again
         failures = sorted(failures + refused, key=lambda failure: failure.k)
         _enough(len(good), len(selected), config.run.min_replies, failures)
         with _clock(seconds, "step"), seeds.scope(config.run.seed, "step", t):
@@ -113,8 +120,20 @@ def play_round(method: Method[Any], grid: Grid, t: int) -> Entry:
     }
 
 
-def _census(method: Method[Any], grid: Grid, journal: Journal, done: int) -> list[Client]:
-    """Find the clients; without a checkpoint, write round 0 of the journal."""
+def _keep(method: Method[Any], entry: Entry) -> None:
+    """Write the checkpoint after the round of ``entry``."""
+    folder, nodes = Path(method.config.run.out), {c.k: c.node for c in method.clients}
+    state = method.state()
+    checkpoint.write(folder, entry, method.experiment, method.config, state, nodes)
+
+
+def _census(
+    method: Method[Any], grid: Grid, journal: Journal, done: int, bound: dict[int, int]
+) -> None:
+    """Find the clients; without a checkpoint, write round 0 of the journal.
+
+    ``bound``: the nodes of a checkpoint's clients.
+    """
     config, data = method.config, method.dataset
     seconds = _Seconds()
     with _clock(seconds, "total"):
@@ -127,9 +146,10 @@ def _census(method: Method[Any], grid: Grid, journal: Journal, done: int) -> lis
             clients = take_census(
                 grid, nodes, config, method.experiment, task(data.shape, data.classes)
             )
+            check_bound(clients, bound, config.run.rebind)
             method.begin(clients)
         if done >= 0:
-            return clients
+            return
         with _clock(seconds, "score"):
             score = _score(method)
     described = [
@@ -142,43 +162,12 @@ def _census(method: Method[Any], grid: Grid, journal: Journal, done: int) -> lis
     if missing := uncovered(method):
         entry["uncovered"] = missing
     entry |= {"failures": [], "bytes": {"down": 0, "up": 0}, "seconds": seconds}
-    checkpoint.write(Path(config.run.out), entry, method.experiment, config, method.state())
+    _keep(method, entry)
     journal.append(entry)
-    return clients
 
 
-def _readmit(method: Method[Any], grid: Grid, clients: list[Client]) -> list[Client]:
-    """Clients whose node came back under another id are found again, by asking who is new."""
-    known, online = {client.node for client in clients}, set(grid.get_node_ids())
-    strangers = sorted(online - known)
-    if not strangers or known <= online:
-        return clients
-    lost = {client.k: client for client in clients if client.node not in online}
-    from flwr.app import Message
-
-    from common.protocol import Hello, Peer
-
-    config = method.config
-    hello = Hello(experiment=method.experiment, clients=len(clients)).pack()
-    asked = {
-        i: Message(hello, node, "query.hello", ttl=config.run.timeout)
-        for i, node in enumerate(strangers)
-    }
-    replies, _ = exchange(grid, asked, config.run.timeout, 0)
-    for i, reply in replies.items():
-        try:
-            peer = Peer.unpack(reply.content)
-        except ValueError:
-            continue
-        if peer.k in lost and peer == lost[peer.k].peer:
-            lost[peer.k] = Client(peer, strangers[i])
-    renewed = [lost.get(client.k, client) for client in clients]
-    method.clients = renewed
-    return renewed
-
-
-def _resume(method: Method[Any], journal: Journal) -> int:
-    """Take up the state of the checkpoint; the round it was written after."""
+def _resume(method: Method[Any], journal: Journal) -> tuple[int, dict[int, int]]:
+    """Take up the state of the checkpoint; the round it was written after, and the nodes then."""
     config = method.config
     saved = checkpoint.read(Path(config.run.out), config)
     try:
@@ -188,9 +177,9 @@ def _resume(method: Method[Any], journal: Journal) -> int:
     method.restore(state)
     method.experiment = saved.experiment
     journal.rewind(json.loads(saved.entry))
-    if saved.t >= config.run.rounds:
+    if saved.t >= config.run.rounds and summary.complete(Path(config.run.out), saved.t):
         raise ValueError(f"the run is complete: rounds = {config.run.rounds}, all of them done")
-    return saved.t
+    return saved.t, saved.nodes
 
 
 def _score(method: Method[Any]) -> Entry:

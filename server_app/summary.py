@@ -67,6 +67,15 @@ def write(
     return summary
 
 
+def complete(folder: Path, rounds: int) -> bool:
+    """Whether the folder has the summary of a completed run of at least ``rounds`` rounds."""
+    try:
+        found = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        return bool(found["status"] == "completed" and found["rounds"] >= rounds)
+    except (OSError, ValueError, KeyError):
+        return False
+
+
 def digest(weights: StateDict) -> str:
     """sha256 over names, dtypes, shapes and bytes: equal for equal weights, whatever the file."""
     sha = hashlib.sha256()

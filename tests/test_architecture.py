@@ -66,3 +66,53 @@ def test_the_client_app_imports_nothing_heavy_before_a_message_comes() -> None:
         )
     }
     assert top <= {"__future__", "logging", "collections", "typing", "flwr"}
+
+
+DANGEROUS = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
+CALLS = {"eval", "exec", "compile", "__import__"}
+
+
+def dangers(source: str) -> list[str]:
+    """Ways in a module to run what a file or a message says."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        found += [name for name in names if name.split(".")[0] in DANGEROUS]
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func)
+        given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+        allowed = given.get("allow_pickle", "False")
+        if (
+            name in CALLS
+            or name in ("torch.load", "yaml.load", "yaml.unsafe_load")
+            or (name.endswith("read_pickle"))
+            or (allowed != "False")
+        ):
+            found.append(name)
+    return found
+
+
+def test_nothing_that_is_read_can_run_code() -> None:
+    for package in ("common", "server_app", "client_app", "deploy"):
+        for path in (ROOT / package).rglob("*.py"):
+            assert dangers(path.read_text()) == [], path
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "from cloudpickle import loads",
+        "import torch\ntorch.load('x')",
+        "import numpy as np\nnp.load('x', allow_pickle=True)",
+        "eval('1')",
+        "import pandas\npandas.read_pickle('x')",
+        "__import__('os')",
+    ],
+)
+def test_the_search_for_what_could_run_code_finds_it(source: str) -> None:
+    assert dangers(source) != []
+    assert dangers("net.eval(); np.load('x'); model.compile") == []

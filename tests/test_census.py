@@ -14,6 +14,8 @@ from server_app.census import check_peers
 from server_app.stopped import Stopped
 from tests.conftest import flat, play
 
+TASK = "1x8x8/3/0123456789ab"
+
 
 def peer(**changes: Any) -> Peer:
     fields: dict[str, Any] = {
@@ -24,7 +26,7 @@ def peer(**changes: Any) -> Peer:
         "model": "mlp",
         "classes": [0],
         "counts": None,
-        "task": "t",
+        "task": TASK,
         "public": "p",
         "version": code_version(),
     }
@@ -32,7 +34,7 @@ def peer(**changes: Any) -> Peer:
 
 
 def test_a_federation_that_fits_is_welcome() -> None:
-    check_peers([peer(k=1), peer()], 2, "e", "t")
+    check_peers([peer(k=1), peer()], 2, "e", TASK)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +50,7 @@ def test_a_federation_that_fits_is_welcome() -> None:
 )
 def test_a_client_that_does_not_fit_is_named(second: dict[str, Any], reason: str) -> None:
     with pytest.raises(Stopped, match=reason):
-        check_peers([peer(), peer(**{"k": 1, **second})], 2, "e", "t")
+        check_peers([peer(), peer(**{"k": 1, **second})], 2, "e", TASK)
 
 
 def test_missing_clients_are_waited_for_and_then_counted(tmp_path: Path) -> None:

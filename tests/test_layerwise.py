@@ -17,7 +17,7 @@ RESNETS = [f"resnet{depth}@0.0625" for depth in (10, 14, 18, 22, 26)]
 
 
 def options(weights: str = "samples", bn_buffers: bool = True) -> Config:
-    return Config.model_construct(weights=weights, bn_buffers=bn_buffers)
+    return Config.model_construct(weights=weights, bn_buffers=bn_buffers, robust="none")
 
 
 def state(spec: str, seed: int = 1) -> StateDict:

@@ -290,6 +290,15 @@ def test_a_process_that_ends_by_itself_is_reported_with_its_log(tmp_path: Path) 
     assert "    no such port" in str(caught.value)
 
 
+def test_a_process_that_was_killed_is_reported_with_the_signal(tmp_path: Path) -> None:
+    with Processes(tmp_path) as processes:
+        processes.start("superlink", ["sh", "-c", "kill -9 $$"], dict(os.environ))
+        with pytest.raises(RuntimeError, match=r"superlink was killed by SIGKILL; its log is"):
+            for _ in range(100):
+                time.sleep(0.05)
+                processes.check()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("stubborn", [False, True])
 def test_leaving_the_context_ends_children_of_children(

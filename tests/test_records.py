@@ -120,7 +120,7 @@ LYING = Array("float32", (4,), "numpy.ndarray", Array(np.zeros(4, np.float64)).d
             forged({"n": 1, "w": {}}, {"float32": Array(np.zeros(4, np.float32))}),
             "no field asks for",
         ),
-        (forged({"n": 1, "w": {}}, {"float32": LYING}), "claims float64"),
+        (forged({"n": 1, "w": {}}, {"float32": LYING}), "claims 4 numbers '<f8'"),
         (forged({"n": 1, "w": {}}, {"weird": Array(np.zeros(4, np.float32))}), "no known dtype"),
         (forged(b"\xff"), "not JSON"),
         (forged(b"[" * 100_000), "not JSON|malformed"),
@@ -142,3 +142,60 @@ def test_a_declared_shape_is_not_believed_before_the_bytes_are_counted() -> None
 def test_a_skeleton_that_inflates_without_end_is_refused() -> None:
     with pytest.raises(ValueError, match="exceeds"):
         Parcel.unpack(forged(b" " * (40 * 2**20)))
+
+
+def crafted(header: Any, body: bytes = b"", length: int | None = None) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return (len(text) if length is None else length).to_bytes(8, "little") + text + body
+
+
+def claim(**changes: Any) -> dict[str, Any]:
+    return {"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **changes}}
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "claims a header of 0 bytes in a file of 0"),
+        (b"1234", "claims a header of .* bytes in a file of 4"),
+        (crafted({}, length=2**63), "claims a header of 9223372036854775808 bytes in a file of 10"),
+        (crafted({}, length=3), "claims a header of 3 bytes in a file of 10"),
+        (crafted(b"\xff"), "its header is not JSON"),
+        (crafted(b"[" * 100_000), "its header is not JSON"),
+        (crafted([1]), "its header is no JSON object"),
+        (crafted(claim(), b"1234567"), "tensor 'x' claims F32.* at bytes 0 to 8 of 7"),
+        (crafted(claim(shape=[2**40]), b"12345678"), "tensor 'x' claims"),
+        (crafted(claim(shape=[2**62, 4]), b"12345678"), "tensor 'x' claims"),
+        (crafted(claim(shape=[1] * 100), b"12345678"), "tensor 'x' claims"),
+        (crafted(claim(shape=[-2]), b"12345678"), "tensor 'x' claims"),
+        (crafted(claim(data_offsets=[8, 0]), b"12345678"), "tensor 'x' claims"),
+        (crafted(claim(data_offsets=[0, 2**40]), b"12345678"), "tensor 'x' claims"),
+        (crafted(claim(data_offsets=[0]), b"12345678"), "tensor 'x' is described by"),
+        (crafted(claim(dtype="OBJ"), b"12345678"), "tensor 'x' is described by"),
+        (crafted({"x": 1}), "tensor 'x' is described by"),
+        (crafted(b'{"x":' + b"9" * 5000 + b"}"), "an integer has 5000 digits"),
+    ],
+)
+def test_a_file_is_measured_before_its_header_is_believed(
+    data: bytes, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("common.records.safe_open", None)
+    path = tmp_path / "crafted.safetensors"
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=f"crafted.safetensors cannot be read: .*{message}") as got:
+        Parcel.load(path)
+    assert "\n" not in str(got.value)
+
+
+def test_an_empty_text_counts_as_nothing_where_flower_would_raise() -> None:
+    content = RecordDict({"fields": ConfigRecord({"a": "", "b": b"", "c": [1, True], "d": "xy"})})
+    assert count_bytes(content) == len("fields") + len("abcd") + 8 + 1 + 2
+
+
+def test_truth_values_are_0_or_1() -> None:
+    honest = Array(np.array([True, False]))
+    forged_bool = Array("bool", (2,), "numpy.ndarray", honest.data[:-1] + b"\x07")
+    asked = {"n": 1, "w": {"a": {"~tensor": ["bool", 2]}}}
+    assert Parcel.unpack(forged(asked, {"bool": honest})).w["a"].tolist() == [True, False]
+    with pytest.raises(ValueError, match="bytes other than 0 and 1"):
+        Parcel.unpack(forged(asked, {"bool": forged_bool}))

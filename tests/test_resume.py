@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -80,3 +82,32 @@ def test_a_stopped_run_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.Mon
     assert TinyRun(tmp_path).summary["error"].startswith("round 1: 3 of 4 replies are good")
     resumed = play(flat(tmp_path, method="fedavg", resume=True))
     assert resumed.summary["status"] == "completed"
+
+
+def test_a_run_killed_before_its_summary_was_written_is_finished(tmp_path: Path) -> None:
+    whole = TinyRun(finished(tmp_path))
+    (tmp_path / "summary.json").unlink()
+    (tmp_path / "model.safetensors").unlink()
+    mended = play(flat(tmp_path, method="fedavg", resume=True))
+    assert mended.summary["status"] == "completed" and mended.weights == whole.weights
+    assert mended.timeless == whole.timeless
+    assert (tmp_path / "model.safetensors").exists()
+
+
+def test_a_full_disk_of_the_server_is_one_line_and_the_run_can_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = play(flat(tmp_path / "whole", method="fedavg", rounds=3, score__clients_every=1))
+    part = finished(tmp_path / "part", rounds=2, score__clients_every=1)
+
+    longer = flat(part, method="fedavg", rounds=3, score__clients_every=1, resume=True)
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(Stopped, match=r"No space left on device; .* go on with --resume"):
+            play(longer)
+    resumed = play(longer)
+    assert resumed.timeless == whole.timeless and resumed.weights == whole.weights

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from client_app.store import Store
+from client_app.store import Store, look
+from common.files import write_atomically
 from common.records import Records, StateDict
 
 
@@ -70,3 +75,75 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="state-dir .* cannot be written"):
         Store(tmp_path / "file", "e", 0)
+
+
+def test_a_full_disk_is_one_line_and_leaves_the_last_state_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path, "e", 0)
+    store.remember(1, memory(1.0))
+    (kept,) = store.folder.glob("1/*")
+    before = kept.read_bytes()
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(ValueError, match=r"state-dir .* cannot be written: No space left"):
+            store.remember(2, memory(2.0))
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [kept]
+    assert kept.read_bytes() == before
+    assert store.rounds() == [1] and recalled(store, 3) == 1.0
+    store.remember(2, memory(2.0))
+    assert recalled(store, 3) == 2.0
+
+
+def test_a_round_that_was_never_written_does_not_push_out_the_state_before_it(
+    tmp_path: Path,
+) -> None:
+    store = Store(tmp_path, "e", 0)
+    for t in (1, 2):
+        store.remember(t, memory(t))
+    (store.folder / "3").mkdir()  # as after a kill between making the folder and filling it
+    (store.folder / "3" / ".Memory.safetensors.99").write_bytes(b"half")
+    store.remember(4, memory(4.0))
+    assert recalled(store, 4) == 2.0 and store.rounds() == [2, 4]
+    assert not (store.folder / "3").exists()
+
+
+@pytest.mark.parametrize("t", [2, 3])
+def test_a_process_that_comes_too_late_changes_nothing(t: int, tmp_path: Path) -> None:
+    """One that slept while its successor went on, or that was asked the same round again."""
+    late = Store(tmp_path, "e", 0, look(tmp_path, "e", 0))
+    late.remember(1, memory(1.0))
+    for done in range(2, t + 1):
+        Store(tmp_path, "e", 0).remember(done, memory(done))
+    with pytest.raises(ValueError, match="written by another process .* comes too late"):
+        late.remember(2, memory(-1.0))
+    assert recalled(Store(tmp_path, "e", 0), 4) == float(t)
+
+
+def test_a_killed_writer_leaves_nothing_that_fills_the_disk(tmp_path: Path) -> None:
+    with subprocess.Popen(["true"]) as dead:
+        dead.wait()
+    for writer in (dead.pid, os.getppid()):
+        (tmp_path / f".file.{writer}").write_bytes(b"half")
+    write_atomically(tmp_path / "file", b"whole")
+    assert (tmp_path / "file").read_bytes() == b"whole"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f".file.{os.getppid()}", "file"]
+
+
+def test_a_failed_write_names_the_file_and_keeps_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, b"old")
+    code = (
+        "import resource, signal, sys; from pathlib import Path\n"
+        "from common.files import write_atomically\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "write_atomically(Path(sys.argv[1]), bytes(5000))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True)
+    assert f"File too large: '{path}'" in done.stderr.splitlines()[-1]
+    assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]

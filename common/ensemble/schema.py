@@ -5,6 +5,7 @@ A schema d is a list of |d| global classes, all different; the client's output j
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,7 +22,7 @@ def check_schema(d: Sequence[int], C: int) -> None:
         raise ValueError("the schema names no class")
     if unknown := [c for c in d if not 0 <= c < C]:
         raise ValueError(f"the schema has class {unknown[0]}; there are 0 to {C - 1}")
-    if repeated := sorted({c for c in d if list(d).count(c) > 1}):
+    if repeated := sorted(c for c, times in Counter(d).items() if times > 1):
         raise ValueError(f"the schema has class {repeated[0]} more than once")
 
 

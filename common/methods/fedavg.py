@@ -30,7 +30,7 @@ from typing import Annotated, Literal, final
 from pydantic import Field
 
 from common import protocol
-from common.config import Section
+from common.config import Positive, Section
 from common.records import StateDict
 
 
@@ -40,6 +40,14 @@ class Averaging(Section):
     weights: Literal["samples", "uniform"]
     bn_buffers: bool
     """Average BatchNorm's running statistics; otherwise the server keeps its own."""
+    robust: Literal["none", "median", "trimmed", "clip"]
+    """Instead of the mean: coordinate-wise median or trimmed mean of the clients, who then all
+    count alike; or the mean after each client's step from the previous model is shortened to
+    ``clip-norm``. See ``server_app/robust.py``."""
+    trim: Annotated[float, Field(ge=0, lt=0.5)]
+    """Share of the clients left out at each end under ``trimmed``, at least one of three."""
+    clip_norm: Positive
+    """Longest step of a client under ``clip``: Euclidean, over everything that is averaged."""
 
 
 class Caching(Averaging):

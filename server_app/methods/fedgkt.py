@@ -46,6 +46,7 @@ class FedGKT(Method[Up]):
     def begin(self, clients: Sequence[Client]) -> None:
         super().begin(clients)
         for client in clients:
+            self.check_size(client)
             theirs = feature_shape(splittable(self.build(client.model)), self.dataset.shape)
             if theirs != self.features:
                 raise ValueError(

@@ -19,6 +19,7 @@ from server_app.census import Client
 from server_app.distillation import Distillation
 from server_app.exchange import Failure
 from server_app.method import Metrics, mean_metrics
+from server_app.replies import judge, open_reply
 from server_app.schemes import check_schemed, targets, upload_numbers
 
 SMALL = 256
@@ -75,14 +76,13 @@ class IDLMH(Distillation[Up]):
     ) -> tuple[dict[str, Any], list[Failure]]:
         self._count("up", [reply.content for reply in replies.values()])
         gains: dict[str, dict[str, float]] = {}
-        failures: list[Failure] = []
-        for k in sorted(replies):
-            try:
-                gain = Gain.unpack(replies[k].content)
-                self._check_identity(gain, k, t)
-                gains[str(k)] = {"before": gain.before, "after": gain.after}
-            except ValueError as error:
-                failures.append(Failure(k, t, f"gain refused: {str(error)[:400]}"))
+
+        def accept(k: int, reply: Message) -> None:
+            gain = open_reply(reply, Gain, self.config)
+            self._check_identity(gain, k, t)
+            gains[str(k)] = {"before": gain.before, "after": gain.after}
+
+        failures = judge(t, replies, accept, "gain")
         if not gains:
             return {}, failures
         means = {

@@ -5,6 +5,7 @@ Contract: common/methods/qffl.py.
 
 from __future__ import annotations
 
+import math
 from typing import final
 
 from common import tree
@@ -14,6 +15,7 @@ from server_app.global_model import GlobalModel
 from server_app.method import Metrics, mean_metrics
 
 LEAST = 1e-10  #: added to every loss, so that F^(q−1) is finite
+LARGEST = 100.0  #: of log₁₀ F^q, so that sums of F^q ‖w − w_k‖² are finite
 
 
 @final
@@ -31,6 +33,8 @@ class QFFL(GlobalModel[Up]):
 
     def check(self, client: Client, up: Up) -> None:
         tree.check_like(up.w, self.w, "w")
+        if self.options.q * math.log10(up.loss + LEAST) > LARGEST:
+            raise ValueError(f"loss = {up.loss:g} is too large for q = {self.options.q:g}")
 
     def step(self, t: int, ups: list[tuple[Client, Up]]) -> Metrics:
         q, parameters = self.options.q, tree.parameters_only(self.net)

@@ -101,10 +101,12 @@ def test_the_oca_model_is_the_mean_over_the_latest_uploads(tmp_path: Path) -> No
     slots.put(1, [(0, {"weight": torch.tensor([[1.0]])}), (1, {"weight": torch.tensor([[2.0]])})])
     slots.put(2, [(0, {"weight": torch.tensor([[6.0]])})])
     w0 = {"weight": torch.tensor([[10.0]])}
-    uploaded: Any = SimpleNamespace(weights="samples", bn_buffers=True, oca_init="uploaded")
+    uploaded: Any = SimpleNamespace(
+        weights="samples", bn_buffers=True, oca_init="uploaded", robust="none"
+    )
     # client 2 never uploaded: (10·6 + 30·2) / 40 = 3
     assert overall(slots, clients, w0, w0, uploaded, net)["weight"].item() == 3.0
-    first: Any = SimpleNamespace(weights="samples", bn_buffers=True, oca_init="w0")
+    first: Any = SimpleNamespace(weights="samples", bn_buffers=True, oca_init="w0", robust="none")
     # with w⁰ in its slot: (10·6 + 30·2 + 60·10) / 100 = 7.2
     assert overall(slots, clients, w0, w0, first, net)["weight"].item() == pytest.approx(7.2)
 

@@ -1,0 +1,181 @@
+"""Large IDX files are decoded once and kept as a memory-mapped copy, until they change."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from common.data import DATASETS, decoded, idx, load, places
+from tests.data.test_idx import write
+
+IMAGES = 20
+
+
+@pytest.fixture
+def decodings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A name for each time that files were decoded; every file is large enough to be kept."""
+    done: list[str] = []
+    real = idx._decode
+
+    def counted(family: Any, files: list[Path]) -> dict[str, Tensor]:
+        done.append(family.name)
+        return real(family, files)
+
+    monkeypatch.setattr(idx, "_decode", counted)
+    monkeypatch.setattr(decoded, "SMALL", 0)
+    return done
+
+
+@pytest.fixture
+def read(options: Callable[..., Any], tmp_path: Path) -> Callable[[], Any]:
+    """Reads the data set below ``tmp_path`` as a new process would, past the cache in memory."""
+    folder = tmp_path / "MNIST" / "raw"
+    write(folder, "train", "t10k", np.arange(IMAGES) % 10, packed=True)
+    return lambda: DATASETS["mnist"].load(options(name="mnist", dir=str(tmp_path)))
+
+
+def copies() -> list[Path]:
+    return sorted((places.cache_dir() / "decoded").glob("*"))
+
+
+def equal(a: Any, b: Any) -> bool:
+    tensors = ("x", "y", "x_test", "y_test")
+    same = [torch.equal(getattr(a, name), getattr(b, name)) for name in tensors]
+    kinds = [getattr(a, name).dtype == getattr(b, name).dtype for name in tensors]
+    return all(same) and all(kinds)
+
+
+def test_the_kept_copy_holds_the_same_bits(read: Any, decodings: list[str]) -> None:
+    first, second = read(), read()
+    assert decodings == ["mnist"] and len(copies()) == 1
+    copies()[0].unlink()
+    third = read()
+    assert decodings == ["mnist"] * 2
+    assert equal(first, second) and equal(second, third)
+    assert second.x[:, 0, 1, 2].tolist() == list(range(1, IMAGES + 1))
+
+
+def test_changed_files_are_decoded_again(read: Any, decodings: list[str], tmp_path: Path) -> None:
+    read()
+    images = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte.gz"
+    status = images.stat()
+    os.utime(images, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    read()
+    read()
+    assert decodings == ["mnist"] * 2 and len(copies()) == 1
+
+
+def test_a_damaged_copy_is_made_anew(read: Any, decodings: list[str]) -> None:
+    good = read()
+    half = copies()[0].read_bytes()[:100]
+    (path,) = copies()
+    path.unlink()  # good is mapped from this file, which must not be cut short in place
+    path.write_bytes(half)
+    assert equal(read(), good)
+    assert decodings == ["mnist"] * 2
+    assert equal(read(), good)
+    assert decodings == ["mnist"] * 2
+
+
+def test_without_a_place_for_the_copy_every_process_decodes(
+    read: Any, decodings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert equal(read(), read())
+    assert decodings == ["mnist"] * 2
+
+
+def test_a_full_disk_leaves_no_half_copy(
+    read: Any, decodings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(tensors: Any, path: str, metadata: Any) -> None:
+        Path(path).write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("safetensors.torch.save_file", fails)
+    assert len(read().y) == IMAGES
+    assert decodings == ["mnist"] and copies() == []
+
+
+def test_small_files_are_not_kept(
+    read: Any, decodings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoded, "SMALL", 2**20)
+    read()
+    assert decodings == ["mnist"] and copies() == []
+
+
+def test_only_the_rows_that_are_taken_come_into_memory(tmp_path: Path) -> None:
+    large = torch.zeros(64, 1, 1024, 1024, dtype=torch.uint8)
+    source = tmp_path / "source"
+    source.write_bytes(bytes(decoded.SMALL))
+    decoded.kept("large", [source], lambda: {"x": large})
+    script = (
+        "import sys; from pathlib import Path; from common.data import decoded\n"
+        "def anonymous():\n"
+        "    rows = Path('/proc/self/status').read_text().splitlines()\n"
+        "    return sum(int(r.split()[1]) for r in rows if r.startswith(('RssA', 'RssF')))\n"
+        f"source = Path({str(source)!r})\n"
+        "import torch, safetensors.torch\n"
+        "before = anonymous()\n"
+        "x = decoded.kept('large', [source], lambda: sys.exit('decoded again'))['x']\n"
+        "assert x[torch.tensor([3, 5])].sum() == 0\n"
+        "print(anonymous() - before)\n"
+    )
+    if not Path("/proc/self/status").exists():
+        pytest.skip("reads /proc")
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 32 * 1024, "kilobytes; the whole data set has 65,536"
+
+
+def test_processes_that_decode_at_once_all_get_the_data(read: Any, tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; import torch; from common.data import decoded\n"
+        "source = Path(sys.argv[1])\n"
+        "made = lambda: {'x': torch.arange(2**18)}\n"
+        "for _ in range(10):\n"
+        "    x = decoded.kept('crowd', [source], made)['x']\n"
+        "    assert torch.equal(x, made()['x'])\n"
+        "    for path in (decoded.cache_dir() / 'decoded').glob('crowd*.safetensors'):\n"
+        "        path.unlink(missing_ok=True)\n"
+    )
+    source = tmp_path / "source"
+    source.write_bytes(bytes(decoded.SMALL))
+    crowd = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(source)],
+            stderr=subprocess.PIPE,
+            cwd=Path(__file__).parents[2],
+        )
+        for _ in range(2)
+    ]
+    errors = [process.communicate()[1] for process in crowd]
+    assert [process.returncode for process in crowd] == [0, 0], errors
+    assert [path for path in copies() if path.suffix == ".tmp"] == []
+
+
+def test_a_subset_is_cut_from_the_kept_copy_as_from_the_files(
+    read: Any, decodings: list[str], options: Callable[..., Any], tmp_path: Path
+) -> None:
+    wanted = options(name="mnist", dir=str(tmp_path), samples=10, test_samples=10, image_size=14)
+    cold = load(wanted)
+    from common import data
+
+    data._load.cache_clear()
+    assert equal(cold, load(wanted)) and decodings == ["mnist"]

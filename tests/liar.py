@@ -1,0 +1,89 @@
+"""Stands in for ``flwr-clientapp`` on one SuperNode: a ClientApp that answers garbage.
+
+Run as a script, by the name of the program that it stands in for. It is Flower's own program with
+``ClientApp`` patched: the census is answered honestly, training with another kind of garbage in
+each round, scoring with an accuracy that is not finite.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+Arrays = dict[str, Array]
+
+honest = ClientApp.__call__
+K = 1
+
+
+def packed(kind: str, fields: Any, arrays: dict[str, Array]) -> RecordDict:
+    text = fields if isinstance(fields, bytes) else json.dumps(fields).encode()
+    config = ConfigRecord({"kind": kind, "skeleton": zlib.compress(text)})
+    return RecordDict({"arrays": ArrayRecord(arrays), "fields": config})
+
+
+def not_finite(fields: Any, w: Any, more: Arrays) -> RecordDict:
+    w[7] = np.nan
+    return packed("fedavg.Up", fields, {**more, "float32": Array(w)})
+
+
+def bomb(fields: Any, w: Any, more: Arrays) -> RecordDict:
+    return packed("fedavg.Up", b" " * 10**8, more)
+
+
+def too_large(fields: Any, w: Any, more: Arrays) -> RecordDict:
+    return packed("fedavg.Up", fields, {**more, "float32": Array(np.zeros(10**6, np.float32))})
+
+
+def pretender(fields: Any, w: Any, more: Arrays) -> RecordDict:
+    return packed("fedavg.Up", {**fields, "k": 0}, {**more, "float32": Array(w)})
+
+
+def unreadable(fields: Any, w: Any, more: Arrays) -> RecordDict:
+    """Flower itself cannot put this one together: its arrays name no chunks."""
+    whole = Array.deflate
+
+    def deflate(self: Array) -> bytes:
+        return whole(self).replace(b"arraychunk_ids", b"arraychunk_idz")
+
+    Array.deflate = deflate
+    return packed("fedavg.Up", fields, {**more, "float32": Array(w)})
+
+
+ROUNDS: dict[str, Callable[[Any, Any, Arrays], RecordDict]] = {
+    "1": not_finite,
+    "2": bomb,
+    "3": too_large,
+    "4": pretender,
+    "5": unreadable,
+}
+
+
+def lie(self: ClientApp, message: Message, context: Any) -> Message:
+    kind = message.metadata.message_type
+    if kind == "train":
+        down = message.content
+        fields = json.loads(zlib.decompress(down.config_records["fields"]["skeleton"]))
+        fields = {**fields, "k": K, "metrics": {}}
+        more = dict(down.array_records["arrays"])
+        w = more.pop("float32").numpy().copy()
+        garbage = ROUNDS.get(message.metadata.group_id, bomb)
+        return Message(garbage(fields, w, more), reply_to=message)
+    if kind == "evaluate":
+        fields = {"experiment": "x", "t": 1, "k": K, "n": 1, "accuracy": {"~float": "nan"}}
+        return Message(packed("protocol.Score", fields, {}), reply_to=message)
+    return honest(self, message, context)
+
+
+if __name__ == "__main__":
+    ClientApp.__call__ = lie
+    sys.argv[0] = "flwr-clientapp"
+    importlib.import_module("flwr.supernode.cli.flwr_clientapp").flwr_clientapp()
