@@ -99,11 +99,14 @@ class Run:
     def home(self, name: str) -> Path:
         return self._homes / name
 
-    def await_round(self, t: int, check: Callable[[], None] = lambda: None) -> None:
+    def check(self) -> None:
+        """The run has not ended in failure."""
+
+    def await_round(self, t: int) -> None:
         """Wait for the journal's line of round t."""
 
         def there() -> bool:
-            check()
+            self.check()
             return len(self.journal) > t
 
         until(f"round {t}", there)
@@ -136,6 +139,7 @@ class Run:
         """Wait until the journal names client k; seconds since the fault, and the line's entry."""
 
         def named() -> list[dict[str, Any]]:
+            self.check()
             return [f for entry in self.journal for f in entry["failures"] if f["k"] == k]
 
         failure = until(f"a failure of client {k}", named)[0]
@@ -171,6 +175,9 @@ class Launched(Run):
             self.process.communicate()
         for name in ("superlink", *(f"supernode-{k}" for k in range(CLIENTS))):
             until(f"the end of {name}", lambda name=name: not processes(self.home(name), "flw"), 30)
+
+    def check(self) -> None:
+        assert not self.process.poll(), self.process.communicate()
 
     def end(self) -> tuple[int, str, float]:
         """Exit status, the last line that it says of an error, seconds since the fault."""
@@ -262,7 +269,6 @@ class Machines(Run):
             process.wait()
 
     def check(self) -> None:
-        """The submitted run has not ended in failure."""
         status = self.submitted.poll()
         assert not status, (self._logs / "submit.log").read_text()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.bench import estimate, memory, timeline
+from deploy.bench import estimate, memory, page, timeline
 
 MARKS = """\
 10.0 1 pushed 0
@@ -122,3 +122,14 @@ def test_the_estimate_multiplies_what_was_measured() -> None:
     assert load == {"bytes": 375e6, "line": 2.0, "held": 125.25e6}
     with pytest.raises(ValueError, match="measure two at least"):
         estimate.idle({"2": crowd["2"]})
+
+
+def test_the_tables_of_a_page_are_filled_and_an_unknown_one_is_refused() -> None:
+    scale = {"traffic": {"fedavg": {"fleet": "lenet5", "down": 250_000, "up": 125_000}}}
+    text = "a\n<!-- methods -->\nold\n<!-- end -->\nb\n"
+    filled = page.fill(text, {}, scale)
+    assert "| fedavg | lenet5 | 250.0 | 125.0 | 0.38 | 2.0 | 125 |" in filled
+    assert "old" not in filled and filled.startswith("a\n<!-- methods -->\n")
+    assert page.fill(filled, {}, scale) == filled
+    with pytest.raises(ValueError, match="no table is called 'typo'; there are starts, message"):
+        page.fill("<!-- typo -->\n<!-- end -->", {}, scale)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import Array, ConfigRecord, Message, MetricRecord, RecordDict
 from hypothesis import HealthCheck, given, settings
 
 from common.methods.i_dl_mh import Gain
@@ -440,3 +440,24 @@ def test_every_class_that_a_client_sends_is_in_the_battery() -> None:
 
 def _subclasses(kind: type[Any]) -> set[type[Any]]:
     return {found for direct in kind.__subclasses__() for found in {direct, *_subclasses(direct)}}
+
+
+def test_flowers_own_hooks_take_one_reply_of_each_clients_node_and_survive_garbage() -> None:
+    half = seen("fedavg").method
+
+    def sent(content: RecordDict, node: int) -> Message:
+        message = reply(content)
+        message.metadata.__dict__["_src_node_id"] = node
+        return message
+
+    honest, node = seen("fedavg").up, half.clients[K].node
+    w, metrics = half.aggregate_train(T, [sent(RecordDict(), node), sent(honest, node)])
+    assert (w, metrics) == (None, None), "the first reply counts, and it is garbage"
+    before = half.w
+    try:
+        w, metrics = half.aggregate_train(T, [sent(RecordDict(), 99), sent(honest, node)])
+        assert w is not None and metrics is not None
+        scores = half.aggregate_evaluate(T, [sent(RecordDict(), node)])
+        assert scores is None
+    finally:
+        half.w = before

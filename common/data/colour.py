@@ -1,7 +1,11 @@
-"""CIFAR-10, CIFAR-100 and SVHN, through torchvision, which checks the files' checksums."""
+"""CIFAR-10, CIFAR-100 and SVHN, through torchvision, which checks the files' checksums.
+
+That takes seconds, so what came out of it is kept (``decoded.py``) until the files change.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from common.data import decoded
 from common.data.dataset import DataOptions, Dataset
 from common.data.places import how_to_get, root
 
 #: of CIFAR-10, and by the custom of the field also used for CIFAR-100
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
 SVHN_MEAN, SVHN_STD = (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)
 
 
@@ -29,26 +35,64 @@ def load_cifar100(data: DataOptions) -> Dataset:
 
 def load_svhn(data: DataOptions) -> Dataset:
     """73,257 + 26,032 house numbers, 32×32, without the extra part (Netzer et al. 2011)."""
-    from common.vision import torchvision
-
-    train, test = (
-        _open("svhn", torchvision.datasets.SVHN, data, split=s) for s in ("train", "test")
-    )
-    names = tuple(str(c) for c in range(10))
-    pair = [(torch.from_numpy(s.data), _labels(s.labels)) for s in (train, test)]
-    return Dataset("svhn", names, *pair[0], *pair[1], SVHN_MEAN, SVHN_STD)
+    place = root(data.dir)
+    files = [place / f"{part}_32x32.mat" for part in ("train", "test")]
+    parts = _kept("svhn", files, lambda: _decode_svhn(data))
+    return _dataset("svhn", parts, SVHN_MEAN, SVHN_STD)
 
 
 def _cifar(name: str, title: str, data: DataOptions) -> Dataset:
+    folder = root(data.dir)
+    if folder.name != FOLDERS[name]:
+        folder /= FOLDERS[name]
+    files = sorted(folder.iterdir()) if folder.is_dir() else []
+    parts = _kept(name, files, lambda: _decode_cifar(name, title, data))
+    return _dataset(name, parts, CIFAR_MEAN, CIFAR_STD)
+
+
+def _kept(
+    name: str, files: list[Path], decode: Callable[[], dict[str, Tensor]]
+) -> dict[str, Tensor]:
+    """From the copy that is kept, if the ``files`` are there already."""
+    there = files and all(file.is_file() for file in files)
+    return decoded.kept(name, files, decode) if there else decode()
+
+
+def _dataset(
+    name: str, parts: dict[str, Tensor], mean: tuple[float, ...], std: tuple[float, ...]
+) -> Dataset:
+    classes = tuple(bytes(parts["classes"].tolist()).decode().split("\n"))
+    x, y, x_test, y_test = (parts[key] for key in ("x", "y", "x_test", "y_test"))
+    return Dataset(name, classes, x, y, x_test, y_test, mean, std)
+
+
+def _parts(
+    classes: Iterable[str], train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]
+) -> dict[str, Tensor]:
+    """Everything as tensors, the classes' names too."""
+    names = torch.tensor(list("\n".join(classes).encode()), dtype=torch.uint8)
+    return {"classes": names, "x": train[0], "y": train[1], "x_test": test[0], "y_test": test[1]}
+
+
+def _decode_svhn(data: DataOptions) -> dict[str, Tensor]:
+    from common.vision import torchvision
+
+    kind = torchvision.datasets.SVHN
+    sets = [_open("svhn", kind, data, split=part) for part in ("train", "test")]
+    train, test = [(torch.from_numpy(each.data), _labels(each.labels)) for each in sets]
+    return _parts([str(c) for c in range(10)], train, test)
+
+
+def _decode_cifar(name: str, title: str, data: DataOptions) -> dict[str, Tensor]:
     from common.vision import torchvision
 
     kind = getattr(torchvision.datasets, title)
-    train, test = (_open(name, kind, data, train=part) for part in (True, False))
-    pair = [
-        (torch.from_numpy(s.data).permute(0, 3, 1, 2).contiguous(), _labels(s.targets))
-        for s in (train, test)
+    sets = [_open(name, kind, data, train=part) for part in (True, False)]
+    train, test = [
+        (torch.from_numpy(each.data).permute(0, 3, 1, 2).contiguous(), _labels(each.targets))
+        for each in sets
     ]
-    return Dataset(name, tuple(train.classes), *pair[0], *pair[1], CIFAR_MEAN, CIFAR_STD)
+    return _parts(sets[0].classes, train, test)
 
 
 def _open(name: str, kind: Any, data: DataOptions, **part: object) -> Any:

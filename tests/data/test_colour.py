@@ -60,3 +60,25 @@ def test_svhn_files_that_are_not_svhn_are_refused(options, tmp_path):
     (tmp_path / "train_32x32.mat").write_bytes(b"something else")
     with pytest.raises(ValueError, match=r"'svhn' at .*train_32x32\.mat is damaged or incomplete"):
         load(options(name="svhn", dir=str(tmp_path)))
+
+
+def test_cifar_is_read_through_torchvision_once_and_again_when_its_files_change(
+    options, monkeypatch, tmp_path
+):
+    from common.data import DATASETS, decoded
+    from common.vision import torchvision
+
+    monkeypatch.setattr(torchvision.datasets, "CIFAR10", Stored)
+    monkeypatch.setattr(decoded, "SMALL", 0)
+    batch = tmp_path / Stored.base_folder / "data_batch_1"
+    batch.parent.mkdir()
+    batch.write_bytes(b"one")
+    before, wanted = len(Stored.roots), options(name="cifar10", dir=str(tmp_path))
+    first, second = (DATASETS["cifar10"].load(wanted) for _ in range(2))
+    assert len(Stored.roots) == before + 2, "training and test part, once"
+    assert second.classes == first.classes == Stored.classes
+    assert torch.equal(first.x, second.x) and torch.equal(first.y_test, second.y_test)
+    assert second.y.dtype == torch.int64 and second.mean == first.mean
+    batch.write_bytes(b"three")
+    DATASETS["cifar10"].load(wanted)
+    assert len(Stored.roots) == before + 4
