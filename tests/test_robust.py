@@ -82,6 +82,12 @@ def test_the_trimmed_mean_is_that_of_the_sorted_middle(m: int, share: float) -> 
     assert float(got) == pytest.approx(float(expected)) and m - 2 * cut >= 1
 
 
+def test_one_of_49_is_left_out_although_a_49th_times_49_is_less_than_1() -> None:
+    assert 1 / 49 * 49 < 1
+    clients = states(*[[1.0, 1.0]] * 47, [900.0, 1.0], [-900.0, 1.0])
+    assert of(clients, "trimmed", trim=0.02) == [1.0, 1.0]
+
+
 def test_a_long_step_is_shortened_and_a_short_one_is_not() -> None:
     before = states([1.0, 1.0])[0]
     clients = states([4.0, 5.0], [1.0, 1.5])  # steps (3, 4) and (0, 0.5)

@@ -54,7 +54,7 @@ def main() -> None:
     if options.rounds < 2 or options.turns < 1:
         parser.error("--rounds must be at least 2, --turns at least 1")
     console = Console()
-    trees = {"": app_folder()} | ({"before, ": options.before} if options.before else {})
+    trees = ({"before, ": options.before} if options.before else {}) | {"": app_folder()}
     kinds = [
         (name + start, tree, warm) for name, tree in trees.items() for start, warm in STARTS.items()
     ]
