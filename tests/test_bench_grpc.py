@@ -113,8 +113,8 @@ def test_memory_is_told_by_part_and_shared_pages_are_counted_once() -> None:
 
 def test_the_estimate_multiplies_what_was_measured() -> None:
     crowd = {
-        "2": {"idle": {"superlink": {"pss": 100}}, "idle cpu": {"superlink": 0.02}},
-        "12": {"idle": {"superlink": {"pss": 400}}, "idle cpu": {"superlink": 0.03}},
+        "2": {"idle": {"superlink": {"rss": 100}}, "idle cpu": {"superlink": 0.02}},
+        "12": {"idle": {"superlink": {"rss": 400}}, "idle cpu": {"superlink": 0.03}},
     }
     one = estimate.idle(crowd)
     assert (one.memory, one.processor) == (30.0, pytest.approx(0.001))

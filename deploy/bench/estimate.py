@@ -26,7 +26,10 @@ class Idle:
 
 
 def idle(crowd: Mapping[str, Any]) -> Idle:
-    """Slopes between the smallest and the largest number of SuperNodes measured."""
+    """Slopes between the smallest and the largest number of SuperNodes measured.
+
+    Of RSS: the SuperLink's part of the pages that it shares falls with every SuperNode beside it.
+    """
     few, many = min(crowd, key=int), max(crowd, key=int)
     nodes = int(many) - int(few)
     if nodes == 0:
@@ -37,7 +40,7 @@ def idle(crowd: Mapping[str, Any]) -> Idle:
 
     low, high = crowd[few], crowd[many]
     return Idle(
-        slope(high["idle"]["superlink"]["pss"], low["idle"]["superlink"]["pss"]),
+        slope(high["idle"]["superlink"]["rss"], low["idle"]["superlink"]["rss"]),
         slope(high["idle cpu"]["superlink"], low["idle cpu"]["superlink"]),
     )
 
