@@ -11,7 +11,7 @@ from common.models import build
 from server_app.averaging import average
 from tests.conftest import TinyRun
 
-OPTIONS = {"weights": "samples", "bn_buffers": True}
+OPTIONS = {"weights": "samples", "bn_buffers": True, "robust": "none"}
 
 
 def test_the_average_is_weighted_by_samples_or_not() -> None:
@@ -19,7 +19,8 @@ def test_the_average_is_weighted_by_samples_or_not() -> None:
     states = [{"weight": torch.tensor([[2.0]])}, {"weight": torch.tensor([[6.0]])}]
     for weights, expected in (("samples", 5.0), ("uniform", 4.0)):  # (1·2 + 3·6)/4, (2 + 6)/2
         options = Config.model_construct(**{**OPTIONS, "weights": weights})
-        assert average(states, [1, 3], {}, options, net)["weight"].item() == expected
+        mean = average(states, [1, 3], states[0], options, net)
+        assert mean["weight"].item() == expected
 
 
 def test_without_bn_buffers_the_server_keeps_its_own() -> None:

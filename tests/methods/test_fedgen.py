@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from common.methods.fedgen import Config, Up
+from client_app.methods.fedgen import FedGen as Client
+from common.methods.fedgen import Config, Down, Up
 from common.models.feature_generator import FeatureGenerator
 from server_app.methods.fedgen import FedGen
 from tests.conftest import TinyRun
@@ -87,11 +88,13 @@ def head(a: float, b: float) -> dict[str, torch.Tensor]:
 
 
 def test_counts_that_do_not_fit_are_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from client_app.participant import Participant
+    honest = Client.train
 
-    honest = Participant.counts.func  # type: ignore[attr-defined]
-    lying = property(lambda self: [c + (self.k == 1) for c in honest(self)])
-    monkeypatch.setattr(Participant, "counts", lying)
+    def lying(self: Client, down: Down) -> Up:
+        up = honest(self, down)
+        return up if up.k != 1 else Up(**{**dict(up), "counts": [c + 1 for c in up.counts]})
+
+    monkeypatch.setattr(Client, "train", lying)
     result = run(method="fedgen", rounds=1, min_replies=0.5, **SMALL)
     (failure,) = result.journal[1]["failures"]
     assert failure["k"] == 1 and "counts" in failure["reason"]
