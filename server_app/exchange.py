@@ -17,6 +17,7 @@ from flwr.serverapp import Grid
 
 FIRST_POLL, LAST_POLL = 0.005, 0.1
 LONGEST = 400  #: characters of a reason in the journal
+EXPIRED = 3  #: Flower's code for a message that has outlived its ttl, which is the timeout
 
 log = logging.getLogger("flwr.fedmosaic")
 
@@ -46,6 +47,7 @@ def exchange(
             waiting[sent] = k
         else:
             failures.append(Failure(k, t, "the message could not be delivered"))
+    silent = f"no reply within {timeout:g} s"
     deadline, pause = time.monotonic() + timeout, FIRST_POLL
     while waiting and time.monotonic() < deadline:
         arrived, unreadable = _pull(grid, list(waiting))
@@ -56,7 +58,8 @@ def exchange(
             if k < 0:  # a second reply to the same message, or one to nothing that was asked
                 continue
             if reply.has_error():
-                failures.append(Failure(k, t, _reason(reply)))
+                late = reply.error.code == EXPIRED
+                failures.append(Failure(k, t, silent if late else _reason(reply)))
             elif reply.metadata.src_node_id != messages[k].metadata.dst_node_id:
                 failures.append(Failure(k, t, "another node answered in its place"))
             else:
@@ -64,7 +67,7 @@ def exchange(
         pause = FIRST_POLL if arrived else min(1.5 * pause, LAST_POLL)
         if waiting:
             time.sleep(pause)
-    failures += [Failure(k, t, f"no reply within {timeout:g} s") for k in waiting.values()]
+    failures += [Failure(k, t, silent) for k in waiting.values()]
     return dict(sorted(replies.items())), sorted(failures, key=lambda failure: failure.k)
 
 

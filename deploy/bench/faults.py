@@ -1,7 +1,8 @@
 """Run the fault tests, keep what happened in each, and write the table of it into the docs.
 
 ``python -m deploy.bench.faults`` (``make faults``) runs them, two at a time, writes ``faults.json``
-beside this file and the table into ``docs/faults.md``; ``--table`` only writes the table again.
+beside this file and the table into ``docs/faults.md``. ``-k WORDS`` runs those that pytest selects by
+them; what is not run, or fails, keeps its former line. ``--table`` only writes the table again.
 """
 
 from __future__ import annotations
@@ -36,10 +37,12 @@ ORDER = (
 )
 
 
-def run(workers: int) -> tuple[int, dict[str, Any]]:
-    """Exit status of the fault tests, and what they recorded."""
+def run(workers: int, words: str = "") -> tuple[int, dict[str, Any]]:
+    """Exit status of the fault tests that ``words`` select, and what they recorded."""
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
         command = [sys.executable, "-m", "pytest", "tests/test_faults.py", "-m", "faults or slow"]
+        if words:
+            command += ["-k", words]
         if workers > 1:
             command += ["-n", str(workers), "--dist", "worksteal"]
         done = subprocess.run(
@@ -91,15 +94,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m deploy.bench.faults", description=__doc__)
     parser.add_argument("--table", action="store_true", help="only write the table again")
     parser.add_argument("--workers", type=int, default=2, help="runs at a time")
+    parser.add_argument("-k", metavar="WORDS", default="", help="only the tests so named")
     given = parser.parse_args()
     status = 0
     if not given.table:
-        status, recorded = run(given.workers)
-        if status == 0:
-            RECORDED.write_text(json.dumps(recorded, indent=1, sort_keys=True) + "\n")
-        else:
-            print("not recorded: a test failed", file=sys.stderr)
-    if RECORDED.exists() and status == 0:
+        status, recorded = run(given.workers, given.k)
+        if RECORDED.exists():
+            former = json.loads(RECORDED.read_text())["faults"]
+            recorded["faults"] = {**former, **recorded["faults"]}
+        RECORDED.write_text(json.dumps(recorded, indent=1, sort_keys=True) + "\n")
+        if status != 0:
+            print("a test failed: its line is the former one", file=sys.stderr)
+    if RECORDED.exists():
         write(json.loads(RECORDED.read_text()), PAGE)
     return status
 
