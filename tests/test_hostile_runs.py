@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Message
+from flwr.app import Error, Message
+from flwr.common.constant import ErrorCode
+from flwr.common.serde import message_from_proto
 
 from common.config import parse
 from common.models import MODELS
@@ -50,6 +52,22 @@ class Usurping(Loopback):  # type: ignore[misc]
         return replies
 
 
+class Expired(Loopback):  # type: ignore[misc]
+    """The message to node 2 outlived its ttl, so that the SuperLink has no reply to it."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        asked = dict(self._questions)
+        replies = []
+        for reply in super().pull_messages(list(message_ids)):
+            about = reply.metadata
+            if about.message_type == "train" and about.src_node_id == 2:
+                question = message_from_proto(asked[about.reply_to_message_id])
+                error = Error(ErrorCode.MESSAGE_UNAVAILABLE, "Message Unavailable")
+                reply = Message(error, reply_to=question)
+            replies.append(reply)
+        return replies
+
+
 class Unreadable(Loopback):  # type: ignore[misc]
     """Flower cannot put node 2's training replies together, and raises whenever it tries."""
 
@@ -67,6 +85,7 @@ class Unreadable(Loopback):  # type: ignore[misc]
     ("kind", "reason"),
     [
         (Usurping, "another node answered in its place"),
+        (Expired, "no reply within 3600 s"),
         (Unreadable, "its reply cannot be read: KeyError: 'arraychunk_ids\\nand more'"),
     ],
 )

@@ -1,8 +1,8 @@
 """Run the fault tests, keep what happened in each, and write the table of it into the docs.
 
 ``python -m deploy.bench.faults`` (``make faults``) runs them, two at a time, writes ``faults.json``
-beside this file and the table into ``docs/faults.md``. ``-k WORDS`` runs those that pytest selects by
-them; what is not run, or fails, keeps its former line. ``--table`` only writes the table again.
+beside this file and the table into ``docs/faults.md``. ``-k WORDS`` runs those that pytest selects
+by them; what is not run, or fails, keeps its former line. ``--table`` only writes the table again.
 """
 
 from __future__ import annotations
