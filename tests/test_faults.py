@@ -362,7 +362,7 @@ def test_a_full_disk_of_a_client_is_one_line_and_its_private_model_stays(
         subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
-TIMEOUT = 20.0
+TIMEOUT = 30.0
 
 
 @pytest.mark.faults
