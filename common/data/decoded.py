@@ -88,7 +88,7 @@ def _read(path: Path, key: str) -> dict[str, Tensor] | None:
             if (file.metadata() or {}).get("key") != key:
                 return None
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError):
+    except (OSError, RuntimeError, SafetensorError):  # torch maps it anew; it may be gone by then
         return None
 
 
