@@ -71,7 +71,7 @@ def table(recorded: dict[str, Any]) -> str:
     here = recorded["recorded on"]
     lines += [
         "",
-        f"Recorded on {here['cores']} cores, {here['at a time']} runs at a time, "
+        f"Recorded on {here['cores']} cores, at most {here['at a time']} runs at a time, "
         f"with Flower {here['flwr']} and Python {here['python']}.",
     ]
     return "\n".join(lines)
