@@ -13,14 +13,15 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Self, final
 
 from deploy import warm
 from deploy.certificates import Certificates
+from deploy.control import RunStatus
 from deploy.flower_cli import Value, check_app, config_arguments
 from deploy.processes import Processes, environment
-from deploy.superlink import RunStatus, SuperLink
+from deploy.superlink import SuperLink
 
 ISOLATIONS = ("subprocess", "process")
 NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -142,12 +143,7 @@ class Federation:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     @property

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import connection
-from types import TracebackType
 from typing import Self, final
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -63,12 +62,7 @@ class Loopback(Grid):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:

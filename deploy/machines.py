@@ -6,10 +6,13 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+
+if TYPE_CHECKING:
+    from deploy.local import Federation
 
 out, err = Console(), Console(stderr=True)
 
@@ -24,7 +27,7 @@ Insecure = Annotated[bool, typer.Option("--insecure", help="No TLS: for trying o
 ControlApi = Annotated[
     str, typer.Option("--superlink", metavar="HOST:PORT", help="Its Control API.")
 ]
-Wait = Annotated[float, typer.Option(help="Seconds that the SuperLink may take to answer.")]
+Wait = Annotated[float, typer.Option(min=0, help="Seconds that the SuperLink may take to answer.")]
 
 
 def certs(
@@ -232,11 +235,8 @@ def local(
         raise RuntimeError(status.details or f"the run ended as {status.status}")
 
 
-def _stay(federation: object) -> None:
+def _stay(federation: Federation) -> None:
     """Until Ctrl-C, SIGTERM or the death of the SuperLink."""
-    from deploy.local import Federation
-
-    assert isinstance(federation, Federation)
     try:
         federation.superlink.wait(lambda: False, "an end", float("inf"))
     except KeyboardInterrupt:

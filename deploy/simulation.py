@@ -16,10 +16,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from deploy.control import RunStatus
 from deploy.flower_cli import Value, check_app
 from deploy.local import NOTHING
 from deploy.processes import Processes
-from deploy.superlink import RunStatus, SuperLink
+from deploy.superlink import SuperLink
 
 QUIET_RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",

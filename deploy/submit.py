@@ -14,7 +14,7 @@ from deploy.settings import app_folder
 from server_app import checkpoint
 from server_app.summary import complete
 
-HOST_PORT = "HOST:PORT, such as fed.example.org:9093"
+HOST_PORT = "HOST:PORT, such as fed.example.org:9092, with a port of 1 to 65535"
 
 
 def address(text: str, option: str = "--superlink") -> str:

@@ -14,8 +14,6 @@ from deploy.processes import Processes, environment, free_ports, tail
 
 POLL = 0.1  #: seconds between two looks at processes that start
 
-__all__ = ["RunStatus", "SuperLink", "superexec_command", "superlink_command"]
-
 
 @final
 class SuperLink:

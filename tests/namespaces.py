@@ -19,7 +19,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
-from types import TracebackType
 from typing import Self, final
 
 SUBNETS = IPv4Network("10.208.0.0/12")  #: a /16 for each switch; inside the namespaces only
@@ -221,12 +220,7 @@ class Network:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stack.close()
 
     def host(self, name: str, *aliases: str, on: Mapping[str, Sequence[str]] | None = None) -> Host:
