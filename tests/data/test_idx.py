@@ -99,6 +99,7 @@ def test_labels_out_of_range_are_refused(options, tmp_path):
         ("a", b"\0\0\x08\x03\0\0", "ends inside its header"),
         ("a", idx(np.zeros((2, 3), np.uint8))[:-1], "5 bytes where its header says 6"),
     ],
+    ids=["not-gzip", "gzip-cut-short", "not-idx", "empty", "header-cut-short", "body-cut-short"],
 )
 def test_a_damaged_file_is_refused_in_one_line_with_its_name(tmp_path, name, content, message):
     path = tmp_path / name
