@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.bench import estimate, memory, page, timeline
+from deploy.bench import estimate, memory, page, picture, timeline
 
 MARKS = """\
 10.0 1 pushed 0
@@ -133,3 +133,20 @@ def test_the_tables_of_a_page_are_filled_and_an_unknown_one_is_refused() -> None
     assert page.fill(filled, {}, scale) == filled
     with pytest.raises(ValueError, match="no table is called 'typo'; there are starts, message"):
         page.fill("<!-- typo -->\n<!-- end -->", {}, scale)
+
+
+def test_the_pictures_show_every_phase_and_come_out_the_same_twice(tmp_path: Path) -> None:
+    drawn = [phase for phases in picture.STRETCHES.values() for phase in phases]
+    assert sorted(drawn) == sorted(timeline.PHASES)
+    phases = dict.fromkeys(timeline.PHASES, 0.25) | {"wait": 2.0}
+    grpc = {"starts": {"cold": {"phases": phases}, "warm": {"phases": phases | {"wait": 1.0}}}}
+    part = {"pss": 10**9}
+    busy = {name: part for names in picture.PARTS.values() for name in names}
+    scale = {"crowd": {"2": {"in a round": 1, "round": 7.25, "busy": busy}}}
+    picture.save(tmp_path, grpc, scale)
+    first = [(tmp_path / name).read_text() for name in ("round.svg", "clients.svg")]
+    assert all("<text " in text for text in first)
+    assert ">3.8<" in first[0] and ">2.8<" in first[0]  # 2.0 + 7 * 0.25 seconds, and one less
+    assert ">6.0<" in first[1] and ">7.2<" in first[1]  # gigabytes, seconds
+    picture.save(tmp_path, grpc, scale)
+    assert first == [(tmp_path / name).read_text() for name in ("round.svg", "clients.svg")]

@@ -1,6 +1,7 @@
 """``python -m deploy.bench.page docs/scale.md``: fill a page's tables from the recorded figures.
 
-A table stands between ``<!-- NAME -->`` and ``<!-- end -->``; NAME is one of ``TABLES``.
+The pictures ``round.svg`` and ``clients.svg`` are drawn beside the page. A table stands between
+``<!-- NAME -->`` and ``<!-- end -->``; NAME is one of ``TABLES``.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from deploy.bench import estimate, timeline
+from deploy.bench import estimate, picture, timeline
 
 HERE = Path(__file__).parent
 MB, GB = 10**6, 10**9
@@ -133,6 +134,7 @@ def main() -> None:
     page = Path(sys.argv[1])
     grpc, scale = (json.loads((HERE / name).read_text()) for name in ("grpc.json", "scale.json"))
     page.write_text(fill(page.read_text(encoding="utf-8"), grpc, scale), encoding="utf-8")
+    picture.save(page.parent, grpc, scale)
 
 
 if __name__ == "__main__":
