@@ -15,7 +15,6 @@ from rich.console import Console
 from deploy import machines
 
 app = typer.Typer(
-    help="Federated learning in which every client brings its own model.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -29,6 +28,30 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("-s", "--set", metavar="KEY=VALUE", help="Override a key; may be repeated."),
 ]
+
+
+def show_version(wanted: bool) -> None:
+    """Print what the census compares, and end."""
+    if wanted:
+        from common.version import code_version
+
+        print(code_version())
+        raise typer.Exit
+
+
+@app.callback()
+def whole(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=show_version,
+            is_eager=True,
+            help="Show the release and the code's fingerprint, which all machines must share.",
+        ),
+    ] = False,
+) -> None:
+    """Federated learning in which every client brings its own model."""
 
 
 @contextmanager

@@ -4,7 +4,7 @@ A container here is a process with a private mount namespace whose root holds th
 folders, Python's and the project's, all read-only, besides the volumes and the empty folders that
 the service asks for; it runs under the service's user without any capability. Nothing of it
 outlives its processes. It shows that a service's command, files and rights fit together; what the
-image would hold is the machine's.
+image would hold is the machine's, unless the root file system of a built image is given.
 """
 
 from __future__ import annotations
@@ -33,31 +33,47 @@ class Files:
     tmpfs: Mapping[str, str] = field(default_factory=dict)
     """Path of an empty folder in memory, to its mount options."""
     read_only: bool = False
+    image: Path | None = None  #: the root file system of a built image, instead of app and venv
 
     def script(self, root: str) -> str:
         """Shell lines that build it at ``root``, an existing empty folder."""
         lines = [f"mount -t tmpfs -o mode=0755 root {root}"]
+        lines += self._machine(root) if self.image is None else self._image(root)
         for name in ("proc", "dev", "sys"):
-            lines += [f"mkdir {root}/{name}", f"mount --rbind /{name} {root}/{name}"]
-        for name in SYSTEM:
-            if Path(name).is_symlink():
-                lines.append(f"ln -s {Path(name).readlink()} {root}{name}")
-            elif Path(name).is_dir():
-                lines += bind(name, f"{root}{name}", True, recursive=True)
+            lines += [f"mkdir -p {root}/{name}", f"mount --rbind /{name} {root}/{name}"]
         for path, options in self.tmpfs.items():
             lines.append(f"mkdir -p {root}{path}")
             given = ",".join(filter(None, (TMPFS, options)))
             lines.append(f"mount -t tmpfs -o {given} none {root}{path}")
-        for python in sorted({sys.base_prefix, str(self.venv)}):
-            if not python.startswith("/usr"):
-                lines += bind(python, f"{root}{python}", True)
-        lines += bind(str(self.venv), f"{root}/opt/venv", True)
-        lines += bind(str(self.app), f"{root}/app", True)
         for path, (folder, read_only) in self.volumes.items():
             lines += bind(str(folder), f"{root}{path}", read_only)
         if self.read_only:
             lines.append(f"mount -o remount,ro,bind {root}")
         return "\n".join(lines)
+
+    def _machine(self, root: str) -> list[str]:
+        """The machine's own system, Python and environment, and the project."""
+        lines = []
+        for name in SYSTEM:
+            if Path(name).is_symlink():
+                lines.append(f"ln -s {Path(name).readlink()} {root}{name}")
+            elif Path(name).is_dir():
+                lines += bind(name, f"{root}{name}", True, recursive=True)
+        for python in sorted({sys.base_prefix, str(self.venv)}):
+            if not python.startswith("/usr"):
+                lines += bind(python, f"{root}{python}", True)
+        lines += bind(str(self.venv), f"{root}/opt/venv", True)
+        return [*lines, *bind(str(self.app), f"{root}/app", True)]
+
+    def _image(self, root: str) -> list[str]:
+        """The image, below a layer of this container's own, and the host's names."""
+        layers = f"lowerdir={self.image},upperdir={root}/upper,workdir={root}/work"
+        return [
+            f"mkdir {root}/upper {root}/work",
+            f"mount -t overlay -o {shlex.quote(layers)} image {root}",
+            f"touch {root}/etc/hosts",
+            f"mount --bind /etc/hosts {root}/etc/hosts",
+        ]
 
 
 def bind(source: str, target: str, read_only: bool, *, recursive: bool = False) -> list[str]:

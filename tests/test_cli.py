@@ -18,6 +18,7 @@ from common.config import Value
 from common.data import DATASETS
 from common.data.partition import PARTITIONS
 from common.models import MODELS
+from common.version import code_version
 from deploy import cli
 from deploy.listing import LISTINGS
 from deploy.settings import to_toml
@@ -32,6 +33,11 @@ def fedmosaic(*arguments: str) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=120,
     )
+
+
+def test_the_version_is_what_the_census_compares() -> None:
+    done = fedmosaic("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, code_version() + "\n", "")
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ import pytest
 from deploy.certificates import make
 from tests import compose
 from tests.namespaces import Network, allowed
-from tests.topology import Container, Topology
+from tests.topology import IMAGE, Container, Topology
 
 if reason := allowed():
     pytest.skip(reason, allow_module_level=True)
@@ -36,6 +36,13 @@ pytestmark = pytest.mark.slow
 ONE_SHOT = ["certs"]
 PATIENCE = 900.0  #: seconds; a minute where nothing else runs
 REACH = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=2)"
+INSTALLED = """
+import importlib.util, os, shutil, sys
+import common, torch
+found = [name for name in ("pip", "pytest", "wheel") if importlib.util.find_spec(name)]
+found += filter(shutil.which, ("gcc", "git", "pip"))
+print(sys.base_prefix, os.path.dirname(common.__file__), os.access("/app", os.W_OK), found)
+"""
 SHAKE = """
 import socket, ssl, sys
 context = ssl.create_default_context(cafile="/keys/ca.crt")
@@ -107,6 +114,13 @@ def test_every_container_that_runs_says_that_it_is_healthy(finished: Topology) -
     for name in ("superlink", "serverapp", "client"):
         for container in finished.services[name].containers:
             assert finished.healthy(container), container.name
+
+
+@pytest.mark.skipif(not IMAGE, reason="FEDMOSAIC_IMAGE names no built image's root")
+def test_the_image_holds_its_own_python_and_the_project_and_no_build_tools(
+    finished: Topology,
+) -> None:
+    assert python(finished, INSTALLED).stdout == "/usr/local /app/common False []\n"
 
 
 def test_clients_talk_tls_with_the_server_whose_certificate_was_made(finished: Topology) -> None:

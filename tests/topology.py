@@ -2,7 +2,8 @@
 
 It does what Docker Compose and the engine do with the parts of the language that our files use:
 networks and their names, volumes, users, read-only roots, dependencies and their conditions, health
-checks, replicas, restart policies. Limits of processor and memory are not enforced.
+checks, replicas, restart policies. Limits of processor and memory are not enforced. With the root
+file system of a built image in ``FEDMOSAIC_IMAGE``, that is what the containers see.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from tests.namespaces import Host, Network
 
 WORKDIR = "/home/fedmosaic"
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
+IMAGE = os.environ.get("FEDMOSAIC_IMAGE")
 MAX_STARTS = 5  #: of one container, before it counts as broken
 
 
@@ -190,6 +192,7 @@ class Topology:
             },
             tmpfs=dict(each.partition(":")[::2] for each in said.get("tmpfs", [])),
             read_only=bool(said.get("read_only")),
+            image=Path(IMAGE) if IMAGE else None,
         )
 
     def start_in(
@@ -234,6 +237,6 @@ class Topology:
         return {
             **image,
             "PATH": f"{image['PATH']}:{SYSTEM_PATH}",
-            "PYTHONPATH": "/app",  # the image has the project installed there
+            **({} if IMAGE else {"PYTHONPATH": "/app"}),  # where an image has it installed
             **{name: str(value) for name, value in (said.get("environment") or {}).items()},
         }
