@@ -124,7 +124,7 @@ class Control:
         try:
             self.online()
         except grpc.RpcError as error:
-            return _details(error)
+            return details(error)
         return ""
 
     def online(self) -> int:
@@ -144,9 +144,9 @@ class Control:
                 RegisterNodeRequest(public_key=_public_key(public_key)), timeout=10.0
             )
         except grpc.RpcError as error:
-            if TAKEN in _details(error):
+            if TAKEN in details(error):
                 return False
-            raise RuntimeError(f"{public_key} was not registered: {_details(error)}") from None
+            raise RuntimeError(f"{public_key} was not registered: {details(error)}") from None
         return True
 
     def submit(
@@ -264,7 +264,7 @@ class Control:
                         return status
                     answered = answered if ended else now
                 except grpc.RpcError as error:
-                    said = _details(error)
+                    said = details(error)
             if now - answered > patience:
                 raise RuntimeError(
                     f"waited {patience:.0f} s in vain for the SuperLink at {self.address}: {said}"
@@ -333,6 +333,7 @@ def _read(path: Path) -> bytes:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _details(error: grpc.RpcError) -> str:
+def details(error: grpc.RpcError) -> str:
+    """What the other side said, in one line."""
     text = error.details() if isinstance(error, grpc.Call) else error  # type: ignore[no-untyped-call]
     return str(text).strip().partition("\n")[0]

@@ -155,6 +155,7 @@ def node(
     """Serve one client on this machine: a flower-supernode with its key and settings."""
     from deploy import node as serving
     from deploy import seats as places
+    from deploy.admission import await_admission
     from deploy.certificates import Certificates
     from deploy.submit import address
 
@@ -181,6 +182,8 @@ def node(
     )
     place = (home or Path.home() / ".fedmosaic" / "nodes" / str(k)).expanduser().resolve()
     out.print(f"client {k} of {clients} for {superlink}", highlight=False)
+    if trust is not None:
+        await_admission(address(superlink), trust, k, lambda line: out.print(line, soft_wrap=True))
     if warm:
         raise typer.Exit(serving.serve(line, place))
     serving.become(line, place)
