@@ -38,27 +38,34 @@ class Files:
     def script(self, root: str) -> str:
         """Shell lines that build it at ``root``, an existing empty folder."""
         lines = [f"mount -t tmpfs -o mode=0755 root {root}"]
-        lines += self._machine(root) if self.image is None else self._image(root)
+        lines += self._system(root) if self.image is None else self._image(root)
         for name in ("proc", "dev", "sys"):
             lines += [f"mkdir -p {root}/{name}", f"mount --rbind /{name} {root}/{name}"]
         for path, options in self.tmpfs.items():
             lines.append(f"mkdir -p {root}{path}")
             given = ",".join(filter(None, (TMPFS, options)))
             lines.append(f"mount -t tmpfs -o {given} none {root}{path}")
+        lines += self._project(root) if self.image is None else []  # may lie below /tmp
         for path, (folder, read_only) in self.volumes.items():
             lines += bind(str(folder), f"{root}{path}", read_only)
         if self.read_only:
             lines.append(f"mount -o remount,ro,bind {root}")
         return "\n".join(lines)
 
-    def _machine(self, root: str) -> list[str]:
-        """The machine's own system, Python and environment, and the project."""
+    @staticmethod
+    def _system(root: str) -> list[str]:
+        """The machine's own system folders."""
         lines = []
         for name in SYSTEM:
             if Path(name).is_symlink():
                 lines.append(f"ln -s {Path(name).readlink()} {root}{name}")
             elif Path(name).is_dir():
                 lines += bind(name, f"{root}{name}", True, recursive=True)
+        return lines
+
+    def _project(self, root: str) -> list[str]:
+        """The machine's own Python and environment, and the project."""
+        lines = []
         for python in sorted({sys.base_prefix, str(self.venv)}):
             if not python.startswith("/usr"):
                 lines += bind(python, f"{root}{python}", True)
