@@ -41,7 +41,7 @@ def await_admission(
 ) -> None:
     """Return once client k's SuperNode would be let in, or if the server does not answer.
 
-    (A SuperNode whose server does not answer tries again by itself.)
+    A SuperNode whose server does not answer tries again by itself.
 
     Args:
         fleet: ``host:port`` of the SuperLink's Fleet API.
@@ -52,8 +52,8 @@ def await_admission(
 
     Raises:
         ValueError: the key is no private key, or is not registered.
-        RuntimeError: the client is still connected after ``patience`` seconds, or the server
-            refuses it for another reason.
+        RuntimeError: the client is still connected after ``patience`` seconds, the server's
+            certificate is not accepted, or the server refuses the client for another reason.
     """
     key = _private(trust, k)
     deadline, told = time.monotonic() + patience, False
@@ -116,6 +116,11 @@ def _refusal(stub: FleetStub, key: ec.EllipticCurvePrivateKey) -> str:
         stub.DeactivateNode(DeactivateNodeRequest(node_id=node), timeout=CALL)
     except grpc.RpcError as error:
         code: grpc.StatusCode = error.code()  # type: ignore[attr-defined]
+        if "CERTIFICATE_VERIFY_FAILED" in details(error):
+            raise RuntimeError(
+                f"the server's certificate is not accepted; is --ca its authority, and its host in "
+                f"it? ({details(error)})"
+            ) from None
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
             return ""
         return details(error) or code.name

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -254,11 +255,15 @@ def _summary_since(folder: Path, started: float) -> dict[str, Any] | None:
 
 
 def named(flat: Mapping[str, Value]) -> str:
-    """A name of the experiment that depends on what decides its numbers and on nothing else."""
+    """A new name: method, data set, what decides the numbers, and a part of this run's own.
+
+    Clients keep their private models under it, so two runs must not share it, even if they have
+    the same settings; a resumed run keeps the name that its checkpoint has.
+    """
     free = {key.replace("_", "-") for key in checkpoint.FREE["run"]}
     text = json.dumps({key: value for key, value in sorted(flat.items()) if key not in free})
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    return f"{flat['method']}-{flat['data.name']}-{digest}"
+    return f"{flat['method']}-{flat['data.name']}-{digest}-{secrets.token_hex(4)}"
 
 
 def _unused(path: Path) -> Path:

@@ -19,6 +19,7 @@ from server_app.replies import open_reply
 from server_app.stopped import Stopped
 
 ASK_AGAIN = 0.25
+LEFT = "Node Unavailable"  #: Flower's words for a node that is not connected
 
 
 @final
@@ -81,24 +82,40 @@ def take_census(
     Raises ``Stopped`` naming the client for: no good answer, an id that two nodes claim or that is
     out of range, another code version, another task, classes or counts that cannot be.
     """
-    hello = Hello(experiment=experiment, clients=len(nodes)).pack()
-    messages = {
-        i: Message(hello, node, "query.hello", ttl=config.run.timeout)
-        for i, node in enumerate(nodes)
-    }
-    replies, failures = exchange(grid, messages, config.run.timeout, 0)
-    if failures:
-        first = failures[0]
-        raise Stopped(f"census: node {nodes[first.k]} answered: {first.reason}")
     clients: list[Client] = []
-    for i, reply in replies.items():
+    for node, reply in _hello(grid, nodes, config, experiment).items():
         try:
-            clients.append(Client(open_reply(reply, Peer, config), nodes[i]))
+            clients.append(Client(open_reply(reply, Peer, config), node))
         except ValueError as error:
-            raise Stopped(f"census: node {nodes[i]}: {error}") from error
+            raise Stopped(f"census: node {node}: {error}") from error
     peers = [client.peer for client in clients]
     check_peers(peers, len(nodes), experiment, task, config.run.max_samples)
     return sorted(clients, key=lambda client: client.k)
+
+
+def _hello(grid: Grid, nodes: list[int], config: Config, experiment: str) -> dict[int, Message]:
+    """Everybody's answer, by node. A node that has just left is waited for, as before the census:
+    it may be one that signs on and off while it starts.
+    """
+    start, answers = time.monotonic(), dict[int, Message]()
+    while True:
+        hello = Hello(experiment=experiment, clients=len(nodes)).pack()
+        asked = {
+            i: Message(hello, node, "query.hello", ttl=config.run.timeout)
+            for i, node in enumerate(nodes)
+            if node not in answers
+        }
+        replies, failures = exchange(grid, asked, config.run.timeout, 0)
+        answers |= {nodes[i]: reply for i, reply in replies.items()}
+        if not failures:
+            return {node: answers[node] for node in nodes}
+        first = next((each for each in failures if LEFT not in each.reason), failures[0])
+        if LEFT not in first.reason or time.monotonic() - start > config.run.wait:
+            raise Stopped(f"census: node {nodes[first.k]} answered: {first.reason}")
+        size = len(nodes)
+        nodes = wait_for_nodes(grid, config)
+        if len(nodes) != size:  # only with clients = 0; everybody was told another number
+            answers = {}
 
 
 def check_peers(

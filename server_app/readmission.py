@@ -20,6 +20,8 @@ from server_app.exchange import Failure, exchange
 from server_app.method import Method
 from server_app.replies import open_reply
 
+CURIOSITY = 10.0  #: seconds to wait for the word of a node that cannot be a client
+
 log = logging.getLogger("flwr.fedmosaic")
 
 
@@ -68,11 +70,15 @@ class Readmission:
         """What the nodes say of themselves; a node that says nothing readable is left out."""
         config = self.method.config
         patience = min(config.run.timeout, config.run.wait)
+        if not config.run.rebind:  # none of them will be let in: they are asked for the journal
+            patience = min(patience, CURIOSITY)
         hello = Hello(experiment=self.method.experiment, clients=len(self.method.clients)).pack()
         asked = {
             i: Message(hello, node, "query.hello", ttl=patience) for i, node in enumerate(nodes)
         }
-        replies, _ = exchange(self.grid, asked, patience, 0)
+        replies, silent = exchange(self.grid, asked, patience, 0)
+        if not config.run.rebind:
+            self.refused.update(nodes[failure.k] for failure in silent)
         answers: dict[int, Peer] = {}
         for i, reply in replies.items():
             try:

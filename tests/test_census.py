@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flwr.app import Error, Message
 
 from common.protocol import Peer
 from common.version import code_version
@@ -83,4 +84,48 @@ def test_a_node_with_an_impossible_model_is_refused_by_name(tmp_path: Path) -> N
     settings = flat(tmp_path)
     grid = Loopback(4, settings, workers=0, node_configs={3: {"model": "resnet99"}})
     with pytest.raises(Stopped, match="no architecture 'resnet99'"):
+        play(settings, grid)
+
+
+class Flickering(Loopback):  # type: ignore[misc]
+    """Its first node has left again when it is asked for the first ``times`` times."""
+
+    def __init__(self, *given: Any, times: int, reason: str, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self.left, self.reason, self.asked = times, reason, list[int]()
+
+    def pull_messages(self, message_ids: Any) -> Any:
+        for reply in super().pull_messages(message_ids):
+            self.asked.append(reply.metadata.src_node_id)
+            if self.asked[-1] == 1 and self.left > 0:
+                self.left -= 1
+                failed = Message(Error(code=5, reason=self.reason), reply_to=reply)
+                names = failed.metadata.__dict__
+                names["_reply_to_message_id"] = reply.metadata.reply_to_message_id
+                yield failed
+            else:
+                yield reply
+
+
+UNAVAILABLE = "Error: Node Unavailable — The destination node failed to report a heartbeat"
+
+
+def test_a_node_that_leaves_while_it_starts_is_asked_again(tmp_path: Path) -> None:
+    settings = flat(tmp_path, rounds=1)
+    grid = Flickering(4, settings, workers=0, times=2, reason=UNAVAILABLE)
+    assert play(settings, grid).summary["status"] == "completed"
+    assert grid.asked[:6] == [1, 2, 3, 4, 1, 1], "the others are asked once"
+
+
+@pytest.mark.parametrize(
+    ("times", "reason", "said"),
+    [(10_000, UNAVAILABLE, "Node Unavailable"), (1, "out of memory", "out of memory")],
+    ids=["it stays away", "it fails for another reason"],
+)
+def test_a_node_that_does_not_answer_the_census_stops_the_run(
+    times: int, reason: str, said: str, tmp_path: Path
+) -> None:
+    settings = flat(tmp_path, wait=0.3)
+    grid = Flickering(4, settings, workers=0, times=times, reason=reason)
+    with pytest.raises(Stopped, match=f"census: node 1 answered: .*{said}"):
         play(settings, grid)
