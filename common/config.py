@@ -243,6 +243,11 @@ def _check(config: Config) -> None:
             f"method = {run.method!r} needs a public set: set data.public (0.8 in DL-MH's paper) "
             "or data.public-dir"
         )
+    robust, unused = (getattr(config.method, name, "") for name in ("robust", "averages_nothing"))
+    if unused and robust != "none":
+        raise ValueError(
+            f'{run.method}.robust = "{robust}" is not allowed with {unused}: nothing is averaged'
+        )
 
 
 def _section(kind: type[Section], prefix: str, table: Mapping[str, Value]) -> Any:

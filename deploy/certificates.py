@@ -27,6 +27,7 @@ from common.files import write_atomically
 ALWAYS = ("localhost", "127.0.0.1")  #: names that the server's own programs use
 SECRET, PUBLIC = 0o600, 0o644
 MAX_CLIENTS, MAX_DAYS = 100_000, 36_500
+AUTHORITY_DAYS = 3650  #: long, since a new authority means a new ca.crt for everybody
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
 
 
@@ -82,12 +83,14 @@ def make(folder: Path, hosts: Sequence[str], clients: int, days: int = 365) -> C
 
     Args:
         hosts: names and addresses under which clients reach the server; ``localhost`` and
-            ``127.0.0.1`` are always among them.
+            ``127.0.0.1`` are always among them. Empty: those of the certificate that is there.
         clients: the number of clients, 0 … ``clients`` − 1.
-        days: how long the certificates are valid.
+        days: how long the server's certificate is valid, but no longer than the authority's, which
+            is made for ten years, or ``days`` if that is more.
 
     Raises:
-        ValueError: a host that is neither a name nor an address, or a number out of range.
+        ValueError: a host that is neither a name nor an address, a number out of range, or an
+            authority that has expired.
         OSError: the folder cannot be written.
     """
     names = _names([*hosts, *ALWAYS])
@@ -100,8 +103,8 @@ def make(folder: Path, hosts: Sequence[str], clients: int, days: int = 365) -> C
     files.clients.mkdir(parents=True, exist_ok=True)
     files.clients.chmod(0o755)
     if not files.ca.exists():
-        _authority(files, days)
-    _server(files, names, days)
+        _authority(files, max(days, AUTHORITY_DAYS))
+    _server(files, names if hosts else _former(files) or names, days)
     for k in range(clients):
         if not files.key(k).exists():
             _client(files, k)
@@ -123,7 +126,7 @@ def _authority(files: Certificates, days: int) -> None:
         decipher_only=False,
     )
     certificate = (
-        _signed_for(name, name, key.public_key(), days)
+        _signed_for(name, name, key.public_key(), timedelta(days=days))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -143,10 +146,16 @@ def _server(files: Certificates, names: Sequence[x509.GeneralName], days: int) -
         raise ValueError(f"{files.ca_key} is no elliptic-curve key")
     if signer.public_key() != authority.public_key():
         raise ValueError(f"{files.ca_key} is not the key of {files.ca}")
+    left = authority.not_valid_after_utc - datetime.now(UTC)
+    if left <= timedelta(0):
+        raise ValueError(
+            f"{files.ca} expired on {authority.not_valid_after_utc:%Y-%m-%d}: make a new authority "
+            "in another folder, and give its ca.crt to all clients"
+        )
     key = ec.generate_private_key(ec.SECP384R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedmosaic server")])
     certificate = (
-        _signed_for(name, authority.subject, key.public_key(), days)
+        _signed_for(name, authority.subject, key.public_key(), min(timedelta(days=days), left))
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -174,7 +183,7 @@ def _client(files: Certificates, k: int) -> None:
 
 
 def _signed_for(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, valid: timedelta
 ) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
     return (
@@ -184,8 +193,18 @@ def _signed_for(
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(hours=1))  # clocks differ
-        .not_valid_after(now + timedelta(days=days))
+        .not_valid_after(now + valid)
     )
+
+
+def _former(files: Certificates) -> list[x509.GeneralName]:
+    """The names in the server's certificate; none, if there is none that can be read."""
+    try:
+        certificate = x509.load_pem_x509_certificate(files.server.read_bytes())
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except (OSError, ValueError, x509.ExtensionNotFound):
+        return []
+    return list(found.value)
 
 
 def _names(hosts: Iterable[str]) -> list[x509.GeneralName]:

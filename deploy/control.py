@@ -25,6 +25,7 @@ from flwr.proto.control_pb2 import (
     RegisterNodeRequest,
     StopRunRequest,
     StreamLogsRequest,
+    UnregisterNodeRequest,
 )
 from flwr.proto.control_pb2_grpc import ControlStub
 
@@ -34,6 +35,7 @@ from deploy.processes import environment, executable, plain
 CONNECTION = "here"  #: the name of the SuperLink in the private config.toml
 POLL = 0.1  #: seconds between two looks at a run that ends
 SILENCE = 2.0  #: seconds without output after which the SuperLink is asked how the run stands
+FINISHED, UNREGISTERED = "finished", "unregistered"  #: what Flower calls a run's, a node's end
 TAKEN = "Public key already in use"  #: Flower's answer for a client that is registered
 
 
@@ -50,7 +52,7 @@ class RunStatus:
 
     @property
     def finished(self) -> bool:
-        return self.status.startswith("finished")
+        return self.status.startswith(FINISHED)
 
     @property
     def completed(self) -> bool:
@@ -148,6 +150,19 @@ class Control:
                 return False
             raise RuntimeError(f"{public_key} was not registered: {details(error)}") from None
         return True
+
+    def unregister(self, public_key: Path) -> bool:
+        """Let the SuperNode with this key in no more; False if it was not registered.
+
+        Raises:
+            ValueError: the file cannot be read, or is no public key on a NIST curve.
+        """
+        key = _public_key(public_key)
+        nodes = self._control.ListNodes(ListNodesRequest(), timeout=10.0).nodes_info
+        found = [each for each in nodes if each.public_key == key and each.status != UNREGISTERED]
+        for each in found:
+            self._control.UnregisterNode(UnregisterNodeRequest(node_id=each.node_id), timeout=10.0)
+        return bool(found)
 
     def submit(
         self, app: Path, run_config: Mapping[str, Value], federation: Mapping[str, Value]
@@ -269,6 +284,11 @@ class Control:
                 raise RuntimeError(
                     f"waited {patience:.0f} s in vain for the SuperLink at {self.address}: {said}"
                 )
+
+    def running(self) -> list[int]:
+        """The runs that have not ended, ascending."""
+        runs = self._control.ListRuns(ListRunsRequest(), timeout=10.0).run_dict
+        return sorted(i for i, run in runs.items() if run.status.status != FINISHED)
 
     def stop(self, run_id: int) -> None:
         """Stop the run; the federation stays up."""

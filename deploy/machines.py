@@ -1,10 +1,12 @@
-"""The commands of ``fedmosaic`` for separate machines: certs, register, submit, node, local."""
+"""The commands of ``fedmosaic`` for separate machines, from ``certs`` to ``local``."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +14,7 @@ import typer
 from rich.console import Console
 
 if TYPE_CHECKING:
+    from deploy.control import Control
     from deploy.local import Federation
 
 out, err = Console(), Console(stderr=True)
@@ -64,19 +67,45 @@ def register(
     wait: Wait = 60.0,
 ) -> None:
     """Let SuperNodes with these keys connect; keys that are registered already stay so."""
-    import tempfile
-
-    from deploy.control import Control
-    from deploy.submit import address
-
     files = [path for given in keys for path in _public_keys(given)]
-    with (
-        tempfile.TemporaryDirectory(prefix="fedmosaic-") as work,
-        Control(address(superlink), _trusted(ca, insecure), Path(work)) as control,
-    ):
-        control.await_answer(wait)
+    with _control(superlink, ca, insecure, wait) as control:
         new = sum(control.register(path) for path in files)
     out.print(f"{new} of {len(files)} keys registered, {len(files) - new} were already")
+
+
+def unregister(
+    keys: Annotated[list[Path], typer.Argument(help="Public keys, or folders of *.pub.")],
+    superlink: ControlApi = "127.0.0.1:9093",
+    ca: Authority = None,
+    insecure: Insecure = False,
+    wait: Wait = 60.0,
+) -> None:
+    """Let SuperNodes with these keys connect no more, such as one whose key was stolen."""
+    files = [path for given in keys for path in _public_keys(given)]
+    with _control(superlink, ca, insecure, wait) as control:
+        gone = sum(control.unregister(path) for path in files)
+    out.print(f"{gone} of {len(files)} keys unregistered, {len(files) - gone} were unknown")
+
+
+def stop(
+    run: Annotated[int | None, typer.Argument(help="Its number, as submit printed it.")] = None,
+    superlink: ControlApi = "127.0.0.1:9093",
+    ca: Authority = None,
+    insecure: Insecure = False,
+    wait: Wait = 60.0,
+) -> None:
+    """Stop a run; without a number, say which runs go on."""
+    with _control(superlink, ca, insecure, wait) as control:
+        running = control.running()
+        if run in running:
+            control.stop(run)
+    shown = ", ".join(map(str, running)) or "none"
+    if run is None:
+        out.print(f"runs that go on: {shown}", highlight=False)
+    elif run not in running:
+        raise ValueError(f"no run {run} goes on at {superlink}; those that do: {shown}")
+    else:
+        out.print(f"run {run} is stopped", highlight=False)
 
 
 def submit(
@@ -102,6 +131,12 @@ def submit(
     if if_any and flat["resume"] and sending.done(flat):
         out.print(f"{flat['out']} holds the run already, complete", highlight=False, soft_wrap=True)
         return
+    started: list[int] = []
+
+    def on_start(run: int) -> None:
+        started.append(run)
+        out.print(f"[bold]run {run}[/]: {flat['experiment']}", highlight=False)
+
     try:
         status = sending.submit(
             flat,
@@ -109,10 +144,15 @@ def submit(
             _trusted(ca, insecure),
             wait,
             sending.without_tracebacks(_plain),
-            lambda run: out.print(f"[bold]run {run}[/]: {flat['experiment']}", highlight=False),
+            on_start,
         )
     except KeyboardInterrupt:
-        err.print("[red]left[/]: the run goes on; stop it with: flwr stop RUN")
+        if not started:
+            raise
+        trust = "--insecure" if ca is None else f"--ca {ca}"
+        err.print("[red]left[/]: the run goes on; stop it with: ", end="")
+        line = f"fedmosaic stop {started[0]} --superlink {superlink} {trust}"
+        err.print(line, markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(130) from None
     if not status.completed:
         raise RuntimeError(status.details or f"the run ended as {status.status}")
@@ -254,6 +294,22 @@ def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
+@contextmanager
+def _control(superlink: str, ca: Path | None, insecure: bool, wait: float) -> Iterator[Control]:
+    """The SuperLink's Control API, as soon as it answers."""
+    import tempfile
+
+    from deploy.control import Control
+    from deploy.submit import address
+
+    with (
+        tempfile.TemporaryDirectory(prefix="fedmosaic-") as work,
+        Control(address(superlink), _trusted(ca, insecure), Path(work)) as control,
+    ):
+        control.await_answer(wait)
+        yield control
+
+
 def _trusted(ca: Path | None, insecure: bool) -> Path | None:
     if (ca is None) == (not insecure):
         raise ValueError("say whom to trust: either --ca FILE (TLS) or --insecure")
@@ -278,4 +334,4 @@ def _public_keys(given: Path) -> list[Path]:
     return found
 
 
-COMMANDS = (certs, register, submit, node, local)
+COMMANDS = (certs, register, unregister, submit, stop, node, local)

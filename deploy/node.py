@@ -34,8 +34,10 @@ def settings(texts: Sequence[str]) -> dict[str, Value]:
 
 
 def _typed(key: str, text: str) -> Value:
-    """As the key's type, or as it is, which ``check`` then refuses."""
+    """As the key's type, a folder absolute; or as it is, which ``check`` then refuses."""
     kind = KINDS.get(key, str)
+    if key.endswith("-dir") and text:  # the SuperNode will work in another folder
+        return str(Path(text).expanduser().absolute())
     if kind is bool:
         return {"true": True, "false": False}.get(text.lower(), text)
     return int(text) if kind is int and text.lstrip("-").isdecimal() else text

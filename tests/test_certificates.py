@@ -14,6 +14,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from deploy import certificates
 from deploy.certificates import Certificates, make
 
 
@@ -69,6 +70,43 @@ def test_making_again_keeps_the_authority_and_the_clients_and_renews_the_server(
     assert {p: p.read_bytes() for p in kept} == kept
     assert files.server.read_bytes() != before and files.key(2).exists()
     certificate(files.server).verify_directly_issued_by(certificate(files.ca))
+
+
+def hosts(files: Certificates) -> list[str]:
+    names = certificate(files.server).extensions.get_extension_for_class(
+        x509.SubjectAlternativeName
+    )
+    return [str(name.value) for name in names.value]
+
+
+def test_adding_clients_keeps_the_servers_names_and_naming_hosts_replaces_them(
+    tmp_path: Path,
+) -> None:
+    make(tmp_path, ["fed.example.org"], 1)
+    assert hosts(make(tmp_path, [], 2)) == ["fed.example.org", "localhost", "127.0.0.1"]
+    assert hosts(make(tmp_path, ["192.0.2.7"], 2)) == ["192.0.2.7", "localhost", "127.0.0.1"]
+
+
+def test_the_authority_outlives_the_servers_certificate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = make(tmp_path / "a", [], 0, days=30)
+    left = certificate(files.ca).not_valid_after_utc - datetime.now(UTC)
+    assert timedelta(days=3649) < left < timedelta(days=3650)
+    monkeypatch.setattr(certificates, "AUTHORITY_DAYS", 1)
+    files = make(tmp_path / "b", [], 0, days=1)
+    make(tmp_path / "b", [], 0, days=30)
+    ends = [certificate(path).not_valid_after_utc for path in (files.ca, files.server)]
+    assert timedelta(0) <= ends[0] - ends[1] < timedelta(seconds=2)
+
+
+def test_an_authority_that_has_expired_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(certificates, "AUTHORITY_DAYS", 0)
+    monkeypatch.setattr(certificates, "_within", lambda *_: None)
+    with pytest.raises(ValueError, match=r"ca\.crt expired on \d{4}-\d\d-\d\d: make a new"):
+        make(tmp_path, [], 0, days=0)
 
 
 @pytest.mark.parametrize(

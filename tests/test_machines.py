@@ -86,6 +86,7 @@ def test_a_superlink_that_does_not_answer_is_named(tmp_path: Path) -> None:
 def test_a_node_takes_typed_settings_and_refuses_others() -> None:
     given = node.settings(["model=resnet8", "threads=2", "incentive=false", "data-dir='/a b'"])
     assert given == {"model": "resnet8", "threads": 2, "incentive": False, "data-dir": "/a b"}
+    assert node.settings(["state-dir=x/y"]) == {"state-dir": str(Path.cwd() / "x" / "y")}
     for text, said in (
         ("model", "is not key=value"),
         ("threads=two", "threads = 'two'; it must be an integer of at least 1"),
@@ -124,7 +125,9 @@ def test_a_submitted_run_is_complete_and_resumes_if_there_is_something(tmp_path:
     given = {**resolve(None), "out": str(tmp_path)}
     sent = submit.prepared(given, resume=False, if_any=True)
     assert sent["clients"] == 6 and sent["runtime"] == "grpc" and sent["resume"] is False
-    assert sent["experiment"] == submit.prepared(given, True, False)["experiment"]
+    other = submit.prepared(given, True, False)["experiment"]
+    assert sent["experiment"] != other, "clients keep their models under it"
+    assert str(sent["experiment"]).rpartition("-")[0] == str(other).rpartition("-")[0]
     (tmp_path / "checkpoint.safetensors").touch()
     assert submit.prepared(given, resume=False, if_any=True)["resume"] is True
 
@@ -213,10 +216,24 @@ def test_certs_register_nodes_and_submit_make_a_federation_over_tls(tmp_path: Pa
         # a run that fails says why, and its status is not 0
         again = fedmosaic("submit", *sets, *to)
         assert again.returncode == 1 and "holds a run already" in again.stderr, again.stderr
+        assert fedmosaic("stop", *to).stdout == "runs that go on: none\n"
+        none = fedmosaic("stop", "7", *to)
+        assert none.returncode == 1 and f"no run 7 goes on at {control}" in none.stderr
+        # without its key a client is let in no more
+        for said in ("1 of 1 keys unregistered, 0", "0 of 1 keys unregistered, 1"):
+            assert said in fedmosaic("unregister", files.public(1), *to).stdout
+        nodes[1].send_signal(signal.SIGTERM)
+        nodes[1].wait(20)
+        refused = fedmosaic(
+            *("node", "--superlink", fleet, "--ca", files.ca, "--clients", 2, "--k", 1),
+            *("--home", tmp_path / "refused"),
+        )
+        assert refused.returncode == 1
+        assert "does not know the key of client 1: register 1.pub" in refused.stderr
     summary = json.loads((out / "summary.json").read_text())
     assert summary["status"] == "completed"
     census = json.loads((out / "journal.jsonl").read_text().splitlines()[0])["clients"]
     # of its own 24 and 26 training images, a fifth is each client's local test set
     assert [(c["k"], c["model"], c["n"]) for c in census] == [(0, "mlp", 19), (1, "cnn2", 20)]
     assert [any((tmp_path / f"state{i}").iterdir()) for i in range(2)] == [True, True]
-    assert [process.returncode for process in nodes] == [0, 0]
+    assert nodes[0].returncode == 0

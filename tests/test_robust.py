@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from common import tree
+from common.config import Value, parse
 from common.methods.fedavg import Averaging
 from common.records import StateDict
+from deploy.settings import defaults
 from server_app.averaging import average
 from server_app.layerwise import aggregate
 from server_app.robust import combine, trimmed
@@ -211,8 +213,19 @@ def test_a_resumed_run_with_a_robust_mean_equals_an_uninterrupted_one(
 
 
 def test_a_wrong_share_is_refused() -> None:
-    from common.config import parse
 
     for key, value in (("fedavg.trim", 0.5), ("fedavg.clip-norm", 0.0), ("fedavg.robust", "krum")):
         with pytest.raises(ValueError, match=key):
             parse({**flat(Path("out"), method="fedavg"), key: value})
+
+
+@pytest.mark.parametrize(
+    ("method", "setting", "value"), [("lwn", "init", "previous"), ("fedorion", "aggregate", False)]
+)
+def test_robust_is_refused_where_nothing_is_averaged(
+    method: str, setting: str, value: Value
+) -> None:
+    given = {**defaults(), "method": method, f"{method}.{setting}": value}
+    parse(given)
+    with pytest.raises(ValueError, match=rf'{method}\.robust = "median" is not allowed with'):
+        parse({**given, f"{method}.robust": "median"})

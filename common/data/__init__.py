@@ -14,7 +14,7 @@ from common.data.dataset import DataOptions, Dataset, resize, stratified, subset
 from common.data.digits import load_digits
 from common.data.folder import load_folder
 from common.data.idx import load_emnist_letters, load_fashion_mnist, load_mnist
-from common.data.partition import PARTITIONS
+from common.data.partition import OWN, PARTITIONS
 from common.data.synthetic import load_points, load_toy
 from common.seeds import rng
 
@@ -80,6 +80,7 @@ class _Key:
             data.samples,
             data.test_samples,
             data.seed,
+            data.partition == OWN,
         )
 
     def __eq__(self, other: object) -> bool:
@@ -96,7 +97,7 @@ def _load(key: _Key) -> Dataset:
     if source is None:
         raise ValueError(f"unknown data.name {data.name!r}: choose from {', '.join(DATASETS)}")
     dataset = source.load(data)
-    _check(dataset)
+    _check(dataset, every_class=data.partition != OWN)
     train = test = None
     if data.samples:
         train = stratified(dataset.y, data.samples, rng(data.seed, "samples"))
@@ -114,11 +115,15 @@ def _load(key: _Key) -> Dataset:
     return dataset
 
 
-def _check(dataset: Dataset) -> None:
-    """Refuse a data set that cannot be learnt from; the loaders' own promises are asserted."""
+def _check(dataset: Dataset, *, every_class: bool) -> None:
+    """Refuse a data set that cannot be learnt from; the loaders' own promises are asserted.
+
+    ``every_class``: it is all there is, so each class needs samples; a client's own need not have
+    them.
+    """
     counts = torch.bincount(dataset.y, minlength=dataset.num_classes)
     for name, count in zip(dataset.classes, counts.tolist(), strict=True):
-        if count == 0:
+        if count == 0 and every_class:
             raise ValueError(f"data set {dataset.name!r}: class {name!r} has no samples")
     if not len(dataset.y_test):
         raise ValueError(f"data set {dataset.name!r} has no test samples")

@@ -78,10 +78,8 @@ def _parts(root: Path) -> tuple[tuple[str, ...], dict[str, Part]]:
     if len(classes) < 2:
         raise ValueError(f"{train}: {len(classes)} class folders, at least 2 are needed")
     parts = {"train": _listed(train, classes)}
-    present = {c for _, c in parts["train"]}
-    for c, name in enumerate(classes):
-        if c not in present:
-            raise ValueError(f"{train}: class {name!r} has no samples")
+    if not parts["train"]:
+        raise ValueError(f"{train}: no images")
     if not split:
         return classes, parts
     valid = next((root / name for name in ("valid", "val") if (root / name).is_dir()), None)

@@ -43,9 +43,10 @@ def own(labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.n
 
 _NIID = ("num_classes", "niid_scale", "per_client")
 
+OWN = "own"  #: the one in which each client has a data set of its own
 PARTITIONS: dict[str, Partition] = {
     "iid": Partition(iid, "equal random shares", "McMahan et al. 2017"),
-    "own": Partition(own, "each client's data set is its own: nothing is cut", "deployments"),
+    OWN: Partition(own, "each client's data set is its own: nothing is cut", "deployments"),
     "label_dirichlet": Partition(
         label_dirichlet,
         "every class is dealt out by a Dirichlet draw; redrawn until each client has min_size",

@@ -49,6 +49,11 @@ class Averaging(Section):
     clip_norm: Positive
     """Longest step of a client under ``clip``: Euclidean, over everything that is averaged."""
 
+    @property
+    def averages_nothing(self) -> str:
+        """The setting that leaves no mean for ``robust`` to replace; empty if there is one."""
+        return ""
+
 
 class Caching(Averaging):
     """Knobs of active-inactive aggregation: the server's cache has one slot for each client."""

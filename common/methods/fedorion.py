@@ -72,6 +72,10 @@ class Config(Averaging, NoiseDistillation):
     kd_weights: Literal["participants", "all", "uniform"]
     stale_broadcast: bool
 
+    @property
+    def averages_nothing(self) -> str:
+        return "" if self.aggregate else "aggregate = false"
+
 
 @final
 class Down(protocol.Down):

@@ -43,6 +43,10 @@ class Config(Averaging, NoiseDistillation):
     max_ensemble_norm: Literal["sum", "softmax", "none"]
     """What makes the element-wise maximum a distribution."""
 
+    @property
+    def averages_nothing(self) -> str:
+        return 'init = "previous"' if self.init == "previous" else ""
+
 
 @final
 class Down(protocol.Down):

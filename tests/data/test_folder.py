@@ -158,10 +158,6 @@ def deep_image(root: Path) -> None:
     Image.fromarray(np.zeros((8, 8), dtype=np.uint16)).save(root / "test" / "cat" / "bad.png")
 
 
-def empty_class(root: Path) -> None:
-    (root / "train" / "emu").mkdir()
-
-
 def foreign_class(root: Path) -> None:
     picture(root / "test" / "emu" / "0.png")
 
@@ -176,7 +172,6 @@ def no_test(root: Path) -> None:
         (broken_image, "bad.jpg: not a readable image"),
         (truncated_image, "bad.png: not a readable image"),
         (deep_image, "bad.png: not a readable image .more than 8 bits"),
-        (empty_class, "train: class 'emu' has no samples"),
         (foreign_class, "class 'emu' has no training folder"),
         (no_test, "neither test nor valid"),
     ],
@@ -187,6 +182,19 @@ def test_what_is_wrong_with_a_folder_is_said_in_one_line(options, tmp_path, spoi
     with pytest.raises(ValueError, match=message) as refusal:
         load_folder(options(name="folder", dir=str(root)))
     assert "\n" not in str(refusal.value)
+
+
+def test_a_class_without_images_is_for_a_clients_own_folder_only(options, tmp_path):
+    root = tree(tmp_path / "pets")
+    (root / "train" / "emu").mkdir()
+    with pytest.raises(ValueError, match="'pets': class 'emu' has no samples"):
+        load(options(name="folder", dir=str(root)))
+    own = load(options(name="folder", dir=str(root), partition="own"))
+    assert own.classes == ("cat", "dog", "emu") and torch.bincount(own.y).tolist() == [3, 3]
+    for picture_file in (root / "train").rglob("*.png"):
+        picture_file.unlink()
+    with pytest.raises(ValueError, match="train: no images"):
+        load(options(name="folder", dir=str(root), partition="own"))
 
 
 def test_a_folder_that_is_none_is_refused(options, tmp_path):
