@@ -213,7 +213,6 @@ def test_a_resumed_run_with_a_robust_mean_equals_an_uninterrupted_one(
 
 
 def test_a_wrong_share_is_refused() -> None:
-
     for key, value in (("fedavg.trim", 0.5), ("fedavg.clip-norm", 0.0), ("fedavg.robust", "krum")):
         with pytest.raises(ValueError, match=key):
             parse({**flat(Path("out"), method="fedavg"), key: value})

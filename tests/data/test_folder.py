@@ -194,7 +194,7 @@ def test_a_class_without_images_is_for_a_clients_own_folder_only(options, tmp_pa
     for picture_file in (root / "train").rglob("*.png"):
         picture_file.unlink()
     with pytest.raises(ValueError, match="train: no images"):
-        load(options(name="folder", dir=str(root), partition="own"))
+        load_folder(options(name="folder", dir=str(root), partition="own"))
 
 
 def test_a_folder_that_is_none_is_refused(options, tmp_path):
