@@ -47,7 +47,7 @@ def whole(
             "--version",
             callback=show_version,
             is_eager=True,
-            help="Show the release and the code's fingerprint, which all machines must share.",
+            help="Show the release and a fingerprint of the code that both halves share.",
         ),
     ] = False,
 ) -> None:
