@@ -15,6 +15,7 @@ from flwr.common.serde import message_from_proto
 from common.config import parse
 from common.models import MODELS
 from deploy.loopback import Loopback
+from server_app import readmission
 from server_app.stopped import Stopped
 from tests.conftest import flat, play
 from tests.hostile import with_field
@@ -217,6 +218,31 @@ def test_a_node_that_says_something_else_than_the_census_heard_is_refused(tmp_pa
     reason = "node 99 claims its place and is refused: it is not what node 3 said in the census"
     assert claims == [{"k": 2, "round": 2, "reason": reason}]
     assert journal[2]["replied"] == journal[3]["replied"] == [0, 1, 3]
+
+
+class Mute(Swapping):
+    """Node 99 never answers."""
+
+    asked = 0
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        for reply in super().pull_messages(message_ids):
+            if reply.metadata.src_node_id == 99:
+                self.asked += 1
+            else:
+                yield reply
+
+
+@pytest.mark.parametrize(("rebind", "times"), [(True, 2), (False, 1)])
+def test_a_stranger_that_says_nothing_is_asked_again_only_if_it_could_be_a_client(
+    rebind: bool, times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readmission, "CURIOSITY", 0.05)
+    config = flat(tmp_path, method="fedavg", rounds=3, min_replies=0.5, rebind=rebind, wait=0.2)
+    grid = Mute(4, config, workers=0)
+    journal = play(config, grid).journal
+    assert [entry["replied"] for entry in journal[1:]] == [[0, 1, 2, 3], [0, 1, 3], [0, 1, 3]]
+    assert grid.asked == times
 
 
 class Renumbered(Loopback):  # type: ignore[misc]
