@@ -30,6 +30,7 @@ Insecure = Annotated[bool, typer.Option("--insecure", help="No TLS: for trying o
 ControlApi = Annotated[
     str, typer.Option("--superlink", metavar="HOST:PORT", help="Its Control API.")
 ]
+Keys = Annotated[list[Path], typer.Argument(help="Public keys, or folders of *.pub.")]
 Wait = Annotated[float, typer.Option(min=0, help="Seconds that the SuperLink may take to answer.")]
 
 
@@ -60,7 +61,7 @@ def certs(
 
 
 def register(
-    keys: Annotated[list[Path], typer.Argument(help="Public keys, or folders of *.pub.")],
+    keys: Keys,
     superlink: ControlApi = "127.0.0.1:9093",
     ca: Authority = None,
     insecure: Insecure = False,
@@ -74,7 +75,7 @@ def register(
 
 
 def unregister(
-    keys: Annotated[list[Path], typer.Argument(help="Public keys, or folders of *.pub.")],
+    keys: Keys,
     superlink: ControlApi = "127.0.0.1:9093",
     ca: Authority = None,
     insecure: Insecure = False,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -219,6 +220,13 @@ def test_certs_register_nodes_and_submit_make_a_federation_over_tls(tmp_path: Pa
         assert fedmosaic("stop", *to).stdout == "runs that go on: none\n"
         none = fedmosaic("stop", "7", *to)
         assert none.returncode == 1 and f"no run 7 goes on at {control}" in none.stderr
+        line = [sys.executable, "-m", "deploy.cli", "submit", *sets, "-s", "rounds=500"]
+        line += ["-s", f"out={tmp_path / 'endless'}", *map(str, to)]
+        with started(line, tmp_path / "submit.log", dict(os.environ)) as endless:
+            while not (runs := re.findall(r"\d+", fedmosaic("stop", *to).stdout)):
+                assert endless.poll() is None
+            assert fedmosaic("stop", *runs, *to).stdout == f"run {runs[0]} is stopped\n"
+            assert endless.wait(30) == 1
         # without its key a client is let in no more
         for said in ("1 of 1 keys unregistered, 0", "0 of 1 keys unregistered, 1"):
             assert said in fedmosaic("unregister", files.public(1), *to).stdout
