@@ -297,10 +297,12 @@ def _interrupt(*_: object) -> None:
 
 @contextmanager
 def _control(superlink: str, ca: Path | None, insecure: bool, wait: float) -> Iterator[Control]:
-    """The SuperLink's Control API, as soon as it answers."""
+    """The SuperLink's Control API, as soon as it answers; what it refuses is a ``RuntimeError``."""
     import tempfile
 
-    from deploy.control import Control
+    import grpc
+
+    from deploy.control import Control, details
     from deploy.submit import address
 
     with (
@@ -308,7 +310,10 @@ def _control(superlink: str, ca: Path | None, insecure: bool, wait: float) -> It
         Control(address(superlink), _trusted(ca, insecure), Path(work)) as control,
     ):
         control.await_answer(wait)
-        yield control
+        try:
+            yield control
+        except grpc.RpcError as error:
+            raise RuntimeError(f"{superlink}: {details(error)}") from None
 
 
 def _trusted(ca: Path | None, insecure: bool) -> Path | None:
