@@ -51,7 +51,8 @@ def fresh(
     for key in PLACES:
         if resolved.get(key):
             resolved[key] = str(Path(str(resolved[key])).expanduser().resolve())
-    resolved["experiment"] = resolved["experiment"] or named(resolved)
+    naming = named_alone if resolved["state-dir"] else named
+    resolved["experiment"] = resolved["experiment"] or naming(resolved)
     resolved["state-dir"] = resolved["state-dir"] or str(folder / "state")
     resolved["runtime"] = runtime
     return resolved, folder
@@ -255,15 +256,20 @@ def _summary_since(folder: Path, started: float) -> dict[str, Any] | None:
 
 
 def named(flat: Mapping[str, Value]) -> str:
-    """A new name: method, data set, what decides the numbers, and a part of this run's own.
-
-    Clients keep their private models under it, so two runs must not share it, even if they have
-    the same settings; a resumed run keeps the name that its checkpoint has.
-    """
+    """A name of the experiment that depends on what decides its numbers and on nothing else."""
     free = {key.replace("_", "-") for key in checkpoint.FREE["run"]}
     text = json.dumps({key: value for key, value in sorted(flat.items()) if key not in free})
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    return f"{flat['method']}-{flat['data.name']}-{digest}-{secrets.token_hex(4)}"
+    return f"{flat['method']}-{flat['data.name']}-{digest}"
+
+
+def named_alone(flat: Mapping[str, Value]) -> str:
+    """The same with a part of this run's own, which a resumed run finds in its checkpoint.
+
+    Clients keep their private models under it: where their folder outlives the run, another run
+    with the same settings must not find them.
+    """
+    return f"{named(flat)}-{secrets.token_hex(4)}"
 
 
 def _unused(path: Path) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 from common.config import Value, parse
 from common.presets import entries
 from deploy.control import Control, RunStatus
-from deploy.launch import named
+from deploy.launch import named_alone
 from deploy.settings import app_folder
 from server_app import checkpoint
 from server_app.summary import complete
@@ -45,7 +45,7 @@ def prepared(flat: Mapping[str, Value], resume: bool, if_any: bool) -> dict[str,
             raise ValueError("--resume-if-any needs out, the folder of the results: -s out=/…")
         resume = checkpoint.path_in(Path(str(flat["out"]))).exists()
     flat["resume"] = resume
-    flat["experiment"] = flat["experiment"] or named(flat)
+    flat["experiment"] = flat["experiment"] or named_alone(flat)
     parse(flat)
     return flat
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from deploy.launch import fresh
 from server_app import checkpoint
 from server_app.stopped import Stopped
 from tests.conftest import TinyRun, flat, play
@@ -111,3 +112,16 @@ def test_a_full_disk_of_the_server_is_one_line_and_the_run_can_go_on(
             play(longer)
     resumed = play(longer)
     assert resumed.timeless == whole.timeless and resumed.weights == whole.weights
+
+
+def test_a_run_of_the_same_settings_leaves_the_private_models_of_a_stopped_one_alone(
+    tmp_path: Path,
+) -> None:
+    named = {"out": "", "experiment": "", "state-dir": str(tmp_path / "shared")}
+    given = flat(tmp_path, method="fedorion", rounds=4) | named
+    stopped, _ = fresh({**given, "rounds": 2}, "loopback", tmp_path / "stopped")
+    play(stopped)
+    between, _ = fresh(given, "loopback", tmp_path / "between")
+    whole = play(between)
+    assert play({**stopped, "rounds": 4, "resume": True}).weights == whole.weights
+    assert len(list((tmp_path / "shared").iterdir())) == 2
