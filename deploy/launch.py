@@ -166,7 +166,7 @@ def _ray(flat: Mapping[str, Value], config: Config, folder: Path, started: float
             work=folder / "flower",
             env=_environment(config),
             on_log=log,
-            finished=_finished(folder, started),
+            watch=lambda: _finished(folder, started),
         )
     _judge(folder, started, status.completed, status.details)
 

@@ -21,6 +21,7 @@ from deploy.flower_cli import Value, check_app
 from deploy.local import NOTHING
 from deploy.processes import Processes
 from deploy.superlink import SuperLink
+from server_app.stopped import Stopped
 
 QUIET_RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -40,7 +41,7 @@ def run_simulation(
     env: Mapping[str, str] = NOTHING,
     federation_config: Mapping[str, Value] | None = None,
     on_log: Callable[[str], None] | None = None,
-    finished: Callable[[], bool] | None = None,
+    watch: Callable[[], Callable[[], bool]] | None = None,
 ) -> RunStatus:
     """Run the app with ``clients`` simulated nodes and return how the run really ended.
 
@@ -56,11 +57,12 @@ def run_simulation(
         federation_config: Flower's simulation settings beyond ``num-supernodes``; one processor
             core per client (``client-resources-num-cpus = 1``) unless it says otherwise.
         on_log: gets every line that the run prints.
-        finished: as in ``SuperLink.follow``.
+        watch: makes a ``finished`` for ``SuperLink.follow``, anew for each attempt to start Ray.
 
     Raises:
         ValueError: an argument cannot work.
         RuntimeError: Ray is not installed, Flower refused the run, or a process ended by itself.
+        Stopped: ``finished`` found that the ServerApp is gone, and not because Ray started late.
     """
     if clients < 1:
         raise ValueError(f"clients={clients}: at least 1 is needed")
@@ -84,15 +86,20 @@ def run_simulation(
             superlink = SuperLink(processes, work, ray_env, simulation=True)
             try:
                 run_id = superlink.submit(app, run_config, settings)
-                status = superlink.follow(run_id, collect, finished)
+                status = superlink.follow(run_id, collect, watch() if watch else None)
+                gone = None
+            except Stopped as error:
+                gone = error
             finally:
                 superlink.close()
                 log = "\n".join(lines)
                 processes.log("simulation").write_text(log, encoding="utf-8")
-        if status.completed:
+        if gone is None and status.completed:
             return status
         if attempt == ATTEMPTS or not LATE_START.search(log):
             break
+    if gone is not None:
+        raise Stopped(_reason(log) or str(gone)) from gone
     return replace(status, details=_reason(log) or status.details)
 
 

@@ -12,18 +12,20 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from flwr.common.config import parse_config_args
 
-from deploy import runtimes, warm, watchdog
-from deploy.control import run_id_from
+from deploy import runtimes, simulation, warm, watchdog
+from deploy.control import RunStatus, run_id_from
 from deploy.flower_cli import Value, check_app, config_arguments, run_config_toml, stage_app
 from deploy.local import Federation, node_config, supernode_command
 from deploy.processes import Processes, environment, executable, free_ports, tail
 from deploy.simulation import _reason, run_simulation
 from deploy.superlink import superlink_command
+from server_app.stopped import Stopped
 
 PYPROJECT = """
 [project]
@@ -404,12 +406,66 @@ def test_two_nodes_run_an_app_over_grpc_and_nothing_is_left(app: Path, tmp_path:
     assert "all replies are here" in lines
 
 
+LATE = "RuntimeError: Timed out waiting for file /tmp/r/gcs_server_port"
+
+
 def test_a_failed_simulation_names_the_exception_of_the_server_app() -> None:
     log = "INFO: x\nERROR :     ServerApp thread raised an exception: no such client\nTraceback"
     assert _reason(log) == "ServerApp failed with exception: no such client"
-    late = "RuntimeError: Timed out waiting for file /tmp/r/gcs_server_port"
-    assert _reason(late) == f"Ray did not start in 3 attempts: {late}"
+    assert _reason(LATE) == f"Ray did not start in 3 attempts: {LATE}"
     assert _reason("INFO: nothing to see") == ""
+
+
+@pytest.mark.parametrize(
+    ("printed", "starts", "said"),
+    [
+        ([LATE, "fine"], 2, ""),
+        ([LATE] * 9, 3, "Ray did not start in 3 attempts"),
+        (["fine"], 1, "the ServerApp ended"),
+    ],
+    ids=["late-once", "always-late", "killed"],
+)
+def test_ray_that_starts_late_is_started_again_with_a_watch_that_knows_nothing_of_it(
+    printed: list[str],
+    starts: int,
+    said: str,
+    app: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("ray")
+    watches: list[Callable[[], bool]] = []
+
+    class Fake:
+        def __init__(self, *_: object, **__: object) -> None: ...
+
+        def submit(self, *_: object) -> int:
+            return 1
+
+        def follow(self, _: int, on_log: Callable[[str], None], watch: object) -> RunStatus:
+            assert watch is watches[-1] and len(watches) == len(set(map(id, watches)))
+            on_log(printed[len(watches) - 1])
+            if said or len(watches) < starts:
+                raise Stopped("the ServerApp ended")
+            return RunStatus(1, "finished:completed", "", 0, 0)
+
+        def close(self) -> None: ...
+
+    def watch() -> Callable[[], bool]:
+        watches.append(lambda: False)
+        return watches[-1]
+
+    monkeypatch.setattr(simulation, "SuperLink", Fake)
+
+    def run() -> RunStatus:
+        return run_simulation(app=app, clients=1, run_config={}, work=tmp_path / "w", watch=watch)
+
+    if said:
+        with pytest.raises(Stopped, match=said):
+            run()
+    else:
+        assert run().completed
+    assert len(watches) == starts
 
 
 @pytest.mark.slow
