@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -23,11 +24,14 @@ from deploy.processes import Processes
 from deploy.superlink import SuperLink
 from server_app.stopped import Stopped
 
-QUIET_RAY = {
+RAY = {
+    # Ray starts its processes by running Python between fork and exec, where gRPC's handlers for
+    # a fork end the child with a segmentation fault in one start of three (grpcio 1.85, Ray 2.55)
+    "GRPC_ENABLE_FORK_SUPPORT": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # hide no GPU: the run config names the device
 }
-#: Ray's words for a start of its own processes that took too long, as it may under load
+#: Ray's words for a process of its own that did not start, or too late, as it may under load
 LATE_START = re.compile("timed out during startup|Timed out waiting for file")
 ATTEMPTS = 3  #: the first, and one more after each late start
 
@@ -82,7 +86,7 @@ def run_simulation(
 
         # Ray's sockets need a short path; leaving the outer context removes what Ray wrote there
         with tempfile.TemporaryDirectory(prefix="ray-") as short, Processes(work) as processes:
-            ray_env = {**QUIET_RAY, "RAY_TMPDIR": short, **env}
+            ray_env = {**RAY, "RAY_TMPDIR": short, **env}
             superlink = SuperLink(processes, work, ray_env, simulation=True)
             try:
                 run_id = superlink.submit(app, run_config, settings)
@@ -94,13 +98,21 @@ def run_simulation(
                 superlink.close()
                 log = "\n".join(lines)
                 processes.log("simulation").write_text(log, encoding="utf-8")
+                if late := LATE_START.search(log):
+                    _keep_logs(Path(short), processes.logs / f"ray-{attempt}")
         if gone is None and status.completed:
             return status
-        if attempt == ATTEMPTS or not LATE_START.search(log):
+        if attempt == ATTEMPTS or not late:
             break
     if gone is not None:
         raise Stopped(_reason(log) or str(gone)) from gone
     return replace(status, details=_reason(log) or status.details)
+
+
+def _keep_logs(ray: Path, kept: Path) -> None:
+    """What Ray's own processes wrote, before the folder ``ray`` goes: why one did not start."""
+    for logs in (ray / "ray").glob("session_*_*/logs"):
+        shutil.copytree(logs, kept, dirs_exist_ok=True, ignore_dangling_symlinks=True)
 
 
 def _reason(log: str) -> str:

@@ -437,9 +437,13 @@ def test_ray_that_starts_late_is_started_again_with_a_watch_that_knows_nothing_o
     watches: list[Callable[[], bool]] = []
 
     class Fake:
-        def __init__(self, *_: object, **__: object) -> None: ...
+        def __init__(self, _: object, __: object, env: dict[str, str], **___: object) -> None:
+            assert env["GRPC_ENABLE_FORK_SUPPORT"] == "0"  # else children of its driver may crash
+            self.logs = Path(env["RAY_TMPDIR"], "ray", "session_2_3", "logs")
 
         def submit(self, *_: object) -> int:
+            self.logs.mkdir(parents=True)
+            (self.logs / "gcs_server.err").write_text(f"start {len(watches)}")
             return 1
 
         def follow(self, _: int, on_log: Callable[[str], None], watch: object) -> RunStatus:
@@ -466,6 +470,8 @@ def test_ray_that_starts_late_is_started_again_with_a_watch_that_knows_nothing_o
     else:
         assert run().completed
     assert len(watches) == starts
+    kept = [path.read_text() for path in sorted(tmp_path.glob("w/logs/ray-*/gcs_server.err"))]
+    assert kept == [f"start {k}" for k, line in enumerate(printed) if line == LATE and k < starts]
 
 
 @pytest.mark.slow
