@@ -23,6 +23,7 @@ from common.losses.distillation import kl
 from common.models.batchnorm import batch_statistics
 from common.models.classifier import Classifier
 from common.models.generator import Generator
+from common.models.initialise import he_convolutions
 
 ADVERSARIAL = ("cifar10", "cifar100")
 """Data sets for which FedKF's released code adds the adversarial term."""
@@ -137,15 +138,20 @@ class DataFree:
 
 
 def new_generator(options: Imagining, dataset: Dataset, seed: int) -> Generator:
-    """The generator all owners start from."""
+    """The generator all owners start from, its weights drawn as in FedKF's released code.
+
+    With torch's own, smaller ones it begins with images that are grey and nearly all alike.
+    """
     with seeds.scope(seed, "init", "generator"):
-        return Generator(
+        generator = Generator(
             options.latent,
             dataset.shape,
             mean=dataset.mean,
             std=dataset.std,
             width=options.generator_width,
         )
+        he_convolutions(generator)
+        return generator
 
 
 def is_adversarial(options: Imagining, dataset: str) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from common.config import Value
 from deploy.local import Federation
 from deploy.loopback import Loopback
 from deploy.settings import app_folder, to_toml
@@ -69,10 +70,21 @@ EXCHANGES = ("dl-mh", "fedgkt", "fedin", "fedkf", "i-dl-mh")
 """Methods that between them send everything that is ever sent, and keep what is ever kept."""
 
 
-def same_over_grpc(methods: Iterable[str], folder: Path) -> None:
+def two_clients(method: str, out: Path) -> dict[str, Value]:
+    """A run of two clients that reads back whatever a method keeps.
+
+    FedKF's clients have a generator from round 2 on; with one client a round, one of the two uses
+    its own, and Adam's moments, a second time in rounds 2 to 4. And OCA is not ACA.
+    """
+    longer = {"rounds": 4, "per_round": 1} if method == "fedkf" else {}
+    return config(method, out, clients=2, **longer)
+
+
+def same_over_grpc(methods: Iterable[str], folder: Path, *, warm_start: bool) -> None:
     """Run each method in this process and over one gRPC federation, and compare."""
-    settings = {name: config(name, folder / name / "here", clients=2) for name in methods}
-    with Federation(app=app_folder(), clients=2, work=folder / "flower") as federation:
+    settings = {name: two_clients(name, folder / name / "here") for name in methods}
+    work = folder / "flower"
+    with Federation(app=app_folder(), clients=2, work=work, warm_start=warm_start) as federation:
         for name, here in settings.items():
             out = folder / name / "there"
             there = here | {"out": str(out), "state-dir": str(out / "state"), "device": "cpu"}
@@ -85,18 +97,18 @@ def same_over_grpc(methods: Iterable[str], folder: Path) -> None:
 
 @pytest.mark.slow
 def test_every_kind_of_exchange_gives_the_same_bits_over_grpc(tmp_path: Path) -> None:
-    same_over_grpc(EXCHANGES, tmp_path)
+    same_over_grpc(EXCHANGES, tmp_path, warm_start=sys.platform == "linux")
 
 
 @pytest.mark.exhaustive
 def test_every_method_gives_the_same_bits_over_grpc(tmp_path: Path) -> None:
-    same_over_grpc(METHODS, tmp_path)
+    same_over_grpc(METHODS, tmp_path, warm_start=False)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_every_method_gives_the_same_bits_in_ray(method: str, tmp_path: Path) -> None:
-    here = config(method, tmp_path / "here", clients=2)
+    here = two_clients(method, tmp_path / "here")
     out = tmp_path / "there"
     there = here | {"out": str(out), "state-dir": str(out / "state")}
     status = run_simulation(app=app_folder(), clients=2, run_config=there, work=tmp_path / "flower")

@@ -1,8 +1,15 @@
-"""Initial weights of the CIFAR architectures."""
+"""Initial weights of the CIFAR architectures and of FedKF's generator."""
 
 from __future__ import annotations
 
 from torch import nn
+
+
+def he_convolutions(model: nn.Module) -> None:
+    """Weights of convolutions ~ N(0, 2 / (k² c_out)); everything else stays as it is."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 
 def he_fan_out(model: nn.Module) -> None:
@@ -10,9 +17,9 @@ def he_fan_out(model: nn.Module) -> None:
 
     He et al., "Delving deep into rectifiers", equation 14, as FedKF, FedDF and Wide ResNet use it.
     """
+    he_convolutions(model)
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.GroupNorm):

@@ -1,0 +1,125 @@
+"""Data-free distillation: what the generator and the student learn from a teacher's answers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from common import optimise, tree
+from common.data.synthetic import toy
+from common.datafree import DataFree, Imagining, is_adversarial, new_generator
+from common.fit import fit
+from common.models import build
+
+
+def options(**changes: Any) -> Imagining:
+    values: dict[str, Any] = {
+        "lambda_oh": 0.1, "lambda_a": 0.0, "g_adv": "off", "ie_norm": True,
+        "act_reduction": "mean", "update_order": "student", "generator_lr": 0.02,
+        "latent": 8, "generator_width": 8,
+    }  # fmt: skip
+    return Imagining(**{**values, **changes})
+
+
+def work(changes: dict[str, Any], adversarial: bool = False) -> DataFree:
+    data = toy()
+    nets = [build("lenet5@0.5", data.shape, 3, seed=s) for s in (1, 2)]
+    chosen = options(**changes)
+    return DataFree(
+        new_generator(chosen, data, seed=1), nets[0], nets[1], chosen,
+        gamma=1.0, size=16, adversarial=adversarial,
+        draw=torch.Generator().manual_seed(0),
+    )  # fmt: skip
+
+
+def distil(datafree: DataFree, steps: int) -> dict[str, float]:
+    optimizer = optimise.make(datafree.student.parameters(), "sgd", 0.05)
+    nothing: list[tuple[torch.Tensor, ...]] = [()] * steps
+    return fit(optimizer, datafree.batches(nothing), datafree.distance)
+
+
+def test_the_generator_learns_and_the_teacher_does_not() -> None:
+    datafree = work({})
+    before = tree.snapshot(datafree.teacher)
+    distil(datafree, 30)
+    after = tree.snapshot(datafree.teacher)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert sum(datafree.losses[-5:]) < sum(datafree.losses[:5])
+    assert len(datafree.losses) == 30
+
+
+def test_the_adversarial_term_looks_for_disagreement() -> None:
+    friendly, hostile = work({"lambda_oh": 0.0}), work({"lambda_oh": 0.0}, adversarial=True)
+    for datafree in (friendly, hostile):  # the generator alone learns: the student's steps are nil
+        frozen = optimise.make(datafree.student.parameters(), "sgd", 1e-12)
+        nothing: list[tuple[torch.Tensor, ...]] = [()] * 40
+        datafree.apart = fit(frozen, datafree.batches(nothing), datafree.distance)["loss"]  # type: ignore[attr-defined]
+    assert hostile.apart > friendly.apart  # type: ignore[attr-defined]
+    assert all(p.requires_grad for p in hostile.student.parameters())
+    assert all(p.grad is None for p in hostile.student.parameters())
+
+
+def test_the_order_of_updates_is_a_choice() -> None:
+    results = [
+        distil(work({"update_order": order}), 3)["loss"] for order in ("student", "generator")
+    ]
+    assert results[0] != results[1]
+
+
+@pytest.mark.parametrize("adversarial", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("normalised", [False, True])
+def test_the_generators_loss_is_the_weighted_sum_of_its_terms(
+    normalised: bool, reduction: str, adversarial: bool
+) -> None:
+    changes = {
+        "lambda_oh": 0.3,
+        "lambda_a": 0.07,
+        "ie_norm": normalised,
+        "act_reduction": reduction,
+    }
+    datafree = work(changes, adversarial)
+    images, teacher = next(iter(datafree.batches([()])))
+    with torch.no_grad():
+        _, features = datafree.teacher.with_activations(images)
+        p, q = teacher.softmax(1), datafree.student.eval()(images).softmax(1)
+    mean = p.mean(0)
+    entropy = -(mean * mean.log()).sum()
+    expected = (1 - entropy / math.log(3)) if normalised else -entropy
+    expected = expected + 0.3 * -p.max(1).values.log().mean()
+    rows = features.abs()
+    expected = expected + 0.07 * -(rows.mean() if reduction == "mean" else rows.sum(1).mean())
+    if adversarial:
+        expected = expected - (p * (p / q).log()).sum(1).mean()
+    datafree = work(changes, adversarial)  # once more, to take the generator's step on that batch
+    list(datafree.batches([()]))
+    assert datafree.losses == [pytest.approx(expected.item(), rel=1e-5)]
+
+
+@pytest.mark.parametrize(
+    ("choice", "dataset", "expected"),
+    [
+        ("auto", "cifar10", True),
+        ("auto", "cifar100", True),
+        ("auto", "emnist-letters", False),
+        ("on", "toy", True),
+        ("off", "cifar10", False),
+    ],
+)
+def test_the_adversarial_term_is_for_cifar_unless_told(
+    choice: str, dataset: str, expected: bool
+) -> None:
+    assert is_adversarial(options(g_adv=choice), dataset) is expected
+
+
+def test_the_generators_weights_are_drawn_as_in_the_released_code() -> None:
+    """Convolutions ~ N(0, 2 / (9 c_out)): images differ from each other from the start."""
+    generator = new_generator(options(generator_width=128), toy(), seed=1)
+    for conv in (generator.conv1, generator.conv2):
+        std = math.sqrt(2 / (9 * conv.out_channels))
+        assert conv.weight.std().item() == pytest.approx(std, rel=0.02)
+    z = generator.latents(64, torch.Generator().manual_seed(0))
+    assert generator.pixels(z).std().item() > 0.15
