@@ -39,7 +39,7 @@ class Store:
         self._root = root
         self.folder = _folder(root, experiment, k)
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise self._unwritable(error) from error
         self._seen = dict(look(root, experiment, k) if seen is None else seen)
@@ -71,7 +71,7 @@ class Store:
         self._check_alone(t)
         try:
             path.parent.mkdir(exist_ok=True)
-            write_atomically(path, state.to_bytes())
+            write_atomically(path, state.to_bytes(), private=True)
         except OSError as error:
             with contextlib.suppress(OSError):  # it holds the state of another kind
                 path.parent.rmdir()

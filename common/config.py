@@ -243,6 +243,12 @@ def _check(config: Config) -> None:
             f"method = {run.method!r} needs a public set: set data.public (0.8 in DL-MH's paper) "
             "or data.public-dir"
         )
+    across = getattr(config.method, "across", "none")
+    if across != "none" and getattr(config.method, "inactive", False):
+        raise ValueError(
+            f'{run.method}.across = "{across}" is not allowed with {run.method}.inactive = true; '
+            'allowed: "none"'
+        )
     robust, unused = (getattr(config.method, name, "") for name in ("robust", "averages_nothing"))
     if unused and robust != "none":
         raise ValueError(

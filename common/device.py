@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 
 import torch
+
+NAMES = r"auto|cpu|cuda(:[0-9]{1,3})?"  #: of devices
 
 
 def choose(name: str) -> torch.device:
@@ -14,14 +17,15 @@ def choose(name: str) -> torch.device:
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
-    if device.type == "cuda":
+    if not re.fullmatch(NAMES, name):
+        raise ValueError(f'device = "{name}" is not allowed; allowed: auto, cpu, cuda, cuda:N')
+    if name != "cpu":
         there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (device.index or 0) >= there:
+        if int(name.partition(":")[2] or 0) >= there:  # torch keeps eight bits of it
             raise ValueError(
                 f'device = "{name}" is not here; this machine has {there} CUDA devices'
             )
-    return device
+    return torch.device(name)
 
 
 def settle(threads: int) -> None:

@@ -7,9 +7,13 @@ import glob
 import os
 from pathlib import Path
 
+FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
 
-def write_atomically(path: Path, data: bytes) -> None:
+
+def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
     """Write a file so that a reader, or a crash, sees the old or the new one, never half of it.
+
+    ``private``: nobody but its owner may read it.
 
     Nothing stays behind of a write that failed, nor of one whose process was killed: the next
     write of the same file removes what that one left.
@@ -19,7 +23,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     _remove_abandoned(path)
     try:
-        with open(temporary, "wb") as file:
+        with open(os.open(temporary, FLAGS, 0o600 if private else 0o666), "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

@@ -39,7 +39,7 @@ class Fairness(TypedDict):
 
 
 def fairness(accuracies: Sequence[float], sizes: Sequence[int]) -> Fairness:
-    """AMP, FM and WLP of ≥ 1 clients' accuracies in [0, 1] (FedKF, section IV-A).
+    """AMP, FM and WLP of ≥ 1 clients' accuracies in [0, 1] (FedKF, section III-B).
 
     AMP: mean weighted by test samples; FM: population variance; WLP: the worst client.
     """

@@ -65,14 +65,16 @@ class Records(BaseModel):
     @classmethod
     def unpack(cls, content: RecordDict) -> Self:
         """Inverse of ``pack``; ``ValueError`` in one line for anything that is not a ``cls``."""
-        try:
-            fields, arrays = content["fields"], content["arrays"]
-            assert isinstance(fields, ConfigRecord) and isinstance(arrays, ArrayRecord)
-            kind, squeezed = fields["kind"], fields["skeleton"]
-            assert isinstance(kind, str) and isinstance(squeezed, bytes)
-        except (KeyError, AssertionError) as error:
+        fields, arrays = content.get("fields"), content.get("arrays")
+        said = fields if isinstance(fields, ConfigRecord) else {}
+        kind, squeezed = said.get("kind"), said.get("skeleton")
+        if not (
+            isinstance(arrays, ArrayRecord)
+            and isinstance(kind, str)
+            and isinstance(squeezed, bytes)
+        ):
             shown = [name[:20] for name in sorted(content)[:5]]
-            raise ValueError(f"not a {cls.kind} payload: records {shown}") from error
+            raise ValueError(f"not a {cls.kind} payload: records {shown}")
         if kind != cls.kind:
             raise ValueError(f"payload is a {kind[:80]!r}, expected a {cls.kind!r}")
         skeleton = parse(inflate(squeezed))

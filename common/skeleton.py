@@ -7,6 +7,7 @@ checked before anything is made of it. Each refusal is a ``ValueError`` of one l
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import zlib
@@ -62,8 +63,15 @@ def lift(value: Any, path: str, leaves: list[tuple[str, Tensor]]) -> Any:
 
 
 def lower(value: Any, leaf: Leaf) -> Any:
-    """Inverse of ``lift``: ``leaf`` supplies the tensors."""
-    return _lower(value, "", leaf, 0)
+    """Inverse of ``lift``: ``leaf`` supplies the tensors, ``MAX_TENSORS`` at most."""
+    asked = itertools.count(1)
+
+    def counted(dtype: str, shape: list[int], path: str) -> Tensor:
+        if next(asked) > MAX_TENSORS:
+            raise ValueError(f"the payload's skeleton has more than {MAX_TENSORS} tensors")
+        return leaf(dtype, shape, path)
+
+    return _lower(value, "", counted, 0)
 
 
 def _lower(value: Any, path: str, leaf: Leaf, depth: int) -> Any:
@@ -126,15 +134,13 @@ def inflate(squeezed: bytes) -> bytes:
         raise ValueError(f"the payload's skeleton exceeds {MAX_BYTES} bytes")
     if not inflater.eof or inflater.unused_data:
         raise ValueError("the payload's skeleton is not zlib data: it is cut short or goes on")
-    if text.count(_TENSOR.encode()) > MAX_TENSORS:
-        raise ValueError(f"the payload's skeleton has more than {MAX_TENSORS} tensors")
     return text
 
 
 def parse(text: bytes, what: str = "the payload's skeleton") -> Any:
-    """What JSON ``text`` says; a one-line ``ValueError`` beginning with ``what`` if it is none."""
+    """What JSON ``text`` (UTF-8) says; ``ValueError`` of one line, which begins with ``what``."""
     try:
-        return json.loads(text, parse_int=_integer, parse_constant=_constant)
+        return json.loads(text.decode(), parse_int=_integer, parse_constant=_constant)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{what} is not JSON: {first_line(error)}") from error
 

@@ -146,7 +146,7 @@ def table(
             )
     folder.mkdir(parents=True, exist_ok=True)
     filled = tables.collect(spec, folder)
-    out.print(render(filled))
+    out.print(*render(filled, out.width), sep="\n")
     for path in tables.write(filled, spec, folder, stem):
         out.print(str(path), soft_wrap=True)
 

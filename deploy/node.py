@@ -43,6 +43,33 @@ def _typed(key: str, text: str) -> Value:
     return int(text) if kind is int and text.lstrip("-").isdecimal() else text
 
 
+def check_here(more: Mapping[str, Value]) -> None:
+    """Raise ``ValueError`` for settings that this machine cannot serve.
+
+    Unknown architectures and devices, folders of data that are not there, a folder for state that
+    cannot be written: else only the census finds them, and stops the run for everybody.
+    """
+    from common import device, models  # torch takes a second
+
+    if "model" in more:
+        models.parse(str(more["model"]))
+    if "device" in more:
+        device.choose(str(more["device"]))
+    for key in ("data-dir", "public-dir"):
+        if key in more and not Path(str(more[key])).is_dir():
+            raise ValueError(f"node config {key} = {more[key]!r}; it must be a folder that exists")
+    if "state-dir" in more:
+        folder = Path(str(more["state-dir"]))
+        try:
+            folder.mkdir(0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(
+                f"node config state-dir = {str(folder)!r}: {error.strerror}"
+            ) from error
+        if not os.access(folder, os.W_OK):
+            raise ValueError(f"node config state-dir = {str(folder)!r} cannot be written")
+
+
 def command(
     superlink: str,
     trust: Certificates | None,
@@ -55,8 +82,10 @@ def command(
 
     ``health``: ``host:port`` where gRPC's health service answers; empty: nowhere.
 
-    Raises ``ValueError`` if the client's key or the authority's certificate is not there.
+    Raises ``ValueError`` if the client's key or the authority's certificate is not there, and for
+    settings in ``more`` that cannot work on this machine.
     """
+    check_here(more)
     for path in () if trust is None else (trust.ca, trust.key(k)):
         if not os.access(path, os.R_OK):
             reason = "cannot be read" if path.exists() else "is missing"

@@ -189,8 +189,12 @@ def show_summary(summary: Mapping[str, Any], console: Console) -> None:
         first, mean5 = (_round(reached.get(name)) for name in ("first", "mean5"))
         target = percent(_scalar(reached.get("target")))
         rows.append((f"to {target}", f"first in round {first}, mean of 5 in round {mean5}"))
+    for name, told in _dict(summary.get("fairness")).items():
+        if isinstance(told, dict):
+            amp, wlp = (percent(_scalar(told.get(key))) for key in ("amp", "wlp"))
+            rows.append((f"on clients: {name}", f"mean {amp} (AMP), worst {wlp} (WLP)"))
     for name, text in rows:
-        result.add_row(Text(name, style="dim"), Text(clean(text)))
+        result.add_row(Text(clean(name), style="dim"), Text(clean(text)))
     for f in failures:
         reason = f"client {number(f.get('k'))}, round {number(f.get('round'))}: {f.get('reason')}"
         result.add_row(Text("failure", style="yellow"), Text(clean(reason, 300)))

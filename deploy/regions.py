@@ -10,7 +10,6 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
-from safetensors.torch import load_file
 from torch import Tensor
 
 from client_app.methods import HANDLERS
@@ -24,6 +23,7 @@ from common.models.classifier import Classifier
 from deploy.report.figures import style
 from deploy.report.palette import PAPER, series
 from deploy.settings import load as load_settings
+from deploy.weights import load_weights
 
 SIDE = 200  #: points of the grid along each axis
 
@@ -62,7 +62,7 @@ def _servers(config: Config, data: Dataset, folder: Path) -> list[Classifier]:
     """The server's model as first drawn, and as the run left it."""
     spec = fleet.global_spec(config, data.shape, data.num_classes)
     nets = []
-    for weights in (None, load_file(folder / "model.safetensors")):
+    for weights in (None, load_weights(folder / "model.safetensors")):
         net = models.build(
             spec,
             data.shape,

@@ -13,7 +13,6 @@ import matplotlib as mpl
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from safetensors.torch import load_file
 from torch import Tensor
 
 from client_app.methods.fedkf import Memory
@@ -29,6 +28,7 @@ from common.models.classifier import Classifier
 from common.models.generator import Generator
 from deploy.report.figures import style
 from deploy.settings import load as load_settings
+from deploy.weights import load_weights
 
 BATCH = 256
 
@@ -64,8 +64,8 @@ def imagine(folder: Path, images: int) -> tuple[Averages, Averages, Dataset]:
     generators = _generators(folder, config, dataset)
     generated = Averages(dataset.num_classes, dataset.shape)
     draw = seeds.stream(config.run.seed, "samples")
-    for generator in generators:
-        left = -(-images // len(generators))
+    for i, generator in enumerate(generators):
+        left = images * (i + 1) // len(generators) - images * i // len(generators)
         while left > 0:
             n = min(left, BATCH)
             pixels = generator.pixels(generator.latents(n, draw))
@@ -102,7 +102,12 @@ def draw(real: Averages, generated: Averages, classes: tuple[str, ...]) -> Figur
 
 
 def write(folder: Path, images: int, out: Path) -> Averages:
-    """Draw to ``out`` (PNG); returns the generated averages."""
+    """Draw to ``out`` (PNG); returns the generated averages.
+
+    Raises ``ValueError`` as ``imagine``, and for a file that cannot be written.
+    """
+    if not out.resolve().parent.is_dir():
+        raise ValueError(f"--out {out}: the folder {out.resolve().parent} does not exist")
     real, generated, dataset = imagine(folder, images)
     draw(real, generated, dataset.classes).savefig(out, format="png", dpi=160)
     return generated
@@ -113,20 +118,23 @@ def _config(folder: Path) -> Config:
         raise ValueError(f"{folder} holds no finished run: it has no model.safetensors")
     config = parse({**load_settings(folder / "config.toml"), "out": str(folder)})
     if config.run.method != "fedkf":
-        raise ValueError(f"{folder} is a run of {config.run.method}; fedkf alone keeps generators")
+        raise ValueError(
+            f"{folder} is a run of {config.run.method}; only fedkf's clients keep generators"
+        )
     return config
 
 
 def _model(folder: Path, config: Config, dataset: Dataset) -> Classifier:
     spec = global_spec(config, dataset.shape, dataset.num_classes)
     net = models.build(spec, dataset.shape, dataset.num_classes, seed=0, stem=config.run.stem)
-    net.load_state_dict(load_file(folder / "model.safetensors"))
+    net.load_state_dict(load_weights(folder / "model.safetensors"))
     return net.eval()
 
 
 def _generators(folder: Path, config: Config, dataset: Dataset) -> list[Generator]:
     """The newest generator of every client that has one, in order of k."""
-    root = Path(config.run.state_dir)
+    own = folder / "state"  # where a run keeps it unless told otherwise, also in a copied folder
+    root = own if own.is_dir() else Path(config.run.state_dir)
     found = []
     for k in range(config.run.clients):
         if not (root / config.run.experiment / str(k)).is_dir():

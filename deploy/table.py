@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from common.config import Value
 from common.files import write_atomically
+from common.metrics import rounds_to
 from common.presets import entries
 from deploy.report import table as rendering
 from deploy.settings import defaults, find, flatten, numbers
@@ -45,6 +46,8 @@ class Line(BaseModel):
     better: Literal["higher", "lower", "", "as the table"] = "as the table"
     reach: str = ""
     """A column: the first round in which a row's measure reaches that row's last, same seed."""
+    window: int = Field(1, ge=1)
+    """Of ``reach``: the mean of so many measurements must reach it; 1: the first hit, as papers."""
 
 
 @final
@@ -78,6 +81,7 @@ class Cell:
     flat: Flat
     scale: float | None = None
     reach: str = ""
+    window: int = 1
 
     @property
     def fingerprint(self) -> str:
@@ -132,7 +136,10 @@ def cells(file: File) -> Iterator[Cell]:
                 raise ValueError(f"column {column.name!r}: reach = {column.reach!r} is no row")
             for seed in row.seeds or file.seeds:
                 whole = {**flat, "seed": seed}
-                yield Cell(row.name, column.name, seed, measure, whole, column.scale, column.reach)
+                yield Cell(
+                    row.name, column.name, seed, measure, whole,
+                    column.scale, column.reach, column.window,
+                )  # fmt: skip
 
 
 def run(
@@ -195,12 +202,18 @@ def collect(file: File, folder: Path) -> rendering.Table:
 
 
 def write(table: rendering.Table, file: File, folder: Path, stem: str) -> list[Path]:
-    """Markdown, HTML, PNG and the bare numbers as JSON, all in ``folder``."""
+    """Markdown, HTML, PNG and the bare numbers as JSON (null: never), all in ``folder``."""
     paths = [folder / f"{stem}{suffix}" for suffix in (".md", ".html", ".json", ".png")]
     write_atomically(paths[0], rendering.markdown(table).encode())
     write_atomically(paths[1], rendering.html(table).encode())
     numbers_ = [
-        {"row": row, "column": column, "values": cell.values, "expected": cell.expected}
+        {
+            "row": row,
+            "column": column,
+            "values": cell.values
+            and [value if math.isfinite(value) else None for value in cell.values],
+            "expected": cell.expected,
+        }
         for (row, column), cell in table.cells.items()
     ]
     text = json.dumps({"title": file.title, "seeds": file.seeds, "cells": numbers_}, indent=1)
@@ -221,7 +234,8 @@ def record(place: Path) -> dict[str, Any] | None:
 def _rounds_to_reach(cell: Cell, all_cells: list[Cell], folder: Path) -> float | None:
     """The first round at which ``cell`` measures what the row ``cell.reach`` does at its end.
 
-    Infinite if it never does; None if one of the two runs is not recorded.
+    With a ``window``: the mean of the last so many measurements. Infinite if it never does; None if
+    one of the two runs is not recorded.
     """
     goals = [
         other
@@ -234,8 +248,8 @@ def _rounds_to_reach(cell: Cell, all_cells: list[Cell], folder: Path) -> float |
     ours = _course(folder / "cells" / cell.fingerprint, cell.measure)
     if not theirs or not ours:
         return None
-    goal = theirs[-1][1]
-    return float(next((t for t, value in ours if value >= goal), math.inf))
+    hit = rounds_to([value for _, value in ours], theirs[-1][1], cell.window)
+    return math.inf if hit is None else float(ours[hit - 1][0])
 
 
 def _course(place: Path, measure: str) -> list[tuple[int, float]]:

@@ -56,7 +56,7 @@ def write(
         state=dict(state),
         nodes=nodes,
     )
-    write_atomically(path_in(folder), checkpoint.to_bytes())
+    write_atomically(path_in(folder), checkpoint.to_bytes(), private=True)
 
 
 def read(folder: Path, config: Config) -> Checkpoint:

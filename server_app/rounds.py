@@ -27,6 +27,7 @@ from server_app.exchange import Failure, exchange
 from server_app.journal import Entry, Journal
 from server_app.method import Method
 from server_app.readmission import Readmission, check_bound
+from server_app.soundness import check_sound
 from server_app.stopped import Stopped
 
 log = logging.getLogger("flwr.fedmosaic")
@@ -102,6 +103,7 @@ def play_round(method: Method[Any], grid: Grid, t: int) -> Entry:
         if last or t % config.score.every == 0:
             with _clock(seconds, "score"):
                 entry |= _score(method)
+        check_sound(method, t, entry, good)
         entry |= {
             "selected": [client.k for client in selected],
             "replied": [client.k for client, _ in good],

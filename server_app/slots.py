@@ -42,7 +42,7 @@ class Slots:
         for k in oldest[: max(len(oldest) - self.limit, 0)]:
             self._path(k).parent.mkdir(parents=True, exist_ok=True)
             slot = Slot(k=k, t=self.rounds[k], w=self.held.pop(k))
-            write_atomically(self._path(k), slot.to_bytes())
+            write_atomically(self._path(k), slot.to_bytes(), private=True)
 
     def __contains__(self, k: int) -> bool:
         return k in self.rounds

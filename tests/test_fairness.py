@@ -105,6 +105,7 @@ def spec(**changes: Any) -> table.File:
         {"name": "AMP"},
         {"name": "FM", "measure": "fairness.{model}.fm", "scale": 1000.0, "better": "lower"},
         {"name": "rounds", "reach": "A", "scale": 1.0, "better": "lower"},
+        {"name": "mean", "reach": "A", "window": 2, "scale": 1.0, "better": "lower"},
     ]
     whole = {
         "title": "t", "seeds": [1, 2], "measure": "fairness.{model}.amp", "base": base,
@@ -143,6 +144,11 @@ def test_a_table_tells_models_apart_scales_and_counts_rounds(tmp_path: Path) -> 
     assert filled.cell("O", "rounds").values == (2.0, 2.0)
     assert filled.cell("P", "rounds").values == (float("inf"),)  # never
     assert filled.best("AMP") == {"O"} and filled.best("rounds") == {"O"}
+    assert filled.cell("A", "mean").values == (4.0, 4.0)  # rounds 3 and 4
+    assert filled.cell("O", "mean").values == (3.0, 3.0)  # (.6 + .7) / 2; (.3 + .6) / 2 is not .5
+    (path,) = (p for p in table.write(filled, file, tmp_path, "t") if p.suffix == ".json")
+    written = {(c["row"], c["column"]): c["values"] for c in json.loads(path.read_text())["cells"]}
+    assert written["P", "rounds"] == [None] and "Infinity" not in path.read_text()
 
 
 def test_two_models_of_one_run_share_its_record() -> None:

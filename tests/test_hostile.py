@@ -226,6 +226,11 @@ ALWAYS_REFUSED: dict[str, tuple[Callable[[RecordDict], RecordDict], str]] = {
         lambda c: with_skeleton(c, TENSORS),
         "more than 20000 tensors",
     ),
+    "as many under an escaped name": (
+        lambda c: with_skeleton(c, TENSORS.replace(b"~tensor", b"~\\u0074ensor")),
+        "more than 20000 tensors",
+    ),
+    "JSON in UTF-16": (lambda c: with_skeleton(c, TENSORS.decode().encode("utf-16")), "not JSON"),
     "no zlib": (
         lambda c: RecordDict(
             {
@@ -356,6 +361,11 @@ def test_what_a_method_cannot_use_is_refused(
     if value is None and path in (("w",), ("local",), ("s_in",)):
         content = _without_tensors(content, path[0])
     assert reason in receive(method, with_field(content, path, value))
+
+
+def test_a_byte_range_that_no_float32_spans_is_refused() -> None:
+    content = with_field(seen("dl-sh").up, ("low",), -3e38)
+    assert "claims to reach" in receive("dl-sh", with_field(content, ("high",), 3e38))
 
 
 def _without_tensors(content: RecordDict, field: str) -> RecordDict:

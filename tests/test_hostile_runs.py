@@ -20,7 +20,7 @@ from server_app.stopped import Stopped
 from tests.conftest import flat, play
 from tests.hostile import with_field
 from tests.test_census import TASK, peer
-from tests.test_every_method import Tampering
+from tests.test_every_method import Tampering, changed_tensor
 
 
 class Twice(Loopback):  # type: ignore[misc]
@@ -283,3 +283,38 @@ def test_a_reason_prints_as_one_line_whatever_the_client_says(
         play(flat(tmp_path, method="fedavg", rounds=1))
     error = json.loads((tmp_path / "summary.json").read_text())["error"]
     assert error.isprintable() and "?[2J" in error and len(error) < 700
+
+
+class Enormous(Loopback):  # type: ignore[misc]
+    """Client 1's weights are finite and overflow wherever they are used."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        replies = list(super().pull_messages(list(message_ids)))
+        for reply in replies:
+            about = reply.metadata
+            if about.src_node_id == 2 and about.message_type == "train" and self.round == 2:
+                changed_tensor(reply.content, lambda flat: flat.sign() * 3e38)
+            self.round += about.src_node_id == 2 and about.message_type == "train"
+        return replies
+
+    round = 1
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_round_that_breaks_the_model_is_not_kept_and_resuming_goes_on_before_it(
+    every: int, tmp_path: Path
+) -> None:
+    settings = flat(tmp_path / "run", method="fedavg", rounds=3, score__every=every)
+    with pytest.raises(Stopped) as stopped:
+        play(settings, Enormous(4, settings, workers=0))
+    said = str(stopped.value)
+    assert (
+        "round 2: the loss of the server's model is" in said and "so the round is not kept" in said
+    )
+    assert "the largest number that a client sent is 3e+38, from client 1" in said
+    assert "go on with --resume" in said
+    lines = (tmp_path / "run" / "journal.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == [0, 1]
+    resumed = play({**settings, "resume": True})
+    undisturbed = play({**settings, "out": str(tmp_path / "calm")})
+    assert resumed.timeless == undisturbed.timeless and resumed.weights == undisturbed.weights

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -391,7 +393,7 @@ def test_the_best_of_a_column_is_marked_where_there_is_a_choice() -> None:
 
 def test_every_rendering_holds_the_same_cells(tmp_path: Path) -> None:
     console = Console(width=120, record=True, file=(tmp_path / "t.txt").open("w"))
-    console.print(render(TABLE))
+    console.print(*render(TABLE))
     texts = [console.export_text(), markdown(TABLE), html(TABLE)]
     for text in texts:
         for cell in ("82.00 ± 2.00", "(83.78)", "85.00 [1]", "(82.94)", "Table 1 (%)"):
@@ -400,6 +402,28 @@ def test_every_rendering_holds_the_same_cells(tmp_path: Path) -> None:
     assert "<b>" not in texts[2] and "&lt;b&gt;note" in texts[2]
     png(TABLE, tmp_path / "t.png")
     assert (tmp_path / "t.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_table_too_wide_for_the_terminal_goes_on_below() -> None:
+    columns = tuple(f"column {c}" for c in range(6))
+    cells = {("a", c): Cell((0.5, 1.5)) for c in columns}
+    wide = Table("t", ("a",), columns, cells, notes=("the end",))
+    assert len(render(wide, 200)) == 1
+    parts = render(wide, 50)
+    console = Console(width=50, record=True, file=io.StringIO())
+    console.print(*parts, sep="\n")
+    text = console.export_text()
+    assert len(parts) == 2 and text.count("1.00 ± 0.71") == 6 and "…" not in text
+    assert text.index("t (%)") < text.index("column 0") < text.index("column 5")
+    assert text.count("t (%)") == text.count("the end") == 1
+    assert text.index("the end") > text.index("column 5")
+
+
+def test_what_some_seeds_never_reach_is_counted() -> None:
+    cells = {("a", "c"): Cell((18.0, 20.0, math.inf))}
+    some = Table("t", ("a",), ("c",), cells, better="lower")
+    assert some.ours("a", "c") == "∞ (1 of 3)"
+    assert "∞ (n of m): n of m seeds never reach it." in some.footnotes()
 
 
 def test_a_table_refuses_cells_that_have_no_place() -> None:

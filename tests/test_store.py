@@ -147,3 +147,16 @@ def test_a_failed_write_names_the_file_and_keeps_the_old_one(tmp_path: Path) -> 
     done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True)
     assert f"File too large: '{path}'" in done.stderr.splitlines()[-1]
     assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="POSIX permissions")
+def test_nobody_else_can_read_what_a_client_keeps(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        store = Store(tmp_path / "state", "e", 0)
+        store.remember(1, memory(1.0))
+    finally:
+        os.umask(before)
+    (kept,) = store.folder.glob("*/*.safetensors")
+    assert kept.stat().st_mode & 0o777 == 0o600
+    assert store.folder.stat().st_mode & 0o777 == 0o700

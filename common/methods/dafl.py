@@ -13,8 +13,9 @@ g(θ; ·):
 The run's own model is the student; the teacher is scored beside it.
 
 Deviations: teacher and student have one architecture, as in Table IV. The teacher is trained
-further in every round, and the student follows it; ``start`` is the first round that distils.
-FedKF's Table IV used β = 0.2 and λ = {0.2, 0.02} on EMNIST, 0.02 and {0.01, 0.002} on CIFAR.
+further in every round, and the student follows it; ``start`` is the first round that distils. The
+adversarial term of FedKF's clients is off (``g-adv``): equation 5 has none. FedKF's Table IV used
+β = 0.2 and λ = {0.2, 0.02} on EMNIST, 0.02 and {0.01, 0.002} on CIFAR.
 """
 
 from __future__ import annotations

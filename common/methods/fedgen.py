@@ -23,6 +23,8 @@ The label counts tell the server what each client holds.
 Deviations:
 - h is the last linear layer of every architecture; FedKF's code splits LeNet-5 one layer earlier,
   at its 120 activations.
+- p(y) is that of all clients heard of; FedKF's code counts the batches of the last round's active
+  ones, and the authors' code draws the server's ŷ evenly from the classes.
 - ``weights = "uniform"`` makes p_k uniform in the ensemble too.
 - The authors' generator has further terms that are switched off in their runs; they are left out.
 """

@@ -1,7 +1,7 @@
 """FedGKD: federated averaging with the global models of the past as a teacher.
 
 Yao et al., "FedGKD: Toward Heterogeneous Federated Learning via Global Knowledge Distillation",
-2023 (arXiv 2107.00365), in the form of FedKF's comparison and in the authors' own.
+2023 (arXiv 2107.00051), in the form of FedKF's comparison and in the authors' own.
 
 Round t: the server keeps the last M global models and sends w and their mean w̄; client k, on its
 own data, minimises

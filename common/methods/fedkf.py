@@ -1,7 +1,7 @@
 """FedKF: global-local knowledge fusion.
 
-"FedKF: Global-Local Knowledge Fusion with Local Generators for Heterogeneous Federated Learning",
-Algorithm 1, equations 2-8.
+Zhou et al., "Handling Data Heterogeneity in Federated Learning via Knowledge Distillation and
+Fusion", IEEE Internet of Things Journal, 2023: Algorithm 1, equations 2-8.
 
 The server keeps a cache slot for each client, the model that it uploaded last. Round t:
 

@@ -32,7 +32,7 @@ class Classifier(nn.Module, ABC):
         """Logits (n, classes) and the activations (n, a) of DAFL's and FedKF's activation loss.
 
         The activations are the features, except in LeNet-5, where they are the 120 outputs of the
-        last convolution (FedKF, section 5.1).
+        last convolution (FedKF, section IV-C and its released code).
         """
         features = self.features(x)
         return self.head(features), features

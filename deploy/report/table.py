@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import final
 
 from rich import box
 from rich import table as rich_table
+from rich.console import Console
 from rich.text import Text
 
 from deploy.report.clean import clean
@@ -105,6 +106,8 @@ class Table:
         cell = self.cell(row, column)
         if not cell.values or cell.mean is None:
             return NOT_RUN
+        if never := sum(not math.isfinite(value) for value in cell.values):
+            return f"{self._number(max(cell.values))} ({never} of {len(cell.values)})"
         most = max(len(c.values or ()) for c in self.cells.values())
         spread = "" if cell.std is None else f" ± {self._number(cell.std)}"
         seeds = "" if len(cell.values) == most else f" [{len(cell.values)}]"
@@ -126,6 +129,8 @@ class Table:
             out.append(f"Mean ± standard deviation over {max(counts)} seeds.")
         if len(counts) > 1:
             out.append("In square brackets: the number of seeds, where it is smaller.")
+        if any(math.inf in (c.values or ()) for c in cells):
+            out.append("∞ (n of m): n of m seeds never reach it.")
         if len(cells) < len(self.rows) * len(self.columns) or any(not c.values for c in cells):
             out.append(f"{NOT_RUN} not run.")
         return [*out, *(clean(note, 2000) for note in self.notes)]
@@ -136,22 +141,35 @@ class Table:
         return format(value, self.format)
 
 
-def render(table: Table) -> rich_table.Table:
-    """For the terminal."""
-    out = rich_table.Table(
-        title=Text(table.heading),
-        caption=Text("\n".join(table.footnotes())),
-        box=box.SIMPLE_HEAD,
-        title_justify="left",
-        caption_justify="left",
-    )
-    out.add_column("")
+def render(table: Table, width: int = 10_000) -> list[rich_table.Table]:
+    """For the terminal: as many tables below each other as ``width`` characters demand.
+
+    Title above the first, footnotes below the last.
+    """
+    blocks: list[list[str]] = [[]]
     for column in table.columns:
+        if blocks[-1] and _measured(_block(table, [*blocks[-1], column])) > width:
+            blocks.append([])
+        blocks[-1].append(column)
+    drawn = [_block(table, block) for block in blocks]
+    drawn[0].title = Text(table.heading)
+    drawn[-1].caption = Text("\n".join(table.footnotes()))
+    return drawn
+
+
+def _measured(drawn: rich_table.Table) -> int:
+    return Console(width=10_000).measure(drawn).maximum
+
+
+def _block(table: Table, columns: Sequence[str]) -> rich_table.Table:
+    out = rich_table.Table(box=box.SIMPLE_HEAD, title_justify="left", caption_justify="left")
+    out.add_column("")
+    for column in columns:
         out.add_column(Text(clean(column)), justify="right")
-    best = {column: table.best(column) for column in table.columns}
+    best = {column: table.best(column) for column in columns}
     for row in table.rows:
         cells = []
-        for column in table.columns:
+        for column in columns:
             text = Text(table.ours(row, column), style="bold" if row in best[column] else "")
             theirs = table.theirs(row, column)
             cells.append(text.append(f" {theirs}", style="not bold dim") if theirs else text)

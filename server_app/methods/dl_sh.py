@@ -28,7 +28,8 @@ class DLSH(Distillation[Up]):
     def check(self, client: Client, up: Up) -> None:
         options, dtype = self.config.method, self.config.wire.dtype
         wire.check_dtype(up.theta, (self.samples, self.classes), dtype, "theta")
-        if not up.low <= up.high or not torch.isfinite(torch.tensor([up.low, up.high])).all():
+        span = torch.tensor([up.low, up.high, up.high - up.low])  # each as float32 has it
+        if not up.low <= up.high or not torch.isfinite(span).all():
             raise ValueError(f"theta claims to reach from {up.low} to {up.high}")
         if options.exchange == "probs":
             if (up.low, up.high) != (0.0, 1.0):

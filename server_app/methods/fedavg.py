@@ -42,9 +42,6 @@ class FedAvg(Method[Up]):
         self.held = None if across == "none" else Architectures(self, across)
         self.slots: Slots | None = None
         if getattr(self.config.method, "inactive", False):
-            if self.held is not None:
-                name = self.config.run.method
-                raise ValueError(f'{name}.inactive needs {name}.across = "none", not "{across}"')
             self.w0 = self.w
             self.slots = Slots(Path(self.config.run.out), self.config.method.slots_in_memory)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -293,9 +294,19 @@ def test_the_samples_of_a_finished_run_are_drawn_class_by_class(run: Run, tmp_pa
     result = run(method="fedkf", **SMALL)
     settings = flat(result.folder, method="fedkf", **SMALL)
     (result.folder / "config.toml").write_text(to_toml(settings))
-    generated = write(result.folder, 40, tmp_path / "samples.png")
-    assert int(generated.counts.sum()) == 40
+    generated = write(result.folder, 41, tmp_path / "samples.png")  # by four generators
+    assert int(generated.counts.sum()) == 41
     assert (tmp_path / "samples.png").stat().st_size > 1000
+    copied = shutil.copytree(result.folder, tmp_path / "copied")
+    shutil.move(result.folder / "state", tmp_path / "elsewhere")
+    again = imagine(copied, 41)[1]
+    assert torch.equal(again.sums, generated.sums)
+    shutil.move(tmp_path / "elsewhere", result.folder / "state")
+    with pytest.raises(ValueError, match="the folder .* does not exist"):
+        write(copied, 10, tmp_path / "nowhere" / "x.png")
+    (copied / "model.safetensors").write_bytes(b"half")
+    with pytest.raises(ValueError, match="is damaged or no safetensors file"):
+        imagine(copied, 10)
     real, _, data = imagine(result.folder, 4)
     one = data.x[data.y == 1].double().mean(0) / 255
     assert torch.allclose(real.images[1], one, atol=1e-6)
