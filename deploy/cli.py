@@ -229,7 +229,7 @@ def speedup(
 
 @app.command()
 def samples(
-    folder: Annotated[Path, typer.Argument(help="Folder of a finished run of fedkf.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of a finished run of fedkf or dafl.")],
     images: Annotated[int, typer.Option(min=1, help="Generated images in all.")] = 2000,
     to: Annotated[Path | None, typer.Option("--out", help="The picture; default: there.")] = None,
 ) -> None:

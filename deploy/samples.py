@@ -26,9 +26,12 @@ from common.datafree import new_generator
 from common.fleet import global_spec
 from common.models.classifier import Classifier
 from common.models.generator import Generator
+from common.records import StateDict
 from deploy.report.figures import style
 from deploy.settings import load as load_settings
 from deploy.weights import load_weights
+from server_app import checkpoint
+from server_app.methods.dafl import State as DAFLState
 
 BATCH = 256
 
@@ -55,8 +58,8 @@ class Averages:
 def imagine(folder: Path, images: int) -> tuple[Averages, Averages, Dataset]:
     """Averages of real and of ``images`` generated images in all, by class.
 
-    The generators are those that the clients of the run in ``folder`` kept. Raises ``ValueError``,
-    one line: no finished run, not FedKF's, no generator to be found.
+    The generators are those that the clients of the run in ``folder`` kept, or the server's of
+    DAFL. Raises ``ValueError``, one line: no finished run, neither method's, no generator found.
     """
     config = _config(folder)
     dataset = load(config.data)
@@ -117,9 +120,9 @@ def _config(folder: Path) -> Config:
     if not (folder / "model.safetensors").exists():
         raise ValueError(f"{folder} holds no finished run: it has no model.safetensors")
     config = parse({**load_settings(folder / "config.toml"), "out": str(folder)})
-    if config.run.method != "fedkf":
+    if config.run.method not in ("fedkf", "dafl"):
         raise ValueError(
-            f"{folder} is a run of {config.run.method}; only fedkf's clients keep generators"
+            f"{folder} is a run of {config.run.method}; only fedkf and dafl train generators"
         )
     return config
 
@@ -132,7 +135,10 @@ def _model(folder: Path, config: Config, dataset: Dataset) -> Classifier:
 
 
 def _generators(folder: Path, config: Config, dataset: Dataset) -> list[Generator]:
-    """The newest generator of every client that has one, in order of k."""
+    """The newest generator of every client that has one, in order of k; or the server's (DAFL)."""
+    if config.run.method == "dafl":
+        state = DAFLState(**checkpoint.read(folder, config).state)
+        return [_generator(config, dataset, state.generator)]
     own = folder / "state"  # where a run keeps it unless told otherwise, also in a copied folder
     root = own if own.is_dir() else Path(config.run.state_dir)
     found = []
@@ -141,9 +147,13 @@ def _generators(folder: Path, config: Config, dataset: Dataset) -> list[Generato
             continue
         memory = Store(root, config.run.experiment, k).recall(config.run.rounds + 1, Memory)
         if memory is not None:
-            generator = new_generator(config.method, dataset, config.run.seed)
-            generator.load_state_dict(memory.generator)
-            found.append(generator.eval())
+            found.append(_generator(config, dataset, memory.generator))
     if not found:
         raise ValueError(f"no client of {folder} has kept a generator under {root}")
     return found
+
+
+def _generator(config: Config, dataset: Dataset, weights: StateDict) -> Generator:
+    generator = new_generator(config.method, dataset, config.run.seed)
+    generator.load_state_dict(weights)
+    return generator.eval()

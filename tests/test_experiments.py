@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from common.config import Value, parse
 from common.data import DATASETS
 from common.data.partition import PARTITIONS
 from common.fleet import check_fleet
+from common.models import count
+from common.models.generator import Generator
 from deploy import table
 from deploy.settings import EXPERIMENTS, resolve
 
@@ -51,3 +54,19 @@ def test_rows_that_differ_in_what_they_measure_share_a_run() -> None:
 @pytest.mark.parametrize("name", ["hom", "l-het", "h-het", "fedin"])
 def test_presets_are_fleets_of_architectures_that_exist(name: str) -> None:
     check(resolve(None) | {"fleet": name, "data.image-size": 32})
+
+
+def test_fedkfs_tables_have_the_papers_generators() -> None:
+    """1,049,985 parameters on EMNIST, 8,423,939 on CIFAR."""
+    for stem, expected in (("fedkf_table5", 1_049_985), ("fedkf_table6", 8_423_939)):
+        cell = next(c for c in table.cells(table.read(EXPERIMENTS / f"{stem}.toml")))
+        config = parse(cell.flat | {"method": "fedkf"})
+        channels, side, _ = DATASETS[config.data.name].shape or (0, 0, 0)
+        side = config.data.image_size or side
+        options = config.method
+        with torch.device("meta"):
+            generator = Generator(
+                options.latent, (channels, side, side), mean=[0.0] * channels,
+                std=[1.0] * channels, width=options.generator_width,
+            )  # fmt: skip
+        assert count(generator) == expected, stem

@@ -109,6 +109,7 @@ def test_the_summary_lists_every_client_and_the_result() -> None:
             ],
             "bytes": {"up": 1500, "down": 2500},
             "seconds": 90,
+            "fairness": {"amp": 0.7, "wlp": 0.2, "aca": {"amp": 0.7, "fm": 0.1, "wlp": 0.2}},
             "failures": [{"k": 1, "round": 2, "reason": "lost\x1b"}],
         },
         Console(file=file, width=100),
@@ -117,6 +118,7 @@ def test_the_summary_lists_every_client_and_the_result() -> None:
     assert text.index("lenet5") < text.index("[b]net")
     for part in ("1,200", "80.0 %", "70.0 %", "62.5 %", "2.50 kB down, 1.50 kB up", "1 min 30 s"):
         assert part in text
+    assert "on clients: aca  mean 70.0 % (AMP), worst 20.0 % (WLP)" in text
     assert "client 1, round 2: lost�" in text
 
 

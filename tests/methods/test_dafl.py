@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.conftest import TinyRun
+from tests.conftest import TinyRun, flat
 
 Run = Callable[..., TinyRun]
 SMALL = {
@@ -31,3 +31,13 @@ def test_the_student_waits_for_its_start(run: Run) -> None:
     students = [e["loss"] for e in journal]
     assert students[0] == students[1] == students[2] != students[3]
     assert "distill_loss" not in journal[2]["metrics"] and "distill_loss" in journal[3]["metrics"]
+
+
+def test_what_the_servers_generator_draws_can_be_seen(run: Run) -> None:
+    from deploy.samples import imagine
+    from deploy.settings import to_toml
+
+    result = run(method="dafl", **SMALL)
+    settings = flat(result.folder, method="dafl", **SMALL)
+    (result.folder / "config.toml").write_text(to_toml(settings))
+    assert int(imagine(result.folder, 30)[1].counts.sum()) == 30
