@@ -272,6 +272,8 @@ def _explain(kind: type[Section], prefix: str, error: Any) -> str:
     allowed = error["msg"].removeprefix("Input should be ").removeprefix("a valid ")
     if error["type"] == "string_pattern_mismatch":
         allowed = PATTERNS[key]
+    if error["type"] == "string_too_short":
+        allowed = "a name"
     value = error["input"]
     shown = f'"{value}"' if isinstance(value, str) else str(value).lower()
     return f"{key} = {shown} is not allowed; it should be {allowed}"

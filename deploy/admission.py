@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import grpc
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.client.grpc_rere_client.node_auth_client_interceptor import NodeAuthClientInterceptor
@@ -82,7 +83,7 @@ def await_admission(
 def _private(trust: Certificates, k: int) -> ec.EllipticCurvePrivateKey:
     try:
         key = load_ssh_private_key(trust.key(k).read_bytes(), None)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise ValueError(f"{trust.key(k)} is no private key of an SSH kind: {error}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ValueError(f"{trust.key(k)} is no key on an elliptic curve")

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import final
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -78,6 +79,8 @@ class Certificates:
 def make(folder: Path, hosts: Sequence[str], clients: int, days: int = 365) -> Certificates:
     """Make what is missing in ``folder``; what is there stays, except the server's certificate.
 
+    A public key that is missing is made from the private one.
+
     The server's certificate is made anew with every call, signed by the same authority, so that
     clients need nothing new when it expires or the server moves. Private keys get mode 0600.
 
@@ -89,25 +92,30 @@ def make(folder: Path, hosts: Sequence[str], clients: int, days: int = 365) -> C
             is made for ten years, or ``days`` if that is more.
 
     Raises:
-        ValueError: a host that is neither a name nor an address, a number out of range, or an
-            authority that has expired.
+        ValueError: a host that is neither a name nor an address, a number out of range, a file
+            that is damaged, or an authority that has expired.
         OSError: the folder cannot be written.
     """
     names = _names([*hosts, *ALWAYS])
     _within("--clients", clients, 0, MAX_CLIENTS)
     _within("--days", days, 1, MAX_DAYS)
     files = Certificates(folder)
-    if files.ca.exists() != files.ca_key.exists():
-        there, lacking = (files.ca, files.ca_key) if files.ca.exists() else (files.ca_key, files.ca)
+    if files.ca.is_file() != files.ca_key.is_file():
+        there, lacking = files.ca, files.ca_key
+        if files.ca_key.is_file():
+            there, lacking = lacking, there
         raise ValueError(f"{there} is there without {lacking}: bring it or name another folder")
     files.clients.mkdir(parents=True, exist_ok=True)
     files.clients.chmod(0o755)
-    if not files.ca.exists():
+    if not files.ca.is_file():
         _authority(files, max(days, AUTHORITY_DAYS))
     _server(files, names if hosts else _former(files) or names, days)
     for k in range(clients):
-        if not files.key(k).exists():
+        if not files.key(k).is_file():
             _client(files, k)
+    for path in files.clients.glob("[0-9]*.key"):
+        if not path.with_suffix(".pub").is_file():
+            _publish(path)
     return files
 
 
@@ -132,18 +140,14 @@ def _authority(files: Certificates, days: int) -> None:
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA384())
     )
-    _write(files.ca_key, _pem(key), SECRET)
-    _write(files.ca, certificate.public_bytes(serialization.Encoding.PEM), PUBLIC)
+    _write(
+        (files.ca_key, _pem(key), SECRET),
+        (files.ca, certificate.public_bytes(serialization.Encoding.PEM), PUBLIC),
+    )
 
 
 def _server(files: Certificates, names: Sequence[x509.GeneralName], days: int) -> None:
-    try:
-        authority = x509.load_pem_x509_certificate(files.ca.read_bytes())
-        signer = serialization.load_pem_private_key(files.ca_key.read_bytes(), None)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{files.ca} and {files.ca_key} cannot be read: {error}") from error
-    if not isinstance(signer, ec.EllipticCurvePrivateKey):
-        raise ValueError(f"{files.ca_key} is no elliptic-curve key")
+    authority, signer = read_certificate(files.ca), _signer(files.ca_key)
     if signer.public_key() != authority.public_key():
         raise ValueError(f"{files.ca_key} is not the key of {files.ca}")
     left = authority.not_valid_after_utc - datetime.now(UTC)
@@ -164,22 +168,65 @@ def _server(files: Certificates, names: Sequence[x509.GeneralName], days: int) -
         )
         .sign(signer, hashes.SHA384())
     )
-    _write(files.server_key, _pem(key), SECRET)
-    _write(files.server, certificate.public_bytes(serialization.Encoding.PEM), PUBLIC)
+    _write(
+        (files.server_key, _pem(key), SECRET),
+        (files.server, certificate.public_bytes(serialization.Encoding.PEM), PUBLIC),
+    )
+
+
+def read_certificate(path: Path) -> x509.Certificate:
+    """The certificate in ``path``.
+
+    Raises:
+        ValueError: it holds none that can be read.
+        OSError: the file cannot be read.
+    """
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except ValueError:
+        raise ValueError(f"{path} cannot be read: it holds no certificate") from None
+
+
+def _signer(path: Path) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise ValueError(f"{path} cannot be read: it holds no key without a password") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ValueError(f"{path} is no elliptic-curve key")
+    return key
 
 
 def _client(files: Certificates, k: int) -> None:
     key = ec.generate_private_key(ec.SECP384R1())  # a NIST curve, as Flower demands
-    public = key.public_key().public_bytes(
-        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-    )
     private = key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.OpenSSH,
         serialization.NoEncryption(),
     )
-    _write(files.public(k), public + f" client-{k}\n".encode(), PUBLIC)
-    _write(files.key(k), private, SECRET)
+    _write((files.public(k), _openssh(key, str(k)), PUBLIC), (files.key(k), private, SECRET))
+
+
+def _publish(path: Path) -> None:
+    """Make the public key beside the private key of a client."""
+    try:
+        key = serialization.load_ssh_private_key(path.read_bytes(), None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise ValueError(
+            f"{path} cannot be read: it holds no OpenSSH key without a password; delete it to have "
+            "a new one made"
+        ) from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ValueError(f"{path} is no elliptic-curve key; delete it to have a new one made")
+    _write((path.with_suffix(".pub"), _openssh(key, path.stem), PUBLIC))
+
+
+def _openssh(key: ec.EllipticCurvePrivateKey, k: str) -> bytes:
+    """The public key of client ``k`` as the line of its file."""
+    public = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
+    return public + f" client-{k}\n".encode()
 
 
 def _signed_for(
@@ -200,7 +247,7 @@ def _signed_for(
 def _former(files: Certificates) -> list[x509.GeneralName]:
     """The names in the server's certificate; none, if there is none that can be read."""
     try:
-        certificate = x509.load_pem_x509_certificate(files.server.read_bytes())
+        certificate = read_certificate(files.server)
         found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
     except (OSError, ValueError, x509.ExtensionNotFound):
         return []
@@ -210,19 +257,32 @@ def _former(files: Certificates) -> list[x509.GeneralName]:
 def _names(hosts: Iterable[str]) -> list[x509.GeneralName]:
     names: dict[str, x509.GeneralName] = {}
     for host in hosts:
-        with contextlib.suppress(ValueError):
-            names[host] = x509.IPAddress(ipaddress.ip_address(host))
-            continue
-        labels = host.split(".")
-        if len(host) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
-            raise ValueError(
-                f"--host {host!r} is neither a host name nor an address; allowed are, for example, "
-                "fed.example.org or 192.0.2.7, without port or scheme"
-            )
-        if labels[-1].isdigit():
-            raise ValueError(f"--host {host!r} is no valid address")
-        names[host] = x509.DNSName(host)
+        try:
+            names[host] = general_name(host)
+        except ValueError as error:
+            raise ValueError(f"--host {error}") from None
     return list(names.values())
+
+
+def general_name(host: str) -> x509.DNSName | x509.IPAddress:
+    """A host name or an address as certificates know it.
+
+    Raises:
+        ValueError: it is neither, or an address with a scope; the message begins with ``host``.
+    """
+    with contextlib.suppress(ValueError):
+        address = ipaddress.ip_address(host)
+        if not getattr(address, "scope_id", None):
+            return x509.IPAddress(address)
+    labels = host.split(".")
+    if len(host) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
+        raise ValueError(
+            f"{host!r} is neither a host name nor an address; allowed are, for example, "
+            "fed.example.org or 192.0.2.7, without port, scheme or scope"
+        )
+    if labels[-1].isdigit():
+        raise ValueError(f"{host!r} is no valid address")
+    return x509.DNSName(host)
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
@@ -233,14 +293,24 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     )
 
 
-def _write(path: Path, content: bytes, mode: int) -> None:
-    """Atomically, and never readable by others for a moment if ``mode`` says so."""
+def _write(*files: tuple[Path, bytes, int]) -> None:
+    """Write files that belong together: path, content and mode of each.
+
+    If one cannot be written, for example on a full disk, all stay as they were. A secret is never
+    readable by others for a moment.
+    """
+    ready = [path.with_name(f".{path.name}.new") for path, _, _ in files]
     before = os.umask(0o077)
     try:
-        write_atomically(path, content)
+        for new, (_, content, mode) in zip(ready, files, strict=True):
+            write_atomically(new, content)
+            new.chmod(mode)
+        for new, (path, _, _) in zip(ready, files, strict=True):
+            os.replace(new, path)
     finally:
         os.umask(before)
-    path.chmod(mode)
+        for new in ready:
+            new.unlink(missing_ok=True)
 
 
 def _within(what: str, value: int, low: int, high: int) -> None:

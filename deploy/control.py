@@ -36,7 +36,12 @@ CONNECTION = "here"  #: the name of the SuperLink in the private config.toml
 POLL = 0.1  #: seconds between two looks at a run that ends
 SILENCE = 2.0  #: seconds without output after which the SuperLink is asked how the run stands
 FINISHED, UNREGISTERED = "finished", "unregistered"  #: what Flower calls a run's, a node's end
-TAKEN = "Public key already in use"  #: Flower's answer for a client that is registered
+TAKEN = "Public key already in use"  #: Flower's answer for a key that is, or was, registered
+
+
+@final
+class Unregistered(RuntimeError):
+    """A key was unregistered, and Flower never takes such a key back."""
 
 
 @final
@@ -139,30 +144,49 @@ class Control:
 
         Raises:
             ValueError: the file cannot be read, or is no public key on a NIST curve.
+            Unregistered: the key was unregistered before.
             RuntimeError: the SuperLink refused; with its reason.
         """
+        key = read_public_key(public_key)
         try:
-            self._control.RegisterNode(
-                RegisterNodeRequest(public_key=_public_key(public_key)), timeout=10.0
-            )
-        except grpc.RpcError as error:
-            if TAKEN in details(error):
+            if self._accepted(key):
+                return True
+            if self._registered(key):
                 return False
+        except grpc.RpcError as error:
             raise RuntimeError(f"{public_key} was not registered: {details(error)}") from None
-        return True
+        raise Unregistered(
+            f"{public_key} was unregistered and cannot come back: delete it and "
+            f"{public_key.stem}.key, make a new key with fedmosaic certs and register that"
+        )
 
     def unregister(self, public_key: Path) -> bool:
-        """Let the SuperNode with this key in no more; False if it was not registered.
+        """Let the SuperNode with this key in never again; False if it was not registered.
 
         Raises:
             ValueError: the file cannot be read, or is no public key on a NIST curve.
         """
-        key = _public_key(public_key)
-        nodes = self._control.ListNodes(ListNodesRequest(), timeout=10.0).nodes_info
-        found = [each for each in nodes if each.public_key == key and each.status != UNREGISTERED]
-        for each in found:
-            self._control.UnregisterNode(UnregisterNodeRequest(node_id=each.node_id), timeout=10.0)
+        found = self._registered(read_public_key(public_key))
+        for node_id in found:
+            self._control.UnregisterNode(UnregisterNodeRequest(node_id=node_id), timeout=10.0)
         return bool(found)
+
+    def _accepted(self, key: bytes) -> bool:
+        """Register the key; False if it was registered at any time before."""
+        try:
+            self._control.RegisterNode(RegisterNodeRequest(public_key=key), timeout=10.0)
+        except grpc.RpcError as error:
+            if TAKEN in details(error):
+                return False
+            raise
+        return True
+
+    def _registered(self, key: bytes) -> list[int]:
+        """The nodes that are registered with this key: one or none."""
+        nodes = self._control.ListNodes(ListNodesRequest(), timeout=10.0).nodes_info
+        return [
+            each.node_id for each in nodes if each.public_key == key and each.status != UNREGISTERED
+        ]
 
     def submit(
         self, app: Path, run_config: Mapping[str, Value], federation: Mapping[str, Value]
@@ -333,14 +357,27 @@ def run_id_from(stdout: str, stderr: str) -> int:
     return int(answer["run-id"])
 
 
-def _public_key(path: Path) -> bytes:
-    """An OpenSSH public key file as the Control API takes it: PEM."""
-    from cryptography.hazmat.primitives import serialization
+def read_public_key(path: Path) -> bytes:
+    """An OpenSSH public key file as the Control API takes it: PEM.
 
+    Raises:
+        ValueError: the file cannot be read, or is no public key on a NIST curve.
+    """
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    content = _read(path)
     try:
-        key = serialization.load_ssh_public_key(_read(path))
-    except ValueError as error:
-        raise ValueError(f"{path} is no OpenSSH public key: {error}") from None
+        key = serialization.load_ssh_public_key(content)
+    except (ValueError, UnsupportedAlgorithm):
+        raise ValueError(
+            f"{path} is no OpenSSH public key; it should be a K.pub of fedmosaic certs"
+        ) from None
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ValueError(
+            f"{path} is no key on a NIST curve; it should be a K.pub of fedmosaic certs"
+        )
     return key.public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )

@@ -16,10 +16,10 @@ from typing import Any
 
 from rich.console import Console
 
-from common.config import Config, Value
+from common.config import Config, Value, parse
 from common.files import write_atomically
 from common.presets import entries
-from deploy.preflight import preflight
+from deploy.preflight import check_names, preflight
 from deploy.progress import Progress, follow
 from deploy.settings import app_folder, load, to_toml
 from server_app import checkpoint
@@ -42,6 +42,7 @@ def fresh(
     resolved = dict(flat)
     if not resolved["clients"]:
         resolved["clients"] = len(entries(str(resolved["fleet"])))
+    check_names(parse(resolved))
     stamp = time.strftime("%Y%m%d-%H%M%S")
     name = f"{resolved['method']}-{resolved['data.name']}-{stamp}"
     folder = (out or _unused(Path("runs") / name)).expanduser().resolve()

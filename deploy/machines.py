@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +19,15 @@ if TYPE_CHECKING:
     from deploy.local import Federation
 
 out, err = Console(), Console(stderr=True)
+
+
+def _finite(wait: float) -> float:
+    if not math.isfinite(wait):
+        raise ValueError(f"--wait {wait} is not allowed; it should be a number of at least 0")
+    return wait
+
+
+CLAIM_PATIENCE = 2.0  #: seconds; a federation that was just stopped needs them to end
 
 Settings = Annotated[
     list[str] | None,
@@ -31,11 +41,14 @@ ControlApi = Annotated[
     str, typer.Option("--superlink", metavar="HOST:PORT", help="Its Control API.")
 ]
 Keys = Annotated[list[Path], typer.Argument(help="Public keys, or folders of *.pub.")]
-Wait = Annotated[float, typer.Option(min=0, help="Seconds that the SuperLink may take to answer.")]
+Wait = Annotated[
+    float,
+    typer.Option(min=0, callback=_finite, help="Seconds that the SuperLink may take to answer."),
+]
 
 
 def certs(
-    folder: Annotated[Path, typer.Argument(help="Where they go.")] = Path("certs"),
+    folder: Annotated[str, typer.Argument(help="The folder where they go.")] = "certs",
     host: Annotated[
         list[str] | None,
         typer.Option(help="A name or address under which clients reach the server; repeatable."),
@@ -46,7 +59,10 @@ def certs(
     """Make an authority, the server's certificate and a key pair for each client."""
     from deploy.certificates import make
 
-    files = make(folder, host or [], clients, days)
+    if not folder.strip():  # as a path it would be the current folder
+        raise ValueError(f"certs {folder!r} is not allowed; it should be a folder")
+    _folder(Path(folder), "certs")
+    files = make(Path(folder), host or [], clients, days)
     out.print(f"authority      {files.ca}  (public: server and all clients)", soft_wrap=True)
     out.print(f"its key        {files.ca_key}  (secret: keep it here)", soft_wrap=True)
     out.print(f"server         {files.server}, {files.server_key}  (secret)", soft_wrap=True)
@@ -68,10 +84,22 @@ def register(
     wait: Wait = 60.0,
 ) -> None:
     """Let SuperNodes with these keys connect; keys that are registered already stay so."""
-    files = [path for given in keys for path in _public_keys(given)]
+    from deploy.control import Unregistered
+
+    files = _public_keys(keys)
+    new, final = 0, list[str]()
     with _control(superlink, ca, insecure, wait) as control:
-        new = sum(control.register(path) for path in files)
-    out.print(f"{new} of {len(files)} keys registered, {len(files) - new} were already")
+        for path in files:
+            try:
+                new += control.register(path)
+            except Unregistered as error:
+                if path in keys:
+                    raise
+                final.append(str(error))  # the folder keeps the key of a client that has left
+    already = len(files) - new - len(final)
+    out.print(f"{new} of {len(files)} keys registered, {already} were already")
+    for line in final:
+        _plain(line)
 
 
 def unregister(
@@ -81,8 +109,11 @@ def unregister(
     insecure: Insecure = False,
     wait: Wait = 60.0,
 ) -> None:
-    """Let SuperNodes with these keys connect no more, such as one whose key was stolen."""
-    files = [path for given in keys for path in _public_keys(given)]
+    """Let SuperNodes with these keys never connect again, such as one whose key was stolen.
+
+    This is final: a client that shall come back needs a new key.
+    """
+    files = _public_keys(keys)
     with _control(superlink, ca, insecure, wait) as control:
         gone = sum(control.unregister(path) for path in files)
     out.print(f"{gone} of {len(files)} keys unregistered, {len(files) - gone} were unknown")
@@ -136,7 +167,8 @@ def submit(
 
     def on_start(run: int) -> None:
         started.append(run)
-        out.print(f"[bold]run {run}[/]: {flat['experiment']}", highlight=False)
+        name = "goes on from its checkpoint" if flat["resume"] else flat["experiment"]
+        out.print(f"[bold]run {run}[/]: {name}", highlight=False)
 
     try:
         status = sending.submit(
@@ -207,8 +239,10 @@ def node(
     if health:
         address(health, "--health")
     authority = _trusted(ca, insecure)
+    if home is not None:
+        _folder(home, "--home")
     if seats is not None:
-        k, _ = places.take(seats, clients)
+        k, _ = places.take(_folder(seats, "--seats"), clients)
     assert k is not None
     if k >= clients:
         raise ValueError(
@@ -222,9 +256,9 @@ def node(
         address(superlink), trust, k, clients, serving.settings(more or []), health
     )
     place = (home or Path.home() / ".fedmosaic" / "nodes" / str(k)).expanduser().resolve()
-    out.print(f"client {k} of {clients} for {superlink}", highlight=False)
+    _plain(f"client {k} of {clients} for {superlink}")
     if trust is not None:
-        await_admission(address(superlink), trust, k, lambda line: out.print(line, soft_wrap=True))
+        await_admission(address(superlink), trust, k, _plain)
     if warm:
         raise typer.Exit(serving.serve(line, place))
     serving.become(line, place)
@@ -247,22 +281,29 @@ def local(
     from deploy import submit as sending
     from deploy.certificates import make
     from deploy.local import Federation
+    from deploy.preflight import preflight
 
     flat = given.resolve(experiment or given.DEFAULT, settings or [])
     flat = sending.prepared({**flat, "clients": clients or flat["clients"]}, False, False)
+    if experiment is not None:
+        preflight(flat)
     count = int(flat["clients"])
-    place = work.expanduser().resolve()
-    files = None if insecure else make(place / "certs", [], count)
-    signal.signal(signal.SIGTERM, _interrupt)
-    with Federation(
-        app=given.app_folder(),
-        clients=count,
-        work=place,
-        certificates=files.folder if files else None,
-        warm_start=warm,
-        spare_nodes=True,
-        env={"OMP_NUM_THREADS": str(flat["threads"])},
-    ) as federation:
+    place = _folder(work, "--work")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_alone(place))
+        files = None if insecure else make(place / "certs", [], count)
+        signal.signal(signal.SIGTERM, _interrupt)
+        federation = stack.enter_context(
+            Federation(
+                app=given.app_folder(),
+                clients=count,
+                work=place,
+                certificates=files.folder if files else None,
+                warm_start=warm,
+                spare_nodes=True,
+                env={"OMP_NUM_THREADS": str(flat["threads"])},
+            )
+        )
         where = federation.superlink.control_address
         trust = "--insecure" if files is None else f"--ca {files.ca}"
         out.print(f"{count} clients are connected; logs are in {place / 'logs'}", soft_wrap=True)
@@ -295,7 +336,29 @@ def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-@contextmanager
+@contextlib.contextmanager
+def _alone(place: Path) -> Iterator[None]:
+    """Keep a second ``fedmosaic local`` out of ``place``.
+
+    What is claimed is a folder below it, since a run may write to ``place`` and claims that.
+
+    Raises:
+        ValueError: there is one already.
+        OSError: the folder cannot be made.
+    """
+    from server_app.claim import claim
+
+    below = place / "home"
+    below.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(claim(below, patience=CLAIM_PATIENCE))
+        except ValueError as error:
+            raise ValueError(f"--work {place} is taken: {error}") from None
+        yield
+
+
+@contextlib.contextmanager
 def _control(superlink: str, ca: Path | None, insecure: bool, wait: float) -> Iterator[Control]:
     """The SuperLink's Control API, as soon as it answers; what it refuses is a ``RuntimeError``."""
     import tempfile
@@ -316,20 +379,54 @@ def _control(superlink: str, ca: Path | None, insecure: bool, wait: float) -> It
             raise RuntimeError(f"{superlink}: {details(error)}") from None
 
 
+def _folder(given: Path, option: str) -> Path:
+    """``given``, absolute; raises ``ValueError`` if it is no folder and cannot become one."""
+    place = given.expanduser().resolve()
+    there = next(each for each in (place, *place.parents) if each.exists())
+    if not there.is_dir():
+        raise ValueError(f"{option} {given} is not allowed; {there} is not a folder")
+    return place
+
+
 def _trusted(ca: Path | None, insecure: bool) -> Path | None:
+    """The authority's certificate; raises ``ValueError`` for what is none."""
+    from deploy.certificates import read_certificate
+
     if (ca is None) == (not insecure):
         raise ValueError("say whom to trust: either --ca FILE (TLS) or --insecure")
     if ca is None:
         return None
     path = ca.expanduser().resolve()
+    if not path.exists():
+        raise ValueError(f"--ca {ca} does not exist")
+    if not path.is_file():
+        raise ValueError(f"--ca {ca} is not a file; it should be ca.crt of fedmosaic certs")
     if not os.access(path, os.R_OK):
-        raise ValueError(f"--ca {ca} {'cannot be read' if path.exists() else 'does not exist'}")
-    if b"-----BEGIN CERTIFICATE-----" not in path.read_bytes():
-        raise ValueError(f"--ca {ca} holds no certificate; it should be ca.crt of fedmosaic certs")
+        raise ValueError(f"--ca {ca} cannot be read")
+    try:
+        read_certificate(path)
+    except ValueError:
+        raise ValueError(
+            f"--ca {ca} holds no certificate; it should be ca.crt of fedmosaic certs"
+        ) from None
     return path
 
 
-def _public_keys(given: Path) -> list[Path]:
+def _public_keys(given: list[Path]) -> list[Path]:
+    """The files that are meant, all of them read before the first is sent.
+
+    Raises:
+        ValueError: one is not there, or is no public key.
+    """
+    from deploy.control import read_public_key
+
+    files = [path for each in given for path in _key_files(each)]
+    for path in files:
+        read_public_key(path)
+    return files
+
+
+def _key_files(given: Path) -> list[Path]:
     if not given.is_dir():
         if not given.exists():
             raise ValueError(f"{given} does not exist; it should be a public key or their folder")

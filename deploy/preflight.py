@@ -4,12 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from common import device
+from common import device, models
 from common.config import Config, Value, parse
-from common.data import load
-from common.data.partition import split
+from common.data import DATASETS, load
+from common.data.partition import PARTITIONS, split
 from common.data.public import divide
 from common.fleet import check_fleet
+
+
+def check_names(config: Config) -> None:
+    """Raise a one-line ``ValueError`` for an unknown architecture, data set or partition.
+
+    All that can be seen without the data, which may lie on other machines.
+    """
+    own = config.run.global_model
+    for spec in (*config.fleet, *(() if own == "smallest" else (own,))):
+        models.parse(spec)
+    names = (("name", config.data.name, DATASETS), ("partition", config.data.partition, PARTITIONS))
+    for key, name, known in names:
+        if name not in known:
+            raise ValueError(f"unknown data.{key} {name!r}: choose from {', '.join(known)}")
 
 
 def preflight(flat: Mapping[str, Value]) -> Config:
@@ -19,6 +33,7 @@ def preflight(flat: Mapping[str, Value]) -> Config:
     architectures that cannot take them, a partition that cannot be made, a device that is missing.
     """
     config = parse(flat)
+    check_names(config)
     device.choose(config.run.device)
     dataset = load(config.data)
     check_fleet(config, dataset.shape, dataset.num_classes)

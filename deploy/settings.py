@@ -47,9 +47,10 @@ def resolve(experiment: Path | None, overrides: Iterable[str] = ()) -> dict[str,
 def find(experiment: Path) -> Path:
     """An experiment file. A bare name is looked up among ours; ``.toml`` may be left out."""
     ours = EXPERIMENTS / experiment.name
-    for path in (experiment, experiment.with_suffix(".toml"), ours, ours.with_suffix(".toml")):
-        if path.is_file():
-            return path
+    for path in (experiment, ours) if experiment.name else ():
+        for candidate in (path, path.with_name(f"{path.name}.toml")):
+            if candidate.is_file():
+                return candidate
     names = ", ".join(sorted(path.stem for path in EXPERIMENTS.glob("*.toml")))
     raise ValueError(f"experiment file {experiment} does not exist; ours are: {names}")
 

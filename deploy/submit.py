@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from common.config import Value, parse
 from common.presets import entries
+from deploy.certificates import general_name
 from deploy.control import Control, RunStatus
 from deploy.launch import named_alone
+from deploy.preflight import check_names
 from deploy.settings import app_folder
 from server_app import checkpoint
 from server_app.summary import complete
 
-HOST_PORT = "HOST:PORT, such as fed.example.org:9092, with a port of 1 to 65535"
+HOST_PORT = "HOST:PORT, such as fed.example.org:9092 or [::1]:9092, with a port of 1 to 65535"
+_PORT = re.compile("[0-9]{1,5}")
 
 
 def address(text: str, option: str = "--superlink") -> str:
-    """``text`` if it is ``host:port``; raises ``ValueError`` otherwise."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536 or "/" in text:
-        raise ValueError(f"{option} {text} is not allowed; it should be {HOST_PORT}")
+    """``text`` if it is ``host:port``, an IPv6 address in brackets.
+
+    Raises ``ValueError`` otherwise.
+    """
+    host, _, port = text.rpartition(":")
+    if not _is_host(host) or not _PORT.fullmatch(port) or not 0 < int(port) < 65536:
+        raise ValueError(f"{option} {text!r} is not allowed; it should be {HOST_PORT}")
     return text
+
+
+def _is_host(text: str) -> bool:
+    bracketed = text.startswith("[") and text.endswith("]")
+    try:
+        name = general_name(text[1:-1] if bracketed else text)
+    except ValueError:
+        return False
+    return bracketed == isinstance(name.value, ipaddress.IPv6Address)
 
 
 def prepared(flat: Mapping[str, Value], resume: bool, if_any: bool) -> dict[str, Value]:
@@ -40,13 +57,14 @@ def prepared(flat: Mapping[str, Value], resume: bool, if_any: bool) -> dict[str,
         folder = Path(str(flat[key]))
         if flat[key] and not folder.is_absolute():
             raise ValueError(f"{key} = {flat[key]!r} is relative; other machines need it absolute")
+    if (resume or if_any) and not flat["out"]:
+        option = "--resume-if-any" if if_any else "--resume"
+        raise ValueError(f"{option} needs out, the folder of the results: -s out=/…")
     if if_any:
-        if not flat["out"]:
-            raise ValueError("--resume-if-any needs out, the folder of the results: -s out=/…")
         resume = checkpoint.path_in(Path(str(flat["out"]))).exists()
     flat["resume"] = resume
+    check_names(parse(flat))
     flat["experiment"] = flat["experiment"] or named_alone(flat)
-    parse(flat)
     return flat
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import final
+
+import grpc
 
 from deploy.certificates import Certificates
 from deploy.control import Control, RunStatus
@@ -74,11 +77,17 @@ class SuperLink:
     def wait(self, ready: Callable[[], bool], what: str, patience: float) -> None:
         """Wait for ``ready()``, watching that no process ends meanwhile.
 
+        A ``grpc.RpcError`` of it, such as that of a SuperLink which is slow to answer, is a "not
+        yet".
+
         Raises:
             RuntimeError: a process ended, or ``patience`` seconds passed.
         """
         deadline = time.monotonic() + patience
-        while not ready():
+        while True:
+            with contextlib.suppress(grpc.RpcError):
+                if ready():
+                    return
             self._processes.check()
             if time.monotonic() > deadline:
                 raise RuntimeError(

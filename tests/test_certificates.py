@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
+import os
 import ssl
 import stat
 import subprocess
@@ -116,6 +118,12 @@ def test_an_authority_that_has_expired_is_told(
         (["a.b:9092"], 1, 1, "--host 'a.b:9092' is neither"),
         ([""], 1, 1, "--host '' is neither"),
         (["1.2.3.999"], 1, 1, "--host '1.2.3.999' is no valid address"),
+        (
+            ["fe80::1%eth0"],
+            1,
+            1,
+            "--host 'fe80::1%eth0' is neither .* without port, scheme or scope",
+        ),
         ([], -1, 1, "--clients -1 is not allowed; it should be 0 to"),
         ([], 1, 0, "--days 0 is not allowed; it should be 1 to"),
     ],
@@ -137,9 +145,50 @@ def test_an_authority_without_its_key_is_not_replaced(tmp_path: Path) -> None:
     files.ca_key.write_bytes(other.ca_key.read_bytes())
     with pytest.raises(ValueError, match="is not the key of"):
         make(tmp_path, [], 1)
-    files.ca_key.write_text("nonsense")
-    with pytest.raises(ValueError, match="cannot be read"):
-        make(tmp_path, [], 1)
+
+
+@pytest.mark.parametrize("damaged", ["ca.crt", "ca.key"])
+def test_a_damaged_file_of_the_authority_is_the_one_that_is_named(
+    tmp_path: Path, damaged: str
+) -> None:
+    files = make(tmp_path, [], 0)
+    before = files.server.read_bytes()
+    (tmp_path / damaged).write_text("nonsense")
+    with pytest.raises(ValueError) as caught:
+        make(tmp_path, [], 0)
+    assert str(caught.value).startswith(f"{tmp_path / damaged} cannot be read: it holds no ")
+    assert "http" not in str(caught.value) and files.server.read_bytes() == before
+
+
+def test_a_missing_public_key_is_made_from_the_private_one(tmp_path: Path) -> None:
+    files = make(tmp_path, [], 2)
+    public, private = files.public(1).read_bytes(), files.key(1).read_bytes()
+    files.public(1).unlink()
+    make(tmp_path, [], 0)
+    assert (files.public(1).read_bytes(), files.key(1).read_bytes()) == (public, private)
+    assert mode(files.public(1)) == 0o644
+    files.public(1).unlink()
+    files.key(1).write_text("nonsense")
+    with pytest.raises(ValueError, match=r"1\.key cannot be read: .*; delete it to have a new one"):
+        make(tmp_path, [], 0)
+
+
+def test_a_full_disk_leaves_a_key_that_fits_its_certificate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = make(tmp_path, [], 1)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    def write(path: Path, content: bytes) -> None:
+        if "crt" in path.name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        path.write_bytes(content)
+
+    monkeypatch.setattr(certificates, "write_atomically", write)
+    with pytest.raises(OSError, match="No space left"):
+        make(tmp_path, ["other.example.org"], 1)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert files.server_key in before
 
 
 def test_files_may_lie_elsewhere_on_a_clients_machine(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
+import grpc
 import pytest
 from flwr.common.config import parse_config_args
 
@@ -24,7 +25,7 @@ from deploy.flower_cli import Value, check_app, config_arguments, run_config_tom
 from deploy.local import Federation, node_config, supernode_command
 from deploy.processes import Processes, environment, executable, free_ports, tail
 from deploy.simulation import _reason, run_simulation
-from deploy.superlink import superlink_command
+from deploy.superlink import SuperLink, superlink_command
 from server_app.stopped import Stopped
 
 PYPROJECT = """
@@ -355,6 +356,28 @@ def test_a_federation_refuses_what_cannot_work_before_anything_starts(
         run_simulation(app=app, clients=0, run_config={}, work=tmp_path)
     with pytest.raises(ValueError, match="unknown run config key 'typo'"):
         run_simulation(app=app, clients=1, run_config={"typo": 1}, work=tmp_path)
+
+
+def test_a_superlink_that_is_slow_to_answer_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Processes(tmp_path) as processes:
+        slow = object.__new__(SuperLink)
+        monkeypatch.setattr(slow, "_processes", processes, raising=False)
+        answers = [grpc.RpcError("Deadline Exceeded"), False, True]
+
+        def ready() -> bool:
+            answer = answers.pop(0)
+            if isinstance(answer, grpc.RpcError):
+                raise answer
+            return answer
+
+        slow.wait(ready, "2 SuperNodes", 10.0)
+        assert answers == []
+        answers += [grpc.RpcError("Deadline Exceeded")] * 9
+        processes.log("superlink").write_text("the end\n")
+        with pytest.raises(RuntimeError, match="waited 0 s in vain for 2 SuperNodes"):
+            slow.wait(ready, "2 SuperNodes", 0.2)
 
 
 def test_the_doctor_finds_the_runtimes_of_this_environment(monkeypatch: pytest.MonkeyPatch) -> None:

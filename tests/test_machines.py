@@ -10,20 +10,27 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+import grpc
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519
+from flwr.proto.control_pb2 import ListNodesResponse, RegisterNodeRequest
+from flwr.proto.node_pb2 import NodeInfo
 from PIL import Image
 
 from client_app.node import check
-from deploy import node, seats, submit
+from deploy import control, machines, node, seats, submit
 from deploy.certificates import make
 from deploy.cli import main
 from deploy.processes import environment, free_ports
 from deploy.settings import resolve
 from deploy.superlink import superlink_command
+from server_app.claim import claim
 from tests.conftest import flat
 
 
@@ -47,11 +54,31 @@ NODE = ["node", "--superlink", "h:1", "--clients", "2", "--insecure"]
         (["submit"], "either --ca FILE (TLS) or --insecure"),
         (["submit", "--ca", "nowhere.crt"], "--ca nowhere.crt does not exist"),
         (["submit", "--ca", __file__], "holds no certificate; it should be ca.crt"),
-        (["submit", "--insecure", "--superlink", "here"], "--superlink here is not allowed"),
-        (["submit", "--insecure", "--superlink", "h:0"], "--superlink h:0 is not allowed"),
+        (["submit", "--ca", str(Path(__file__).parent)], "is not a file; it should be ca.crt"),
+        (["submit", "--insecure", "--superlink", "here"], "--superlink 'here' is not allowed"),
+        (["submit", "--insecure", "--superlink", "h\n:1"], r"--superlink 'h\n:1' is not allowed"),
+        (["submit", "--insecure", "--wait", "nan"], "--wait nan is not allowed"),
+        (["stop", "--insecure", "--wait", "inf"], "--wait inf is not allowed"),
         (["submit", "--insecure", "-s", "out=runs/a"], "out = 'runs/a' is relative"),
         (["submit", "--insecure", "--resume-if-any"], "--resume-if-any needs out"),
+        (["submit", "--insecure", "--resume"], "--resume needs out"),
+        (["submit", "--insecure", "-s", "fleet=nosuch"], "no architecture 'nosuch'; there are"),
+        (
+            ["submit", "--insecure", "-s", "data.name=x"],
+            "unknown data.name 'x': choose from digits",
+        ),
+        (["local", "default", "-s", "fleet=mlp,nosuch"], "no architecture 'nosuch'; there are"),
+        (["run", "-s", "data.name=['a']"], """unknown data.name "['a']": choose from"""),
+        (["run", "-s", "fleet="], 'fleet = "" is not allowed; it should be a name'),
+        (["run", "."], "experiment file . does not exist; ours are"),
+        (["run", "/"], "experiment file / does not exist; ours are"),
         (["submit", "--insecure", "-s", "rounds=0"], "rounds"),
+        (["certs", ""], "certs '' is not allowed; it should be a folder"),
+        (["certs", __file__], "test_machines.py is not a folder"),
+        (["local", "--work", f"{__file__}/below"], "test_machines.py is not a folder"),
+        ([*NODE, "--seats", __file__], f"--seats {__file__} is not allowed"),
+        ([*NODE, "--k", "0", "--home", __file__], f"--home {__file__} is not allowed"),
+        (["register", __file__, "--insecure"], "test_machines.py is no OpenSSH public key"),
         (NODE, "--k K or --seats"),
         (
             [*NODE, "--k", "2"],
@@ -75,6 +102,126 @@ def test_a_mistake_is_one_line_and_exit_status_1(
     written = capsys.readouterr().err
     assert left.value.code == 1
     assert said in written and written.count("\n") == 1, written
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("h", "h:", ":1", "h:0", "h:65536", f"h:{'9' * 5000}", "127.0.0.1:٣", "h:1/x", "h\n:1"),
+        *("a b:1", " h:1", "h,i:1", "*:1", "dns:h:1", "::1:1", "[h]:1", "[::1:1", "[fe80::1%e]:1"),
+    ],
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"--health .* is not allowed; it should be HOST:PORT"):
+        submit.address(text, "--health")
+
+
+@pytest.mark.parametrize("text", ["fed.example.org:9092", "a_b-c:1", "192.0.2.7:65535", "[::1]:1"])
+def test_names_and_addresses_with_a_port_are_taken(text: str) -> None:
+    assert submit.address(text) == text
+
+
+def test_a_file_that_only_begins_like_a_certificate_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ca.crt").write_text("-----BEGIN CERTIFICATE-----\n")
+    assert called(["stop", "--ca", str(tmp_path / "ca.crt")], monkeypatch) == 1
+    assert "ca.crt holds no certificate" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["register", "unregister"])
+def test_all_keys_are_read_before_the_first_is_sent(
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    files = make(tmp_path, [], 1)
+    other = ed25519.Ed25519PrivateKey.generate().public_key()
+    (tmp_path / "other.pub").write_bytes(
+        other.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    )
+    (tmp_path / "folder" / "x.pub").mkdir(parents=True)
+    monkeypatch.setattr(control, "Control", None)  # nothing may be asked
+    for bad, said in (
+        (files.key(0), "0.key is no OpenSSH public key; it should be a K.pub"),
+        (files.ca, "ca.crt is no OpenSSH public key; it should be a K.pub"),
+        (tmp_path / "other.pub", "other.pub is no key on a NIST curve"),
+        (tmp_path / "folder", f"error: {tmp_path}/folder/x.pub cannot be read: Is a directory"),
+    ):
+        arguments = [command, str(files.public(0)), str(bad), "--insecure"]
+        assert called(arguments, monkeypatch) == 1
+        assert said in capsys.readouterr().err
+
+
+class Registry:
+    """The Control API's answers about keys; ``status`` of each that it knows."""
+
+    def __init__(self, status: dict[bytes, str]) -> None:
+        self.status = status
+
+    def RegisterNode(self, request: RegisterNodeRequest, timeout: float) -> None:  # noqa: N802
+        if request.public_key in self.status:
+            raise grpc.RpcError(control.TAKEN)
+        self.status[request.public_key] = "registered"
+
+    def ListNodes(self, _: object, timeout: float) -> ListNodesResponse:  # noqa: N802
+        nodes = [NodeInfo(public_key=key, status=status) for key, status in self.status.items()]
+        return ListNodesResponse(nodes_info=nodes)
+
+
+def test_a_key_that_was_unregistered_is_not_called_registered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = make(tmp_path, [], 3)
+    keys = [control.read_public_key(files.public(k)) for k in range(3)]
+    registry = Registry({keys[0]: "online", keys[1]: "unregistered"})
+    monkeypatch.setattr(control, "ControlStub", lambda _: registry)
+    assert called(["register", str(files.public(1)), "--insecure"], monkeypatch) == 1
+    final = "1.pub was unregistered and cannot come back: delete it and 1.key, make a new key"
+    assert final in capsys.readouterr().err
+    assert called(["register", str(files.clients), "--insecure"], monkeypatch) == 0
+    printed = capsys.readouterr().out
+    assert "1 of 3 keys registered, 1 were already" in printed and final in printed
+    assert registry.status[keys[2]] == "registered"
+
+
+def called(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> object:
+    """The exit status of ``fedmosaic`` in this process."""
+    monkeypatch.setattr(sys, "argv", ["fedmosaic", *arguments])
+    with pytest.raises(SystemExit) as left:
+        main()
+    return left.value.code
+
+
+def test_a_resumed_run_is_not_shown_under_a_name_that_is_not_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sent: list[Mapping[str, object]] = []
+
+    def send(flat: Mapping[str, object], *rest: Any) -> control.RunStatus:
+        sent.append(flat)
+        rest[-1](7)
+        return control.RunStatus(7, "finished:completed", "", 0, 0)
+
+    monkeypatch.setattr(submit, "submit", send)
+    arguments = ["submit", "--insecure", "-s", "out=/srv/out"]
+    assert called(arguments, monkeypatch) == 0
+    assert f"run 7: {sent[0]['experiment']}\n" in capsys.readouterr().out
+    assert called([*arguments, "--resume"], monkeypatch) == 0
+    assert "run 7: goes on from its checkpoint\n" in capsys.readouterr().out
+
+
+def test_two_local_federations_do_not_share_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(machines, "CLAIM_PATIENCE", 0.1)
+    with machines._alone(tmp_path):
+        assert called(["local", "--work", str(tmp_path)], monkeypatch) == 1
+        said = f"--work {tmp_path} is taken: another run (process {os.getpid()})"
+        assert said in capsys.readouterr().err
+    with claim(tmp_path), machines._alone(tmp_path):
+        assert not (tmp_path / "certs").exists()
 
 
 def test_a_superlink_that_does_not_answer_is_named(tmp_path: Path) -> None:
@@ -230,6 +377,8 @@ def test_certs_register_nodes_and_submit_make_a_federation_over_tls(tmp_path: Pa
         # without its key a client is let in no more
         for said in ("1 of 1 keys unregistered, 0", "0 of 1 keys unregistered, 1"):
             assert said in fedmosaic("unregister", files.public(1), *to).stdout
+        final = fedmosaic("register", files.public(1), *to)
+        assert final.returncode == 1 and "1.pub was unregistered and cannot come" in final.stderr
         nodes[1].send_signal(signal.SIGTERM)
         nodes[1].wait(20)
         refused = fedmosaic(
