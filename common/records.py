@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -26,7 +27,7 @@ from torch import Tensor
 
 from common.flat import Flat, body_bytes, flatten, take
 from common.safetensors_header import check_header
-from common.skeleton import Leaf, first_line, inflate, lift, lower, parse, squeeze
+from common.skeleton import Leaf, dtype_name, first_line, inflate, lift, lower, parse, squeeze
 
 StateDict = dict[str, Tensor]
 """Names to tensors, buffers included, as ``nn.Module.state_dict()`` gives them."""
@@ -101,7 +102,7 @@ class Records(BaseModel):
                 if meta.get("kind") != cls.kind:
                     raise ValueError(f"is a {meta.get('kind')!r}, expected a {cls.kind!r}")
                 skeleton = parse(meta["skeleton"].encode())
-                return _build(cls, skeleton, lambda _d, _s, name: file.get_tensor(name))
+                return _build(cls, skeleton, partial(_stored, file))
         except (SafetensorError, OSError, ValueError, KeyError) as error:
             raise ValueError(f"{path} cannot be read: {first_line(error)}") from error
 
@@ -139,6 +140,14 @@ def tensors(value: Any) -> Iterator[tuple[str, Tensor]]:
     leaves: list[tuple[str, Tensor]] = []
     lift(dict(value) if isinstance(value, BaseModel) else value, "", leaves)
     yield from leaves
+
+
+def _stored(file: Any, dtype: str, shape: list[int], name: str) -> Tensor:
+    """The tensor ``name`` of an open safetensors file, if it is what the skeleton says."""
+    tensor: Tensor = file.get_tensor(name)
+    if dtype_name(tensor.dtype) != dtype or list(tensor.shape) != shape:
+        raise ValueError(f"tensor {name!r} is not the {dtype}{shape} that it should be")
+    return tensor
 
 
 def _build(cls: type[T], skeleton: Any, leaf: Leaf) -> T:

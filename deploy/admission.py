@@ -22,7 +22,7 @@ from flwr.proto.fleet_pb2_grpc import FleetStub
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from deploy.certificates import Certificates
-from deploy.control import details
+from deploy.control import OTHER_API, details
 
 NOTICED = 60.0  #: seconds until the server notices a lost SuperNode: two of Flower's heartbeats
 PATIENCE = NOTICED + 15.0
@@ -64,6 +64,11 @@ def await_admission(
                 raise ValueError(
                     f"{fleet} does not know the key of client {k}: register {trust.public(k).name} "
                     f"with fedmosaic register ({reason})"
+                )
+            if OTHER_API in reason:
+                raise RuntimeError(
+                    f"{fleet} is not a SuperLink's Fleet API (port 9092 unless told otherwise; "
+                    f"9093 is the operator's): {reason}"
                 )
             if CONNECTED not in reason:
                 raise RuntimeError(f"{fleet} refuses client {k}: {reason}")

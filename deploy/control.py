@@ -36,6 +36,7 @@ CONNECTION = "here"  #: the name of the SuperLink in the private config.toml
 POLL = 0.1  #: seconds between two looks at a run that ends
 SILENCE = 2.0  #: seconds without output after which the SuperLink is asked how the run stands
 FINISHED, UNREGISTERED = "finished", "unregistered"  #: what Flower calls a run's, a node's end
+OTHER_API = "Method not found"  #: gRPC's answer where another service listens
 TAKEN = "Public key already in use"  #: Flower's answer for a key that is, or was, registered
 
 
@@ -120,6 +121,11 @@ class Control:
         """
         deadline = time.monotonic() + patience
         while reason := self.silent():
+            if OTHER_API in reason:
+                raise RuntimeError(
+                    f"{self.address} is not a SuperLink's Control API (port 9093 unless told "
+                    f"otherwise; 9092 is the clients'): {reason}"
+                )
             if time.monotonic() > deadline:
                 raise RuntimeError(
                     f"no SuperLink answers at {self.address} within {patience:.0f} s: {reason}"

@@ -88,13 +88,18 @@ def parse_override(text: str) -> tuple[str, Value]:
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Value]:
-    """Nested TOML tables to dotted keys."""
+    """Nested TOML tables to dotted keys. Raises ``ValueError`` for a date, a time or a list."""
     flat: dict[str, Value] = {}
     for key, value in table.items():
         if isinstance(value, dict):
             flat |= flatten(value, f"{prefix}{key}.")
-        else:
+        elif isinstance(value, bool | int | float | str):
             flat[f"{prefix}{key}"] = value
+        else:
+            raise ValueError(
+                f"{prefix}{key} = {value} is not allowed; it should be text in quotes, a number, "
+                "true or false"
+            )
     return flat
 
 

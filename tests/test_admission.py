@@ -111,8 +111,9 @@ def test_a_key_in_use_elsewhere_is_told_after_the_patience(
     [
         ("No SuperNode found with the given public key.", ValueError, r"register 0\.pub with"),
         ("Invalid timestamp", RuntimeError, "refuses client 0: Invalid timestamp"),
+        ("Method not found!", RuntimeError, r"is not a SuperLink's Fleet API \(port 9092"),
     ],
-    ids=["unregistered", "another-reason"],
+    ids=["unregistered", "another-reason", "another-api"],
 )
 def test_what_waiting_does_not_help_against_is_told_at_once(
     said: str, kind: type[Exception], message: str, keys: Certificates, served: list[Server]

@@ -77,3 +77,15 @@ def test_a_resolved_config_survives_its_file(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text(settings.to_toml(flat))
     assert settings.load(path) == flat
+
+
+def test_a_value_of_a_kind_that_no_key_has_is_refused_with_its_key(tmp_path: Path) -> None:
+    path = tmp_path / "dated.toml"
+    for text, said in (
+        ("out = 2020-01-01", "out = 2020-01-01 is not allowed"),
+        ("[data]\nname = ['a', 'b']", "data.name = ['a', 'b'] is not allowed; it should be text"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError) as refused:
+            settings.resolve(path)
+        assert said in str(refused.value)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from concurrent import futures
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +230,18 @@ def test_a_superlink_that_does_not_answer_is_named(tmp_path: Path) -> None:
     done = fedmosaic("submit", "--insecure", "--superlink", f"127.0.0.1:{port}", "--wait", "0.5")
     assert done.returncode == 1
     assert f"no SuperLink answers at 127.0.0.1:{port}" in done.stderr
+
+
+def test_another_api_than_the_operators_is_told_at_once() -> None:
+    server = grpc.server(futures.ThreadPoolExecutor(1))  # with no service at all
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        done = fedmosaic("stop", "--insecure", "--superlink", f"127.0.0.1:{port}")
+    finally:
+        server.stop(None).wait()
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert f"127.0.0.1:{port} is not a SuperLink's Control API (port 9093" in done.stderr
 
 
 def test_a_node_takes_typed_settings_and_refuses_others() -> None:

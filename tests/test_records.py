@@ -12,6 +12,8 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from jaxtyping import Float
+from safetensors import safe_open
+from safetensors.torch import save
 from torch import Tensor
 
 from common.models import build
@@ -63,6 +65,18 @@ def test_a_file_holds_named_tensors_and_comes_back(tmp_path: Path) -> None:
     assert same(Parcel.load(path).w["c"], PARCEL.w["c"])
     path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(ValueError, match=r"parcel.safetensors cannot be read"):
+        Parcel.load(path)
+
+
+def test_a_file_whose_tensors_are_not_those_of_its_skeleton_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "parcel.safetensors"
+    path.write_bytes(PARCEL.to_bytes())
+    with safe_open(path, framework="pt") as file:
+        meta, names = file.metadata(), list(file.keys())
+        found = {name: file.get_tensor(name) for name in names}
+    name = next(name for name in found if found[name].dtype == torch.float32)
+    path.write_bytes(save({**found, name: found[name].double()}, metadata=meta))
+    with pytest.raises(ValueError, match="is not the float32"):
         Parcel.load(path)
 
 
