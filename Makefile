@@ -12,7 +12,7 @@ run: $(VENV)/.installed
 	$(BIN)/fedmosaic run
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 exhaustive: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m exhaustive

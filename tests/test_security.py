@@ -183,7 +183,7 @@ def test_who_must_not_get_in_stays_outside_and_is_told_why(
     scene: Scene, name: str, to_the_node: str, to_the_superlink: str
 ) -> None:
     scene.await_log(name, to_the_node)
-    until(lambda: not scene.federation.processes.alive(name), 30.0)
+    until(lambda: not scene.federation.processes.alive(name), 60.0)
     assert to_the_superlink in scene.log("superlink")
     assert scene.federation.superlink.online() == REGISTERED
 
@@ -232,11 +232,11 @@ def test_a_registered_node_that_claims_a_connected_clients_partition_stops_the_c
     scene: Scene,
 ) -> None:
     scene.node("double", scene.command(SPARE, partition=0, partitions=REGISTERED + 1))
-    until(lambda: scene.federation.superlink.online() == REGISTERED + 1, 60.0)
+    until(lambda: scene.federation.superlink.online() == REGISTERED + 1, 120.0)
     status = scene.run({**scene.settings("double", rounds=1), "clients": REGISTERED + 1})
     assert "census: 2 nodes claim to be client 0" in status.details and not status.completed
     os.kill(scene.federation.pid("double"), signal.SIGTERM)
-    until(lambda: scene.federation.superlink.online() == REGISTERED, 60.0)
+    until(lambda: scene.federation.superlink.online() == REGISTERED, 120.0)
 
 
 def test_a_registered_node_does_not_get_the_partition_of_a_client_that_is_offline(
@@ -250,16 +250,16 @@ def test_a_registered_node_does_not_get_the_partition_of_a_client_that_is_offlin
         text = journal.read_text() if journal.exists() else ""
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
-    until(lambda: len(entries()) > 0, 90.0)
+    until(lambda: len(entries()) > 0, 180.0)
     scene.node("impostor", scene.command(SPARE, partition=2))
-    until(lambda: federation.superlink.online() == REGISTERED + 1, 60.0)
+    until(lambda: federation.superlink.online() == REGISTERED + 1, 120.0)
     os.kill(federation.pid("supernode-2"), signal.SIGTERM)
 
     def claims() -> list[dict[str, Any]]:
         failures = [failure for entry in entries() for failure in entry["failures"]]
         return [failure for failure in failures if "claims its place" in failure["reason"]]
 
-    until(lambda: len(claims()) > 0 and len(entries()) > claims()[0]["round"] + 1, 120.0)
+    until(lambda: len(claims()) > 0 and len(entries()) > claims()[0]["round"] + 1, 300.0)
     federation.stop(run)
     federation.follow(run)
     (claim,) = claims()

@@ -110,7 +110,7 @@ def test_two_widths_have_no_common_split(run: Run) -> None:
         ),
         (
             {"method": "fedavg", "fedavg__across": "same", "fedavg__inactive": True},
-            'fedavg.inactive needs fedavg.across = "none"',
+            'fedavg.across = "same" is not allowed with fedavg.inactive',
         ),
     ],
 )
