@@ -20,7 +20,7 @@ AIMS = {"fit": 1.2, "workers": 1.7}
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m deploy.bench", description=__doc__)
     parser.add_argument("--out", type=Path, help="JSON file for the figures")
-    parser.add_argument("--pairs", type=int, default=5, help="measured pairs (5)")
+    parser.add_argument("--pairs", type=int, default=15, help="measured pairs (15)")
     options = parser.parse_args()
     console = Console()
     found: dict[str, object] = {"torch": torch.__version__, "machine": platform.machine()}
