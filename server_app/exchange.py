@@ -15,6 +15,8 @@ import grpc
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from server_app.stopped import Stopped
+
 FIRST_POLL, LAST_POLL = 0.005, 0.1
 LONGEST = 400  #: characters of a reason in the journal
 EXPIRED = 3  #: Flower's code for a message that has outlived its ttl, which is the timeout
@@ -38,11 +40,23 @@ def exchange(
     """Good replies by client, and failures; both in ascending order of k, never of arrival.
 
     ``messages``: by client; ``timeout``: seconds until what has not come counts as lost.
+
+    Raises ``Stopped`` if the SuperLink fails while it takes the messages. One that dies between
+    taking and confirming them refuses them when Flower sends them again.
     """
     replies: dict[int, Message] = {}
     failures: list[Failure] = []
     waiting: dict[str, int] = {}
-    for k, sent in zip(messages, grid.push_messages(messages.values()), strict=True):
+    try:
+        names = list(grid.push_messages(messages.values()))
+    except grpc.RpcError as error:
+        own = isinstance(error, grpc.Call)
+        said = str(error.details() if own else error)  # type: ignore[attr-defined]
+        raise Stopped(
+            f"round {t}: the SuperLink failed while it took the messages: "
+            f"{said.partition(chr(10))[0][:LONGEST]}"
+        ) from error
+    for k, sent in zip(messages, names, strict=True):
         if sent:
             waiting[sent] = k
         else:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
@@ -318,3 +319,30 @@ def test_a_round_that_breaks_the_model_is_not_kept_and_resuming_goes_on_before_i
     resumed = play({**settings, "resume": True})
     undisturbed = play({**settings, "out": str(tmp_path / "calm")})
     assert resumed.timeless == undisturbed.timeless and resumed.weights == undisturbed.weights
+
+
+class Forgetful(Loopback):  # type: ignore[misc]
+    """A SuperLink that died after it took round 2's messages: it has them when they come again."""
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        batch = list(messages)
+        self.trained += any(m.metadata.message_type == "train" for m in batch)
+        if self.trained == 2:
+            raise grpc.RpcError("UNIQUE constraint failed: message_ins.message_id\n[SQL: INSERT]")
+        pushed: Iterable[str] = super().push_messages(batch)
+        return pushed
+
+    trained = 0
+
+
+def test_a_superlink_that_fails_while_it_takes_messages_stops_the_run_in_one_line(
+    tmp_path: Path,
+) -> None:
+    settings = flat(tmp_path / "run", method="fedavg", rounds=3)
+    with pytest.raises(Stopped) as stopped:
+        play(settings, Forgetful(4, settings, workers=0))
+    said = str(stopped.value)
+    assert said.startswith("round 2: the SuperLink failed while it took the messages: UNIQUE")
+    assert "\n" not in said and "go on with --resume" in said
+    resumed = play({**settings, "resume": True})
+    assert resumed.weights == play({**settings, "out": str(tmp_path / "calm")}).weights
