@@ -33,6 +33,9 @@ def _kebab(name: str) -> str:
     return name.replace("_", "-")
 
 
+DEVICES = r"^(auto|cpu|cuda|cuda:[0-9]+)$"
+
+
 class Section(BaseModel):
     """One table of the run config. Field ``batch_size`` is the key ``batch-size``."""
 
@@ -77,7 +80,7 @@ class Run(Section):
     """Seconds to wait for the replies of one exchange."""
     wait: Positive
     """Seconds to wait at the start until all clients are connected."""
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda|cuda:\d+)$")]
+    device: Annotated[str, Field(pattern=DEVICES)]
     precision: Literal["fp32", "bf16"]
     threads: Annotated[int, Field(ge=1, le=256)]
     """Torch threads of each process; part of a result's identity, so not the machine's choice."""

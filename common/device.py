@@ -7,7 +7,7 @@ import re
 
 import torch
 
-NAMES = r"auto|cpu|cuda(:[0-9]{1,3})?"  #: of devices
+from common.config import DEVICES
 
 
 def choose(name: str) -> torch.device:
@@ -17,7 +17,7 @@ def choose(name: str) -> torch.device:
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if not re.fullmatch(NAMES, name):
+    if not re.fullmatch(DEVICES, name):
         raise ValueError(f'device = "{name}" is not allowed; allowed: auto, cpu, cuda, cuda:N')
     if name != "cpu":
         there = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -21,8 +21,9 @@ from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
 from flwr.proto.fleet_pb2_grpc import FleetStub
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
+from common.rpc import details
 from deploy.certificates import Certificates
-from deploy.control import OTHER_API, details
+from deploy.control import OTHER_API
 
 NOTICED = 60.0  #: seconds until the server notices a lost SuperNode: two of Flower's heartbeats
 PATIENCE = NOTICED + 15.0

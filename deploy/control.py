@@ -29,6 +29,7 @@ from flwr.proto.control_pb2 import (
 )
 from flwr.proto.control_pb2_grpc import ControlStub
 
+from common.rpc import details
 from deploy.flower_cli import Value, check_app, config_arguments, run_config_toml, stage_app
 from deploy.processes import environment, executable, plain
 
@@ -394,9 +395,3 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
-
-
-def details(error: grpc.RpcError) -> str:
-    """What the other side said, in one line."""
-    text = error.details() if isinstance(error, grpc.Call) else error  # type: ignore[no-untyped-call]
-    return str(text).strip().partition("\n")[0]

@@ -365,7 +365,8 @@ def _control(superlink: str, ca: Path | None, insecure: bool, wait: float) -> It
 
     import grpc
 
-    from deploy.control import Control, details
+    from common.rpc import details
+    from deploy.control import Control
     from deploy.submit import address
 
     with (

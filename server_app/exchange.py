@@ -15,6 +15,7 @@ import grpc
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from common.rpc import details
 from server_app.stopped import Stopped
 
 FIRST_POLL, LAST_POLL = 0.005, 0.1
@@ -50,11 +51,9 @@ def exchange(
     try:
         names = list(grid.push_messages(messages.values()))
     except grpc.RpcError as error:
-        own = isinstance(error, grpc.Call)
-        said = str(error.details() if own else error)  # type: ignore[attr-defined]
+        said = details(error)[:LONGEST]
         raise Stopped(
-            f"round {t}: the SuperLink failed while it took the messages: "
-            f"{said.partition(chr(10))[0][:LONGEST]}"
+            f"round {t}: the SuperLink failed while it took the messages: {said}"
         ) from error
     for k, sent in zip(messages, names, strict=True):
         if sent:

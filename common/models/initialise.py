@@ -19,11 +19,8 @@ def he_fan_out(model: nn.Module) -> None:
     """
     he_convolutions(model)
     for module in model.modules():
-        if isinstance(module, nn.Conv2d):
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
+        if isinstance(module, nn.Conv2d | nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
         elif isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.GroupNorm):
             nn.init.ones_(module.weight)
-            nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.Linear):
             nn.init.zeros_(module.bias)
