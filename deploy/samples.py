@@ -109,6 +109,7 @@ def write(folder: Path, images: int, out: Path) -> Averages:
 
     Raises ``ValueError`` as ``imagine``, and for a file that cannot be written.
     """
+    _config(folder)  # its mistakes first
     if not out.resolve().parent.is_dir():
         raise ValueError(f"--out {out}: the folder {out.resolve().parent} does not exist")
     real, generated, dataset = imagine(folder, images)
