@@ -30,6 +30,7 @@ from flwr.proto.control_pb2 import (
 from flwr.proto.control_pb2_grpc import ControlStub
 
 from common.rpc import details
+from deploy import tls
 from deploy.flower_cli import Value, check_app, config_arguments, run_config_toml, stage_app
 from deploy.processes import environment, executable, plain
 
@@ -85,6 +86,7 @@ class Control:
             ValueError: ``ca`` cannot be read.
         """
         self.address = address
+        self._tls = ca is not None
         self._work = work
         self._env = dict(env or environment({}, work / "home" / "control"))
         home = Path(self._env["FLWR_HOME"])
@@ -118,10 +120,12 @@ class Control:
         """Wait until the SuperLink answers.
 
         Raises:
-            RuntimeError: it did not within ``patience`` seconds; with what gRPC says.
+            RuntimeError: it did not within ``patience`` seconds, with what gRPC says; or only one
+                of the two sides has TLS.
         """
         deadline = time.monotonic() + patience
         while reason := self.silent():
+            tls.check(self.address, self._tls)
             if OTHER_API in reason:
                 raise RuntimeError(
                     f"{self.address} is not a SuperLink's Control API (port 9093 unless told "

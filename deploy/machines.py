@@ -228,6 +228,7 @@ def node(
     """Serve one client on this machine: a flower-supernode with its key and settings."""
     from deploy import node as serving
     from deploy import seats as places
+    from deploy import tls
     from deploy.admission import await_admission
     from deploy.certificates import Certificates
     from deploy.submit import address
@@ -257,6 +258,7 @@ def node(
     )
     place = (home or Path.home() / ".fedmosaic" / "nodes" / str(k)).expanduser().resolve()
     _plain(f"client {k} of {clients} for {superlink}")
+    tls.check(address(superlink), trust is not None)
     if trust is not None:
         await_admission(address(superlink), trust, k, _plain)
     if warm:

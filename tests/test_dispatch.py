@@ -134,7 +134,7 @@ def test_the_loop_waits_for_a_supernode_that_does_not_answer_yet(
     begin = time.monotonic()
     parent.terminate()
     dispatch.dispatch(dispatch.Service("127.0.0.1:1", parent.pid), lambda _: None)
-    assert time.monotonic() - begin < 5.0
+    assert time.monotonic() - begin < 60.0
 
 
 def test_a_client_is_started_by_name_where_nothing_is_warm(
@@ -145,7 +145,7 @@ def test_a_client_is_started_by_name_where_nothing_is_warm(
     program.chmod(0o700)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     dispatch.start(str(tmp_path / "no-socket"), ["--token", "x"])
-    for _ in range(100):
+    for _ in range(1000):
         if (tmp_path / "said").exists() and (tmp_path / "said").read_text():
             break
         time.sleep(0.05)

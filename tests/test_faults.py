@@ -239,7 +239,14 @@ def test_with_a_database_and_process_isolation_a_run_survives_the_superlink(
 ) -> None:
     with Machines(tmp_path, durable=True) as run:
         run.await_round(1)
-        until("work", lambda: processes(run.home("supernode-1"), CLIENT_APP))
+        working: set[int] = set()
+
+        def everybody_works() -> bool:  # so the messages are delivered, not half stored
+            apps = (processes(run.home(f"supernode-{k}"), CLIENT_APP) for k in range(CLIENTS))
+            working.update(k for k, app in enumerate(apps) if app)
+            return len(working) == CLIENTS
+
+        until("everybody's work", everybody_works)
         run.strike({run.superlink.pid}, signal.SIGKILL)
         run.superlink.wait()
         time.sleep(3.0)

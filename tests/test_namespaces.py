@@ -18,7 +18,7 @@ if reason := allowed():
     pytest.skip(reason, allow_module_level=True)
 
 LISTEN = "import socket; s = socket.create_server(('', 9000)); print('up', flush=True); s.accept()"
-REACH = "import socket, sys; socket.create_connection((sys.argv[1], 9000), timeout=0.5)"
+REACH = "import socket, sys; socket.create_connection((sys.argv[1], 9000), timeout=2)"
 DEAF = """
 import signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -104,7 +104,7 @@ def test_nothing_is_left_of_a_network_whose_test_was_killed() -> None:
         pid = int(number)
         assert alive(pid) and Path(file).exists()
         maker.kill()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while (alive(pid) or Path(file).exists()) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not alive(pid) and not Path(file).exists()

@@ -75,7 +75,7 @@ class Scene:
     def log(self, name: str) -> str:
         return plain(self.federation.processes.log(name).read_text())
 
-    def await_log(self, name: str, *texts: str, patience: float = 90.0) -> str:
+    def await_log(self, name: str, *texts: str, patience: float = 300.0) -> str:
         """The log of a process, once it has all of ``texts``."""
         until(
             lambda: all(text in self.log(name) for text in texts),
@@ -234,11 +234,11 @@ def test_a_registered_node_that_claims_a_connected_clients_partition_stops_the_c
     scene: Scene,
 ) -> None:
     scene.node("double", scene.command(SPARE, partition=0, partitions=REGISTERED + 1))
-    until(lambda: scene.federation.superlink.online() == REGISTERED + 1, 120.0)
+    until(lambda: scene.federation.superlink.online() == REGISTERED + 1, 300.0)
     status = scene.run({**scene.settings("double", rounds=1), "clients": REGISTERED + 1})
     assert "census: 2 nodes claim to be client 0" in status.details and not status.completed
     os.kill(scene.federation.pid("double"), signal.SIGTERM)
-    until(lambda: scene.federation.superlink.online() == REGISTERED, 120.0)
+    until(lambda: scene.federation.superlink.online() == REGISTERED, 300.0)
 
 
 def test_a_registered_node_does_not_get_the_partition_of_a_client_that_is_offline(
@@ -252,9 +252,9 @@ def test_a_registered_node_does_not_get_the_partition_of_a_client_that_is_offlin
         text = journal.read_text() if journal.exists() else ""
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
-    until(lambda: len(entries()) > 0, 180.0)
+    until(lambda: len(entries()) > 0, 300.0)
     scene.node("impostor", scene.command(SPARE, partition=2))
-    until(lambda: federation.superlink.online() == REGISTERED + 1, 120.0)
+    until(lambda: federation.superlink.online() == REGISTERED + 1, 300.0)
     os.kill(federation.pid("supernode-2"), signal.SIGTERM)
 
     def claims() -> list[dict[str, Any]]:

@@ -158,7 +158,7 @@ def test_a_client_without_a_registered_key_is_refused(finished: Topology, tmp_pa
         files,
         log=tmp_path / "log",
     )
-    assert process.wait(60) != 0
+    assert process.wait(300) != 0
     assert "No SuperNode found with the given public key" in (tmp_path / "log").read_text()
 
 

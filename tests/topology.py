@@ -83,7 +83,7 @@ class Topology:
         """The folder that stands for a named volume."""
         return self._work / "volumes" / name
 
-    def run(self, name: str, patience: float = 60.0) -> None:
+    def run(self, name: str, patience: float = 300.0) -> None:
         """``docker compose run --rm NAME``: one container, to its end, which must be good."""
         service = self.services[name]
         container = self._create(service, 1)
