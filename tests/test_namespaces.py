@@ -90,7 +90,10 @@ def test_nothing_is_left_of_a_network_whose_test_was_killed() -> None:
         "import sys, time; from tests.namespaces import Network\n"
         "with Network() as network:\n"
         "    host = network.host('a')\n"
-        "    print(host.start(['sleep', '600']).pid, host._file, flush=True)\n"
+        "    pid = host.start(['sleep', '600']).pid\n"
+        "    while pid not in host.processes():\n"  # nsenter is not in the namespaces at once
+        "        time.sleep(0.01)\n"
+        "    print(pid, host._file, flush=True)\n"
         "    time.sleep(600)"
     )
     with subprocess.Popen(
