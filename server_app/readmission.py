@@ -9,6 +9,7 @@ the census. Anybody who knows that much could say it. A registered key keeps its
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from typing import Any, final
 
 from flwr.app import Message
@@ -21,6 +22,7 @@ from server_app.method import Method
 from server_app.replies import open_reply
 
 CURIOSITY = 10.0  #: seconds to wait for the word of a node that cannot be a client
+ASKED = 3  #: times it is asked: a slow machine needs longer for the first message of a run
 
 log = logging.getLogger("flwr.fedmosaic")
 
@@ -32,6 +34,7 @@ class Readmission:
     def __init__(self, method: Method[Any], grid: Grid) -> None:
         self.method, self.grid = method, grid
         self.refused: set[int] = set()  #: nodes that will not be asked again
+        self.silent = Counter[int]()  #: how often a node that cannot be a client said nothing
 
     def renew(self, t: int) -> list[Failure]:
         """Before round t: ask the nodes that nobody knows, if a client is gone. Whoever claims a
@@ -78,7 +81,8 @@ class Readmission:
         }
         replies, silent = exchange(self.grid, asked, patience, 0)
         if not config.run.rebind:
-            self.refused.update(nodes[failure.k] for failure in silent)
+            self.silent.update(nodes[failure.k] for failure in silent)
+            self.refused |= {node for node, times in self.silent.items() if times >= ASKED}
         answers: dict[int, Peer] = {}
         for i, reply in replies.items():
             try:

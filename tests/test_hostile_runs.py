@@ -234,15 +234,15 @@ class Mute(Swapping):
                 yield reply
 
 
-@pytest.mark.parametrize(("rebind", "times"), [(True, 2), (False, 1)])
-def test_a_stranger_that_says_nothing_is_asked_again_only_if_it_could_be_a_client(
+@pytest.mark.parametrize(("rebind", "times"), [(True, 5), (False, readmission.ASKED)])
+def test_a_stranger_that_says_nothing_is_asked_without_end_only_if_it_could_be_a_client(
     rebind: bool, times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(readmission, "CURIOSITY", 0.05)
-    config = flat(tmp_path, method="fedavg", rounds=3, min_replies=0.5, rebind=rebind, wait=0.2)
+    config = flat(tmp_path, method="fedavg", rounds=6, min_replies=0.5, rebind=rebind, wait=0.2)
     grid = Mute(4, config, workers=0)
     journal = play(config, grid).journal
-    assert [entry["replied"] for entry in journal[1:]] == [[0, 1, 2, 3], [0, 1, 3], [0, 1, 3]]
+    assert [entry["replied"] for entry in journal[1:]] == [[0, 1, 2, 3], *[[0, 1, 3]] * 5]
     assert grid.asked == times
 
 

@@ -312,8 +312,10 @@ def test_leaving_the_context_ends_children_of_children(
     with pytest.raises(KeyboardInterrupt), Processes(tmp_path) as processes:
         for name in ("a", "b"):
             sleeper(processes, name, stubborn)
-        time.sleep(0.3)
-        assert sum("sleep 600" in each for each in running(tmp_path)) >= 4
+        deadline = time.monotonic() + 60.0
+        while sum("sleep 600" in each for each in running(tmp_path)) < 6:  # a shell, two sleeps
+            assert time.monotonic() < deadline, running(tmp_path)
+            time.sleep(0.05)
         raise KeyboardInterrupt
     assert running(tmp_path) == []
 
