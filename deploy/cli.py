@@ -88,11 +88,8 @@ def run(
     from deploy.progress import show_summary
     from deploy.report.html import write_report
 
-    runtime = runtime or "loopback"
-    if runtime not in launch.RUNTIMES:
+    if runtime and runtime not in launch.RUNTIMES:
         raise ValueError(f"--runtime {runtime} is unknown; allowed: {', '.join(launch.RUNTIMES)}")
-    if warm and runtime != "grpc":
-        raise ValueError(f"--warm-start is for --runtime grpc, not {runtime}")
     if workers is not None and not 0 <= workers <= 1024:
         raise ValueError(f"--workers {workers} is not allowed; it should be 0 to 1024")
     if resume is not None:
@@ -102,7 +99,11 @@ def run(
         flat, folder = launch.resumed(resume, overrides, runtime)
     else:
         whole = given.resolve(experiment or given.DEFAULT, settings or [])
+        runtime = runtime or str(whole["runtime"]) or launch.RUNTIMES[0]
         flat, folder = launch.fresh(whole, runtime, to)
+    runtime = str(flat["runtime"])
+    if warm and runtime != "grpc":
+        raise ValueError(f"--warm-start is for --runtime grpc, not {runtime}")
     with told_how_to_go_on(f"fedmosaic run --resume {folder}"):
         summary = launch.launch(
             flat,

@@ -35,7 +35,7 @@ PLACES = ("data.dir", "data.public-dir", "state-dir")
 def fresh(
     flat: Mapping[str, Value], runtime: str, out: Path | None
 ) -> tuple[dict[str, Value], Path]:
-    """The whole run config of a new run, and its folder.
+    """The whole run config of a new run, and its folder: ``out``, or the config's, or a new one.
 
     Raises ``ValueError`` if the folder holds a run already.
     """
@@ -45,7 +45,10 @@ def fresh(
     check_names(parse(resolved))
     stamp = time.strftime("%Y%m%d-%H%M%S")
     name = f"{resolved['method']}-{resolved['data.name']}-{stamp}"
-    folder = (out or _unused(Path("runs") / name)).expanduser().resolve()
+    said = Path(str(resolved["out"])).expanduser() if resolved["out"] else None
+    folder = (out or said or _unused(Path("runs") / name)).expanduser().resolve()
+    if said and folder != said.resolve() and resolved["state-dir"] == str(said / "state"):
+        resolved["state-dir"] = ""  # a copied config.toml: the clients' state is the other run's
     if checkpoint.path_in(folder).exists() or (folder / "journal.jsonl").exists():
         raise ValueError(f"{folder} holds a run already; go on with --resume or name another --out")
     resolved["out"] = str(folder)
@@ -64,12 +67,17 @@ def resumed(
 ) -> tuple[dict[str, Value], Path]:
     """The run config of the run in ``folder``, going on; only free keys may differ.
 
-    Raises ``ValueError`` if ``folder`` holds no run that can be resumed.
+    ``runtime``: empty: the one that it was on.
+
+    Raises ``ValueError`` if ``folder`` holds no run that can be resumed, or ``out`` is another.
     """
     folder = folder.expanduser().resolve()
+    if "out" in overrides and Path(str(overrides["out"])).expanduser().resolve() != folder:
+        raise ValueError(f"out = {overrides['out']!r} is not allowed; the run goes on in {folder}")
     if not (folder / "config.toml").exists():
         raise ValueError(f"--resume {folder}: no config.toml there, so no run to go on with")
     flat = load(folder / "config.toml") | dict(overrides)
+    runtime = runtime or str(flat.get("runtime") or RUNTIMES[0])
     flat |= {"resume": True, "runtime": runtime, "out": str(folder)}
     return flat, folder
 

@@ -33,15 +33,28 @@ def defaults() -> dict[str, Value]:
 def resolve(experiment: Path | None, overrides: Iterable[str] = ()) -> dict[str, Value]:
     """The whole flat run config of an experiment file (None: only the defaults) and overrides.
 
+    A finished run's ``config.toml`` is an experiment file too: the same run again, elsewhere.
+
     Raises ``ValueError``, one line: no such file, not TOML, an unknown key, a bad override.
     """
     flat = defaults()
     if experiment is not None:
-        flat |= numbers(load(experiment))
+        flat |= numbers(_anew(load(experiment), find(experiment)))
     for override in overrides:
         key, value = parse_override(override)
         flat[key] = value
     return flat
+
+
+def _anew(own: dict[str, Value], path: Path) -> dict[str, Value]:
+    """Without what only the run has whose ``config.toml`` this is: its places and its name."""
+    out = path.resolve().parent
+    if own.get("out") != str(out):
+        return own
+    gone = {"out", "experiment", "runtime"}
+    if own.get("state-dir") == str(out / "state"):
+        gone.add("state-dir")
+    return {key: value for key, value in own.items() if key not in gone}
 
 
 def find(experiment: Path) -> Path:

@@ -155,3 +155,33 @@ def test_ctrl_c_ends_with_one_line_that_says_how_to_go_on(toy: Path, tmp_path: P
     said = process.communicate(timeout=120)[1]
     assert process.returncode == 130
     assert said == f"interrupted; go on with: fedmosaic run --resume {out}\n"
+
+
+def test_places_and_runtime_may_be_settings(toy: Path, tmp_path: Path) -> None:
+    out = tmp_path / "chosen"
+    done = fedmosaic("run", str(toy), "-s", f"out={out}", "-s", "runtime=ray", "--warm-start")
+    assert done.returncode == 1 and "--warm-start is for --runtime grpc, not ray" in done.stderr
+    more = ("--workers", "0", "-s", "runtime=loopback")
+    assert fedmosaic("run", str(toy), "-s", f"out={out}", *more).returncode == 0
+    assert (out / "summary.json").exists()
+    moved = fedmosaic("run", "--resume", str(out), "-s", f"out={tmp_path / 'other'}")
+    assert moved.returncode == 1 and f"the run goes on in {out}" in moved.stderr
+
+
+def test_a_finished_run_is_repeated_from_its_config(toy: Path, tmp_path: Path) -> None:
+    first, second, third = tmp_path / "first", tmp_path / "second", tmp_path / "third"
+    quick = ("--workers", "0")
+    assert fedmosaic("run", str(toy), "--out", str(first), *quick).returncode == 0
+    before = {path: path.read_bytes() for path in first.rglob("*") if path.is_file()}
+    config = str(first / "config.toml")
+    assert fedmosaic("run", config, "--out", str(second), *quick).returncode == 0
+    copied = tmp_path / "copied.toml"
+    copied.write_bytes((first / "config.toml").read_bytes())
+    refused = fedmosaic("run", str(copied), *quick)
+    assert refused.returncode == 1 and f"{first} holds a run already" in refused.stderr
+    assert fedmosaic("run", str(copied), "--out", str(third), *quick).returncode == 0
+    assert {path: path.read_bytes() for path in first.rglob("*") if path.is_file()} == before
+    summaries = [json.loads((each / "summary.json").read_text()) for each in (first, second, third)]
+    assert len({summary["weights_sha256"] for summary in summaries}) == 1
+    for each in (second, third):
+        assert len(list((each / "state").rglob("*.safetensors"))) > 0
