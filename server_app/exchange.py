@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import final
 
@@ -48,14 +49,7 @@ def exchange(
     replies: dict[int, Message] = {}
     failures: list[Failure] = []
     waiting: dict[str, int] = {}
-    try:
-        names = list(grid.push_messages(messages.values()))
-    except grpc.RpcError as error:
-        said = details(error)[:LONGEST]
-        raise Stopped(
-            f"round {t}: the SuperLink failed while it took the messages: {said}"
-        ) from error
-    for k, sent in zip(messages, names, strict=True):
+    for k, sent in zip(messages, push(grid, messages.values(), t), strict=True):
         if sent:
             waiting[sent] = k
         else:
@@ -63,7 +57,7 @@ def exchange(
     silent = f"no reply within {timeout:g} s"
     deadline, pause = time.monotonic() + timeout, FIRST_POLL
     while waiting and time.monotonic() < deadline:
-        arrived, unreadable = _pull(grid, list(waiting))
+        arrived, unreadable = pull(grid, list(waiting))
         for name, reason in unreadable.items():
             failures.append(Failure(waiting.pop(name), t, reason))
         for reply in arrived:
@@ -84,7 +78,21 @@ def exchange(
     return dict(sorted(replies.items())), sorted(failures, key=lambda failure: failure.k)
 
 
-def _pull(grid: Grid, names: list[str]) -> tuple[list[Message], dict[str, str]]:
+def push(grid: Grid, messages: Iterable[Message], t: int) -> list[str]:
+    """Send, and return the messages' names, empty for one that could not be delivered.
+
+    Raises ``Stopped`` if the SuperLink fails meanwhile.
+    """
+    try:
+        return list(grid.push_messages(messages))
+    except grpc.RpcError as error:
+        said = details(error)[:LONGEST]
+        raise Stopped(
+            f"round {t}: the SuperLink failed while it took the messages: {said}"
+        ) from error
+
+
+def pull(grid: Grid, names: list[str]) -> tuple[list[Message], dict[str, str]]:
     """What has arrived of the replies to ``names``, and which cannot be read, with the reason.
 
     One reply that Flower cannot put together makes it drop all that it pulled at once; then the

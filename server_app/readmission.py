@@ -9,7 +9,6 @@ the census. Anybody who knows that much could say it. A registered key keeps its
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from typing import Any, final
 
 from flwr.app import Message
@@ -17,12 +16,9 @@ from flwr.serverapp import Grid
 
 from common.protocol import Hello, Peer
 from server_app.census import Client
-from server_app.exchange import Failure, exchange
+from server_app.exchange import Failure, exchange, pull, push
 from server_app.method import Method
 from server_app.replies import open_reply
-
-CURIOSITY = 10.0  #: seconds to wait for the word of a node that cannot be a client
-ASKED = 3  #: times it is asked: a slow machine needs longer for the first message of a run
 
 log = logging.getLogger("flwr.fedmosaic")
 
@@ -34,19 +30,22 @@ class Readmission:
     def __init__(self, method: Method[Any], grid: Grid) -> None:
         self.method, self.grid = method, grid
         self.refused: set[int] = set()  #: nodes that will not be asked again
-        self.silent = Counter[int]()  #: how often a node that cannot be a client said nothing
+        self.asked: dict[str, int] = {}  #: messages whose answers no round waits for; their nodes
 
     def renew(self, t: int) -> list[Failure]:
         """Before round t: ask the nodes that nobody knows, if a client is gone. Whoever claims a
         client's place and must not have it is a failure for the journal, once.
+
+        With ``rebind = false`` nobody waits for what they say: it is for the journal only, of the
+        round before which it is there.
         """
         clients, online = self.method.clients, set(self.grid.get_node_ids())
         lost = {client.k: client for client in clients if client.node not in online}
-        strangers = sorted(online - {client.node for client in clients} - self.refused)
-        if not lost or not strangers:
-            return []
+        known = {client.node for client in clients} | self.refused | set(self.asked.values())
+        strangers = sorted(online - known) if lost else []
+        ask = self._ask if self.method.config.run.rebind else self._overhear
         failures: list[Failure] = []
-        for node, peer in self._ask(strangers).items():
+        for node, peer in self._read(ask(strangers, t)).items():
             if why := self._why_not(peer):
                 self.refused.add(node)
                 reason = f"node {node} claims its place and is refused: {why}"
@@ -69,27 +68,51 @@ class Readmission:
             return f"it is not what node {node} said in the census"
         return ""
 
-    def _ask(self, nodes: list[int]) -> dict[int, Peer]:
-        """What the nodes say of themselves; a node that says nothing readable is left out."""
-        config = self.method.config
-        patience = min(config.run.timeout, config.run.wait)
-        if not config.run.rebind:  # none of them will be let in: they are asked for the journal
-            patience = min(patience, CURIOSITY)
+    def _hello(self, nodes: list[int]) -> dict[int, Message]:
+        run = self.method.config.run
         hello = Hello(experiment=self.method.experiment, clients=len(self.method.clients)).pack()
-        asked = {
+        patience = min(run.timeout, run.wait)
+        return {
             i: Message(hello, node, "query.hello", ttl=patience) for i, node in enumerate(nodes)
         }
-        replies, silent = exchange(self.grid, asked, patience, 0)
-        if not config.run.rebind:
-            self.silent.update(nodes[failure.k] for failure in silent)
-            self.refused |= {node for node, times in self.silent.items() if times >= ASKED}
+
+    def _ask(self, nodes: list[int], t: int) -> dict[int, Message]:
+        """The answers of nodes one of which may be a lost client."""
+        if not nodes:
+            return {}
+        run = self.method.config.run
+        replies, _ = exchange(self.grid, self._hello(nodes), min(run.timeout, run.wait), t)
+        return {nodes[i]: reply for i, reply in replies.items()}
+
+    def _overhear(self, nodes: list[int], t: int) -> dict[int, Message]:
+        """The answers that are there now, of these nodes and of those asked earlier."""
+        if nodes:
+            names = push(self.grid, self._hello(nodes).values(), t)
+            self.asked |= {name: node for name, node in zip(names, nodes, strict=True) if name}
+        if not self.asked:
+            return {}
+        arrived, unreadable = pull(self.grid, list(self.asked))
+        self.refused |= {self.asked.pop(name) for name in unreadable}
+        found: dict[int, Message] = {}
+        for reply in arrived:
+            node = self.asked.pop(reply.metadata.reply_to_message_id, None)
+            if node is None:
+                continue
+            if reply.has_error() or reply.metadata.src_node_id != node:
+                self.refused.add(node)
+            else:
+                found[node] = reply
+        return found
+
+    def _read(self, replies: dict[int, Message]) -> dict[int, Peer]:
+        """What the nodes say of themselves; one that says nothing readable is not asked again."""
         answers: dict[int, Peer] = {}
-        for i, reply in replies.items():
+        for node, reply in sorted(replies.items()):
             try:
-                answers[nodes[i]] = open_reply(reply, Peer, config)
+                answers[node] = open_reply(reply, Peer, self.method.config)
             except ValueError as error:
-                log.warning("node %d: %s", nodes[i], error)
-                self.refused.add(nodes[i])
+                log.warning("node %d: %s", node, error)
+                self.refused.add(node)
         return answers
 
 

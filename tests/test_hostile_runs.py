@@ -16,7 +16,6 @@ from flwr.common.serde import message_from_proto
 from common.config import parse
 from common.models import MODELS
 from deploy.loopback import Loopback
-from server_app import readmission
 from server_app.stopped import Stopped
 from tests.conftest import flat, play
 from tests.hostile import with_field
@@ -234,16 +233,45 @@ class Mute(Swapping):
                 yield reply
 
 
-@pytest.mark.parametrize(("rebind", "times"), [(True, 5), (False, readmission.ASKED)])
-def test_a_stranger_that_says_nothing_is_asked_without_end_only_if_it_could_be_a_client(
-    rebind: bool, times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("rebind", "times"), [(True, 5), (False, 1)])
+def test_a_stranger_that_says_nothing_is_asked_again_only_if_it_could_be_a_client(
+    rebind: bool, times: int, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(readmission, "CURIOSITY", 0.05)
     config = flat(tmp_path, method="fedavg", rounds=6, min_replies=0.5, rebind=rebind, wait=0.2)
     grid = Mute(4, config, workers=0)
     journal = play(config, grid).journal
     assert [entry["replied"] for entry in journal[1:]] == [[0, 1, 2, 3], *[[0, 1, 3]] * 5]
     assert grid.asked == times
+
+
+class Slow(Swapping):
+    """Node 99's answer is there when it is looked for the third time."""
+
+    kept: Message | None = None
+    looks = 0
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        names = list(message_ids)
+        for reply in super().pull_messages(names):
+            if reply.metadata.src_node_id == 99:
+                self.kept = reply
+            else:
+                yield reply
+        if self.kept is not None and self.kept.metadata.reply_to_message_id in names:
+            self.looks += 1
+            if self.looks == 3:
+                yield self.kept
+
+
+def test_no_round_waits_for_a_node_that_cannot_be_a_client_and_it_is_named_all_the_same(
+    tmp_path: Path,
+) -> None:
+    config = flat(tmp_path, method="fedavg", rounds=6, min_replies=0.5, rebind=False)
+    grid = Slow(4, config, workers=0)
+    journal = play(config, grid).journal
+    assert [entry["replied"] for entry in journal[1:]] == [[0, 1, 2, 3], *[[0, 1, 3]] * 5]
+    claims = [f for e in journal[1:] for f in e["failures"] if "claims its place" in f["reason"]]
+    assert [(claim["k"], claim["round"]) for claim in claims] == [(2, 4)] and grid.looks == 3
 
 
 class Renumbered(Loopback):  # type: ignore[misc]
