@@ -101,7 +101,7 @@ def _hello(grid: Grid, nodes: list[int], config: Config, experiment: str) -> dic
     while True:
         hello = Hello(experiment=experiment, clients=len(nodes)).pack()
         asked = {
-            i: Message(hello, node, "query.hello", ttl=config.run.timeout)
+            i: Message(hello, node, "query.hello")
             for i, node in enumerate(nodes)
             if node not in answers
         }

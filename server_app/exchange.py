@@ -17,11 +17,15 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from common.rpc import details
+from server_app import arrival
 from server_app.stopped import Stopped
 
 FIRST_POLL, LAST_POLL = 0.005, 0.1
 LONGEST = 400  #: characters of a reason in the journal
-EXPIRED = 3  #: Flower's code for a message that has outlived its ttl, which is the timeout
+UNAVAILABLE = 3  #: Flower's code for what has outlived its ttl, and for a reply never whole
+LATE = (
+    30.0  #: seconds of a message's ttl beyond the timeout: whole replies may wait behind half ones
+)
 
 log = logging.getLogger("flwr.fedmosaic")
 
@@ -41,7 +45,8 @@ def exchange(
 ) -> tuple[dict[int, Message], list[Failure]]:
     """Good replies by client, and failures; both in ascending order of k, never of arrival.
 
-    ``messages``: by client; ``timeout``: seconds until what has not come counts as lost.
+    ``messages``: by client, their ttl is set here; ``timeout``: seconds until what has not come
+    counts as lost.
 
     Raises ``Stopped`` if the SuperLink fails while it takes the messages. One that dies between
     taking and confirming them refuses them when Flower sends them again.
@@ -49,6 +54,8 @@ def exchange(
     replies: dict[int, Message] = {}
     failures: list[Failure] = []
     waiting: dict[str, int] = {}
+    for message in messages.values():
+        message.metadata.ttl = timeout + LATE
     for k, sent in zip(messages, push(grid, messages.values(), t), strict=True):
         if sent:
             waiting[sent] = k
@@ -56,8 +63,11 @@ def exchange(
             failures.append(Failure(k, t, "the message could not be delivered"))
     silent = f"no reply within {timeout:g} s"
     deadline, pause = time.monotonic() + timeout, FIRST_POLL
-    while waiting and time.monotonic() < deadline:
-        arrived, unreadable = pull(grid, list(waiting))
+    over = False  # once more after the deadline: one that stopped halfway may have held up others
+    while waiting and not over:
+        over = time.monotonic() >= deadline
+        with arrival.bounded(deadline):
+            arrived, unreadable = pull(grid, list(waiting))
         for name, reason in unreadable.items():
             failures.append(Failure(waiting.pop(name), t, reason))
         for reply in arrived:
@@ -65,14 +75,13 @@ def exchange(
             if k < 0:  # a second reply to the same message, or one to nothing that was asked
                 continue
             if reply.has_error():
-                late = reply.error.code == EXPIRED
-                failures.append(Failure(k, t, silent if late else _reason(reply)))
+                failures.append(Failure(k, t, silent if _late(reply) else _reason(reply)))
             elif reply.metadata.src_node_id != messages[k].metadata.dst_node_id:
                 failures.append(Failure(k, t, "another node answered in its place"))
             else:
                 replies[k] = reply
         pause = FIRST_POLL if arrived else min(1.5 * pause, LAST_POLL)
-        if waiting:
+        if waiting and not over:
             time.sleep(pause)
     failures += [Failure(k, t, silent) for k in waiting.values()]
     return dict(sorted(replies.items())), sorted(failures, key=lambda failure: failure.k)
@@ -127,6 +136,12 @@ def one_line(text: str) -> str:
     """The first line, without what a terminal would not print, of bounded length."""
     first = text.strip().partition("\n")[0][:LONGEST]
     return "".join(c if c.isprintable() else "?" for c in first)
+
+
+def _late(reply: Message) -> bool:
+    """Whether an error reply says that nothing had come when the message's time was over."""
+    said = reply.error.reason or ""
+    return bool(reply.error.code == UNAVAILABLE and arrival.HALFWAY not in said)
 
 
 def _reason(reply: Message) -> str:

@@ -198,13 +198,7 @@ class Method(Strategy, ABC, Generic[U]):
             packed = dict.fromkeys([client.k for client in selected], down.pack())
         self._count("down", packed.values())
         return {
-            client.k: Message(
-                packed[client.k],
-                client.node,
-                "train",
-                ttl=self.config.run.timeout,
-                group_id=str(t),
-            )
+            client.k: Message(packed[client.k], client.node, "train", group_id=str(t))
             for client in selected
         }
 
@@ -256,13 +250,7 @@ class Method(Strategy, ABC, Generic[U]):
         packed = {client.k: asks[client.model if nets else ""] for client in self.clients}
         self._count("down", packed.values())
         return {
-            client.k: Message(
-                packed[client.k],
-                client.node,
-                "evaluate",
-                ttl=self.config.run.timeout,
-                group_id=str(t),
-            )
+            client.k: Message(packed[client.k], client.node, "evaluate", group_id=str(t))
             for client in self.clients
         }
 

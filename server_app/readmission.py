@@ -9,16 +9,20 @@ the census. Anybody who knows that much could say it. A registered key keeps its
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any, final
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
 from common.protocol import Hello, Peer
+from server_app import arrival
 from server_app.census import Client
 from server_app.exchange import Failure, exchange, pull, push
 from server_app.method import Method
 from server_app.replies import open_reply
+
+CURIOSITY = 10.0  #: seconds for the rest of an answer of which a part is there
 
 log = logging.getLogger("flwr.fedmosaic")
 
@@ -91,7 +95,8 @@ class Readmission:
             self.asked |= {name: node for name, node in zip(names, nodes, strict=True) if name}
         if not self.asked:
             return {}
-        arrived, unreadable = pull(self.grid, list(self.asked))
+        with arrival.bounded(time.monotonic() + CURIOSITY):
+            arrived, unreadable = pull(self.grid, list(self.asked))
         self.refused |= {self.asked.pop(name) for name in unreadable}
         found: dict[int, Message] = {}
         for reply in arrived:

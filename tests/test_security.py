@@ -245,7 +245,7 @@ def test_a_registered_node_does_not_get_the_partition_of_a_client_that_is_offlin
     scene: Scene,
 ) -> None:
     federation, journal = scene.federation, scene.work / "takeover" / "journal.jsonl"
-    settings = scene.settings("takeover", rounds=60, rebind=False)
+    settings = scene.settings("takeover", rounds=60, rebind=False, timeout=90.0)
     run = federation.submit(settings)
 
     def entries() -> list[dict[str, Any]]:
@@ -261,7 +261,7 @@ def test_a_registered_node_does_not_get_the_partition_of_a_client_that_is_offlin
         failures = [failure for entry in entries() for failure in entry["failures"]]
         return [failure for failure in failures if "claims its place" in failure["reason"]]
 
-    until(lambda: len(claims()) > 0 and len(entries()) > claims()[0]["round"] + 1, 300.0)
+    until(lambda: len(claims()) > 0 and len(entries()) > claims()[0]["round"] + 1, 900.0)
     federation.stop(run)
     federation.follow(run)
     (claim,) = claims()

@@ -53,9 +53,7 @@ class IDLMH(Distillation[Up]):
         packed = {client.k: (client, reward.pack()) for client, reward in chosen}
         self._count("down", [content for _, content in packed.values()])
         return {
-            k: Message(
-                content, client.node, "train.second", ttl=self.config.run.timeout, group_id=str(t)
-            )
+            k: Message(content, client.node, "train.second", group_id=str(t))
             for k, (client, content) in packed.items()
         }
 
