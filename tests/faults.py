@@ -231,6 +231,11 @@ class Machines(Run):
         line = ["submit", str(file), "--insecure", "--superlink", self._control, "--wait", "90"]
         self.submitted = self._start("submit", fedmosaic(*line), server)
 
+    def log(self, name: str) -> str:
+        """What the process has said so far."""
+        path = self._logs / f"{name}.log"
+        return path.read_text() if path.exists() else ""
+
     def start_superlink(self) -> subprocess.Popen[bytes]:
         return self._start("superlink", self._command, self._server)
 

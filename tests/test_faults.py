@@ -209,6 +209,29 @@ def test_a_killed_supernode_is_a_loss_in_every_round_that_follows(tmp_path: Path
 
 
 @pytest.mark.faults
+def test_a_supernode_killed_while_it_sends_holds_up_nobody_for_longer_than_the_timeout(
+    tmp_path: Path,
+) -> None:
+    big = {"method": "fedavg", "fleet": "resnet18"}  # 45 MB: sending takes a while
+    with Machines(tmp_path, min_replies=0.5, timeout=TIMEOUT, rounds=3, **big) as run:
+        node = until("the node", lambda: processes(run.home("supernode-1"), NODE))
+        until("the reply under way", lambda: "Sending: train" in run.log("supernode-1"))
+        run.strike(node, signal.SIGKILL)
+        seconds, failure = run.await_failure(1)
+        assert failure["round"] == 1
+        assert failure["reason"].startswith("the reply stopped halfway, without ")
+        assert [entry["replied"] for entry in run.end().journal[1:]] == [[0, 2]] * 3
+        record(
+            "supernode-midway",
+            fault=f"SuperNode killed (SIGKILL) while it sends its reply; timeout {TIMEOUT:g} s",
+            seen="round 1 goes on without client 1: the reply stopped halfway",
+            seconds=seconds,
+            after="completes; client 1 is missing in every later round",
+            weights=OTHER,
+        )
+
+
+@pytest.mark.faults
 def test_a_supernode_that_is_started_again_is_found_again_with_its_private_model(
     tmp_path: Path,
 ) -> None:

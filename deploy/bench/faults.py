@@ -31,7 +31,7 @@ COLUMNS = {
 }
 ORDER = (
     *("clientapp-early", "clientapp-sigkill", "clientapp-asleep", "slow", "disk-full"),
-    *("supernode-sigterm", "supernode-restart", "supernode-sigkill"),
+    *("supernode-sigterm", "supernode-restart", "supernode-sigkill", "supernode-midway"),
     *("network-10s", "network-90s", "serverapp-sigkill", "superlink-sigkill"),
     *("superlink-restart", "launcher-sigkill-1", "launcher-sigkill-2", "launcher-sigkill-3"),
 )
