@@ -99,7 +99,6 @@ def run(
         flat, folder = launch.resumed(resume, overrides, runtime)
     else:
         whole = given.resolve(experiment or given.DEFAULT, settings or [])
-        runtime = runtime or str(whole["runtime"]) or launch.RUNTIMES[0]
         flat, folder = launch.fresh(whole, runtime, to)
     runtime = str(flat["runtime"])
     if warm and runtime != "grpc":

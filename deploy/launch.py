@@ -37,6 +37,8 @@ def fresh(
 ) -> tuple[dict[str, Value], Path]:
     """The whole run config of a new run, and its folder: ``out``, or the config's, or a new one.
 
+    ``runtime``: empty: the config's, or loopback.
+
     Raises ``ValueError`` if the folder holds a run already.
     """
     resolved = dict(flat)
@@ -58,7 +60,7 @@ def fresh(
     naming = named_alone if resolved["state-dir"] else named
     resolved["experiment"] = resolved["experiment"] or naming(resolved)
     resolved["state-dir"] = resolved["state-dir"] or str(folder / "state")
-    resolved["runtime"] = runtime
+    resolved["runtime"] = runtime or str(resolved["runtime"]) or RUNTIMES[0]
     return resolved, folder
 
 

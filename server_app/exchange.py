@@ -23,9 +23,7 @@ from server_app.stopped import Stopped
 FIRST_POLL, LAST_POLL = 0.005, 0.1
 LONGEST = 400  #: characters of a reason in the journal
 UNAVAILABLE = 3  #: Flower's code for what has outlived its ttl, and for a reply never whole
-LATE = (
-    30.0  #: seconds of a message's ttl beyond the timeout: whole replies may wait behind half ones
-)
+LATE = 30.0  #: seconds of ttl beyond the timeout: whole replies may wait behind half ones
 
 log = logging.getLogger("flwr.fedmosaic")
 
@@ -66,8 +64,7 @@ def exchange(
     over = False  # once more after the deadline: one that stopped halfway may have held up others
     while waiting and not over:
         over = time.monotonic() >= deadline
-        with arrival.bounded(deadline):
-            arrived, unreadable = pull(grid, list(waiting))
+        arrived, unreadable = pull(grid, list(waiting), deadline)
         for name, reason in unreadable.items():
             failures.append(Failure(waiting.pop(name), t, reason))
         for reply in arrived:
@@ -101,14 +98,17 @@ def push(grid: Grid, messages: Iterable[Message], t: int) -> list[str]:
         ) from error
 
 
-def pull(grid: Grid, names: list[str]) -> tuple[list[Message], dict[str, str]]:
+def pull(grid: Grid, names: list[str], deadline: float) -> tuple[list[Message], dict[str, str]]:
     """What has arrived of the replies to ``names``, and which cannot be read, with the reason.
+
+    A reply that has begun to arrive is waited for until ``deadline``, see ``arrival``.
 
     One reply that Flower cannot put together makes it drop all that it pulled at once; then the
     replies are pulled one by one, so that the others are lost only if Flower has them no more.
     """
     try:
-        return list(grid.pull_messages(names)), {}
+        with arrival.bounded(deadline):
+            return list(grid.pull_messages(names)), {}
     except grpc.RpcError:
         raise
     except Exception as error:
@@ -118,7 +118,9 @@ def pull(grid: Grid, names: list[str]) -> tuple[list[Message], dict[str, str]]:
     lost: dict[str, str] = {}
     for name in names:
         try:
-            for reply in grid.pull_messages([name]):
+            with arrival.bounded(deadline):
+                found = list(grid.pull_messages([name]))
+            for reply in found:
                 if reply.has_error():
                     said = _reason(reply)
                     lost[name] = one_line(f"lost where a reply cannot be read ({what}): {said}")

@@ -16,7 +16,6 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from common.protocol import Hello, Peer
-from server_app import arrival
 from server_app.census import Client
 from server_app.exchange import Failure, exchange, pull, push
 from server_app.method import Method
@@ -33,6 +32,7 @@ class Readmission:
 
     def __init__(self, method: Method[Any], grid: Grid) -> None:
         self.method, self.grid = method, grid
+        self.patience = min(method.config.run.timeout, method.config.run.wait)
         self.refused: set[int] = set()  #: nodes that will not be asked again
         self.asked: dict[str, int] = {}  #: messages whose answers no round waits for; their nodes
 
@@ -73,19 +73,17 @@ class Readmission:
         return ""
 
     def _hello(self, nodes: list[int]) -> dict[int, Message]:
-        run = self.method.config.run
         hello = Hello(experiment=self.method.experiment, clients=len(self.method.clients)).pack()
-        patience = min(run.timeout, run.wait)
         return {
-            i: Message(hello, node, "query.hello", ttl=patience) for i, node in enumerate(nodes)
+            i: Message(hello, node, "query.hello", ttl=self.patience)
+            for i, node in enumerate(nodes)
         }
 
     def _ask(self, nodes: list[int], t: int) -> dict[int, Message]:
         """The answers of nodes one of which may be a lost client."""
         if not nodes:
             return {}
-        run = self.method.config.run
-        replies, _ = exchange(self.grid, self._hello(nodes), min(run.timeout, run.wait), t)
+        replies, _ = exchange(self.grid, self._hello(nodes), self.patience, t)
         return {nodes[i]: reply for i, reply in replies.items()}
 
     def _overhear(self, nodes: list[int], t: int) -> dict[int, Message]:
@@ -95,8 +93,8 @@ class Readmission:
             self.asked |= {name: node for name, node in zip(names, nodes, strict=True) if name}
         if not self.asked:
             return {}
-        with arrival.bounded(time.monotonic() + CURIOSITY):
-            arrived, unreadable = pull(self.grid, list(self.asked))
+        deadline = time.monotonic() + CURIOSITY
+        arrived, unreadable = pull(self.grid, list(self.asked), deadline)
         self.refused |= {self.asked.pop(name) for name in unreadable}
         found: dict[int, Message] = {}
         for reply in arrived:
