@@ -133,7 +133,7 @@ class Control:
                 )
             if time.monotonic() > deadline:
                 raise RuntimeError(
-                    f"no SuperLink answers at {self.address} within {patience:.0f} s: {reason}"
+                    f"no SuperLink answers at {self.address} within {patience:g} s: {reason}"
                 )
             time.sleep(POLL)
 

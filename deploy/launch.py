@@ -103,7 +103,12 @@ def launch(
         checkpoint.read(folder, config)
     title = f"[bold]{config.run.method}[/] on {config.data.name}: results go to {folder}"
     console.print(title, soft_wrap=True)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"out = {str(folder)!r} cannot be a folder for results: {error.strerror}"
+        ) from None
     write_atomically(folder / "config.toml", to_toml({**flat, "resume": False}).encode())
     started = time.time()
     with _told_how_to_go_on(folder), Watch(config, folder, console) as watch:

@@ -88,6 +88,10 @@ def test_a_run_leaves_everything_it_should(toy: Path, tmp_path: Path) -> None:
         ),
         (["run", "--runtime", "mpi"], "--runtime mpi is unknown; allowed: loopback, ray, grpc"),
         (["run", "--workers", "-2"], "--workers -2 is not allowed"),
+        (
+            ["run", "-s", "out=/dev/null/x"],
+            "out = '/dev/null/x' cannot be a folder for results: Not",
+        ),
         (["run", "--resume", "/nonexistent"], "--resume /nonexistent: no config.toml there"),
         (["run", "-s", "data.image-size=2", "-s", "fleet=resnet8"], "input 2×2 is too small"),
         (["list", "cats"], "list cats is unknown; allowed: methods, models"),
