@@ -18,7 +18,7 @@ exhaustive: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m exhaustive
 
 faults: $(VENV)/.installed-dev
-	$(BIN)/python -m deploy.bench.faults
+	$(BIN)/python -m tests.bench.faults
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -26,7 +26,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 bench: $(VENV)/.installed
-	$(BIN)/python -m deploy.bench --out bench.json
+	$(BIN)/python -m tests.bench --out bench.json
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -24,7 +24,7 @@ from common.data.dataset import Dataset
 from common.data.partition import local_split, split
 from common.data.public import divide
 from common.fit import Loss, fit
-from common.layout import Net, arrange
+from common.memory_format import Net, arrange
 from common.models.classifier import Classifier
 from common.records import Records, StateDict
 

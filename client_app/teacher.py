@@ -13,7 +13,7 @@ from client_app.confidence import confidence
 from client_app.handler import Handler
 from client_app.participant import upload
 from client_app.train_on import logits_on
-from common import wire
+from common import quantise
 from common.data.dataset import fingerprint
 from common.ensemble.schema import to_local
 from common.models.classifier import Classifier
@@ -76,12 +76,12 @@ class Teacher(Handler[D], ABC):
         """w_i [N] in the wire's dtype, or None."""
         p = self.participant
         w = confidence(p, t, net, self.masked(net))
-        return None if w is None else wire.encode(w.clamp(0, 1), p.config.wire.dtype)
+        return None if w is None else quantise.encode(w.clamp(0, 1), p.config.wire.dtype)
 
     def probabilities(self, net: Classifier) -> Tensor:
         """softmax M_i(X_dist) [N, |d|] in the wire's dtype."""
         theta = torch.softmax(self.logits(net), dim=1)
-        return wire.encode(theta, self.participant.config.wire.dtype)
+        return quantise.encode(theta, self.participant.config.wire.dtype)
 
     def test_accuracy(self, net: Classifier) -> float:
         """On the whole test set of the task, not only on the client's classes."""

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from common.layout import MemoryFormat
+from common.memory_format import MemoryFormat
 from common.presets import entries
 
 Value = bool | int | float | str

@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
-from deploy import machines
+from deploy.machines import commands as machines
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -83,10 +83,10 @@ def run(
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
 ) -> None:
     """Run an experiment; without one, the default: FedORION on digits, six clients."""
-    from deploy import launch
-    from deploy import settings as given
-    from deploy.progress import show_summary
     from deploy.report.html import write_report
+    from deploy.run import launch
+    from deploy.run import settings as given
+    from deploy.run.progress import show_summary
 
     if runtime and runtime not in launch.RUNTIMES:
         raise ValueError(f"--runtime {runtime} is unknown; allowed: {', '.join(launch.RUNTIMES)}")
@@ -125,10 +125,10 @@ def table(
     show: Annotated[bool, typer.Option("--show", help="Only show what is recorded.")] = False,
 ) -> None:
     """Run a paper's table cell by cell and show ours beside the paper's numbers."""
-    from deploy import launch
-    from deploy import table as tables
     from deploy.report.table import render
-    from deploy.settings import find
+    from deploy.run import launch
+    from deploy.run.settings import find
+    from deploy.study import table as tables
 
     spec = tables.read(file)
     stem = find(file).stem
@@ -156,7 +156,7 @@ def list_(
     what: Annotated[str, typer.Argument(help="methods, models, datasets or partitions.")],
 ) -> None:
     """List methods, models, datasets or partitions, with their sources."""
-    from deploy.listing import LISTINGS
+    from deploy.report.listing import LISTINGS
 
     if what not in LISTINGS:
         raise ValueError(f"list {what} is unknown; allowed: {', '.join(LISTINGS)}")
@@ -187,8 +187,8 @@ def noise(
     to: Annotated[Path, typer.Option("--out", help="The picture.")] = Path("noise.png"),
 ) -> None:
     """Draw eight samples of each kind of noise, and time each in a step of distillation."""
-    from deploy import noise as noises
-    from deploy import settings as given
+    from deploy.run import settings as given
+    from deploy.study import noise as noises
 
     times = noises.times(given.resolve(experiment or given.DEFAULT, settings or []))
     noises.picture().savefig(to, dpi=150)
@@ -204,7 +204,7 @@ def regions(
     ] = None,
 ) -> None:
     """Draw the decision regions of a run's clients and server, before and after."""
-    from deploy.regions import figure
+    from deploy.study.regions import figure
 
     picture = to or folder / "regions.png"
     figure(folder).savefig(picture, dpi=150)
@@ -219,7 +219,7 @@ def speedup(
     ] = 22.0,
 ) -> None:
     """Draw FedORION's speed-up over FedDF by the paper's cost model (Appendix B, Figure 5)."""
-    from deploy.speedup import figure
+    from deploy.study.speedup import figure
 
     if not 0 < ratio < float("inf"):
         raise ValueError(f"--ratio {ratio:g} is not allowed; it should be a number above 0")
@@ -234,7 +234,7 @@ def samples(
     to: Annotated[Path | None, typer.Option("--out", help="The picture; default: there.")] = None,
 ) -> None:
     """Draw what a run's generators imagine: average images by class, under the real ones."""
-    from deploy.samples import write
+    from deploy.study.samples import write
 
     place = to or folder / "samples.png"
     generated = write(folder.resolve(), images, place)
@@ -254,9 +254,9 @@ def analyse(
     workers: Annotated[int | None, typer.Option(help="Processes that serve clients.")] = None,
 ) -> None:
     """Compare how clients' networks see: CKA by stage, t-SNE of one class, overheads."""
-    from deploy import launch
-    from deploy.analysis.run import Options
-    from deploy.analysis.run import analyse as run_analysis
+    from deploy.run import launch
+    from deploy.study.analyse import Options
+    from deploy.study.analyse import analyse as run_analysis
 
     served = launch.default_workers() if workers is None else workers
     place = to or folders[0] / "analysis"
@@ -269,7 +269,7 @@ def analyse(
 @app.command()
 def doctor() -> None:
     """Say what is installed, what data is found and which runtimes work."""
-    from deploy.doctor import examine
+    from deploy.run.doctor import examine
 
     sick = examine(out)
     if sick:

@@ -20,8 +20,8 @@ def main(grid: Grid, context: Context) -> None:
     from common.config import parse
     from common.data import load
     from common.fleet import check_fleet, global_spec
-    from server_app import checkpoint
-    from server_app.claim import claim
+    from server_app.keep import checkpoint
+    from server_app.keep.lock import claim
     from server_app.methods import METHODS
 
     config = parse(context.run_config)

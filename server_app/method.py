@@ -20,12 +20,12 @@ from torch import Tensor
 from common import models, protocol, seeds, tree
 from common.config import Config
 from common.data.dataset import Dataset
-from common.layout import arrange
+from common.memory_format import arrange
 from common.models.classifier import Classifier
 from common.records import Records, StateDict, array_bytes, count_bytes
-from server_app.census import Client
-from server_app.exchange import Failure
-from server_app.replies import check_finite, judge, open_reply
+from server_app.talk.census import Client
+from server_app.talk.exchange import Failure
+from server_app.talk.replies import check_finite, judge, open_reply
 
 U = TypeVar("U", bound=protocol.Up)
 Metrics = dict[str, float]

@@ -8,9 +8,9 @@ from torch import nn
 
 from common.methods.fedavg import Caching
 from common.records import StateDict
-from server_app.averaging import average
-from server_app.census import Client
-from server_app.slots import Slots
+from server_app.combine.averaging import average
+from server_app.combine.uploads import Slots
+from server_app.talk.census import Client
 
 
 def overall(

@@ -20,15 +20,15 @@ from common.metrics import fairness
 from common.models.classifier import Classifier
 from common.protocol import Score, task
 from common.scoring import evaluate
-from server_app import checkpoint, summary
-from server_app.census import take_census, wait_for_nodes
 from server_app.coverage import covered_accuracy, uncovered
-from server_app.exchange import Failure, exchange
-from server_app.journal import Entry, Journal
+from server_app.keep import checkpoint, summary
+from server_app.keep.journal import Entry, Journal
 from server_app.method import Method
-from server_app.readmission import Readmission, check_bound
 from server_app.soundness import check_sound
 from server_app.stopped import Stopped
+from server_app.talk.census import take_census, wait_for_nodes
+from server_app.talk.exchange import Failure, exchange
+from server_app.talk.readmission import Readmission, check_bound
 
 log = logging.getLogger("flwr.fedmosaic")
 

@@ -13,10 +13,10 @@ from typing import Any
 from common.models.classifier import Classifier
 from common.records import Records, tensors
 from common.scoring import evaluate
-from server_app.census import Client
-from server_app.journal import Entry
+from server_app.keep.journal import Entry
 from server_app.method import Method
 from server_app.stopped import Stopped
+from server_app.talk.census import Client
 
 IMAGES = 64  #: enough to see whether a model computes numbers at all
 

@@ -19,8 +19,8 @@ from flwr.app import Context, RecordDict
 torch.set_num_threads(1)
 
 from common.config import Value
-from deploy.loopback import RUN_ID, Loopback
-from deploy.settings import defaults, numbers
+from deploy.run.loopback import RUN_ID, Loopback
+from deploy.run.settings import defaults, numbers
 
 TINY: dict[str, Value] = {
     "clients": 4,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from common.config import Value, known_keys, parse
-from deploy import settings
+from deploy.run import settings
 
 
 def values(**changes: Value) -> dict[str, Value]:

@@ -15,7 +15,7 @@ import client_app.app
 from client_app.methods import HANDLERS
 from common.methods import CONFIGS
 from common.records import Records, tensors
-from deploy.loopback import Loopback
+from deploy.run.loopback import Loopback
 from server_app.methods import METHODS
 from server_app.stopped import Stopped
 from tests.conftest import TinyRun, flat, play

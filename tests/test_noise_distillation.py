@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from common.losses.distillation import kl
-from server_app.noise_distillation import largest, weighted
+from server_app.distil.noise import largest, weighted
 
 A = torch.tensor([[0.5, 0.5]]).log()
 B = torch.tensor([[0.8, 0.2]]).log()

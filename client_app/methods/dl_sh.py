@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import final
 
 from client_app.teacher import Teacher
-from common import wire
+from common import quantise
 from common.methods.dl_sh import Config, Down, Up
 
 
@@ -28,7 +28,7 @@ class DLSH(Teacher[Down]):
         if options.exchange == "logits":
             logits = self.logits(net)
             low, high = float(logits.min()), float(logits.max())
-            theta = wire.encode(logits, p.config.wire.dtype, low, high)
+            theta = quantise.encode(logits, p.config.wire.dtype, low, high)
         w = self.confidence(down.t, net)
         return Up(
             experiment=p.experiment,

@@ -13,7 +13,7 @@ from torch import Tensor
 from client_app.participant import upload
 from client_app.teacher import Local, Teacher
 from client_app.train_on import train_on
-from common import wire
+from common import quantise
 from common.methods.i_dl_mh import Config, Down, Gain, Reward, Up
 from common.models.classifier import Classifier
 from common.models.masked import narrowed, widened
@@ -98,7 +98,7 @@ class IDLMH(Teacher[Down]):
             raise ValueError("the incentive brings no predictions")
         fresh = upload(p.model(p.spec, part="incentive"))
         net = p.model(p.spec, widened(own, fresh, self.d))
-        return net, wire.decode_probabilities(down.theta)
+        return net, quantise.decode_probabilities(down.theta)
 
     def _accuracy(self, net: Classifier) -> float:
         if self.participant.config.method.incentive == "masked":

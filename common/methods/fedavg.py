@@ -15,9 +15,9 @@ the run's model; both are scored.
 
 Every client trains the global architecture, whatever its entry in the fleet; it keeps nothing.
 With ``across`` it trains its own: ``layerwise`` averages each layer over all clients that have it
-(``server_app/layerwise.py``; the server holds the largest network, of which all others must be
-sub-models), ``same`` only within equal architectures. The run's accuracy is then the mean over the
-architectures' models. There is no ŵ across architectures.
+(``server_app/combine/layerwise.py``; the server holds the largest network, of which all others must
+be sub-models), ``same`` only within equal architectures. The run's accuracy is then the mean over
+the architectures' models. There is no ŵ across architectures.
 
 Deviations: the paper has no BatchNorm. Floating-point buffers are averaged like parameters
 (``bn-buffers``), as in all code bases that we know; integer counters keep the largest.
@@ -43,7 +43,7 @@ class Averaging(Section):
     robust: Literal["none", "median", "trimmed", "clip"]
     """Instead of the mean: coordinate-wise median or trimmed mean of the clients, who then all
     count alike; or the mean after each client's step from the previous model is shortened to
-    ``clip-norm``. See ``server_app/robust.py``."""
+    ``clip-norm``. See ``server_app/combine/robust.py``."""
     trim: Annotated[float, Field(ge=0, lt=0.5)]
     """Share of the clients left out at each end under ``trimmed``, at least one of three."""
     clip_norm: Positive

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from deploy.report import amounts, communication, fairness, figures, sections
+from deploy.report import amounts, fairness, figures, sections
+from deploy.report import traffic as communication
 from deploy.report.clean import clean
 from deploy.report.figures import Named
 from deploy.report.labels import differences, labels

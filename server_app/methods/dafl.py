@@ -15,9 +15,9 @@ from common.fit import fit
 from common.methods.dafl import Config, Down, Up
 from common.models.classifier import Classifier
 from common.records import Records, StateDict
-from server_app.averaging import average
-from server_app.census import Client
+from server_app.combine.averaging import average
 from server_app.method import Method, Metrics, mean_metrics
+from server_app.talk.census import Client
 
 
 @final

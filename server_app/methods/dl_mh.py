@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import final
 
 from common.methods.dl_mh import Down, Up
-from server_app.census import Client
-from server_app.distillation import Distillation
+from server_app.distil.own_classes import check_schemed, targets, upload_numbers
+from server_app.distil.public_set import Distillation
 from server_app.method import Metrics, mean_metrics
-from server_app.schemes import check_schemed, targets, upload_numbers
+from server_app.talk.census import Client
 
 
 @final

@@ -9,11 +9,11 @@ from typing import final
 
 import torch
 
-from common import communication, wire
+from common import communication, quantise
 from common.methods.dl_sh import Config, Down, Up
-from server_app.census import Client
-from server_app.distillation import Distillation
+from server_app.distil.public_set import Distillation
 from server_app.method import Metrics, mean_metrics
+from server_app.talk.census import Client
 
 
 @final
@@ -27,14 +27,14 @@ class DLSH(Distillation[Up]):
 
     def check(self, client: Client, up: Up) -> None:
         options, dtype = self.config.method, self.config.wire.dtype
-        wire.check_dtype(up.theta, (self.samples, self.classes), dtype, "theta")
+        quantise.check_dtype(up.theta, (self.samples, self.classes), dtype, "theta")
         span = torch.tensor([up.low, up.high, up.high - up.low])  # each as float32 has it
         if not up.low <= up.high or not torch.isfinite(span).all():
             raise ValueError(f"theta claims to reach from {up.low} to {up.high}")
         if options.exchange == "probs":
             if (up.low, up.high) != (0.0, 1.0):
                 raise ValueError(f"theta is for {up.low} to {up.high}, probabilities for 0 to 1")
-            wire.check_rows(up.theta, dtype, "theta")
+            quantise.check_rows(up.theta, dtype, "theta")
         self.check_confidence(up.w)
 
     def step(self, t: int, ups: list[tuple[Client, Up]]) -> Metrics:
@@ -45,9 +45,9 @@ class DLSH(Distillation[Up]):
             targets = self.labels
         else:
             predictions = [
-                wire.decode_probabilities(up.theta)
+                quantise.decode_probabilities(up.theta)
                 if o.exchange == "probs"
-                else wire.decode(up.theta, up.low, up.high)
+                else quantise.decode(up.theta, up.low, up.high)
                 for _, up in ups
             ]
             targets = self.ensemble(predictions, [up.w for _, up in ups], o.aggregation)

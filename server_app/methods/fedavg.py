@@ -10,12 +10,12 @@ from common import communication, models, tree
 from common.methods.fedavg import Down, Up
 from common.models.classifier import Classifier
 from common.records import Records, StateDict
-from server_app.architectures import Architectures
-from server_app.averaging import average
-from server_app.census import Client
+from server_app.combine.across import Architectures
+from server_app.combine.averaging import average
+from server_app.combine.uploads import Slots
 from server_app.method import Method, Metrics, mean_metrics
 from server_app.overall import overall
-from server_app.slots import Slots
+from server_app.talk.census import Client
 
 
 @final

@@ -20,10 +20,10 @@ from common.methods import fedftg as contract
 from common.models.batchnorm import batch_statistics
 from common.models.generator import Generator
 from common.records import Records, StateDict
-from server_app.averaging import average
-from server_app.census import Client
+from server_app.combine.averaging import average
 from server_app.global_model import GlobalModel
 from server_app.method import Metrics, mean_metrics
+from server_app.talk.census import Client
 
 
 @final

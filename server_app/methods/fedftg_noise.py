@@ -11,11 +11,11 @@ from common import tree
 from common.losses.distillation import kl
 from common.methods import fedftg_noise as contract
 from common.records import StateDict
-from server_app.averaging import average
-from server_app.census import Client
+from server_app.combine.averaging import average
+from server_app.distil.noise import distil, weighted
 from server_app.global_model import GlobalModel
 from server_app.method import Metrics, mean_metrics
-from server_app.noise_distillation import distil, weighted
+from server_app.talk.census import Client
 
 
 @final

@@ -10,10 +10,10 @@ from typing import final
 from common import tree
 from common.methods.fedgkd import Config, Down, Up
 from common.records import Records, StateDict
-from server_app.averaging import average
-from server_app.census import Client
+from server_app.combine.averaging import average
 from server_app.global_model import GlobalModel
 from server_app.method import Metrics, mean_metrics
+from server_app.talk.census import Client
 
 
 @final

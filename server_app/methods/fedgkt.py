@@ -20,8 +20,8 @@ from common.methods.fedgkt import Config, Down, Up
 from common.models.classifier import Split
 from common.models.edge import behind, feature_shape, splittable
 from common.records import Records, StateDict
-from server_app.census import Client
 from server_app.method import Method, Metrics, mean_metrics
+from server_app.talk.census import Client
 
 
 @final

@@ -16,10 +16,10 @@ from common.methods import fedin as contract
 from common.models.classifier import Classifier
 from common.records import Records, StateDict
 from common.split import Shapes, common_shapes
-from server_app.architectures import Architectures
-from server_app.census import Client
-from server_app.features import FeaturePool
+from server_app.combine.across import Architectures
+from server_app.distil.feature_pool import FeaturePool
 from server_app.method import Method, Metrics, mean_metrics
+from server_app.talk.census import Client
 
 
 @final

@@ -12,11 +12,11 @@ from common import tree
 from common.methods.fedkf import Config, Down, Up
 from common.models.classifier import Classifier
 from common.records import Records, StateDict
-from server_app.averaging import average
-from server_app.census import Client
+from server_app.combine.averaging import average
+from server_app.combine.uploads import Slots
 from server_app.method import Method, Metrics, mean_metrics
 from server_app.overall import overall
-from server_app.slots import Slots
+from server_app.talk.census import Client
 
 
 @final

@@ -12,11 +12,11 @@ from common import tree
 from common.losses.distillation import KD_LOSSES
 from common.methods.fedorion import Config, Down, Up
 from common.records import Records, StateDict
-from server_app.averaging import average
-from server_app.census import Client
+from server_app.combine.averaging import average
+from server_app.distil.noise import distil, weighted
 from server_app.global_model import GlobalModel
 from server_app.method import Metrics, mean_metrics
-from server_app.noise_distillation import distil, weighted
+from server_app.talk.census import Client
 
 
 @final

@@ -10,10 +10,10 @@ from typing import final
 from common import tree
 from common.losses.distillation import kl
 from common.methods import hetfedfl as contract
-from server_app.census import Client
+from server_app.distil.noise import distil, largest, weighted
 from server_app.global_model import GlobalModel
 from server_app.method import Metrics, mean_metrics
-from server_app.noise_distillation import distil, largest, weighted
+from server_app.talk.census import Client
 
 
 @final

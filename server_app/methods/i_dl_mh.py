@@ -12,15 +12,15 @@ import torch
 from flwr.app import Message
 from torch import Tensor
 
-from common import communication, wire
+from common import communication, quantise
 from common.ensemble.schema import nearest_class
 from common.methods.i_dl_mh import Config, Down, Gain, Reward, Up
-from server_app.census import Client
-from server_app.distillation import Distillation
-from server_app.exchange import Failure
+from server_app.distil.own_classes import check_schemed, targets, upload_numbers
+from server_app.distil.public_set import Distillation
 from server_app.method import Metrics, mean_metrics
-from server_app.replies import judge, open_reply
-from server_app.schemes import check_schemed, targets, upload_numbers
+from server_app.talk.census import Client
+from server_app.talk.exchange import Failure
+from server_app.talk.replies import judge, open_reply
 
 SMALL = 256
 """Up to so many classes a label travels as one byte."""
@@ -66,7 +66,7 @@ class IDLMH(Distillation[Up]):
             small = len(up.d) <= SMALL
             y = nearest_class(self.theta, up.d).to(torch.uint8 if small else torch.int16)
         else:
-            theta = wire.encode(self.theta.clamp(0, 1), self.config.wire.dtype)
+            theta = quantise.encode(self.theta.clamp(0, 1), self.config.wire.dtype)
         return Reward(experiment=self.experiment, t=t, y=y, theta=theta)
 
     def receive_second(

@@ -9,11 +9,11 @@ from typing import final
 
 from common import tree
 from common.methods import lwn as contract
-from server_app.averaging import average
-from server_app.census import Client
+from server_app.combine.averaging import average
+from server_app.distil.noise import distil, largest
 from server_app.global_model import GlobalModel
 from server_app.method import Metrics, mean_metrics
-from server_app.noise_distillation import distil, largest
+from server_app.talk.census import Client
 
 
 @final

@@ -10,9 +10,9 @@ from typing import final
 
 from common import tree
 from common.methods.qffl import Config, Down, Up
-from server_app.census import Client
 from server_app.global_model import GlobalModel
 from server_app.method import Metrics, mean_metrics
+from server_app.talk.census import Client
 
 LEAST = 1e-10  #: added to every loss, so that F^(q−1) is finite
 LARGEST = 100.0  #: of log₁₀ F^q, so that sums of F^q ‖w − w_k‖² are finite

@@ -10,7 +10,7 @@ import torch
 from flwr.app import Message
 
 from common.methods.dl_mh import Up
-from deploy.loopback import Loopback
+from deploy.run.loopback import Loopback
 from tests.conftest import flat, play
 
 KNOBS = {"embed-epochs": 1, "server-epochs": 4}

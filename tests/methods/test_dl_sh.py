@@ -13,8 +13,8 @@ from client_app.methods import dl_sh as half
 from common.data.public import Divided, divide
 from common.ensemble.confidence import client_weights, weighted_sum
 from common.methods.dl_sh import Up
-from deploy.loopback import Loopback
-from server_app.distillation import Distillation
+from deploy.run.loopback import Loopback
+from server_app.distil.public_set import Distillation
 from server_app.stopped import Stopped
 from tests.conftest import flat, play
 
@@ -87,7 +87,7 @@ def test_a_public_set_that_differs_in_one_sample_is_refused_with_the_clients_nam
 
 
 def test_a_server_with_another_public_set_than_all_clients_stops(tmp_path, monkeypatch):
-    import server_app.distillation as module
+    import server_app.distil.public_set as module
 
     def other(*args):
         divided = divide(*args)
@@ -169,7 +169,7 @@ def public_labels(result) -> torch.Tensor:
 
 
 def test_the_upper_bound_needs_classes_that_are_known(tmp_path, monkeypatch):
-    import server_app.distillation as module
+    import server_app.distil.public_set as module
 
     def unlabelled(*args):
         return Divided(*divide(*args)[:2], None)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from common.methods.fedavg import Up
-from server_app.checkpoint import Checkpoint
+from server_app.keep.checkpoint import Checkpoint
 from server_app.methods.fedftg import label_weights
 from server_app.stopped import Stopped
 from tests.conftest import TinyRun

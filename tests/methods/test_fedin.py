@@ -17,7 +17,7 @@ from common.methods.fedin import Config, Down, Up
 from common.models.classifier import Split
 from common.records import Records
 from common.split import common_shapes, shapes
-from server_app.features import FeaturePool
+from server_app.distil.feature_pool import FeaturePool
 from server_app.stopped import Stopped
 from tests.conftest import TinyRun
 
@@ -120,7 +120,7 @@ def test_a_fleet_that_cannot_share_is_refused(run: Run, changes: Any, reason: st
 
 
 def test_a_node_that_brings_another_family_is_refused_by_the_server(tmp_path: Any) -> None:
-    from deploy.loopback import Loopback
+    from deploy.run.loopback import Loopback
     from tests.conftest import flat, play
 
     settings = flat(tmp_path, method="fedin", **FLEET)

@@ -19,9 +19,9 @@ from common.fit import fit
 from common.models import build
 from common.models.passes import PassCounter, Passes
 from common.protocol import Peer
-from server_app.census import Client
+from server_app.combine.uploads import Slot, Slots
 from server_app.overall import overall
-from server_app.slots import Slot, Slots
+from server_app.talk.census import Client
 from tests.conftest import TinyRun
 
 Run = Callable[..., TinyRun]
@@ -285,8 +285,8 @@ def test_equal_steps_give_every_client_the_same_work(run: Run) -> None:
 
 
 def test_the_samples_of_a_finished_run_are_drawn_class_by_class(run: Run, tmp_path: Path) -> None:
-    from deploy.samples import imagine, write
-    from deploy.settings import to_toml
+    from deploy.run.settings import to_toml
+    from deploy.study.samples import imagine, write
     from tests.conftest import flat
 
     with pytest.raises(ValueError, match="no finished run"):

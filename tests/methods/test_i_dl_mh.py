@@ -9,7 +9,7 @@ import torch
 
 from client_app.methods import i_dl_mh as half
 from common.methods.i_dl_mh import Reward
-from deploy.loopback import Loopback
+from deploy.run.loopback import Loopback
 from tests.conftest import flat, play
 
 SMALL: dict[str, Any] = {

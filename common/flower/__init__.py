@@ -1,0 +1,1 @@
+"""What travels in the app bundle and uses Flower's internals."""

@@ -1,0 +1,1 @@
+"""What drives Flower's own programs."""

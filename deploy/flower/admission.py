@@ -1,0 +1,134 @@
+"""Before a client's SuperNode starts: would the server let this key in?
+
+A SuperNode that is refused ends with a traceback, and one that was killed is refused when it is
+started again, until the server has missed its heartbeats. So ``fedmosaic node`` asks first, with
+the client's own key, waits where waiting helps, and tells the rest in a line.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import grpc
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.client.grpc_rere_client.node_auth_client_interceptor import NodeAuthClientInterceptor
+from flwr.common.constant import HEARTBEAT_MIN_INTERVAL
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
+from flwr.proto.fleet_pb2_grpc import FleetStub
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+from common.flower.rpc import details
+from deploy.flower.control import OTHER_API
+from deploy.machines.certificates import Certificates
+
+NOTICED = 60.0  #: seconds until the server notices a lost SuperNode: two of Flower's heartbeats
+PATIENCE = NOTICED + 15.0
+CALL = 10.0  #: seconds for one answer
+UNKNOWN = "No SuperNode found"  #: Flower's words for a key that is not registered
+CONNECTED = "could not be activated"  #: and for one whose SuperNode it counts as connected
+
+
+def await_admission(
+    fleet: str,
+    trust: Certificates,
+    k: int,
+    tell: Callable[[str], None],
+    *,
+    patience: float = PATIENCE,
+    pause: float = 2.0,
+) -> None:
+    """Return once client k's SuperNode would be let in, or if the server does not answer.
+
+    A SuperNode whose server does not answer tries again by itself.
+
+    Args:
+        fleet: ``host:port`` of the SuperLink's Fleet API.
+        trust: where the authority's certificate and the key of client ``k`` lie.
+        tell: gets one line, if there is something to wait for.
+        patience: seconds to wait for the server to notice that the client was lost.
+        pause: seconds between two tries.
+
+    Raises:
+        ValueError: the key is no private key, or is not registered.
+        RuntimeError: the client is still connected after ``patience`` seconds, the server's
+            certificate is not accepted, or the server refuses the client for another reason.
+    """
+    key = _private(trust, k)
+    deadline, told = time.monotonic() + patience, False
+    with _fleet(fleet, trust, key) as stub:
+        while reason := _refusal(stub, key):
+            if UNKNOWN in reason:
+                raise ValueError(
+                    f"{fleet} does not know the key of client {k}: register {trust.public(k).name} "
+                    f"with fedmosaic register ({reason})"
+                )
+            if OTHER_API in reason:
+                raise RuntimeError(
+                    f"{fleet} is not a SuperLink's Fleet API (port 9092 unless told otherwise; "
+                    f"9093 is the operator's): {reason}"
+                )
+            if CONNECTED not in reason:
+                raise RuntimeError(f"{fleet} refuses client {k}: {reason}")
+            if time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"client {k} is connected already: its key {trust.key(k)} is in use elsewhere"
+                )
+            if not told:
+                tell(
+                    f"{fleet} counts client {k} as connected; if it was killed, the server notices "
+                    f"within {NOTICED:.0f} s: waiting"
+                )
+            told = True
+            time.sleep(pause)
+
+
+def _private(trust: Certificates, k: int) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = load_ssh_private_key(trust.key(k).read_bytes(), None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise ValueError(f"{trust.key(k)} is no private key of an SSH kind: {error}") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ValueError(f"{trust.key(k)} is no key on an elliptic curve")
+    return key
+
+
+@contextmanager
+def _fleet(
+    address: str, trust: Certificates, key: ec.EllipticCurvePrivateKey
+) -> Iterator[FleetStub]:
+    """The Fleet API, every request signed with ``key``."""
+    signer = NodeAuthClientInterceptor(key, key.public_key())
+    credentials = grpc.ssl_channel_credentials(  # type: ignore[no-untyped-call]
+        trust.ca.read_bytes()
+    )
+    with grpc.secure_channel(address, credentials) as channel:  # type: ignore[no-untyped-call]
+        signed = grpc.intercept_channel(channel, signer)  # type: ignore[no-untyped-call]
+        yield FleetStub(signed)
+
+
+def _refusal(stub: FleetStub, key: ec.EllipticCurvePrivateKey) -> str:
+    """Why the server refuses the key now; empty if it does not, or does not answer.
+
+    A node that was let in is signed off again at once; the SuperNode then signs on.
+    """
+    request = ActivateNodeRequest(
+        public_key=public_key_to_bytes(key.public_key()), heartbeat_interval=HEARTBEAT_MIN_INTERVAL
+    )
+    try:
+        node = stub.ActivateNode(request, timeout=CALL).node_id
+        stub.DeactivateNode(DeactivateNodeRequest(node_id=node), timeout=CALL)
+    except grpc.RpcError as error:
+        code: grpc.StatusCode = error.code()  # type: ignore[attr-defined]
+        if "CERTIFICATE_VERIFY_FAILED" in details(error):
+            raise RuntimeError(
+                f"the server's certificate is not accepted; is --ca its authority, and its host in "
+                f"it? ({details(error)})"
+            ) from None
+        if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+            return ""
+        return details(error) or code.name
+    return ""

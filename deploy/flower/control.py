@@ -1,0 +1,401 @@
+"""Talk to a SuperLink's Control API: register clients, submit a run, follow it to its real end.
+
+Runs are submitted with Flower's own command line (``flwr run``), which builds the bundle. All other
+questions (who is online, how a run stands, what its ServerApp prints) go to the Control API by
+gRPC: one answer takes milliseconds, one start of the command line takes about two seconds of
+processor time. ``flwr run --stream`` would not do, since it exits with 0 when the run has failed.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+import grpc
+from flwr.proto.control_pb2 import (
+    ListNodesRequest,
+    ListRunsRequest,
+    RegisterNodeRequest,
+    StopRunRequest,
+    StreamLogsRequest,
+    UnregisterNodeRequest,
+)
+from flwr.proto.control_pb2_grpc import ControlStub
+
+from common.flower.rpc import details
+from deploy.flower import tls
+from deploy.flower.arguments import Value, check_app, config_arguments, run_config_toml, stage_app
+from deploy.flower.processes import environment, executable, plain
+
+CONNECTION = "here"  #: the name of the SuperLink in the private config.toml
+POLL = 0.1  #: seconds between two looks at a run that ends
+SILENCE = 2.0  #: seconds without output after which the SuperLink is asked how the run stands
+FINISHED, UNREGISTERED = "finished", "unregistered"  #: what Flower calls a run's, a node's end
+OTHER_API = "Method not found"  #: gRPC's answer where another service listens
+TAKEN = "Public key already in use"  #: Flower's answer for a key that is, or was, registered
+
+
+@final
+class Unregistered(RuntimeError):
+    """A key was unregistered, and Flower never takes such a key back."""
+
+
+@final
+@dataclass(frozen=True)
+class RunStatus:
+    """How a run stands, as the SuperLink says it (``flwr list``)."""
+
+    run_id: int
+    status: str  #: pending, starting, running, finished:completed, finished:failed, ...:stopped
+    details: str  #: why it failed, in one line; else empty
+    bytes_sent: int  #: by the SuperLink to the SuperNodes; 0 in a simulation
+    bytes_received: int  #: by the SuperLink from the SuperNodes; 0 in a simulation
+
+    @property
+    def finished(self) -> bool:
+        return self.status.startswith(FINISHED)
+
+    @property
+    def completed(self) -> bool:
+        return self.status == "finished:completed"
+
+
+@final
+class Control:
+    """The Control API at ``address``. Close it, or use it as a context."""
+
+    def __init__(
+        self, address: str, ca: Path | None, work: Path, env: Mapping[str, str] | None = None
+    ) -> None:
+        """Nothing is asked yet.
+
+        Args:
+            address: ``host:port``.
+            ca: certificate of the authority that signed the SuperLink's; None: no TLS.
+            work: absolute; below it come ``home/`` (what Flower writes), ``run.toml`` and ``app/``.
+            env: the environment of ``flwr run``; default: one with a FLWR_HOME below ``work``.
+
+        Raises:
+            ValueError: ``ca`` cannot be read.
+        """
+        self.address = address
+        self._tls = ca is not None
+        self._work = work
+        self._env = dict(env or environment({}, work / "home" / "control"))
+        home = Path(self._env["FLWR_HOME"])
+        home.mkdir(parents=True, exist_ok=True)
+        trust = "insecure = true" if ca is None else f"root-certificates = {json.dumps(str(ca))}"
+        (home / "config.toml").write_text(
+            f'[superlink]\ndefault = "{CONNECTION}"\n\n'
+            f"[superlink.{CONNECTION}]\naddress = {json.dumps(address)}\n{trust}\n"
+        )
+        options = [("grpc.enable_http_proxy", 0)]
+        if ca is None:
+            self._channel = grpc.insecure_channel(address, options)  # type: ignore[no-untyped-call]
+        else:
+            trusted = grpc.ssl_channel_credentials(_read(ca))  # type: ignore[no-untyped-call]
+            self._channel = grpc.secure_channel(  # type: ignore[no-untyped-call]
+                address, trusted, options
+            )
+        self._control = ControlStub(self._channel)
+
+    def __enter__(self) -> Control:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._channel.close()
+
+    def await_answer(self, patience: float) -> None:
+        """Wait until the SuperLink answers.
+
+        Raises:
+            RuntimeError: it did not within ``patience`` seconds, with what gRPC says; or only one
+                of the two sides has TLS.
+        """
+        deadline = time.monotonic() + patience
+        while reason := self.silent():
+            tls.check(self.address, self._tls)
+            if OTHER_API in reason:
+                raise RuntimeError(
+                    f"{self.address} is not a SuperLink's Control API (port 9093 unless told "
+                    f"otherwise; 9092 is the clients'): {reason}"
+                )
+            if time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"no SuperLink answers at {self.address} within {patience:g} s: {reason}"
+                )
+            time.sleep(POLL)
+
+    def silent(self) -> str:
+        """Why the SuperLink does not answer now, in one line; empty if it does."""
+        try:
+            self.online()
+        except grpc.RpcError as error:
+            return details(error)
+        return ""
+
+    def online(self) -> int:
+        """How many SuperNodes are registered and online."""
+        nodes = self._control.ListNodes(ListNodesRequest(), timeout=2.0).nodes_info
+        return sum(node.status == "online" for node in nodes)
+
+    def register(self, public_key: Path) -> bool:
+        """Let the SuperNode with this key in; False if it was registered already.
+
+        Raises:
+            ValueError: the file cannot be read, or is no public key on a NIST curve.
+            Unregistered: the key was unregistered before.
+            RuntimeError: the SuperLink refused; with its reason.
+        """
+        key = read_public_key(public_key)
+        try:
+            if self._accepted(key):
+                return True
+            if self._registered(key):
+                return False
+        except grpc.RpcError as error:
+            raise RuntimeError(f"{public_key} was not registered: {details(error)}") from None
+        raise Unregistered(
+            f"{public_key} was unregistered and cannot come back: delete it and "
+            f"{public_key.stem}.key, make a new key with fedmosaic certs and register that"
+        )
+
+    def unregister(self, public_key: Path) -> bool:
+        """Let the SuperNode with this key in never again; False if it was not registered.
+
+        Raises:
+            ValueError: the file cannot be read, or is no public key on a NIST curve.
+        """
+        found = self._registered(read_public_key(public_key))
+        for node_id in found:
+            self._control.UnregisterNode(UnregisterNodeRequest(node_id=node_id), timeout=10.0)
+        return bool(found)
+
+    def _accepted(self, key: bytes) -> bool:
+        """Register the key; False if it was registered at any time before."""
+        try:
+            self._control.RegisterNode(RegisterNodeRequest(public_key=key), timeout=10.0)
+        except grpc.RpcError as error:
+            if TAKEN in details(error):
+                return False
+            raise
+        return True
+
+    def _registered(self, key: bytes) -> list[int]:
+        """The nodes that are registered with this key: one or none."""
+        nodes = self._control.ListNodes(ListNodesRequest(), timeout=10.0).nodes_info
+        return [
+            each.node_id for each in nodes if each.public_key == key and each.status != UNREGISTERED
+        ]
+
+    def submit(
+        self, app: Path, run_config: Mapping[str, Value], federation: Mapping[str, Value]
+    ) -> int:
+        """Bundle ``app``, start a run of it with these overrides, return the run's id.
+
+        Raises:
+            ValueError: ``app`` is no Flower app, or an override that it or Flower cannot take.
+            RuntimeError: Flower refused the app or the run; with Flower's own message.
+        """
+        overrides = self._work / "run.toml"
+        folder = stage_app(check_app(app, run_config), self._work / "app")
+        overrides.write_text(run_config_toml(run_config), encoding="utf-8")
+        command = [executable("flwr"), "run", str(folder), CONNECTION, "--format", "json"]
+        if run_config:
+            command += ["--run-config", str(overrides)]
+        if federation:
+            command += ["--federation-config", config_arguments(federation)]
+        empty = self._work / "empty"
+        empty.mkdir(exist_ok=True)
+        done = subprocess.run(
+            command,
+            cwd=empty,
+            env=self._env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+        )
+        return run_id_from(done.stdout, done.stderr)
+
+    def status(self, run_id: int) -> RunStatus:
+        """How the run stands now."""
+        answer = self._control.ListRuns(ListRunsRequest(run_id=run_id), timeout=10.0)
+        run = answer.run_dict[run_id]
+        parts = [run.status.status, run.status.sub_status]
+        return RunStatus(
+            run_id=run_id,
+            status=":".join(part for part in parts if part),
+            details=run.status.details,
+            bytes_sent=run.bytes_sent,
+            bytes_received=run.bytes_recv,
+        )
+
+    def follow(
+        self,
+        run_id: int,
+        on_log: Callable[[str], None] | None = None,
+        finished: Callable[[], bool] | None = None,
+        poll: float = 0.2,
+        check: Callable[[], None] = lambda: None,
+        patience: float = 60.0,
+    ) -> RunStatus:
+        """Wait until the run has ended and return how.
+
+        Args:
+            run_id: from ``submit``.
+            on_log: gets every line that the ServerApp prints, at most a second late.
+            finished: called every ``poll`` seconds; once it is true, the run is known to be at its
+                end and its status is asked for every 0.1 s instead of awaited.
+            poll: seconds between two calls of ``check``.
+            check: raises if it is of no use to go on waiting.
+            patience: seconds that the SuperLink may stay silent, and that a run may take to end
+                once its output has.
+
+        Raises:
+            RuntimeError: the SuperLink was silent for too long, or what ``check`` raises.
+        """
+        lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        over = threading.Event()
+        reader = threading.Thread(target=self._read, args=(run_id, lines.put, over), daemon=True)
+        reader.start()
+        try:
+            status = self._await_end(run_id, lines, on_log, finished, poll, check, patience)
+        finally:
+            over.set()
+        reader.join(timeout=2.0)
+        while not lines.empty():
+            line = lines.get()
+            if line is not None and on_log is not None:
+                on_log(line)
+        return status
+
+    def _await_end(
+        self,
+        run_id: int,
+        lines: queue.SimpleQueue[str | None],
+        on_log: Callable[[str], None] | None,
+        finished: Callable[[], bool] | None,
+        poll: float,
+        check: Callable[[], None],
+        patience: float,
+    ) -> RunStatus:
+        answered = asked = time.monotonic()
+        ended, said = False, f"run {run_id} does not end"
+        while True:
+            try:
+                line = lines.get(timeout=POLL if ended else poll)
+                if line is not None and on_log is not None:
+                    on_log(line)
+                ended = ended or line is None
+                if line is not None:
+                    continue
+            except queue.Empty:
+                check()
+                ended = ended or (finished is not None and finished())
+            now = time.monotonic()
+            if ended or now - asked > SILENCE:
+                asked = now
+                try:
+                    status = self.status(run_id)
+                    if status.finished:
+                        return status
+                    answered = answered if ended else now
+                except grpc.RpcError as error:
+                    said = details(error)
+            if now - answered > patience:
+                raise RuntimeError(
+                    f"waited {patience:.0f} s in vain for the SuperLink at {self.address}: {said}"
+                )
+
+    def running(self) -> list[int]:
+        """The runs that have not ended, ascending."""
+        runs = self._control.ListRuns(ListRunsRequest(), timeout=10.0).run_dict
+        return sorted(i for i, run in runs.items() if run.status.status != FINISHED)
+
+    def stop(self, run_id: int) -> None:
+        """Stop the run; the federation stays up."""
+        self._control.StopRun(StopRunRequest(run_id=run_id), timeout=10.0)
+
+    def _read(self, run_id: int, put: Callable[[str | None], None], over: threading.Event) -> None:
+        """Put what the ServerApp prints line by line; None at its end.
+
+        A SuperLink that went away and came back is read on; whether to wait for it is decided
+        elsewhere, by setting ``over``.
+        """
+        unfinished, since = "", 0.0
+        while not over.is_set():
+            try:
+                request = StreamLogsRequest(run_id=run_id, after_timestamp=since)
+                for chunk in self._control.StreamLogs(request):
+                    since = chunk.latest_timestamp
+                    *complete, unfinished = (unfinished + chunk.log_output).split("\n")
+                    for line in complete:
+                        put(plain(line))
+                break
+            except (grpc.RpcError, ValueError):  # it went away, or the channel was closed
+                over.wait(SILENCE)
+        if unfinished:
+            put(plain(unfinished))
+        put(None)
+
+
+def run_id_from(stdout: str, stderr: str) -> int:
+    """The run id in what ``flwr run --format json`` printed.
+
+    Raises:
+        RuntimeError: it reports a failure or nothing that can be read; with Flower's message.
+    """
+    try:
+        answer = json.loads(stdout)
+    except json.JSONDecodeError:
+        message = (stderr or stdout).strip() or "it printed nothing"
+        raise RuntimeError(f"flwr run gave no run: {message}") from None
+    if not answer.get("success"):
+        raise RuntimeError(f"flwr run gave no run: {answer.get('error-message', stdout)}")
+    return int(answer["run-id"])
+
+
+def read_public_key(path: Path) -> bytes:
+    """An OpenSSH public key file as the Control API takes it: PEM.
+
+    Raises:
+        ValueError: the file cannot be read, or is no public key on a NIST curve.
+    """
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    content = _read(path)
+    try:
+        key = serialization.load_ssh_public_key(content)
+    except (ValueError, UnsupportedAlgorithm):
+        raise ValueError(
+            f"{path} is no OpenSSH public key; it should be a K.pub of fedmosaic certs"
+        ) from None
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ValueError(
+            f"{path} is no key on a NIST curve; it should be a K.pub of fedmosaic certs"
+        )
+    return key.public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None

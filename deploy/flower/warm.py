@@ -1,0 +1,173 @@
+"""A warm start for the gRPC runtime: fork what Flower would start anew for every message.
+
+A SuperNode starts a process per message and imports Flower and torch in it, which takes seconds
+of processor time. Flower finds its inner programs by name on PATH. So a folder of stand-ins
+(``handover.py``) goes first on PATH, and one process that has imported everything forks a child for
+each of them, which then runs Flower's own entry point with the very arguments, environment, working
+directory and output files. Messages, isolation and results are those of the plain start; the app's
+own modules are never imported ahead, since each child must take them from its bundle. A SuperNode's
+loop over its tasks is taken over as well (``dispatch.py``).
+
+Linux only: elsewhere a process that has imported this much cannot be trusted to fork.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import importlib
+import json
+import os
+import shlex
+import signal
+import socket
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import distribution
+from pathlib import Path
+
+from deploy.flower import dispatch
+from deploy.flower import warm_client as handover
+from deploy.flower.processes import Processes, executable
+
+PROGRAMS = ("flower-superexec", "flwr-serverapp", "flwr-clientapp")
+#: imported ahead where they are installed; nothing here may start a thread or touch a GPU
+PACKAGES = (
+    "numpy",
+    "torch",
+    "torch._dynamo",  # every first step of a torch optimiser imports it
+    "pydantic.main",
+    "jaxtyping",
+    "PIL.Image",
+    "safetensors.torch",
+    "flwr.app",
+)
+SOCKET = "s"  #: file name in the folder of stand-ins
+STALL = 5.0  #: seconds that a request may keep the others waiting
+
+
+@contextlib.contextmanager
+def stand_ins() -> Iterator[Path]:
+    """A folder to put first on PATH, with a stand-in for each of ``PROGRAMS``."""
+    with tempfile.TemporaryDirectory(prefix="warm-") as name:  # short, and only this user's
+        folder = Path(name)
+        for program in PROGRAMS:
+            stand_in(folder / program, executable(program), str(folder / SOCKET))
+        yield folder
+
+
+def start(processes: Processes, folder: Path, env: Mapping[str, str]) -> None:
+    """Start the warm process of the stand-ins in ``folder``, among ``processes`` as ``warm``.
+
+    ``env`` must be the environment of the SuperLink and the SuperNodes, apart from FLWR_HOME:
+    variables that packages read when they are imported (OMP_NUM_THREADS) are the warm process's.
+    If it ends, the stand-ins start the real programs.
+    """
+    source = f"import sys; sys.path.insert(0, {str(Path(__file__).resolve().parents[2])!r}); "
+    source += f"from deploy.flower.warm import serve; serve({str(folder / SOCKET)!r})"
+    processes.start("warm", [Path(sys.executable).name, "-P", "-c", source], env)
+    processes.spare("warm")
+
+
+def ready(processes: Processes, folder: Path) -> bool:
+    """Whether the warm process takes requests, or never will."""
+    return (folder / SOCKET).exists() or not processes.alive("warm")
+
+
+def stand_in(path: Path, real: str, address: str) -> None:
+    """Write the executable that hands ``real`` over to the warm process at ``address``."""
+    script = str(Path(__file__).with_name("warm_client.py").resolve())
+    command = [sys.executable, "-I", "-S", script, address, real]
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+    path.chmod(0o700)
+
+
+def serve(address: str) -> None:
+    """Import everything, then fork a child for every request at ``address``, for ever."""
+    del sys.path[0]  # this repository: the children import the app from its bundle
+    for package in PACKAGES:
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(package)
+    entry_points = distribution("flwr").entry_points
+    mains = {entry.name: entry.load() for entry in entry_points if entry.name in PROGRAMS}
+    mains["flower-superexec"] = functools.partial(_superexec, address, mains["flower-superexec"])
+    gc.collect()
+    gc.freeze()  # children never walk these objects, so their memory stays shared
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen(128)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children leave no zombies
+        while True:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError, ValueError):
+                _take_over(connection, listener, mains)
+
+
+def _take_over(
+    connection: socket.socket, listener: socket.socket, mains: Mapping[str, Callable[[], None]]
+) -> None:
+    """Fork a child for the request of ``connection``, if the other side still wants it."""
+    connection.settimeout(STALL)
+    _, outputs, _, _ = socket.recv_fds(connection, 1, 2)
+    try:
+        text = b""
+        while not text.endswith(b"\n"):
+            if not (chunk := connection.recv(65536)):
+                return
+            text += chunk
+        request = json.loads(text)
+        connection.sendall(handover.READY)
+        if connection.recv(1) != handover.AGREED:
+            return
+        if os.fork() == 0:
+            listener.close()
+            connection.close()
+            _become(mains, request, outputs)
+        connection.sendall(handover.FORKED)
+    finally:
+        for output in outputs:
+            os.close(output)
+
+
+def _superexec(address: str, real: Callable[[], None]) -> None:
+    """Be ``flower-superexec``: our own loop where it can serve, else and after errors Flower's."""
+    if (service := dispatch.service(sys.argv[1:])) is not None:
+        try:
+            return dispatch.dispatch(service, functools.partial(dispatch.start, address))
+        except Exception:
+            traceback.print_exc()
+    real()
+
+
+def _become(
+    mains: Mapping[str, Callable[[], None]], request: dict[str, object], outputs: list[int]
+) -> None:
+    """Be the requested program, in the child; never returns."""
+    status = 1
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number, output in enumerate(outputs, start=1):
+            os.dup2(output, number)
+            os.close(output)
+        argv, env, cwd = request["argv"], request["env"], request["cwd"]
+        assert isinstance(argv, list) and isinstance(env, dict) and isinstance(cwd, str)
+        os.chdir(cwd)
+        os.environ.clear()
+        os.environ.update(env)
+        sys.argv = argv
+        with contextlib.suppress(OSError):
+            Path("/proc/self/comm").write_text(argv[0][:15])  # what top and ps show
+        mains[argv[0]]()
+        status = 0
+    except SystemExit as leaving:
+        status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(status)

@@ -1,0 +1,1 @@
+"""Real machines: certificates, keys, nodes, runs submitted from elsewhere."""

@@ -1,0 +1,443 @@
+"""The commands of ``fedmosaic`` for separate machines, from ``certs`` to ``local``."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from deploy.flower.control import Control
+    from deploy.run.grpc import Federation
+
+out, err = Console(), Console(stderr=True)
+
+
+def _finite(wait: float) -> float:
+    if not math.isfinite(wait):
+        raise ValueError(f"--wait {wait} is not allowed; it should be a number of at least 0")
+    return wait
+
+
+CLAIM_PATIENCE = 2.0  #: seconds; a federation that was just stopped needs them to end
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("-s", "--set", metavar="KEY=VALUE", help="Override a key; may be repeated."),
+]
+Authority = Annotated[
+    Path | None, typer.Option("--ca", help="Certificate of the authority: certs/ca.crt.")
+]
+Insecure = Annotated[bool, typer.Option("--insecure", help="No TLS: for trying out only.")]
+ControlApi = Annotated[
+    str, typer.Option("--superlink", metavar="HOST:PORT", help="Its Control API.")
+]
+Keys = Annotated[list[Path], typer.Argument(help="Public keys, or folders of *.pub.")]
+Wait = Annotated[
+    float,
+    typer.Option(min=0, callback=_finite, help="Seconds that the SuperLink may take to answer."),
+]
+
+
+def certs(
+    folder: Annotated[str, typer.Argument(help="The folder where they go.")] = "certs",
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="A name or address under which clients reach the server; repeatable."),
+    ] = None,
+    clients: Annotated[int, typer.Option(help="Key pairs: one for each client.")] = 0,
+    days: Annotated[int, typer.Option(help="How long certificates are valid.")] = 365,
+) -> None:
+    """Make an authority, the server's certificate and a key pair for each client."""
+    from deploy.machines.certificates import make
+
+    if not folder.strip():  # as a path it would be the current folder
+        raise ValueError(f"certs {folder!r} is not allowed; it should be a folder")
+    _folder(Path(folder), "certs")
+    files = make(Path(folder), host or [], clients, days)
+    out.print(f"authority      {files.ca}  (public: server and all clients)", soft_wrap=True)
+    out.print(f"its key        {files.ca_key}  (secret: keep it here)", soft_wrap=True)
+    out.print(f"server         {files.server}, {files.server_key}  (secret)", soft_wrap=True)
+    made = sorted(files.clients.glob("*.key"), key=lambda path: (len(path.name), path.name))
+    if made:
+        out.print(
+            f"{len(made)} clients      {made[0]} … {made[-1].name}  (secret: each at its client), "
+            "*.pub (register them)",
+            soft_wrap=True,
+            highlight=False,
+        )
+
+
+def register(
+    keys: Keys,
+    superlink: ControlApi = "127.0.0.1:9093",
+    ca: Authority = None,
+    insecure: Insecure = False,
+    wait: Wait = 60.0,
+) -> None:
+    """Let SuperNodes with these keys connect; keys that are registered already stay so."""
+    from deploy.flower.control import Unregistered
+
+    files = _public_keys(keys)
+    new, final = 0, list[str]()
+    with _control(superlink, ca, insecure, wait) as control:
+        for path in files:
+            try:
+                new += control.register(path)
+            except Unregistered as error:
+                if path in keys:
+                    raise
+                final.append(str(error))  # the folder keeps the key of a client that has left
+    already = len(files) - new - len(final)
+    out.print(f"{new} of {len(files)} keys registered, {already} were already")
+    for line in final:
+        _plain(line)
+
+
+def unregister(
+    keys: Keys,
+    superlink: ControlApi = "127.0.0.1:9093",
+    ca: Authority = None,
+    insecure: Insecure = False,
+    wait: Wait = 60.0,
+) -> None:
+    """Let SuperNodes with these keys never connect again, such as one whose key was stolen.
+
+    This is final: a client that shall come back needs a new key.
+    """
+    files = _public_keys(keys)
+    with _control(superlink, ca, insecure, wait) as control:
+        gone = sum(control.unregister(path) for path in files)
+    out.print(f"{gone} of {len(files)} keys unregistered, {len(files) - gone} were unknown")
+
+
+def stop(
+    run: Annotated[int | None, typer.Argument(help="Its number, as submit printed it.")] = None,
+    superlink: ControlApi = "127.0.0.1:9093",
+    ca: Authority = None,
+    insecure: Insecure = False,
+    wait: Wait = 60.0,
+) -> None:
+    """Stop a run; without a number, say which runs go on."""
+    with _control(superlink, ca, insecure, wait) as control:
+        running = control.running()
+        if run in running:
+            control.stop(run)
+    shown = ", ".join(map(str, running)) or "none"
+    if run is None:
+        out.print(f"runs that go on: {shown}", highlight=False)
+    elif run not in running:
+        raise ValueError(f"no run {run} goes on at {superlink}; those that do: {shown}")
+    else:
+        out.print(f"run {run} is stopped", highlight=False)
+
+
+def submit(
+    experiment: Annotated[
+        Path | None, typer.Argument(help="A TOML file, or the name of one of ours.")
+    ] = None,
+    settings: Settings = None,
+    superlink: ControlApi = "127.0.0.1:9093",
+    ca: Authority = None,
+    insecure: Insecure = False,
+    wait: Wait = 60.0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from out's checkpoint.")] = False,
+    if_any: Annotated[
+        bool, typer.Option("--resume-if-any", help="The same if there is one here, else begin.")
+    ] = False,
+) -> None:
+    """Run an experiment on a SuperLink and the clients connected to it."""
+    from deploy.machines import submit as sending
+    from deploy.run import settings as given
+
+    flat = given.resolve(experiment or given.DEFAULT, settings or [])
+    flat = sending.prepared(flat, resume, if_any)
+    if if_any and flat["resume"] and sending.done(flat):
+        out.print(f"{flat['out']} holds the run already, complete", highlight=False, soft_wrap=True)
+        return
+    started: list[int] = []
+
+    def on_start(run: int) -> None:
+        started.append(run)
+        name = "goes on from its checkpoint" if flat["resume"] else flat["experiment"]
+        out.print(f"[bold]run {run}[/]: {name}", highlight=False)
+
+    try:
+        status = sending.submit(
+            flat,
+            sending.address(superlink),
+            _trusted(ca, insecure),
+            wait,
+            sending.without_tracebacks(_plain),
+            on_start,
+        )
+    except KeyboardInterrupt:
+        if not started:
+            raise
+        trust = "--insecure" if ca is None else f"--ca {ca}"
+        err.print("[red]left[/]: the run goes on; stop it with: ", end="")
+        line = f"fedmosaic stop {started[0]} --superlink {superlink} {trust}"
+        err.print(line, markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(130) from None
+    if not status.completed:
+        raise RuntimeError(status.details or f"the run ended as {status.status}")
+    sent, received = status.bytes_sent, status.bytes_received
+    out.print(f"completed; {sent:,} bytes to the clients, {received:,} from them")
+
+
+def node(
+    superlink: Annotated[
+        str, typer.Option("--superlink", metavar="HOST:PORT", help="Its Fleet API.")
+    ],
+    clients: Annotated[int, typer.Option(min=1, help="How many clients the federation has.")],
+    k: Annotated[int | None, typer.Option("--k", min=0, help="Which client this is.")] = None,
+    seats: Annotated[
+        Path | None, typer.Option(help="Be the lowest client that no replica sharing this is.")
+    ] = None,
+    ca: Authority = None,
+    keys: Annotated[
+        Path | None, typer.Option(help="Folder with K.key; default: clients beside --ca.")
+    ] = None,
+    insecure: Insecure = False,
+    more: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-s",
+            "--set",
+            metavar="KEY=VALUE",
+            help="The node's own: model, device, threads, memory-mb, data-dir, state-dir, …",
+        ),
+    ] = None,
+    home: Annotated[
+        Path | None,
+        typer.Option(help="Flower's own files; default: ~/.fedmosaic/nodes/K."),
+    ] = None,
+    health: Annotated[str, typer.Option(help="HOST:PORT of a gRPC health service.")] = "",
+    warm: Annotated[
+        bool, typer.Option("--warm-start", help="Fork client processes from a warm one (Linux).")
+    ] = False,
+) -> None:
+    """Serve one client on this machine: a flower-supernode with its key and settings."""
+    from deploy.flower import tls
+    from deploy.flower.admission import await_admission
+    from deploy.machines import node as serving
+    from deploy.machines import replicas as places
+    from deploy.machines.certificates import Certificates
+    from deploy.machines.submit import address
+
+    if (k is None) == (seats is None):
+        raise ValueError("say which client this is: either --k K or --seats FOLDER")
+    if warm and sys.platform != "linux":
+        raise ValueError(f"--warm-start is for Linux, not {sys.platform}")
+    if health:
+        address(health, "--health")
+    authority = _trusted(ca, insecure)
+    if home is not None:
+        _folder(home, "--home")
+    if seats is not None:
+        k, _ = places.take(_folder(seats, "--seats"), clients)
+    assert k is not None
+    if k >= clients:
+        raise ValueError(
+            f"--k {k} is not allowed; with --clients {clients} it is 0 to {clients - 1}"
+        )
+    trust = None
+    if authority is not None:
+        folder = keys.expanduser().resolve() if keys else None
+        trust = Certificates(authority.parent, folder, authority)
+    line = serving.command(
+        address(superlink), trust, k, clients, serving.settings(more or []), health
+    )
+    place = (home or Path.home() / ".fedmosaic" / "nodes" / str(k)).expanduser().resolve()
+    _plain(f"client {k} of {clients} for {superlink}")
+    tls.check(address(superlink), trust is not None)
+    if trust is not None:
+        await_admission(address(superlink), trust, k, _plain)
+    if warm:
+        raise typer.Exit(serving.serve(line, place))
+    serving.become(line, place)
+
+
+def local(
+    experiment: Annotated[
+        Path | None, typer.Argument(help="Run this and leave; without it, stay up for submits.")
+    ] = None,
+    settings: Settings = None,
+    clients: Annotated[int, typer.Option(help="SuperNodes; default: what the run needs.")] = 0,
+    work: Annotated[Path, typer.Option(help="Logs, certificates, Flower's files.")] = Path("local"),
+    insecure: Insecure = False,
+    warm: Annotated[
+        bool, typer.Option("--warm-start", help="Fork client processes from a warm one (Linux).")
+    ] = False,
+) -> None:
+    """Start a SuperLink and its SuperNodes on this machine, with TLS and authentication."""
+    from deploy.machines import submit as sending
+    from deploy.machines.certificates import make
+    from deploy.run import settings as given
+    from deploy.run.grpc import Federation
+    from deploy.run.preflight import preflight
+
+    flat = given.resolve(experiment or given.DEFAULT, settings or [])
+    flat = sending.prepared({**flat, "clients": clients or flat["clients"]}, False, False)
+    if experiment is not None:
+        preflight(flat)
+    count = int(flat["clients"])
+    place = _folder(work, "--work")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_alone(place))
+        files = None if insecure else make(place / "certs", [], count)
+        signal.signal(signal.SIGTERM, _interrupt)
+        federation = stack.enter_context(
+            Federation(
+                app=given.app_folder(),
+                clients=count,
+                work=place,
+                certificates=files.folder if files else None,
+                warm_start=warm,
+                spare_nodes=True,
+                env={"OMP_NUM_THREADS": str(flat["threads"])},
+            )
+        )
+        where = federation.superlink.control_address
+        trust = "--insecure" if files is None else f"--ca {files.ca}"
+        out.print(f"{count} clients are connected; logs are in {place / 'logs'}", soft_wrap=True)
+        if experiment is None:
+            out.print("run something from another terminal (Ctrl-C here ends everything):")
+            out.print(
+                f"  fedmosaic submit --superlink {where} {trust}", soft_wrap=True, highlight=False
+            )
+            _stay(federation)
+            return
+        run = federation.submit(flat)
+        status = federation.follow(run, sending.without_tracebacks(_plain))
+    if not status.completed:
+        raise RuntimeError(status.details or f"the run ended as {status.status}")
+
+
+def _stay(federation: Federation) -> None:
+    """Until Ctrl-C, SIGTERM or the death of the SuperLink."""
+    try:
+        federation.superlink.wait(lambda: False, "an end", float("inf"))
+    except KeyboardInterrupt:
+        out.print("ended")
+
+
+def _plain(line: str) -> None:
+    out.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def _alone(place: Path) -> Iterator[None]:
+    """Keep a second ``fedmosaic local`` out of ``place``.
+
+    What is claimed is a folder below it, since a run may write to ``place`` and claims that.
+
+    Raises:
+        ValueError: there is one already.
+        OSError: the folder cannot be made.
+    """
+    from server_app.keep.lock import claim
+
+    below = place / "home"
+    below.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(claim(below, patience=CLAIM_PATIENCE))
+        except ValueError as error:
+            raise ValueError(f"--work {place} is taken: {error}") from None
+        yield
+
+
+@contextlib.contextmanager
+def _control(superlink: str, ca: Path | None, insecure: bool, wait: float) -> Iterator[Control]:
+    """The SuperLink's Control API, as soon as it answers; what it refuses is a ``RuntimeError``."""
+    import tempfile
+
+    import grpc
+
+    from common.flower.rpc import details
+    from deploy.flower.control import Control
+    from deploy.machines.submit import address
+
+    with (
+        tempfile.TemporaryDirectory(prefix="fedmosaic-") as work,
+        Control(address(superlink), _trusted(ca, insecure), Path(work)) as control,
+    ):
+        control.await_answer(wait)
+        try:
+            yield control
+        except grpc.RpcError as error:
+            raise RuntimeError(f"{superlink}: {details(error)}") from None
+
+
+def _folder(given: Path, option: str) -> Path:
+    """``given``, absolute; raises ``ValueError`` if it is no folder and cannot become one."""
+    place = given.expanduser().resolve()
+    there = next(each for each in (place, *place.parents) if each.exists())
+    if not there.is_dir():
+        raise ValueError(f"{option} {given} is not allowed; {there} is not a folder")
+    return place
+
+
+def _trusted(ca: Path | None, insecure: bool) -> Path | None:
+    """The authority's certificate; raises ``ValueError`` for what is none."""
+    from deploy.machines.certificates import read_certificate
+
+    if (ca is None) == (not insecure):
+        raise ValueError("say whom to trust: either --ca FILE (TLS) or --insecure")
+    if ca is None:
+        return None
+    path = ca.expanduser().resolve()
+    if not path.exists():
+        raise ValueError(f"--ca {ca} does not exist")
+    if not path.is_file():
+        raise ValueError(f"--ca {ca} is not a file; it should be ca.crt of fedmosaic certs")
+    if not os.access(path, os.R_OK):
+        raise ValueError(f"--ca {ca} cannot be read")
+    try:
+        read_certificate(path)
+    except ValueError:
+        raise ValueError(
+            f"--ca {ca} holds no certificate; it should be ca.crt of fedmosaic certs"
+        ) from None
+    return path
+
+
+def _public_keys(given: list[Path]) -> list[Path]:
+    """The files that are meant, all of them read before the first is sent.
+
+    Raises:
+        ValueError: one is not there, or is no public key.
+    """
+    from deploy.flower.control import read_public_key
+
+    files = [path for each in given for path in _key_files(each)]
+    for path in files:
+        read_public_key(path)
+    return files
+
+
+def _key_files(given: Path) -> list[Path]:
+    if not given.is_dir():
+        if not given.exists():
+            raise ValueError(f"{given} does not exist; it should be a public key or their folder")
+        return [given]
+    found = sorted(given.glob("*.pub"), key=lambda path: (len(path.name), path.name))
+    if not found:
+        raise ValueError(f"{given} holds no *.pub; make keys with: fedmosaic certs --clients N")
+    return found
+
+
+COMMANDS = (certs, register, unregister, submit, stop, node, local)

@@ -1,0 +1,121 @@
+"""A client's machine: become the SuperNode of client k, with its key, settings and own files."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from client_app.node import KINDS, check
+from deploy.flower import warm
+from deploy.flower.arguments import Value
+from deploy.flower.processes import Processes, environment, executable
+from deploy.machines.certificates import Certificates
+from deploy.run.grpc import node_config, supernode_command
+
+
+def settings(texts: Sequence[str]) -> dict[str, Value]:
+    """``key=value`` texts as a node config, each value of the type that its key has.
+
+    Raises ``ValueError`` for a text without ``=``, an unknown key or a value that it does not take.
+    """
+    found: dict[str, Value] = {}
+    for text in texts:
+        key, equals, value = (part.strip() for part in text.partition("="))
+        if not equals:
+            raise ValueError(f"--set {text!r} is not key=value, such as --set model=resnet8")
+        found[key] = _typed(key, value.strip("\"'"))
+    check(found)
+    return found
+
+
+def _typed(key: str, text: str) -> Value:
+    """As the key's type, a folder absolute; or as it is, which ``check`` then refuses."""
+    kind = KINDS.get(key, str)
+    if key.endswith("-dir") and text:  # the SuperNode will work in another folder
+        return str(Path(text).expanduser().absolute())
+    if kind is bool:
+        return {"true": True, "false": False}.get(text.lower(), text)
+    return int(text) if kind is int and text.lstrip("-").isdecimal() else text
+
+
+def check_here(more: Mapping[str, Value]) -> None:
+    """Raise ``ValueError`` for settings that this machine cannot serve.
+
+    Unknown architectures and devices, folders of data that are not there, a folder for state that
+    cannot be written: else only the census finds them, and stops the run for everybody.
+    """
+    from common import device, models  # torch takes a second
+
+    if "model" in more:
+        models.parse(str(more["model"]))
+    if "device" in more:
+        device.choose(str(more["device"]))
+    for key in ("data-dir", "public-dir"):
+        if key in more and not Path(str(more[key])).is_dir():
+            raise ValueError(f"node config {key} = {more[key]!r}; it must be a folder that exists")
+    if "state-dir" in more:
+        folder = Path(str(more["state-dir"]))
+        try:
+            folder.mkdir(0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(
+                f"node config state-dir = {str(folder)!r}: {error.strerror}"
+            ) from error
+        if not os.access(folder, os.W_OK):
+            raise ValueError(f"node config state-dir = {str(folder)!r} cannot be written")
+
+
+def command(
+    superlink: str,
+    trust: Certificates | None,
+    k: int,
+    clients: int,
+    more: Mapping[str, Value],
+    health: str = "",
+) -> list[str]:
+    """The command line of client k's SuperNode.
+
+    ``health``: ``host:port`` where gRPC's health service answers; empty: nowhere.
+
+    Raises ``ValueError`` if the client's key or the authority's certificate is not there, and for
+    settings in ``more`` that cannot work on this machine.
+    """
+    check_here(more)
+    for path in () if trust is None else (trust.ca, trust.key(k)):
+        if not os.access(path, os.R_OK):
+            reason = "cannot be read" if path.exists() else "is missing"
+            raise ValueError(f"{path} {reason}; client {k} needs it (see fedmosaic certs)")
+    line = [*supernode_command(superlink, node_config(k, clients, more), trust, k)]
+    return [*line, "--health-server-address", health] if health else line
+
+
+def become(line: Sequence[str], home: Path) -> NoReturn:
+    """Turn this process into the SuperNode: same process id, same output."""
+    home.mkdir(parents=True, exist_ok=True)
+    os.chdir(home)  # where nothing lies that a ClientApp could import
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(executable(line[0]), list(line), environment({}, home))
+
+
+def serve(line: Sequence[str], home: Path) -> int:
+    """Run the SuperNode, its client processes forked from a warm one, to its end; exit status.
+
+    SIGTERM and SIGINT end both.
+    """
+    with Processes(home, quiet=False) as processes, warm.stand_ins() as folder:
+        env = environment({}, home)
+        warm.start(processes, folder, env)
+        while not warm.ready(processes, folder):
+            time.sleep(0.1)
+        path = os.pathsep.join([str(folder), env["PATH"]])
+        processes.start("supernode", line, {**env, "PATH": path})
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: os.kill(processes.pid("supernode"), signal.SIGTERM))
+        status = processes.await_end("supernode")
+    return status if status >= 0 else 128 - status

@@ -1,0 +1,118 @@
+"""Send an experiment to a SuperLink that runs elsewhere, and follow it to its real end."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from common.config import Value, parse
+from common.presets import entries
+from deploy.flower.control import Control, RunStatus
+from deploy.machines.certificates import general_name
+from deploy.run.launch import named_alone
+from deploy.run.preflight import check_names
+from deploy.run.settings import app_folder
+from server_app.keep import checkpoint
+from server_app.keep.summary import complete
+
+HOST_PORT = "HOST:PORT, such as fed.example.org:9092 or [::1]:9092, with a port of 1 to 65535"
+_PORT = re.compile("[0-9]{1,5}")
+
+
+def address(text: str, option: str = "--superlink") -> str:
+    """``text`` if it is ``host:port``, an IPv6 address in brackets.
+
+    Raises ``ValueError`` otherwise.
+    """
+    host, _, port = text.rpartition(":")
+    if not _is_host(host) or not _PORT.fullmatch(port) or not 0 < int(port) < 65536:
+        raise ValueError(f"{option} {text!r} is not allowed; it should be {HOST_PORT}")
+    return text
+
+
+def _is_host(text: str) -> bool:
+    bracketed = text.startswith("[") and text.endswith("]")
+    try:
+        name = general_name(text[1:-1] if bracketed else text)
+    except ValueError:
+        return False
+    return bracketed == isinstance(name.value, ipaddress.IPv6Address)
+
+
+def prepared(flat: Mapping[str, Value], resume: bool, if_any: bool) -> dict[str, Value]:
+    """The run config to send: complete, checked and named.
+
+    ``if_any``: resume if ``out``, as a folder that this machine sees too, holds a checkpoint.
+    Folders are those of the server's and the clients' machines, so nothing is looked for here.
+
+    Raises ``ValueError`` for what no machine could run.
+    """
+    flat = dict(flat)
+    flat["clients"] = flat["clients"] or len(entries(str(flat["fleet"])))
+    flat["runtime"] = "grpc"
+    for key in ("out", "state-dir", "data.dir", "data.public-dir"):
+        folder = Path(str(flat[key]))
+        if flat[key] and not folder.is_absolute():
+            raise ValueError(f"{key} = {flat[key]!r} is relative; other machines need it absolute")
+    if (resume or if_any) and not flat["out"]:
+        option = "--resume-if-any" if if_any else "--resume"
+        raise ValueError(f"{option} needs out, the folder of the results: -s out=/…")
+    if if_any:
+        resume = checkpoint.path_in(Path(str(flat["out"]))).exists()
+    flat["resume"] = resume
+    check_names(parse(flat))
+    flat["experiment"] = flat["experiment"] or named_alone(flat)
+    return flat
+
+
+def done(flat: Mapping[str, Value]) -> bool:
+    """Whether ``out``, which this machine sees too, holds this very run and it is complete.
+
+    Raises ``ValueError`` if it holds a checkpoint of another configuration.
+    """
+    folder = Path(str(flat["out"]))
+    checkpoint.read(folder, parse(flat))
+    return complete(folder, int(flat["rounds"]))
+
+
+def submit(
+    flat: Mapping[str, Value],
+    superlink: str,
+    ca: Path | None,
+    wait: float,
+    on_log: Callable[[str], None],
+    on_start: Callable[[int], None],
+) -> RunStatus:
+    """Start the run and wait for its end; leaving early does not stop it.
+
+    ``wait``: seconds that the SuperLink may take to answer, at first and whenever it falls silent.
+
+    Raises ``RuntimeError`` if it stays silent or refuses the run.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="fedmosaic-") as work,
+        Control(superlink, ca, Path(work)) as control,
+    ):
+        control.await_answer(wait)
+        run_id = control.submit(app_folder(), flat, {})
+        on_start(run_id)
+        return control.follow(run_id, on_log, patience=wait)
+
+
+def without_tracebacks(put: Callable[[str], None]) -> Callable[[str], None]:
+    """``put`` for the lines that are no part of a traceback: the last line says it better."""
+    inside = False
+
+    def filtered(line: str) -> None:
+        nonlocal inside
+        if line.startswith("Traceback (most recent call last)"):
+            inside = True
+        elif not inside:
+            put(line)
+        elif not line.startswith(" "):
+            inside = False  # this was the exception itself
+
+    return filtered

@@ -1,0 +1,1 @@
+"""One run on this machine: settings, checks, the three runtimes, progress."""

@@ -1,0 +1,123 @@
+"""The Ray runtime: all clients inside one SuperLink that simulates its nodes.
+
+``flwr.simulation.run_simulation`` would run in this process, but takes app objects instead of an
+app's folder, so it has no run config, and starts Ray below the caller, whose working directory and
+modules the actors then import. So this drives ``flwr run`` against a private ``flower-superlink
+--simulation``, which runs the same bundle as the gRPC runtime. It is started from an empty
+directory, because Ray's actors import from the directory of the SuperLink before the bundle.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from deploy.flower.arguments import Value, check_app
+from deploy.flower.control import RunStatus
+from deploy.flower.processes import Processes
+from deploy.flower.superlink import SuperLink
+from deploy.run.grpc import NOTHING
+from server_app.stopped import Stopped
+
+RAY = {
+    # Ray starts its processes by running Python between fork and exec, where gRPC's handlers for
+    # a fork end the child with a segmentation fault in one start of three (grpcio 1.85, Ray 2.55)
+    "GRPC_ENABLE_FORK_SUPPORT": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # hide no GPU: the run config names the device
+}
+#: Ray's words for a process of its own that did not start, or too late, as it may under load
+LATE_START = re.compile("timed out during startup|Timed out waiting for file")
+ATTEMPTS = 3  #: the first, and one more after each late start
+
+
+def run_simulation(
+    *,
+    app: Path,
+    clients: int,
+    run_config: Mapping[str, Value],
+    work: Path,
+    env: Mapping[str, str] = NOTHING,
+    federation_config: Mapping[str, Value] | None = None,
+    on_log: Callable[[str], None] | None = None,
+    watch: Callable[[], Callable[[], bool]] | None = None,
+) -> RunStatus:
+    """Run the app with ``clients`` simulated nodes and return how the run really ended.
+
+    Node k's config holds ``partition-id=k`` and ``num-partitions=clients`` and nothing else.
+
+    Args:
+        app: the folder with the app's ``pyproject.toml``.
+        clients: number of simulated nodes, at least 1.
+        run_config: overrides of ``[tool.flwr.app.config]``.
+        work: gets ``logs/superlink.log``, ``logs/simulation.log`` and Flower's own files; made if
+            it does not exist.
+        env: added to the environment of the ServerApp and of the actors.
+        federation_config: Flower's simulation settings beyond ``num-supernodes``; one processor
+            core per client (``client-resources-num-cpus = 1``) unless it says otherwise.
+        on_log: gets every line that the run prints.
+        watch: makes a ``finished`` for ``SuperLink.follow``, anew for each attempt to start Ray.
+
+    Raises:
+        ValueError: an argument cannot work.
+        RuntimeError: Ray is not installed, Flower refused the run, or a process ended by itself.
+        Stopped: ``finished`` found that the ServerApp is gone, and not because Ray started late.
+    """
+    if clients < 1:
+        raise ValueError(f"clients={clients}: at least 1 is needed")
+    check_app(app, run_config)
+    if importlib.util.find_spec("ray") is None:
+        raise RuntimeError("the ray runtime needs Ray: install flwr[simulation]")
+    settings: dict[str, Value] = {"client-resources-num-cpus": 1, **(federation_config or {})}
+    settings["num-supernodes"] = clients
+    work = work.expanduser().resolve()
+    for attempt in range(1, ATTEMPTS + 1):
+        lines: list[str] = []  # Flower discards what a simulation prints, but for this stream
+
+        def collect(line: str, lines: list[str] = lines) -> None:
+            lines.append(line)
+            if on_log is not None:
+                on_log(line)
+
+        # Ray's sockets need a short path; leaving the outer context removes what Ray wrote there
+        with tempfile.TemporaryDirectory(prefix="ray-") as short, Processes(work) as processes:
+            ray_env = {**RAY, "RAY_TMPDIR": short, **env}
+            superlink = SuperLink(processes, work, ray_env, simulation=True)
+            try:
+                run_id = superlink.submit(app, run_config, settings)
+                status = superlink.follow(run_id, collect, watch() if watch else None)
+                gone = None
+            except Stopped as error:
+                gone = error
+            finally:
+                superlink.close()
+                log = "\n".join(lines)
+                processes.log("simulation").write_text(log, encoding="utf-8")
+                if late := LATE_START.search(log):
+                    _keep_logs(Path(short), processes.logs / f"ray-{attempt}")
+        if gone is None and status.completed:
+            return status
+        if attempt == ATTEMPTS or not late:
+            break
+    if gone is not None:
+        raise Stopped(_reason(log) or str(gone)) from gone
+    return replace(status, details=_reason(log) or status.details)
+
+
+def _keep_logs(ray: Path, kept: Path) -> None:
+    """What Ray's own processes wrote, before the folder ``ray`` goes: why one did not start."""
+    for logs in (ray / "ray").glob("session_*_*/logs"):
+        shutil.copytree(logs, kept, dirs_exist_ok=True, ignore_dangling_symlinks=True)
+
+
+def _reason(log: str) -> str:
+    """What went wrong, from what the run printed: its status names only the thread that ended."""
+    if found := re.findall(r"ServerApp thread raised an exception: (.*)", log):
+        return f"ServerApp failed with exception: {found[-1]}"
+    late = [line for line in log.splitlines() if LATE_START.search(line)]
+    return f"Ray did not start in {ATTEMPTS} attempts: {late[-1]}" if late else ""

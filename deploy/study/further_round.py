@@ -1,0 +1,115 @@
+"""One round more than a finished run has, outside its folder."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from flwr.app import Message
+
+from common import device
+from common.config import Config, Value, parse
+from common.data import load
+from common.data.dataset import Dataset
+from common.fleet import global_spec
+from common.models.classifier import Split
+from common.protocol import Up, task
+from common.records import StateDict
+from deploy.run.loopback import Loopback
+from deploy.run.settings import load as load_settings
+from server_app.keep import checkpoint
+from server_app.method import Method
+from server_app.methods import METHODS
+from server_app.talk.census import Client, take_census
+from server_app.talk.exchange import exchange
+
+
+@final
+@dataclass(frozen=True)
+class Further:
+    """The round after the last: what chosen clients were sent and what they answered."""
+
+    flat: dict[str, Value]
+    """The run config that the clients worked under."""
+    config: Config
+    dataset: Dataset
+    method: Method[Any]
+    messages: dict[int, Message]
+    ups: list[tuple[Client, Up]]
+
+    def networks(self) -> list[tuple[Client, Split]]:
+        """Each client's own network as it uploaded it, in eval mode.
+
+        Raises ``ValueError`` if the method uploads none, or a network has no stages.
+        """
+        found = []
+        for client, up in self.ups:
+            w = _own(client, up, self.method)
+            net = self.method.build(client.model, w).eval()
+            if not isinstance(net, Split):
+                raise ValueError(f"model {client.model!r} of client {client.k} has no stages")
+            found.append((client, net))
+        return found
+
+
+@contextmanager
+def further_round(folder: Path, clients: int, workers: int) -> Iterator[Further]:
+    """Play the first ``clients`` clients' next round of the finished run in ``folder``.
+
+    Raises ``ValueError``, one line: no run there, no checkpoint, a client that failed.
+    """
+    if not (folder / "config.toml").exists():
+        raise ValueError(f"{folder} holds no run: no config.toml there")
+    if not checkpoint.path_in(folder).exists():
+        raise ValueError(
+            f"{folder} has no checkpoint, and a table's cells keep none; use fedmosaic run"
+        )
+    with tempfile.TemporaryDirectory(prefix="fedmosaic-") as place:
+        flat = dict(load_settings(folder / "config.toml"))
+        state = Path(str(flat["state-dir"]))
+        if state.exists():
+            shutil.copytree(state, Path(place) / "state")
+        flat["state-dir"] = str(Path(place) / "state")
+        yield _play(folder, flat, clients, workers)
+
+
+def _play(folder: Path, flat: dict[str, Value], size: int, workers: int) -> Further:
+    config = parse(flat)
+    saved = checkpoint.read(folder, config)
+    device.settle(config.run.threads)
+    dataset = load(config.data)
+    method = METHODS[config.run.method](
+        config.with_out(str(folder)),
+        dataset,
+        device.choose(config.run.device),
+        global_spec(config, dataset.shape, dataset.num_classes),
+        saved.experiment,
+    )
+    method.restore(method.keeps(**saved.state))
+    with Loopback(config.run.clients, flat, workers=workers) as grid:
+        agreed = task(dataset.shape, dataset.classes)
+        nodes = sorted(grid.get_node_ids())
+        method.begin(take_census(grid, nodes, config, saved.experiment, agreed))
+        t = saved.t + 1
+        messages = method.messages(t, method.clients[:size])
+        replies, failures = exchange(grid, messages, config.run.timeout, t)
+        ups, refused = method.receive(t, replies)
+    for failure in [*failures, *refused]:
+        raise ValueError(f"client {failure.k} failed in the further round: {failure.reason}")
+    return Further(flat, config, dataset, method, messages, ups)
+
+
+def _own(client: Client, up: Up, method: Method[Any]) -> StateDict:
+    """The weights of the client's own architecture in its upload."""
+    expected = method.expected(client.model)
+    for name in ("local", "w"):
+        state = getattr(up, name, None)
+        if isinstance(state, dict) and state.keys() == expected.keys():
+            return {key: torch.as_tensor(value) for key, value in state.items()}
+    raise ValueError(f"method {method.config.run.method!r} uploads no network of client {client.k}")

@@ -1,0 +1,119 @@
+"""What the kinds of noise look like, and how much of a server step they take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from matplotlib.figure import Figure
+from rich.table import Table
+
+from common import device, fleet, noise, seeds
+from common.config import Value, parse
+from common.data import load
+from common.losses.distillation import kl
+from common.noise import NOISES
+from deploy.report.figures import style
+from server_app.distil.noise import distil, weighted
+from server_app.methods.fedorion import FedORION
+
+SAMPLES = 8
+
+
+def picture(shape: tuple[int, int, int] = (3, 32, 32), seed: int = 1) -> Figure:
+    """Eight samples of each kind, a row each; values from −2.5 to 2.5 are drawn from dark to light.
+
+    Raises ``ValueError`` unless samples have one channel (grey) or three.
+    """
+    channels = shape[0]
+    if channels not in (1, 3):
+        raise ValueError(f"samples of {channels} channels are no pictures: 1 or 3 can be drawn")
+    with style():
+        figure = Figure(figsize=(SAMPLES * 1.05 + 1.1, len(NOISES) * 1.1), layout="constrained")
+        grid = figure.subplots(len(NOISES), SAMPLES, squeeze=False)
+        for row, (kind, draw) in zip(grid, NOISES.items(), strict=True):
+            z = next(draw(64, shape, seeds.stream(seed, "noise")))[:SAMPLES]
+            images = (z / 5 + 0.5).clamp(0, 1).permute(0, 2, 3, 1)
+            for axes, image in zip(row, images.numpy(), strict=True):
+                axes.imshow(image.squeeze(-1) if channels == 1 else image, cmap="gray", vmin=0)
+                axes.set_xticks([])
+                axes.set_yticks([])
+                axes.grid(False)
+            row[0].set_ylabel(kind)
+    return figure
+
+
+@final
+@dataclass(frozen=True)
+class Time:
+    """Seconds for one batch of a kind, and for one whole step of distillation on it."""
+
+    kind: str
+    noise: float
+    step: float
+
+    @property
+    def share(self) -> float:
+        """The noise's share of the step, in [0, 1]."""
+        return min(self.noise / self.step, 1.0)
+
+
+def times(flat: Mapping[str, Value], batches: int = 3) -> list[Time]:
+    """Time each kind in FedORION's server step as ``flat`` configures it.
+
+    The teachers are the untrained models of the clients of one round. Each kind is timed three
+    times over ``batches`` batches and the least counts, so that other work on the machine does not;
+    a step has its part in setting the networks up.
+    """
+    return [_time(kind, flat, batches) for kind in NOISES]
+
+
+def _time(kind: str, flat: Mapping[str, Value], batches: int) -> Time:
+    settings: dict[str, Value] = {"method": "fedorion", "fedorion.noise": kind}
+    settings |= {"fedorion.server-epochs": 1, "fedorion.noise-batches": batches}
+    config = parse({**flat, **settings})
+    device.settle(config.run.threads)
+    where, data = device.choose(config.run.device), load(config.data)
+    spec = fleet.global_spec(config, data.shape, data.num_classes)
+    method = FedORION(config, data, where, spec, "noise")
+    size = config.run.per_round or config.run.clients or len(config.fleet)
+    specs = [config.fleet[k % len(config.fleet)] for k in range(size)]
+    teachers = [(name, dict(method.build(name).state_dict())) for name in specs]
+    transfer = weighted(kl, [1 / size] * size, 1.0)
+    o = config.method
+
+    def draw() -> None:
+        stream = seeds.stream(config.run.seed, "noise", device=where)
+        for _ in noise.batches(kind, batches, o.noise_batch_size, data.shape, stream):
+            pass
+
+    def step() -> None:
+        distil(method, 1, method.w, teachers, transfer)
+
+    alone, whole = (min(_clocked(work, where) for _ in range(3)) for work in (draw, step))
+    return Time(kind, alone / batches, whole / batches)
+
+
+def _clocked(work: Callable[[], None], where: torch.device) -> float:
+    if where.type == "cuda":
+        torch.cuda.synchronize(where)
+    start = time.perf_counter()
+    work()
+    if where.type == "cuda":
+        torch.cuda.synchronize(where)
+    return time.perf_counter() - start
+
+
+def render(times: Sequence[Time]) -> Table:
+    """The times as a terminal's table."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("noise", "ms a batch", "ms a step", "share of the step"):
+        table.add_column(column, justify="left" if column == "noise" else "right")
+    for row in times:
+        table.add_row(
+            row.kind, f"{row.noise * 1e3:.1f}", f"{row.step * 1e3:.1f}", f"{row.share:.1%}"
+        )
+    return table

@@ -1,0 +1,138 @@
+"""Decision regions of a finished run on points in the plane (FedORION, Figure 1)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from client_app.methods import HANDLERS
+from client_app.participant import Participant
+from common import fleet, models
+from common.config import Config, parse
+from common.data import Dataset, load
+from common.data.batches import normalise
+from common.models.batchnorm import recalibrate
+from common.models.classifier import Classifier
+from deploy.report.figures import style
+from deploy.report.palette import PAPER, series
+from deploy.run.settings import load as load_settings
+from deploy.study.weights import load_weights
+
+SIDE = 200  #: points of the grid along each axis
+
+
+def figure(folder: Path) -> Figure:
+    """Two rows: every client's model and the server's, before round 1 and after the last.
+
+    On a client's panels lie its own training points, on the server's all of them. A client without
+    a model of its own has no panel.
+
+    Raises ``ValueError`` if there is no finished run in ``folder`` or its samples are not points in
+    the plane.
+    """
+    path = folder / "config.toml"
+    if not path.exists() or not (folder / "model.safetensors").exists():
+        raise ValueError(f"{folder} holds no finished run with a model of the server")
+    config = parse(load_settings(path))
+    data = load(config.data)
+    if data.shape != (2, 1, 1):
+        raise ValueError(f"{folder} is a run on samples of shape {data.shape}, not on points")
+    columns: list[tuple[str, list[Classifier], tuple[Tensor, Tensor]]] = []
+    for k in range(config.run.clients):
+        node: dict[str, Any] = {"partition-id": k, "device": "cpu"}
+        participant = Participant(config, node, config.run.experiment)
+        handler = HANDLERS[config.run.method](participant)
+        own = [handler.own_model(t) for t in (0, config.run.rounds)]
+        nets = [net for net in own if net is not None]
+        if len(nets) == 2:
+            columns.append((f"client {k}: {handler.spec}", nets, participant.train_set))
+    server = _servers(config, data, folder)
+    columns.append((f"server: {server[0].spec}", server, (data.x, data.y)))
+    return _draw(columns, config, data)
+
+
+def _servers(config: Config, data: Dataset, folder: Path) -> list[Classifier]:
+    """The server's model as first drawn, and as the run left it."""
+    spec = fleet.global_spec(config, data.shape, data.num_classes)
+    nets = []
+    for weights in (None, load_weights(folder / "model.safetensors")):
+        net = models.build(
+            spec,
+            data.shape,
+            data.num_classes,
+            seed=config.run.seed,
+            name=("init", "global"),
+            stem=config.run.stem,
+        )
+        if weights is not None:
+            net.load_state_dict(weights)
+            if getattr(config.method, "eval_bn", "running") != "running":
+                recalibrate(net, [normalise(data.x_test, data.mean, data.std)])
+        nets.append(net)
+    return nets
+
+
+def _draw(
+    columns: list[tuple[str, list[Classifier], tuple[Tensor, Tensor]]],
+    config: Config,
+    data: Dataset,
+) -> Figure:
+    reach = 1.1 * float(data.x.abs().max())
+    with style():
+        drawing = Figure(figsize=(2.3 * len(columns) + 0.3, 4.9), layout="constrained")
+        grid = drawing.subplots(2, len(columns), squeeze=False)
+        for j, (title, nets, points) in enumerate(columns):
+            for i, net in enumerate(nets):
+                _panel(grid[i, j], net, points, data, reach)
+            grid[0, j].set_title(title, fontsize=9.5)
+        grid[0, 0].set_ylabel("before round 1")
+        grid[1, 0].set_ylabel(f"after round {config.run.rounds}")
+    return drawing
+
+
+def _panel(
+    axes: Axes, net: Classifier, points: tuple[Tensor, Tensor], data: Dataset, reach: float
+) -> None:
+    colours = [series(c) for c in range(data.num_classes)]
+    axes.imshow(
+        decisions(net, data, reach),
+        origin="lower",
+        extent=(-reach, reach, -reach, reach),
+        cmap=ListedColormap(colours),
+        vmin=-0.5,
+        vmax=data.num_classes - 0.5,
+        alpha=0.3,
+        interpolation="nearest",
+    )
+    x, y = points
+    axes.scatter(
+        x[:, 0].flatten().numpy(),
+        x[:, 1].flatten().numpy(),
+        c=[colours[int(label)] for label in y],
+        s=7,
+        edgecolors=PAPER,
+        linewidths=0.3,
+    )
+    axes.set_xlim(-reach, reach)
+    axes.set_ylim(-reach, reach)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.grid(False)
+
+
+@torch.no_grad()
+def decisions(net: Classifier, data: Dataset, reach: float, side: int = SIDE) -> np.ndarray:
+    """The class of every point of a grid over [−reach, reach]²: int [side, side], rows upwards."""
+    axis = torch.linspace(-reach, reach, side)
+    second, first = torch.meshgrid(axis, axis, indexing="ij")
+    grid = torch.stack([first, second], dim=-1).reshape(-1, 2, 1, 1)
+    logits = net.eval()(normalise(grid, data.mean, data.std))
+    classes: np.ndarray = logits.argmax(1).view(side, side).numpy()
+    return classes

@@ -1,0 +1,270 @@
+"""``fedmosaic table``: a paper's table from recorded runs, ours beside the paper's.
+
+A table file is an experiment file with rows and columns: each cell is ``[base]`` plus what its row
+and column set, once for each seed. A cell whose run is recorded is not run again; two rows that
+differ only in what they measure share one run. The records lie under ``OUT/cells/<fingerprint>``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shutil
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from common.config import Value
+from common.files import write_atomically
+from common.metrics import rounds_to
+from common.presets import entries
+from deploy.report import table as rendering
+from deploy.run.settings import defaults, find, flatten, numbers
+
+Flat = dict[str, Value]
+
+
+class Line(BaseModel):
+    """One ``[[row]]`` or ``[[column]]``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(min_length=1)
+    set: dict[str, Any] = {}
+    measure: str = ""
+    model: str = "global"
+    """A row: which model it is about; stands for ``{model}`` in a measure."""
+    seeds: list[int] = []
+    """A row: its own seeds; empty: the table's."""
+    scale: float | None = None
+    """A column: its numbers are multiplied by this instead of by the unit's 100."""
+    better: Literal["higher", "lower", "", "as the table"] = "as the table"
+    reach: str = ""
+    """A column: the first round in which a row's measure reaches that row's last, same seed."""
+    window: int = Field(1, ge=1)
+    """Of ``reach``: the mean of so many measurements must reach it; 1: the first hit, as papers."""
+
+
+@final
+class File(BaseModel):
+    """A table file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    title: str
+    seeds: list[int] = Field(min_length=1)
+    measure: str = "accuracy.final"
+    unit: str = "%"
+    format: str = ".2f"
+    better: str = "higher"
+    note: str = ""
+    base: dict[str, Any] = {}
+    row: list[Line] = Field(min_length=1)
+    column: list[Line] = Field(min_length=1)
+    expected: dict[str, dict[str, float]] = {}
+
+
+@final
+@dataclass(frozen=True)
+class Cell:
+    """One run of the table: where it stands, what it measures, and its whole run config."""
+
+    row: str
+    column: str
+    seed: int
+    measure: str
+    flat: Flat
+    scale: float | None = None
+    reach: str = ""
+    window: int = 1
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for equal configurations, so that a recorded run is found again."""
+        text = json.dumps({k: v for k, v in sorted(self.flat.items()) if v != DEFAULTS.get(k)})
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+DEFAULTS = defaults()
+
+
+def is_table(path: Path) -> bool:
+    """Whether an experiment file has rows."""
+    return "row" in tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def read(path: Path) -> File:
+    """A table file. Raises ``ValueError``, one line, if it is not one."""
+    path = find(path)
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        if "row" not in content:
+            raise ValueError(f"{path} has no [[row]], so it is no table: fedmosaic run takes it")
+        return File.model_validate(content)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is not valid TOML: {error}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"{path}: {where}: {first['msg']}") from error
+
+
+def cells(file: File) -> Iterator[Cell]:
+    """Every cell for every seed, row by row.
+
+    Raises ``ValueError`` for a key that does not exist or an expected number without a cell.
+    """
+    rows, columns = [r.name for r in file.row], [c.name for c in file.column]
+    for row_name, numbers_ in file.expected.items():
+        for column_name in numbers_:
+            if row_name not in rows or column_name not in columns:
+                raise ValueError(f"expected.{row_name}.{column_name} stands for no cell")
+    base = numbers(flatten(file.base))
+    for row in file.row:
+        for column in file.column:
+            flat = DEFAULTS | base | numbers(flatten(row.set)) | numbers(flatten(column.set))
+            if not flat["clients"]:
+                flat["clients"] = len(entries(str(flat["fleet"])))
+            measure = row.measure or column.measure or file.measure
+            measure = measure.replace("{model}", row.model)
+            if column.reach and column.reach not in rows:
+                raise ValueError(f"column {column.name!r}: reach = {column.reach!r} is no row")
+            for seed in row.seeds or file.seeds:
+                whole = {**flat, "seed": seed}
+                yield Cell(
+                    row.name, column.name, seed, measure, whole,
+                    column.scale, column.reach, column.window,
+                )  # fmt: skip
+
+
+def run(
+    file: File,
+    folder: Path,
+    launch: Callable[[Cell, Path], None],
+    on_cell: Callable[[int, int, Cell, bool], None],
+) -> None:
+    """Run the cells that are not recorded yet; a finished cell's private client state is dropped.
+
+    ``launch(cell, folder)`` runs one; ``on_cell(i, of, cell, recorded)`` hears of each before.
+    """
+    todo = list(cells(file))
+    for i, cell in enumerate(todo):
+        place = folder / "cells" / cell.fingerprint
+        done = record(place) is not None
+        on_cell(i + 1, len(todo), cell, done)
+        if done:
+            continue
+        launch(cell, place)
+        shutil.rmtree(place / "state", ignore_errors=True)
+        shutil.rmtree(place / "slots", ignore_errors=True)
+        (place / "checkpoint.safetensors").unlink(missing_ok=True)
+
+
+def collect(file: File, folder: Path) -> rendering.Table:
+    """The table as far as it is recorded."""
+    found: dict[tuple[str, str], list[float]] = {}
+    all_cells = list(cells(file))
+    for cell in all_cells:
+        place = folder / "cells" / cell.fingerprint
+        if cell.reach:
+            value = _rounds_to_reach(cell, all_cells, folder)
+        else:
+            summary = record(place)
+            value = None if summary is None else measured(summary, cell.measure)
+        if value is not None:
+            usual = 100.0 if file.unit == "%" else 1.0
+            scaled = value * (usual if cell.scale is None else cell.scale)
+            found.setdefault((cell.row, cell.column), []).append(scaled)
+    table_cells = {
+        (row.name, column.name): rendering.Cell(
+            tuple(found.get((row.name, column.name), ())) or None,
+            file.expected.get(row.name, {}).get(column.name),
+        )
+        for row in file.row
+        for column in file.column
+    }
+    return rendering.Table(
+        title=file.title,
+        rows=tuple(row.name for row in file.row),
+        columns=tuple(column.name for column in file.column),
+        cells=table_cells,
+        unit=file.unit,
+        format=file.format,
+        better=file.better,
+        better_in={c.name: c.better for c in file.column if c.better != "as the table"},
+        notes=(file.note,) if file.note else (),
+    )
+
+
+def write(table: rendering.Table, file: File, folder: Path, stem: str) -> list[Path]:
+    """Markdown, HTML, PNG and the bare numbers as JSON (null: never), all in ``folder``."""
+    paths = [folder / f"{stem}{suffix}" for suffix in (".md", ".html", ".json", ".png")]
+    write_atomically(paths[0], rendering.markdown(table).encode())
+    write_atomically(paths[1], rendering.html(table).encode())
+    numbers_ = [
+        {
+            "row": row,
+            "column": column,
+            "values": cell.values
+            and [value if math.isfinite(value) else None for value in cell.values],
+            "expected": cell.expected,
+        }
+        for (row, column), cell in table.cells.items()
+    ]
+    text = json.dumps({"title": file.title, "seeds": file.seeds, "cells": numbers_}, indent=1)
+    write_atomically(paths[2], text.encode())
+    rendering.png(table, paths[3])
+    return paths
+
+
+def record(place: Path) -> dict[str, Any] | None:
+    """The summary of a completed run in ``place``, or None."""
+    path = place / "summary.json"
+    if not path.exists():
+        return None
+    summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return summary if summary.get("status") == "completed" else None
+
+
+def _rounds_to_reach(cell: Cell, all_cells: list[Cell], folder: Path) -> float | None:
+    """The first round at which ``cell`` measures what the row ``cell.reach`` does at its end.
+
+    With a ``window``: the mean of the last so many measurements. Infinite if it never does; None if
+    one of the two runs is not recorded.
+    """
+    goals = [
+        other
+        for other in all_cells
+        if (other.row, other.column, other.seed) == (cell.reach, cell.column, cell.seed)
+    ]
+    if not goals:
+        return None
+    theirs = _course(folder / "cells" / goals[0].fingerprint, goals[0].measure)
+    ours = _course(folder / "cells" / cell.fingerprint, cell.measure)
+    if not theirs or not ours:
+        return None
+    hit = rounds_to([value for _, value in ours], theirs[-1][1], cell.window)
+    return math.inf if hit is None else float(ours[hit - 1][0])
+
+
+def _course(place: Path, measure: str) -> list[tuple[int, float]]:
+    """(round, measure) of a completed run, wherever its journal has it."""
+    if record(place) is None:
+        return []
+    lines = (place / "journal.jsonl").read_text(encoding="utf-8").splitlines()
+    entries = [json.loads(line) for line in lines]
+    values = [(entry["round"], measured(entry, measure)) for entry in entries]
+    return [(t, value) for t, value in values if t > 0 and value is not None]
+
+
+def measured(summary: Mapping[str, Any], path: str) -> float | None:
+    """The number at a dotted path of the summary; None if it is not there."""
+    value: Any = summary
+    for part in path.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return float(value) if isinstance(value, int | float) else None

@@ -1,0 +1,44 @@
+"""Layer-wise aggregation: every layer averaged over the clients whose networks have it.
+
+Liu et al., "No One Left Behind: Inclusive Federated Learning over Heterogeneous Devices", 2022
+(without its momentum), which FedIN and its baselines use (FedIN, section 4.3). The server holds the
+largest network w; client k's is a sub-model (``common/submodel.py``). For every entry e of w
+
+    w[e] ← Σ_{k has e} p_k w_k[e] / Σ_{k has e} p_k
+
+and what no selected client has stays. With one architecture it is the ordinary average.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+
+from common.methods.fedavg import Averaging
+from common.records import StateDict
+from server_app.combine.robust import clipped, combine
+
+
+def aggregate(
+    states: Sequence[StateDict],
+    sizes: Sequence[int],
+    previous: StateDict,
+    options: Averaging,
+    parameters: Set[str],
+) -> StateDict:
+    """w of the largest network, from its ``previous`` and the clients' ``states`` in order of k.
+
+    p_k ∝ ``sizes`` or uniform; without ``bn-buffers`` only the entries named in ``parameters`` are
+    averaged. ``robust`` works among the owners of each entry.
+    """
+    weights = sizes if options.weights == "samples" else [1] * len(sizes)
+    names = previous.keys() if options.bn_buffers else parameters
+    states = list(clipped(states, previous, options, names))
+    result: StateDict = {}
+    for name, before in previous.items():
+        owners = [k for k, state in enumerate(states) if name in state]
+        if owners and name in names:
+            parts = [{name: states[k][name]} for k in owners]
+            result[name] = combine(parts, [weights[k] for k in owners], options)[name]
+        else:
+            result[name] = before
+    return result

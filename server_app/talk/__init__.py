@@ -1,0 +1,1 @@
+"""Between server and clients: census, exchange, replies, readmission."""

@@ -1,0 +1,161 @@
+"""Round 0: who is there? The server refuses a federation that does not fit, naming the client."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from common.config import Config
+from common.protocol import Hello, Peer
+from common.version import code_version
+from server_app.stopped import Stopped
+from server_app.talk.exchange import exchange
+from server_app.talk.replies import open_reply
+
+ASK_AGAIN = 0.25
+LEFT = "Node Unavailable"  #: Flower's words for a node that is not connected
+
+
+@final
+@dataclass(frozen=True)
+class Client:
+    """Client k as the census found it, and the node that runs it now."""
+
+    peer: Peer
+    node: int
+
+    @property
+    def k(self) -> int:
+        return self.peer.k
+
+    @property
+    def n(self) -> int:
+        """Local training samples n_k."""
+        return self.peer.n
+
+    @property
+    def model(self) -> str:
+        return self.peer.model
+
+
+def wait_for_nodes(
+    grid: Grid, config: Config, on_wait: Callable[[int], None] = lambda online: None
+) -> list[int]:
+    """Node ids of the federation, as soon as ``clients`` of them are online.
+
+    With ``clients = 0`` whoever is online once the number has not changed for two seconds.
+    Raises ``Stopped`` after ``wait`` seconds, or if more are online than there should be.
+    """
+    expected, start = config.run.clients, time.monotonic()
+    online, since = sorted(grid.get_node_ids()), time.monotonic()
+    while True:
+        now = time.monotonic()
+        if (expected and len(online) >= expected) or (
+            not expected and online and now - since >= 2.0
+        ):
+            break
+        if now - start > config.run.wait:
+            raise Stopped(
+                f"{len(online)} of {expected or 'at least 1'} clients connected within "
+                f"wait = {config.run.wait:g} s"
+            )
+        on_wait(len(online))
+        time.sleep(ASK_AGAIN)
+        if (found := sorted(grid.get_node_ids())) != online:
+            online, since = found, time.monotonic()
+    if expected and len(online) > expected:
+        raise Stopped(f"{len(online)} clients are connected, but clients = {expected}")
+    return online
+
+
+def take_census(
+    grid: Grid, nodes: list[int], config: Config, experiment: str, task: str
+) -> list[Client]:
+    """Ask every node who it is; clients in order of k.
+
+    Raises ``Stopped`` naming the client for: no good answer, an id that two nodes claim or that is
+    out of range, another code version, another task, classes or counts that cannot be.
+    """
+    clients: list[Client] = []
+    for node, reply in _hello(grid, nodes, config, experiment).items():
+        try:
+            clients.append(Client(open_reply(reply, Peer, config), node))
+        except ValueError as error:
+            raise Stopped(f"census: node {node}: {error}") from error
+    peers = [client.peer for client in clients]
+    check_peers(peers, len(nodes), experiment, task, config.run.max_samples)
+    return sorted(clients, key=lambda client: client.k)
+
+
+def _hello(grid: Grid, nodes: list[int], config: Config, experiment: str) -> dict[int, Message]:
+    """Everybody's answer, by node. A node that has just left is waited for, as before the census:
+    it may be one that signs on and off while it starts.
+    """
+    start, answers = time.monotonic(), dict[int, Message]()
+    while True:
+        hello = Hello(experiment=experiment, clients=len(nodes)).pack()
+        asked = {
+            i: Message(hello, node, "query.hello")
+            for i, node in enumerate(nodes)
+            if node not in answers
+        }
+        replies, failures = exchange(grid, asked, config.run.timeout, 0)
+        answers |= {nodes[i]: reply for i, reply in replies.items()}
+        if not failures:
+            return {node: answers[node] for node in nodes}
+        first = next((each for each in failures if LEFT not in each.reason), failures[0])
+        if LEFT not in first.reason or time.monotonic() - start > config.run.wait:
+            raise Stopped(f"census: node {nodes[first.k]} answered: {first.reason}")
+        size = len(nodes)
+        nodes = wait_for_nodes(grid, config)
+        if len(nodes) != size:  # only with clients = 0; everybody was told another number
+            answers = {}
+
+
+def check_peers(
+    peers: list[Peer], size: int, experiment: str, task: str, max_samples: int = 2**40
+) -> None:
+    """Raise ``Stopped`` unless the peers are clients 0 … size−1 of this experiment and task."""
+    claimed = Counter(peer.k for peer in peers)
+    for peer in peers:
+        if claimed[peer.k] > 1:
+            raise Stopped(f"census: {claimed[peer.k]} nodes claim to be client {peer.k}")
+        if peer.k >= size:
+            raise Stopped(f"census: client {peer.k} in a federation of {size}")
+        for what, theirs, ours in (
+            ("experiment", peer.experiment, experiment),
+            ("code version", peer.version, code_version()),
+            ("task (shape/classes/names)", peer.task, task),
+        ):
+            if theirs != ours:
+                raise Stopped(f"census: client {peer.k} has {what} {theirs!r}, the server {ours!r}")
+        if wrong := _wrong_numbers(peer, int(task.split("/")[1]), max_samples):
+            raise Stopped(f"census: client {peer.k} {wrong}")
+    prints = Counter(peer.public for peer in peers)
+    if len(prints) > 1:
+        usual = prints.most_common(1)[0][0]
+        odd = min(peer.k for peer in peers if peer.public != usual)
+        raise Stopped(f"census: client {odd} has another public set than the others")
+
+
+def _wrong_numbers(peer: Peer, classes: int, max_samples: int) -> str:
+    """What cannot be of a client's samples and classes; empty if all can."""
+    for what, n in (("training", peer.n), ("test", peer.n_test)):
+        if n > max_samples:
+            return f"claims {n} {what} samples, max-samples = {max_samples}"
+    if peer.classes != sorted({c for c in peer.classes if c < classes}) or not peer.classes:
+        shown = str(peer.classes[:20])
+        return f"claims classes {shown}, allowed are 0 to {classes - 1}, each once, ascending"
+    if peer.counts is not None and (
+        len(peer.counts) != classes
+        or sum(peer.counts) != peer.n
+        or [c for c, count in enumerate(peer.counts) if count] != peer.classes
+    ):
+        return f"claims class counts that are not those of its {peer.n} samples"
+    return ""

@@ -1,0 +1,150 @@
+"""Send messages, collect the replies, and lose neither a reply nor a failure on the way.
+
+Flower's ``send_and_receive`` looks for replies every three seconds; a round of small models takes
+less. Replies are matched by the message they answer: the source id of an error reply can be wrong.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import final
+
+import grpc
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from common.flower import halfway as arrival
+from common.flower.rpc import details
+from server_app.stopped import Stopped
+
+FIRST_POLL, LAST_POLL = 0.005, 0.1
+LONGEST = 400  #: characters of a reason in the journal
+UNAVAILABLE = 3  #: Flower's code for what has outlived its ttl, and for a reply never whole
+LATE = 30.0  #: seconds of ttl beyond the timeout: whole replies may wait behind half ones
+
+log = logging.getLogger("flwr.fedmosaic")
+
+
+@final
+@dataclass(frozen=True)
+class Failure:
+    """Client k did not answer round t well; ``reason`` is one line for the journal."""
+
+    k: int
+    round: int
+    reason: str
+
+
+def exchange(
+    grid: Grid, messages: dict[int, Message], timeout: float, t: int
+) -> tuple[dict[int, Message], list[Failure]]:
+    """Good replies by client, and failures; both in ascending order of k, never of arrival.
+
+    ``messages``: by client, their ttl is set here; ``timeout``: seconds until what has not come
+    counts as lost.
+
+    Raises ``Stopped`` if the SuperLink fails while it takes the messages. One that dies between
+    taking and confirming them refuses them when Flower sends them again.
+    """
+    replies: dict[int, Message] = {}
+    failures: list[Failure] = []
+    waiting: dict[str, int] = {}
+    for message in messages.values():
+        message.metadata.ttl = timeout + LATE
+    for k, sent in zip(messages, push(grid, messages.values(), t), strict=True):
+        if sent:
+            waiting[sent] = k
+        else:
+            failures.append(Failure(k, t, "the message could not be delivered"))
+    silent = f"no reply within {timeout:g} s"
+    deadline, pause = time.monotonic() + timeout, FIRST_POLL
+    over = False  # once more after the deadline: one that stopped halfway may have held up others
+    while waiting and not over:
+        over = time.monotonic() >= deadline
+        arrived, unreadable = pull(grid, list(waiting), deadline)
+        for name, reason in unreadable.items():
+            failures.append(Failure(waiting.pop(name), t, reason))
+        for reply in arrived:
+            k = waiting.pop(reply.metadata.reply_to_message_id, -1)
+            if k < 0:  # a second reply to the same message, or one to nothing that was asked
+                continue
+            if reply.has_error():
+                failures.append(Failure(k, t, silent if _late(reply) else _reason(reply)))
+            elif reply.metadata.src_node_id != messages[k].metadata.dst_node_id:
+                failures.append(Failure(k, t, "another node answered in its place"))
+            else:
+                replies[k] = reply
+        pause = FIRST_POLL if arrived else min(1.5 * pause, LAST_POLL)
+        if waiting and not over:
+            time.sleep(pause)
+    failures += [Failure(k, t, silent) for k in waiting.values()]
+    return dict(sorted(replies.items())), sorted(failures, key=lambda failure: failure.k)
+
+
+def push(grid: Grid, messages: Iterable[Message], t: int) -> list[str]:
+    """Send, and return the messages' names, empty for one that could not be delivered.
+
+    Raises ``Stopped`` if the SuperLink fails meanwhile.
+    """
+    try:
+        return list(grid.push_messages(messages))
+    except grpc.RpcError as error:
+        said = details(error)[:LONGEST]
+        raise Stopped(
+            f"round {t}: the SuperLink failed while it took the messages: {said}"
+        ) from error
+
+
+def pull(grid: Grid, names: list[str], deadline: float) -> tuple[list[Message], dict[str, str]]:
+    """What has arrived of the replies to ``names``, and which cannot be read, with the reason.
+
+    A reply that has begun to arrive is waited for until ``deadline``, see ``arrival``.
+
+    One reply that Flower cannot put together makes it drop all that it pulled at once; then the
+    replies are pulled one by one, so that the others are lost only if Flower has them no more.
+    """
+    try:
+        with arrival.bounded(deadline):
+            return list(grid.pull_messages(names)), {}
+    except grpc.RpcError:
+        raise
+    except Exception as error:
+        log.exception("a reply cannot be read")
+        what = f"{type(error).__name__}: {error}"
+    arrived: list[Message] = []
+    lost: dict[str, str] = {}
+    for name in names:
+        try:
+            with arrival.bounded(deadline):
+                found = list(grid.pull_messages([name]))
+            for reply in found:
+                if reply.has_error():
+                    said = _reason(reply)
+                    lost[name] = one_line(f"lost where a reply cannot be read ({what}): {said}")
+                else:
+                    arrived.append(reply)
+        except grpc.RpcError:
+            raise
+        except Exception as error:
+            kind = type(error).__name__
+            lost[name] = one_line(f"its reply cannot be read: {kind}: {error}")
+    return arrived, lost
+
+
+def one_line(text: str) -> str:
+    """The first line, without what a terminal would not print, of bounded length."""
+    first = text.strip().partition("\n")[0][:LONGEST]
+    return "".join(c if c.isprintable() else "?" for c in first)
+
+
+def _late(reply: Message) -> bool:
+    """Whether an error reply says that nothing had come when the message's time was over."""
+    said = reply.error.reason or ""
+    return bool(reply.error.code == UNAVAILABLE and arrival.HALFWAY not in said)
+
+
+def _reason(reply: Message) -> str:
+    return one_line(reply.error.reason or f"error code {reply.error.code}")

@@ -1,0 +1,133 @@
+"""Nodes that appear during a run: clients that came back under another id, or somebody else.
+
+A SuperNode without a registered key gets a new node id with every start, so with ``rebind`` a new
+node takes the place of a client that is gone if it says of itself exactly what that client said in
+the census. Anybody who knows that much could say it. A registered key keeps its node id: then
+``rebind = false``, and no new id can be a client of this run.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any, final
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from common.protocol import Hello, Peer
+from server_app.method import Method
+from server_app.talk.census import Client
+from server_app.talk.exchange import Failure, exchange, pull, push
+from server_app.talk.replies import open_reply
+
+CURIOSITY = 10.0  #: seconds for the rest of an answer of which a part is there
+
+log = logging.getLogger("flwr.fedmosaic")
+
+
+@final
+class Readmission:
+    """Keeps ``method.clients`` at the nodes where the clients are now."""
+
+    def __init__(self, method: Method[Any], grid: Grid) -> None:
+        self.method, self.grid = method, grid
+        self.patience = min(method.config.run.timeout, method.config.run.wait)
+        self.refused: set[int] = set()  #: nodes that will not be asked again
+        self.asked: dict[str, int] = {}  #: messages whose answers no round waits for; their nodes
+
+    def renew(self, t: int) -> list[Failure]:
+        """Before round t: ask the nodes that nobody knows, if a client is gone. Whoever claims a
+        client's place and must not have it is a failure for the journal, once.
+
+        With ``rebind = false`` nobody waits for what they say: it is for the journal only, of the
+        round before which it is there.
+        """
+        clients, online = self.method.clients, set(self.grid.get_node_ids())
+        lost = {client.k: client for client in clients if client.node not in online}
+        known = {client.node for client in clients} | self.refused | set(self.asked.values())
+        strangers = sorted(online - known) if lost else []
+        ask = self._ask if self.method.config.run.rebind else self._overhear
+        failures: list[Failure] = []
+        for node, peer in self._read(ask(strangers, t)).items():
+            if why := self._why_not(peer):
+                self.refused.add(node)
+                reason = f"node {node} claims its place and is refused: {why}"
+                log.warning("client %d: %s", peer.k, reason)
+                failures.append(Failure(peer.k, t, reason))
+            elif peer.k in lost:  # otherwise its old node is not known to be gone yet
+                lost[peer.k] = Client(peer, node)
+        self.method.clients = [lost.get(client.k, client) for client in clients]
+        return failures
+
+    def _why_not(self, peer: Peer) -> str:
+        """Why a node must not have the place it claims; empty if it may."""
+        clients = self.method.clients
+        if peer.k >= len(clients):
+            return f"there are {len(clients)} clients"
+        node = clients[peer.k].node
+        if not self.method.config.run.rebind:
+            return f"it belongs to node {node} (rebind = false)"
+        if peer != clients[peer.k].peer:
+            return f"it is not what node {node} said in the census"
+        return ""
+
+    def _hello(self, nodes: list[int]) -> dict[int, Message]:
+        hello = Hello(experiment=self.method.experiment, clients=len(self.method.clients)).pack()
+        return {
+            i: Message(hello, node, "query.hello", ttl=self.patience)
+            for i, node in enumerate(nodes)
+        }
+
+    def _ask(self, nodes: list[int], t: int) -> dict[int, Message]:
+        """The answers of nodes one of which may be a lost client."""
+        if not nodes:
+            return {}
+        replies, _ = exchange(self.grid, self._hello(nodes), self.patience, t)
+        return {nodes[i]: reply for i, reply in replies.items()}
+
+    def _overhear(self, nodes: list[int], t: int) -> dict[int, Message]:
+        """The answers that are there now, of these nodes and of those asked earlier."""
+        if nodes:
+            names = push(self.grid, self._hello(nodes).values(), t)
+            self.asked |= {name: node for name, node in zip(names, nodes, strict=True) if name}
+        if not self.asked:
+            return {}
+        deadline = time.monotonic() + CURIOSITY
+        arrived, unreadable = pull(self.grid, list(self.asked), deadline)
+        self.refused |= {self.asked.pop(name) for name in unreadable}
+        found: dict[int, Message] = {}
+        for reply in arrived:
+            node = self.asked.pop(reply.metadata.reply_to_message_id, None)
+            if node is None:
+                continue
+            if reply.has_error() or reply.metadata.src_node_id != node:
+                self.refused.add(node)
+            else:
+                found[node] = reply
+        return found
+
+    def _read(self, replies: dict[int, Message]) -> dict[int, Peer]:
+        """What the nodes say of themselves; one that says nothing readable is not asked again."""
+        answers: dict[int, Peer] = {}
+        for node, reply in sorted(replies.items()):
+            try:
+                answers[node] = open_reply(reply, Peer, self.method.config)
+            except ValueError as error:
+                log.warning("node %d: %s", node, error)
+                self.refused.add(node)
+        return answers
+
+
+def check_bound(clients: list[Client], nodes: dict[int, int], rebind: bool) -> None:
+    """Raise ``ValueError`` if a client of a resumed run is another node than before.
+
+    ``nodes``: node ids by client, from the checkpoint; empty if it does not say.
+    """
+    for client in clients:
+        before = nodes.get(client.k, client.node)
+        if client.node != before and not rebind:
+            raise ValueError(
+                f"census: client {client.k} is node {client.node} now, in this run it was node "
+                f"{before}; if its key was replaced, resume once with rebind = true"
+            )

@@ -1,0 +1,55 @@
+"""``python -m tests.bench [--out FILE] [--pairs N]``: print the ratios, keep them as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from deploy.run.launch import default_workers
+from tests.bench import loop, runs
+
+AIMS = {"fit": 1.2, "workers": 1.7}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser.add_argument("--out", type=Path, help="JSON file for the figures")
+    parser.add_argument("--pairs", type=int, default=15, help="measured pairs (15)")
+    options = parser.parse_args()
+    console = Console()
+    found: dict[str, object] = {"torch": torch.__version__, "machine": platform.machine()}
+    found["cores"] = default_workers()
+
+    console.print(f"[bold]fit beside a bare PyTorch loop[/], one thread (aim: {AIMS['fit']})")
+    table = Table("model", "bare, images/s", "fit, images/s", "ratio", box=None)
+    for work in loop.WORKS:
+        bare, ours, ratio = loop.ratio(work, options.pairs)
+        table.add_row(work.spec, f"{bare:.0f}", f"{ours:.0f}", f"{ratio:.2f}")
+        found[f"fit {work.spec}"] = {"bare": bare, "fit": ours, "ratio": ratio}
+    console.print(table)
+
+    console.print(f"[bold]loopback, two workers beside one[/] (aim: {AIMS['workers']})")
+    one, two, ratio = runs.speed_up(max(options.pairs // 2, 1))
+    console.print(f"  {one:.2f} s and {two:.2f} s for the clients of a round: ratio {ratio:.2f}")
+    found["workers"] = {"one": one, "two": two, "ratio": ratio}
+
+    console.print("[bold]a round of the same small work on each runtime[/], seconds")
+    rounds = runs.by_runtime(["loopback", "ray", "grpc", "grpc warm"])
+    table = Table("runtime", "total", "clients", "step", "score", "checkpoint", box=None)
+    for name, phases in rounds.items():
+        columns = ("total", "clients", "step", "score", "checkpoint")
+        table.add_row(name, *(f"{phases.get(column, 0.0):.3f}" for column in columns))
+    console.print(table)
+    found["rounds"] = rounds
+    if options.out:
+        options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

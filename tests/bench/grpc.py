@@ -1,0 +1,154 @@
+"""``python -m tests.bench.grpc``: what a round over gRPC costs, plain and with a warm start.
+
+The work: 4 SuperNodes, FedAvg, LeNet-5 on Fashion-MNIST, 12,000 images a round, one epoch. Runs of
+the two starts take turns; round 1 is left out. ``--before FOLDER`` measures another checkout of
+this project in the same turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from deploy.run.launch import default_workers
+from deploy.run.settings import app_folder
+from tests.bench import loop, timeline
+
+IMAGES, BATCH = 12_000, 64
+WORK: dict[str, Any] = {
+    "method": "fedavg",
+    "clients": 4,
+    "fleet": "lenet5",
+    "data.name": "fashion-mnist",
+    "data.partition": "iid",
+    "data.samples": 15_000,
+    "data.test-samples": 2000,
+    "data.test-fraction": 0.2,
+    "train.epochs": 1,
+    "train.batch-size": BATCH,
+    "train.lr": 0.05,
+    "score.clients-every": 0,
+}
+COLUMNS = ("total", "clients", "step", "score", "checkpoint")
+STARTS = {"plain": False, "warm": True}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.grpc", description=__doc__)
+    parser.add_argument("--out", type=Path, help="JSON file for the figures")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of a run (5)")
+    parser.add_argument("--turns", type=int, default=2, help="runs of each start (2)")
+    parser.add_argument("--before", type=Path, help="another checkout, measured as well")
+    options = parser.parse_args()
+    if options.rounds < 2 or options.turns < 1:
+        parser.error("--rounds must be at least 2, --turns at least 1")
+    console = Console()
+    trees = ({"before, ": options.before} if options.before else {}) | {"": app_folder()}
+    kinds = [
+        (name + start, tree, warm) for name, tree in trees.items() for start, warm in STARTS.items()
+    ]
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name, _, _ in kinds}
+    for _ in range(options.turns):
+        for name, tree, warm in kinds:
+            runs[name].append(one(tree.resolve(), warm, options.rounds))
+            console.print(f"{name}: {runs[name][-1]['rounds'][-1]['total']:.1f} s a round")
+    found: dict[str, Any] = {
+        "torch": torch.__version__,
+        "cores": default_workers(),
+        "bare loop": bare(),
+        "starts": {name: merged(of) for name, of in runs.items()},
+        "same weights": len({run["weights"] for of in runs.values() for run in of}) == 1,
+    }
+    show(found, console)
+    if options.out:
+        options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def one(tree: Path, warm: bool, rounds: int) -> dict[str, Any]:
+    """One run of the work with the code in ``tree``: rounds, once-a-run seconds, phases, hash."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as name:
+        folder, marks = Path(name), Path(name) / "marks"
+        work = {**WORK, "rounds": rounds}
+        lines = (f"{key} = {json.dumps(value)}\n" for key, value in work.items())
+        (folder / "work.toml").write_text("".join(lines), encoding="utf-8")
+        out = folder / "run"
+        command = [sys.executable, "-m", "deploy.cli", "run", str(folder / "work.toml")]
+        command += ["--runtime", "grpc", "--out", str(out), *(["--warm-start"] if warm else [])]
+        path = os.pathsep.join([str(timeline.TAP), str(tree)])
+        env = {**os.environ, "PYTHONPATH": path, "FEDMOSAIC_TIMELINE": str(marks)}
+        done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)} failed: {done.stdout}{done.stderr}")
+        journal = (out / "journal.jsonl").read_text(encoding="utf-8").splitlines()
+        summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+        seconds = [json.loads(line)["seconds"] for line in journal]
+        trained = [timeline.phases(of) for of in timeline.exchanges(timeline.read(marks))]
+    last = seconds[-1].pop("client scores")
+    seconds[-1]["total"] -= last
+    return {
+        "rounds": seconds[2:],
+        "once": {"census": seconds[0]["census"], "client scores": last},
+        "phases": [of for of in trained if "train" in of][1:],
+        "weights": summary["weights_sha256"],
+        "load": os.getloadavg()[0],
+    }
+
+
+def merged(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Medians over the rounds of all runs; the phases are means over clients, then medians."""
+    return {
+        "seconds": _medians([of for run in runs for of in run["rounds"]]),
+        "phases": _medians([of for run in runs for of in run["phases"]]),
+        "once": _medians([run["once"] for run in runs]),
+        "rounds": [round(of["total"], 3) for run in runs for of in run["rounds"]],
+        "load": round(fmean(run["load"] for run in runs), 2),
+    }
+
+
+def bare() -> dict[str, float]:
+    """Seconds of a bare PyTorch loop over the same images in one thread: training alone."""
+    torch.set_num_threads(1)
+    work = loop.Work("lenet5", (1, 28, 28), BATCH, IMAGES)
+    speed, ours, _ = loop.ratio(work, 3)
+    return {"bare": round(IMAGES / speed, 3), "fit": round(IMAGES / ours, 3)}
+
+
+def _medians(rows: list[dict[str, float]]) -> dict[str, float]:
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return {name: round(median(row[name] for row in rows if name in row), 3) for name in names}
+
+
+def show(found: dict[str, Any], console: Console) -> None:
+    starts = found["starts"]
+    console.print(f"[bold]a round of {IMAGES:,} images, 4 SuperNodes[/], seconds (medians)")
+    table = Table("start", *COLUMNS, "census", "client scores", box=None)
+    for name, of in starts.items():
+        cells = [of["seconds"].get(column, 0.0) for column in COLUMNS] + [*of["once"].values()]
+        table.add_row(name, *(f"{cell:.2f}" for cell in cells))
+    console.print(table)
+    console.print("[bold]a client's message[/], seconds (mean over clients, median over rounds)")
+    table = Table("phase", *starts, "what it is", box=None)
+    for phase, meaning in {**timeline.PHASES, "cpu": "processor seconds of its process"}.items():
+        cells = [of["phases"].get(phase, float("nan")) for of in starts.values()]
+        table.add_row(phase, *(f"{cell:.2f}" for cell in cells), meaning)
+    console.print(table)
+    took = found["bare loop"]
+    console.print(
+        f"bare PyTorch loop, one thread: {took['bare']:.2f} s; our loop {took['fit']:.2f} s"
+    )
+    console.print(f"all runs end with the same weights: {'yes' if found['same weights'] else 'NO'}")
+
+
+if __name__ == "__main__":
+    main()

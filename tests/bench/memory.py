@@ -1,0 +1,115 @@
+"""Memory and processor time of a federation's processes, by part; Linux only.
+
+RSS counts a page in every process that has it, PSS shares it out among them; so only PSS adds up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self, final
+
+from deploy.flower import watchdog
+
+PARTS = {
+    "flower-superexe": "task loops",  # the kernel keeps 15 characters of a name
+    "flwr-clientapp": "ClientApps",
+    "flwr-serverapp": "ServerApp",
+}
+
+
+@final
+@dataclass(frozen=True)
+class Usage:
+    """Of all processes of one part: how many, bytes, and the largest one's RSS in bytes."""
+
+    processes: int
+    pss: int
+    rss: int
+    largest: int
+
+
+def part(name: str, pid: int) -> str:
+    """Which part the process ``pid`` in the session of the process called ``name`` belongs to."""
+    comm = Path(f"/proc/{pid}/comm").read_text().strip()
+    return PARTS.get(comm) or ("SuperNodes" if name.startswith("supernode") else name)
+
+
+def usage(sessions: Mapping[int, str]) -> dict[str, Usage]:
+    """The memory of all processes in ``sessions`` (session id to name), by part."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for pid in watchdog.living(set(sessions)):
+        with contextlib.suppress(OSError):  # a process may end while it is looked at
+            memory = _rollup(pid)
+            found.setdefault(part(sessions[os.getsid(pid)], pid), []).append(memory)
+    return {
+        name: Usage(
+            len(rows), sum(p for p, _ in rows), sum(r for _, r in rows), max(r for _, r in rows)
+        )
+        for name, rows in found.items()
+    }
+
+
+def processor(sessions: Mapping[int, str]) -> dict[str, float]:
+    """Processor seconds so far of the living processes in ``sessions``, by part."""
+    found: dict[str, float] = {}
+    tick = os.sysconf("SC_CLK_TCK")
+    for pid in watchdog.living(set(sessions)):
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            name = part(sessions[os.getsid(pid)], pid)
+            found[name] = found.get(name, 0.0) + (int(fields[11]) + int(fields[12])) / tick
+    return found
+
+
+def _rollup(pid: int) -> tuple[int, int]:
+    """(PSS, RSS) of a process in bytes."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
+    return sizes["Pss"], sizes["Rss"]
+
+
+@final
+class Peak:
+    """A context in which memory is looked at again and again; keeps the most of every part."""
+
+    def __init__(
+        self, sessions: Mapping[int, str], every: float, when: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Look ``every`` so many seconds, from when ``when`` first says so."""
+        self.parts: dict[str, Usage] = {}
+        self.total = 0  #: bytes of PSS of all processes together, at most
+        self._sessions, self._every, self._when = sessions, every, when
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def _look(self) -> None:
+        while not self._stop.wait(self._every):
+            if self._when():
+                self._when = lambda: True
+                self.take()
+
+    def take(self) -> None:
+        """Look now."""
+        now = usage(self._sessions)
+        self.total = max(self.total, sum(each.pss for each in now.values()))
+        for name, each in now.items():
+            past = self.parts.get(name, each)
+            self.parts[name] = Usage(
+                max(past.processes, each.processes),
+                max(past.pss, each.pss),
+                max(past.rss, each.rss),
+                max(past.largest, each.largest),
+            )
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._thread.join()

@@ -1,0 +1,141 @@
+"""``python -m tests.bench.page docs/scale.md``: fill a page's tables from the recorded figures.
+
+The pictures ``round.svg`` and ``clients.svg`` are drawn beside the page. A table stands between
+``<!-- NAME -->`` and ``<!-- end -->``; NAME is one of ``TABLES``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.bench import estimate, picture, timeline
+
+HERE = Path(__file__).parent
+MB, GB = 10**6, 10**9
+
+Record = dict[str, Any]
+
+
+def grid(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A Markdown table: the first column to the left, the others to the right."""
+    lines: list[list[object]] = [
+        list(head),
+        ["---", *["--:"] * (len(head) - 1)],
+        *[list(row) for row in rows],
+    ]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+def starts(grpc: Record, scale: Record) -> str:
+    """Seconds of a round by start."""
+    head = ["start", "a round", "clients", "score", "once: census", "once: client scores"]
+    rows = []
+    for name, of in grpc["starts"].items():
+        seconds = of["seconds"]
+        cells = [seconds["total"], seconds["clients"], seconds["score"], *of["once"].values()]
+        rows.append([name, *(f"{cell:.1f}" for cell in cells)])
+    return grid(head, rows)
+
+
+def message(grpc: Record, scale: Record) -> str:
+    """Where the seconds of a message go."""
+    kinds = grpc["starts"]
+    named = {**timeline.PHASES, "cpu": "processor time of the client's process"}
+    rows = [
+        [meaning, *(f"{of['phases'][phase]:.2f}" for of in kinds.values())]
+        for phase, meaning in named.items()
+    ]
+    return grid(["phase", *kinds], rows)
+
+
+def crowd(grpc: Record, scale: Record) -> str:
+    """Seconds and memory against the number of SuperNodes."""
+    head = ["SuperNodes", "in a round", "a round, s", "idle, MB", "in the round, MB"]
+    head += ["SuperLink", "each SuperNode", "each ClientApp", "ServerApp", "warm process and loops"]
+    rows = []
+    for n, of in scale["crowd"].items():
+        cells = [f"{of[when]['total'] / MB:.0f}" for when in ("idle", "busy")]
+        for name in ("superlink", "SuperNodes", "ClientApps", "ServerApp"):
+            part = of["busy"][name]
+            cells.append(f"{part['pss'] / part['processes'] / MB:.0f}")
+        shared = sum(of["busy"][name]["pss"] for name in ("warm", "task loops"))
+        rows.append([n, of["in a round"], f"{of['round']:.1f}", *cells, f"{shared / MB:.0f}"])
+    return grid(head, rows)
+
+
+def payload(grpc: Record, scale: Record) -> str:
+    """A model of 200 MB."""
+    of = scale["payload"]
+    names = {"superlink": "SuperLink", "SuperNodes": "a SuperNode", "ClientApps": "a ClientApp"}
+    names["ServerApp"] = "ServerApp"
+    rows = [["seconds of the exchange", f"{of['seconds']['clients']:.1f}"]]
+    rows += [["MB/s, down and up together", of["MB/s"]]]
+    rows += [
+        [f"peak memory of {name}, MB", f"{of['peak'][key]['largest'] / MB:.0f}"]
+        for key, name in names.items()
+    ]
+    return grid(["200 MB to each of two clients and back", ""], rows)
+
+
+def methods(grpc: Record, scale: Record) -> str:
+    """Bytes of a client, and 10,000 clients on paper."""
+    head = ["method", "model", "down, kB", "up, kB", "a round, GB", "line, s", "held, MB"]
+    rows = []
+    for method, of in scale["traffic"].items():
+        load = estimate.round_of(of["down"], of["up"])
+        cells = [of["down"] / 1000, of["up"] / 1000]
+        row = [method, of["fleet"], *(f"{cell:.1f}" for cell in cells)]
+        rows.append([*row, f"{load['bytes'] / GB:.2f}", f"{load['line']:.1f}"])
+        rows[-1].append(f"{load['held'] / MB:.0f}")
+    return grid(head, rows)
+
+
+def idle(grpc: Record, scale: Record) -> str:
+    """What idle SuperNodes cost the SuperLink."""
+    one, n = estimate.idle(scale["crowd"]), estimate.CLIENTS
+    rows = [
+        ["memory", f"{one.memory / 1000:.0f} kB", f"{n * one.memory / GB:.1f} GB"],
+        [
+            "processor",
+            f"{1000 * one.processor:.2f} ms a second",
+            f"{n * one.processor:.1f} cores",
+        ],
+    ]
+    return grid(["of the SuperLink", "for an idle SuperNode", f"for {n:,}"], rows)
+
+
+TABLES: dict[str, Callable[[Record, Record], str]] = {
+    "starts": starts,
+    "message": message,
+    "crowd": crowd,
+    "payload": payload,
+    "methods": methods,
+    "idle": idle,
+}
+
+
+def fill(text: str, grpc: Record, scale: Record) -> str:
+    """``text`` with every table made anew; ``ValueError`` for a name that is no table's."""
+
+    def table(found: re.Match[str]) -> str:
+        if found[1] not in TABLES:
+            raise ValueError(f"no table is called {found[1]!r}; there are {', '.join(TABLES)}")
+        return f"<!-- {found[1]} -->\n{TABLES[found[1]](grpc, scale)}\n<!-- end -->"
+
+    return re.sub(r"<!-- (\w+) -->\n.*?<!-- end -->", table, text, flags=re.DOTALL)
+
+
+def main() -> None:
+    page = Path(sys.argv[1])
+    grpc, scale = (json.loads((HERE / name).read_text()) for name in ("grpc.json", "scale.json"))
+    page.write_text(fill(page.read_text(encoding="utf-8"), grpc, scale), encoding="utf-8")
+    picture.save(page.parent, grpc, scale)
+
+
+if __name__ == "__main__":
+    main()

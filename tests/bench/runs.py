@@ -1,0 +1,69 @@
+"""Whole runs measured: loopback's workers against one, and a round on each runtime."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from common.config import Value
+from deploy.report.read import read
+from deploy.run import launch
+from deploy.run.settings import defaults, numbers
+
+ROUNDS = 3
+SMALL: dict[str, Value] = {
+    "method": "fedavg",
+    "clients": 4,
+    "rounds": ROUNDS,
+    "fleet": "lenet5",
+    "data.name": "digits",
+    "data.partition": "iid",
+    "train.epochs": 1,
+    "score.clients-every": 0,
+}
+HEAVY: dict[str, Value] = SMALL | {"fleet": "resnet8", "clients": 8, "train.epochs": 4}
+
+
+def seconds(changes: dict[str, Value], runtime: str, workers: int, warm: bool = False) -> Any:
+    """Mean seconds by phase of rounds 2 … of one run (round 1 pays for starting)."""
+    with tempfile.TemporaryDirectory() as folder:
+        flat = numbers({**defaults(), **changes})
+        resolved, out = launch.fresh(flat, runtime, Path(folder) / "run")
+        launch.launch(
+            resolved,
+            out,
+            runtime=runtime,
+            workers=workers,
+            console=Console(quiet=True),
+            warm_start=warm,
+        )
+        entries = [entry for entry in read(out).entries if entry.round >= 2]
+    phases = sorted({name for entry in entries for name in entry.seconds})
+    return {
+        name: statistics.fmean(entry.seconds.get(name, 0.0) for entry in entries) for name in phases
+    }
+
+
+def speed_up(pairs: int) -> tuple[float, float, float]:
+    """Seconds that clients take with one worker and with two (medians), and the median ratio."""
+    times = [
+        (seconds(HEAVY, "loopback", 1)["clients"], seconds(HEAVY, "loopback", 2)["clients"])
+        for _ in range(pairs)
+    ]
+    return (
+        statistics.median(one for one, _ in times),
+        statistics.median(two for _, two in times),
+        statistics.median(one / two for one, two in times),
+    )
+
+
+def by_runtime(names: Sequence[str]) -> dict[str, Any]:
+    """Seconds by phase of a round of the same small work on each runtime."""
+    return {
+        name: seconds(SMALL, name.split(" ")[0], 2, warm=name.endswith("warm")) for name in names
+    }

@@ -1,0 +1,211 @@
+"""``python -m tests.bench.scale``: memory and seconds against the number of SuperNodes.
+
+All processes run on this machine with a warm start: N SuperNodes idle, 20 of them at most in a
+round. Then a model of 50 million numbers (200 MB) goes to two clients and back. Records are added
+to those of ``--out``, so that the parts can be measured one by one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from deploy.run import launch
+from deploy.run.grpc import Federation
+from deploy.run.settings import app_folder, defaults, numbers
+from tests.bench import estimate, traffic
+from tests.bench.memory import Peak, processor
+
+MOST, ROUNDS, IDLE = 20, 5, 15.0
+CROWD: dict[str, Any] = {
+    "method": "fedavg",
+    "fleet": "lenet5",
+    "data.name": "fashion-mnist",
+    "data.partition": "iid",
+    "data.test-samples": 2000,
+    "train.epochs": 1,
+    "train.batch-size": 64,
+    "rounds": ROUNDS,
+    "score.clients-every": 0,
+}
+IMAGES = 750  #: of each client, of which 600 train
+HEAVY: dict[str, Any] = CROWD | {
+    "fleet": "resnet18@2.12",
+    "clients": 2,
+    "rounds": 2,
+    "data.name": "digits",
+    "data.samples": 100,
+    "data.test-samples": 20,
+}
+MB = 10**6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.scale", description=__doc__)
+    parser.add_argument("--out", type=Path, help="JSON file for the figures")
+    parser.add_argument(
+        "--nodes", default="2,5,10,20,50", help="numbers of SuperNodes; '' for none"
+    )
+    parser.add_argument("--payload", action="store_true", help="also the 200 MB model")
+    parser.add_argument("--traffic", action="store_true", help="also the bytes of every method")
+    options = parser.parse_args()
+    known = options.out is not None and options.out.exists()
+    found: dict[str, Any] = json.loads(options.out.read_text()) if known else {}
+    console = Console()
+
+    def keep() -> None:
+        if options.out:
+            options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+    found.setdefault("crowd", {})
+    for n in [int(text) for text in options.nodes.split(",") if text]:
+        found["crowd"][str(n)] = crowd(n)
+        keep()
+    if options.payload:
+        found["payload"] = payload()
+        keep()
+    if options.traffic:
+        found["traffic"] = traffic.by_method()
+        keep()
+    show(found, console)
+
+
+def crowd(n: int) -> dict[str, Any]:
+    """N SuperNodes: what they cost idle, and rounds in which at most 20 of them take part."""
+    chosen = min(n, MOST)
+    changes = {**CROWD, "clients": n, "per-round": chosen, "data.samples": IMAGES * n}
+    with tempfile.TemporaryDirectory(prefix="bench-") as name:
+        flat, out = _config(changes, Path(name) / "run")
+        begin = time.monotonic()
+        with _federation(n, out) as federation:
+            started = time.monotonic() - begin
+            sessions = _sessions(federation)
+            idle = Peak(sessions, 1.0)
+            before, at = processor(sessions), time.monotonic()
+            time.sleep(IDLE)
+            after, passed = processor(sessions), time.monotonic() - at
+            idle.take()
+            peak = Peak(sessions, 1.0, when=lambda: _rounds(out) >= ROUNDS - 1)
+            with peak:
+                status = federation.follow(federation.submit(flat))
+            assert status.completed, status.details
+        seconds = [json.loads(line)["seconds"] for line in _journal(out)]
+    return {
+        "in a round": chosen,
+        "start": round(started, 1),
+        "round": round(median(of["total"] for of in seconds[2:ROUNDS]), 2),
+        "census": round(seconds[0]["census"], 2),
+        "idle": _memory(idle),
+        "idle cpu": {
+            part: round((after[part] - before.get(part, 0)) / passed, 4) for part in after
+        },
+        "busy": _memory(peak),
+        "load": round(os.getloadavg()[0], 2),
+    }
+
+
+def payload() -> dict[str, Any]:
+    """Two rounds in which 200 MB go to each of two clients and come back."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as name:
+        flat, out = _config(HEAVY, Path(name) / "run")
+        with _federation(2, out) as federation:
+            with Peak(_sessions(federation), 0.3) as peak:
+                status = federation.follow(federation.submit(flat))
+            assert status.completed, status.details
+        entry = json.loads(_journal(out)[-2])
+    moved = entry["bytes"]["down"] + entry["bytes"]["up"]
+    return {
+        "bytes": entry["bytes"],
+        "seconds": entry["seconds"],
+        "MB/s": round(moved / MB / entry["seconds"]["clients"], 1),
+        "peak": _memory(peak),
+        "load": round(os.getloadavg()[0], 2),
+    }
+
+
+def _config(changes: Mapping[str, Any], out: Path) -> tuple[dict[str, Any], Path]:
+    return launch.fresh(numbers({**defaults(), **changes}), "grpc", out)
+
+
+def _federation(n: int, out: Path) -> Federation:
+    env = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    return Federation(
+        app=app_folder(), clients=n, work=out / "flower", env=env, warm_start=True, patience=300.0
+    )
+
+
+def _sessions(federation: Federation) -> dict[int, str]:
+    """Session id to name of every process that the federation started."""
+    names = ["superlink", "warm"]
+    names += [f"supernode-{k}" for k in range(federation.superlink.online())]
+    return {federation.pid(name): name for name in names}
+
+
+def _journal(out: Path) -> list[str]:
+    path = out / "journal.jsonl"
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+
+def _rounds(out: Path) -> int:
+    """Rounds that are done."""
+    return len(_journal(out)) - 1
+
+
+def _memory(peak: Peak) -> dict[str, Any]:
+    return {"total": peak.total} | {name: asdict(of) for name, of in sorted(peak.parts.items())}
+
+
+def show(found: dict[str, Any], console: Console) -> None:
+    if found.get("crowd"):
+        console.print("[bold]N SuperNodes[/]: seconds; memory in MB (PSS)")
+        columns = ["N", "in a round", "round", "census", "idle", "in the round"]
+        columns += ["SuperLink", "a SuperNode", "a ClientApp", "ServerApp"]
+        table = Table(*columns, box=None)
+        for n, of in found["crowd"].items():
+            parts = of["busy"]
+            cells = [n, of["in a round"], f"{of['round']:.1f}", f"{of['census']:.1f}"]
+            cells += [f"{of[when]['total'] / MB:.0f}" for when in ("idle", "busy")]
+            for name in ("superlink", "SuperNodes", "ClientApps", "ServerApp"):
+                each = parts.get(name)
+                cells.append(f"{each['pss'] / each['processes'] / MB:.0f}" if each else "")
+            table.add_row(*map(str, cells))
+        console.print(table)
+    if "payload" in found:
+        of = found["payload"]
+        console.print(
+            f"[bold]200 MB[/] to two clients and back: {of['seconds']['clients']:.1f} s, "
+            f"{of['MB/s']} MB/s; peak RSS of a process in MB:"
+        )
+        for name, each in of["peak"].items():
+            if isinstance(each, dict):
+                console.print(f"  {name}: {each['largest'] / MB:.0f}")
+    if "traffic" in found:
+        console.print("[bold]bytes of a client in a round[/]")
+        console.print(traffic.table(found["traffic"]))
+        console.print(
+            f"[bold]{estimate.CLIENTS:,} clients, {estimate.CHOSEN:,} in a round[/], on paper"
+        )
+        console.print(estimate.table(found["traffic"]))
+    if len(found.get("crowd", {})) > 1:
+        one = estimate.idle(found["crowd"])
+        console.print(
+            f"an idle SuperNode costs the SuperLink {one.memory / 1000:.0f} kB and "
+            f"{1000 * one.processor:.2f} ms of processor time a second; {estimate.CLIENTS:,} cost "
+            f"{estimate.CLIENTS * one.memory / MB:.0f} MB and "
+            f"{estimate.CLIENTS * one.processor:.1f} processors"
+        )
+
+
+if __name__ == "__main__":
+    main()

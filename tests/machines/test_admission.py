@@ -1,0 +1,135 @@
+"""Asking the server, before a SuperNode starts, whether it would let the client's key in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent import futures
+from pathlib import Path
+
+import grpc
+import pytest
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    ActivateNodeResponse,
+    DeactivateNodeRequest,
+    DeactivateNodeResponse,
+)
+from flwr.proto.fleet_pb2_grpc import FleetServicer, add_FleetServicer_to_server
+
+from deploy.flower.admission import await_admission
+from deploy.flower.processes import free_ports
+from deploy.machines.certificates import Certificates, make
+
+STILL = "SuperNode with node ID 7 could not be activated."
+
+
+class Fleet(FleetServicer):  # type: ignore[misc]
+    """Refuses with each of ``refusals``, then lets in."""
+
+    def __init__(self, *refusals: str) -> None:
+        self.refusals, self.keys, self.left = list(refusals), set[bytes](), list[int]()
+
+    def ActivateNode(  # noqa: N802
+        self, request: ActivateNodeRequest, context: grpc.ServicerContext
+    ) -> ActivateNodeResponse:
+        self.keys.add(request.public_key)
+        assert {"flwr-signature-bin", "flwr-timestamp"} <= set(dict(context.invocation_metadata()))
+        if self.refusals:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.refusals.pop(0))
+        return ActivateNodeResponse(node_id=7)
+
+    def DeactivateNode(  # noqa: N802
+        self, request: DeactivateNodeRequest, context: grpc.ServicerContext
+    ) -> DeactivateNodeResponse:
+        self.left.append(request.node_id)
+        return DeactivateNodeResponse()
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make(tmp_path_factory.mktemp("admission"), ["127.0.0.1"], clients=1)
+
+
+class Server:
+    """A Fleet API over TLS at ``address``."""
+
+    def __init__(self, fleet: Fleet, keys: Certificates) -> None:
+        self._server = grpc.server(futures.ThreadPoolExecutor(1))
+        add_FleetServicer_to_server(fleet, self._server)
+        pair = (keys.server_key.read_bytes(), keys.server.read_bytes())
+        port = self._server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
+        self.address = f"127.0.0.1:{port}"
+        self._server.start()
+
+    def stop(self) -> None:
+        self._server.stop(None).wait()
+
+
+@pytest.fixture
+def served(keys: Certificates) -> Iterator[list[Server]]:
+    servers: list[Server] = []
+    yield servers
+    for server in servers:
+        server.stop()
+
+
+def ask(fleet: Fleet, keys: Certificates, served: list[Server], patience: float = 9.0) -> list[str]:
+    served.append(Server(fleet, keys))
+    told: list[str] = []
+    await_admission(served[-1].address, keys, 0, told.append, patience=patience, pause=0.01)
+    return told
+
+
+def test_a_key_that_is_let_in_is_signed_off_again_so_that_the_supernode_can_sign_on(
+    keys: Certificates, served: list[Server]
+) -> None:
+    fleet = Fleet()
+    assert ask(fleet, keys, served) == []
+    assert fleet.left == [7] and len(fleet.keys) == 1
+
+
+def test_a_client_that_was_killed_waits_until_the_server_has_noticed_and_says_so_once(
+    keys: Certificates, served: list[Server]
+) -> None:
+    fleet = Fleet(STILL, STILL, STILL)
+    (told,) = ask(fleet, keys, served)
+    assert "counts client 0 as connected" in told and "within 60 s" in told
+    assert fleet.left == [7] and not fleet.refusals
+
+
+def test_a_key_in_use_elsewhere_is_told_after_the_patience(
+    keys: Certificates, served: list[Server]
+) -> None:
+    fleet = Fleet(*[STILL] * 10_000)
+    with pytest.raises(RuntimeError, match=r"client 0 is connected already: its key .*0\.key"):
+        ask(fleet, keys, served, patience=0.1)
+    assert fleet.left == []
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "message"),
+    [
+        ("No SuperNode found with the given public key.", ValueError, r"register 0\.pub with"),
+        ("Invalid timestamp", RuntimeError, "refuses client 0: Invalid timestamp"),
+        ("Method not found!", RuntimeError, r"is not a SuperLink's Fleet API \(port 9092"),
+    ],
+    ids=["unregistered", "another-reason", "another-api"],
+)
+def test_what_waiting_does_not_help_against_is_told_at_once(
+    said: str, kind: type[Exception], message: str, keys: Certificates, served: list[Server]
+) -> None:
+    with pytest.raises(kind, match=message) as refusal:
+        ask(Fleet(said), keys, served)
+    assert said in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+def test_a_server_that_does_not_answer_is_left_to_the_supernode(keys: Certificates) -> None:
+    (port,) = free_ports(1)
+    await_admission(f"127.0.0.1:{port}", keys, 0, pytest.fail)
+
+
+def test_a_file_that_is_no_key_is_told_with_its_name(keys: Certificates, tmp_path: Path) -> None:
+    (tmp_path / "0.key").write_text("nothing")
+    elsewhere = Certificates(keys.folder, tmp_path, keys.ca)
+    with pytest.raises(ValueError, match=r"0\.key is no private key"):
+        await_admission("127.0.0.1:1", elsewhere, 0, pytest.fail)

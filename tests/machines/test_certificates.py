@@ -1,0 +1,205 @@
+"""The files of ``fedmosaic certs``, read back with the libraries that will use them."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import ssl
+import stat
+import subprocess
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from deploy.machines import certificates
+from deploy.machines.certificates import Certificates, make
+
+
+def certificate(path: Path) -> x509.Certificate:
+    return x509.load_pem_x509_certificate(path.read_bytes())
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_the_server_is_certified_for_its_hosts_and_for_this_machine(tmp_path: Path) -> None:
+    files = make(tmp_path, ["fed.example.org", "192.0.2.7", "::1"], 0, days=10)
+    server, authority = certificate(files.server), certificate(files.ca)
+    server.verify_directly_issued_by(authority)
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["fed.example.org", "localhost"]
+    addresses = [ipaddress.ip_address(text) for text in ("192.0.2.7", "::1", "127.0.0.1")]
+    assert names.get_values_for_type(x509.IPAddress) == addresses
+    left = server.not_valid_after_utc - datetime.now(UTC)
+    assert timedelta(days=9, hours=23) < left < timedelta(days=10)
+    constraints = authority.extensions.get_extension_for_class(x509.BasicConstraints)
+    assert constraints.critical and constraints.value.ca
+    assert authority.not_valid_after_utc >= server.not_valid_after_utc
+    key = serialization.load_pem_private_key(files.server_key.read_bytes(), None)
+    assert key.public_key() == server.public_key()
+    ssl.create_default_context(cafile=str(files.ca))
+
+
+def test_secrets_are_readable_by_their_owner_only(tmp_path: Path) -> None:
+    files = make(tmp_path / "new" / "certs", ["a"], 2)
+    for secret in (files.ca_key, files.server_key, files.key(0), files.key(1)):
+        assert mode(secret) == 0o600, secret
+    for public in (files.ca, files.server, files.public(0), files.public(1)):
+        assert mode(public) == 0o644, public
+
+
+def test_a_client_key_is_an_openssh_pair_on_a_nist_curve(tmp_path: Path) -> None:
+    files = make(tmp_path, [], 1)
+    private = serialization.load_ssh_private_key(files.key(0).read_bytes(), None)
+    public = serialization.load_ssh_public_key(files.public(0).read_bytes())
+    assert isinstance(private, ec.EllipticCurvePrivateKey) and private.curve.name == "secp384r1"
+    assert private.public_key() == public
+
+
+def test_making_again_keeps_the_authority_and_the_clients_and_renews_the_server(
+    tmp_path: Path,
+) -> None:
+    files = make(tmp_path, ["old.example.org"], 2)
+    kept = {p: p.read_bytes() for p in (files.ca, files.ca_key, files.key(0), files.public(1))}
+    before = files.server.read_bytes()
+    make(tmp_path, ["new.example.org"], 3)
+    assert {p: p.read_bytes() for p in kept} == kept
+    assert files.server.read_bytes() != before and files.key(2).exists()
+    certificate(files.server).verify_directly_issued_by(certificate(files.ca))
+
+
+def hosts(files: Certificates) -> list[str]:
+    names = certificate(files.server).extensions.get_extension_for_class(
+        x509.SubjectAlternativeName
+    )
+    return [str(name.value) for name in names.value]
+
+
+def test_adding_clients_keeps_the_servers_names_and_naming_hosts_replaces_them(
+    tmp_path: Path,
+) -> None:
+    make(tmp_path, ["fed.example.org"], 1)
+    assert hosts(make(tmp_path, [], 2)) == ["fed.example.org", "localhost", "127.0.0.1"]
+    assert hosts(make(tmp_path, ["192.0.2.7"], 2)) == ["192.0.2.7", "localhost", "127.0.0.1"]
+
+
+def test_the_authority_outlives_the_servers_certificate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = make(tmp_path / "a", [], 0, days=30)
+    left = certificate(files.ca).not_valid_after_utc - datetime.now(UTC)
+    assert timedelta(days=3649) < left < timedelta(days=3650)
+    monkeypatch.setattr(certificates, "AUTHORITY_DAYS", 1)
+    files = make(tmp_path / "b", [], 0, days=1)
+    make(tmp_path / "b", [], 0, days=30)
+    ends = [certificate(path).not_valid_after_utc for path in (files.ca, files.server)]
+    assert timedelta(0) <= ends[0] - ends[1] < timedelta(seconds=2)
+
+
+def test_an_authority_that_has_expired_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(certificates, "AUTHORITY_DAYS", 0)
+    monkeypatch.setattr(certificates, "_within", lambda *_: None)
+    with pytest.raises(ValueError, match=r"ca\.crt expired on \d{4}-\d\d-\d\d: make a new"):
+        make(tmp_path, [], 0, days=0)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "clients", "days", "said"),
+    [
+        (["https://a.b"], 1, 1, "--host 'https://a.b' is neither"),
+        (["a.b:9092"], 1, 1, "--host 'a.b:9092' is neither"),
+        ([""], 1, 1, "--host '' is neither"),
+        (["1.2.3.999"], 1, 1, "--host '1.2.3.999' is no valid address"),
+        (
+            ["fe80::1%eth0"],
+            1,
+            1,
+            "--host 'fe80::1%eth0' is neither .* without port, scheme or scope",
+        ),
+        ([], -1, 1, "--clients -1 is not allowed; it should be 0 to"),
+        ([], 1, 0, "--days 0 is not allowed; it should be 1 to"),
+    ],
+)
+def test_what_cannot_be_certified_is_refused_before_anything_is_written(
+    tmp_path: Path, hosts: list[str], clients: int, days: int, said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        make(tmp_path / "certs", hosts, clients, days)
+    assert not (tmp_path / "certs").exists()
+
+
+def test_an_authority_without_its_key_is_not_replaced(tmp_path: Path) -> None:
+    files = make(tmp_path, [], 1)
+    files.ca_key.unlink()
+    with pytest.raises(ValueError, match=r"ca\.crt is there without .*ca\.key"):
+        make(tmp_path, [], 1)
+    other = make(tmp_path / "other", [], 0)
+    files.ca_key.write_bytes(other.ca_key.read_bytes())
+    with pytest.raises(ValueError, match="is not the key of"):
+        make(tmp_path, [], 1)
+
+
+@pytest.mark.parametrize("damaged", ["ca.crt", "ca.key"])
+def test_a_damaged_file_of_the_authority_is_the_one_that_is_named(
+    tmp_path: Path, damaged: str
+) -> None:
+    files = make(tmp_path, [], 0)
+    before = files.server.read_bytes()
+    (tmp_path / damaged).write_text("nonsense")
+    with pytest.raises(ValueError) as caught:
+        make(tmp_path, [], 0)
+    assert str(caught.value).startswith(f"{tmp_path / damaged} cannot be read: it holds no ")
+    assert "http" not in str(caught.value) and files.server.read_bytes() == before
+
+
+def test_a_missing_public_key_is_made_from_the_private_one(tmp_path: Path) -> None:
+    files = make(tmp_path, [], 2)
+    public, private = files.public(1).read_bytes(), files.key(1).read_bytes()
+    files.public(1).unlink()
+    make(tmp_path, [], 0)
+    assert (files.public(1).read_bytes(), files.key(1).read_bytes()) == (public, private)
+    assert mode(files.public(1)) == 0o644
+    files.public(1).unlink()
+    files.key(1).write_text("nonsense")
+    with pytest.raises(ValueError, match=r"1\.key cannot be read: .*; delete it to have a new one"):
+        make(tmp_path, [], 0)
+
+
+def test_a_full_disk_leaves_a_key_that_fits_its_certificate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = make(tmp_path, [], 1)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    def write(path: Path, content: bytes) -> None:
+        if "crt" in path.name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        path.write_bytes(content)
+
+    monkeypatch.setattr(certificates, "write_atomically", write)
+    with pytest.raises(OSError, match="No space left"):
+        make(tmp_path, ["other.example.org"], 1)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert files.server_key in before
+
+
+def test_files_may_lie_elsewhere_on_a_clients_machine(tmp_path: Path) -> None:
+    files = Certificates(tmp_path, tmp_path / "keys", tmp_path / "trust.pem")
+    assert (files.ca, files.key(3)) == (tmp_path / "trust.pem", tmp_path / "keys" / "3.key")
+
+
+def test_openssl_trusts_the_chain(tmp_path: Path) -> None:
+    files = make(tmp_path, ["fed.example.org"], 0)
+    command = ["openssl", "verify", "-CAfile", files.ca, "-verify_hostname"]
+    done = subprocess.run(
+        [*command, "fed.example.org", files.server], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,412 @@
+"""The commands for separate machines: what they refuse, and one federation made of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from concurrent import futures
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519
+from flwr.proto.control_pb2 import ListNodesResponse, RegisterNodeRequest
+from flwr.proto.node_pb2 import NodeInfo
+from PIL import Image
+
+from client_app.node import check
+from deploy.cli import main
+from deploy.flower import control
+from deploy.flower.processes import environment, free_ports
+from deploy.flower.superlink import superlink_command
+from deploy.machines import commands as machines
+from deploy.machines import node, submit
+from deploy.machines import replicas as seats
+from deploy.machines.certificates import make
+from deploy.run.settings import resolve
+from server_app.keep.lock import claim
+from tests.conftest import flat
+
+
+def fedmosaic(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "deploy.cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **env},
+        stdin=subprocess.DEVNULL,
+    )
+
+
+NODE = ["node", "--superlink", "h:1", "--clients", "2", "--insecure"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["register", "nowhere", "--insecure"], "nowhere does not exist"),
+        (["submit"], "either --ca FILE (TLS) or --insecure"),
+        (["submit", "--ca", "nowhere.crt"], "--ca nowhere.crt does not exist"),
+        (["submit", "--ca", __file__], "holds no certificate; it should be ca.crt"),
+        (["submit", "--ca", str(Path(__file__).parent)], "is not a file; it should be ca.crt"),
+        (["submit", "--insecure", "--superlink", "here"], "--superlink 'here' is not allowed"),
+        (["submit", "--insecure", "--superlink", "h\n:1"], r"--superlink 'h\n:1' is not allowed"),
+        (["submit", "--insecure", "--wait", "nan"], "--wait nan is not allowed"),
+        (["stop", "--insecure", "--wait", "inf"], "--wait inf is not allowed"),
+        (["submit", "--insecure", "-s", "out=runs/a"], "out = 'runs/a' is relative"),
+        (["submit", "--insecure", "--resume-if-any"], "--resume-if-any needs out"),
+        (["submit", "--insecure", "--resume"], "--resume needs out"),
+        (["submit", "--insecure", "-s", "fleet=nosuch"], "no architecture 'nosuch'; there are"),
+        (
+            ["submit", "--insecure", "-s", "data.name=x"],
+            "unknown data.name 'x': choose from digits",
+        ),
+        (["local", "default", "-s", "fleet=mlp,nosuch"], "no architecture 'nosuch'; there are"),
+        (["run", "-s", "data.name=['a']"], """unknown data.name "['a']": choose from"""),
+        (["run", "-s", "fleet="], 'fleet = "" is not allowed; it should be a name'),
+        (["run", "."], "experiment file . does not exist; ours are"),
+        (["run", "/"], "experiment file / does not exist; ours are"),
+        (["submit", "--insecure", "-s", "rounds=0"], "rounds"),
+        (["certs", ""], "certs '' is not allowed; it should be a folder"),
+        (["certs", __file__], "test_machines.py is not a folder"),
+        (["local", "--work", f"{__file__}/below"], "test_machines.py is not a folder"),
+        ([*NODE, "--seats", __file__], f"--seats {__file__} is not allowed"),
+        ([*NODE, "--k", "0", "--home", __file__], f"--home {__file__} is not allowed"),
+        (["register", __file__, "--insecure"], "test_machines.py is no OpenSSH public key"),
+        (NODE, "--k K or --seats"),
+        (
+            [*NODE, "--k", "2"],
+            "--k 2 is not allowed; with --clients 2 it is 0 to 1",
+        ),
+        (
+            [*NODE, "--k", "0", "-s", "modle=resnet8"],
+            "node config 'modle' is unknown; allowed: partition-id",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_status_1(
+    arguments: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["fedmosaic", *arguments])
+    with pytest.raises(SystemExit) as left:
+        main()
+    written = capsys.readouterr().err
+    assert left.value.code == 1
+    assert said in written and written.count("\n") == 1, written
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("h", "h:", ":1", "h:0", "h:65536", f"h:{'9' * 5000}", "127.0.0.1:٣", "h:1/x", "h\n:1"),
+        *("a b:1", " h:1", "h,i:1", "*:1", "dns:h:1", "::1:1", "[h]:1", "[::1:1", "[fe80::1%e]:1"),
+    ],
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"--health .* is not allowed; it should be HOST:PORT"):
+        submit.address(text, "--health")
+
+
+@pytest.mark.parametrize("text", ["fed.example.org:9092", "a_b-c:1", "192.0.2.7:65535", "[::1]:1"])
+def test_names_and_addresses_with_a_port_are_taken(text: str) -> None:
+    assert submit.address(text) == text
+
+
+def test_a_file_that_only_begins_like_a_certificate_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ca.crt").write_text("-----BEGIN CERTIFICATE-----\n")
+    assert called(["stop", "--ca", str(tmp_path / "ca.crt")], monkeypatch) == 1
+    assert "ca.crt holds no certificate" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["register", "unregister"])
+def test_all_keys_are_read_before_the_first_is_sent(
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    files = make(tmp_path, [], 1)
+    other = ed25519.Ed25519PrivateKey.generate().public_key()
+    (tmp_path / "other.pub").write_bytes(
+        other.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    )
+    (tmp_path / "folder" / "x.pub").mkdir(parents=True)
+    monkeypatch.setattr(control, "Control", None)  # nothing may be asked
+    for bad, said in (
+        (files.key(0), "0.key is no OpenSSH public key; it should be a K.pub"),
+        (files.ca, "ca.crt is no OpenSSH public key; it should be a K.pub"),
+        (tmp_path / "other.pub", "other.pub is no key on a NIST curve"),
+        (tmp_path / "folder", f"error: {tmp_path}/folder/x.pub cannot be read: Is a directory"),
+    ):
+        arguments = [command, str(files.public(0)), str(bad), "--insecure"]
+        assert called(arguments, monkeypatch) == 1
+        assert said in capsys.readouterr().err
+
+
+class Registry:
+    """The Control API's answers about keys; ``status`` of each that it knows."""
+
+    def __init__(self, status: dict[bytes, str]) -> None:
+        self.status = status
+
+    def RegisterNode(self, request: RegisterNodeRequest, timeout: float) -> None:  # noqa: N802
+        if request.public_key in self.status:
+            raise grpc.RpcError(control.TAKEN)
+        self.status[request.public_key] = "registered"
+
+    def ListNodes(self, _: object, timeout: float) -> ListNodesResponse:  # noqa: N802
+        nodes = [NodeInfo(public_key=key, status=status) for key, status in self.status.items()]
+        return ListNodesResponse(nodes_info=nodes)
+
+
+def test_a_key_that_was_unregistered_is_not_called_registered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = make(tmp_path, [], 3)
+    keys = [control.read_public_key(files.public(k)) for k in range(3)]
+    registry = Registry({keys[0]: "online", keys[1]: "unregistered"})
+    monkeypatch.setattr(control, "ControlStub", lambda _: registry)
+    assert called(["register", str(files.public(1)), "--insecure"], monkeypatch) == 1
+    final = "1.pub was unregistered and cannot come back: delete it and 1.key, make a new key"
+    assert final in capsys.readouterr().err
+    assert called(["register", str(files.clients), "--insecure"], monkeypatch) == 0
+    printed = capsys.readouterr().out
+    assert "1 of 3 keys registered, 1 were already" in printed and final in printed
+    assert registry.status[keys[2]] == "registered"
+
+
+def called(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> object:
+    """The exit status of ``fedmosaic`` in this process."""
+    monkeypatch.setattr(sys, "argv", ["fedmosaic", *arguments])
+    with pytest.raises(SystemExit) as left:
+        main()
+    return left.value.code
+
+
+def test_a_resumed_run_is_not_shown_under_a_name_that_is_not_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sent: list[Mapping[str, object]] = []
+
+    def send(flat: Mapping[str, object], *rest: Any) -> control.RunStatus:
+        sent.append(flat)
+        rest[-1](7)
+        return control.RunStatus(7, "finished:completed", "", 0, 0)
+
+    monkeypatch.setattr(submit, "submit", send)
+    arguments = ["submit", "--insecure", "-s", "out=/srv/out"]
+    assert called(arguments, monkeypatch) == 0
+    assert f"run 7: {sent[0]['experiment']}\n" in capsys.readouterr().out
+    assert called([*arguments, "--resume"], monkeypatch) == 0
+    assert "run 7: goes on from its checkpoint\n" in capsys.readouterr().out
+
+
+def test_two_local_federations_do_not_share_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(machines, "CLAIM_PATIENCE", 0.1)
+    with machines._alone(tmp_path):
+        assert called(["local", "--work", str(tmp_path)], monkeypatch) == 1
+        said = f"--work {tmp_path} is taken: another run (process {os.getpid()})"
+        assert said in capsys.readouterr().err
+    with claim(tmp_path), machines._alone(tmp_path):
+        assert not (tmp_path / "certs").exists()
+
+
+def test_a_superlink_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    done = fedmosaic("submit", "--insecure", "--superlink", f"127.0.0.1:{port}", "--wait", "0.5")
+    assert done.returncode == 1
+    assert f"no SuperLink answers at 127.0.0.1:{port}" in done.stderr
+
+
+def test_another_api_than_the_operators_is_told_at_once() -> None:
+    server = grpc.server(futures.ThreadPoolExecutor(1))  # with no service at all
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        done = fedmosaic("stop", "--insecure", "--superlink", f"127.0.0.1:{port}")
+    finally:
+        server.stop(None).wait()
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert f"127.0.0.1:{port} is not a SuperLink's Control API (port 9093" in done.stderr
+
+
+def test_a_node_takes_typed_settings_and_refuses_others() -> None:
+    given = node.settings(["model=resnet8", "threads=2", "incentive=false", "data-dir='/a b'"])
+    assert given == {"model": "resnet8", "threads": 2, "incentive": False, "data-dir": "/a b"}
+    assert node.settings(["state-dir=x/y"]) == {"state-dir": str(Path.cwd() / "x" / "y")}
+    for text, said in (
+        ("model", "is not key=value"),
+        ("threads=two", "threads = 'two'; it must be an integer of at least 1"),
+        ("memory-mb=10", "memory-mb = 10; it must be an integer of at least 200"),
+        ("incentive=maybe", "incentive = 'maybe'; it must be true or false"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            node.settings([text])
+    check({"partition-id": 0, "of-another-app": 1}, strict=False)
+
+
+def test_a_node_needs_its_key_and_says_which(tmp_path: Path) -> None:
+    files = make(tmp_path, [], 1)
+    line = node.command("h:9092", files, 0, 2, {"model": "mlp"}, health="127.0.0.1:9")
+    assert line[:3] == ["flower-supernode", "--root-certificates", str(files.ca)]
+    assert line[3:5] == ["--auth-supernode-private-key", str(files.key(0))]
+    assert line[-4:-2] == ["--node-config", "partition-id=0 num-partitions=2 model='mlp'"]
+    with pytest.raises(ValueError, match=r"1\.key is missing; client 1 needs it"):
+        node.command("h:9092", files, 1, 2, {})
+
+
+def test_replicas_that_share_a_folder_take_different_seats(tmp_path: Path) -> None:
+    taken = [seats.take(tmp_path / "seats", 3) for _ in range(3)]
+    assert [k for k, _ in taken] == [0, 1, 2]
+    with pytest.raises(ValueError, match="all 3 seats in .* are taken"):
+        seats.take(tmp_path / "seats", 3)
+    os.close(taken[1][1])
+    k, held = seats.take(tmp_path / "seats", 3)
+    assert k == 1
+    assert os.get_inheritable(held), "the program that the replica becomes must hold it too"
+    for descriptor in (taken[0][1], taken[2][1], held):
+        os.close(descriptor)
+
+
+def test_a_submitted_run_is_complete_and_resumes_if_there_is_something(tmp_path: Path) -> None:
+    given = {**resolve(None), "out": str(tmp_path)}
+    sent = submit.prepared(given, resume=False, if_any=True)
+    assert sent["clients"] == 6 and sent["runtime"] == "grpc" and sent["resume"] is False
+    other = submit.prepared(given, True, False)["experiment"]
+    assert sent["experiment"] != other, "clients keep their models under it"
+    assert str(sent["experiment"]).rpartition("-")[0] == str(other).rpartition("-")[0]
+    (tmp_path / "checkpoint.safetensors").touch()
+    assert submit.prepared(given, resume=False, if_any=True)["resume"] is True
+
+
+def test_what_flower_logs_of_a_failure_is_shown_without_its_traceback() -> None:
+    shown: list[str] = []
+    put = submit.without_tracebacks(shown.append)
+    for line in ("round 1", "Traceback (most recent call last):", '  File "x"', "    y()"):
+        put(line)
+    for line in ("ValueError: bad", "", "round 2"):
+        put(line)
+    assert shown == ["round 1", "", "round 2"]
+
+
+@contextlib.contextmanager
+def started(
+    command: list[str], log: Path, env: dict[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            command, stdout=file, stderr=subprocess.STDOUT, env=env, cwd=log.parent
+        )
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(10)
+        process.kill()
+        process.wait()
+
+
+def paint(folder: Path, seed: int, images: int = 12) -> Path:
+    """A private folder of grey 8×8 images of two classes, another for each seed."""
+    draw = np.random.default_rng(seed)
+    for part in ("train", "test"):
+        for c, name in enumerate(("dark", "light")):
+            place = folder / part / name
+            place.mkdir(parents=True)
+            for i in range(images):
+                pixels = draw.integers(0, 100, (8, 8)) + 150 * c
+                Image.fromarray(pixels.astype(np.uint8)).save(place / f"{i}.png")
+    return folder
+
+
+@pytest.mark.slow
+def test_certs_register_nodes_and_submit_make_a_federation_over_tls(tmp_path: Path) -> None:
+    certs = tmp_path / "certs"
+    assert fedmosaic("certs", certs, "--host", "fed.example.org", "--clients", 2).returncode == 0
+    files = make(certs, [], 2)
+    control, fleet = (f"127.0.0.1:{port}" for port in free_ports(2))
+    env = environment({}, tmp_path / "home")
+    with contextlib.ExitStack() as stack:
+        command = list(superlink_command(control, fleet, False, files))
+        command[0] = str(Path(sys.executable).with_name(command[0]))
+        stack.enter_context(started(command, tmp_path / "superlink.log", env))
+        to = ("--superlink", control, "--ca", files.ca)
+        first = fedmosaic("register", files.clients, *to)
+        assert "2 of 2 keys registered" in first.stdout, first.stderr
+        assert (
+            "0 of 2 keys registered, 2 were already"
+            in fedmosaic("register", files.public(0), files.public(1), *to).stdout
+        )
+        nodes = []
+        for i, own in enumerate((["model=mlp", "memory-mb=4000"], ["model=cnn2", "device=cpu"])):
+            line = [sys.executable, "-m", "deploy.cli", "node", "--superlink", fleet]
+            line += ["--ca", str(files.ca), "--seats", str(tmp_path / "seats"), "--clients", "2"]
+            line += ["--home", str(tmp_path / f"node{i}"), *(["--warm-start"] if i else [])]
+            own += [f"data-dir={paint(tmp_path / f'images{i}', i, 12 + i)}"]
+            own += [f"state-dir={tmp_path / f'state{i}'}"]
+            line += [part for setting in own for part in ("-s", setting)]
+            log = tmp_path / f"node{i}.log"
+            nodes.append(stack.enter_context(started(line, log, dict(os.environ))))
+            while not (tmp_path / "seats" / f"{i}.lock").exists():
+                time.sleep(0.05)
+        out = tmp_path / "out"
+        values = flat(out, method="fedorion", clients=2, rounds=1, **{"state-dir": ""})
+        values |= {"data.name": "folder", "data.dir": str(paint(tmp_path / "images", 7))}
+        values |= {"data.partition": "own", "fleet": "mlp,cnn2", "data.samples": 0}
+        values["data.test-samples"] = 0
+        changed = {k: v for k, v in values.items() if v != resolve(None)[k] and k != "runtime"}
+        sets = [part for k, v in changed.items() for part in ("-s", f"{k}={v}")]
+        done = fedmosaic("submit", *sets, *to)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "completed;" in done.stdout
+        # a run that fails says why, and its status is not 0
+        again = fedmosaic("submit", *sets, *to)
+        assert again.returncode == 1 and "holds a run already" in again.stderr, again.stderr
+        assert fedmosaic("stop", *to).stdout == "runs that go on: none\n"
+        none = fedmosaic("stop", "7", *to)
+        assert none.returncode == 1 and f"no run 7 goes on at {control}" in none.stderr
+        line = [sys.executable, "-m", "deploy.cli", "submit", *sets, "-s", "rounds=500"]
+        line += ["-s", f"out={tmp_path / 'endless'}", *map(str, to)]
+        with started(line, tmp_path / "submit.log", dict(os.environ)) as endless:
+            while not (runs := re.findall(r"\d+", fedmosaic("stop", *to).stdout)):
+                assert endless.poll() is None
+            assert fedmosaic("stop", *runs, *to).stdout == f"run {runs[0]} is stopped\n"
+            assert endless.wait(120) == 1
+        # without its key a client is let in no more
+        for said in ("1 of 1 keys unregistered, 0", "0 of 1 keys unregistered, 1"):
+            assert said in fedmosaic("unregister", files.public(1), *to).stdout
+        final = fedmosaic("register", files.public(1), *to)
+        assert final.returncode == 1 and "1.pub was unregistered and cannot come" in final.stderr
+        nodes[1].send_signal(signal.SIGTERM)
+        nodes[1].wait(120)
+        refused = fedmosaic(
+            *("node", "--superlink", fleet, "--ca", files.ca, "--clients", 2, "--k", 1),
+            *("--home", tmp_path / "refused"),
+        )
+        assert refused.returncode == 1
+        assert "does not know the key of client 1: register 1.pub" in refused.stderr
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["status"] == "completed"
+    census = json.loads((out / "journal.jsonl").read_text().splitlines()[0])["clients"]
+    # of its own 24 and 26 training images, a fifth is each client's local test set
+    assert [(c["k"], c["model"], c["n"]) for c in census] == [(0, "mlp", 19), (1, "cnn2", 20)]
+    assert [any((tmp_path / f"state{i}").iterdir()) for i in range(2)] == [True, True]
+    assert nodes[0].returncode == 0

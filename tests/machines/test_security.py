@@ -1,0 +1,274 @@
+"""Over real TLS and with SuperNode authentication: who gets in, what a liar can do, who is named.
+
+One federation for all of it: three registered SuperNodes, of which the second runs a ClientApp that
+answers garbage (``liar.py``), and intruders that try to connect while the registered ones work.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from common.config import Value
+from deploy.flower.control import RunStatus
+from deploy.flower.processes import environment, plain
+from deploy.machines import certificates
+from deploy.machines.certificates import Certificates
+from deploy.run.grpc import Federation, node_config, supernode_command
+from deploy.run.settings import app_folder
+from tests.conftest import TinyRun, flat
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="warm starts need Linux"),
+]
+REGISTERED, SPARE, UNKNOWN = 3, 3, 4  #: SuperNodes; the key of one more; a key nobody registered
+
+
+@dataclass(frozen=True)
+class Scene:
+    federation: Federation
+    keys: Certificates
+    work: Path
+
+    def settings(self, out: str, **changes: Any) -> dict[str, Value]:
+        return flat(
+            self.work / out,
+            method="fedavg",
+            clients=REGISTERED,
+            fleet="mlp@0.25",
+            min_replies=0.3,
+            **changes,
+        )
+
+    def run(self, settings: dict[str, Value]) -> RunStatus:
+        return self.federation.follow(self.federation.submit(settings))
+
+    def node(self, name: str, command: list[str]) -> None:
+        """Start a further SuperNode."""
+        env = environment({"OMP_NUM_THREADS": "1"}, self.work / "home" / name)
+        processes = self.federation.processes
+        processes.start(name, command, env)
+        processes.spare(name)
+
+    def command(self, k: int, *, partition: int, partitions: int = REGISTERED) -> list[str]:
+        """A SuperNode that holds key k and says that it is client ``partition``."""
+        text = node_config(partition, partitions, {})
+        return list(supernode_command(self.federation.superlink.fleet, text, self.keys, k))
+
+    def log(self, name: str) -> str:
+        return plain(self.federation.processes.log(name).read_text())
+
+    def await_log(self, name: str, *texts: str, patience: float = 300.0) -> str:
+        """The log of a process, once it has all of ``texts``."""
+        until(
+            lambda: all(text in self.log(name) for text in texts),
+            patience,
+            lambda: self.log(name),
+        )
+        return self.log(name)
+
+
+def until(done: Callable[[], bool], patience: float, told: Callable[[], str] = lambda: "") -> None:
+    deadline = time.monotonic() + patience
+    while not done():
+        assert time.monotonic() < deadline, told()
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    work = tmp_path_factory.mktemp("security")
+    keys = certificates.make(work / "certs", ["127.0.0.1"], clients=UNKNOWN + 1)
+    strangers = certificates.make(work / "others", ["127.0.0.1"], clients=1)
+    liar = work / "bin"
+    liar.mkdir()
+    program = liar / "flwr-clientapp"
+    script = (Path(__file__).parents[1] / "support" / "liar.py").resolve()
+    program.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, str(script)])} "$@"\n')
+    program.chmod(0o755)
+    path = os.pathsep.join([str(liar), str(Path(sys.executable).parent), os.environ["PATH"]])
+    with Federation(
+        app=app_folder(),
+        clients=REGISTERED,
+        work=work / "federation",
+        env={"OMP_NUM_THREADS": "1"},
+        node_envs=[{}, {"PATH": path}, {}],
+        certificates=keys.folder,
+        warm_start=True,
+        spare_nodes=True,
+    ) as federation:
+        scene = Scene(federation, keys, work)
+        federation.superlink.control.register(keys.public(SPARE))
+        for name, command in intruders(scene, strangers).items():
+            scene.node(name, [*command, "--max-retries", "1"])
+        yield scene
+
+
+def intruders(scene: Scene, strangers: Certificates) -> dict[str, list[str]]:
+    """SuperNodes that must not get in, by name."""
+    known = scene.command(0, partition=2)
+    at = known.index("--auth-supernode-private-key")
+    return {
+        "unregistered": scene.command(UNKNOWN, partition=2),
+        "keyless": [*known[:at], *known[at + 2 :]],
+        "wrong-ca": [part.replace(str(scene.keys.ca), str(strangers.ca)) for part in known],
+        "plaintext": list(
+            supernode_command(scene.federation.superlink.fleet, node_config(2, REGISTERED, {}))
+        ),
+        "twin": known,
+    }
+
+
+def test_the_run_goes_on_without_a_liar_and_the_journal_names_every_lie(scene: Scene) -> None:
+    status = scene.run(scene.settings("liar", rounds=5, wire__max_mb=2.0))
+    assert status.completed, status.details
+    result = TinyRun(scene.work / "liar")
+    assert [entry["replied"] for entry in result.journal[1:]] == [[0, 2]] * 5
+    reasons = [entry["failures"][0]["reason"] for entry in result.journal[1:]]
+    for entry in result.journal[1:]:
+        assert {failure["k"] for failure in entry["failures"]} == {1}
+    for reason, said in zip(
+        reasons,
+        (
+            "has values that are not finite",
+            "skeleton exceeds",
+            "it has 4.0 MB, wire.max-mb = 2",
+            "it is for client 0, expected 1",
+            "lost where a reply cannot be read (KeyError: 'arraychunk_ids')",
+        ),
+        strict=True,
+    ):
+        assert said in reason, reasons
+    last = result.journal[-1]
+    assert "score refused: protocol.Score: field 'accuracy'" in last["failures"][1]["reason"]
+    assert [score["k"] for score in last["scores"]] == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "to_the_node", "to_the_superlink"),
+    [
+        (
+            "unregistered",
+            "No SuperNode found with the given public key.",
+            "[Fleet.ActivateNode] Activation failed: No SuperNode found with the given public key.",
+        ),
+        (
+            "keyless",
+            "SuperNode authentication is enabled. All SuperNodes must be registered via the CLI.",
+            "SuperNode registration is disabled through Fleet API.",
+        ),
+        ("wrong-ca", "CERTIFICATE_VERIFY_FAILED: unable to get local issuer certificate", ""),
+        ("plaintext", "failed to connect to all addresses", ""),
+        ("twin", "could not be activated.", "[Fleet.ActivateNode] Activation failed: SuperNode"),
+    ],
+)
+def test_who_must_not_get_in_stays_outside_and_is_told_why(
+    scene: Scene, name: str, to_the_node: str, to_the_superlink: str
+) -> None:
+    said = scene.await_log(name, to_the_node)
+    # not that the process has ended: Flower's node was once seen to hang between refusal and exit
+    scene.await_log("superlink", to_the_superlink)
+    entered = "SuperNode ID"  # what Flower's node says once it is in
+    assert entered in scene.log("supernode-0") and entered not in said
+    assert scene.federation.superlink.online() == REGISTERED
+
+
+def test_a_server_whose_certificate_has_expired_is_not_talked_to(scene: Scene) -> None:
+    credentials = grpc.ssl_server_credentials([expired(scene.keys)])
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    port = server.add_secure_port("127.0.0.1:0", credentials)
+    server.start()
+    try:
+        fleet = f"127.0.0.1:{port}"
+        command = list(supernode_command(fleet, node_config(0, REGISTERED, {}), scene.keys, 0))
+        scene.node("expired", [*command, "--max-retries", "1"])
+        scene.await_log("expired", "CERTIFICATE_VERIFY_FAILED: certificate has expired")
+    finally:
+        server.stop(None)
+
+
+def expired(keys: Certificates) -> tuple[bytes, bytes]:
+    """Key and certificate of a server on 127.0.0.1, signed by the authority, a day too old."""
+    signer = serialization.load_pem_private_key(keys.ca_key.read_bytes(), None)
+    assert isinstance(signer, ec.EllipticCurvePrivateKey)
+    old = x509.load_pem_x509_certificate(keys.server.read_bytes())
+    key = serialization.load_pem_private_key(keys.server_key.read_bytes(), None)
+    now = datetime.now(UTC)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(old.subject)
+        .issuer_name(old.issuer)
+        .public_key(old.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=9))
+        .not_valid_after(now - timedelta(days=1))
+    )
+    for extension in old.extensions:
+        builder = builder.add_extension(extension.value, extension.critical)
+    certificate = builder.sign(signer, hashes.SHA384())
+    pem = serialization.Encoding.PEM
+    private = key.private_bytes(
+        pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return private, certificate.public_bytes(pem)
+
+
+def test_a_registered_node_that_claims_a_connected_clients_partition_stops_the_census(
+    scene: Scene,
+) -> None:
+    scene.node("double", scene.command(SPARE, partition=0, partitions=REGISTERED + 1))
+    until(lambda: scene.federation.superlink.online() == REGISTERED + 1, 300.0)
+    status = scene.run({**scene.settings("double", rounds=1), "clients": REGISTERED + 1})
+    assert "census: 2 nodes claim to be client 0" in status.details and not status.completed
+    os.kill(scene.federation.pid("double"), signal.SIGTERM)
+    until(lambda: scene.federation.superlink.online() == REGISTERED, 300.0)
+
+
+def test_a_registered_node_does_not_get_the_partition_of_a_client_that_is_offline(
+    scene: Scene,
+) -> None:
+    federation, journal = scene.federation, scene.work / "takeover" / "journal.jsonl"
+    settings = scene.settings("takeover", rounds=60, rebind=False, timeout=90.0)
+    run = federation.submit(settings)
+
+    def entries() -> list[dict[str, Any]]:
+        text = journal.read_text() if journal.exists() else ""
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+    until(lambda: len(entries()) > 0, 300.0)
+    scene.node("impostor", scene.command(SPARE, partition=2))
+    until(lambda: federation.superlink.online() == REGISTERED + 1, 300.0)
+    os.kill(federation.pid("supernode-2"), signal.SIGTERM)
+
+    def claims() -> list[dict[str, Any]]:
+        failures = [failure for entry in entries() for failure in entry["failures"]]
+        return [failure for failure in failures if "claims its place" in failure["reason"]]
+
+    until(lambda: len(claims()) > 0 and len(entries()) > claims()[0]["round"] + 1, 900.0)
+    federation.stop(run)
+    federation.follow(run)
+    (claim,) = claims()
+    assert claim["k"] == 2 and claim["reason"].endswith("(rebind = false)")
+    assert [entry["replied"] for entry in entries() if entry["round"] >= claim["round"]] == [
+        [0] for entry in entries() if entry["round"] >= claim["round"]
+    ]
+    status = scene.run({**settings, "resume": True})
+    assert "census: client 2 is node" in status.details and not status.completed
+    assert "if its key was replaced, resume once with rebind = true" in status.details

@@ -1,0 +1,84 @@
+"""The cost formulas of DL-MH's paper, section 5.2.1, with its own numbers."""
+
+from __future__ import annotations
+
+from common import communication, models
+
+
+def test_fedavg_over_ten_rounds_is_the_papers_183_million():
+    P = communication.PAPER_RESNET18
+    assert communication.fedavg(P, P, 10) == 182_939_080
+    assert f"{communication.fedavg(P, P, 10):.2E}" == "1.83E+08"
+
+
+def test_the_papers_parameter_count_is_that_of_neither_resnet18():
+    counts = {
+        models.parameters("resnet18", (3, 32, 32), 10, stem=stem) for stem in ("imagenet", "cifar")
+    }
+    assert counts == {11_181_642, 11_173_962}
+
+
+def test_dl_sh_sends_440_000_numbers():
+    assert communication.dl_sh(40_000, 10, 40_000) == 440_000
+
+
+def test_dl_mh_with_two_classes_sends_120_002_numbers():
+    assert communication.dl_mh(40_000, 2, 40_000, 2) == 120_002
+
+
+def test_dl_mh_saves_more_than_99_percent_of_fedavg():
+    P = communication.PAPER_RESNET18
+    saved = 1 - communication.dl_mh(40_000, 2, 40_000, 2) / communication.fedavg(P, P, 10)
+    assert round(100 * saved, 2) == 99.93
+
+
+def test_the_incentive_adds_one_number_per_sample_or_all_classes():
+    assert communication.i_dl_mh(40_000, 1) == 40_000
+    assert communication.i_dl_mh(40_000, 10) == 400_000
+
+
+def test_every_formula_grows_with_the_clients():
+    assert communication.fedavg(3, 3, 2, M=5) == 5 * communication.fedavg(3, 3, 2) == 60
+    assert communication.dl_sh(4, 3, 4, M=5) == 80
+    assert communication.dl_mh(4, 2, 4, 2, M=5) == 70
+    assert communication.fedgkt(100, 10, 10, 50, 2, M=5) == 60_000
+
+
+def test_the_report_shows_the_formulas_count_the_bytes_and_their_ratio(run):
+    from deploy.report.html import one
+    from deploy.report.page import render
+    from deploy.report.read import read
+    from deploy.report.traffic import formula, incentive
+
+    knobs = {"data__public": 0.6, "data__samples": 200, "i-dl-mh.embed-epochs": 1}
+    done = run(method="i-dl-mh", rounds=1, **knobs)
+    record = read(done.folder)
+    section = formula([("i-dl-mh", record)])
+    assert section is not None and section.cards[0].grid is not None
+    (row,) = section.cards[0].grid.rows
+    cost = done.summary["cost"]
+    assert row[2:] == (
+        f"{cost['numbers']:,}",
+        f"{cost['bytes']:,}",
+        f"{cost['bytes'] / cost['numbers']:.3f}",
+    )
+    gains = incentive(record)
+    assert gains is not None and gains.cards[0].grid is not None
+    assert len(gains.cards[0].grid.rows) == 4
+    page = render(one(record))
+    assert "Communication" in page and "Incentive" in page
+
+
+def test_a_run_without_a_formula_has_no_such_section(run):
+    from deploy.report.read import read
+    from deploy.report.traffic import formula, incentive
+
+    record = read(run(method="fedorion", rounds=1).folder)
+    assert formula([("fedorion", record)]) is None and incentive(record) is None
+
+
+def test_fedavg_counts_its_parameters_twice_per_client_and_round(run):
+    done = run(method="fedavg", rounds=2)
+    P = models.parameters("mlp@0.25", (1, 8, 8), 3)
+    Q = models.parameters("cnn2@0.5", (1, 8, 8), 3)
+    assert done.summary["cost"]["numbers"] == 2 * 4 * 2 * min(P, Q)

@@ -1,0 +1,161 @@
+"""Fairness over clients, the agnostic lemma, and both in tables and reports."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.metrics import fairness, mixture_performance, over_mixtures
+from deploy.report.html import write_report
+from deploy.study import table
+from tests.conftest import TinyRun, flat
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "amp", "fm", "wlp"),
+    [  # FedKF, Table II
+        ((0.6, 0.7, 0.8), 0.7, 0.00667, 0.6),
+        ((0.65, 0.65, 0.8), 0.7, 0.005, 0.65),
+        ((0.7, 0.8, 0.9), 0.8, 0.00667, 0.7),
+    ],
+)
+def test_the_papers_numerical_example(
+    accuracies: tuple[float, ...], amp: float, fm: float, wlp: float
+) -> None:
+    told = fairness(accuracies, [10, 10, 10])
+    assert told["amp"] == pytest.approx(amp) and told["wlp"] == wlp
+    assert told["fm"] == pytest.approx(fm, abs=5e-6)
+
+
+def test_amp_weighs_by_test_samples_and_fm_does_not() -> None:
+    told = fairness([0.0, 1.0], [1, 3])
+    assert told == {"amp": 0.75, "fm": 0.25, "wlp": 0.0}
+
+
+clients = st.lists(
+    st.tuples(st.floats(0, 1), st.floats(0, 1, exclude_min=True)), min_size=1, max_size=30
+)
+
+
+@given(clients)
+@settings(max_examples=200, deadline=None)
+def test_no_mixture_of_clients_does_worse_than_the_worst_client(
+    pairs: list[tuple[float, float]],
+) -> None:
+    accuracies = [a for a, _ in pairs]
+    weights = np.array([w for _, w in pairs])
+    told = fairness(accuracies, [1] * len(accuracies))
+    assert mixture_performance(accuracies, weights / weights.sum()) >= told["wlp"] - 1e-12
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=20), st.integers(0, 2**31))
+@settings(max_examples=50, deadline=None)
+def test_the_worst_of_many_domains_is_no_worse_than_the_worst_client(
+    accuracies: list[float], seed: int
+) -> None:
+    drawn = over_mixtures(accuracies, 20, np.random.default_rng(seed))
+    assert len(drawn) == 20 and min(drawn) >= min(accuracies) - 1e-12
+
+
+def test_a_mixture_by_hand() -> None:
+    assert mixture_performance([0.5, 1.0], [0.25, 0.75]) == 0.875
+
+
+def test_every_run_tells_its_fairness(run: Callable[..., TinyRun]) -> None:
+    result = run(method="fedavg", rounds=1)
+    told, scores = result.summary["fairness"], result.journal[1]["scores"]
+    values = [score["accuracy_global"] for score in scores]
+    assert told == {**told["global"], "global": told["global"]}
+    assert told["wlp"] == min(values)
+    assert told["amp"] == pytest.approx(np.average(values, weights=[s["n"] for s in scores]))
+
+
+def test_own_models_are_told_apart_from_the_global_one(run: Callable[..., TinyRun]) -> None:
+    told = run(method="fedorion", rounds=1).summary["fairness"]
+    assert told.keys() == {"amp", "fm", "wlp", "global", "own"}
+
+
+def test_the_report_shows_every_model_and_its_floor(
+    run: Callable[..., TinyRun], tmp_path: Path
+) -> None:
+    result = run(method="fedavg", fedavg__inactive=True, per_round=2)
+    write_report([result.folder], tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "Fairness" in page and "random mixtures of clients" in page
+    for model in ("oca", "aca"):
+        wlp = result.summary["fairness"][model]["wlp"]
+        assert f"{model} {wlp * 100:.1f}" in page
+
+
+def spec(**changes: Any) -> table.File:
+    base = {k: v for k, v in flat(Path("unused")).items() if k not in ("out", "state-dir")}
+    rows = [
+        {"name": "A", "set": {"method": "fedavg", "fedavg.inactive": True}, "model": "aca"},
+        {"name": "O", "set": {"method": "fedavg", "fedavg.inactive": True}, "model": "oca"},
+        {"name": "P", "set": {"method": "fedprox"}, "seeds": [1]},
+    ]
+    columns = [
+        {"name": "AMP"},
+        {"name": "FM", "measure": "fairness.{model}.fm", "scale": 1000.0, "better": "lower"},
+        {"name": "rounds", "reach": "A", "scale": 1.0, "better": "lower"},
+        {"name": "mean", "reach": "A", "window": 2, "scale": 1.0, "better": "lower"},
+    ]
+    whole = {
+        "title": "t", "seeds": [1, 2], "measure": "fairness.{model}.amp", "base": base,
+        "row": rows, "column": columns,
+    }  # fmt: skip
+    return table.File.model_validate({**whole, **changes})
+
+
+def recorded(folder: Path, cell: table.Cell, course: dict[str, list[float]]) -> None:
+    """Write what a run of ``cell`` leaves, with these AMPs by model and round."""
+    place = folder / "cells" / cell.fingerprint
+    place.mkdir(parents=True, exist_ok=True)
+    told = [
+        {name: {"amp": amps[t], "fm": 0.004} for name, amps in course.items()}
+        for t in range(len(next(iter(course.values()))))
+    ]
+    lines = [json.dumps({"round": t + 1, "fairness": f}) for t, f in enumerate(told)]
+    (place / "journal.jsonl").write_text("\n".join(lines))
+    summary = {"status": "completed", "fairness": told[-1]}
+    (place / "summary.json").write_text(json.dumps(summary))
+
+
+def test_a_table_tells_models_apart_scales_and_counts_rounds(tmp_path: Path) -> None:
+    file = spec()
+    for cell in table.cells(file):
+        if cell.row == "P":
+            recorded(tmp_path, cell, {"global": [0.1, 0.2, 0.3, 0.4]})
+        else:
+            recorded(tmp_path, cell, {"aca": [0.2, 0.1, 0.5, 0.5], "oca": [0.3, 0.6, 0.7, 0.8]})
+    filled = table.collect(file, tmp_path)
+    assert filled.cell("A", "AMP").values == (50.0, 50.0)
+    assert filled.cell("O", "AMP").values == (80.0, 80.0)
+    assert filled.cell("P", "AMP").values == (40.0,)  # its own seeds
+    assert filled.cell("A", "FM").values == (4.0, 4.0)
+    assert filled.cell("A", "rounds").values == (3.0, 3.0)  # A ends at .5, first seen in round 3
+    assert filled.cell("O", "rounds").values == (2.0, 2.0)
+    assert filled.cell("P", "rounds").values == (float("inf"),)  # never
+    assert filled.best("AMP") == {"O"} and filled.best("rounds") == {"O"}
+    assert filled.cell("A", "mean").values == (4.0, 4.0)  # rounds 3 and 4
+    assert filled.cell("O", "mean").values == (3.0, 3.0)  # (.6 + .7) / 2; (.3 + .6) / 2 is not .5
+    (path,) = (p for p in table.write(filled, file, tmp_path, "t") if p.suffix == ".json")
+    written = {(c["row"], c["column"]): c["values"] for c in json.loads(path.read_text())["cells"]}
+    assert written["P", "rounds"] == [None] and "Infinity" not in path.read_text()
+
+
+def test_two_models_of_one_run_share_its_record() -> None:
+    prints = {(c.row, c.column, c.seed): c.fingerprint for c in table.cells(spec())}
+    assert prints["A", "AMP", 1] == prints["O", "FM", 1] != prints["P", "AMP", 1]
+
+
+def test_reach_must_name_a_row() -> None:
+    with pytest.raises(ValueError, match=r"reach = 'B' is no row"):
+        list(table.cells(spec(column=[{"name": "rounds", "reach": "B"}])))

@@ -1,0 +1,191 @@
+"""The command line: what a newcomer types, and the mistakes they make."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from common.config import Value
+from common.data import DATASETS
+from common.data.partition import PARTITIONS
+from common.models import MODELS
+from common.version import code_version
+from deploy import cli
+from deploy.report.listing import LISTINGS
+from deploy.run.settings import to_toml
+from server_app.methods import METHODS
+from tests.conftest import flat
+
+
+def fedmosaic(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "deploy.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+
+
+def test_the_version_is_what_the_census_compares() -> None:
+    done = fedmosaic("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, code_version() + "\n", "")
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Path:
+    settings: dict[str, Value] = flat(tmp_path / "x", method="fedorion") | {
+        "out": "",
+        "state-dir": "",
+        "experiment": "",
+    }
+    path = tmp_path / "toy.toml"
+    path.write_text(to_toml(settings))
+    return path
+
+
+def test_a_run_leaves_everything_it_should(toy: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = fedmosaic("run", str(toy), "--out", str(out), "--workers", "0", "-s", "seed=5")
+    assert done.returncode == 0, done.stderr
+    assert "round 2/2" in done.stdout and "cnn2@0.5" in done.stdout
+    names = {path.name for path in out.iterdir()}
+    assert names >= {
+        "config.toml",
+        "journal.jsonl",
+        "summary.json",
+        "model.safetensors",
+        "report.html",
+    }
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["seed"] == 5 and summary["dataset"] == "toy" and summary["runtime"] == "loopback"
+    assert summary["accuracy"].keys() == {"final", "best", "last10"}
+    assert summary["clients"][0].keys() >= {"k", "model", "n", "accuracy", "accuracy_global"}
+    assert summary["bytes"]["up"] > 0 and summary["failures"] == []
+    assert len(summary["weights_sha256"]) == 64
+    again = fedmosaic("run", str(toy), "--out", str(out))
+    assert again.returncode == 1 and "holds a run already" in again.stderr
+    both = fedmosaic("report", str(out), "--out", str(tmp_path / "page.html"))
+    assert both.returncode == 0 and (tmp_path / "page.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["run", "nosuchfile"], "experiment file nosuchfile does not exist"),
+        (["run", "-s", "epochs=3"], "key 'epochs' is unknown"),
+        (
+            ["run", "-s", "data.name=cifar10", "-s", "data.dir=/nonexistent"],
+            "not found in /nonexistent",
+        ),
+        (["run", "--runtime", "mpi"], "--runtime mpi is unknown; allowed: loopback, ray, grpc"),
+        (["run", "--workers", "-2"], "--workers -2 is not allowed"),
+        (
+            ["run", "-s", "out=/dev/null/x"],
+            "out = '/dev/null/x' cannot be a folder for results: Not",
+        ),
+        (["run", "--resume", "/nonexistent"], "--resume /nonexistent: no config.toml there"),
+        (["run", "-s", "data.image-size=2", "-s", "fleet=resnet8"], "input 2×2 is too small"),
+        (["list", "cats"], "list cats is unknown; allowed: methods, models"),
+        (["report", "/nonexistent"], "/nonexistent"),
+        (["table", "default"], "default.toml has no [[row]], so it is no table"),
+    ],
+)
+def test_a_mistake_is_one_line_and_a_failing_exit_status(
+    arguments: list[str],
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["fedmosaic", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    said = capsys.readouterr()
+    assert ended.value.code == 1
+    assert line in said.err and said.err.count("\n") == 1, said.err
+    assert not list(tmp_path.iterdir()), "a mistake leaves nothing behind"
+
+
+@pytest.mark.parametrize(
+    ("what", "names"),
+    [
+        ("methods", METHODS),
+        ("models", MODELS),
+        ("datasets", DATASETS),
+        ("partitions", PARTITIONS),
+    ],
+)
+def test_a_list_names_everything_there_is(what: str, names: dict[str, Any]) -> None:
+    console = Console(width=200, file=io.StringIO())
+    console.print(LISTINGS[what]())
+    first_words = {line.split()[0] for line in console.file.getvalue().splitlines() if line.strip()}
+    assert names.keys() <= first_words
+
+
+def test_ctrl_c_ends_with_one_line_that_says_how_to_go_on(toy: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "deploy.cli",
+            "run",
+            str(toy),
+            "-s",
+            "rounds=500",
+            "--out",
+            str(out),
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    deadline = time.monotonic() + 120
+    while not (out / "checkpoint.safetensors").exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=120)[1]
+    assert process.returncode == 130
+    assert said == f"interrupted; go on with: fedmosaic run --resume {out}\n"
+
+
+def test_places_and_runtime_may_be_settings(toy: Path, tmp_path: Path) -> None:
+    out = tmp_path / "chosen"
+    done = fedmosaic("run", str(toy), "-s", f"out={out}", "-s", "runtime=ray", "--warm-start")
+    assert done.returncode == 1 and "--warm-start is for --runtime grpc, not ray" in done.stderr
+    more = ("--workers", "0", "-s", "runtime=loopback")
+    assert fedmosaic("run", str(toy), "-s", f"out={out}", *more).returncode == 0
+    assert (out / "summary.json").exists()
+    moved = fedmosaic("run", "--resume", str(out), "-s", f"out={tmp_path / 'other'}")
+    assert moved.returncode == 1 and f"the run goes on in {out}" in moved.stderr
+
+
+def test_a_finished_run_is_repeated_from_its_config(toy: Path, tmp_path: Path) -> None:
+    first, second, third = tmp_path / "first", tmp_path / "second", tmp_path / "third"
+    quick = ("--workers", "0")
+    assert fedmosaic("run", str(toy), "--out", str(first), *quick).returncode == 0
+    before = {path: path.read_bytes() for path in first.rglob("*") if path.is_file()}
+    config = str(first / "config.toml")
+    assert fedmosaic("run", config, "--out", str(second), *quick).returncode == 0
+    copied = tmp_path / "copied.toml"
+    copied.write_bytes((first / "config.toml").read_bytes())
+    refused = fedmosaic("run", str(copied), *quick)
+    assert refused.returncode == 1 and f"{first} holds a run already" in refused.stderr
+    assert fedmosaic("run", str(copied), "--out", str(third), *quick).returncode == 0
+    assert {path: path.read_bytes() for path in first.rglob("*") if path.is_file()} == before
+    summaries = [json.loads((each / "summary.json").read_text()) for each in (first, second, third)]
+    assert len({summary["weights_sha256"] for summary in summaries}) == 1
+    for each in (second, third):
+        assert len(list((each / "state").rglob("*.safetensors"))) > 0

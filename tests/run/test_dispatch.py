@@ -1,0 +1,152 @@
+"""The task loop of the warm start: what it takes over, how often it looks, when it gives way."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent import futures
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from flwr.proto.appio_pb2 import ClaimTaskResponse, PullPendingTasksResponse
+from flwr.proto.clientappio_pb2_grpc import (
+    ClientAppIoServicer,
+    add_ClientAppIoServicer_to_server,
+)
+from flwr.proto.task_pb2 import Task
+
+from deploy.flower import dispatch, warm
+
+GIVEN = ["--insecure", "--appio-api-address", "127.0.0.1:5", "--plugin-type", "clientapp"]
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+def test_what_a_supernode_asks_for_is_served() -> None:
+    asked = dispatch.service([*GIVEN, "--parent-pid", "77"])
+    assert asked == dispatch.Service("127.0.0.1:5", 77)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        GIVEN,
+        [*GIVEN, "--parent-pid"],
+        [*GIVEN, "--parent-pid", "me"],
+        [*GIVEN, "--parent-pid", "77", "--allow-runtime-dependency-installation"],
+        [*GIVEN, "--parent-pid", "77", "--executor", "kubernetes"],
+        [*GIVEN[:-1], "serverapp", "--parent-pid", "77"],
+        ["--root-certificates", "ca.crt", *GIVEN[1:], "--parent-pid", "77"],
+    ],
+)
+def test_anything_else_is_left_to_flower(arguments: list[str]) -> None:
+    assert dispatch.service(arguments) is None
+
+
+def test_a_loop_that_cannot_serve_runs_flowers_own_program(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran: list[list[str]] = []
+
+    def fails(*_: Any) -> None:
+        raise AttributeError("the interface has changed")
+
+    monkeypatch.setattr(dispatch, "dispatch", fails)
+    for arguments in ([*GIVEN, "--parent-pid", "77"], ["--help"]):
+        monkeypatch.setattr(sys, "argv", ["flower-superexec", *arguments])
+        warm._superexec("no socket", lambda: ran.append(sys.argv[1:]))
+    assert ran == [[*GIVEN, "--parent-pid", "77"], ["--help"]]
+    assert "the interface has changed" in capsys.readouterr().err
+
+
+def test_the_loop_looks_often_after_a_task_and_seldom_after_long_idleness() -> None:
+    assert dispatch.pause(0.0) == 0.05
+    assert dispatch.pause(6.0) == pytest.approx(0.15)
+    assert dispatch.pause(1000.0) == 0.5
+
+
+class Node(ClientAppIoServicer):  # type: ignore[misc]
+    """A SuperNode with the given tasks, of which number 2 has been claimed by somebody else."""
+
+    def __init__(self, kinds: list[str]) -> None:
+        self.pending = [Task(task_id=i, type=kind) for i, kind in enumerate(kinds, start=1)]
+
+    def PullPendingTasks(self, request: Any, context: Any) -> PullPendingTasksResponse:  # noqa: N802
+        return PullPendingTasksResponse(tasks=self.pending)
+
+    def ClaimTask(self, request: Any, context: Any) -> ClaimTaskResponse:  # noqa: N802
+        self.pending = [task for task in self.pending if task.task_id != request.task_id]
+        if request.task_id == 2:
+            return ClaimTaskResponse()
+        return ClaimTaskResponse(token=f"token-{request.task_id}")
+
+
+@pytest.fixture
+def parent() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(["sleep", "60"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def served(node: Node) -> tuple[grpc.Server, str]:
+    server = grpc.server(futures.ThreadPoolExecutor(2))
+    add_ClientAppIoServicer_to_server(node, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    return server, f"127.0.0.1:{port}"
+
+
+def test_every_task_is_claimed_and_launched_as_flower_would(
+    parent: subprocess.Popen[bytes],
+) -> None:
+    launched: list[list[str]] = []
+    server, address = served(Node([dispatch.CLIENT_APP] * 3))
+
+    def launch(arguments: list[str]) -> None:
+        launched.append(arguments)
+        if len(launched) == 2:
+            parent.kill()  # and not waited for: a zombie has ended too
+
+    dispatch.dispatch(dispatch.Service(address, parent.pid), launch)
+    server.stop(None)
+    parts = ["--clientappio-api-address", address, "--token", "token-1", "--insecure"]
+    assert launched[0] == [*parts, "--parent-pid", str(os.getpid())]
+    assert [arguments[3] for arguments in launched] == ["token-1", "token-3"]
+
+
+def test_a_task_of_another_kind_is_left_to_flower(parent: subprocess.Popen[bytes]) -> None:
+    server, address = served(Node(["flwr-simulation"]))
+    with pytest.raises(RuntimeError, match="a task of type 'flwr-simulation'"):
+        dispatch.dispatch(dispatch.Service(address, parent.pid), lambda _: None)
+    server.stop(None)
+
+
+def test_the_loop_waits_for_a_supernode_that_does_not_answer_yet(
+    parent: subprocess.Popen[bytes],
+) -> None:
+    begin = time.monotonic()
+    parent.terminate()
+    dispatch.dispatch(dispatch.Service("127.0.0.1:1", parent.pid), lambda _: None)
+    assert time.monotonic() - begin < 60.0
+
+
+def test_a_client_is_started_by_name_where_nothing_is_warm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / dispatch.CLIENT_APP
+    program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/said\n')
+    program.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    dispatch.start(str(tmp_path / "no-socket"), ["--token", "x"])
+    for _ in range(1000):
+        if (tmp_path / "said").exists() and (tmp_path / "said").read_text():
+            break
+        time.sleep(0.05)
+    assert (tmp_path / "said").read_text() == "--token x\n"

@@ -1,0 +1,72 @@
+"""Every experiment file and every cell of every table: settings that parse, networks that fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from common.config import Value, parse
+from common.data import DATASETS
+from common.data.partition import PARTITIONS
+from common.fleet import check_fleet
+from common.models import count
+from common.models.generator import Generator
+from deploy.run.settings import EXPERIMENTS, resolve
+from deploy.study import table
+
+FILES = sorted(EXPERIMENTS.glob("*.toml"))
+
+
+def check(flat: dict[str, Value]) -> None:
+    """As a run's preflight, but without the data, which need not be on this machine."""
+    config = parse(flat)
+    source = DATASETS[config.data.name]
+    assert config.data.partition in PARTITIONS
+    if source.shape is None or source.classes is None:
+        return
+    shape, side = source.shape, config.data.image_size
+    if side:
+        shape = (shape[0], side, side)
+    check_fleet(config, shape, source.classes)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_an_experiment_could_run(path: Path) -> None:
+    if not table.is_table(path):
+        flat = resolve(path)
+        check(flat | {"clients": flat["clients"] or len(str(flat["fleet"]).split(","))})
+        return
+    seen = set()
+    for cell in table.cells(table.read(path)):
+        if cell.fingerprint not in seen:
+            check(cell.flat)
+        seen.add(cell.fingerprint)
+    assert seen
+
+
+def test_rows_that_differ_in_what_they_measure_share_a_run() -> None:
+    cells = list(table.cells(table.read(EXPERIMENTS / "dl_small.toml")))
+    assert len({cell.fingerprint for cell in cells}) == 8 * 4 < len(cells)
+
+
+@pytest.mark.parametrize("name", ["hom", "l-het", "h-het", "fedin"])
+def test_presets_are_fleets_of_architectures_that_exist(name: str) -> None:
+    check(resolve(None) | {"fleet": name, "data.image-size": 32})
+
+
+def test_fedkfs_tables_have_the_papers_generators() -> None:
+    """1,049,985 parameters on EMNIST, 8,423,939 on CIFAR."""
+    for stem, expected in (("fedkf_table5", 1_049_985), ("fedkf_table6", 8_423_939)):
+        cell = next(c for c in table.cells(table.read(EXPERIMENTS / f"{stem}.toml")))
+        config = parse(cell.flat | {"method": "fedkf"})
+        channels, side, _ = DATASETS[config.data.name].shape or (0, 0, 0)
+        side = config.data.image_size or side
+        options = config.method
+        with torch.device("meta"):
+            generator = Generator(
+                options.latent, (channels, side, side), mean=[0.0] * channels,
+                std=[1.0] * channels, width=options.generator_width,
+            )  # fmt: skip
+        assert count(generator) == expected, stem

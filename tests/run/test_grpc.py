@@ -1,0 +1,567 @@
+"""The launchers, on a tiny Flower app that is written here; the slow tests start real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+import pytest
+from flwr.common.config import parse_config_args
+
+from deploy.flower import warm, watchdog
+from deploy.flower.arguments import Value, check_app, config_arguments, run_config_toml, stage_app
+from deploy.flower.control import RunStatus, run_id_from
+from deploy.flower.processes import Processes, environment, executable, free_ports, tail
+from deploy.flower.superlink import SuperLink, superlink_command
+from deploy.run import ray as simulation
+from deploy.run import runtimes
+from deploy.run.grpc import Federation, node_config, supernode_command
+from deploy.run.ray import _reason, run_simulation
+from server_app.stopped import Stopped
+
+PYPROJECT = """
+[project]
+name = "tiny"
+version = "1.0.0"
+[tool.flwr.app]
+publisher = "tests"
+fab-include = ["tiny_server.py", "tiny_client.py"]
+[tool.flwr.app.components]
+serverapp = "tiny_server:app"
+clientapp = "tiny_client:app"
+[tool.flwr.app.config]
+out = ""
+nodes = 0
+fail = false
+wait = 0.0
+note.text = ""
+"""
+
+SERVER = """
+import json, time
+from pathlib import Path
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import ServerApp
+
+app = ServerApp()
+
+@app.main()
+def main(grid, context):
+    config = context.run_config
+    if config["fail"]:
+        raise RuntimeError("the server was asked to fail")
+    while len(nodes := list(grid.get_node_ids())) < config["nodes"]:
+        time.sleep(0.1)
+    content = RecordDict({"c": ConfigRecord({"x": 20})})
+    sent = [Message(content, node, "query.hello") for node in nodes]
+    waiting = set(grid.push_messages(sent))
+    replies = []
+    while waiting:
+        for reply in grid.pull_messages(waiting):
+            waiting.discard(reply.metadata.reply_to_message_id)
+            replies.append(dict(reply.content["c"]))
+        time.sleep(0.05)
+    print("all replies are here", flush=True)
+    out = Path(config["out"])
+    out.with_suffix(".tmp").write_text(
+        json.dumps({"replies": replies, "note": config["note.text"]})
+    )
+    out.with_suffix(".tmp").rename(out)
+    time.sleep(config["wait"])
+"""
+
+CLIENT = """
+import os
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+
+@app.query("hello")
+def hello(message, context):
+    k = context.node_config["partition-id"]
+    answer = {
+        "k": k,
+        "n": context.node_config["num-partitions"],
+        "model": context.node_config.get("model", ""),
+        "y": message.content["c"]["x"] + k,
+        "seen": os.environ.get("TINY_VARIABLE", ""),
+    }
+    return Message(RecordDict({"c": ConfigRecord(answer)}), reply_to=message)
+"""
+
+AWKWARD = "line\nbreak \"double\" 'single' \\ ü 😀 \x7f"
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / "pyproject.toml").write_text(PYPROJECT)
+    (folder / "tiny_server.py").write_text(SERVER)
+    (folder / "tiny_client.py").write_text(CLIENT)
+    return folder
+
+
+def running(marker: Path) -> list[str]:
+    """Command lines of the living processes whose environment or arguments name ``marker``."""
+    found = []
+    for pid, _ in watchdog._processes():
+        try:
+            arguments = Path(f"/proc/{pid}/cmdline").read_bytes()
+            variables = Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            continue
+        if pid != os.getpid() and str(marker).encode() in arguments + variables:
+            found.append(arguments.replace(b"\0", b" ").decode())
+    return found
+
+
+def sleeper(processes: Processes, name: str, ignoring_sigterm: bool = False) -> None:
+    """A process that starts a child of its own and would live for ten minutes."""
+    trap = "trap '' TERM; " if ignoring_sigterm else ""
+    processes.start(name, ["sh", "-c", f"{trap}sleep 600 & sleep 600; true"], dict(os.environ))
+
+
+def test_a_run_config_survives_the_file_that_flower_reads(tmp_path: Path) -> None:
+    config: dict[str, Value] = {
+        "rounds": 3,
+        "lr": 1e-05,
+        "huge": 1e22,
+        "on": True,
+        "off": False,
+        "text": AWKWARD,
+    }
+    file = tmp_path / "run.toml"
+    file.write_text(run_config_toml(config), encoding="utf-8")
+    read = parse_config_args([str(file)])
+    assert read == config
+    assert {key: type(value) for key, value in read.items()} == {
+        key: type(value) for key, value in config.items()
+    }
+
+
+def test_a_dotted_key_means_the_same_key_to_flower(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(run_config_toml({"data.alpha": 0.5}))
+    assert parse_config_args([str(file)]) == {"data.alpha": 0.5}
+
+
+@pytest.mark.parametrize("text", ["resnet8", "", "two words", "a=b c='d'", 'say "hi"', "C:\\data"])
+def test_a_node_config_survives_the_argument_that_flower_cuts_up(text: str) -> None:
+    config: dict[str, Value] = {"model": text, "gpu": 0, "share": 0.25, "fast": True}
+    assert parse_config_args([config_arguments(config)]) == config
+
+
+@pytest.mark.parametrize("text", ["'\"", "two\nlines", "it's \\n"])
+def test_a_node_config_that_flower_would_misread_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="config value model="):
+        config_arguments({"model": text})
+
+
+@pytest.mark.parametrize("key", ["", "two words", "a=b", "a..b", "ü"])
+def test_a_key_that_is_no_bare_key_is_refused(key: str) -> None:
+    with pytest.raises(ValueError, match="config key"):
+        run_config_toml({key: 1})
+
+
+def test_an_integer_of_more_than_64_bits_is_refused() -> None:
+    assert run_config_toml({"seed": 2**63 - 1}) == "seed = 9223372036854775807\n"
+    with pytest.raises(ValueError, match="at most 64 bits"):
+        run_config_toml({"seed": 2**63})
+
+
+def test_a_list_is_refused_with_what_is_allowed() -> None:
+    with pytest.raises(ValueError, match=r"fleet=\['a'\]: allowed are bool, int, float and str"):
+        run_config_toml({"fleet": ["a"]})  # type: ignore[dict-item]
+
+
+def test_an_unknown_run_config_key_is_refused_with_the_known_ones(app: Path) -> None:
+    assert check_app(app, {"note.text": "x", "nodes": 2}) == app.resolve()
+    with pytest.raises(ValueError, match=r"'round'.* has out, nodes, fail, wait, note\.text"):
+        check_app(app, {"round": 3})
+
+
+def test_a_folder_that_is_no_flower_app_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"has no pyproject\.toml"):
+        check_app(tmp_path / "nowhere", {})
+    (tmp_path / "pyproject.toml").write_text("[project]\n")
+    with pytest.raises(ValueError, match=r"no \[tool\.flwr\.app\] section"):
+        check_app(tmp_path, {})
+    (tmp_path / "pyproject.toml").write_text("[project\n")
+    with pytest.raises(ValueError, match="not valid TOML"):
+        check_app(tmp_path, {})
+
+
+def test_only_the_bundled_files_of_an_app_are_staged(app: Path, tmp_path: Path) -> None:
+    deep = app / "/".join("runs") / "a/b/c/d/e/f/g/h/i/j/k"
+    deep.mkdir(parents=True)
+    (deep / "journal.json").write_text("{}")
+    (app / ".gitignore").write_text("*.log\n")
+    staged = stage_app(app, tmp_path / "staged")
+    names = sorted(path.name for path in staged.rglob("*"))
+    assert names == [".gitignore", "pyproject.toml", "tiny_client.py", "tiny_server.py"]
+    (app / "tiny_client.py").write_text("app = 1\n")
+    assert (stage_app(app, tmp_path / "staged") / "tiny_client.py").read_text() == "app = 1\n"
+    for include in ("", 'fab-include = ["**/*.py"]'):
+        text = re.sub("fab-include = .*", include, PYPROJECT)
+        (app / "pyproject.toml").write_text(text)
+        assert stage_app(app, tmp_path / "other") == app
+
+
+def test_a_node_knows_its_partition_and_what_is_set_beyond_it() -> None:
+    assert node_config(1, 3, {}) == "partition-id=1 num-partitions=3"
+    assert node_config(0, 2, {"model": "mlp"}) == "partition-id=0 num-partitions=2 model='mlp'"
+    with pytest.raises(ValueError, match="client 2 sets partition-id"):
+        node_config(2, 3, {"partition-id": 0})
+
+
+def test_every_address_of_the_federation_is_on_loopback() -> None:
+    for command in (
+        superlink_command("127.0.0.1:1", "127.0.0.1:2", simulation=False),
+        superlink_command("127.0.0.1:1", "127.0.0.1:2", simulation=True),
+        supernode_command("127.0.0.1:2", "partition-id=0"),
+    ):
+        options = [argument for argument in command if argument.endswith("-address")]
+        assert options
+        for option in [*options, *({"--superlink"} & set(command))]:
+            assert command[list(command).index(option) + 1].startswith("127.0.0.1:")
+
+
+def test_free_ports_are_different_and_can_be_listened_on() -> None:
+    ports = free_ports(20)
+    assert len(set(ports)) == 20
+    for port in ports:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", port))
+
+
+def test_the_environment_is_private_quiet_and_inherited(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FLWR_HOME", "/elsewhere")
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", ".", "/opt/modules"]))
+    monkeypatch.setenv("MINE", "kept")
+    env = environment({"OMP_NUM_THREADS": "1"}, tmp_path)
+    assert env["FLWR_HOME"] == str(tmp_path)
+    assert env["FLWR_TELEMETRY_ENABLED"] == "0"
+    assert env["FLWR_DISABLE_UPDATE_CHECK"] == "1"
+    assert env["OMP_NUM_THREADS"] == "1"
+    assert env["MINE"] == "kept"
+    assert "RAY_ADDRESS" not in env
+    assert env["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
+    assert env["PYTHONPATH"].split(os.pathsep) == [str(Path.cwd()), "/opt/modules"]
+
+
+def test_a_missing_program_is_named_with_the_way_to_get_it() -> None:
+    with pytest.raises(RuntimeError, match=r"flower-nothing was found neither .*install flwr"):
+        executable("flower-nothing")
+
+
+def test_the_answer_of_flwr_run_is_a_run_id_or_its_message() -> None:
+    assert run_id_from('{"success": true, "run-id": "12"}', "") == 12
+    with pytest.raises(RuntimeError, match="no such app"):
+        run_id_from('{"success": false, "error-message": "no such app"}', "")
+    with pytest.raises(RuntimeError, match="flwr run gave no run: Traceback"):
+        run_id_from("", "Traceback")
+
+
+def test_a_tail_has_the_last_lines_without_colours(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    assert tail(log) == "    (the log is empty)"
+    log.write_text("one\n\x1b[92mtwo\x1b[0m\n\nthree\n")
+    assert tail(log, lines=2) == "    two\n    three"
+
+
+def test_a_process_that_ends_by_itself_is_reported_with_its_log(tmp_path: Path) -> None:
+    with Processes(tmp_path) as processes:
+        processes.start("node-3", ["sh", "-c", "echo no such port; exit 7"], dict(os.environ))
+        with pytest.raises(RuntimeError, match="node-3 ended with status 7") as caught:
+            for _ in range(1000):
+                time.sleep(0.05)
+                processes.check()
+    assert "    no such port" in str(caught.value)
+
+
+def test_a_process_that_was_killed_is_reported_with_the_signal(tmp_path: Path) -> None:
+    with Processes(tmp_path) as processes:
+        processes.start("superlink", ["sh", "-c", "kill -9 $$"], dict(os.environ))
+        with pytest.raises(RuntimeError, match=r"superlink was killed by SIGKILL; its log is"):
+            for _ in range(1000):
+                time.sleep(0.05)
+                processes.check()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_leaving_the_context_ends_children_of_children(
+    tmp_path: Path, stubborn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deploy.flower.processes.GRACE", 0.3)
+    monkeypatch.setenv("MARKER", str(tmp_path))
+    with pytest.raises(KeyboardInterrupt), Processes(tmp_path) as processes:
+        for name in ("a", "b"):
+            sleeper(processes, name, stubborn)
+        deadline = time.monotonic() + 60.0
+        while sum("sleep 600" in each for each in running(tmp_path)) < 6:  # a shell, two sleeps
+            assert time.monotonic() < deadline, running(tmp_path)
+            time.sleep(0.05)
+        raise KeyboardInterrupt
+    assert running(tmp_path) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_the_death_of_the_launcher_ends_what_it_started(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    script = (
+        "import os, time; from pathlib import Path; from deploy.flower.processes import Processes\n"
+        f"with Processes(Path({str(tmp_path)!r})) as processes:\n"
+        "    processes.start('a', ['sh', '-c', 'sleep 600 & sleep 600'], dict(os.environ))\n"
+        "    print('started', flush=True); time.sleep(600)\n"
+    )
+    env = {**os.environ, "MARKER": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=env
+    )
+    assert launcher.stdout is not None and launcher.stdout.readline() == "started\n"
+    assert any("sleep 600" in each for each in running(tmp_path))
+    launcher.send_signal(number)
+    launcher.communicate()
+    deadline = time.monotonic() + 60.0
+    while running(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert running(tmp_path) == []
+
+
+def test_a_federation_refuses_what_cannot_work_before_anything_starts(
+    app: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match="clients=0"):
+        Federation(app=app, clients=0, work=tmp_path)
+    with pytest.raises(ValueError, match="1 node configs for 2 clients"):
+        Federation(app=app, clients=2, work=tmp_path, node_configs=[{}])
+    with pytest.raises(ValueError, match="is not a Flower app"):
+        Federation(app=tmp_path, clients=2, work=tmp_path)
+    with pytest.raises(ValueError, match="clients=0"):
+        run_simulation(app=app, clients=0, run_config={}, work=tmp_path)
+    with pytest.raises(ValueError, match="unknown run config key 'typo'"):
+        run_simulation(app=app, clients=1, run_config={"typo": 1}, work=tmp_path)
+
+
+def test_a_superlink_that_is_slow_to_answer_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Processes(tmp_path) as processes:
+        slow = object.__new__(SuperLink)
+        monkeypatch.setattr(slow, "_processes", processes, raising=False)
+        answers = [grpc.RpcError("Deadline Exceeded"), False, True]
+
+        def ready() -> bool:
+            answer = answers.pop(0)
+            if isinstance(answer, grpc.RpcError):
+                raise answer
+            return answer
+
+        slow.wait(ready, "2 SuperNodes", 10.0)
+        assert answers == []
+        answers += [grpc.RpcError("Deadline Exceeded")] * 9
+        processes.log("superlink").write_text("the end\n")
+        with pytest.raises(RuntimeError, match="waited 0 s in vain for 2 SuperNodes"):
+            slow.wait(ready, "2 SuperNodes", 0.2)
+
+
+def test_the_doctor_finds_the_runtimes_of_this_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = runtimes.checks()
+    assert [check for check in found["grpc"] if not check.good] == []
+    monkeypatch.setattr("deploy.run.runtimes.FLOWER_SERIES", "0.1.")
+    assert not runtimes.flower_version().good
+    assert "wanted is 0.1.x" in runtimes.flower_version().finding
+    assert [check.good for check in runtimes.programs(("flower-nothing",))] == [False]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_two_nodes_run_an_app_over_grpc_and_nothing_is_left(app: Path, tmp_path: Path) -> None:
+    out, work, lines = tmp_path / "out.json", tmp_path / "work", list[str]()
+    with (
+        pytest.raises(KeyboardInterrupt),
+        Federation(
+            app=app,
+            clients=2,
+            work=work,
+            node_configs=[{"model": "mlp"}, {"model": "le net"}],
+            env={"TINY_VARIABLE": "inherited"},
+        ) as federation,
+    ):
+        with pytest.raises(ValueError, match="unknown run config key"):
+            federation.submit({"typo": 1})
+        failed = federation.follow(federation.submit({"fail": True}))
+        assert failed.status == "finished:failed"
+        assert "the server was asked to fail" in failed.details
+
+        run = federation.submit({"out": str(out), "nodes": 2, "note.text": AWKWARD})
+        done = federation.follow(run, lines.append, out.exists)
+        assert done.completed
+        assert done.bytes_sent > 0 and done.bytes_received > 0
+
+        endless = federation.submit({"out": str(tmp_path / "2"), "nodes": 2, "wait": 600.0})
+        federation.stop(endless)
+        assert federation.follow(endless).status == "finished:stopped"
+        raise KeyboardInterrupt
+    assert running(work) == []
+    answer = json.loads(out.read_text())
+    replies = sorted(answer["replies"], key=lambda reply: int(reply["k"]))
+    assert replies == [
+        {"k": 0, "n": 2, "model": "mlp", "y": 20, "seen": "inherited"},
+        {"k": 1, "n": 2, "model": "le net", "y": 21, "seen": "inherited"},
+    ]
+    assert answer["note"] == AWKWARD
+    assert "all replies are here" in lines
+
+
+LATE = "RuntimeError: Timed out waiting for file /tmp/r/gcs_server_port"
+
+
+def test_a_failed_simulation_names_the_exception_of_the_server_app() -> None:
+    log = "INFO: x\nERROR :     ServerApp thread raised an exception: no such client\nTraceback"
+    assert _reason(log) == "ServerApp failed with exception: no such client"
+    assert _reason(LATE) == f"Ray did not start in 3 attempts: {LATE}"
+    assert _reason("INFO: nothing to see") == ""
+
+
+@pytest.mark.parametrize(
+    ("printed", "starts", "said"),
+    [
+        ([LATE, "fine"], 2, ""),
+        ([LATE] * 9, 3, "Ray did not start in 3 attempts"),
+        (["fine"], 1, "the ServerApp ended"),
+    ],
+    ids=["late-once", "always-late", "killed"],
+)
+def test_ray_that_starts_late_is_started_again_with_a_watch_that_knows_nothing_of_it(
+    printed: list[str],
+    starts: int,
+    said: str,
+    app: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("ray")
+    watches: list[Callable[[], bool]] = []
+
+    class Fake:
+        def __init__(self, _: object, __: object, env: dict[str, str], **___: object) -> None:
+            assert env["GRPC_ENABLE_FORK_SUPPORT"] == "0"  # else children of its driver may crash
+            self.logs = Path(env["RAY_TMPDIR"], "ray", "session_2_3", "logs")
+
+        def submit(self, *_: object) -> int:
+            self.logs.mkdir(parents=True)
+            (self.logs / "gcs_server.err").write_text(f"start {len(watches)}")
+            return 1
+
+        def follow(self, _: int, on_log: Callable[[str], None], watch: object) -> RunStatus:
+            assert watch is watches[-1] and len(watches) == len(set(map(id, watches)))
+            on_log(printed[len(watches) - 1])
+            if said or len(watches) < starts:
+                raise Stopped("the ServerApp ended")
+            return RunStatus(1, "finished:completed", "", 0, 0)
+
+        def close(self) -> None: ...
+
+    def watch() -> Callable[[], bool]:
+        watches.append(lambda: False)
+        return watches[-1]
+
+    monkeypatch.setattr(simulation, "SuperLink", Fake)
+
+    def run() -> RunStatus:
+        return run_simulation(app=app, clients=1, run_config={}, work=tmp_path / "w", watch=watch)
+
+    if said:
+        with pytest.raises(Stopped, match=said):
+            run()
+    else:
+        assert run().completed
+    assert len(watches) == starts
+    kept = [path.read_text() for path in sorted(tmp_path.glob("w/logs/ray-*/gcs_server.err"))]
+    assert kept == [f"start {k}" for k, line in enumerate(printed) if line == LATE and k < starts]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_simulation_runs_the_same_app_and_tells_its_real_end(app: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    out, work = tmp_path / "out.json", tmp_path / "work"
+    done = run_simulation(
+        app=app,
+        clients=3,
+        run_config={"out": str(out), "nodes": 3, "note.text": "same"},
+        work=work,
+        env={"TINY_VARIABLE": "inherited"},
+    )
+    assert done.completed, done.details
+    replies = json.loads(out.read_text())["replies"]
+    assert sorted((r["k"], r["n"], r["y"], r["seen"]) for r in replies) == [
+        (k, 3, 20 + k, "inherited") for k in range(3)
+    ]
+    assert running(work) == []
+    assert "all replies are here" in (work / "logs" / "simulation.log").read_text()
+    assert tomllib.loads((work / "run.toml").read_text())["nodes"] == 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_stand_in_runs_the_real_program_when_nothing_is_warm(tmp_path: Path) -> None:
+    warm.stand_in(tmp_path / "mine", "/bin/echo", str(tmp_path / "no-socket"))
+    done = subprocess.run([tmp_path / "mine", "a b", "--c"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "a b --c\n")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_warm_start_gives_the_same_replies_and_survives_the_warm_process(
+    app: Path, tmp_path: Path
+) -> None:
+    work = tmp_path / "work"
+    env = {"TINY_VARIABLE": "inherited"}
+    answers = []
+    with Federation(app=app, clients=2, work=work, env=env, warm_start=True) as federation:
+        for attempt in ("warm", "without"):
+            out = tmp_path / f"{attempt}.json"
+            run = federation.submit({"out": str(out), "nodes": 2, "note.text": AWKWARD})
+            assert federation.follow(run, finished=out.exists).completed
+            answer = json.loads(out.read_text())
+            answers.append(sorted(answer["replies"], key=lambda reply: int(reply["k"])))
+            if attempt == "warm":
+                assert warm_processes(work), "no process was forked"
+                for pid in warm_processes(work):
+                    os.kill(pid, signal.SIGKILL)
+    assert running(work) == []
+    assert answers[0] == answers[1]
+    assert [reply["seen"] for reply in answers[0]] == ["inherited", "inherited"]
+
+
+def warm_processes(work: Path) -> list[int]:
+    """The process that waits for requests; its children bear its command line too."""
+    found = []
+    for pid, session in watchdog._processes():
+        with contextlib.suppress(OSError):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            home = f"FLWR_HOME={work / 'home' / 'warm'}".encode()
+            environ = Path(f"/proc/{pid}/environ").read_bytes()
+            if b"deploy.flower.warm" in command and home in environ and pid == session:
+                found.append(pid)
+    return found

@@ -1,0 +1,192 @@
+"""A run can be watched on a terminal and in a log, from the journal alone."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from deploy.run.progress import Progress, follow, show_summary
+
+
+def entry(t: int, accuracy: float | None = 0.5, **more: Any) -> dict[str, Any]:
+    return {"round": t, "accuracy": accuracy, "seconds": {"total": 2.0}, **more}
+
+
+def log() -> tuple[Console, io.StringIO]:
+    file = io.StringIO()
+    return Console(file=file, width=60), file
+
+
+def test_a_log_gets_one_plain_line_per_round() -> None:
+    console, file = log()
+    with Progress(2, console) as progress:
+        progress.on_phase("starting clients")
+        progress.on_phase("starting clients")
+        progress.on_round(entry(0, 0.1, clients=[{"k": 0}, {"k": 1}]))
+        progress.on_round(entry(1, 0.5))
+        progress.on_round(entry(2, 0.4))
+    lines = file.getvalue().splitlines()
+    assert lines[0] == "starting clients"
+    assert lines[1] == "census: 2 clients, accuracy 10.0 % before training"
+    assert lines[2].startswith("round 1/2, accuracy 50.0 %, best 50.0 %, ")
+    assert lines[3] == "round 2/2, accuracy 40.0 %, best 50.0 %"
+    assert len(lines) == 4
+
+
+def test_a_failure_is_named_and_cannot_steer_the_terminal() -> None:
+    console, file = log()
+    reason = "[red]boom[/red]\x1b[2J\r\n" + "x" * 100
+    with Progress(2, console) as progress:
+        progress.on_round(entry(1, failures=[{"k": 3, "round": 1, "reason": reason}]))
+    first, second = file.getvalue().splitlines()
+    assert first == "round 1: client 3 failed: [red]boom[/red]�[2J " + "x" * 100
+    assert second.endswith("failures 1")
+    assert all(c.isprintable() for c in first + second)
+
+
+def test_time_left_is_the_last_rounds_mean_times_the_rounds_to_go() -> None:
+    now = [100.0]
+    progress = Progress(10, log()[0], clock=lambda: now[0])
+    assert progress.left is None
+    for t in range(1, 7):  # a slow first round leaves the mean of the last five
+        progress.on_round(entry(t, seconds={"total": 50.0 if t == 1 else 3.0}))
+    assert progress.left == pytest.approx(3.0 * 4)
+    now[0] += 2.0
+    assert progress.left == pytest.approx(3.0 * 4 - 2.0)
+    now[0] += 1000.0
+    assert progress.left == 0.0
+
+
+def test_the_best_leaves_out_the_census_and_rounds_without_a_score() -> None:
+    progress = Progress(10, log()[0])
+    progress.on_round(entry(0, 0.9))
+    assert progress.best is None
+    progress.on_round(entry(1, 0.3))
+    progress.on_round(entry(2, None))
+    assert progress.best == 0.3
+
+
+def test_a_round_that_comes_twice_counts_once() -> None:
+    progress = Progress(10, log()[0])
+    failure = {"k": 0, "reason": "lost"}
+    for _ in range(2):
+        progress.on_round(entry(1, failures=[failure]))
+    assert progress.failures == 1
+
+
+def test_a_terminal_gets_a_live_line_that_is_put_away_after_an_error() -> None:
+    file = io.StringIO()
+    console = Console(file=file, width=120, force_terminal=True)
+    with pytest.raises(RuntimeError, match="stop"), Progress(4, console) as progress:
+        progress.on_phase("training")
+        progress.on_round(entry(3, 0.75))
+        raise RuntimeError("stop")
+    text = file.getvalue()
+    assert "round 3/4" in text and "75.0 %" in text
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")  # the cursor is back
+
+
+def test_the_summary_lists_every_client_and_the_result() -> None:
+    file = io.StringIO()
+    show_summary(
+        {
+            "method": "fedkf",
+            "dataset": "digits",
+            "runtime": "grpc",
+            "rounds": 3,
+            "seed": 1,
+            "accuracy": {"final": 0.5, "best": 0.625, "last10": 0.4},
+            "clients": [
+                {"k": 1, "model": "[b]net", "n": 30, "accuracy": 0.9, "accuracy_global": None},
+                {"k": 0, "model": "lenet5", "n": 1200, "accuracy": 0.8, "accuracy_global": 0.7},
+            ],
+            "bytes": {"up": 1500, "down": 2500},
+            "seconds": 90,
+            "fairness": {"amp": 0.7, "wlp": 0.2, "aca": {"amp": 0.7, "fm": 0.1, "wlp": 0.2}},
+            "failures": [{"k": 1, "round": 2, "reason": "lost\x1b"}],
+        },
+        Console(file=file, width=100),
+    )
+    text = file.getvalue()
+    assert text.index("lenet5") < text.index("[b]net")
+    for part in ("1,200", "80.0 %", "70.0 %", "62.5 %", "2.50 kB down, 1.50 kB up", "1 min 30 s"):
+        assert part in text
+    assert "on clients: aca  mean 70.0 % (AMP), worst 20.0 % (WLP)" in text
+    assert "client 1, round 2: lost�" in text
+
+
+def test_a_bare_summary_is_no_error() -> None:
+    file = io.StringIO()
+    show_summary({}, Console(file=file, width=100))
+    assert "accuracy" in file.getvalue()
+
+
+def test_follow_waits_for_the_file_and_takes_whole_lines_only(tmp_path: Path) -> None:
+    journal = tmp_path / "journal.jsonl"
+    seen: list[int] = []
+
+    def add(text: str) -> None:
+        with journal.open("a") as file:
+            file.write(text)
+
+    steps: Iterator[Callable[[], object]] = iter(
+        [
+            lambda: None,
+            lambda: journal.write_text('{"round": 0}\n{"rou'),
+            lambda: add('nd": 1}\nnot json\n[]\n{"round": "x"}\n'),
+            lambda: add('{"round": 2}\n'),
+        ]
+    )
+    states: list[list[int]] = []
+
+    def stop() -> bool:
+        states.append(list(seen))
+        step = next(steps, None)
+        if step is not None:
+            step()
+        return len(states) == 4
+
+    follow(journal, stop, lambda e: seen.append(e["round"]), poll_s=0.0)
+    assert states == [[], [], [0], [0, 1]]
+    assert seen == [0, 1, 2]  # the line written before stop() turned true is not lost
+
+
+def test_follow_reads_a_journal_that_was_written_anew_from_its_start(tmp_path: Path) -> None:
+    journal = tmp_path / "journal.jsonl"
+    journal.write_text('{"round": 0}\n{"round": 1}\n')
+    seen: list[int] = []
+    turns = [0]
+
+    def stop() -> bool:
+        turns[0] += 1
+        if turns[0] == 2:
+            journal.write_text('{"round": 0}\n')
+        return turns[0] == 2
+
+    follow(journal, stop, lambda e: seen.append(e["round"]), poll_s=0.0)
+    assert seen == [0, 1, 0]
+
+
+def test_follow_sees_what_another_thread_writes(tmp_path: Path) -> None:
+    journal = tmp_path / "journal.jsonl"
+    done = threading.Event()
+
+    def write() -> None:
+        for t in range(20):
+            with journal.open("a") as file:
+                file.write(json.dumps(entry(t)) + "\n")
+        done.set()
+
+    seen: list[int] = []
+    writer = threading.Thread(target=write)
+    writer.start()
+    follow(journal, done.is_set, lambda e: seen.append(e["round"]), poll_s=0.001)
+    writer.join()
+    assert seen == list(range(20))

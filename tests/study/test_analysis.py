@@ -1,0 +1,182 @@
+"""``fedmosaic analyse``: the further round, similarity, overheads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from common import models
+from common.cka import linear_cka
+from common.config import parse
+from common.data import load
+from common.models.classifier import Split
+from deploy.run.settings import to_toml
+from deploy.study.analyse import Options, analyse
+from deploy.study.further_round import further_round
+from deploy.study.overheads import overheads, peak
+from deploy.study.similarity import features, mean_pair, similarity
+from tests.conftest import TinyRun, flat, play
+
+Run = Callable[..., TinyRun]
+FLEET = {"fleet": "cnn2@0.5,cnn3@0.5,cnn4@0.5"}
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> Callable[..., Path]:
+    """Makes the folder of a tiny finished run, its config beside it as the command line has it."""
+    count = iter(range(100))
+
+    def go(**changes: Any) -> Path:
+        folder = tmp_path / f"run{next(count)}"
+        settings = flat(folder, **{"method": "fedin", **FLEET, **changes})
+        play(settings)
+        (folder / "config.toml").write_text(to_toml({**settings, "resume": False}))
+        return folder
+
+    return go
+
+
+def test_the_further_round_leaves_the_run_as_it_was(finished: Callable[..., Path]) -> None:
+    folder = finished()
+    before = {p: p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+    with further_round(folder, 3, 0) as further:
+        assert [client.k for client, _ in further.ups] == [0, 1, 2]
+        assert {up.t for _, up in further.ups} == {3}
+    assert {p: p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()} == before
+
+
+def test_it_is_the_round_that_the_run_would_have_played_next(finished: Callable[..., Path]) -> None:
+    with further_round(finished(rounds=2), 4, 0) as further:
+        metrics = [up.metrics for _, up in further.ups]
+    third = TinyRun(finished(rounds=3)).journal[3]["clients"]
+    assert metrics == [third[str(k)] for k in range(4)]
+
+
+def test_private_models_of_clients_are_found_in_copies(finished: Callable[..., Path]) -> None:
+    folder = finished(method="fedorion", fleet="cnn2@0.5,cnn3@0.5")
+    with further_round(folder, 2, 0) as further:
+        assert [client.model for client, _ in further.networks()] == ["cnn2@0.5", "cnn3@0.5"]
+
+
+def test_a_run_without_stages_or_checkpoint_is_refused(finished: Callable[..., Path]) -> None:
+    folder = finished(method="fedavg", fleet="mlp@0.25", rounds=1)
+    with further_round(folder, 2, 0) as further, pytest.raises(ValueError, match="has no stages"):
+        further.networks()
+    (folder / "checkpoint.safetensors").unlink()
+    with (
+        pytest.raises(ValueError, match="has no checkpoint"),
+        further_round(folder, 2, 0),
+    ):
+        pass
+
+
+def test_stage_features_are_the_networks_own(tmp_path: Path) -> None:
+    config = parse(flat(tmp_path, method="fedin"))
+    data = load(config.data)
+    net = models.build("resnet10@0.0625", data.shape, 3, seed=1, stem="cifar").eval()
+    assert isinstance(net, Split)
+    found = features(net, data.x_test[:9], data, config)
+    assert list(found) == ["layer1", "layer2", "layer3", "layer4"]
+    from common.data.batches import normalise
+
+    s_in = net.extractor(normalise(data.x_test[:9], data.mean, data.std))
+    expected = net.get_submodule("layer1")(s_in)
+    assert torch.allclose(found["layer1"], expected.detach(), atol=1e-6)
+    assert torch.allclose(found["layer4"], net.intermediate(s_in).detach(), atol=1e-6)
+
+
+def test_similarity_is_cka_of_every_pair(tmp_path: Path) -> None:
+    config = parse(flat(tmp_path, method="fedin"))
+    data = load(config.data)
+    nets = [models.build("cnn3@0.5", data.shape, 3, seed=s).eval() for s in (1, 2)]
+    assert all(isinstance(net, Split) for net in nets)
+    (matrix,) = similarity(nets, data.x_test, data, config).values()  # type: ignore[arg-type]
+    first, second = (features(n, data.x_test, data, config)["layer1"] for n in nets)  # type: ignore[arg-type]
+    assert float(matrix[0, 1]) == pytest.approx(linear_cka(first, second))
+    assert mean_pair(matrix) == pytest.approx(float(matrix[0, 1]))
+    assert float(matrix[0, 0]) == pytest.approx(1)
+
+
+def test_the_mean_pair_leaves_the_diagonal_out() -> None:
+    assert mean_pair(torch.tensor([[1.0, 0.2, 0.4], [0.2, 1, 0.6], [0.4, 0.6, 1]])) == (
+        pytest.approx(0.4)
+    )
+
+
+def test_peak_memory_sees_what_is_held_at_once() -> None:
+    def work() -> None:
+        first = torch.zeros(250_000)  # 1 MB
+        second = first + 1
+        del first, second
+        torch.zeros(250_000)
+
+    assert 2.0e6 <= peak(work) < 2.1e6
+
+
+def test_overheads_count_weights_and_features_apart(finished: Callable[..., Path]) -> None:
+    with further_round(finished(rounds=1, fedin__samples=5), 3, 0) as further:
+        found = overheads(further)
+        networks = [net for _, net in further.networks()]
+    assert found["parameters"] == sum(models.count(net) for net in networks) / 3
+    # cnn@0.5 on 8×8: s_in 16×4×4 and s_out 32×2×2 are 384 numbers a sample; 16 up, 5 down
+    assert (found["further_up"], found["further_down"]) == (16 * 384, 5 * 384)
+    # weights, gradients and momentum at least
+    assert found["memory_mb"] > 3 * 4 * found["parameters"] / 1e6
+
+
+def test_fedavg_sends_nothing_beside_weights(finished: Callable[..., Path]) -> None:
+    with further_round(finished(method="fedavg", fedavg__across="same", rounds=1), 3, 0) as further:
+        found = overheads(further)
+    assert found["further_up"] == found["further_down"] == 0 and found["buffers"] > 0
+
+
+def test_analyse_writes_numbers_and_figures(finished: Callable[..., Path], tmp_path: Path) -> None:
+    folders = [finished(rounds=1), finished(rounds=1, method="fedavg", fedavg__across="layerwise")]
+    written, table = analyse(folders, tmp_path / "out", Options(4, 40, 1, 0))
+    assert sorted(path.name for path in written) == [
+        "analysis.json",
+        "cka.png",
+        "run0-cka.png",
+        "run0-tsne.png",
+        "run1-cka.png",
+        "run1-tsne.png",
+    ]
+    found = json.loads((tmp_path / "out/analysis.json").read_text())
+    assert found["run0"]["clients"] == ["0 cnn2@0.5", "1 cnn3@0.5", "2 cnn4@0.5", "3 cnn2@0.5"]
+    assert list(found["run1"]["tsne"]["points"]) == ["cnn2@0.5", "cnn3@0.5", "cnn4@0.5"]
+    assert 0 < found["run1"]["cka"]["layer1"] <= 1
+    assert table.row_count == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (Options(1, 40, 0, 0), "2 or more clients"),
+        (Options(2, 40, 3, 0), "class 3: the data set has 0 to 2"),
+    ],
+)
+def test_what_cannot_be_analysed_is_refused(
+    finished: Callable[..., Path], tmp_path: Path, options: Options, reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        analyse([finished(rounds=1)], tmp_path / "out", options)
+
+
+def test_the_summary_says_when_the_target_was_reached(run: Run) -> None:
+    reached = run(method="fedavg", rounds=6, score__target=0.6)
+    accuracies = [entry["accuracy"] for entry in reached.journal[1:]]
+    first = next(t for t, a in enumerate(accuracies, 1) if a >= 0.6)
+    means = {t: sum(accuracies[t - 5 : t]) / 5 for t in (5, 6)}
+    mean5 = next((t for t, a in means.items() if a >= 0.6), None)
+    assert reached.summary["rounds_to_target"] == {"target": 0.6, "first": first, "mean5": mean5}
+    assert run(method="fedavg", rounds=1).summary["rounds_to_target"] is None
+
+
+def test_rounds_to_target_are_the_runs_rounds_where_not_all_are_scored(run: Run) -> None:
+    sparse = run(method="fedavg", rounds=6, score__target=0.01, score__every=3)
+    assert sparse.summary["rounds_to_target"] == {"target": 0.01, "first": 3, "mean5": None}

@@ -1,0 +1,97 @@
+"""The pictures: decision regions, kinds of noise, and their commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from common.data.synthetic import points
+from common.models.classifier import Classifier
+from deploy.cli import app
+from deploy.run.settings import to_toml
+from deploy.study import noise, regions
+from tests.conftest import flat, play
+
+POINTS = {
+    "method": "fedorion",
+    "clients": 3,
+    "fleet": "points-mlp-1,points-mlp-2,points-mlp-3",
+    "data__name": "points",
+    "data__samples": 0,
+    "data__test_samples": 0,
+}
+
+
+class HalfPlanes(Classifier):
+    """Class 0 where the first feature is below 0, else 1 where the second is below 0, else 2."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second = x[:, 0, 0, 0], x[:, 1, 0, 0]
+        right = (first >= 0).float()
+        return torch.stack([1 - right, right * (second < 0), right * (second >= 0)], dim=1)
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        raise AssertionError
+
+
+def test_regions_are_laid_out_as_the_plane_is() -> None:
+    net = HalfPlanes()
+    grid = regions.decisions(net, points(), 1.0, side=4)
+    assert grid.tolist() == [[0, 0, 1, 1], [0, 0, 1, 1], [0, 0, 2, 2], [0, 0, 2, 2]]
+
+
+def test_a_run_on_points_has_a_panel_for_each_network_before_and_after(tmp_path: Path) -> None:
+    settings = flat(tmp_path, **POINTS, rounds=3)
+    play(settings)
+    (tmp_path / "config.toml").write_text(to_toml(settings))
+    figure = regions.figure(tmp_path)
+    titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
+    assert titles == [
+        "client 0: points-mlp-1",
+        "client 1: points-mlp-2",
+        "client 2: points-mlp-3",
+        "server: points-mlp-1",
+    ]
+    assert len(figure.axes) == 8
+    before, after = (np.asarray(figure.axes[i].images[0].get_array()) for i in (0, 4))
+    assert (before != after).any()
+    drawn = sum(len(figure.axes[i].collections[0].get_offsets()) for i in range(3))
+    assert 400 <= drawn <= 600 == len(figure.axes[3].collections[0].get_offsets())
+
+
+def test_regions_are_refused_for_what_has_none(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="holds no finished run"):
+        regions.figure(tmp_path)
+    settings = flat(tmp_path / "toy", rounds=1)
+    play(settings)
+    (tmp_path / "toy/config.toml").write_text(to_toml(settings))
+    with pytest.raises(ValueError, match=r"shape \(1, 8, 8\), not on points"):
+        regions.figure(tmp_path / "toy")
+
+
+def test_every_kind_of_noise_is_drawn_eight_times() -> None:
+    figure = noise.picture((3, 8, 8))
+    assert len(figure.axes) == 4 * 8
+    labels = [axes.get_ylabel() for axes in figure.axes if axes.get_ylabel()]
+    assert labels == ["gaussian", "uniform", "dead_leaves", "stylegan"]
+    with pytest.raises(ValueError, match="2 channels"):
+        noise.picture((2, 1, 1))
+
+
+def test_noise_is_timed_as_a_part_of_the_step_that_it_feeds(tmp_path: Path) -> None:
+    times = noise.times(flat(tmp_path), batches=2)
+    assert [time.kind for time in times] == ["gaussian", "uniform", "dead_leaves", "stylegan"]
+    assert all(time.noise > 0 and 0 < time.share <= 1 for time in times)
+    assert noise.Time("gaussian", 1.0, 4.0).share == 0.25
+
+
+def test_the_speed_up_is_drawn_by_a_command(tmp_path: Path) -> None:
+    picture = tmp_path / "speedup.png"
+    result = CliRunner().invoke(app, ["speedup", "--out", str(picture)])
+    assert result.exit_code == 0 and picture.read_bytes().startswith(b"\x89PNG")
+    refused = CliRunner().invoke(app, ["speedup", "--ratio", "0", "--out", str(picture)])
+    assert isinstance(refused.exception, ValueError)

@@ -1,0 +1,118 @@
+"""``fedmosaic table``: cells run once, are found again, and stand beside the paper's numbers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from deploy.run import launch
+from deploy.study import table
+from tests.conftest import TINY, flat, play
+
+TABLE = """
+title = "Two methods"
+seeds = [1, 2]
+note = "toy data"
+
+[base]
+{base}
+
+[[row]]
+name = "FedAvg"
+set = {{ method = "fedavg" }}
+
+[[row]]
+name = "FedAvg, best"
+measure = "accuracy.best"
+set = {{ method = "fedavg" }}
+
+[[row]]
+name = "FedProx"
+set = {{ method = "fedprox", fedprox = {{ mu = 0.5 }} }}
+
+[[column]]
+name = "iid"
+
+[expected.FedAvg]
+iid = 75.5
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> table.File:
+    lines = [f"{json.dumps(key)} = {json.dumps(value)}" for key, value in TINY.items()]
+    path = tmp_path / "two.toml"
+    path.write_text(TABLE.format(base="\n".join(lines)))
+    return table.read(path)
+
+
+def fill(file: table.File, folder: Path) -> list[tuple[str, int, bool]]:
+    heard: list[tuple[str, int, bool]] = []
+    quiet = Console(quiet=True)
+    table.run(
+        file,
+        folder,
+        lambda cell, at: launch.cell(cell.flat, at, 0, quiet),
+        lambda i, of, cell, recorded: heard.append((cell.row, cell.seed, recorded)),
+    )
+    return heard
+
+
+def test_a_cell_is_run_once_and_rows_may_share_it(file: table.File, tmp_path: Path) -> None:
+    first = fill(file, tmp_path / "out")
+    assert [recorded for _, _, recorded in first] == [False, False, True, True, False, False]
+    assert all(recorded for _, _, recorded in fill(file, tmp_path / "out"))
+    filled = table.collect(file, tmp_path / "out")
+    cell = filled.cell("FedAvg", "iid")
+    assert cell.values is not None and len(cell.values) == 2 and cell.expected == 75.5
+    alone = play(flat(tmp_path / "alone", method="fedavg", seed=2))
+    assert cell.values[1] == pytest.approx(100 * alone.summary["accuracy"]["final"])
+    best = filled.cell("FedAvg, best", "iid").values
+    assert best is not None and best[1] == pytest.approx(100 * alone.summary["accuracy"]["best"])
+    written = table.write(filled, file, tmp_path / "out", "two")
+    assert [path.suffix for path in written] == [".md", ".html", ".json", ".png"]
+    assert "(75.50)" in written[0].read_text() and "toy data" in written[0].read_text()
+
+
+def test_a_cell_that_was_cut_off_goes_on_from_its_checkpoint(
+    file: table.File, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from server_app import rounds
+
+    played, play_round = [], rounds.play_round
+
+    def cut_off(method: object, grid: object, t: int) -> object:
+        played.append(t)
+        if played.count(2) == 1 and t == 2:
+            raise KeyboardInterrupt
+        return play_round(method, grid, t)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(rounds, "play_round", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        fill(file, tmp_path / "out")
+    fill(file, tmp_path / "out")
+    assert played[:4] == [1, 2, 2, 1], "round 1 of the first cell is not played again"
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ("iid = 75.5", "iid = 75.5\nother = 1.0"),
+        ('method = "fedavg"', 'methot = "fedavg"'),
+        ("seeds = [1, 2]", "seeds = []"),
+        ("note =", "nota ="),
+    ],
+)
+def test_a_mistake_in_a_table_file_is_one_line(change: str, line: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(TABLE.format(base="").replace(change, line, 1))
+    with pytest.raises(ValueError) as caught:
+        list(table.cells(table.read(path)))
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_not_run_stays_empty(file: table.File, tmp_path: Path) -> None:
+    assert table.collect(file, tmp_path).cell("FedAvg", "iid").values is None

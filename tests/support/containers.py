@@ -1,0 +1,146 @@
+"""What a container would see, without a container engine: a root of its own on a network's host.
+
+A container here is a process with a private mount namespace whose root holds the machine's system
+folders, Python's and the project's, all read-only, besides the volumes and the empty folders that
+the service asks for; it runs under the service's user without any capability. Nothing of it
+outlives its processes. It shows that a service's command, files and rights fit together; what the
+image would hold is the machine's, unless the root file system of a built image is given.
+"""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.support.namespaces import Host
+
+TMPFS = "nosuid,nodev,noexec"  #: what Docker adds unless the options say otherwise
+SYSTEM = ("/bin", "/etc", "/lib", "/lib64", "/sbin", "/usr")
+
+
+@dataclass(frozen=True)
+class Files:
+    """The file system of a container."""
+
+    app: Path  #: the project, seen as ``/app``
+    venv: Path = Path(sys.prefix)  #: seen as ``/opt/venv`` too
+    volumes: Mapping[str, tuple[Path, bool]] = field(default_factory=dict)
+    """Path inside, to the folder outside and whether it is read-only."""
+    tmpfs: Mapping[str, str] = field(default_factory=dict)
+    """Path of an empty folder in memory, to its mount options."""
+    read_only: bool = False
+    image: Path | None = None  #: the root file system of a built image, instead of app and venv
+
+    def script(self, root: str) -> str:
+        """Shell lines that build it at ``root``, an existing empty folder."""
+        lines = [f"mount -t tmpfs -o mode=0755 root {root}"]
+        lines += self._system(root) if self.image is None else self._image(root)
+        for name in ("proc", "dev", "sys"):
+            lines += [f"mkdir -p {root}/{name}", f"mount --rbind /{name} {root}/{name}"]
+        for path, options in self.tmpfs.items():
+            lines.append(f"mkdir -p {root}{path}")
+            given = ",".join(filter(None, (TMPFS, options)))
+            lines.append(f"mount -t tmpfs -o {given} none {root}{path}")
+        lines += self._project(root) if self.image is None else []  # may lie below /tmp
+        for path, (folder, read_only) in self.volumes.items():
+            lines += bind(str(folder), f"{root}{path}", read_only)
+        if self.read_only:
+            lines.append(f"mount -o remount,ro,bind {root}")
+        return "\n".join(lines)
+
+    @staticmethod
+    def _system(root: str) -> list[str]:
+        """The machine's own system folders."""
+        lines = []
+        for name in SYSTEM:
+            if Path(name).is_symlink():
+                lines.append(f"ln -s {Path(name).readlink()} {root}{name}")
+            elif Path(name).is_dir():
+                lines += bind(name, f"{root}{name}", True, recursive=True)
+        return lines
+
+    def _project(self, root: str) -> list[str]:
+        """The machine's own Python and environment, and the project."""
+        lines = []
+        for python in sorted({sys.base_prefix, str(self.venv)}):
+            if not python.startswith("/usr"):
+                lines += bind(python, f"{root}{python}", True)
+        lines += bind(str(self.venv), f"{root}/opt/venv", True)
+        return [*lines, *bind(str(self.app), f"{root}/app", True)]
+
+    def _image(self, root: str) -> list[str]:
+        """The image, below a layer of this container's own, and the host's names."""
+        layers = f"lowerdir={self.image},upperdir={root}/upper,workdir={root}/work"
+        return [
+            f"mkdir {root}/upper {root}/work",
+            f"mount -t overlay -o {shlex.quote(layers)} image {root}",
+            f"touch {root}/etc/hosts",
+            f"mount --bind /etc/hosts {root}/etc/hosts",
+        ]
+
+
+def bind(source: str, target: str, read_only: bool, *, recursive: bool = False) -> list[str]:
+    """Shell lines that make the folder ``source`` appear at ``target``."""
+    source, target = shlex.quote(source), shlex.quote(target)
+    how = "rbind" if recursive else "bind"
+    lines = [f"mkdir -p {target}", f"mount --{how} {source} {target}"]
+    return [*lines, f"mount -o remount,ro,bind {target}"] if read_only else lines
+
+
+def start(
+    host: Host,
+    command: Sequence[str],
+    files: Files,
+    env: Mapping[str, str],
+    user: str,
+    cwd: str,
+    root: Path,
+    log: Path,
+) -> subprocess.Popen[bytes]:
+    """Run ``command`` in a container on ``host``; the process returned is the command's own.
+
+    Args:
+        user: ``uid:gid``.
+        cwd: working directory inside.
+        root: an empty folder, on which the container's root is mounted for itself only.
+        log: its output is appended there.
+    """
+    enter = ["chroot", str(root), "sh", "-c", 'cd "$0" && exec "$@"', cwd]
+    line = shlex.join([*enter, *unprivileged(user), *environment(env), *command])
+    script = f"set -eu\n{files.script(str(root))}\nexec {line}"
+    inside = ["unshare", "--mount", "--propagation=private", "sh", "-c", script]
+    return host.start(inside, log=log, cwd=Path("/"))
+
+
+def execute(
+    process: subprocess.Popen[bytes],
+    command: Sequence[str],
+    env: Mapping[str, str],
+    user: str,
+    timeout: float,
+) -> subprocess.CompletedProcess[str]:
+    """Run another ``command`` in the container of ``process``, to its end."""
+    enter = ["nsenter", f"--target={process.pid}", "--net", "--mount", "--uts", "--root", "--wd"]
+    return subprocess.run(
+        [*enter, *unprivileged(user), *environment(env), *command],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
+def unprivileged(user: str) -> list[str]:
+    """What stands before a command so that it runs as ``uid:gid`` without any capability."""
+    uid, _, gid = user.partition(":")
+    who = [f"--reuid={uid}", f"--regid={gid}", "--clear-groups"]
+    return ["setpriv", *who, "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"]
+
+
+def environment(env: Mapping[str, str]) -> list[str]:
+    """What stands before a command so that it has this environment and no other."""
+    return ["env", "-i", *(f"{name}={value}" for name, value in env.items())]

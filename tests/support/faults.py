@@ -1,0 +1,314 @@
+"""What the fault tests stand on: a run whose processes can be found, stopped and killed.
+
+Every process of a federation has a FLWR_HOME of its own, by which it is found. What happened and
+after how many seconds can be recorded (``FAULTS`` names a folder), for the table in the docs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from client_app.methods.fedorion import Memory
+from common.config import Value
+from deploy.flower.processes import environment, free_ports
+from deploy.flower.superlink import superexec_command, superlink_command
+from deploy.flower.watchdog import end
+from deploy.run.settings import to_toml
+from server_app.keep.summary import digest
+from tests.conftest import TinyRun, flat
+from tests.support.namespaces import Host
+
+CLIENTS = 3
+SERVER_APP, CLIENT_APP, NODE = "flwr-serverapp", "flwr-clientapp", "flower-supernode"
+PATIENCE = 600.0  #: seconds within which anything that is waited for must happen
+TORCH = "libtorch"  #: mapped by a ClientApp once it has taken its message
+
+T = TypeVar("T")
+
+
+def settings(out: Path, **changes: Any) -> dict[str, Value]:
+    """FedORION, whose clients keep private models, on a toy set."""
+    given = {"clients": CLIENTS, "rounds": 3, "timeout": 120.0, "experiment": "faults"}
+    return flat(out, **{**given, **changes})
+
+
+def private_models(state: Path) -> dict[int, str]:
+    """A hash of the newest private model of every client; each must be whole."""
+    found = {}
+    for folder in (state / "faults").iterdir():
+        files = sorted(folder.glob("*/*.safetensors"), key=lambda path: int(path.parent.name))
+        assert files, f"client {folder.name} has no private model"
+        left = [path for path in folder.rglob("*") if path.is_file() and path.name.startswith(".")]
+        assert not left, f"left behind: {left}"
+        found[int(folder.name)] = digest(Memory.load(files[-1]).local)
+    assert sorted(found) == list(range(CLIENTS))
+    return found
+
+
+def until(what: str, found: Callable[[], T], patience: float = PATIENCE) -> T:
+    """What ``found`` returns once it is true."""
+    deadline = time.monotonic() + patience
+    while not (result := found()):
+        assert time.monotonic() < deadline, f"waited {patience:g} s in vain for {what}"
+        time.sleep(0.02)
+    return result
+
+
+def processes(home: Path, program: str) -> set[int]:
+    """The living processes of ``program`` whose FLWR_HOME is ``home``."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and program.encode() in (entry / "cmdline").read_bytes():
+                variables = (entry / "environ").read_bytes().split(b"\0")
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+                if f"FLWR_HOME={home}".encode() in variables and state not in "ZX":
+                    found.add(int(entry.name))
+    return found
+
+
+def maps(pid: int, library: str) -> bool:
+    try:
+        return library in Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return False
+
+
+class Run:
+    """A run in progress, known by what it writes: the journal in ``out`` and the clients' state."""
+
+    def __init__(self, out: Path, homes: Path) -> None:
+        self.out, self._homes = out, homes
+        self.struck = 0.0
+
+    @property
+    def journal(self) -> list[dict[str, Any]]:
+        path = self.out / "journal.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [json.loads(line) for line in lines]
+
+    def home(self, name: str) -> Path:
+        return self._homes / name
+
+    def check(self) -> None:
+        """The run has not ended in failure."""
+
+    def await_round(self, t: int) -> None:
+        """Wait for the journal's line of round t."""
+
+        def there() -> bool:
+            self.check()
+            return len(self.journal) > t
+
+        until(f"round {t}", there)
+
+    def client_app(self, k: int, t: int, *, working: bool) -> int:
+        """Client k's process of round t + 1; ``working``: it has taken its message."""
+        self.await_round(t)
+        before = processes(self.home(f"supernode-{k}"), CLIENT_APP)  # of round t, about to end
+
+        def fresh() -> list[int]:
+            now = processes(self.home(f"supernode-{k}"), CLIENT_APP) - before
+            return [pid for pid in now if not working or maps(pid, TORCH)]
+
+        return until(f"client {k}'s ClientApp of round {t + 1}", fresh)[0]
+
+    def strike(self, pids: Sequence[int] | set[int], number: signal.Signals) -> None:
+        """The fault: now."""
+        assert pids, "nobody to strike"
+        self.strike_by(lambda: [os.kill(pid, number) for pid in pids])
+
+    def strike_by(self, fault: Callable[[], object]) -> None:
+        self.struck = time.monotonic()
+        fault()
+
+    def since(self) -> float:
+        """Seconds since the fault."""
+        return round(time.monotonic() - self.struck, 1)
+
+    def await_failure(self, k: int) -> tuple[float, dict[str, Any]]:
+        """Wait until the journal names client k; seconds since the fault, and the line's entry."""
+
+        def named() -> list[dict[str, Any]]:
+            self.check()
+            return [f for entry in self.journal for f in entry["failures"] if f["k"] == k]
+
+        failure = until(f"a failure of client {k}", named)[0]
+        return self.since(), failure
+
+
+class Launched(Run):
+    """``fedmosaic run --runtime grpc`` as a process: SuperLink and SuperNodes, on loopback."""
+
+    def __init__(self, folder: Path, **changes: Any) -> None:
+        out = folder / "out"
+        super().__init__(out, out / "flower" / "home")
+        file = folder / "experiment.toml"
+        named = settings(out, **changes) | {"out": "", "state-dir": ""}
+        file.write_text(to_toml(named))
+        self._start("run", str(file), "--runtime", "grpc", "--out", str(out))
+
+    def _start(self, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "deploy.cli", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def __enter__(self) -> Launched:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.communicate()
+        for name in ("superlink", *(f"supernode-{k}" for k in range(CLIENTS))):
+            until(f"the end of {name}", lambda name=name: not processes(self.home(name), "flw"), 30)
+
+    def check(self) -> None:
+        assert not self.process.poll(), self.process.communicate()
+
+    def end(self) -> tuple[int, str, float]:
+        """Exit status, the last line that it says of an error, seconds since the fault."""
+        output, errors = self.process.communicate(timeout=PATIENCE)
+        self.output = output
+        assert "Traceback" not in output + errors, output + errors
+        return self.process.returncode, errors.strip(), self.since()
+
+    def resume(self, runtime: str) -> TinyRun:
+        """``fedmosaic run --resume``, to its end."""
+        self._start("run", "--resume", str(self.out), "--runtime", runtime)
+        output, errors = self.process.communicate(timeout=PATIENCE)
+        assert self.process.returncode == 0, output + errors
+        return TinyRun(self.out)
+
+
+class Machines(Run):
+    """The commands for separate machines, on hosts or, for None, here: SuperLink, nodes, submit."""
+
+    def __init__(
+        self,
+        folder: Path,
+        server: Host | None = None,
+        clients: Sequence[Host] = (),
+        *,
+        durable: bool = False,
+        **changes: Any,
+    ) -> None:
+        """``durable``: a database, and ServerApps beside the SuperLink instead of below it."""
+        super().__init__(folder / "out", folder / "home")
+        self._logs, self._server, self._clients = folder / "logs", server, clients
+        self._logs.mkdir(parents=True)
+        self._started: list[subprocess.Popen[bytes]] = []
+        control, fleet, appio = free_ports(3)
+        name = "127.0.0.1" if server is None else "server"
+        self._fleet, self._control = f"{name}:{fleet}", f"127.0.0.1:{control}"
+        self._command = superlink_command(
+            self._control,
+            f"0.0.0.0:{fleet}" if server else self._fleet,
+            simulation=False,
+            appio=f"127.0.0.1:{appio}" if durable else "",
+            database=folder / "superlink.db" if durable else None,
+        )
+        self.superlink = self.start_superlink()
+        if durable:
+            self._start("superexec", superexec_command(f"127.0.0.1:{appio}"), server, "superlink")
+        for k in range(CLIENTS):
+            self.start_node(k)
+        file = folder / "experiment.toml"
+        file.write_text(to_toml(settings(self.out, **changes)))
+        line = ["submit", str(file), "--insecure", "--superlink", self._control, "--wait", "90"]
+        self.submitted = self._start("submit", fedmosaic(*line), server)
+
+    def log(self, name: str) -> str:
+        """What the process has said so far."""
+        path = self._logs / f"{name}.log"
+        return path.read_text() if path.exists() else ""
+
+    def start_superlink(self) -> subprocess.Popen[bytes]:
+        return self._start("superlink", self._command, self._server)
+
+    def start_node(self, k: int) -> subprocess.Popen[bytes]:
+        host = self._clients[k] if self._clients else None
+        line = ["node", "--superlink", self._fleet, "--insecure", "--k", str(k)]
+        line += ["--clients", str(CLIENTS), "--home", str(self.home(f"supernode-{k}"))]
+        return self._start(f"supernode-{k}", fedmosaic(*line), host)
+
+    def _start(
+        self, name: str, command: Sequence[str], host: Host | None, home: str = ""
+    ) -> subprocess.Popen[bytes]:
+        env = environment({}, self.home(home or name))
+        log = self._logs / f"{name}.log"
+        if host is not None:
+            process = host.start(command, env, log)
+        else:
+            with log.open("ab") as file:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    env=env,
+                    start_new_session=True,
+                )
+        self._started.append(process)
+        return process
+
+    def __enter__(self) -> Machines:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        end({process.pid for process in self._started}, 5.0)
+        for process in self._started:
+            process.wait()
+
+    def check(self) -> None:
+        status = self.submitted.poll()
+        assert not status, (self._logs / "submit.log").read_text()
+
+    def end(self) -> TinyRun:
+        """Wait for the end of the submitted run, which must be good."""
+        status = self.submitted.wait(PATIENCE)
+        assert status == 0, (self._logs / "submit.log").read_text()
+        return TinyRun(self.out)
+
+
+def fedmosaic(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "deploy.cli", *arguments]
+
+
+@contextlib.contextmanager
+def throttled(pid: int, share: float) -> Iterator[None]:
+    """Let a process run for ``share`` of the time, in slices of a second."""
+    code = (
+        "import os, signal, sys, time; pid, share = int(sys.argv[1]), float(sys.argv[2])\n"
+        "while True:\n"
+        "    os.kill(pid, signal.SIGSTOP); time.sleep(1.0 - share)\n"
+        "    os.kill(pid, signal.SIGCONT); time.sleep(share)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(pid), str(share)], stderr=subprocess.DEVNULL
+    ) as brake:
+        try:
+            yield
+        finally:
+            brake.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+def record(name: str, **what: Any) -> None:
+    """Keep what happened for the table, if anybody wants it."""
+    if folder := os.environ.get("FAULTS"):
+        (Path(folder) / f"{name}.json").write_text(json.dumps(what))

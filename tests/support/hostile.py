@@ -1,0 +1,294 @@
+"""Malformed replies: honest ones, taken from tiny runs, with something wrong put into them."""
+
+from __future__ import annotations
+
+import copy
+import json
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, final
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from hypothesis import strategies as st
+
+from common.protocol import Peer
+from common.records import Records
+from server_app.method import Method
+from server_app.methods import METHODS
+from server_app.talk import census
+from tests.conftest import play
+from tests.test_every_method import config
+
+Path_ = tuple[Any, ...]
+T, K = 1, 1  #: round and client of the reply that is changed
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One tiny run: the method as it was when the replies came, and client K's honest ones."""
+
+    method: Method[Any]
+    up: RecordDict
+    score: RecordDict
+    peer: RecordDict
+    gain: RecordDict | None  #: of the second exchange, where there is one
+
+
+@cache
+def seen(method: str) -> Seen:
+    """The replies of one round of ``method``; they are not to be changed in place."""
+    caught: dict[str, Any] = {}
+
+    def catching(name: str, original: Any) -> Any:
+        def catch(self: Method[Any], t: int, replies: Any) -> Any:
+            caught["method"] = self
+            if K in replies:
+                caught[name] = copy.deepcopy(replies[K].content)
+            return original(self, t, replies)
+
+        return catch
+
+    def opening(reply: Message, kind: type[Records], settings: Any) -> Records:
+        payload = original_open(reply, kind, settings)
+        if isinstance(payload, Peer) and payload.k == K:
+            caught["peer"] = copy.deepcopy(reply.content)
+        return payload
+
+    original_open = census.open_reply
+    with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
+        kind = METHODS[method]
+        patch.setattr(kind, "receive", catching("up", kind.receive))
+        patch.setattr(kind, "scores", catching("score", kind.scores))
+        patch.setattr(kind, "receive_second", catching("gain", kind.receive_second))
+        patch.setattr(census, "open_reply", opening)
+        play(config(method, Path(folder), rounds=1))
+    return Seen(caught["method"], caught["up"], caught["score"], caught["peer"], caught.get("gain"))
+
+
+def skeleton(content: RecordDict) -> Any:
+    fields = content["fields"]
+    assert isinstance(fields, ConfigRecord) and isinstance(fields["skeleton"], bytes)
+    return json.loads(zlib.decompress(fields["skeleton"]))
+
+
+def with_skeleton(content: RecordDict, changed: Any) -> RecordDict:
+    """The payload with another skeleton, given as JSON value or as raw text."""
+    text = changed if isinstance(changed, bytes) else json.dumps(changed).encode()
+    fields = dict(content.config_records["fields"]) | {"skeleton": _squeezed(text)}
+    return RecordDict({"arrays": content["arrays"], "fields": ConfigRecord(fields)})
+
+
+@cache
+def _squeezed(text: bytes) -> bytes:
+    return zlib.compress(text, 1)
+
+
+def with_arrays(content: RecordDict, arrays: dict[str, Array]) -> RecordDict:
+    return RecordDict({"arrays": ArrayRecord(arrays), "fields": content["fields"]})
+
+
+def with_field(content: RecordDict, path: Path_, value: Any) -> RecordDict:
+    """The payload with another value at ``path`` of its skeleton."""
+    return with_skeleton(content, put(skeleton(content), path, value))
+
+
+def put(tree: Any, path: Path_, value: Any) -> Any:
+    """A copy of a JSON tree with ``value`` at ``path``; ``...`` as a value removes the place."""
+    if not path:
+        return value
+    changed = copy.copy(tree)
+    if len(path) == 1 and value is ...:
+        del changed[path[0]]
+    else:
+        inner = changed[path[0]] if isinstance(changed, list) else changed.get(path[0])
+        changed[path[0]] = put(inner, path[1:], value)
+    return changed
+
+
+def places(tree: Any, path: Path_ = ()) -> Iterator[Path_]:
+    """Every place of a JSON tree."""
+    yield path
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from places(value, (*path, key))
+    elif isinstance(tree, list):
+        for i, value in enumerate(tree):
+            yield from places(value, (*path, i))
+
+
+def tensor_places(content: RecordDict) -> list[Path_]:
+    """Where the skeleton claims tensors."""
+    return [path[:-1] for path in places(skeleton(content)) if path and path[-1] == "~tensor"]
+
+
+def changed_numbers(
+    content: RecordDict, change: Callable[[Any], Any], kind: str = ""
+) -> RecordDict:
+    """The payload with ``change`` applied to its first array whose dtype begins with ``kind``."""
+    arrays = dict(content.array_records["arrays"])
+    name = next(name for name in arrays if name.startswith(kind))
+    arrays[name] = Array(change(arrays[name].numpy().copy()))
+    return with_arrays(content, arrays)
+
+
+def first_number(value: Any) -> Callable[[Any], Any]:
+    def change(numbers: Any) -> Any:
+        numbers[0] = value
+        return numbers
+
+    return change
+
+
+HUGE = 10**18
+dtypes = st.sampled_from(["float32", "float64", "int64", "uint8", "bool", "bfloat16", "object", 3])
+sizes = st.one_of(st.integers(-2, 9), st.sampled_from([HUGE, 2**31, 2**63, 10**40, 1.5, "2", None]))
+claims = st.builds(
+    lambda dtype, shape: {"~tensor": [dtype, *shape]}, dtypes, st.lists(sizes, max_size=10)
+)
+numbers = st.one_of(
+    st.integers(),
+    st.sampled_from([2**40, 2**63, 10**400, -1, 1e999, -1e999, 1e300, float("nan")]),
+    st.floats(),
+    st.sampled_from(["nan", "inf", "-inf", "1e999", ""]).map(lambda name: {"~float": name}),
+)
+plain = st.one_of(st.none(), st.booleans(), numbers, st.text(max_size=20), claims)
+junk = st.recursive(
+    plain,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.dictionaries(st.text(max_size=8), inner, max_size=4),
+        st.dictionaries(st.sampled_from(["0", "-1", "x", "9" * 30]), inner).map(
+            lambda items: {"~int": items}
+        ),
+        inner.map(lambda value: {"~int": value}),
+        inner.map(lambda value: {"~tensor": value}),
+    ),
+    max_leaves=8,
+)
+raw = st.one_of(
+    st.binary(max_size=200),
+    st.builds(lambda n: b"[" * n, st.sampled_from([20, 1000, 100_000])),
+    st.builds(lambda n: b'{"a":' * n + b"1" + b"}" * n, st.sampled_from([20, 300])),
+)
+
+
+@final
+class Case:
+    """A malformed payload that prints as one line."""
+
+    def __init__(self, content: RecordDict) -> None:
+        self.content = content
+
+    def __repr__(self) -> str:
+        try:
+            return f"{json.dumps(skeleton(self.content))[:2000]} {self.content}"[:3000]
+        except (ValueError, KeyError, AssertionError, zlib.error, RecursionError):
+            return str(self.content)[-300:]
+
+
+@st.composite
+def malformed(draw: st.DrawFn, content: RecordDict) -> Case:
+    """The payload with one to three things changed: fields, arrays, raw bytes, records."""
+    for _ in range(draw(st.integers(1, 3))):
+        content = draw(
+            st.one_of(
+                _other_field(content),
+                _other_field(content),
+                _other_array(content),
+                raw.map(lambda text, content=content: with_skeleton(content, text)),
+                _other_records(content),
+            )
+        )
+        if not isinstance(content.get("fields"), ConfigRecord):
+            break
+        try:
+            skeleton(content)
+        except (ValueError, KeyError, AssertionError, zlib.error, RecursionError):
+            break
+    return Case(content)
+
+
+@st.composite
+def _other_field(draw: st.DrawFn, content: RecordDict) -> RecordDict:
+    tree = skeleton(content)
+    path = draw(st.sampled_from(list(places(tree))))
+    how = draw(st.sampled_from(["replace", "replace", "remove", "add"]))
+    if how == "remove" and path:
+        return with_field(content, path, ...)
+    if how == "add":
+        homes = [p for p in places(tree) if isinstance(_at(tree, p), dict)]
+        if homes:
+            home = draw(st.sampled_from(homes))
+            return with_field(content, (*home, draw(st.text(max_size=5))), draw(junk))
+    return with_field(content, path, draw(junk))
+
+
+def _at(tree: Any, path: Path_) -> Any:
+    for key in path:
+        tree = tree[key]
+    return tree
+
+
+@st.composite
+def _other_array(draw: st.DrawFn, content: RecordDict) -> RecordDict:
+    record = content.get("arrays")
+    arrays = dict(record) if isinstance(record, ArrayRecord) else {}
+    if not arrays:
+        return with_arrays(content, {"float32": Array(np.zeros(3, np.float32))})
+    name = draw(st.sampled_from(sorted(arrays)))
+    array = arrays[name]
+    how = draw(st.sampled_from(["bytes", "cut", "grow", "rename", "special", "claim", "gone"]))
+    if how == "gone":
+        del arrays[name]
+    elif how == "rename":
+        arrays[draw(st.sampled_from(["float64", "int64", "bool", "uint8", "x", ""]))] = array
+        del arrays[name]
+    elif how == "claim":
+        shape = draw(st.sampled_from([(), (2**40, 2**40), (-1,), (3,)]))
+        dtype = draw(st.sampled_from(["float32", "garbage", "object", ""]))
+        arrays[name] = Array(dtype, shape, "numpy.ndarray", array.data)
+    elif how == "special" and name.startswith("float") and len(array.data) > 200:
+        value = draw(st.sampled_from([np.nan, np.inf, -np.inf, -1.0, 3e38, 7.0]))
+        values = np.frombuffer(array.data, name, offset=128).copy()
+        values[draw(st.integers(0, len(values) - 1))] = value
+        arrays[name] = Array(values)
+    else:
+        data = bytearray(array.data)
+        if how == "cut":
+            del data[draw(st.integers(0, len(data))) :]
+        elif how == "grow":
+            data += draw(st.binary(min_size=1, max_size=64))
+        elif data:
+            at = draw(st.integers(0, min(len(data), 200) - 1))
+            data[at] = draw(st.integers(0, 255))
+        arrays[name] = Array(array.dtype, array.shape, array.stype, bytes(data))
+    return with_arrays(content, arrays)
+
+
+@st.composite
+def _other_records(draw: st.DrawFn, content: RecordDict) -> RecordDict:
+    fields = dict(content.config_records["fields"])
+    how = draw(st.sampled_from(["kind", "text", "swap", "more", "bytes", "none"]))
+    if how == "kind":
+        fields["kind"] = draw(st.one_of(st.text(max_size=30), st.integers(-1, 1), st.booleans()))
+    elif how == "text":
+        fields["skeleton"] = draw(st.text(max_size=10))
+    elif how == "bytes":
+        fields["skeleton"] = draw(st.binary(max_size=64))
+    elif how == "more":
+        fields[draw(st.text(min_size=1, max_size=5))] = 1
+    elif how == "swap":
+        return RecordDict({"fields": content["arrays"], "arrays": content["fields"]})
+    else:
+        return RecordDict()
+    return RecordDict({"arrays": content["arrays"], "fields": ConfigRecord(fields)})
+
+
+def reply(content: RecordDict) -> Message:
+    return Message(content, 1, "train")

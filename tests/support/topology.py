@@ -1,0 +1,242 @@
+"""Run what a compose file describes, each replica on a host of its own in network namespaces.
+
+It does what Docker Compose and the engine do with the parts of the language that our files use:
+networks and their names, volumes, users, read-only roots, dependencies and their conditions, health
+checks, replicas, restart policies. Limits of processor and memory are not enforced. With the root
+file system of a built image in ``FEDMOSAIC_IMAGE``, that is what the containers see.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.support import containers, dockerfile
+from tests.support.namespaces import Host, Network
+
+WORKDIR = "/home/fedmosaic"
+SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
+IMAGE = os.environ.get("FEDMOSAIC_IMAGE")
+MAX_STARTS = 5  #: of one container, before it counts as broken
+
+
+@dataclass
+class Container:
+    """One replica of a service."""
+
+    host: Host
+    name: str
+    log: Path
+    process: subprocess.Popen[bytes] | None = None
+    starts: int = 0
+    healthy: bool = False
+
+
+@dataclass
+class Service:
+    """A service of the compose file, as ``docker-compose config`` gives it."""
+
+    name: str
+    said: Mapping[str, Any]
+    containers: list[Container] = field(default_factory=list)
+
+    @property
+    def started(self) -> bool:
+        return bool(self.containers)
+
+    @property
+    def healthy(self) -> bool:
+        return self.started and all(each.healthy for each in self.containers)
+
+    @property
+    def succeeded(self) -> bool:
+        ended = [each.process.poll() for each in self.containers if each.process is not None]
+        return self.started and ended == [0] * len(self.containers)
+
+
+class Topology:
+    """The services of ``model`` on ``network``; volumes, logs and the project go below ``work``."""
+
+    def __init__(self, model: Mapping[str, Any], network: Network, work: Path) -> None:
+        self.network, self._work = network, work
+        self.services = {name: Service(name, said) for name, said in model["services"].items()}
+        self.app = work / "app"
+        self._root = work / "root"
+        for folder in (self.app, self._root, work / "logs"):
+            folder.mkdir(parents=True)
+        dockerfile.build(self.app)
+        modes = dict(dockerfile.folders())
+        for said in model["services"].values():
+            for volume in said.get("volumes", []):
+                folder = self.volume(volume["source"])
+                if not folder.exists():  # as the engine does it: owner and mode are the image's
+                    folder.mkdir(parents=True)
+                    folder.chmod(int(modes[volume["target"]], 8))
+                    os.chown(folder, *map(int, said["user"].split(":")))
+
+    def volume(self, name: str) -> Path:
+        """The folder that stands for a named volume."""
+        return self._work / "volumes" / name
+
+    def run(self, name: str, patience: float = 300.0) -> None:
+        """``docker compose run --rm NAME``: one container, to its end, which must be good."""
+        service = self.services[name]
+        container = self._create(service, 1)
+        self._start(service, container)
+        assert container.process is not None
+        status = container.process.wait(patience)
+        assert status == 0, f"{name} ended with status {status}:\n{self.tail(name)}"
+
+    def up(
+        self,
+        until: str,
+        patience: float,
+        skip: Sequence[str] = (),
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``docker compose up``, until the service ``until`` has ended with status 0.
+
+        ``meanwhile`` is called again and again.
+
+        Raises:
+            AssertionError: it took longer than ``patience`` seconds, or a container ended that its
+                restart policy does not start again, or one was restarted too often.
+        """
+        deadline = time.monotonic() + patience
+        waiting = {name: each for name, each in self.services.items() if name not in skip}
+        watched = {  # the engine looks at the others as well, but nothing here depends on it
+            name
+            for service in waiting.values()
+            for name, said in service.said.get("depends_on", {}).items()
+            if said["condition"] == "service_healthy"
+        }
+        while not self.services[until].succeeded:
+            for name, service in list(waiting.items()):
+                if self._may_start(service):
+                    for number in range(1, self._replicas(service) + 1):
+                        self._start(service, self._create(service, number))
+                    del waiting[name]
+            for service in self.services.values():
+                if service.name not in skip:
+                    self._keep(service)
+                if service.name in watched and service.started and not service.healthy:
+                    for container in service.containers:
+                        container.healthy = self.healthy(container)
+            meanwhile()
+            left = deadline - time.monotonic()
+            assert left > 0, f"{until} has not ended:\n{self.tail()}"
+            time.sleep(0.2)
+
+    def execute(
+        self, container: Container, command: Sequence[str], timeout: float = 30.0
+    ) -> subprocess.CompletedProcess[str]:
+        """``docker compose exec``."""
+        service = self.services[container.name.rpartition("-")[0]]
+        assert container.process is not None
+        return containers.execute(
+            container.process, command, self._env(service.said), service.said["user"], timeout
+        )
+
+    def healthy(self, container: Container) -> bool:
+        """Whether the container's own health check says so now."""
+        test = self.services[container.name.rpartition("-")[0]].said["healthcheck"]["test"]
+        assert test[0] == "CMD", test
+        return self.execute(container, test[1:]).returncode == 0
+
+    def tail(self, *names: str, lines: int = 25) -> str:
+        """The ends of the logs of these services; of all, if none is named."""
+        logs = [each.log for name in names or self.services for each in self._of(name)]
+        texts = [(log.stem, log.read_text(errors="replace").splitlines()) for log in logs]
+        return "\n".join(f"--- {name}\n" + "\n".join(text[-lines:]) for name, text in texts)
+
+    def _of(self, name: str) -> list[Container]:
+        return self.services[name].containers
+
+    def _replicas(self, service: Service) -> int:
+        return int(service.said.get("deploy", {}).get("replicas", service.said.get("scale", 1)))
+
+    def _may_start(self, service: Service) -> bool:
+        for name, said in service.said.get("depends_on", {}).items():
+            needed = self.services[name]
+            if not {
+                "service_started": needed.started,
+                "service_healthy": needed.healthy,
+                "service_completed_successfully": needed.succeeded,
+            }[said["condition"]]:
+                return False
+        return True
+
+    def _create(self, service: Service, number: int) -> Container:
+        name = f"{service.name}-{number}"
+        on = {
+            network: [service.name, *((said or {}).get("aliases") or [])]
+            for network, said in (service.said.get("networks") or {}).items()
+        }
+        host = self.network.host(name, on=on)
+        container = Container(host, name, self._work / "logs" / f"{name}.log")
+        service.containers.append(container)
+        return container
+
+    def files(self, said: Mapping[str, Any]) -> containers.Files:
+        """What a service sees of the file system."""
+        return containers.Files(
+            app=self.app,
+            volumes={
+                each["target"]: (self.volume(each["source"]), bool(each.get("read_only")))
+                for each in said.get("volumes", [])
+            },
+            tmpfs=dict(each.partition(":")[::2] for each in said.get("tmpfs", [])),
+            read_only=bool(said.get("read_only")),
+            image=Path(IMAGE) if IMAGE else None,
+        )
+
+    def start_in(
+        self,
+        host: Host,
+        said: Mapping[str, Any],
+        command: Sequence[str],
+        files: containers.Files,
+        log: Path,
+    ) -> subprocess.Popen[bytes]:
+        """Run a command as the service ``said`` would on ``host``."""
+        return containers.start(
+            host, command, files, self._env(said), said["user"], WORKDIR, self._root, log
+        )
+
+    def _start(self, service: Service, container: Container) -> None:
+        said = service.said
+        container.starts += 1
+        container.process = self.start_in(
+            container.host, said, said["command"], self.files(said), container.log
+        )
+
+    def _keep(self, service: Service) -> None:
+        """Start again what has ended, if the service's restart policy says so."""
+        for container in service.containers:
+            assert container.process is not None
+            status = container.process.poll()
+            if status is None:
+                continue
+            policy = service.said.get("restart", "no").partition(":")[0]
+            again = policy in ("always", "unless-stopped") or (policy == "on-failure" and status)
+            assert again or not status, f"{container.name} ended:\n{self.tail(service.name)}"
+            if again:
+                assert container.starts < MAX_STARTS, (
+                    f"{container.name} ended {MAX_STARTS} times:\n{self.tail(service.name)}"
+                )
+                container.healthy = False
+                self._start(service, container)
+
+    def _env(self, said: Mapping[str, Any]) -> dict[str, str]:
+        image = dockerfile.environment()
+        return {
+            **image,
+            "PATH": f"{image['PATH']}:{SYSTEM_PATH}",
+            **({} if IMAGE else {"PYTHONPATH": "/app"}),  # where an image has it installed
+            **{name: str(value) for name, value in (said.get("environment") or {}).items()},
+        }

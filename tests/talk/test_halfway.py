@@ -1,0 +1,100 @@
+"""A reply of which a part never comes, and what Flower's grid then does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from flwr.app import Error, Message
+from flwr.common.constant import ErrorCode
+from flwr.common.serde import message_from_proto
+from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
+from flwr.superlink.grid import grpc_grid
+
+from common.flower import halfway as arrival
+from deploy.run.loopback import Loopback
+from tests.conftest import flat, play
+
+
+def pulled(parts: dict[str, int]) -> dict[str, bytes]:
+    """``parts``: by name how often each is asked for in vain before it is there."""
+    names, left = list(parts), dict(parts)
+
+    def part(name: str) -> bytes:
+        left[name] -= 1
+        if left[name] >= 0:
+            raise ObjectUnavailableError(name)
+        return name.encode()
+
+    found: dict[str, bytes] = grpc_grid.pull_objects(
+        names, part, initial_backoff=0.01, backoff_cap=0.02
+    )
+    return found
+
+
+WHOLE = {"a": b"a", "b": b"b"}
+NEVER = 10**6
+
+
+def test_a_reply_that_is_whole_in_time_is_as_flower_pulls_it() -> None:
+    with arrival.bounded(time.monotonic() + 60.0):
+        assert pulled({"a": 0, "b": 5}) == WHOLE
+
+
+def test_what_has_not_come_by_the_deadline_is_given_up() -> None:
+    begin = time.monotonic()
+    with (
+        arrival.bounded(begin + 0.2),
+        pytest.raises(ObjectUnavailableError, match="the reply stopped halfway, without b"),
+    ):
+        pulled({"a": 0, "b": NEVER})
+    assert 0.2 <= time.monotonic() - begin < 60.0
+
+
+def test_what_is_there_after_the_deadline_is_taken_all_the_same() -> None:
+    with arrival.bounded(time.monotonic() - 1.0):
+        assert pulled({"a": 0, "b": 0}) == WHOLE
+        with pytest.raises(ObjectUnavailableError):
+            pulled({"a": 0, "b": 1})
+
+
+def test_a_reply_may_take_long_as_long_as_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrival, "STALLED", 0.1)
+    with arrival.bounded(time.monotonic() + 600.0):
+        assert pulled({"a": 1, "b": 2}) == WHOLE
+        with pytest.raises(ObjectUnavailableError):
+            pulled({"a": 0, "b": NEVER})
+
+
+def test_flower_is_left_as_it_was() -> None:
+    before = grpc_grid.pull_objects
+    with pytest.raises(ZeroDivisionError), arrival.bounded(0.0):
+        assert grpc_grid.pull_objects is not before
+        raise ZeroDivisionError
+    assert grpc_grid.pull_objects is before
+
+
+class Halfway(Loopback):  # type: ignore[misc]
+    """Node 2's training replies stop halfway, as Flower's grid then says."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        asked = dict(self._questions)
+        for reply in super().pull_messages(list(message_ids)):
+            about = reply.metadata
+            if about.message_type == "train" and about.src_node_id == 2:
+                question = message_from_proto(asked[about.reply_to_message_id])
+                reason = f"{arrival.HALFWAY}, without 3f"
+                yield Message(Error(ErrorCode.MESSAGE_UNAVAILABLE, reason), reply_to=question)
+            else:
+                yield reply
+
+
+def test_the_journal_tells_a_half_reply_from_none(tmp_path: Path) -> None:
+    config = flat(tmp_path, method="fedavg", rounds=1, min_replies=0.5)
+    entry = play(config, Halfway(4, config, workers=0)).journal[1]
+    assert entry["replied"] == [0, 2, 3]
+    assert [(f["k"], f["reason"]) for f in entry["failures"]] == [
+        (1, "the reply stopped halfway, without 3f")
+    ]

@@ -1,0 +1,473 @@
+"""Everything that arrives from a client is untrusted: it is used, or it is refused in one line."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ConfigRecord, Message, MetricRecord, RecordDict
+from hypothesis import HealthCheck, given, settings
+
+from common.methods.i_dl_mh import Gain
+from common.protocol import Peer, Score, task
+from common.records import Records
+from server_app.method import mean_metrics
+from server_app.methods import METHODS
+from server_app.stopped import Stopped
+from server_app.talk import replies
+from server_app.talk.census import check_peers
+from server_app.talk.exchange import Failure
+from server_app.talk.replies import check_finite, open_reply
+from tests.support.hostile import (
+    HUGE,
+    Case,
+    K,
+    T,
+    changed_numbers,
+    first_number,
+    malformed,
+    reply,
+    seen,
+    skeleton,
+    tensor_places,
+    with_arrays,
+    with_field,
+    with_skeleton,
+)
+
+every_method = pytest.mark.parametrize("method", sorted(METHODS))
+battery = settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@pytest.fixture(autouse=True)
+def only_value_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``judge`` survives any exception; what it is not meant for is a mistake of ours."""
+
+    def surprised(*_: Any) -> None:
+        raise AssertionError("a reply raised something other than ValueError")
+
+    monkeypatch.setattr(replies.log, "exception", surprised)
+
+
+def check_line(failure: Failure) -> None:
+    assert (failure.k, failure.round) == (K, T)
+    assert failure.reason.isprintable() and 0 < len(failure.reason) <= 450
+    json.dumps(failure.reason, allow_nan=False)
+
+
+def receive(method: str, content: RecordDict) -> str:
+    """Why the reply of client K is refused; empty if it is used, and then it is sound."""
+    half = seen(method).method
+    good, failures = half.receive(T, {K: reply(content)})
+    if not good:
+        (failure,) = failures
+        check_line(failure)
+        return failure.reason
+    assert failures == []
+    ((client, up),) = good
+    assert client.k == up.k == K and up.t == T and up.experiment == half.experiment
+    check_finite(up)
+    json.dumps(mean_metrics(good), allow_nan=False)
+    return ""
+
+
+def battery_of(content: RecordDict, hold: Callable[[RecordDict], None]) -> None:
+    """``hold`` for many malformed versions of a payload."""
+
+    @battery
+    @given(malformed(content))
+    def run(case: Case) -> None:
+        hold(case.content)
+
+    run()
+
+
+@every_method
+def test_an_honest_reply_is_used(method: str) -> None:
+    assert receive(method, seen(method).up) == ""
+
+
+@every_method
+def test_any_malformed_reply_is_used_soundly_or_refused_in_one_line(method: str) -> None:
+    refused: list[bool] = []
+
+    def hold(content: RecordDict) -> None:
+        refused.append(receive(method, content) != "")
+
+    battery_of(seen(method).up, hold)
+    assert sum(refused) > len(refused) / 2, "the battery hardly changes anything"
+
+
+def test_any_malformed_score_is_used_soundly_or_refused_in_one_line() -> None:
+    half = seen("fedkf").method
+
+    def hold(content: RecordDict) -> None:
+        scores, failures = half.scores(T, {K: reply(content)})
+        assert len(scores) + len(failures) == 1
+        for failure in failures:
+            check_line(failure)
+        for score in scores:
+            assert score.n == half.clients[K].peer.n_test
+            shares = [score.accuracy, score.accuracy_global, *score.accuracies.values()]
+            assert all(share is not None and 0 <= share <= 1 for share in shares)
+
+    battery_of(seen("fedkf").score, hold)
+
+
+def test_any_malformed_gain_is_used_soundly_or_refused_in_one_line() -> None:
+    half, gain = seen("i-dl-mh").method, seen("i-dl-mh").gain
+    assert gain is not None
+
+    def hold(content: RecordDict) -> None:
+        added, failures = half.receive_second(T, {K: reply(content)})
+        assert bool(added) != bool(failures)
+        for failure in failures:
+            check_line(failure)
+        if added:
+            assert all(0 <= added["incentive"][name] <= 1 for name in ("before", "after"))
+
+    battery_of(gain, hold)
+
+
+def test_any_malformed_peer_is_admitted_soundly_or_refused_in_one_line() -> None:
+    half = seen("fedavg").method
+    others = [client.peer for client in half.clients if client.k != K]
+    limit, data = half.config.run.max_samples, half.dataset
+    ours = task(data.shape, data.classes)
+
+    def hold(content: RecordDict) -> None:
+        try:
+            peer = open_reply(reply(content), Peer, half.config)
+            check_peers([*others, peer], len(half.clients), half.experiment, ours, limit)
+        except (ValueError, Stopped) as refusal:
+            assert "\n" not in str(refusal)
+            return
+        assert 1 <= peer.n <= limit and peer.n_test <= limit and peer.k == K
+
+    battery_of(seen("fedavg").peer, hold)
+
+
+# Replies that must be refused, whatever the method.
+
+
+BOMB = b" " * (64 * 2**20)
+TENSORS = json.dumps({"w": {f"{i}": {"~tensor": ["bool", 0]} for i in range(30_000)}}).encode()
+
+
+def nested(levels: int) -> bytes:
+    return b'{"a":' * levels + b"1" + b"}" * levels
+
+
+def pickled(content: RecordDict) -> RecordDict:
+    """An array of Python objects, as ``np.save`` writes it with a pickle inside."""
+    file = io.BytesIO()
+    np.save(file, np.array([{"x": 1}], dtype=object), allow_pickle=True)
+    arrays = dict(content.array_records["arrays"])
+    arrays["float32"] = Array("object", (1,), "numpy.ndarray", file.getvalue())
+    return with_arrays(content, arrays)
+
+
+def in_the_first_claim(claim: list[Any]) -> Callable[[RecordDict], RecordDict]:
+    return lambda content: with_field(content, (*tensor_places(content)[0], "~tensor"), claim)
+
+
+ALWAYS_REFUSED: dict[str, tuple[Callable[[RecordDict], RecordDict], str]] = {
+    "another experiment": (lambda c: with_field(c, ("experiment",), "other"), "for experiment"),
+    "a path for experiment": (lambda c: with_field(c, ("experiment",), "../x"), "'experiment'"),
+    "another round": (lambda c: with_field(c, ("t",), 7), "it is for round 7"),
+    "another client": (lambda c: with_field(c, ("k",), 0), "it is for client 0"),
+    "a negative client": (lambda c: with_field(c, ("k",), -1), "field 'k'"),
+    "text for a number": (lambda c: with_field(c, ("t",), "1"), "field 't'"),
+    "truth for a number": (lambda c: with_field(c, ("k",), True), "field 'k'"),
+    "a missing field": (lambda c: with_field(c, ("metrics",), ...), "field 'metrics'"),
+    "an unknown field": (lambda c: with_field(c, ("more",), 1), "field 'more'"),
+    "no metrics": (lambda c: with_field(c, ("metrics",), None), "field 'metrics'"),
+    "NaN as a metric": (lambda c: with_field(c, ("metrics", "x"), {"~float": "nan"}), "metrics.x"),
+    "infinity as a metric": (
+        lambda c: with_skeleton(
+            c, json.dumps(skeleton(c)).replace('"metrics": {', '"metrics": {"x":1e999,').encode()
+        ),
+        "metrics.x",
+    ),
+    "a metric beyond all means": (lambda c: with_field(c, ("metrics", "x"), 1e31), "metrics.x"),
+    "a metric named by controls": (lambda c: with_field(c, ("metrics", "\x1b[2J"), 1), "metrics"),
+    "a thousand metrics": (
+        lambda c: with_field(c, ("metrics",), {f"x{i}": 1.0 for i in range(1000)}),
+        "at most 50",
+    ),
+    "a tensor of objects": (in_the_first_claim(["object", 1]), "claims dtype 'object'"),
+    "a tensor of HUGE": (in_the_first_claim(["float32", HUGE]), "claims dtype"),
+    "a shape whose product overflows": (
+        in_the_first_claim(["float32", 2**31, 2**31, 2**31]),
+        "claims dtype",
+    ),
+    "an empty tensor of huge shape": (in_the_first_claim(["float32", 0, 2**39, 2**39]), "claims"),
+    "a negative axis": (in_the_first_claim(["float32", -1, 5]), "claims dtype"),
+    "a thousand axes": (in_the_first_claim(["float32", *[1] * 1000]), "claims dtype"),
+    "an integer of 30 digits": (lambda c: with_field(c, ("t",), 10**30), "an integer has 31"),
+    "an integer of 5000 digits": (
+        lambda c: with_skeleton(c, b'{"t":' + b"9" * 5000 + b"}"),
+        "an integer has 5000 digits",
+    ),
+    "a level too many": (lambda c: with_skeleton(c, nested(20)), "nested deeper"),
+    "nesting without end": (lambda c: with_skeleton(c, nested(100_000)), "is not JSON"),
+    "a zip bomb": (lambda c: with_skeleton(c, BOMB), "exceeds"),
+    "tens of thousands of tensors": (
+        lambda c: with_skeleton(c, TENSORS),
+        "more than 20000 tensors",
+    ),
+    "as many under an escaped name": (
+        lambda c: with_skeleton(c, TENSORS.replace(b"~tensor", b"~\\u0074ensor")),
+        "more than 20000 tensors",
+    ),
+    "JSON in UTF-16": (lambda c: with_skeleton(c, TENSORS.decode().encode("utf-16")), "not JSON"),
+    "no zlib": (
+        lambda c: RecordDict(
+            {
+                "arrays": c["arrays"],
+                "fields": ConfigRecord({**c.config_records["fields"], "skeleton": b"x"}),
+            }
+        ),
+        "not zlib",
+    ),
+    "another kind": (
+        lambda c: RecordDict(
+            {
+                "arrays": c["arrays"],
+                "fields": ConfigRecord({**c.config_records["fields"], "kind": "x\x1b" * 99}),
+            }
+        ),
+        "expected a",
+    ),
+    "metrics for arrays": (
+        lambda c: RecordDict({"arrays": MetricRecord({"x": 1.0}), "fields": c["fields"]}),
+        "not a",
+    ),
+    "a pickle": (pickled, "not .npy data"),
+    "numbers too many": (
+        lambda c: changed_numbers(c, lambda numbers: np.append(numbers, numbers[:1])),
+        "numbers no field asks for",
+    ),
+    "one array twice": (
+        lambda c: with_arrays(
+            c, {**c.array_records["arrays"], "float64": Array(np.zeros(2, np.float64))}
+        ),
+        "numbers no field asks for",
+    ),
+}
+
+
+@every_method
+@pytest.mark.parametrize("case", ALWAYS_REFUSED)
+def test_what_no_method_can_use_is_refused_with_the_reason(method: str, case: str) -> None:
+    content = seen(method).up
+    change, reason = ALWAYS_REFUSED[case]
+    refusal = receive(method, change(content))
+    assert reason in refusal and refusal.startswith("reply refused: "), refusal
+
+
+@every_method
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_numbers_that_are_not_finite_are_refused(method: str, value: float) -> None:
+    content = changed_numbers(seen(method).up, first_number(value), "float")
+    assert "not finite" in receive(method, content)
+
+
+@every_method
+def test_every_field_is_needed_and_has_its_type(method: str) -> None:
+    content = seen(method).up
+    for name in skeleton(content):
+        assert receive(method, with_field(content, (name,), ...)) != "", name
+        for wrong in ("x", [[]], {"a": {"b": {}}}, {"~tensor": ["int16", 1]}):
+            assert receive(method, with_field(content, (name,), wrong)) != "", (name, wrong)
+
+
+@every_method
+def test_every_tensor_has_its_shape_and_dtype(method: str) -> None:
+    content = seen(method).up
+    for path in tensor_places(content):
+        dtype, *shape = _claim(content, path)
+        for other in (
+            [dtype, *shape, 1],
+            [dtype, *shape[:-1], shape[-1] + 1] if shape else [dtype, 2],
+            ["float64" if dtype != "float64" else "float32", *shape],
+            [dtype, 0],
+        ):
+            changed = with_field(content, (*path, "~tensor"), other)
+            assert receive(method, changed) != "", (path, other)
+
+
+def _claim(content: RecordDict, path: tuple[Any, ...]) -> list[Any]:
+    tree = skeleton(content)
+    for key in path:
+        tree = tree[key]
+    claim: list[Any] = tree["~tensor"]
+    return claim
+
+
+@every_method
+def test_a_reply_above_max_mb_is_refused_unread(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half, content = seen(method).method, seen(method).up
+    wire = half.config.wire.model_copy(update={"max_mb": 1e-4})
+    with monkeypatch.context() as patch:
+        patch.setattr(half, "config", half.config.model_copy(update={"wire": wire}))
+        patch.setattr(half.answers, "unpack", None)
+        assert "wire.max-mb = 0.0001" in receive(method, content)
+    assert receive(method, content) == ""
+
+
+# Replies that one method must refuse.
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "value", "reason"),
+    [
+        ("fedgen", ("counts", 0), -1, "field 'counts.0'"),
+        ("fedgen", ("counts", 0), 2**39, "are not those of"),
+        ("fedgen", ("counts",), [], "are not those of"),
+        ("dl-mh", ("d",), [0, 1, 3], "the schema has class 3"),
+        ("dl-mh", ("d",), [0, 0, 1], "class 0 more than once"),
+        ("dl-mh", ("d",), [], "names no class"),
+        ("dl-mh", ("d",), [0] * 500_000, "class 0 more than once"),
+        ("dl-mh", ("d",), [0, 1], "theta is"),
+        ("dl-mh", ("w",), None, "w is missing"),
+        ("i-dl-mh", ("d",), [-1, 0, 1], "field 'd.0'"),
+        ("i-dl-mh", ("incentive",), 1, "field 'incentive'"),
+        ("dl-sh", ("w",), None, "w is missing"),
+        ("dl-sh", ("low",), {"~float": "-inf"}, "theta claims to reach"),
+        ("dl-sh", ("high",), 2.0, "probabilities for 0 to 1"),
+        ("qffl", ("loss",), -1.0, "field 'loss'"),
+        ("qffl", ("loss",), {"~float": "inf"}, "field 'loss'"),
+        ("fedorion", ("local",), None, "local is missing"),
+        ("fedin", ("s_in",), None, "s_in is missing"),
+    ],
+)
+def test_what_a_method_cannot_use_is_refused(
+    method: str, path: tuple[Any, ...], value: Any, reason: str
+) -> None:
+    content = seen(method).up
+    if value is None and path in (("w",), ("local",), ("s_in",)):
+        content = _without_tensors(content, path[0])
+    assert reason in receive(method, with_field(content, path, value))
+
+
+def test_a_byte_range_that_no_float32_spans_is_refused() -> None:
+    content = with_field(seen("dl-sh").up, ("low",), -3e38)
+    assert "claims to reach" in receive("dl-sh", with_field(content, ("high",), 3e38))
+
+
+def _without_tensors(content: RecordDict, field: str) -> RecordDict:
+    """The payload without a field's tensors, so that no number is left over."""
+    half = seen  # the payload is unpacked by whichever kind it is
+    for name in sorted(METHODS):
+        kind = half(name).method.answers
+        if kind.kind == content.config_records["fields"]["kind"]:
+            up = kind.unpack(content)
+            return kind.model_construct(**{**dict(up), field: None}).pack()
+    raise AssertionError(field)
+
+
+def test_a_loss_whose_power_overflows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    half = seen("qffl").method
+    monkeypatch.setattr(half, "options", half.options.model_copy(update={"q": 5.0}))
+    content = with_field(seen("qffl").up, ("loss",), 1e30)
+    assert "loss = 1e+30 is too large for q = 5" in receive("qffl", content)
+    assert receive("qffl", with_field(seen("qffl").up, ("loss",), 50.0)) == ""
+
+
+@pytest.mark.parametrize("label", [-1, 3, 2**62])
+def test_a_label_that_does_not_exist_is_refused(label: int) -> None:
+    content = changed_numbers(seen("fedgkt").up, first_number(label), "int64")
+    assert "y has label" in receive("fedgkt", content)
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.5, 3e38])
+def test_confidences_and_probabilities_stay_between_0_and_1(value: float) -> None:
+    for method in ("dl-sh", "dl-mh", "i-dl-mh"):
+        content = changed_numbers(seen(method).up, first_number(value), "float")
+        assert "must stay in [0, 1]" in receive(method, content)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "reason"),
+    [
+        (("n",), 10**6, "it is over 1000000 test samples"),
+        (("n",), -1, "field 'n'"),
+        (("accuracy",), 1.01, "field 'accuracy'"),
+        (("accuracy",), {"~float": "nan"}, "field 'accuracy'"),
+        (("accuracy",), None, "accuracy of the own model is missing"),
+        (("accuracy_global",), None, "accuracy of the global model is missing"),
+        (("accuracies",), {}, "it scores the models"),
+        (("accuracies", "aca"), {"~float": "inf"}, "field 'accuracies.aca'"),
+        (("accuracies", "other"), 0.5, "it scores the models"),
+        (("k",), 0, "it is for client 0"),
+        (("t",), 9, "it is for round 9"),
+    ],
+)
+def test_a_score_that_cannot_be_is_refused(path: tuple[Any, ...], value: Any, reason: str) -> None:
+    content = with_field(seen("fedkf").score, path, value)
+    scores, (failure,) = seen("fedkf").method.scores(T, {K: reply(content)})
+    assert scores == [] and reason in failure.reason and "score refused" in failure.reason
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "reason"),
+    [
+        (("before",), {"~float": "nan"}, "field 'before'"),
+        (("after",), 2.0, "field 'after'"),
+        (("metrics", "x"), {"~float": "nan"}, "metrics.x"),
+        (("t",), 9, "it is for round 9"),
+    ],
+)
+def test_a_gain_that_cannot_be_is_refused(path: tuple[Any, ...], value: Any, reason: str) -> None:
+    content = seen("i-dl-mh").gain
+    assert content is not None and Gain.unpack(content).k == K
+    changed = reply(with_field(content, path, value))
+    added, (failure,) = seen("i-dl-mh").method.receive_second(T, {K: changed})
+    assert added == {} and reason in failure.reason
+
+
+def test_every_class_that_a_client_sends_is_in_the_battery() -> None:
+    """``Up`` of every method, ``Gain``, ``Peer`` and ``Score``: there are no others."""
+    from common import protocol
+
+    tried: set[type[Records]] = {Peer, Score, Gain, *(half.answers for half in METHODS.values())}
+    ours = {kind for kind in _subclasses(protocol.Up) if kind.__module__.startswith("common.")}
+    assert {kind for kind in ours if not _subclasses(kind)} <= tried
+
+
+def _subclasses(kind: type[Any]) -> set[type[Any]]:
+    return {found for direct in kind.__subclasses__() for found in {direct, *_subclasses(direct)}}
+
+
+def test_flowers_own_hooks_take_one_reply_of_each_clients_node_and_survive_garbage() -> None:
+    half = seen("fedavg").method
+
+    def sent(content: RecordDict, node: int) -> Message:
+        message = reply(content)
+        message.metadata.__dict__["_src_node_id"] = node
+        return message
+
+    honest, node = seen("fedavg").up, half.clients[K].node
+    w, metrics = half.aggregate_train(T, [sent(RecordDict(), node), sent(honest, node)])
+    assert (w, metrics) == (None, None), "the first reply counts, and it is garbage"
+    before = half.w
+    try:
+        w, metrics = half.aggregate_train(T, [sent(RecordDict(), 99), sent(honest, node)])
+        assert w is not None and metrics is not None
+        scores = half.aggregate_evaluate(T, [sent(RecordDict(), node)])
+        assert scores is None
+    finally:
+        half.w = before

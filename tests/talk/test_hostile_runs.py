@@ -1,0 +1,376 @@
+"""Whole runs with a client that lies, twice, late, too much, or under another's name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from flwr.app import Error, Message
+from flwr.common.constant import ErrorCode
+from flwr.common.serde import message_from_proto
+
+from common.config import parse
+from common.models import MODELS
+from deploy.run.loopback import Loopback
+from server_app.stopped import Stopped
+from tests.conftest import flat, play
+from tests.support.hostile import with_field
+from tests.talk.test_census import TASK, peer
+from tests.test_every_method import Tampering, changed_tensor
+
+
+class Twice(Loopback):  # type: ignore[misc]
+    """Delivers every reply twice, and the replies of the exchange before once more."""
+
+    before: list[Message] = []
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        arrived = list(super().pull_messages(list(message_ids)))
+        old, self.before = self.before, arrived or self.before
+        return [*old, *arrived, *arrived]
+
+
+def test_replies_that_come_again_change_nothing(tmp_path: Path) -> None:
+    plain = play(flat(tmp_path / "plain", method="fedavg"))
+    settings = flat(tmp_path / "twice", method="fedavg")
+    twice = play(settings, Twice(4, settings, workers=0))
+    assert twice.timeless == plain.timeless and twice.weights == plain.weights
+
+
+class Usurping(Loopback):  # type: ignore[misc]
+    """Node 2's replies say that node 3 sent them."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        replies = list(super().pull_messages(list(message_ids)))
+        for reply in replies:
+            train = reply.metadata.message_type == "train"
+            if train and reply.metadata.src_node_id == 2:
+                reply.metadata.__dict__["_src_node_id"] = 3
+        return replies
+
+
+class Expired(Loopback):  # type: ignore[misc]
+    """The message to node 2 outlived its ttl, so that the SuperLink has no reply to it."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        asked = dict(self._questions)
+        replies = []
+        for reply in super().pull_messages(list(message_ids)):
+            about = reply.metadata
+            if about.message_type == "train" and about.src_node_id == 2:
+                question = message_from_proto(asked[about.reply_to_message_id])
+                error = Error(ErrorCode.MESSAGE_UNAVAILABLE, "Message Unavailable")
+                reply = Message(error, reply_to=question)
+            replies.append(reply)
+        return replies
+
+
+class Unreadable(Loopback):  # type: ignore[misc]
+    """Flower cannot put node 2's training replies together, and raises whenever it tries."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        names = list(message_ids)
+        for name in names:
+            question = self._questions.get(name)
+            about = None if question is None else question.metadata
+            if about is not None and about.dst_node_id == 2 and about.message_type == "train":
+                raise KeyError("arraychunk_ids\nand more")
+        return list(super().pull_messages(names))
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (Usurping, "another node answered in its place"),
+        (Expired, "no reply within 3600 s"),
+        (Unreadable, "its reply cannot be read: KeyError: 'arraychunk_ids\\nand more'"),
+    ],
+)
+def test_the_run_goes_on_without_a_reply_from_elsewhere_or_beyond_reading(
+    kind: type[Loopback], reason: str, tmp_path: Path
+) -> None:
+    settings = flat(tmp_path, method="fedavg", rounds=1, min_replies=0.75)
+    result = play(settings, kind(4, settings, workers=0))
+    assert result.journal[1]["replied"] == [0, 2, 3]
+    assert result.journal[1]["failures"] == [{"k": 1, "round": 1, "reason": reason}]
+
+
+def test_a_reply_above_max_mb_is_left_out_and_named(tmp_path: Path) -> None:
+    settings = flat(
+        tmp_path,
+        method="fedorion",
+        clients=2,
+        fleet="mlp@0.25,lenet5",
+        rounds=1,
+        min_replies=0.5,
+        wire__max_mb=0.1,
+    )
+    result = play(settings)
+    (failure,) = result.journal[1]["failures"]
+    assert failure["k"] == 1 and "wire.max-mb = 0.1" in failure["reason"]
+
+
+def test_the_default_max_mb_lets_the_largest_models_pass_twice(tmp_path: Path) -> None:
+    limit = parse(flat(tmp_path)).wire.max_mb
+    assert limit >= 2 * 200
+    assert limit >= 2 * 4 * max(row.params for row in MODELS.values()) / 1e6
+
+
+@pytest.mark.parametrize(
+    ("second", "reason"),
+    [
+        ({"n": 2**39}, "client 1 claims 549755813888 training samples, max-samples = 1000"),
+        ({"n": 1001}, "client 1 claims 1001 training samples"),
+        ({"n_test": 1001}, "client 1 claims 1001 test samples"),
+        ({"classes": [0, 3]}, r"client 1 claims classes \[0, 3\], allowed are 0 to 2"),
+        ({"classes": [1, 0]}, "client 1 claims classes"),
+        ({"classes": [0, 0]}, "client 1 claims classes"),
+        ({"classes": []}, "client 1 claims classes"),
+        ({"counts": [5, 0]}, "client 1 claims class counts that are not those of its 5"),
+        ({"counts": [4, 0, 0]}, "client 1 claims class counts"),
+        ({"counts": [4, 1, 0]}, "client 1 claims class counts"),
+    ],
+)
+def test_a_census_answer_that_cannot_be_is_named(second: dict[str, Any], reason: str) -> None:
+    from server_app.talk.census import check_peers
+
+    check_peers([peer(), peer(k=1, n=1000, n_test=1000)], 2, "e", TASK, 1000)
+    check_peers([peer(), peer(k=1, counts=[5, 0, 0])], 2, "e", TASK, 1000)
+    with pytest.raises(Stopped, match=reason):
+        check_peers([peer(), peer(**{"k": 1, **second})], 2, "e", TASK, 1000)
+
+
+def test_max_samples_stops_a_run_that_a_client_would_swamp(tmp_path: Path) -> None:
+    with pytest.raises(Stopped, match="client 0 claims .* training samples, max-samples = 10"):
+        play(flat(tmp_path, method="fedavg", max_samples=10))
+
+
+class Boasting(Tampering):
+    """Client 1 brings a network of gigabytes, so it says."""
+
+    def _changed(self, reply: Message) -> Message:
+        if reply.metadata.src_node_id == 2 and reply.metadata.message_type == "query.hello":
+            reply.content = with_field(reply.content, ("model",), "resnet34@16")
+        return reply
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedgkt"])
+def test_a_model_that_could_not_be_sent_is_not_built(method: str, tmp_path: Path) -> None:
+    settings = flat(tmp_path, method=method, fleet="cnn2@0.5,cnn3@0.5", global_model="cnn3@0.5")
+    if method == "fedavg":
+        settings["fedavg.across"] = "same"
+    with pytest.raises(Stopped, match=r"client 1: resnet34@16 has 2\d{4} MB, wire.max-mb = 1000"):
+        play(settings, Boasting(4, settings, workers=0))
+
+
+class Swapping(Loopback):  # type: ignore[misc]
+    """After the first round client 2's node is gone and node 99 is there with its partition."""
+
+    changes: dict[str, Any] = {}
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        sent = list(messages)
+        names = super().push_messages(sent)
+        if sent[0].metadata.message_type == "train" and sent[0].metadata.group_id == "1":
+            self._nodes[99] = {**self._nodes.pop(3), **self.changes}
+        return names
+
+    def _push(self, message: Message) -> str:
+        self._nodes.setdefault(message.metadata.dst_node_id, {})  # the lost node: an error reply
+        return super()._push(message)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return [node for node, config in self._nodes.items() if config]
+
+
+def swapped(out: Path, changes: dict[str, Any], **settings: Any) -> list[dict[str, Any]]:
+    config = flat(out, **{"method": "fedavg", "rounds": 3, "min_replies": 0.5, **settings})
+    grid = Swapping(4, config, workers=0)
+    grid.changes = changes
+    return play(config, grid).journal
+
+
+def test_without_keys_a_client_that_comes_back_as_another_node_takes_its_place(
+    tmp_path: Path,
+) -> None:
+    journal = swapped(tmp_path, {})
+    assert [entry["replied"] for entry in journal[1:]] == [[0, 1, 2, 3]] * 3
+    assert [entry["failures"] for entry in journal[1:]] == [[]] * 3
+
+
+def test_with_keys_another_node_never_gets_a_clients_place_and_is_named_once(
+    tmp_path: Path,
+) -> None:
+    journal = swapped(tmp_path, {}, rebind=False)
+    assert [entry["replied"] for entry in journal[1:]] == [[0, 1, 2, 3], [0, 1, 3], [0, 1, 3]]
+    claims = [f for e in journal[1:] for f in e["failures"] if "claims its place" in f["reason"]]
+    reason = "node 99 claims its place and is refused: it belongs to node 3 (rebind = false)"
+    assert claims == [{"k": 2, "round": 2, "reason": reason}]
+
+
+def test_a_node_that_says_something_else_than_the_census_heard_is_refused(tmp_path: Path) -> None:
+    journal = swapped(tmp_path, {"model": "lenet5"}, method="fedorion")
+    claims = [f for e in journal[1:] for f in e["failures"] if "claims its place" in f["reason"]]
+    reason = "node 99 claims its place and is refused: it is not what node 3 said in the census"
+    assert claims == [{"k": 2, "round": 2, "reason": reason}]
+    assert journal[2]["replied"] == journal[3]["replied"] == [0, 1, 3]
+
+
+class Mute(Swapping):
+    """Node 99 never answers."""
+
+    asked = 0
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        for reply in super().pull_messages(message_ids):
+            if reply.metadata.src_node_id == 99:
+                self.asked += 1
+            else:
+                yield reply
+
+
+@pytest.mark.parametrize(("rebind", "times"), [(True, 5), (False, 1)])
+def test_a_stranger_that_says_nothing_is_asked_again_only_if_it_could_be_a_client(
+    rebind: bool, times: int, tmp_path: Path
+) -> None:
+    config = flat(tmp_path, method="fedavg", rounds=6, min_replies=0.5, rebind=rebind, wait=0.2)
+    grid = Mute(4, config, workers=0)
+    journal = play(config, grid).journal
+    assert [entry["replied"] for entry in journal[1:]] == [[0, 1, 2, 3], *[[0, 1, 3]] * 5]
+    assert grid.asked == times
+
+
+class Slow(Swapping):
+    """Node 99's answer is there when it is looked for the third time."""
+
+    kept: Message | None = None
+    looks = 0
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        names = list(message_ids)
+        for reply in super().pull_messages(names):
+            if reply.metadata.src_node_id == 99:
+                self.kept = reply
+            else:
+                yield reply
+        if self.kept is not None and self.kept.metadata.reply_to_message_id in names:
+            self.looks += 1
+            if self.looks == 3:
+                yield self.kept
+
+
+def test_no_round_waits_for_a_node_that_cannot_be_a_client_and_it_is_named_all_the_same(
+    tmp_path: Path,
+) -> None:
+    config = flat(tmp_path, method="fedavg", rounds=6, min_replies=0.5, rebind=False)
+    grid = Slow(4, config, workers=0)
+    journal = play(config, grid).journal
+    assert [entry["replied"] for entry in journal[1:]] == [[0, 1, 2, 3], *[[0, 1, 3]] * 5]
+    claims = [f for e in journal[1:] for f in e["failures"] if "claims its place" in f["reason"]]
+    assert [(claim["k"], claim["round"]) for claim in claims] == [(2, 4)] and grid.looks == 3
+
+
+class Renumbered(Loopback):  # type: ignore[misc]
+    """Client 1 is served by node 77."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._nodes[77] = self._nodes.pop(2)
+
+
+@pytest.mark.parametrize("rebind", [True, False])
+def test_a_resumed_run_knows_its_nodes(rebind: bool, tmp_path: Path) -> None:
+    play(flat(tmp_path, method="fedavg", rounds=1, rebind=False))
+    settings = flat(tmp_path, method="fedavg", rounds=2, resume=True, rebind=rebind)
+    if rebind:
+        assert play(settings, Renumbered(4, settings, workers=0)).summary["rounds"] == 2
+        return
+    line = "census: client 1 is node 77 now, in this run it was node 2; if its key was replaced"
+    with pytest.raises(Stopped, match=line):
+        play(settings, Renumbered(4, settings, workers=0))
+    same = play(flat(tmp_path, method="fedavg", rounds=2, resume=True, rebind=False))
+    assert same.summary["status"] == "completed"
+
+
+def test_a_reason_prints_as_one_line_whatever_the_client_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.test_every_method import fail_client
+
+    fail_client(monkeypatch, 1)
+    import client_app.participant as module
+
+    def raising(*_: Any, **__: Any) -> Any:
+        raise OSError("\x1b[2J\x1b]0;owned\x07 disk" + "!" * 10_000)
+
+    monkeypatch.setattr(module.Participant, "train", raising)
+    with pytest.raises(Stopped):
+        play(flat(tmp_path, method="fedavg", rounds=1))
+    error = json.loads((tmp_path / "summary.json").read_text())["error"]
+    assert error.isprintable() and "?[2J" in error and len(error) < 700
+
+
+class Enormous(Loopback):  # type: ignore[misc]
+    """Client 1's weights are finite and overflow wherever they are used."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        replies = list(super().pull_messages(list(message_ids)))
+        for reply in replies:
+            about = reply.metadata
+            if about.src_node_id == 2 and about.message_type == "train" and self.round == 2:
+                changed_tensor(reply.content, lambda flat: flat.sign() * 3e38)
+            self.round += about.src_node_id == 2 and about.message_type == "train"
+        return replies
+
+    round = 1
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_round_that_breaks_the_model_is_not_kept_and_resuming_goes_on_before_it(
+    every: int, tmp_path: Path
+) -> None:
+    settings = flat(tmp_path / "run", method="fedavg", rounds=3, score__every=every)
+    with pytest.raises(Stopped) as stopped:
+        play(settings, Enormous(4, settings, workers=0))
+    said = str(stopped.value)
+    assert (
+        "round 2: the loss of the server's model is" in said and "so the round is not kept" in said
+    )
+    assert "the largest number that a client sent is 3e+38, from client 1" in said
+    assert "go on with --resume" in said
+    lines = (tmp_path / "run" / "journal.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == [0, 1]
+    resumed = play({**settings, "resume": True})
+    undisturbed = play({**settings, "out": str(tmp_path / "calm")})
+    assert resumed.timeless == undisturbed.timeless and resumed.weights == undisturbed.weights
+
+
+class Forgetful(Loopback):  # type: ignore[misc]
+    """A SuperLink that died after it took round 2's messages: it has them when they come again."""
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        batch = list(messages)
+        self.trained += any(m.metadata.message_type == "train" for m in batch)
+        if self.trained == 2:
+            raise grpc.RpcError("UNIQUE constraint failed: message_ins.message_id\n[SQL: INSERT]")
+        pushed: Iterable[str] = super().push_messages(batch)
+        return pushed
+
+    trained = 0
+
+
+def test_a_superlink_that_fails_while_it_takes_messages_stops_the_run_in_one_line(
+    tmp_path: Path,
+) -> None:
+    settings = flat(tmp_path / "run", method="fedavg", rounds=3)
+    with pytest.raises(Stopped) as stopped:
+        play(settings, Forgetful(4, settings, workers=0))
+    said = str(stopped.value)
+    assert said.startswith("round 2: the SuperLink failed while it took the messages: UNIQUE")
+    assert "\n" not in said and "go on with --resume" in said
+    resumed = play({**settings, "resume": True})
+    assert resumed.weights == play({**settings, "out": str(tmp_path / "calm")}).weights
