@@ -1,0 +1,168 @@
+"""The journal's entry: the server writes it, the report reads it, the progress display follows it.
+
+``journal.jsonl`` has one JSON object a line: the census (round 0), then every round that was kept.
+What an entry does not have is left out of its line. Everything in it but ``seconds`` is a function
+of configuration and seed.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+VERSION = 2
+"""Of the entries. Version 1 had none, ``clients`` for ``client_metrics`` and every model's
+fairness beside the run's own."""
+
+
+class Part(BaseModel):
+    """What an entry is made of; keys that this version does not know are left aside."""
+
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=True)
+
+
+@final
+class Member(Part):
+    """A client as the census found it."""
+
+    k: int
+    model: str = "?"
+    n: int = 0  #: training samples
+    n_test: int = 0
+    parameters: int | None = None
+    classes: list[int] = []  #: classes of which it holds a training sample
+    counts: list[int] | None = None  #: training samples of each class, where it tells them
+
+
+@final
+class ClientScore(Part):
+    """Client k's accuracies, in [0, 1], on its own n test samples."""
+
+    k: int
+    n: int | None = None
+    accuracy: float | None = None  #: of its own model; of the global one where it has no other
+    accuracy_global: float | None = None
+    accuracies: dict[str, float] = {}  #: of further global models, by name
+
+
+@final
+class Spread(Part):
+    """How even the clients' accuracies are (FedKF, section III-B)."""
+
+    amp: float  #: mean, weighted by test samples
+    fm: float  #: population variance
+    wlp: float  #: the worst client's
+
+
+@final
+class Fairness(Part):
+    """``main``: of the run's own model; ``models``: of every model by its name."""
+
+    main: Spread
+    models: dict[str, Spread] = {}
+
+    def flat(self) -> dict[str, float | dict[str, float]]:
+        """amp, fm and wlp of the run's model, and those of every model under its name."""
+        return {**self.main.model_dump(), **{n: s.model_dump() for n, s in self.models.items()}}
+
+
+@final
+class Cost(Part):
+    """What the literature's formula counts for one round, and the bytes that travelled for it."""
+
+    numbers: int
+    bytes: int
+
+
+@final
+class Gain(Part):
+    """Accuracy on the whole test set before and after what the server gave back (I-DL-MH)."""
+
+    before: float
+    after: float
+
+
+@final
+class Incentive(Part):
+    """Mean gain over the clients that took part, and each one's."""
+
+    before: float
+    after: float
+    clients: dict[int, Gain] = {}
+
+
+@final
+class Failure(Part):
+    """Client k did not answer round t well; ``reason`` is one line."""
+
+    k: int
+    round: int
+    reason: str
+
+
+@final
+class Entry(Part):
+    """One line of the journal. Accuracies are shares in [0, 1], losses nats, times seconds."""
+
+    version: int = VERSION
+    round: int = Field(ge=0)
+
+    # The census alone.
+    clients: list[Member] = []
+    classes: list[str] = []
+    uncovered: list[int] = []  #: classes of which no client holds a sample
+
+    # A round.
+    selected: list[int] = []
+    replied: list[int] = []
+    metrics: dict[str, float] = {}
+    client_metrics: dict[int, dict[str, float]] = {}
+    cost: Cost | None = None
+    incentive: Incentive | None = None
+
+    # The server's model on the server's test set, where it was scored.
+    accuracy: float | None = None
+    loss: float | None = None
+    accuracy_covered: float | None = None  #: on the classes that some client holds
+    accuracies: dict[str, float] = {}  #: of every model by its name, where there are several
+
+    # The clients' scores, where they were asked.
+    scores: list[ClientScore] = []
+    fairness: Fairness | None = None
+
+    failures: list[Failure] = []
+    bytes: dict[str, int] = {}  #: down, up, and the numbers alone: arrays_down, arrays_up
+    seconds: dict[str, float] = {}  #: wall clock by phase
+
+    def line(self) -> str:
+        """The entry as the journal has it, without the line's end."""
+        return json.dumps({"version": self.version, **self.model_dump(exclude_unset=True)})
+
+    @classmethod
+    def read(cls, line: str) -> Entry:
+        """Inverse of ``line``.
+
+        Raises ``ValueError``, one line: not an entry, or one of another version.
+        """
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"it is not JSON: {error}") from error
+        version = found.get("version", 1) if isinstance(found, dict) else VERSION
+        if version != VERSION:
+            raise OtherVersion(
+                f"the journal has version {version}, this release reads version {VERSION}: use the "
+                "release that wrote it"
+            )
+        try:
+            return cls.model_validate(found)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+            where = ".".join(str(part)[:40] for part in first["loc"])
+            raise ValueError(f"it is no entry: {where}: {first['msg']}") from None
+
+
+class OtherVersion(ValueError):
+    """A journal that another release wrote."""
