@@ -5,51 +5,50 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 
-from rich.table import Table
+from deploy.report.table import Table
 
 
 def methods() -> Table:
     """Name, what it is, its paper: the first two paragraphs of its contract."""
     from common.methods import CONFIGS
 
-    table = _table("method", "what it is", "source", "contract")
+    rows = []
     for name, config in CONFIGS.items():
         module = importlib.import_module(config.__module__)
         title, source = _title_and_source(module.__doc__ or "")
-        table.add_row(name, title, source, module.__name__.replace(".", "/") + ".py")
-    return table
+        rows.append((name, title, source, module.__name__.replace(".", "/") + ".py"))
+    return Table(("method", "what it is", "source", "contract"), rows, "l")
 
 
 def models() -> Table:
     from common.models import MODELS
 
-    table = _table("model", "parameters", "input", "smallest side", "source")
+    rows = []
     for name, row in MODELS.items():
         size = "×".join(map(str, row.input))
-        table.add_row(name, f"{row.params:,}", size, str(row.smallest), row.source)
-    return table
+        rows.append((name, f"{row.params:,}", size, str(row.smallest), row.source))
+    return Table(("model", "parameters", "input", "smallest side", "source"), rows, "l")
 
 
 def datasets() -> Table:
     from common.data import DATASETS
 
-    table = _table("data set", "shape", "classes", "what it is")
+    rows = []
     for name, row in DATASETS.items():
         shape = "×".join(map(str, row.shape)) if row.shape else "any"
-        table.add_row(name, shape, str(row.classes or "any"), row.description)
-    return table
+        rows.append((name, shape, str(row.classes or "any"), row.description))
+    return Table(("data set", "shape", "classes", "what it is"), rows, "l")
 
 
 def partitions() -> Table:
     from common.data.partition import PARTITIONS
 
-    table = _table("partition", "what it does", "source", "keys")
+    rows = []
     for name, row in PARTITIONS.items():
         keys = ", ".join(f"data.{option.replace('_', '-')}" for option in row.options)
-        table.add_row(
-            name, row.description, row.source, keys.replace("data.num-classes", "").strip(", ")
-        )
-    return table
+        keys = keys.replace("data.num-classes", "").strip(", ")
+        rows.append((name, row.description, row.source, keys))
+    return Table(("partition", "what it does", "source", "keys"), rows, "l")
 
 
 LISTINGS: dict[str, Callable[[], Table]] = {
@@ -58,13 +57,6 @@ LISTINGS: dict[str, Callable[[], Table]] = {
     "datasets": datasets,
     "partitions": partitions,
 }
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold", no_wrap=column == columns[0])
-    return table
 
 
 def _title_and_source(doc: str) -> tuple[str, str]:

@@ -146,7 +146,7 @@ class Watch:
         self._thread = threading.Thread(target=self._follow, daemon=True)
 
     def _follow(self) -> None:
-        follow(self._journal, self._stop.is_set, self.progress.on_round)
+        follow(self._journal, self._stop.is_set, self.progress.on_round, self.progress.warn)
 
     def __enter__(self) -> Watch:
         self.progress.__enter__()

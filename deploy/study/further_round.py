@@ -22,7 +22,7 @@ from common.models.classifier import Split
 from common.protocol import Up, task
 from common.records import StateDict
 from deploy.run.loopback import Loopback
-from deploy.run.settings import load as load_settings
+from deploy.study.finished import finished
 from server_app.keep import checkpoint
 from server_app.method import Method
 from server_app.methods import METHODS
@@ -64,14 +64,12 @@ def further_round(folder: Path, clients: int, workers: int) -> Iterator[Further]
 
     Raises ``ValueError``, one line: no run there, no checkpoint, a client that failed.
     """
-    if not (folder / "config.toml").exists():
-        raise ValueError(f"{folder} holds no run: no config.toml there")
+    flat = finished(folder, "config.toml").flat
     if not checkpoint.path_in(folder).exists():
         raise ValueError(
             f"{folder} has no checkpoint, and a table's cells keep none; use fedmosaic run"
         )
     with tempfile.TemporaryDirectory(prefix="fedmosaic-") as place:
-        flat = dict(load_settings(folder / "config.toml"))
         state = Path(str(flat["state-dir"]))
         if state.exists():
             shutil.copytree(state, Path(place) / "state")
@@ -85,7 +83,7 @@ def _play(folder: Path, flat: dict[str, Value], size: int, workers: int) -> Furt
     device.settle(config.run.threads)
     dataset = load(config.data)
     method = METHODS[config.run.method](
-        config.with_out(str(folder)),
+        config,
         dataset,
         device.choose(config.run.device),
         global_spec(config, dataset.shape, dataset.num_classes),
