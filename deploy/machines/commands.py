@@ -308,7 +308,7 @@ def local(
                 env={"OMP_NUM_THREADS": str(flat["threads"])},
             )
         )
-        where = federation.superlink.control_address
+        where = federation.control.address
         trust = "--insecure" if files is None else f"--ca {files.ca}"
         out.print(f"{count} clients are connected; logs are in {place / 'logs'}", soft_wrap=True)
         if experiment is None:
@@ -319,7 +319,7 @@ def local(
             _stay(federation)
             return
         run = federation.submit(flat)
-        status = federation.follow(run, sending.without_tracebacks(_plain))
+        status = federation.control.follow(run, sending.without_tracebacks(_plain))
     if not status.completed:
         raise RuntimeError(status.details or f"the run ended as {status.status}")
 

@@ -202,7 +202,7 @@ def _grpc(
     ) as federation:
         run_id = federation.submit(flat)
         with _run_log(folder) as log:
-            status = federation.follow(run_id, log, finished=_finished(folder, started))
+            status = federation.control.follow(run_id, log, _finished(folder, started))
     _judge(folder, started, status.completed, status.details)
 
 
