@@ -30,7 +30,7 @@ from flwr.proto.control_pb2 import (
 from flwr.proto.control_pb2_grpc import ControlStub
 
 from common.flower.rpc import details
-from deploy.flower import tls
+from deploy.flower.admission import OTHER_API, check_tls
 from deploy.flower.arguments import Value, check_app, config_arguments, run_config_toml, stage_app
 from deploy.flower.processes import environment, executable, plain
 
@@ -39,7 +39,6 @@ POLL = 0.1  #: seconds between two looks at a run that ends
 PAUSE = 0.2  #: seconds without output between two looks at what else may have happened
 SILENCE = 2.0  #: seconds without output after which the SuperLink is asked how the run stands
 FINISHED, UNREGISTERED = "finished", "unregistered"  #: what Flower calls a run's, a node's end
-OTHER_API = "Method not found"  #: gRPC's answer where another service listens
 TAKEN = "Public key already in use"  #: Flower's answer for a key that is, or was, registered
 
 
@@ -131,7 +130,7 @@ class Control:
         """
         deadline = time.monotonic() + patience
         while reason := self.silent():
-            tls.check(self.address, self._tls)
+            check_tls(self.address, self._tls)
             if OTHER_API in reason:
                 raise RuntimeError(
                     f"{self.address} is not a SuperLink's Control API (port 9093 unless told "

@@ -229,8 +229,7 @@ def node(
     ] = False,
 ) -> None:
     """Serve one client on this machine: a flower-supernode with its key and settings."""
-    from deploy.flower import tls
-    from deploy.flower.admission import await_admission
+    from deploy.flower.admission import await_admission, check_tls
     from deploy.machines import node as serving
     from deploy.machines.certificates import Certificates
     from deploy.machines.submit import address
@@ -260,7 +259,7 @@ def node(
     )
     place = (home or Path.home() / ".fedmosaic" / "nodes" / str(k)).expanduser().resolve()
     _plain(f"client {k} of {clients} for {superlink}")
-    tls.check(address(superlink), trust is not None)
+    check_tls(address(superlink), trust is not None)
     if trust is not None:
         await_admission(address(superlink), trust, k, _plain)
     if warm:

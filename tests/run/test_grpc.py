@@ -24,8 +24,8 @@ from deploy.flower.arguments import Value, check_app, config_arguments, run_conf
 from deploy.flower.control import RunStatus, run_id_from
 from deploy.flower.processes import Processes, environment, executable, free_ports, tail
 from deploy.flower.superlink import SuperLink, superlink_command
+from deploy.run import doctor
 from deploy.run import ray as simulation
-from deploy.run import runtimes
 from deploy.run.grpc import Federation, node_config, supernode_command
 from deploy.run.ray import _reason, run_simulation
 from server_app.stopped import Stopped
@@ -385,12 +385,12 @@ def test_a_superlink_that_is_slow_to_answer_is_waited_for(
 
 
 def test_the_doctor_finds_the_runtimes_of_this_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = runtimes.checks()
+    found = doctor.checks()
     assert [check for check in found["grpc"] if not check.good] == []
-    monkeypatch.setattr("deploy.run.runtimes.FLOWER_SERIES", "0.1.")
-    assert not runtimes.flower_version().good
-    assert "wanted is 0.1.x" in runtimes.flower_version().finding
-    assert [check.good for check in runtimes.programs(("flower-nothing",))] == [False]
+    monkeypatch.setattr("deploy.run.doctor.FLOWER_SERIES", "0.1.")
+    assert not doctor.flower_version().good
+    assert "wanted is 0.1.x" in doctor.flower_version().finding
+    assert not doctor.program("flower-nothing").good
 
 
 @pytest.mark.slow
