@@ -22,7 +22,7 @@ def main(grid: Grid, context: Context) -> None:
     from common.parse import parse
     from common.task import Task
     from server_app.keep import checkpoint
-    from server_app.keep.lock import claim
+    from server_app.keep.lock import hold
     from server_app.methods import make
     from server_app.score import Scorer
     from server_app.strategy import MethodStrategy
@@ -36,7 +36,7 @@ def main(grid: Grid, context: Context) -> None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"out = {out} cannot be made: {error.strerror}") from error
-    with claim(out):
+    with hold(out):
         if not config.run.resume and checkpoint.path_in(out).exists():
             raise ValueError(f"out = {out} holds a run already; resume it or choose another folder")
         device.settle(config.run.threads)

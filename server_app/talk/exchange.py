@@ -14,8 +14,7 @@ import grpc
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from common.flower import halfway as arrival
-from common.flower.rpc import details
+from common.flower.rpc import HALFWAY, details, whole_by
 from common.journal import Failure
 from server_app.stopped import Stopped
 
@@ -92,13 +91,13 @@ def push(grid: Grid, messages: Iterable[Message], t: int) -> list[str]:
 def pull(grid: Grid, names: list[str], deadline: float) -> tuple[list[Message], dict[str, str]]:
     """What has arrived of the replies to ``names``, and which cannot be read, with the reason.
 
-    A reply that has begun to arrive is waited for until ``deadline``, see ``arrival``.
+    A reply that has begun to arrive is waited for until ``deadline``, see ``whole_by``.
 
     One reply that Flower cannot put together makes it drop all that it pulled at once; then the
     replies are pulled one by one, so that the others are lost only if Flower has them no more.
     """
     try:
-        with arrival.bounded(deadline):
+        with whole_by(deadline):
             return list(grid.pull_messages(names)), {}
     except grpc.RpcError:
         raise
@@ -109,7 +108,7 @@ def pull(grid: Grid, names: list[str], deadline: float) -> tuple[list[Message], 
     lost: dict[str, str] = {}
     for name in names:
         try:
-            with arrival.bounded(deadline):
+            with whole_by(deadline):
                 found = list(grid.pull_messages([name]))
             for reply in found:
                 if reply.has_error():
@@ -134,7 +133,7 @@ def one_line(text: str) -> str:
 def _late(reply: Message) -> bool:
     """Whether an error reply says that nothing had come when the message's time was over."""
     said = reply.error.reason or ""
-    return bool(reply.error.code == UNAVAILABLE and arrival.HALFWAY not in said)
+    return bool(reply.error.code == UNAVAILABLE and HALFWAY not in said)
 
 
 def _reason(reply: Message) -> str:
