@@ -20,7 +20,7 @@ torch.set_num_threads(1)
 
 from common.config import Value
 from deploy.run.loopback import RUN_ID, Loopback
-from deploy.run.settings import defaults, numbers
+from deploy.run.settings import numbers
 
 TINY: dict[str, Value] = {
     "clients": 4,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 
 from deploy.report.table import Table
@@ -10,11 +9,11 @@ from deploy.report.table import Table
 
 def methods() -> Table:
     """Name, what it is, its paper: the first two paragraphs of its contract."""
-    from common.methods import CONFIGS
+    from common.methods import contract, names
 
     rows = []
-    for name, config in CONFIGS.items():
-        module = importlib.import_module(config.__module__)
+    for name in names():
+        module = contract(name)
         title, source = _title_and_source(module.__doc__ or "")
         rows.append((name, title, source, module.__name__.replace(".", "/") + ".py"))
     return Table(("method", "what it is", "source", "contract"), rows, "l")

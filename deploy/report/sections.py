@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from common.methods import CONFIGS
+from common.methods import names
 from common.metrics import fairness as measures
 from deploy.report import plots
 from deploy.report.layout import Card, Section
@@ -220,7 +220,7 @@ def settings(run: Run) -> Section:
     The tables of other methods had no say in the run and are left out.
     """
     top = {n: v for n, v in run.config.items() if not isinstance(v, dict)}
-    others = CONFIGS.keys() - {run.setting("method") or ""}
+    others = set(names()) - {run.setting("method") or ""}
     tables = {n: v for n, v in run.config.items() if isinstance(v, dict) and n not in others}
     cards = [_setting_card("run", top)] if top else []
     cards += [_setting_card(name, table) for name, table in tables.items() if table]

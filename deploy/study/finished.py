@@ -9,12 +9,14 @@ from typing import final
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from common import models
-from common.config import Config, Value, parse
+import torch
+from common.config import Config, Value
 from common.data import load
 from common.data.dataset import Dataset
 from common.fleet import global_spec
 from common.models.classifier import Classifier
+from common.parse import parse
+from common.task import Task
 from deploy.run.settings import load as load_settings
 
 
@@ -30,14 +32,17 @@ class Finished:
     def dataset(self) -> Dataset:
         return load(self.config.data)
 
+    def task(self, dataset: Dataset) -> Task:
+        """The run's task, on the CPU."""
+        return Task.of(self.config, dataset, torch.device("cpu"))
+
     def server_model(self, dataset: Dataset, *, trained: bool = True) -> Classifier:
         """The server's model as the run left it, else as it was first drawn; in eval mode.
 
         Raises ``ValueError`` naming a file of weights that cannot be read.
         """
-        run, shape, classes = self.config.run, dataset.shape, dataset.num_classes
-        spec, name = global_spec(self.config, shape, classes), ("init", "global")
-        net = models.build(spec, shape, classes, seed=run.seed, name=name, stem=run.stem)
+        task = self.task(dataset)
+        net = task.build(global_spec(task), name=("init", "global"))
         if trained:
             path = self.folder / "model.safetensors"
             try:

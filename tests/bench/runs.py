@@ -13,7 +13,7 @@ from rich.console import Console
 from common.config import Value
 from deploy.report.read import read
 from deploy.run import launch
-from deploy.run.settings import defaults, numbers
+from deploy.run.settings import numbers
 
 ROUNDS = 3
 SMALL: dict[str, Value] = {

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from common.methods import CONFIGS
 from deploy.run import launch
-from deploy.run.settings import defaults, numbers
+from deploy.run.settings import numbers
 
 CLIENTS = 4
 #: small enough to compute; none of it changes the size of a message but model, images and classes

@@ -17,7 +17,7 @@ from common import tree
 from common.config import Value, parse
 from common.methods.fedavg import Averaging
 from common.records import StateDict
-from deploy.run.settings import defaults
+from common.parse import defaults
 from server_app.combine.averaging import average
 from server_app.combine.layerwise import aggregate
 from server_app.combine.robust import combine, trimmed
