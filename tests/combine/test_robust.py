@@ -22,8 +22,8 @@ from server_app.combine.averaging import average
 from server_app.combine.layerwise import aggregate
 from server_app.combine.robust import combine, trimmed
 from server_app.stopped import Stopped
-from tests.conftest import flat, play
-from tests.test_every_method import Tampering, changed_tensor
+from tests.support.battery import Tampering, changed_tensor
+from tests.support.tiny import flat, play
 
 NET = nn.Linear(2, 1)
 

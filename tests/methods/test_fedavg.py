@@ -9,7 +9,7 @@ import torch
 from common.methods.fedavg import Config
 from common.models import build
 from server_app.combine.averaging import average
-from tests.conftest import TinyRun
+from tests.support.tiny import TinyRun
 
 OPTIONS = {"weights": "samples", "bn_buffers": True, "robust": "none"}
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from common.metrics import fairness, mixture_performance, over_mixtures
 from deploy.report.html import write_report
 from deploy.study import table
-from tests.conftest import TinyRun, flat
+from tests.support.tiny import TinyRun, flat
 
 
 @pytest.mark.parametrize(
