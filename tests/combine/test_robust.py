@@ -11,19 +11,19 @@ import torch
 from flwr.app import Message, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from server_app.combine.averaging import average
 from torch import nn
 
 from common import tree
 from common.config import Value, parse
 from common.methods.fedavg import Averaging
-from common.records import StateDict
 from common.parse import defaults
-from server_app.combine.averaging import average
+from common.records import StateDict
 from server_app.combine.layerwise import aggregate
 from server_app.combine.robust import combine, trimmed
 from server_app.stopped import Stopped
-from tests.conftest import flat, play
-from tests.test_every_method import Tampering, changed_tensor
+from tests.support.battery import Tampering, changed_tensor
+from tests.support.tiny import flat, play
 
 NET = nn.Linear(2, 1)
 

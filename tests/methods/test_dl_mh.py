@@ -11,7 +11,7 @@ from flwr.app import Message
 
 from common.methods.dl_mh import Up
 from deploy.run.loopback import Loopback
-from tests.conftest import flat, play
+from tests.support.tiny import flat, play
 
 KNOBS = {"embed-epochs": 1, "server-epochs": 4}
 SMALL: dict[str, Any] = {"rounds": 1, "data__public": 0.6, "data__samples": 200}

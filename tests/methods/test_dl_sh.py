@@ -16,7 +16,7 @@ from common.methods.dl_sh import Up
 from deploy.run.loopback import Loopback
 from server_app.distil.public_set import Distillation
 from server_app.stopped import Stopped
-from tests.conftest import flat, play
+from tests.support.tiny import flat, play
 
 SMALL: dict[str, Any] = {
     "method": "dl-sh",

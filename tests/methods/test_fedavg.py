@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from server_app.combine.averaging import average
 
 from common.methods.fedavg import Config
 from common.models import build
-from server_app.combine.averaging import average
-from tests.conftest import TinyRun
+from tests.support.tiny import TinyRun
 
 OPTIONS = {"weights": "samples", "bn_buffers": True, "robust": "none"}
 

@@ -12,7 +12,7 @@ from common.methods.fedavg import Up
 from server_app.keep.checkpoint import Checkpoint
 from server_app.methods.fedftg import label_weights
 from server_app.stopped import Stopped
-from tests.conftest import TinyRun
+from tests.support.tiny import TinyRun
 
 TINY = {
     "method": "fedftg",

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from server_app.methods.fedftg_noise import towards
-from tests.conftest import TinyRun
+from tests.support.tiny import TinyRun
 
 NOISE = {
     "fedftg_noise__server_epochs": 1,

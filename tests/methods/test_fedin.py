@@ -19,7 +19,7 @@ from common.records import Records
 from common.split import common_shapes, shapes
 from server_app.distil.feature_pool import FeaturePool
 from server_app.stopped import Stopped
-from tests.conftest import TinyRun
+from tests.support.tiny import TinyRun
 
 Run = Callable[..., TinyRun]
 FLEET = {"fleet": "cnn2@0.5,cnn3@0.5"}
@@ -121,7 +121,7 @@ def test_a_fleet_that_cannot_share_is_refused(run: Run, changes: Any, reason: st
 
 def test_a_node_that_brings_another_family_is_refused_by_the_server(tmp_path: Any) -> None:
     from deploy.run.loopback import Loopback
-    from tests.conftest import flat, play
+    from tests.support.tiny import flat, play
 
     settings = flat(tmp_path, method="fedin", **FLEET)
     grid = Loopback(4, settings, workers=0, node_configs={2: {"model": "cnn3"}})
@@ -243,7 +243,7 @@ def test_without_opt_a_step_on_the_features_follows_each_local_step() -> None:
 
 @pytest.mark.parametrize("across", ["layerwise", "same"])
 def test_averages_across_architectures_resume_bit_for_bit(tmp_path: Any, across: str) -> None:
-    from tests.conftest import flat, play
+    from tests.support.tiny import flat, play
 
     settings = {"method": "fedavg", "fedavg__across": across, "per_round": 2, **FLEET}
     whole = play(flat(tmp_path / "whole", **settings, rounds=3))

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from common.losses.distillation import kl, soft_cross_entropy
-from tests.conftest import TinyRun
+from tests.support.tiny import TinyRun
 
 HOM = {"method": "fedorion", "fleet": "mlp@0.25", "fedorion__weights": "samples"}
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.conftest import TinyRun
+from tests.support.tiny import TinyRun
 
 NOISE = {
     "hetfedfl__server_epochs": 1,

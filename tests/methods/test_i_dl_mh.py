@@ -10,7 +10,7 @@ import torch
 from client_app.methods import i_dl_mh as half
 from common.methods.i_dl_mh import Reward
 from deploy.run.loopback import Loopback
-from tests.conftest import flat, play
+from tests.support.tiny import flat, play
 
 SMALL: dict[str, Any] = {
     "method": "i-dl-mh",

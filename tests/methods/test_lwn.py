@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from client_app.methods.lwn import LWN
 from common.methods.lwn import Up
-from tests.conftest import TinyRun
+from tests.support.tiny import TinyRun
 
 NOISE = {"lwn__server_epochs": 1, "lwn__noise_batches": 4, "lwn__noise_batch_size": 16}
 TINY = {"method": "lwn", "lwn__server_lr": 0.05, **NOISE}

@@ -11,7 +11,7 @@ import torch
 
 from common.methods.qffl import Up
 from server_app.methods.qffl import QFFL
-from tests.conftest import TinyRun
+from tests.support.tiny import TinyRun
 
 Run = Callable[..., TinyRun]
 

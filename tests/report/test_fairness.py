@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from deploy.report.html import write_report
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.metrics import fairness, mixture_performance, over_mixtures
-from deploy.report.html import write_report
 from deploy.study import table
-from tests.conftest import TinyRun, flat
+from tests.support.tiny import TinyRun, flat
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ from deploy.run.loopback import Loopback
 from deploy.run.ray import run_simulation
 from deploy.run.settings import app_folder, to_toml
 from server_app.methods import METHODS
-from tests.conftest import TinyRun, flat, play
-from tests.test_every_method import config
+from tests.support.battery import config
+from tests.support.tiny import TinyRun, flat, play
 
 FEDERATION = {
     "method": "fedorion",

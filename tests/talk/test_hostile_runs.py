@@ -16,10 +16,10 @@ from common.config import parse
 from common.models import MODELS
 from deploy.run.loopback import Loopback
 from server_app.stopped import Stopped
-from tests.conftest import flat, play
+from tests.support.battery import Tampering, changed_tensor
 from tests.support.hostile import with_field
-from tests.talk.test_census import TASK, peer
-from tests.test_every_method import Tampering, changed_tensor
+from tests.support.peers import TASK, peer
+from tests.support.tiny import flat, play
 
 
 class Twice(Loopback):  # type: ignore[misc]
@@ -298,7 +298,7 @@ def test_a_resumed_run_knows_its_nodes(rebind: bool, tmp_path: Path) -> None:
 def test_a_reason_prints_as_one_line_whatever_the_client_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tests.test_every_method import fail_client
+    from tests.support.battery import fail_client
 
     fail_client(monkeypatch, 1)
     import client_app.participant as module
