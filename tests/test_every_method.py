@@ -11,10 +11,13 @@ import torch
 from flwr.app import RecordDict
 
 import client_app.app
-from client_app.methods import HANDLERS
-from common.methods import CONFIGS
+import client_app.methods
+import server_app.methods
+from client_app.handler import Handler
+from common.config import MethodOptions
+from common.methods import names, options
 from common.records import Records, tensors
-from server_app.methods import METHODS
+from server_app.method import Method
 from server_app.stopped import Stopped
 from tests.support.battery import (
     Backwards,
@@ -27,11 +30,14 @@ from tests.support.battery import (
 )
 from tests.support.tiny import TinyRun, play
 
-every_method = pytest.mark.parametrize("method", sorted(METHODS))
+every_method = pytest.mark.parametrize("method", names())
 
 
 def test_a_method_has_its_contract_and_both_halves() -> None:
-    assert CONFIGS.keys() == METHODS.keys() == HANDLERS.keys()
+    for name in names():
+        assert issubclass(options(name), MethodOptions)
+        assert issubclass(server_app.methods.half(name), Method)
+        assert issubclass(client_app.methods.half(name), Handler)
 
 
 @every_method

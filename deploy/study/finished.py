@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-import torch
 from common.config import Config, Value
 from common.data import load
 from common.data.dataset import Dataset

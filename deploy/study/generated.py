@@ -18,7 +18,6 @@ from torch import Tensor
 from client_app.methods.fedkf import Memory
 from client_app.store import Store
 from common import seeds
-from common.config import Config
 from common.data.batches import normalise
 from common.data.dataset import Dataset
 from common.datafree import new_generator

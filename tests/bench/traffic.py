@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from common.methods import CONFIGS
+from common.parse import defaults
 from deploy.run import launch
 from deploy.run.settings import numbers
 

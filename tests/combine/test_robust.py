@@ -203,7 +203,7 @@ def test_a_run_with_a_poisoned_client_learns_under_every_robust_mean(
 def test_a_resumed_run_with_a_robust_mean_equals_an_uninterrupted_one(
     robust: str, tmp_path: Path
 ) -> None:
-    changes: dict[str, Any] = {"method": "fedavg", "fedavg__robust": robust}
+    changes: dict[str, Any] = {"method": "fedavg", "average__robust": robust}
     whole = play(flat(tmp_path / "whole", rounds=3, **changes))
     play(flat(tmp_path / "part", rounds=2, **changes))
     resumed = play(flat(tmp_path / "part", rounds=3, resume=True, **changes))
@@ -213,7 +213,11 @@ def test_a_resumed_run_with_a_robust_mean_equals_an_uninterrupted_one(
 
 
 def test_a_wrong_share_is_refused() -> None:
-    for key, value in (("fedavg.trim", 0.5), ("fedavg.clip-norm", 0.0), ("fedavg.robust", "krum")):
+    for key, value in (
+        ("average.trim", 0.5),
+        ("average.clip-norm", 0.0),
+        ("average.robust", "krum"),
+    ):
         with pytest.raises(ValueError, match=key):
             parse({**flat(Path("out"), method="fedavg"), key: value})
 

@@ -22,7 +22,7 @@ from common.version import code_version
 from deploy import cli
 from deploy.report.listing import LISTINGS
 from deploy.run.settings import to_toml
-from server_app.methods import METHODS
+from common.methods import names
 from tests.support.tiny import flat
 
 
@@ -119,7 +119,7 @@ def test_a_mistake_is_one_line_and_a_failing_exit_status(
 @pytest.mark.parametrize(
     ("what", "names"),
     [
-        ("methods", METHODS),
+        ("methods", names()),
         ("models", MODELS),
         ("datasets", DATASETS),
         ("partitions", PARTITIONS),

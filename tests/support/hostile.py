@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from common.protocol import Peer
 from common.records import Records
 from server_app.method import Method
-from server_app.methods import METHODS
+from common.methods import names
 from server_app.talk import census
 from tests.support.battery import config
 from tests.support.tiny import play

@@ -9,6 +9,7 @@ from typing import Any
 from flwr.app import Context, RecordDict
 
 from common.config import Value
+from common.parse import defaults
 from deploy.run.loopback import RUN_ID, Loopback
 from deploy.run.settings import numbers
 
@@ -24,9 +25,9 @@ TINY: dict[str, Value] = {
     "train.epochs": 2,
     "train.lr": 0.05,
     "train.batch-size": 16,
-    "fedorion.server-epochs": 1,
-    "fedorion.noise-batches": 4,
-    "fedorion.noise-batch-size": 16,
+    "noise.epochs": 1,
+    "noise.batches": 4,
+    "noise.batch-size": 16,
 }
 
 

@@ -161,7 +161,7 @@ class Boasting(Tampering):
 def test_a_model_that_could_not_be_sent_is_not_built(method: str, tmp_path: Path) -> None:
     settings = flat(tmp_path, method=method, fleet="cnn2@0.5,cnn3@0.5", global_model="cnn3@0.5")
     if method == "fedavg":
-        settings["fedavg.across"] = "same"
+        settings["average.across"] = "same"
     with pytest.raises(Stopped, match=r"client 1: resnet34@16 has 2\d{4} MB, wire.max-mb = 1000"):
         play(settings, Boasting(4, settings, workers=0))
 
