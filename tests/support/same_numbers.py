@@ -35,13 +35,63 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-KNOBS: dict[str, str] = {}
+KNOBS: dict[str, str] = {
+    **dict.fromkeys(("dl-sh.server-epochs", "dl-mh.server-epochs"), "ensemble.epochs"),
+    "i-dl-mh.server-epochs": "ensemble.epochs",
+    "*.weights": "average.weights",
+    "*.bn-buffers": "average.bn-buffers",
+    "*.robust": "average.robust",
+    "*.trim": "average.trim",
+    "*.clip-norm": "average.clip-norm",
+    "*.across": "average.across",
+    "*.oca-init": "oca.init",
+    "*.slots-in-memory": "oca.in-memory",
+    "*.noise": "noise.kind",
+    "*.kd-temperature": "noise.temperature",
+    "*.kd-teacher-bn": "noise.teacher-bn",
+    "*.protect-running-stats": "noise.protect-running-stats",
+    "*.eval-bn": "score.bn",
+    "*.server-epochs": "noise.epochs",
+    "*.noise-batches": "noise.batches",
+    "*.noise-batch-size": "noise.batch-size",
+    "*.server-lr": "noise.lr",
+    "*.server-momentum": "noise.momentum",
+    "*.max-ensemble-norm": "noise.max-norm",
+    "*.generator-lr": "generator.lr",
+    "*.latent": "generator.latent",
+    "*.generator-width": "generator.width",
+    "*.lambda-oh": "generator.lambda-oh",
+    "*.lambda-a": "generator.lambda-a",
+    "*.g-adv": "generator.adversarial",
+    "*.ie-norm": "generator.ie-norm",
+    "*.act-reduction": "generator.act-reduction",
+    "*.update-order": "generator.update-order",
+    "*.confidence": "confidence.kind",
+    "*.conf-t": "confidence.temperature",
+    "*.conf-space": "confidence.space",
+    "*.conf-init": "confidence.init",
+    "*.embed-epochs": "confidence.epochs",
+    "*.embed-balance": "confidence.balance",
+    "*.aggregation": "ensemble.aggregation",
+    "*.uhc-steps": "ensemble.uhc-steps",
+    "*.uhc-lr": "ensemble.uhc-lr",
+}
 """Older knob: newer knob. Used where a checkout's pyproject does not know the older one."""
-SETTINGS: dict[str, str] = {}
+SETTINGS: dict[str, str] = {
+    "fedavg.inactive=true": "oca.aggregate=on",
+    "fedprox.inactive=true": "oca.aggregate=on",
+}
 """Older ``knob=value``: newer ones, any number with blanks between; asked before ``KNOBS``."""
-MOVED: dict[str, str] = {}
+MOVED: dict[str, str] = {
+    "journal/0/clients": "journal/0/clients",
+    "journal/*/clients": "journal/*/client_metrics",
+    "journal/*/fairness/amp": "journal/*/fairness/main/amp",
+    "journal/*/fairness/fm": "journal/*/fairness/main/fm",
+    "journal/*/fairness/wlp": "journal/*/fairness/main/wlp",
+    "journal/*/fairness/*": "journal/*/fairness/models/*",
+}
 """Older path: newer path, as in ``{"journal/*/bytes/up": "journal/*/traffic/up"}``."""
-ADDED: list[str] = []
+ADDED: list[str] = ["journal/*/version"]
 """Paths that only the newer recording has."""
 DROPPED: list[str] = []
 """Paths that only the older recording has."""
