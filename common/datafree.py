@@ -20,7 +20,7 @@ from common.losses.distillation import kl
 from common.models.batchnorm import batch_statistics
 from common.models.classifier import Classifier
 from common.models.generator import Generator
-from common.models.initialise import he_convolutions
+from common.models.layers import he_convolutions
 from common.options import GeneratorTraining
 from common.task import Task
 

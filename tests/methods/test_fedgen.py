@@ -11,7 +11,7 @@ import torch
 
 from client_app.methods.fedgen import FedGen as Client
 from common.methods.fedgen import Config, Down, Up
-from common.models.feature_generator import FeatureGenerator
+from common.models.generator import FeatureGenerator
 from server_app.methods.fedgen import FedGen
 from tests.support.tiny import TinyRun
 

@@ -11,7 +11,7 @@ from flwr.app import Message
 
 from common import models
 from common.methods.fedgkt import Up
-from common.models.edge import Edge, behind, feature_shape, splittable
+from common.models.split import Edge, behind, feature_shape, splittable
 from deploy.run.loopback import Loopback
 from server_app.stopped import Stopped
 from tests.support.tiny import flat, play

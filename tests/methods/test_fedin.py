@@ -15,8 +15,8 @@ from common.config import Run as WholeRun
 from common.config import Train
 from common.methods.fedin import Config, Down, Up
 from common.models.classifier import Split
+from common.models.split import common_shapes, shapes
 from common.records import Records
-from common.split import common_shapes, shapes
 from server_app.distil.feature_pool import FeaturePool
 from server_app.stopped import Stopped
 from tests.support.tiny import TinyRun

@@ -18,10 +18,10 @@ from client_app.store import Store
 from common import optimise
 from common.fit import fit
 from common.models import build
-from common.models.passes import PassCounter, Passes
 from common.protocol import Peer
 from server_app.combine.uploads import Slot, Slots
 from server_app.talk.census import Client
+from tests.support.cost import PassCounter, Passes
 from tests.support.tiny import TinyRun
 
 Run = Callable[..., TinyRun]
