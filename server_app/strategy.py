@@ -7,10 +7,10 @@ demands equal reply keys, turns integer buffers into floats, and averages on ove
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import final
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
@@ -43,16 +43,7 @@ class MethodStrategy(Strategy):
         self.entry = Entry(round=0)
         self.good: list[tuple[Client, Up]] = []
 
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord | None = None,
-        num_rounds: int = 0,
-        timeout: float = 0.0,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
-    ) -> Result:
+    def start(self, grid: Grid, *_: object, **__: object) -> Result:
         """The whole run; rounds, timeouts and hyper-parameters come from the run config."""
         rounds.run(self, grid)
         weights = self.method.ask()
@@ -72,13 +63,7 @@ class MethodStrategy(Strategy):
 
     # Training.
 
-    def configure_train(
-        self,
-        server_round: int,
-        arrays: ArrayRecord | None = None,
-        config: ConfigRecord | None = None,
-        grid: Grid | None = None,
-    ) -> Iterable[Message]:
+    def configure_train(self, server_round: int, *_: object, **__: object) -> Iterable[Message]:
         """Round t's training messages to the selected clients."""
         selected = [client.k for client in self.method.select(server_round)]
         self.entry.selected = selected
@@ -143,13 +128,7 @@ class MethodStrategy(Strategy):
 
     # Scoring at the clients.
 
-    def configure_evaluate(
-        self,
-        server_round: int,
-        arrays: ArrayRecord | None = None,
-        config: ConfigRecord | None = None,
-        grid: Grid | None = None,
-    ) -> Iterable[Message]:
+    def configure_evaluate(self, server_round: int, *_: object, **__: object) -> Iterable[Message]:
         """Messages that ask every client to score models."""
         networks, own = self.method.networks(), self.method.global_spec
         weights: dict[str, StateDict | None] = {s: snapshot(net) for s, net in networks.items()}
