@@ -189,16 +189,18 @@ class MethodOptions(Section):
 
     @property
     def averages_nothing(self) -> str:
-        """The setting that leaves no mean of the clients' models; empty if there is one."""
-        return "" if "average" in self.uses else "this method"
+        """A setting that leaves no mean of the clients' models; empty if none does."""
+        return ""
 
     def check(self, config: Config) -> None:
         """Raise ``ValueError``, one line, for settings that do not go together."""
-        robust, why = config.average.robust, f"{self.averages_nothing}: nothing is averaged"
-        if self.averages_nothing and robust != "none":
-            raise not_allowed("average.robust", robust, why)
-        if self.averages_nothing and config.oca.aggregate == "on":
-            raise not_allowed("oca.aggregate", "on", why)
+        robust, unused = config.average.robust, self.averages_nothing
+        if "average" not in self.uses:
+            unused = f'method = "{config.run.method}"'
+        if unused and robust != "none":
+            raise not_allowed("average.robust", robust, f"{unused}: nothing is averaged")
+        if unused and config.oca.aggregate == "on":
+            raise not_allowed("oca.aggregate", "on", f"{unused}: nothing is averaged")
 
     def check_fleet(self, task: Task, specs: tuple[str, ...]) -> None:
         """Raise ``ValueError``, one line, if networks of these architectures cannot take part."""
