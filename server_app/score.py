@@ -133,9 +133,10 @@ def _largest(up: Up) -> float:
 def write_client_scores(scores: list[ClientReply], name: str, entry: Entry) -> None:
     """Write down what clients scored and how even it is; ``name``: of the run's own model."""
     always = {"k", "n", "accuracy", "accuracy_global"}
-    for score in scores:
-        fields = always | {"accuracies"} if score.accuracies else always
-        entry.scores = [*entry.scores, ClientScore(**score.model_dump(include=fields))]
+    entry.scores = [
+        ClientScore(**s.model_dump(include=always | ({"accuracies"} if s.accuracies else set())))
+        for s in scores
+    ]
     if tested := [score for score in scores if score.n > 0]:
         entry.fairness = _fairness(tested, name)
 
