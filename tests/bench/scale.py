@@ -21,7 +21,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from deploy.run import launch
+from deploy.run import preflight
 from deploy.run.grpc import Federation
 from deploy.run.settings import app_folder, defaults, numbers
 from tests.bench import estimate, traffic
@@ -135,7 +135,7 @@ def payload() -> dict[str, Any]:
 
 
 def _config(changes: Mapping[str, Any], out: Path) -> tuple[dict[str, Any], Path]:
-    return launch.fresh(numbers({**defaults(), **changes}), "grpc", out)
+    return preflight.fresh(numbers({**defaults(), **changes}), "grpc", out)
 
 
 def _federation(n: int, out: Path) -> Federation:

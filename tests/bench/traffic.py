@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from common.methods import CONFIGS
-from deploy.run import launch
+from deploy.run import launch, preflight
 from deploy.run.settings import defaults, numbers
 
 CLIENTS = 4
@@ -59,7 +59,7 @@ def of_method(method: str) -> dict[str, Any]:
     few = {f"{method}.{key}": value for key, value in FEW.items() if f"{method}.{key}" in known}
     changes = {**WORK, "method": method, **few, **OWN.get(method, {})}
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        flat, out = launch.fresh(numbers({**known, **changes}), "loopback", Path(folder) / "run")
+        flat, out = preflight.fresh(numbers({**known, **changes}), "loopback", Path(folder) / "run")
         quiet = Console(quiet=True)
         launch.launch(flat, out, runtime="loopback", workers=1, console=quiet)
         lines = (out / "journal.jsonl").read_text(encoding="utf-8").splitlines()
