@@ -256,7 +256,7 @@ def local(
     from deploy.machines import submit as sending
     from deploy.machines.certificates import make
     from deploy.run import settings as given
-    from deploy.run.grpc import Federation
+    from deploy.run.grpc import start_federation
     from deploy.run.preflight import preflight
 
     flat = given.resolve(experiment or given.DEFAULT, settings or [])
@@ -270,13 +270,12 @@ def local(
         files = None if insecure else make(place / "certs", [], count)
         signal.signal(signal.SIGTERM, _interrupt)
         federation = stack.enter_context(
-            Federation(
+            start_federation(
                 app=given.app_folder(),
                 clients=count,
                 work=place,
                 certificates=files.folder if files else None,
                 warm_start=warm,
-                spare_nodes=True,
                 env={"OMP_NUM_THREADS": str(flat["threads"])},
             )
         )

@@ -127,15 +127,14 @@ def _grpc(
     flat: Mapping[str, Value], config: Config, folder: Path, started: float, warm_start: bool
 ) -> str:
     """Run over gRPC; why it failed, if it did."""
-    from deploy.run.grpc import Federation
+    from deploy.run.grpc import start_federation
 
-    with Federation(
+    with start_federation(
         app=app_folder(),
         clients=config.run.clients,
         work=folder / "flower",
         env=_environment(config),
         warm_start=warm_start,
-        spare_nodes=True,  # whether a run can do without a lost client is the server's decision
     ) as federation:
         run_id = federation.submit(flat)
         with _run_log(folder) as log:

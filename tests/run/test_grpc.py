@@ -26,7 +26,7 @@ from deploy.flower.processes import Processes, environment, executable, free_por
 from deploy.flower.superlink import SuperLink, superlink_command
 from deploy.run import doctor
 from deploy.run import ray as simulation
-from deploy.run.grpc import Federation, node_config, supernode_command
+from deploy.run.grpc import node_config, start_federation, supernode_command
 from deploy.run.ray import _reason, run_simulation
 from server_app.stopped import Stopped
 
@@ -350,12 +350,11 @@ def test_the_death_of_the_launcher_ends_what_it_started(
 def test_a_federation_refuses_what_cannot_work_before_anything_starts(
     app: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match="clients=0"):
-        Federation(app=app, clients=0, work=tmp_path)
-    with pytest.raises(ValueError, match="1 node configs for 2 clients"):
-        Federation(app=app, clients=2, work=tmp_path, node_configs=[{}])
-    with pytest.raises(ValueError, match="is not a Flower app"):
-        Federation(app=tmp_path, clients=2, work=tmp_path)
+    for folder, clients, said in ((app, 0, "clients=0"), (tmp_path, 2, "is not a Flower app")):
+        federation = start_federation(app=folder, clients=clients, work=tmp_path / "work")
+        with pytest.raises(ValueError, match=said), federation:
+            pass
+    assert not (tmp_path / "work").exists()
     with pytest.raises(ValueError, match="clients=0"):
         run_simulation(app=app, clients=0, run_config={}, work=tmp_path)
     with pytest.raises(ValueError, match="unknown run config key 'typo'"):
@@ -395,15 +394,19 @@ def test_the_doctor_finds_the_runtimes_of_this_environment(monkeypatch: pytest.M
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_two_nodes_run_an_app_over_grpc_and_nothing_is_left(app: Path, tmp_path: Path) -> None:
+def test_two_nodes_run_an_app_over_grpc_and_nothing_is_left(
+    app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = [{"model": "mlp"}, {"model": "le net"}]
+    of_a_node = lambda k, clients, _: node_config(k, clients, models[k])  # noqa: E731
+    monkeypatch.setattr("deploy.run.grpc.node_config", of_a_node)
     out, work, lines = tmp_path / "out.json", tmp_path / "work", list[str]()
     with (
         pytest.raises(KeyboardInterrupt),
-        Federation(
+        start_federation(
             app=app,
             clients=2,
             work=work,
-            node_configs=[{"model": "mlp"}, {"model": "le net"}],
             env={"TINY_VARIABLE": "inherited"},
         ) as federation,
     ):
@@ -539,7 +542,7 @@ def test_a_warm_start_gives_the_same_replies_and_survives_the_warm_process(
     work = tmp_path / "work"
     env = {"TINY_VARIABLE": "inherited"}
     answers = []
-    with Federation(app=app, clients=2, work=work, env=env, warm_start=True) as federation:
+    with start_federation(app=app, clients=2, work=work, env=env, warm_start=True) as federation:
         for attempt in ("warm", "without"):
             out = tmp_path / f"{attempt}.json"
             run = federation.submit({"out": str(out), "nodes": 2, "note.text": AWKWARD})
