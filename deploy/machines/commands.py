@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -285,7 +284,7 @@ def local(
             plain("run something from another terminal (Ctrl-C here ends everything):")
             plain(f"  fedmosaic submit --superlink {federation.control.address} {trust}")
             try:  # until Ctrl-C, SIGTERM or the death of the SuperLink
-                federation.superlink.wait(lambda: False, "an end", float("inf"))
+                federation.processes.wait(lambda: False, "an end", float("inf"))
             except KeyboardInterrupt:
                 plain("ended")
             return
@@ -365,19 +364,17 @@ def _trusted(ca: Path | None, insecure: bool) -> Path | None:
         raise ValueError("say whom to trust: either --ca FILE (TLS) or --insecure")
     if ca is None:
         return None
-    path = ca.expanduser().resolve()
-    if not path.exists():
-        raise ValueError(f"--ca {ca} does not exist")
-    if not path.is_file():
-        raise ValueError(f"--ca {ca} is not a file; it should be ca.crt of fedmosaic certs")
-    if not os.access(path, os.R_OK):
-        raise ValueError(f"--ca {ca} cannot be read")
+    path, ours = ca.expanduser().resolve(), "; it should be ca.crt of fedmosaic certs"
     try:
         read_certificate(path)
-    except ValueError:
-        raise ValueError(
-            f"--ca {ca} holds no certificate; it should be ca.crt of fedmosaic certs"
-        ) from None
+    except (ValueError, OSError) as error:
+        wrong = {
+            ValueError: f"holds no certificate{ours}",
+            IsADirectoryError: f"is not a file{ours}",
+            FileNotFoundError: "does not exist",
+            NotADirectoryError: "does not exist",
+        }
+        raise ValueError(f"--ca {ca} {wrong.get(type(error), 'cannot be read')}") from None
     return path
 
 

@@ -17,11 +17,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import final
 
-from deploy.flower import warm
+from deploy.flower import superlink, warm
 from deploy.flower.arguments import Value, check_app, config_arguments
 from deploy.flower.control import Control
 from deploy.flower.processes import Processes, environment
-from deploy.flower.superlink import SuperLink
 from deploy.machines.certificates import Certificates
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -34,12 +33,8 @@ class Federation:
 
     app: Path
     processes: Processes  #: ``superlink``, ``supernode-K`` and, with a warm start, ``warm``
-    superlink: SuperLink
-
-    @property
-    def control(self) -> Control:
-        """The SuperLink's Control API: follow a run, stop it, ask who is online."""
-        return self.superlink.control
+    control: Control  #: of the SuperLink: follow a run, stop it, ask who is online
+    fleet: str  #: where SuperNodes connect
 
     def submit(self, run_config: Mapping[str, Value]) -> int:
         """Start a run of the app with these overrides and return its id; see ``Control``."""
@@ -89,21 +84,21 @@ def start_federation(
             full = environment(env, work / "home" / "warm")
             warm.start(processes, folder, full)
             own["PATH"] = os.pathsep.join([str(folder), full["PATH"]])
-        superlink = SuperLink(processes, work, own, simulation=False, certificates=keys)
-        stack.callback(superlink.close)
+        control, fleet = superlink.start(processes, work, own, simulation=False, certificates=keys)
+        stack.callback(control.close)
         if warm_start:
-            superlink.wait(lambda: warm.ready(processes, folder), "the warm process", 120.0)
+            processes.wait(lambda: warm.ready(processes, folder), "the warm process", 120.0)
         for k, config in enumerate(configs):
             if keys is not None:
-                superlink.control.register(keys.public(k))
+                control.register(keys.public(k))
             home = work / "home" / f"supernode-{k}"
-            command = supernode_command(superlink.fleet, config, keys, k)
+            command = supernode_command(fleet, config, keys, k)
             processes.start(f"supernode-{k}", command, environment(own, home))
-        online = superlink.control.online
-        superlink.wait(lambda: online() >= clients, f"{clients} SuperNodes", 60.0 + 5.0 * clients)
+        many = f"{clients} SuperNodes"
+        processes.wait(lambda: control.online() >= clients, many, 60.0 + 5.0 * clients)
         for k in range(clients):
             processes.spare(f"supernode-{k}")
-        yield Federation(app, processes, superlink)
+        yield Federation(app, processes, control, fleet)
 
 
 def node_config(k: int, clients: int, more: Mapping[str, Value]) -> str:

@@ -72,7 +72,7 @@ class Scene:
     def command(self, k: int, *, partition: int, partitions: int = REGISTERED) -> list[str]:
         """A SuperNode that holds key k and says that it is client ``partition``."""
         text = node_config(partition, partitions, {})
-        return list(supernode_command(self.federation.superlink.fleet, text, self.keys, k))
+        return list(supernode_command(self.federation.fleet, text, self.keys, k))
 
     def log(self, name: str) -> str:
         return plain(self.federation.processes.log(name).read_text())
@@ -140,7 +140,7 @@ def intruders(scene: Scene, strangers: Certificates) -> dict[str, list[str]]:
         "keyless": [*known[:at], *known[at + 2 :]],
         "wrong-ca": [part.replace(str(scene.keys.ca), str(strangers.ca)) for part in known],
         "plaintext": list(
-            supernode_command(scene.federation.superlink.fleet, node_config(2, REGISTERED, {}))
+            supernode_command(scene.federation.fleet, node_config(2, REGISTERED, {}))
         ),
         "twin": known,
     }

@@ -14,6 +14,7 @@ import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -23,9 +24,8 @@ from deploy.flower import warm, watchdog
 from deploy.flower.arguments import Value, check_app, config_arguments, run_config_toml, stage_app
 from deploy.flower.control import RunStatus, run_id_from
 from deploy.flower.processes import Processes, environment, executable, free_ports, tail
-from deploy.flower.superlink import SuperLink, superlink_command
+from deploy.flower.superlink import superlink_command
 from deploy.run import doctor
-from deploy.run import ray as simulation
 from deploy.run.grpc import node_config, start_federation, supernode_command
 from deploy.run.ray import _reason, run_simulation
 from server_app.stopped import Stopped
@@ -361,12 +361,8 @@ def test_a_federation_refuses_what_cannot_work_before_anything_starts(
         run_simulation(app=app, clients=1, run_config={"typo": 1}, work=tmp_path)
 
 
-def test_a_superlink_that_is_slow_to_answer_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_superlink_that_is_slow_to_answer_is_waited_for(tmp_path: Path) -> None:
     with Processes(tmp_path) as processes:
-        slow = object.__new__(SuperLink)
-        monkeypatch.setattr(slow, "_processes", processes, raising=False)
         answers = [grpc.RpcError("Deadline Exceeded"), False, True]
 
         def ready() -> bool:
@@ -375,12 +371,12 @@ def test_a_superlink_that_is_slow_to_answer_is_waited_for(
                 raise answer
             return answer
 
-        slow.wait(ready, "2 SuperNodes", 10.0)
+        processes.wait(ready, "2 SuperNodes", 10.0)
         assert answers == []
         answers += [grpc.RpcError("Deadline Exceeded")] * 9
         processes.log("superlink").write_text("the end\n")
         with pytest.raises(RuntimeError, match="waited 0 s in vain for 2 SuperNodes"):
-            slow.wait(ready, "2 SuperNodes", 0.2)
+            processes.wait(ready, "2 SuperNodes", 0.2)
 
 
 def test_the_doctor_finds_the_runtimes_of_this_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,7 +394,10 @@ def test_two_nodes_run_an_app_over_grpc_and_nothing_is_left(
     app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     models = [{"model": "mlp"}, {"model": "le net"}]
-    of_a_node = lambda k, clients, _: node_config(k, clients, models[k])  # noqa: E731
+
+    def of_a_node(k: int, clients: int, _: object) -> str:
+        return node_config(k, clients, models[k])
+
     monkeypatch.setattr("deploy.run.grpc.node_config", of_a_node)
     out, work, lines = tmp_path / "out.json", tmp_path / "work", list[str]()
     with (
@@ -469,7 +468,6 @@ def test_ray_that_starts_late_is_started_again_with_a_watch_that_knows_nothing_o
     class Fake:
         def __init__(self, _: object, __: object, env: dict[str, str], **___: object) -> None:
             assert env["GRPC_ENABLE_FORK_SUPPORT"] == "0"  # else children of its driver may crash
-            self.control = self
             self.logs = Path(env["RAY_TMPDIR"], "ray", "session_2_3", "logs")
 
         def submit(self, *_: object) -> int:
@@ -490,7 +488,10 @@ def test_ray_that_starts_late_is_started_again_with_a_watch_that_knows_nothing_o
         watches.append(lambda: False)
         return watches[-1]
 
-    monkeypatch.setattr(simulation, "SuperLink", Fake)
+    def start(*given: Any, **named: object) -> tuple[Fake, str]:
+        return Fake(*given, **named), ""
+
+    monkeypatch.setattr("deploy.flower.superlink.start", start)
 
     def run() -> RunStatus:
         return run_simulation(app=app, clients=1, run_config={}, work=tmp_path / "w", watch=watch)
