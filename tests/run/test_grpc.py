@@ -1,4 +1,4 @@
-"""The launchers, on a tiny Flower app that is written here; the slow tests start real processes."""
+"""Runs over gRPC and in Ray, of a tiny Flower app that is written here, and what they stand on."""
 
 from __future__ import annotations
 
