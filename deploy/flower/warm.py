@@ -1,12 +1,12 @@
 """A warm start for the gRPC runtime: fork what Flower would start anew for every message.
 
-A SuperNode starts a process per message and imports Flower and torch in it, which takes seconds
-of processor time. Flower finds its inner programs by name on PATH. So a folder of stand-ins
-(``warm_client.py``) goes first on PATH, and one process that has imported everything forks a child for
-each of them, which then runs Flower's own entry point with the very arguments, environment, working
-directory and output files. Messages, isolation and results are those of the plain start; the app's
-own modules are never imported ahead, since each child must take them from its bundle. A SuperNode's
-loop over its tasks is taken over as well (``dispatch.py``).
+A SuperNode starts a process per message and imports Flower and torch in it, which takes seconds of
+processor time. Flower finds its inner programs by name on PATH. So a folder of stand-ins
+(``warm_client.py``) goes first on PATH, and one process that has imported everything forks a child
+for each of them, which then runs Flower's own entry point with the very arguments, environment,
+working directory and output files. Messages, isolation and results are those of the plain start;
+the app's own modules are never imported ahead, since each child must take them from its bundle. A
+SuperNode's loop over its tasks is taken over as well (``dispatch.py``).
 
 Linux only: elsewhere a process that has imported this much cannot be trusted to fork.
 """

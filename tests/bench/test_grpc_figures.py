@@ -118,7 +118,7 @@ def test_the_estimate_multiplies_what_was_measured() -> None:
         "12": {"idle": {"superlink": {"rss": 400}}, "idle cpu": {"superlink": 0.03}},
     }
     one = estimate.idle(crowd)
-    assert (one.memory, one.processor) == (30.0, pytest.approx(0.001))
+    assert one.memory == 30.0 and one.processor == pytest.approx(0.001)
     load = estimate.round_of(down=250_000.0, up=125_000.0)
     assert load == {"bytes": 375e6, "line": 2.0, "held": 125.25e6}
     with pytest.raises(ValueError, match="measure two at least"):
