@@ -70,7 +70,8 @@ def run(
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
 ) -> None:
     """Run an experiment; without one, the default: FedORION on digits, six clients."""
-    from deploy.report.html import write_report
+    from deploy.report.pages import write_report
+    from deploy.report.read import read
     from deploy.run import launch, preflight
     from deploy.run import settings as given
     from deploy.run.progress import show_summary
@@ -92,7 +93,7 @@ def run(
     if warm and runtime != "grpc":
         raise ValueError(f"--warm-start is for --runtime grpc, not {runtime}")
     with told_how_to_go_on(f"fedmosaic run --resume {folder}"):
-        summary = launch.launch(
+        launch.launch(
             flat,
             folder,
             runtime=runtime,
@@ -101,7 +102,7 @@ def run(
             warm_start=warm,
         )
     write_report([folder], folder / "report.html")
-    show_summary(summary, out)
+    show_summary(read(folder), out)
     plain(f"report: {folder / 'report.html'}")
 
 
@@ -113,17 +114,17 @@ def table(
     show: Annotated[bool, typer.Option("--show", help="Only show what is recorded.")] = False,
 ) -> None:
     """Run a paper's table cell by cell and show ours beside the paper's numbers."""
-    from deploy.report.table import render
+    from deploy.report.table import terminal
     from deploy.run import launch
     from deploy.run.settings import find
-    from deploy.study import table as tables
+    from deploy.study import paper_table as tables
 
     spec = tables.read(file)
     stem = find(file).stem
     folder = (to or Path("runs") / stem).resolve()
     served = launch.default_workers() if workers is None else workers
 
-    def announce(i: int, of: int, cell: tables.Cell, recorded: bool) -> None:
+    def announce(i: int, of: int, cell: tables.CellRun, recorded: bool) -> None:
         what = f"{cell.row} × {cell.column}, seed {cell.seed}"
         out.print(f"[bold]cell {i}/{of}[/] {what}{': recorded' if recorded else ''}")
 
@@ -134,21 +135,28 @@ def table(
             )
     folder.mkdir(parents=True, exist_ok=True)
     filled = tables.collect(spec, folder)
-    out.print(*render(filled, out.width), sep="\n")
+    out.print(*terminal(filled.table(), out.width), sep="\n")
     for path in tables.write(filled, spec, folder, stem):
         plain(str(path))
 
 
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(help="methods, models, datasets or partitions.")],
+    what: Annotated[str, typer.Argument(help="methods, models, datasets, partitions or settings.")],
+    method: Annotated[
+        str, typer.Argument(help="settings: those that this method reads, as it resolves them.")
+    ] = "",
 ) -> None:
-    """List methods, models, datasets or partitions, with their sources."""
-    from deploy.report.listing import LISTINGS
+    """List methods, models, datasets or partitions, with their sources; or every setting."""
+    from deploy.report.listing import LISTINGS, settings
+    from deploy.report.table import terminal
 
     if what not in LISTINGS:
         raise ValueError(f"list {what} is unknown; allowed: {', '.join(LISTINGS)}")
-    out.print(LISTINGS[what]())
+    if method and what != "settings":
+        raise ValueError(f"list {what} takes no method, but {method!r} is given")
+    listed = settings(method) if method else LISTINGS[what]()
+    out.print(*terminal(listed, ruled=False))
 
 
 @app.command()
@@ -159,7 +167,7 @@ def report(
     ] = None,
 ) -> None:
     """Write one page about a run, or about several compared."""
-    from deploy.report.html import write_report
+    from deploy.report.pages import write_report
 
     page = to or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
     write_report(folders, page)
@@ -173,12 +181,13 @@ def noise(
     to: Annotated[Path, typer.Option("--out", help="The picture.")] = Path("noise.png"),
 ) -> None:
     """Draw eight samples of each kind of noise, and time each in the experiment's server step."""
+    from deploy.report.table import terminal
     from deploy.run import settings as given
-    from deploy.study import noise as noises
+    from deploy.study import noise_kinds
 
-    times = noises.times(given.resolve(experiment or given.DEFAULT, settings or []))
-    noises.picture().savefig(to, dpi=150)
-    out.print(noises.render(times))
+    times = noise_kinds.times(given.resolve(experiment or given.DEFAULT, settings or []))
+    noise_kinds.draw().savefig(to, dpi=150)
+    out.print(*terminal(noise_kinds.table(times), ruled=False))
     plain(f"picture: {to.resolve()}")
 
 
@@ -190,10 +199,10 @@ def regions(
     ] = None,
 ) -> None:
     """Draw the decision regions of a run's clients and server, before and after."""
-    from deploy.study.regions import figure
+    from deploy.study.regions import draw
 
     picture = to or folder / "regions.png"
-    figure(folder).savefig(picture, dpi=150)
+    draw(folder).savefig(picture, dpi=150)
     plain(f"picture: {picture.resolve()}")
 
 
@@ -205,11 +214,11 @@ def speedup(
     ] = 22.0,
 ) -> None:
     """Draw FedORION's speed-up over FedDF by the paper's cost model (Appendix B, Figure 5)."""
-    from deploy.study.speedup import figure
+    from deploy.study.speedup import draw
 
     if not 0 < ratio < float("inf"):
         raise ValueError(f"--ratio {ratio:g} is not allowed; it should be a number above 0")
-    figure(M=ratio).savefig(to, dpi=150)
+    draw(M=ratio).savefig(to, dpi=150)
     plain(f"picture: {to.resolve()}")
 
 
@@ -220,7 +229,7 @@ def samples(
     to: Annotated[Path | None, typer.Option("--out", help="The picture; default: there.")] = None,
 ) -> None:
     """Draw what a run's generators imagine: average images by class, under the real ones."""
-    from deploy.study.samples import write
+    from deploy.study.generated import write
 
     place = to or folder / "samples.png"
     generated = write(folder.resolve(), images, place)
@@ -240,6 +249,7 @@ def analyse(
     workers: Workers = None,
 ) -> None:
     """Compare how clients' networks see: CKA by stage, t-SNE of one class, overheads."""
+    from deploy.report.table import terminal
     from deploy.run import launch
     from deploy.study.analyse import Options
     from deploy.study.analyse import analyse as run_analysis
@@ -247,7 +257,7 @@ def analyse(
     served = launch.default_workers() if workers is None else workers
     place = to or folders[0] / "analysis"
     written, numbers = run_analysis(folders, place, Options(clients, images, label, served))
-    out.print(numbers)
+    out.print(*terminal(numbers, ruled=False))
     for path in written:
         plain(str(path))
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import graphlib
+import statistics
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,13 +20,24 @@ MAY_IMPORT = {
 }
 
 
+def nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """What runs: all of ``tree``, also inside functions, but nothing under TYPE_CHECKING."""
+    yield tree
+    for child in ast.iter_child_nodes(tree):
+        if isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING"):
+            for branch in child.orelse:
+                yield from nodes(branch)
+        else:
+            yield from nodes(child)
+
+
 def imports(path: Path) -> set[str]:
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
     return names
 
 
@@ -32,6 +46,55 @@ def test_a_package_imports_only_what_it_may(package: str) -> None:
     for path in (ROOT / package).rglob("*.py"):
         ours = {name.split(".")[0] for name in imports(path)} & set(OURS)
         assert ours <= MAY_IMPORT[package], f"{path} imports {ours - MAY_IMPORT[package]}"
+
+
+def graph() -> dict[str, set[str]]:
+    """Which of our modules each imports; a name from a module counts as that module."""
+    files = {}
+    for path in (path for package in OURS for path in (ROOT / package).rglob("*.py")):
+        *folders, name = path.relative_to(ROOT).with_suffix("").parts
+        files[".".join(folders if name == "__init__" else [*folders, name])] = path
+    found: dict[str, set[str]] = {module: set() for module in files}
+    for module, path in files.items():
+        for name in imports(path):
+            while name and name not in files:
+                name = name.rpartition(".")[0]
+            found[module] |= {name} - {"", module}
+    return found
+
+
+def circle(modules: dict[str, set[str]]) -> list[str]:
+    """Modules of which each imports the one before, or none."""
+    try:
+        graphlib.TopologicalSorter(modules).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    assert circle(graph()) == []
+
+
+def test_the_search_for_circles_sees_functions_and_passes_over_type_checking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    monkeypatch.setitem(globals(), "OURS", ("a",))
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "__init__.py").write_text("from a.b import f")
+    (tmp_path / "a" / "b.py").write_text("if TYPE_CHECKING:\n    from a import c\nimport os.path")
+    (tmp_path / "a" / "c.py").write_text("import a.b")
+    assert graph() == {"a": {"a.b"}, "a.b": set(), "a.c": {"a.b"}}
+    (tmp_path / "a" / "b.py").write_text("def f():\n    from a import c")
+    assert sorted(circle(graph())[1:]) == ["a.b", "a.c"]
+
+
+def test_no_test_imports_from_another_or_from_conftest() -> None:
+    for path in (ROOT / "tests").rglob("*.py"):
+        for name in imports(path):
+            last = name.split(".")[1:2] if name.startswith("tests.") else []
+            assert last in ([], ["support"], ["bench"]), f"{path} imports {name}"
 
 
 @pytest.mark.parametrize("half", ["server_app", "client_app"])
@@ -45,6 +108,31 @@ def test_a_half_is_named_as_its_contract() -> None:
     contracts = {path.name for path in (ROOT / "common/methods").glob("*.py")}
     for half in ("server_app", "client_app"):
         assert {path.name for path in (ROOT / half / "methods").glob("*.py")} <= contracts
+
+
+def code_lines(path: Path) -> int:
+    """Lines that are neither blank nor a comment, a docstring or an import."""
+    if not path.exists():
+        return 0
+    text = path.read_text()
+    told: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        said = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if isinstance(node, ast.Import | ast.ImportFrom) or said:
+            told |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    lines = enumerate(text.splitlines(), start=1)
+    return sum(i not in told and bool(line.split("#")[0].strip()) for i, line in lines)
+
+
+def test_a_method_is_short() -> None:
+    halves = ("common", "server_app", "client_app")
+    sizes = {
+        path.stem: sum(code_lines(ROOT / half / "methods" / path.name) for half in halves)
+        for path in (ROOT / "common/methods").glob("[!_]*.py")
+    }
+    assert sizes["fedavg"] <= 40
+    assert statistics.median(sizes.values()) <= 65
+    assert max(sizes.values()) <= 200, max(sizes, key=lambda name: sizes[name])
 
 
 def test_there_is_one_training_loop() -> None:

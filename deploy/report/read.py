@@ -1,7 +1,8 @@
 """A run's directory, read back: config.toml, journal.jsonl and, once it is over, summary.json.
 
 Reading is tolerant: a run that goes on, was killed, or lost half of its last line still reads, and
-``Run.notes`` says what was missing. Only a directory without a journal is refused.
+``Run.notes`` says what was missing. Only a directory without a journal, or with one that another
+release wrote, is refused. Every text is cleaned here: no name or reason can steer a terminal.
 """
 
 from __future__ import annotations
@@ -9,85 +10,42 @@ from __future__ import annotations
 import json
 import math
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, final
+from typing import final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
-from deploy.report.clean import clean
+from common.journal import ClientScore, Entry, Failure, Member, OtherVersion, Part
+from common.metrics import over_rounds
+from deploy.report.text import clean
 
-T = TypeVar("T", bound=BaseModel)
-
-
-@final
-class Peer(BaseModel):
-    """A client as the census (round 0) found it; ``counts`` holds its samples per class."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-    k: int
-    model: str = "?"
-    n: int = 0
-    n_test: int = 0
-    parameters: int | None = None
-    counts: list[int] = Field(default_factory=list)
+NAME, LONGEST = 40, 500  #: characters of a name, and of any other text
 
 
 @final
-class Score(BaseModel):
-    """Client k's accuracies (0 to 1) on its own test share: its own model's, the global one's."""
+class Reached(Part):
+    """The rounds in which an accuracy of ``target``, in [0, 1], was reached: by one score, by the
+    mean of five."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
-    k: int
-    model: str = "?"
-    n: int | None = None
-    accuracy: float | None = None
-    accuracy_global: float | None = None
-    accuracies: dict[str, float] = Field(default_factory=dict)
+    target: float
+    first: int | None = None
+    mean5: int | None = None
 
 
 @final
-class Failure(BaseModel):
-    """A reply that was missing, broken or refused."""
+class Summary(Part):
+    """Of summary.json what the journal does not hold, or a run's folder may have lost."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
-    k: int | None = None
-    round: int | None = None
-    reason: str = "no reason given"
-
-
-@final
-class Entry(BaseModel):
-    """One line of the journal: the server's accuracy (0 to 1), loss, costs and failures."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-    round: int = Field(ge=0)
-    accuracy: float | None = None
-    loss: float | None = None
-    selected: list[int] = Field(default_factory=list)
-    replied: list[int] = Field(default_factory=list)
-    classes: list[Any] = Field(default_factory=list)
-    clients: Any = None
-    metrics: dict[str, Any] = Field(default_factory=dict)
-    accuracies: dict[str, Any] = Field(default_factory=dict)
-    fairness: dict[str, Any] = Field(default_factory=dict)
-    scores: list[Score] = Field(default_factory=list)
-    cost: dict[str, float] = Field(default_factory=dict)
-    incentive: dict[str, Any] = Field(default_factory=dict)
-    failures: list[Failure] = Field(default_factory=list)
-    bytes: dict[str, float] = Field(default_factory=dict)
-    seconds: dict[str, float] = Field(default_factory=dict)
-
-    def scalars(self) -> dict[str, float]:
-        """Every named number beside accuracy and loss: the method's metrics, then fairness."""
-        named = {**self.metrics, **self.fairness}
-        for model, values in self.fairness.items():
-            if isinstance(values, dict) and values != _only_numbers(self.fairness):
-                named |= {f"{model} {name}": value for name, value in values.items()}
-        return {clean(name, 40): float(v) for name, v in named.items() if _is_number(v)}
-
-    def named_accuracies(self) -> dict[str, float]:
-        return {clean(n, 40): float(v) for n, v in self.accuracies.items() if _is_number(v)}
+    method: str | None = None
+    dataset: str | None = None
+    runtime: str | None = None
+    seed: int | None = None
+    rounds: int | None = None
+    rounds_to_target: Reached | None = None
+    weights_sha256: str | None = None
+    versions: dict[str, str] = {}
 
 
 @final
@@ -96,17 +54,17 @@ class Run:
     """What one directory says about its run. ``entries`` is in order of the round, census first."""
 
     path: Path
-    config: dict[str, Any]
-    entries: list[Entry]
-    peers: list[Peer]
-    classes: list[str]
-    summary: dict[str, Any] | None
+    config: Mapping[str, object] = field(default_factory=dict)
+    entries: list[Entry] = field(default_factory=list)
+    members: list[Member] = field(default_factory=list)
+    classes: list[str] = field(default_factory=list)
+    summary: Summary | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
     def rounds(self) -> int | None:
         """How many rounds were asked for, if that is known."""
-        asked = self.config.get("rounds", (self.summary or {}).get("rounds"))
+        asked = self.config.get("rounds", self.summary and self.summary.rounds)
         return asked if isinstance(asked, int) and not isinstance(asked, bool) else None
 
     @property
@@ -118,72 +76,53 @@ class Run:
     def finished(self) -> bool:
         return self.summary is not None and (self.rounds is None or self.done >= self.rounds)
 
+    @property
+    def name(self) -> str:
+        """Its method, else the name of its directory."""
+        return self.setting("method") or clean(self.path.name, 60)
+
     def setting(self, name: str) -> str | None:
         """``method``, ``dataset``, ``runtime`` or ``seed``, from the summary or the config."""
         data = self.config.get("data")
         inner = data.get("name") if name == "dataset" and isinstance(data, dict) else None
-        value = (self.summary or {}).get(name, self.config.get(name, inner))
+        told = self.summary.model_dump().get(name) if self.summary else None
+        value = self.config.get(name, inner) if told is None else told
         return None if value is None else clean(value, 60)
 
     def accuracies(self) -> list[tuple[int, float]]:
         """(round, accuracy) wherever the server scored its model."""
-        return [
-            (e.round, e.accuracy)
-            for e in self.entries
-            if e.accuracy is not None and math.isfinite(e.accuracy)
-        ]
+        scored = ((e.round, e.accuracy) for e in self.entries)
+        return [(t, a) for t, a in scored if a is not None and math.isfinite(a)]
 
     def headline(self) -> dict[str, float | None]:
-        """Final, best and last-10-mean accuracy: the summary's, else the journal's so far."""
+        """Final, best and last-10-mean accuracy so far; of the census where nothing else is."""
         trained = [a for t, a in self.accuracies() if t > 0] or [a for _, a in self.accuracies()]
-        last = trained[-10:]
-        counted: dict[str, float | None] = {
-            "final": trained[-1] if trained else None,
-            "best": max(trained, default=None),
-            "last10": sum(last) / len(last) if last else None,
-        }
-        told = (self.summary or {}).get("accuracy")
-        told = told if isinstance(told, dict) else {}
-        return {n: float(told[n]) if _is_number(told.get(n)) else v for n, v in counted.items()}
+        if not trained:
+            return {"final": None, "best": None, "last10": None}
+        told = over_rounds(trained)
+        return {"final": told["final"], "best": told["best"], "last10": told["last10"]}
 
     def cost(self, direction: str) -> float:
         """Bytes sent ``up`` or ``down`` over the whole run, census included."""
-        return sum(e.bytes.get(direction, 0.0) for e in self.entries)
+        return sum(e.bytes.get(direction, 0) for e in self.entries)
 
     def seconds(self) -> float:
-        told = (self.summary or {}).get("seconds")
-        if _is_number(told):
-            return float(told)  # type: ignore[arg-type]
         return sum(total(e) for e in self.entries)
 
-    def scores(self) -> list[Score]:
-        """Every client's last accuracies, by k, with the model and n of the census."""
-        by_k: dict[int, Score] = {}
-        for entry in self.entries:
-            by_k |= {s.k: s for s in entry.scores}
-        by_k |= {s.k: s for s in _parsed(Score, (self.summary or {}).get("clients"))}
-        peers = {p.k: p for p in self.peers}
-        filled = []
-        for k, s in sorted(by_k.items()):
-            peer = peers.get(k, Peer(k=k))
-            model = clean(s.model if s.model != "?" else peer.model, 40)
-            n = s.n if s.n is not None else peer.n
-            filled.append(s.model_copy(update={"model": model, "n": n}))
-        return filled
+    def scores(self) -> list[tuple[Member, ClientScore]]:
+        """Every scored client, by k, as the census found it, with its last accuracies."""
+        by_k = {score.k: score for entry in self.entries for score in entry.scores}
+        members = {member.k: member for member in self.members}
+        return [(members.get(k, Member(k=k)), by_k[k]) for k in sorted(by_k)]
 
     def failures(self) -> list[Failure]:
-        """Every failure in order; an entry's round stands in where the failure names none."""
-        found = [
-            f if f.round is not None else f.model_copy(update={"round": e.round})
-            for e in self.entries
-            for f in e.failures
-        ] or _parsed(Failure, (self.summary or {}).get("failures"))
-        return [f.model_copy(update={"reason": clean(f.reason, 500)}) for f in found]
+        """Every failure, round by round."""
+        return [failure for entry in self.entries for failure in entry.failures]
 
     def models(self) -> list[str]:
         """The architectures, in order of the first client that brings each."""
-        names = [p.model for p in self.peers] or [s.model for s in self.scores()]
-        return list(dict.fromkeys(names))
+        brought = self.members or [member for member, _ in self.scores()]
+        return list(dict.fromkeys(member.model for member in brought))
 
 
 def total(entry: Entry) -> float:
@@ -192,8 +131,22 @@ def total(entry: Entry) -> float:
     return entry.seconds.get("total", sum(phases.values()))
 
 
+def scalars(entry: Entry) -> dict[str, float]:
+    """Every named number beside accuracy and loss: the method's metrics, then fairness."""
+    found = dict(entry.metrics)
+    if entry.fairness is not None:
+        found |= entry.fairness.main.model_dump()
+        for model, spread in entry.fairness.models.items():
+            if spread != entry.fairness.main:
+                found |= {f"{model} {name}": v for name, v in spread.model_dump().items()}
+    return found
+
+
 def read(path: Path) -> Run:
-    """Read a run's directory; ValueError if it is none."""
+    """Read a run's directory.
+
+    Raises ``ValueError``, one line, if it is none or another release wrote its journal.
+    """
     if not path.is_dir():
         raise ValueError(f"{path}: not a directory; a report needs the directory a run wrote")
     journal = path / "journal.jsonl"
@@ -208,8 +161,8 @@ def read(path: Path) -> Run:
         path=path,
         config=_config(path / "config.toml", notes),
         entries=entries,
-        peers=sorted(_peers(census), key=lambda p: p.k),
-        classes=[clean(c, 40) for c in census.classes] if census else [],
+        members=sorted(census.clients, key=lambda member: member.k) if census else [],
+        classes=census.classes if census else [],
         summary=_summary(path / "summary.json", notes),
         notes=notes,
     )
@@ -220,9 +173,9 @@ def read(path: Path) -> Run:
     return run
 
 
-def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(config: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     """Nested tables as dotted keys: ``{"data": {"alpha": 0.5}}`` -> ``{"data.alpha": 0.5}``."""
-    out: dict[str, Any] = {}
+    out: dict[str, object] = {}
     for name, value in config.items():
         if isinstance(value, dict):
             out |= flat(value, f"{prefix}{name}.")
@@ -231,70 +184,64 @@ def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return out
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _entries(journal: Path, notes: list[str]) -> list[Entry]:
     """The journal's rounds; a round written twice (a resumed run) counts as written last."""
-    text = journal.read_text(encoding="utf-8", errors="replace")
-    lines = text.split("\n")
+    lines = journal.read_text(encoding="utf-8", errors="replace").split("\n")
     by_round: dict[int, Entry] = {}
     for i, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            entry = Entry.model_validate(json.loads(line))
-        except (json.JSONDecodeError, ValidationError, RecursionError):
+            entry = Entry.read(line)
+        except OtherVersion as error:
+            raise ValueError(f"{journal}: {error}") from None
+        except ValueError:
             cut = i == len(lines)
             notes.append(
                 f"journal.jsonl, line {i} is {'cut off' if cut else 'unreadable'}: left out."
             )
             continue
-        by_round[entry.round] = entry
+        by_round[entry.round] = Entry.model_validate(
+            _cleaned(entry.model_dump(exclude_unset=True), NAME)
+        )
     return [by_round[t] for t in sorted(by_round)]
 
 
-def _config(path: Path, notes: list[str]) -> dict[str, Any]:
+def _config(path: Path, notes: list[str]) -> Mapping[str, object]:
     if not path.is_file():
         notes.append("config.toml is missing: the settings are unknown.")
         return {}
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        config = _cleaned(tomllib.loads(path.read_text(encoding="utf-8")), LONGEST)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         notes.append(f"config.toml is not TOML: {clean(error)}")
         return {}
+    return config if isinstance(config, dict) else {}
 
 
-def _summary(path: Path, notes: list[str]) -> dict[str, Any] | None:
+def _summary(path: Path, notes: list[str]) -> Summary | None:
     if not path.is_file():
         return None
     try:
-        summary = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return Summary.model_validate(_cleaned(found, LONGEST))
+    except ValidationError as error:
+        notes.append(f"summary.json is no summary: {clean(error.errors()[0]['msg'])}; left out.")
+    except ValueError as error:
         notes.append(f"summary.json is not JSON: {clean(error)}")
-        return None
-    if not isinstance(summary, dict):
-        notes.append("summary.json is not an object: left out.")
-        return None
-    return summary
+    return None
 
 
-def _only_numbers(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if _is_number(value)}
-
-
-def _parsed(model: type[T], rows: object) -> list[T]:
-    """The rows that read as ``model``; the others are left out."""
-    out: list[T] = []
-    for row in rows if isinstance(rows, list) else []:
-        try:
-            out.append(model.model_validate(row))
-        except ValidationError:
-            continue
-    return out
-
-
-def _peers(census: Entry | None) -> list[Peer]:
-    found = _parsed(Peer, census.clients if census else None)
-    return [p.model_copy(update={"model": clean(p.model, 40)}) for p in found]
+def _cleaned(value: object, limit: int) -> object:
+    """Every text in it, keys too, on one printable line of ``limit`` characters; a ``reason`` may
+    be longer."""
+    if isinstance(value, dict):
+        return {
+            clean(k, limit) if isinstance(k, str) else k: _cleaned(
+                v, LONGEST if k == "reason" else limit
+            )
+            for k, v in value.items()
+        }
+    if isinstance(value, list):
+        return [_cleaned(part, limit) for part in value]
+    return clean(value, limit) if isinstance(value, str) else value

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from common.methods import CONFIGS
-from deploy.report import amounts, figures
-from deploy.report.clean import clean
-from deploy.report.figures import Named
-from deploy.report.page import Card, Grid, Section
-from deploy.report.read import Run, total
+from common.methods import names
+from common.metrics import fairness as measures
+from deploy.report import plots
+from deploy.report.layout import Card, Section
+from deploy.report.plots import Models, Named
+from deploy.report.read import Run, scalars, total
 from deploy.report.svg import inline
+from deploy.report.table import Cell, Table
+from deploy.report.text import NONE, clean, duration, number, percent, size
 
 MOST_METRICS = 24  # a page of more small figures is not read
 
 
 def learning(run: Run) -> Section:
     """Accuracy and loss on the server's test set."""
-    named = [(run.setting("method") or run.path.name, run)]
-    told = _course(run)
-    cards = [
-        Card("Accuracy", svg=inline(figures.accuracy(named), "accuracy", told), behind=_rounds(run))
-    ]
+    named = [(run.name, run)]
+    drawn = inline(plots.accuracy(named), "accuracy", _course(run))
+    cards = [Card("Accuracy", svg=drawn, behind=_rounds(run))]
     if any(e.loss is not None for e in run.entries):
         alt = f"Test loss by round, {run.done} rounds."
-        cards.append(Card("Loss", svg=inline(figures.loss(named), "loss", alt)))
+        cards.append(Card("Loss", svg=inline(plots.loss(named), "loss", alt)))
     lead = "The server's model on the server's test set, after each round; round 0 is before any."
     return Section("Learning", cards, lead)
 
@@ -35,71 +35,162 @@ def clients(run: Run) -> Section | None:
     scores = run.scores()
     if not scores:
         return None
-    peers = {p.k: p for p in run.peers}
-    own = [s.accuracy for s in scores if s.accuracy is not None]
-    mean = amounts.percent(sum(own) / len(own)) if own else amounts.NONE
+    own = [s.accuracy for _, s in scores if s.accuracy is not None]
+    mean = percent(sum(own) / len(own)) if own else NONE
     alt = f"Bars: accuracy of {len(scores)} clients on their own test shares; own models {mean}."
     models = run.models()
-    grid = Grid(
-        ("client", "model", "samples", "parameters", "own model", "global model"),
-        [
-            (
-                str(s.k),
-                s.model,
-                amounts.number(s.n),
-                amounts.number(peers[s.k].parameters if s.k in peers else None),
-                amounts.percent(s.accuracy),
-                amounts.percent(s.accuracy_global),
-            )
-            for s in scores
-        ],
-        frozenset({2, 3, 4, 5}),
-        [models.index(s.model) if s.model in models else 7 for s in scores],
-    )
-    card = Card("", svg=inline(figures.clients(run), "clients", alt), behind=grid, span=12)
+    header = ("client", "model", "samples", "parameters", "own model", "global model")
+    rows = [
+        (
+            Cell(str(s.k), dot=models.index(m.model) if m.model in models else 7),
+            m.model,
+            number(m.n),
+            number(m.parameters),
+            percent(s.accuracy),
+            percent(s.accuracy_global),
+        )
+        for m, s in scores
+    ]
+    behind = Table(header, rows, "llr")
+    card = Card("", svg=inline(plots.clients(run), "clients", alt), behind=behind, span=12)
     lead = f"Accuracy on each client's own test share. The clients' own models: {mean} on average."
     return Section("Clients", [card], lead)
 
 
+def fairness(run: Run) -> Section | None:
+    """AMP, FM and WLP of every model, and what agnostic domains would see.
+
+    None if fewer than two clients were scored.
+    """
+    models = _models(run)
+    if not models:
+        return None
+    worst = {name: min(values) for name, (values, _) in models.items()}
+    told = "; ".join(f"{name} {percent(low)}" for name, low in worst.items())
+    dots = inline(plots.distribution(models), "fairness", f"Dots: clients; worst client: {told}.")
+    mixed = inline(plots.mixtures(models), "mixtures", f"Accuracy over mixtures; floor: {told}.")
+    lead = (
+        "AMP: mean over clients, weighted by test samples; FM: variance over clients; WLP: the "
+        "worst client. Whatever mixture of clients a model meets, it does no worse than WLP."
+    )
+    rows = []
+    for i, (name, (values, sizes)) in enumerate(models.items()):
+        of = measures(values, sizes)
+        rows.append(
+            (Cell(name, dot=i), percent(of["amp"], 2), f"{of['fm']:.5f}", percent(of["wlp"], 2))
+        )
+    behind = Table(("model", "AMP", "FM", "WLP"), rows)
+    cards = [
+        Card("Clients' accuracies", svg=dots, behind=behind),
+        Card(f"Accuracy on {plots.DRAWS} random mixtures of clients", svg=mixed),
+    ]
+    return Section("Fairness", cards, lead)
+
+
+def _models(run: Run) -> Models:
+    """Every model that all tested clients scored: named ones, else the global, else the own."""
+    scores = [
+        (m, s) for m, s in run.scores() if s.accuracy is not None or s.accuracy_global is not None
+    ]
+    if len(scores) < 2:
+        return {}
+    main = _main(run)
+    columns: dict[str, list[float | None]] = {
+        "own models": [s.accuracy for _, s in scores],
+        main: [s.accuracy_global for _, s in scores],
+    }
+    for name in scores[0][1].accuracies:
+        columns[name] = [s.accuracies.get(name) for _, s in scores]
+    if columns["own models"] == columns[main]:
+        del columns["own models"]
+    sizes = [max(m.n_test, 1) for m, _ in scores]
+    known = {name: [v for v in values if v is not None] for name, values in columns.items()}
+    return {name: (v, sizes) for name, v in known.items() if len(v) == len(scores)}
+
+
+def _main(run: Run) -> str:
+    """What the run's own model is called where several are scored."""
+    told = [e.fairness.models for e in run.entries if e.fairness is not None]
+    further = {name for _, s in run.scores() for name in s.accuracies}
+    rest = [name for name in (told[-1] if told else {}) if name not in {*further, "own"}]
+    return rest[0] if rest else "global"
+
+
 def data(run: Run) -> Section | None:
     """The partition."""
-    figure = figures.partition(run)
+    figure = plots.partition(run)
     if figure is None:
         return None
-    n = sum(p.n for p in run.peers)
-    alt = f"Bubbles: how {len(run.classes)} classes are spread over {len(run.peers)} clients."
+    n = sum(p.n for p in run.members)
+    alt = f"Bubbles: how {len(run.classes)} classes are spread over {len(run.members)} clients."
     lead = (
-        f"{amounts.number(n)} training samples on {len(run.peers)} clients; "
+        f"{number(n)} training samples on {len(run.members)} clients; "
         "the area of a bubble is the number of samples of a class that a client holds."
     )
     span = 6 if figure.get_figwidth() < 7.5 else 12
     cards = [Card("Samples per class", svg=inline(figure, "data", alt), span=span)]
-    return Section("Data and models", [*cards, Card("Architectures", grid=_fleet(run))], lead)
+    return Section("Data and models", [*cards, Card("Architectures", table=_fleet(run))], lead)
 
 
 def cost(run: Run) -> Section | None:
     """Bytes and seconds by round."""
     cards = []
     if any(e.bytes for e in run.entries):
-        up, down = amounts.size(run.cost("up")), amounts.size(run.cost("down"))
+        up, down = size(run.cost("up")), size(run.cost("down"))
         alt = f"Bars: bytes by round; {down} down and {up} up in all."
-        cards.append(Card("Bytes", svg=inline(figures.traffic(run), "traffic", alt)))
+        cards.append(Card("Bytes", svg=inline(plots.bytes_by_round(run), "traffic", alt)))
     if any(e.seconds for e in run.entries):
-        alt = f"Stacked bars: seconds by round and phase; {amounts.duration(run.seconds())} in all."
-        cards.append(Card("Time", svg=inline(figures.phases(run), "phases", alt)))
+        alt = f"Stacked bars: seconds by round and phase; {duration(run.seconds())} in all."
+        cards.append(Card("Time", svg=inline(plots.seconds_by_round(run), "phases", alt)))
     return Section("Cost", cards, "What each round took; round 0 is the census.") if cards else None
+
+
+def formula_cost(runs: Named) -> Section | None:
+    """Numbers by DL-MH's equations 7 to 10, bytes sent, and the ratio; a row for each run."""
+    rows = []
+    for label, run in runs:
+        costs = [e.cost for e in run.entries if e.cost and e.cost.numbers]
+        if costs:
+            numbers, sent = sum(c.numbers for c in costs), sum(c.bytes for c in costs)
+            counted = (number(len(costs)), number(numbers), number(sent))
+            rows.append((label, *counted, f"{sent / numbers:.3f}"))
+    if not rows:
+        return None
+    header = ("method", "rounds", "numbers by the formula", "bytes sent", "bytes per number")
+    lead = (
+        "Numbers exchanged as DL-MH's paper counts them (its equations 7 to 10), and the bytes of "
+        "the training messages, both ways, names and headers included. A float32 has 4 bytes."
+    )
+    return Section("Communication", [Card("", table=Table(header, rows), span=12)], lead)
+
+
+def incentive(run: Run) -> Section | None:
+    """Each client's accuracy on the whole test set before and after the incentive (I-DL-MH)."""
+    last = next((e.incentive for e in reversed(run.entries) if e.incentive), None)
+    if last is None:
+        return None
+    models = {member.k: member.model for member in run.members}
+    rows = []
+    for k, gain in last.clients.items():
+        change = gain.after / gain.before - 1 if gain.before else None
+        relative = NONE if change is None else f"{100 * change:+.0f} %"
+        shown = (percent(gain.before), percent(gain.after), relative)
+        rows.append((number(k), models.get(k, "?"), *shown))
+    table = Table(("client", "model", "before", "after", "gain"), rows, "rlr")
+    lead = "Accuracy of the clients' own models on the whole test set, before and after."
+    return Section("Incentive", [Card("", table=table, span=12)], lead)
 
 
 def metrics(runs: Named) -> Section | None:
     """The scalars a method reports about itself, one small figure each; a point is no curve."""
-    seen = Counter(n for _, run in runs for e in run.entries for n in e.scalars())
+    seen = Counter(n for _, run in runs for e in run.entries for n in scalars(e))
     short = all(run.done < 2 for _, run in runs)
     names = [name for name, times in seen.items() if short or times > len(runs)]
     more = len(names) - MOST_METRICS
     cards = [
         Card(
             name,
-            svg=inline(figures.metric(runs, name), f"metric{i}", f"{name} by round."),
+            svg=inline(plots.metric(runs, name), f"metric{i}", f"{name} by round."),
             span=4,
         )
         for i, name in enumerate(names[:MOST_METRICS])
@@ -112,12 +203,7 @@ def failures(runs: Named) -> Section:
     """Every reply that was missing, broken or refused, with its reason."""
     several = len(runs) > 1
     rows = [
-        [
-            *([label] if several else []),
-            amounts.number(f.round),
-            amounts.number(f.k),
-            f.reason,
-        ]
+        [*([label] if several else []), number(f.round), number(f.k), f.reason]
         for label, run in runs
         for f in run.failures()
     ]
@@ -125,7 +211,7 @@ def failures(runs: Named) -> Section:
         return Section("Failures", [Card("", text="None: every reply came and was good.", span=12)])
     header = [*(["run"] if several else []), "round", "client", "reason"]
     lead = "Such a reply enters no average."
-    return Section("Failures", [Card("", grid=Grid(header, rows), span=12)], lead)
+    return Section("Failures", [Card("", table=Table(header, rows, "l"), span=12)], lead)
 
 
 def settings(run: Run) -> Section:
@@ -134,15 +220,13 @@ def settings(run: Run) -> Section:
     The tables of other methods had no say in the run and are left out.
     """
     top = {n: v for n, v in run.config.items() if not isinstance(v, dict)}
-    others = CONFIGS.keys() - {run.setting("method") or ""}
+    others = set(names()) - {run.setting("method") or ""}
     tables = {n: v for n, v in run.config.items() if isinstance(v, dict) and n not in others}
     cards = [_setting_card("run", top)] if top else []
     cards += [_setting_card(name, table) for name, table in tables.items() if table]
-    summary = run.summary or {}
-    made = summary.get("versions")
-    made = dict(made) if isinstance(made, dict) else {}
-    if "weights_sha256" in summary:
-        made["weights, SHA-256"] = summary["weights_sha256"]
+    made = dict(run.summary.versions) if run.summary else {}
+    if run.summary and run.summary.weights_sha256:
+        made["weights, SHA-256"] = run.summary.weights_sha256
     if made:
         cards.append(_setting_card("made with", made))
     if not cards:
@@ -154,13 +238,9 @@ def present(sections: Iterable[Section | None]) -> Sequence[Section]:
     return [section for section in sections if section is not None]
 
 
-def _setting_card(name: str, values: dict[str, object]) -> Card:
-    rows = [(clean(n, 60), _value(v)) for n, v in values.items()]
-    return Card(clean(name, 60), grid=Grid(("setting", "value"), rows), span=4)
-
-
-def _value(value: object) -> str:
-    return repr(value) if value == "" else clean(value, 400)
+def _setting_card(name: str, values: Mapping[str, object]) -> Card:
+    rows = [(n, repr(v) if v == "" else clean(v, 400)) for n, v in values.items()]
+    return Card(name, table=Table(("setting", "value"), rows, "l"), span=4)
 
 
 def _course(run: Run) -> str:
@@ -170,41 +250,34 @@ def _course(run: Run) -> str:
     t, best = max(points, key=lambda point: point[1])
     (first, a), (last, z) = points[0], points[-1]
     return (
-        f"Accuracy by round: {amounts.percent(a)} at round {first}, {amounts.percent(z)} at "
-        f"round {last}, best {amounts.percent(best)} at round {t}."
+        f"Accuracy by round: {percent(a)} at round {first}, {percent(z)} at "
+        f"round {last}, best {percent(best)} at round {t}."
     )
 
 
-def _fleet(run: Run) -> Grid:
+def _fleet(run: Run) -> Table:
     """The architectures: how many clients bring each, its size, the samples they hold."""
     rows = []
-    for model in run.models():
-        owners = [p for p in run.peers if p.model == model]
-        sizes = sorted({p.parameters for p in owners if p.parameters is not None})
-        rows.append(
-            (
-                model,
-                str(len(owners)),
-                " to ".join(dict.fromkeys(amounts.number(n) for n in (sizes[:1] + sizes[-1:]))),
-                amounts.number(sum(p.n for p in owners)),
-            )
-        )
-    header = ("model", "clients", "parameters", "samples")
-    return Grid(header, rows, frozenset({1, 2, 3}), range(len(rows)))
+    for i, model in enumerate(run.models()):
+        owners = [m for m in run.members if m.model == model]
+        sizes = sorted({m.parameters for m in owners if m.parameters is not None})
+        told = dict.fromkeys(number(n) for n in (sizes[:1] + sizes[-1:]))
+        samples = number(sum(m.n for m in owners))
+        rows.append((Cell(model, dot=i), str(len(owners)), " to ".join(told), samples))
+    return Table(("model", "clients", "parameters", "samples"), rows)
 
 
-def _rounds(run: Run) -> Grid:
+def _rounds(run: Run) -> Table:
     rows = [
         (
             str(e.round),
-            amounts.percent(e.accuracy, 2),
-            amounts.number(e.loss),
-            f"{len(e.replied)} / {len(e.selected)}" if e.selected else amounts.NONE,
-            amounts.size(e.bytes.get("down")),
-            amounts.size(e.bytes.get("up")),
-            amounts.duration(total(e)),
+            percent(e.accuracy, 2),
+            number(e.loss),
+            f"{len(e.replied)} / {len(e.selected)}" if e.selected else NONE,
+            size(e.bytes.get("down")),
+            size(e.bytes.get("up")),
+            duration(total(e)),
         )
         for e in run.entries
     ]
-    header = ("round", "accuracy", "loss", "replied / selected", "down", "up", "time")
-    return Grid(header, rows, frozenset(range(1, 7)))
+    return Table(("round", "accuracy", "loss", "replied / selected", "down", "up", "time"), rows)

@@ -1,62 +1,127 @@
-"""A figure as SVG inside a page: no outer resource, ids of its own, colours of the page.
+"""A plot as SVG inside a page: no outer resource, ids of its own, colours of the page.
 
-The page's CSS decides colour and typeface, so one drawing serves light and dark. Names in the
-figure come from clients; matplotlib's writer escapes them, and nothing here unescapes.
+The page's CSS decides colour and typeface, so one drawing serves light and dark. Names in a plot
+come from clients; they are text of the XML tree and stay text. What a mark says when the pointer
+rests on it travels through matplotlib as the ``gid`` of its artist, a JSON list of texts.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import re
+from collections.abc import Sequence
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
+from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 
-from deploy.report.figures import style
-from deploy.report.palette import LIGHT
+from deploy.report.style import PALETTE, style
 
-_COLOURS = {hex_: name for name, hex_ in LIGHT.items()} | {
-    "#ffffff": "paper",
-    "#000000": "ink",
-}
+_SVG = "{http://www.w3.org/2000/svg}"
+_HREF = "{http://www.w3.org/1999/xlink}href"
+_COLOURS = {light: f"var(--{name})" for name, (light, _) in PALETTE.items()}
+_COLOURS |= {"#ffffff": "var(--paper)", "#000000": "var(--ink)"}
+_INHERITED = {"fill", "stroke", "fill-opacity", "stroke-width"}
+
+
+def say(artist: Artist, texts: Sequence[str]) -> None:
+    """What the marks of ``artist`` say on hover, in the order in which it draws them."""
+    artist.set_gid(json.dumps(list(texts)))
 
 
 def inline(figure: Figure, name: str, alt: str) -> Markup:
     """``<svg role="img" aria-label=alt>``; ``name`` (letters, digits, -) goes before every id."""
     assert re.fullmatch(r"[a-z][a-z0-9-]*", name), name
-    raw = io.StringIO()
+    raw = io.BytesIO()
     with style():
         figure.savefig(raw, format="svg", transparent=True, metadata={"Date": None})
-    text = raw.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, count=1, flags=re.DOTALL)
-    text = re.sub(r"<style.*?</style>", "", text, count=1, flags=re.DOTALL)  # the page has its own
-    text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
-    width, height = re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text)[0]
-    opening = (
-        f'<svg role="img" aria-label="{escape(alt)}" viewBox="0 0 {width} {height}" '
-        f'style="max-width:{float(width) * 1.25:.0f}px">'
-    )
-    body = text[text.index(">") + 1 :]
-    body = _in_tags(body, name)
-    body = re.sub(r"\n\s*\n+", "\n", body)
-    return Markup(opening + body)  # matplotlib escaped the text, we the alt text
+    root = ElementTree.fromstring(raw.getvalue())
+    values = [value for e in root.iter() for key, value in e.attrib.items() if key != "id"]
+    used = dict.fromkeys(re.findall(r"(?:^|url\()#([\w.-]+)", "\n".join(values), re.MULTILINE))
+    ids = {old: f"{name}-{i}" for i, old in enumerate(used)}
+    told = [(e, e.attrib["id"]) for e in root.iter() if e.attrib.get("id", "").startswith("[")]
+    for element in root.iter():
+        _rewrite(element, ids)
+    for group, gid in told:
+        _entitle(group, json.loads(gid))
+    _prune(root)
+    box = root.attrib["viewBox"]
+    limit = f"max-width:{float(box.split()[2]) * 1.25:.0f}px"
+    root.attrib = {"role": "img", "aria-label": alt, "viewBox": box, "style": limit}
+    return Markup(ElementTree.tostring(root, encoding="unicode"))  # the writer escaped all text
 
 
-def _in_tags(body: str, name: str) -> str:
-    """Rewrite ids, references, colours and fonts in the tags; what stands between them stays."""
+def _rewrite(element: Element, ids: dict[str, str]) -> None:
+    """One element for the page: its colours, type and ids; no name space, no blank text."""
+    element.tag = element.tag.removeprefix(_SVG)
+    element.tail = None
+    if element.tag != "text":
+        element.text = None
+    gid = element.attrib.pop("id", "")
+    if gid in ids:
+        element.attrib["id"] = ids[gid]
+    if target := element.attrib.pop(_HREF, ""):
+        element.attrib = {"href": f"#{ids[target[1:]]}", **element.attrib}
+    for key, value in element.attrib.items():
+        element.attrib[key] = re.sub(r"url\(#([^)]+)", lambda m: f"url(#{ids[m[1]]}", value)
+    for key in element.attrib.keys() & {"d", "x", "y", "transform", "width", "height"}:
+        value = re.sub(r"(\d\.\d\d)\d+", r"\1", element.attrib[key])  # a hundredth of a point
+        element.attrib[key] = re.sub(r"\s*([MLCQz])\s*", r"\1", value.strip())
+    if element.attrib.get("transform", "").startswith("rotate(-0 "):
+        del element.attrib["transform"]
+    _declare(element, _declarations(element))
 
-    def rewrite(tag: re.Match[str]) -> str:
-        text = tag.group(0).replace("xlink:href=", "href=")
-        text = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', text)
-        text = re.sub(r'(href="|url\()#', rf"\1#{name}-", text)
-        text = re.sub(r"font-family: [^;\"]*;? ?", "", text)  # the page's type is inherited
-        text = re.sub(r"(\d\.\d\d)\d+", r"\1", text)  # a hundredth of a point is enough
-        return re.sub(r"#[0-9a-f]{6}\b", _variable, text)
 
-    return re.sub(r"<[a-zA-Z][^>]*>", rewrite, body)
+def _prune(parent: Element) -> None:
+    """Leave out what draws nothing, and groups that say nothing about what they hold."""
+    kept: list[Element] = []
+    for child in parent:
+        _prune(child)
+        group = child.tag in ("g", "defs")
+        if child.tag in ("metadata", "style") or (group and not len(child)):
+            continue  # the page has a style sheet of its own
+        if child.tag == "g":
+            _share(child)
+        kept += list(child) if child.tag == "g" and not child.attrib else [child]
+    parent[:] = kept
 
 
-def _variable(colour: re.Match[str]) -> str:
-    name = _COLOURS.get(colour.group(0))
-    return colour.group(0) if name is None else f"var(--{name})"
+def _share(group: Element) -> None:
+    """What all marks of a group declare alike is declared once, by the group."""
+    if len(group) < 2 or any(child.tag != "use" for child in group):
+        return
+    told = [_declarations(child) for child in group]
+    if told[0].keys() <= _INHERITED and all(other == told[0] for other in told):
+        _declare(group, _declarations(group) | told[0])
+        for child in group:
+            _declare(child, {})
+
+
+def _entitle(group: Element, texts: list[str]) -> None:
+    """Give each mark in ``group`` its text; unseen ones (the class is the page's) show on hover."""
+    marks = list(group.iter("use")) or list(group.findall("path"))
+    if len(marks) != len(texts):
+        return  # matplotlib left out what lies beyond the canvas
+    for mark, text in zip(marks, texts, strict=True):
+        told = _declarations(mark)
+        if told.get("fill-opacity") == "0":
+            group.attrib = {"class": "hover", "style": f"fill:{told['fill']}"}
+            _declare(mark, {})
+        ElementTree.SubElement(mark, "title").text = text
+
+
+def _declarations(element: Element) -> dict[str, str]:
+    """The style attribute without the typeface, in the page's colours."""
+    pairs = (part.partition(":") for part in element.attrib.get("style", "").split(";"))
+    told = {key.strip(): value.strip() for key, _, value in pairs if key.strip()}
+    told.pop("font-family", None)
+    return {key: _COLOURS.get(value, value) for key, value in told.items()}
+
+
+def _declare(element: Element, told: dict[str, str]) -> None:
+    element.attrib.pop("style", None)
+    if told:
+        element.attrib["style"] = ";".join(f"{key}:{value}" for key, value in told.items())

@@ -84,7 +84,7 @@ def _watched(config: Config, folder: Path, console: Console) -> Iterator[Progres
     """A display that shows the journal's new lines while a run goes on elsewhere."""
     over = threading.Event()
     with Progress(config.run.rounds, console) as progress:
-        what = (folder / "journal.jsonl", over.is_set, progress.on_round)
+        what = (folder / "journal.jsonl", over.is_set, progress.on_round, progress.warn)
         thread = threading.Thread(target=follow, args=what, daemon=True)
         thread.start()
         try:

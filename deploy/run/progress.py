@@ -7,24 +7,22 @@ cleaned before they reach a terminal.
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
-from rich import box
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
-from rich.table import Table
+from rich.table import Table as Lines
 from rich.text import Text
 
-from deploy.report.amounts import NONE, duration, number, percent, size
-from deploy.report.clean import clean
-
-Entry = dict[str, Any]
+from common.journal import Entry, OtherVersion
+from deploy.report.read import Run
+from deploy.report.table import Table, terminal
+from deploy.report.text import NONE, clean, duration, number, percent, size
 
 
 @final
@@ -69,12 +67,12 @@ class Progress:
     @property
     def best(self) -> float | None:
         """The best accuracy (0 to 1) so far, the census left out."""
-        found = (_scalar(e.get("accuracy")) for t, e in self._entries.items() if t > 0)
+        found = (e.accuracy for t, e in self._entries.items() if t > 0)
         return max((a for a in found if a is not None), default=None)
 
     @property
     def failures(self) -> int:
-        return sum(len(_list(e.get("failures"))) for e in self._entries.values())
+        return sum(len(e.failures) for e in self._entries.values())
 
     @property
     def left(self) -> float | None:
@@ -82,8 +80,8 @@ class Progress:
         ended = max(self._entries, default=0)
         if ended == 0:
             return None
-        told = [_scalar(_dict(e.get("seconds")).get("total")) for e in self._last_entries(5)]
-        known = [s for s in told if s is not None]
+        last = [self._entries[t] for t in sorted(self._entries) if t > 0][-5:]
+        known = [e.seconds["total"] for e in last if "total" in e.seconds]
         each = sum(known) / len(known) if known else (self._last - self._began) / ended
         return max(0.0, each * (self._rounds - ended) - (self._clock() - self._last))
 
@@ -98,21 +96,23 @@ class Progress:
 
     def on_round(self, entry: Entry) -> None:
         """Take in one journal entry; round 0 is the census."""
-        t = int(entry["round"])
+        t = entry.round
         self._entries[t] = entry
         self._last = self._clock()
         self._phase = ""
-        for failure in map(_dict, _list(entry.get("failures"))):
-            who, why = number(failure.get("k")), clean(failure.get("reason", "no reason given"))
-            self._print(f"round {t}: client {who} failed: {why}", style="yellow")
+        for failure in entry.failures:
+            self.warn(f"round {t}: client {failure.k} failed: {clean(failure.reason)}")
         if self._live is None:
             self._print(self._line(t, entry))
 
+    def warn(self, text: str) -> None:
+        """One line that stays, whatever the run goes on with."""
+        self._print(clean(text, 400), style="yellow")
+
     def _line(self, t: int, entry: Entry) -> str:
-        accuracy = percent(_scalar(entry.get("accuracy")))
+        accuracy = percent(entry.accuracy)
         if t == 0:
-            clients = len(_list(entry.get("clients")))
-            return f"census: {clients} clients, accuracy {accuracy} before training"
+            return f"census: {len(entry.clients)} clients, accuracy {accuracy} before training"
         parts = [f"round {t}/{self._rounds}", f"accuracy {accuracy}", f"best {percent(self.best)}"]
         if t < self._rounds and self.left is not None:
             parts.append(f"{duration(self.left)} left")
@@ -122,13 +122,13 @@ class Progress:
 
     def _view(self) -> Group:
         ended = max(self._entries, default=0)
-        now = self._entries.get(ended, {})
-        line = Table.grid(padding=(0, 2))
+        now = self._entries.get(ended)
+        line = Lines.grid(padding=(0, 2))
         bar = ProgressBar(total=max(1, self._rounds), completed=ended, width=28)
         cells: list[ProgressBar | Text] = [
             Text(f"round {ended}/{self._rounds}", style="bold"),
             bar,
-            Text.assemble(("accuracy ", "dim"), percent(_scalar(now.get("accuracy")))),
+            Text.assemble(("accuracy ", "dim"), percent(now.accuracy if now else None)),
             Text.assemble(("best ", "dim"), percent(self.best)),
         ]
         if ended < self._rounds:
@@ -147,56 +147,42 @@ class Progress:
         """One line, unwrapped in a log so that it can be searched."""
         self._console.print(Text(text, style=style), soft_wrap=True)
 
-    def _last_entries(self, n: int) -> list[Entry]:
-        return [self._entries[t] for t in sorted(self._entries) if t > 0][-n:]
 
-
-def show_summary(summary: Mapping[str, Any], console: Console) -> None:
+def show_summary(run: Run, console: Console) -> None:
     """The clients (own and global model's accuracy on their test shares), then the result."""
-    clients = [_dict(c) for c in _list(summary.get("clients"))]
-    if clients:
-        table = Table(box=box.SIMPLE_HEAD)
-        table.add_column("client", justify="right")
-        table.add_column("model")
-        for name in ("samples", "own model", "global model"):
-            table.add_column(name, justify="right")
-        for c in sorted(clients, key=lambda c: int(c.get("k", -1))):
-            table.add_row(
-                number(c.get("k")),
-                Text(clean(c.get("model", NONE), 40)),
-                number(c.get("n")),
-                percent(_scalar(c.get("accuracy"))),
-                percent(_scalar(c.get("accuracy_global"))),
-            )
-        console.print(table)
-    accuracy, sent = _dict(summary.get("accuracy")), _dict(summary.get("bytes"))
-    failures = [_dict(f) for f in _list(summary.get("failures"))]
-    what = f"{summary.get('method', '?')} on {summary.get('dataset', '?')}"
-    result = Table.grid(padding=(0, 2))
     rows = [
-        ("run", f"{what}, {number(summary.get('rounds'))} rounds, seed {summary.get('seed')}"),
-        ("runtime", f"{summary.get('runtime', NONE)}, {duration(_scalar(summary.get('seconds')))}"),
+        (str(s.k), m.model, number(m.n), percent(s.accuracy), percent(s.accuracy_global))
+        for m, s in run.scores()
+    ]
+    if rows:
+        header = ("client", "model", "samples", "own model", "global model")
+        console.print(*terminal(Table(header, rows, "rlr")))
+    told, summary = run.headline(), run.summary
+    what = f"{run.setting('method') or '?'} on {run.setting('dataset') or '?'}"
+    lines = [
+        ("run", f"{what}, {run.done} rounds, seed {run.setting('seed')}"),
+        ("runtime", f"{run.setting('runtime') or NONE}, {duration(run.seconds())}"),
         (
             "accuracy",
-            f"final {percent(_scalar(accuracy.get('final')))}, "
-            f"best {percent(_scalar(accuracy.get('best')))}, "
-            f"mean of the last 10 rounds {percent(_scalar(accuracy.get('last10')))}",
+            f"final {percent(told['final'])}, best {percent(told['best'])}, "
+            f"mean of the last 10 rounds {percent(told['last10'])}",
         ),
-        ("sent", f"{size(_scalar(sent.get('down')))} down, {size(_scalar(sent.get('up')))} up"),
-        ("weights", f"SHA-256 {str(summary.get('weights_sha256', NONE))[:16]}"),
+        ("sent", f"{size(run.cost('down'))} down, {size(run.cost('up'))} up"),
+        ("weights", f"SHA-256 {((summary and summary.weights_sha256) or NONE)[:16]}"),
     ]
-    if reached := _dict(summary.get("rounds_to_target")):
-        first, mean5 = (_round(reached.get(name)) for name in ("first", "mean5"))
-        target = percent(_scalar(reached.get("target")))
-        rows.append((f"to {target}", f"first in round {first}, mean of 5 in round {mean5}"))
-    for name, told in _dict(summary.get("fairness")).items():
-        if isinstance(told, dict):
-            amp, wlp = (percent(_scalar(told.get(key))) for key in ("amp", "wlp"))
-            rows.append((f"on clients: {name}", f"mean {amp} (AMP), worst {wlp} (WLP)"))
-    for name, text in rows:
-        result.add_row(Text(clean(name), style="dim"), Text(clean(text)))
-    for f in failures:
-        reason = f"client {number(f.get('k'))}, round {number(f.get('round'))}: {f.get('reason')}"
+    if summary and (reached := summary.rounds_to_target):
+        first, mean5 = ("none" if t is None else t for t in (reached.first, reached.mean5))
+        line = f"first in round {first}, mean of 5 in round {mean5}"
+        lines.append((f"to {percent(reached.target)}", line))
+    fairness = next((e.fairness for e in reversed(run.entries) if e.fairness), None)
+    for name, of in fairness.models.items() if fairness else ():
+        line = f"mean {percent(of.amp)} (AMP), worst {percent(of.wlp)} (WLP)"
+        lines.append((f"on clients: {name}", line))
+    result = Lines.grid(padding=(0, 2))
+    for name, text in lines:
+        result.add_row(Text(name, style="dim"), Text(text))
+    for f in run.failures():
+        reason = f"client {f.k}, round {f.round}: {f.reason}"
         result.add_row(Text("failure", style="yellow"), Text(clean(reason, 300)))
     console.print(result)
 
@@ -205,25 +191,38 @@ def follow(
     journal_path: Path,
     stop: Callable[[], bool],
     on_round: Callable[[Entry], None],
+    warn: Callable[[str], None],
     poll_s: float = 0.2,
 ) -> None:
     """Hand every entry of a growing journal to ``on_round`` until ``stop()`` says so.
 
     The file need not exist yet. Only whole lines are read; what is no entry is passed over (the
-    report names it). A file that shrinks was written anew and is read from its start. After
-    ``stop()`` turns true the file is read once more, so no last line is lost.
+    report names it), and ``warn`` hears once of entries that another release wrote. A file that
+    shrinks was written anew and is read from its start. After ``stop()`` turns true the file is
+    read once more, so no last line is lost.
     """
-    offset = 0
+    offset, strange = 0, False
     while True:
         last = stop()
-        offset = _read_on(journal_path, offset, on_round)
+        offset, lines = _read_on(journal_path, offset)
+        for line in lines:
+            try:
+                entry = Entry.read(line)
+            except OtherVersion as error:
+                if not strange:
+                    warn(str(error))
+                strange = True
+            except ValueError:
+                continue
+            else:
+                on_round(entry)
         if last:
             return
         time.sleep(poll_s)
 
 
-def _read_on(path: Path, offset: int, on_round: Callable[[Entry], None]) -> int:
-    """Read the whole lines behind ``offset``; return where they end."""
+def _read_on(path: Path, offset: int) -> tuple[int, list[str]]:
+    """Where the whole lines behind ``offset`` end, and the lines."""
     try:
         with path.open("rb") as file:
             if file.seek(0, 2) < offset:
@@ -231,35 +230,11 @@ def _read_on(path: Path, offset: int, on_round: Callable[[Entry], None]) -> int:
             file.seek(offset)
             new = file.read()
     except FileNotFoundError:
-        return 0
+        return 0, []
     whole = new[: new.rfind(b"\n") + 1]
-    for line in whole.splitlines():
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(entry, dict) and isinstance(entry.get("round"), int):
-            on_round(entry)
-    return offset + len(whole)
-
-
-def _round(t: object) -> str:
-    return "none" if t is None else number(t)
+    return offset + len(whole), whole.decode(errors="replace").split("\n")[:-1]
 
 
 def _whole(seconds: float | None) -> str:
     """Seconds of a countdown, without fractions that flicker."""
     return NONE if seconds is None else duration(seconds) if seconds >= 60 else f"{seconds:.0f} s"
-
-
-def _scalar(value: object) -> float | None:
-    number_ = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if number_ else None  # type: ignore[arg-type]
-
-
-def _dict(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 from matplotlib.figure import Figure
-from rich.table import Table
 
 from common.files import write_atomically
 from common.models import count
 from common.models.classifier import Split
-from deploy.study import similarity_figures as figures
+from deploy.report.table import Table
+from deploy.report.text import clean
 from deploy.study.further_round import Further, further_round
-from deploy.study.overheads import overheads
-from deploy.study.similarity import class_map, mean_pair, similarity
+from deploy.study.overheads import Overheads, overheads
+from deploy.study.similarity import Map, bars, class_map, heat_maps, mean_pair, plane, similarity
+from server_app.method import Client
 
-CAPTION = (
+NOTE = (
     "mean CKA of two clients by stage; apart: silhouette of the architectures in one class; "
     "parameters and further numbers a client sends in a round; memory to train"
 )
@@ -37,6 +39,19 @@ class Options:
     workers: int
 
 
+@final
+@dataclass(frozen=True)
+class Analysis:
+    """What was found in one run: CKA in [0, 1] by stage, the mean and of every pair [m][m]."""
+
+    method: str
+    clients: list[str]
+    cka: dict[str, float]
+    cka_pairs: dict[str, list[list[float]]]
+    tsne: Map
+    overheads: Overheads
+
+
 def analyse(folders: list[Path], to: Path, options: Options) -> tuple[list[Path], Table]:
     """Analyse each run; the files written under ``to``, and the numbers as a table.
 
@@ -46,21 +61,23 @@ def analyse(folders: list[Path], to: Path, options: Options) -> tuple[list[Path]
         raise ValueError("an analysis takes 2 or more clients and 2 or more images")
     to.mkdir(parents=True, exist_ok=True)
     labels = _labels(folders)
-    found: dict[str, Any] = {}
+    found: dict[str, Analysis] = {}
     written: list[Path] = []
     for label, folder in zip(labels, folders, strict=True):
         with further_round(folder, options.clients, options.workers) as further:
             found[label], pictures = _one(further, options)
         for name, figure in pictures.items():
             written.append(_save(figure, to / f"{label}-{name}.png"))
-    bars = figures.bars({label: one["cka"] for label, one in found.items()})
-    written.append(_save(bars, to / "cka.png"))
+    drawn = bars({label: one.cka for label, one in found.items()})
+    written.append(_save(drawn, to / "cka.png"))
     path = to / "analysis.json"
-    write_atomically(path, (json.dumps(found, indent=1) + "\n").encode())
+    write_atomically(
+        path, (json.dumps({k: asdict(one) for k, one in found.items()}, indent=1) + "\n").encode()
+    )
     return [*written, path], _table(found)
 
 
-def _one(further: Further, options: Options) -> tuple[dict[str, Any], dict[str, Figure]]:
+def _one(further: Further, options: Options) -> tuple[Analysis, dict[str, Figure]]:
     data, config = further.dataset, further.config
     owned = further.networks()
     if len(owned) < 2:
@@ -70,18 +87,18 @@ def _one(further: Further, options: Options) -> tuple[dict[str, Any], dict[str, 
     matrices = similarity([net for _, net in owned], data.x_test[: options.images], data, config)
     drawn = class_map(_three(owned), options.label, data, config, CLASS_IMAGES)
     names = [f"{client.k} {client.model}" for client, _ in owned]
-    result = {
-        "method": config.run.method,
-        "clients": names,
-        "cka": {stage: mean_pair(matrix) for stage, matrix in matrices.items()},
-        "cka_pairs": {stage: matrix.tolist() for stage, matrix in matrices.items()},
-        "tsne": asdict(drawn),
-        "overheads": overheads(further),
-    }
-    return result, {"cka": figures.heat_maps(matrices, names), "tsne": figures.plane(drawn)}
+    result = Analysis(
+        method=config.run.method,
+        clients=names,
+        cka={stage: mean_pair(matrix) for stage, matrix in matrices.items()},
+        cka_pairs={stage: matrix.tolist() for stage, matrix in matrices.items()},
+        tsne=drawn,
+        overheads=overheads(further),
+    )
+    return result, {"cka": heat_maps(matrices, names), "tsne": plane(drawn)}
 
 
-def _three(owned: list[tuple[Any, Split]]) -> dict[str, Split]:
+def _three(owned: list[tuple[Client, Split]]) -> dict[str, Split]:
     """The smallest, a middle one and the largest architecture, each of its first client."""
     firsts = {client.model: net for client, net in reversed(owned)}
     ordered = sorted(firsts, key=lambda spec: (count(firsts[spec]), spec))
@@ -102,21 +119,18 @@ def _save(figure: Figure, path: Path) -> Path:
     return path
 
 
-def _table(found: dict[str, Any]) -> Table:
-    stages = list(dict.fromkeys(stage for one in found.values() for stage in one["cka"]))
-    table = Table(box=None, header_style="bold", pad_edge=False, caption=CAPTION)
-    columns = [*stages, "apart", "parameters", "more up", "memory"]
-    table.add_column("run", overflow="fold")
-    for column in columns:
-        table.add_column(column, justify="right")
-    for label, one in found.items():
-        cost = one["overheads"]
-        table.add_row(
-            label,
-            *(f"{one['cka'].get(stage, float('nan')):.3f}" for stage in stages),
-            f"{one['tsne']['separation']:.3f}",
-            f"{cost['parameters'] / 1e6:.2f} M",
-            f"{cost['further_up']:,.0f}",
-            f"{cost['memory_mb']:.1f} MB",
+def _table(found: Mapping[str, Analysis]) -> Table:
+    stages = list(dict.fromkeys(stage for one in found.values() for stage in one.cka))
+    rows = [
+        (
+            clean(label),
+            *(f"{one.cka.get(stage, float('nan')):.3f}" for stage in stages),
+            f"{one.tsne.separation:.3f}",
+            f"{one.overheads.parameters / 1e6:.2f} M",
+            f"{one.overheads.further_up:,.0f}",
+            f"{one.overheads.memory_mb:.1f} MB",
         )
-    return table
+        for label, one in found.items()
+    ]
+    header = ("run", *stages, "apart", "parameters", "more up", "memory")
+    return Table(header, rows, notes=(NOTE,))

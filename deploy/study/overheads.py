@@ -8,10 +8,10 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, final
+from typing import final
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -22,7 +22,7 @@ from common.protocol import Up
 from common.records import Records, tensors
 from deploy.run.loopback import Loopback
 from deploy.study.further_round import Further
-from server_app.talk.census import Client
+from server_app.method import Client
 from server_app.talk.exchange import exchange
 
 STEPS = 2  #: training steps of which the memory is measured
@@ -42,14 +42,14 @@ class Overheads:
     """Most bytes (in 10⁶) that tensors took at once while a client trained."""
 
 
-def overheads(further: Further) -> dict[str, float]:
+def overheads(further: Further) -> Overheads:
     """Count what travelled in the further round, and train once more to see the memory."""
     counts = [_counts(further, client, up) for client, up in further.ups]
     firsts = {client.model: client.k for client, _ in reversed(further.ups)}
     memory = [_memory(further, k) for k in firsts.values()]
     names = counts[0].keys()
     means = {name: fmean(count[name] for count in counts) for name in names}
-    return asdict(Overheads(memory_mb=fmean(memory) / 1e6, **means))
+    return Overheads(memory_mb=fmean(memory) / 1e6, **means)
 
 
 def _counts(further: Further, client: Client, up: Up) -> dict[str, int]:
@@ -86,7 +86,7 @@ def _memory(further: Further, k: int) -> int:
     return peak(train)
 
 
-def peak(work: Callable[[], Any]) -> int:
+def peak(work: Callable[[], object]) -> int:
     """Most bytes that torch held at once during ``work``, above what it held before."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.synchronize()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,23 +11,20 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from client_app.methods import HANDLERS
+from client_app.methods import make
 from client_app.participant import Participant
-from common import fleet, models
-from common.config import Config, parse
-from common.data import Dataset, load
+from common.config import Config, Value
+from common.data import Dataset
 from common.data.batches import normalise
 from common.models.batchnorm import recalibrate
 from common.models.classifier import Classifier
-from deploy.report.figures import style
-from deploy.report.palette import PAPER, series
-from deploy.run.settings import load as load_settings
-from deploy.study.weights import load_weights
+from deploy.report.style import PAPER, series, style
+from deploy.study.finished import finished
 
 SIDE = 200  #: points of the grid along each axis
 
 
-def figure(folder: Path) -> Figure:
+def draw(folder: Path) -> Figure:
     """Two rows: every client's model and the server's, before round 1 and after the last.
 
     On a client's panels lie its own training points, on the server's all of them. A client without
@@ -37,46 +33,24 @@ def figure(folder: Path) -> Figure:
     Raises ``ValueError`` if there is no finished run in ``folder`` or its samples are not points in
     the plane.
     """
-    path = folder / "config.toml"
-    if not path.exists() or not (folder / "model.safetensors").exists():
-        raise ValueError(f"{folder} holds no finished run with a model of the server")
-    config = parse(load_settings(path))
-    data = load(config.data)
+    run = finished(folder)
+    config, data = run.config, run.dataset()
     if data.shape != (2, 1, 1):
         raise ValueError(f"{folder} is a run on samples of shape {data.shape}, not on points")
     columns: list[tuple[str, list[Classifier], tuple[Tensor, Tensor]]] = []
     for k in range(config.run.clients):
-        node: dict[str, Any] = {"partition-id": k, "device": "cpu"}
+        node: dict[str, Value] = {"partition-id": k, "device": "cpu"}
         participant = Participant(config, node, config.run.experiment)
-        handler = HANDLERS[config.run.method](participant)
+        handler = make(participant)
         own = [handler.own_model(t) for t in (0, config.run.rounds)]
         nets = [net for net in own if net is not None]
         if len(nets) == 2:
             columns.append((f"client {k}: {handler.spec}", nets, participant.train_set))
-    server = _servers(config, data, folder)
+    server = [run.server_model(data, trained=trained) for trained in (False, True)]
+    if config.score.bn != "running":
+        recalibrate(server[1], [normalise(data.x_test, data.mean, data.std)])
     columns.append((f"server: {server[0].spec}", server, (data.x, data.y)))
     return _draw(columns, config, data)
-
-
-def _servers(config: Config, data: Dataset, folder: Path) -> list[Classifier]:
-    """The server's model as first drawn, and as the run left it."""
-    spec = fleet.global_spec(config, data.shape, data.num_classes)
-    nets = []
-    for weights in (None, load_weights(folder / "model.safetensors")):
-        net = models.build(
-            spec,
-            data.shape,
-            data.num_classes,
-            seed=config.run.seed,
-            name=("init", "global"),
-            stem=config.run.stem,
-        )
-        if weights is not None:
-            net.load_state_dict(weights)
-            if getattr(config.method, "eval_bn", "running") != "running":
-                recalibrate(net, [normalise(data.x_test, data.mean, data.std)])
-        nets.append(net)
-    return nets
 
 
 def _draw(

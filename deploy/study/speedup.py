@@ -38,8 +38,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from deploy.report.figures import style
-from deploy.report.palette import series
+from deploy.report.style import series, style
 
 I_C, I_S, P, K, M = 10, 5, 5, 3.0, 22.0  #: the paper's values
 CLIENTS = (10, 20, 30, 50, 100)  #: N of the curves; the paper's text names 20 and 30
@@ -89,7 +88,7 @@ def speedup(
     return feddf / (fedorion + fedorion_server(alpha, N, I_s=I_s, K=K, M=M))
 
 
-def figure(clients: Sequence[int] = CLIENTS, *, M: float = M) -> Figure:
+def draw(clients: Sequence[int] = CLIENTS, *, M: float = M) -> Figure:
     """Figure 5: speed-up over the clients that skip mutual learning, a curve for each N."""
     alphas = np.linspace(0, 1, 101)
     with style():

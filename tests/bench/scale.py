@@ -22,9 +22,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from common.parse import defaults
 from deploy.run import preflight
 from deploy.run.grpc import Federation, start_federation
-from deploy.run.settings import app_folder, defaults, numbers
+from deploy.run.settings import app_folder, numbers
 from tests.bench import estimate, traffic
 from tests.bench.memory import Peak, processor
 

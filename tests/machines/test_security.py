@@ -34,7 +34,7 @@ from deploy.machines.certificates import Certificates
 from deploy.run import grpc as runtime
 from deploy.run.grpc import Federation, node_config, start_federation, supernode_command
 from deploy.run.settings import app_folder
-from tests.conftest import TinyRun, flat
+from tests.support.tiny import TinyRun, flat
 
 pytestmark = [
     pytest.mark.slow,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.conftest import TinyRun, flat
+from tests.support.tiny import TinyRun, flat
 
 Run = Callable[..., TinyRun]
 SMALL = {
-    "fleet": "lenet5@0.5", "dafl__latent": 8, "dafl__generator_width": 8, "dafl__server_steps": 4,
+    "fleet": "lenet5@0.5", "generator__latent": 8, "generator__width": 8, "dafl__server_steps": 4,
     "dafl__server_batch_size": 8,
 }  # fmt: skip
 
@@ -34,8 +34,9 @@ def test_the_student_waits_for_its_start(run: Run) -> None:
 
 
 def test_what_the_servers_generator_draws_can_be_seen(run: Run) -> None:
-    from deploy.run.settings import to_toml
     from deploy.study.samples import imagine
+
+    from deploy.run.settings import to_toml
 
     result = run(method="dafl", **SMALL)
     settings = flat(result.folder, method="dafl", **SMALL)

@@ -47,10 +47,11 @@ def test_every_formula_grows_with_the_clients():
 def test_the_report_shows_the_formulas_count_the_bytes_and_their_ratio(run):
     from deploy.report.html import one
     from deploy.report.page import render
-    from deploy.report.read import read
     from deploy.report.traffic import formula, incentive
 
-    knobs = {"data__public": 0.6, "data__samples": 200, "i-dl-mh.embed-epochs": 1}
+    from deploy.report.read import read
+
+    knobs = {"data__public": 0.6, "data__samples": 200, "confidence.epochs": 1}
     done = run(method="i-dl-mh", rounds=1, **knobs)
     record = read(done.folder)
     section = formula([("i-dl-mh", record)])
@@ -70,8 +71,9 @@ def test_the_report_shows_the_formulas_count_the_bytes_and_their_ratio(run):
 
 
 def test_a_run_without_a_formula_has_no_such_section(run):
-    from deploy.report.read import read
     from deploy.report.traffic import formula, incentive
+
+    from deploy.report.read import read
 
     record = read(run(method="fedorion", rounds=1).folder)
     assert formula([("fedorion", record)]) is None and incentive(record) is None

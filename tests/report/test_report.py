@@ -12,12 +12,12 @@ from typing import Any
 
 import matplotlib as mpl
 import pytest
-from rich.console import Console
-
-from deploy.report import amounts, figures
 from deploy.report.clean import clean
 from deploy.report.html import write_report
 from deploy.report.labels import differences, labels
+from rich.console import Console
+
+from deploy.report import amounts, figures
 from deploy.report.read import flat, read
 from deploy.report.svg import inline
 from deploy.report.table import Cell, Table, html, markdown, png, render

@@ -17,13 +17,13 @@ from rich.console import Console
 from common.config import Value
 from common.data import DATASETS
 from common.data.partition import PARTITIONS
+from common.methods import names
 from common.models import MODELS
 from common.version import code_version
 from deploy import cli
 from deploy.report.listing import LISTINGS
 from deploy.run.settings import to_toml
-from server_app.methods import METHODS
-from tests.conftest import flat
+from tests.support.tiny import flat
 
 
 def fedmosaic(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -119,7 +119,7 @@ def test_a_mistake_is_one_line_and_a_failing_exit_status(
 @pytest.mark.parametrize(
     ("what", "names"),
     [
-        ("methods", METHODS),
+        ("methods", names()),
         ("models", MODELS),
         ("datasets", DATASETS),
         ("partitions", PARTITIONS),

@@ -1,10 +1,29 @@
-"""How amounts are written: 93.1 %, 4.20 MB, 3 min 20 s, 1,234; a dash where there is none."""
+"""How a report writes: 93.1 %, 4.20 MB, 3 min 20 s, 1,234, a dash where there is none; clean text.
+
+Model names, class names, metric names and reasons of failure come from clients. A terminal obeys
+escape sequences, so control characters are shown as a sign instead of being sent.
+"""
 
 from __future__ import annotations
 
 import math
+import unicodedata
 
 NONE = "–"
+
+
+def clean(text: object, limit: int = 200) -> str:
+    """One line of at most ``limit`` characters; white space is one blank, the unprintable is �.
+
+    >>> clean("ok\\x1b[2J\\n  done")
+    'ok�[2J done'
+    """
+    shown = "".join(
+        " " if c.isspace() else "�" if unicodedata.category(c)[0] == "C" else c
+        for c in str(text)[: 8 * limit]
+    )
+    shown = " ".join(shown.split())
+    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 
 def percent(fraction: float | None, digits: int = 1) -> str:

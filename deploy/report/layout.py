@@ -14,22 +14,10 @@ from typing import final
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from deploy.report import palette
+from deploy.report.style import css
+from deploy.report.table import Table, html
 
 _HERE = Path(__file__).parent
-
-
-@final
-@dataclass(frozen=True)
-class Grid:
-    """A table of texts. Columns named in ``numeric`` are set flush right; ``colours`` holds one
-    series number per row, shown as a dot before its first cell."""
-
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    numeric: frozenset[int] = frozenset()
-    colours: Sequence[int] | None = None
-    best: frozenset[tuple[int, int]] = frozenset()
 
 
 @final
@@ -42,9 +30,9 @@ class Card:
 
     title: str
     svg: Markup | None = None
-    grid: Grid | None = None
+    table: Table | None = None
     text: str = ""
-    behind: Grid | None = None
+    behind: Table | None = None
     span: int = 6
 
 
@@ -87,6 +75,6 @@ def render(page: Page) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    css = palette.css() + "\n" + (_HERE / "page.css").read_text(encoding="utf-8")
+    sheet = css() + "\n" + (_HERE / "page.css").read_text(encoding="utf-8")
     template = environment.get_template("page.html.jinja")
-    return template.render(page=page, css=Markup(css))  # our own file
+    return template.render(page=page, css=Markup(sheet), html=html)  # our own file

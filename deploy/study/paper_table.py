@@ -15,16 +15,19 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Literal, final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from common.config import Value
 from common.files import write_atomically
+from common.journal import Entry
 from common.metrics import rounds_to
+from common.parse import defaults
 from common.presets import entries
 from deploy.report import table as rendering
-from deploy.run.settings import defaults, find, flatten, numbers
+from deploy.run.settings import find, flatten, numbers
+from deploy.study.comparison import Comparison, Measured
 
 Flat = dict[str, Value]
 
@@ -35,7 +38,7 @@ class Line(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field(min_length=1)
-    set: dict[str, Any] = {}
+    set: dict[str, object] = {}
     measure: str = ""
     model: str = "global"
     """A row: which model it is about; stands for ``{model}`` in a measure."""
@@ -51,7 +54,7 @@ class Line(BaseModel):
 
 
 @final
-class File(BaseModel):
+class TableFile(BaseModel):
     """A table file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -63,7 +66,7 @@ class File(BaseModel):
     format: str = ".2f"
     better: str = "higher"
     note: str = ""
-    base: dict[str, Any] = {}
+    base: dict[str, object] = {}
     row: list[Line] = Field(min_length=1)
     column: list[Line] = Field(min_length=1)
     expected: dict[str, dict[str, float]] = {}
@@ -71,7 +74,7 @@ class File(BaseModel):
 
 @final
 @dataclass(frozen=True)
-class Cell:
+class CellRun:
     """One run of the table: where it stands, what it measures, and its whole run config."""
 
     row: str
@@ -98,14 +101,14 @@ def is_table(path: Path) -> bool:
     return "row" in tomllib.loads(path.read_text(encoding="utf-8"))
 
 
-def read(path: Path) -> File:
+def read(path: Path) -> TableFile:
     """A table file. Raises ``ValueError``, one line, if it is not one."""
     path = find(path)
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
         if "row" not in content:
             raise ValueError(f"{path} has no [[row]], so it is no table: fedmosaic run takes it")
-        return File.model_validate(content)
+        return TableFile.model_validate(content)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path} is not valid TOML: {error}") from error
     except ValidationError as error:
@@ -114,7 +117,7 @@ def read(path: Path) -> File:
         raise ValueError(f"{path}: {where}: {first['msg']}") from error
 
 
-def cells(file: File) -> Iterator[Cell]:
+def cells(file: TableFile) -> Iterator[CellRun]:
     """Every cell for every seed, row by row.
 
     Raises ``ValueError`` for a key that does not exist or an expected number without a cell.
@@ -136,17 +139,17 @@ def cells(file: File) -> Iterator[Cell]:
                 raise ValueError(f"column {column.name!r}: reach = {column.reach!r} is no row")
             for seed in row.seeds or file.seeds:
                 whole = {**flat, "seed": seed}
-                yield Cell(
+                yield CellRun(
                     row.name, column.name, seed, measure, whole,
                     column.scale, column.reach, column.window,
                 )  # fmt: skip
 
 
 def run(
-    file: File,
+    file: TableFile,
     folder: Path,
-    launch: Callable[[Cell, Path], None],
-    on_cell: Callable[[int, int, Cell, bool], None],
+    launch: Callable[[CellRun, Path], None],
+    on_cell: Callable[[int, int, CellRun, bool], None],
 ) -> None:
     """Run the cells that are not recorded yet; a finished cell's private client state is dropped.
 
@@ -165,7 +168,7 @@ def run(
         (place / "checkpoint.safetensors").unlink(missing_ok=True)
 
 
-def collect(file: File, folder: Path) -> rendering.Table:
+def collect(file: TableFile, folder: Path) -> Comparison:
     """The table as far as it is recorded."""
     found: dict[tuple[str, str], list[float]] = {}
     all_cells = list(cells(file))
@@ -181,14 +184,14 @@ def collect(file: File, folder: Path) -> rendering.Table:
             scaled = value * (usual if cell.scale is None else cell.scale)
             found.setdefault((cell.row, cell.column), []).append(scaled)
     table_cells = {
-        (row.name, column.name): rendering.Cell(
+        (row.name, column.name): Measured(
             tuple(found.get((row.name, column.name), ())) or None,
             file.expected.get(row.name, {}).get(column.name),
         )
         for row in file.row
         for column in file.column
     }
-    return rendering.Table(
+    return Comparison(
         title=file.title,
         rows=tuple(row.name for row in file.row),
         columns=tuple(column.name for column in file.column),
@@ -201,11 +204,18 @@ def collect(file: File, folder: Path) -> rendering.Table:
     )
 
 
-def write(table: rendering.Table, file: File, folder: Path, stem: str) -> list[Path]:
-    """Markdown, HTML, PNG and the bare numbers as JSON (null: never), all in ``folder``."""
-    paths = [folder / f"{stem}{suffix}" for suffix in (".md", ".html", ".json", ".png")]
-    write_atomically(paths[0], rendering.markdown(table).encode())
-    write_atomically(paths[1], rendering.html(table).encode())
+def write(filled: Comparison, file: TableFile, folder: Path, stem: str) -> list[Path]:
+    """Markdown, HTML, LaTeX, CSV, PNG, and the bare numbers as JSON (null: never), in ``folder``.
+
+    The CSV has a line for each cell: mean, standard deviation, seeds, the paper's number.
+    """
+    table, path = filled.table(), folder / stem
+    texts = {
+        ".md": rendering.markdown(table),
+        ".html": str(rendering.html(table)),
+        ".tex": rendering.latex(table),
+        ".csv": rendering.csv(filled.numbers()),
+    }
     numbers_ = [
         {
             "row": row,
@@ -214,24 +224,26 @@ def write(table: rendering.Table, file: File, folder: Path, stem: str) -> list[P
             and [value if math.isfinite(value) else None for value in cell.values],
             "expected": cell.expected,
         }
-        for (row, column), cell in table.cells.items()
+        for (row, column), cell in filled.cells.items()
     ]
-    text = json.dumps({"title": file.title, "seeds": file.seeds, "cells": numbers_}, indent=1)
-    write_atomically(paths[2], text.encode())
-    rendering.png(table, paths[3])
-    return paths
+    told = {"title": file.title, "seeds": file.seeds, "cells": numbers_}
+    texts[".json"] = json.dumps(told, indent=1)
+    for suffix, text in texts.items():
+        write_atomically(path.with_name(stem + suffix), text.encode())
+    rendering.png(table, path.with_name(f"{stem}.png"))
+    return [path.with_name(stem + suffix) for suffix in (*texts, ".png")]
 
 
-def record(place: Path) -> dict[str, Any] | None:
+def record(place: Path) -> dict[str, object] | None:
     """The summary of a completed run in ``place``, or None."""
     path = place / "summary.json"
     if not path.exists():
         return None
-    summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    summary: dict[str, object] = json.loads(path.read_text(encoding="utf-8"))
     return summary if summary.get("status") == "completed" else None
 
 
-def _rounds_to_reach(cell: Cell, all_cells: list[Cell], folder: Path) -> float | None:
+def _rounds_to_reach(cell: CellRun, all_cells: list[CellRun], folder: Path) -> float | None:
     """The first round at which ``cell`` measures what the row ``cell.reach`` does at its end.
 
     With a ``window``: the mean of the last so many measurements. Infinite if it never does; None if
@@ -256,15 +268,22 @@ def _course(place: Path, measure: str) -> list[tuple[int, float]]:
     """(round, measure) of a completed run, wherever its journal has it."""
     if record(place) is None:
         return []
-    lines = (place / "journal.jsonl").read_text(encoding="utf-8").splitlines()
-    entries = [json.loads(line) for line in lines]
-    values = [(entry["round"], measured(entry, measure)) for entry in entries]
+    path, values = place / "journal.jsonl", []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            entry = Entry.read(line)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+        told = entry.model_dump(exclude_unset=True)
+        if entry.fairness is not None:  # named as in the summary, where a measure also looks
+            told["fairness"] = entry.fairness.flat()
+        values.append((entry.round, measured(told, measure)))
     return [(t, value) for t, value in values if t > 0 and value is not None]
 
 
-def measured(summary: Mapping[str, Any], path: str) -> float | None:
+def measured(summary: Mapping[str, object], path: str) -> float | None:
     """The number at a dotted path of the summary; None if it is not there."""
-    value: Any = summary
+    value: object = summary
     for part in path.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return float(value) if isinstance(value, int | float) else None

@@ -17,19 +17,15 @@ from torch import Tensor
 
 from client_app.methods.fedkf import Memory
 from client_app.store import Store
-from common import models, seeds
-from common.config import Config, parse
-from common.data import load
+from common import seeds
 from common.data.batches import normalise
 from common.data.dataset import Dataset
 from common.datafree import new_generator
-from common.fleet import global_spec
-from common.models.classifier import Classifier
 from common.models.generator import Generator
 from common.records import StateDict
-from deploy.report.figures import style
-from deploy.run.settings import load as load_settings
-from deploy.study.weights import load_weights
+from common.task import Task
+from deploy.report.style import style
+from deploy.study.finished import Finished, finished
 from server_app.keep import checkpoint
 from server_app.methods.dafl import State as DAFLState
 
@@ -61,10 +57,10 @@ def imagine(folder: Path, images: int) -> tuple[Averages, Averages, Dataset]:
     The generators are those that the clients of the run in ``folder`` kept, or the server's of
     DAFL. Raises ``ValueError``, one line: no finished run, neither method's, no generator found.
     """
-    config = _config(folder)
-    dataset = load(config.data)
-    net = _model(folder, config, dataset)
-    generators = _generators(folder, config, dataset)
+    run = _opened(folder)
+    config, dataset = run.config, run.dataset()
+    net = run.server_model(dataset)
+    generators = _generators(run, dataset)
     generated = Averages(dataset.num_classes, dataset.shape)
     draw = seeds.stream(config.run.seed, "samples")
     for i, generator in enumerate(generators):
@@ -109,7 +105,7 @@ def write(folder: Path, images: int, out: Path) -> Averages:
 
     Raises ``ValueError`` as ``imagine``, and for a file that cannot be written.
     """
-    _config(folder)  # its mistakes first
+    _opened(folder)  # its mistakes first
     if not out.resolve().parent.is_dir():
         raise ValueError(f"--out {out}: the folder {out.resolve().parent} does not exist")
     real, generated, dataset = imagine(folder, images)
@@ -117,29 +113,21 @@ def write(folder: Path, images: int, out: Path) -> Averages:
     return generated
 
 
-def _config(folder: Path) -> Config:
-    if not (folder / "model.safetensors").exists():
-        raise ValueError(f"{folder} holds no finished run: it has no model.safetensors")
-    config = parse({**load_settings(folder / "config.toml"), "out": str(folder)})
-    if config.run.method not in ("fedkf", "dafl"):
+def _opened(folder: Path) -> Finished:
+    run = finished(folder)
+    if run.config.run.method not in ("fedkf", "dafl"):
         raise ValueError(
-            f"{folder} is a run of {config.run.method}; only fedkf and dafl train generators"
+            f"{folder} is a run of {run.config.run.method}; only fedkf and dafl train generators"
         )
-    return config
+    return run
 
 
-def _model(folder: Path, config: Config, dataset: Dataset) -> Classifier:
-    spec = global_spec(config, dataset.shape, dataset.num_classes)
-    net = models.build(spec, dataset.shape, dataset.num_classes, seed=0, stem=config.run.stem)
-    net.load_state_dict(load_weights(folder / "model.safetensors"))
-    return net.eval()
-
-
-def _generators(folder: Path, config: Config, dataset: Dataset) -> list[Generator]:
+def _generators(run: Finished, dataset: Dataset) -> list[Generator]:
     """The newest generator of every client that has one, in order of k; or the server's (DAFL)."""
+    folder, config, task = run.folder, run.config, run.task(dataset)
     if config.run.method == "dafl":
-        state = DAFLState(**checkpoint.read(folder, config).state)
-        return [_generator(config, dataset, state.generator)]
+        state = DAFLState.model_validate(checkpoint.read(folder, config).state)
+        return [_generator(task, state.generator)]
     own = folder / "state"  # where a run keeps it unless told otherwise, also in a copied folder
     root = own if own.is_dir() else Path(config.run.state_dir)
     found = []
@@ -148,13 +136,13 @@ def _generators(folder: Path, config: Config, dataset: Dataset) -> list[Generato
             continue
         memory = Store(root, config.run.experiment, k).recall(config.run.rounds + 1, Memory)
         if memory is not None:
-            found.append(_generator(config, dataset, memory.generator))
+            found.append(_generator(task, memory.generator))
     if not found:
         raise ValueError(f"no client of {folder} has kept a generator under {root}")
     return found
 
 
-def _generator(config: Config, dataset: Dataset, weights: StateDict) -> Generator:
-    generator = new_generator(config.method, dataset, config.run.seed)
+def _generator(task: Task, weights: StateDict) -> Generator:
+    generator = new_generator(task)
     generator.load_state_dict(weights)
     return generator.eval()

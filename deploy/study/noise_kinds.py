@@ -9,21 +9,23 @@ from typing import final
 
 import torch
 from matplotlib.figure import Figure
-from rich.table import Table
 
 from common import device, fleet, noise, seeds
-from common.config import Value, parse
+from common.config import Value
 from common.data import load
 from common.losses.distillation import kl
 from common.noise import NOISES
-from deploy.report.figures import style
+from common.parse import parse
+from common.task import Task
+from deploy.report.style import style
+from deploy.report.table import Table
 from server_app.distil.noise import distil, weighted
 from server_app.methods.fedorion import FedORION
 
 SAMPLES = 8
 
 
-def picture(shape: tuple[int, int, int] = (3, 32, 32), seed: int = 1) -> Figure:
+def draw(shape: tuple[int, int, int] = (3, 32, 32), seed: int = 1) -> Figure:
     """Eight samples of each kind, a row each; values from −2.5 to 2.5 are drawn from dark to light.
 
     Raises ``ValueError`` unless samples have one channel (grey) or three.
@@ -34,8 +36,8 @@ def picture(shape: tuple[int, int, int] = (3, 32, 32), seed: int = 1) -> Figure:
     with style():
         figure = Figure(figsize=(SAMPLES * 1.05 + 1.1, len(NOISES) * 1.1), layout="constrained")
         grid = figure.subplots(len(NOISES), SAMPLES, squeeze=False)
-        for row, (kind, draw) in zip(grid, NOISES.items(), strict=True):
-            z = next(draw(64, shape, seeds.stream(seed, "noise")))[:SAMPLES]
+        for row, (kind, sampler) in zip(grid, NOISES.items(), strict=True):
+            z = next(sampler(64, shape, seeds.stream(seed, "noise")))[:SAMPLES]
             images = (z / 5 + 0.5).clamp(0, 1).permute(0, 2, 3, 1)
             for axes, image in zip(row, images.numpy(), strict=True):
                 axes.imshow(image.squeeze(-1) if channels == 1 else image, cmap="gray", vmin=0)
@@ -72,28 +74,27 @@ def times(flat: Mapping[str, Value], batches: int = 3) -> list[Time]:
 
 
 def _time(kind: str, flat: Mapping[str, Value], batches: int) -> Time:
-    settings: dict[str, Value] = {"method": "fedorion", "fedorion.noise": kind}
-    settings |= {"fedorion.server-epochs": 1, "fedorion.noise-batches": batches}
+    settings: dict[str, Value] = {"method": "fedorion", "noise.kind": kind}
+    settings |= {"noise.epochs": 1, "noise.batches": batches}
     config = parse({**flat, **settings})
     device.settle(config.run.threads)
     where, data = device.choose(config.run.device), load(config.data)
-    spec = fleet.global_spec(config, data.shape, data.num_classes)
-    method = FedORION(config, data, where, spec, "noise")
+    task = Task.of(config, data, where)
+    method = FedORION(task, fleet.global_spec(task))
     size = config.run.per_round or config.run.clients or len(config.fleet)
     specs = [config.fleet[k % len(config.fleet)] for k in range(size)]
     teachers = [(name, dict(method.build(name).state_dict())) for name in specs]
     transfer = weighted(kl, [1 / size] * size, 1.0)
-    o = config.method
 
-    def draw() -> None:
+    def noise_alone() -> None:
         stream = seeds.stream(config.run.seed, "noise", device=where)
-        for _ in noise.batches(kind, batches, o.noise_batch_size, data.shape, stream):
+        for _ in noise.batches(kind, batches, config.noise.batch_size, data.shape, stream):
             pass
 
     def step() -> None:
-        distil(method, 1, method.w, teachers, transfer)
+        distil(method, 1, teachers, transfer)
 
-    alone, whole = (min(_clocked(work, where) for _ in range(3)) for work in (draw, step))
+    alone, whole = (min(_clocked(work, where) for _ in range(3)) for work in (noise_alone, step))
     return Time(kind, alone / batches, whole / batches)
 
 
@@ -107,13 +108,9 @@ def _clocked(work: Callable[[], None], where: torch.device) -> float:
     return time.perf_counter() - start
 
 
-def render(times: Sequence[Time]) -> Table:
-    """The times as a terminal's table."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("noise", "ms a batch", "ms a step", "share of the step"):
-        table.add_column(column, justify="left" if column == "noise" else "right")
-    for row in times:
-        table.add_row(
-            row.kind, f"{row.noise * 1e3:.1f}", f"{row.step * 1e3:.1f}", f"{row.share:.1%}"
-        )
-    return table
+def table(times: Sequence[Time]) -> Table:
+    """Milliseconds of a batch and of a step, and the noise's share of the step."""
+    rows = [
+        (t.kind, f"{t.noise * 1e3:.1f}", f"{t.step * 1e3:.1f}", f"{t.share:.1%}") for t in times
+    ]
+    return Table(("noise", "ms a batch", "ms a step", "share of the step"), rows)

@@ -1,0 +1,443 @@
+"""The report's plots, one function each, on matplotlib's objects alone (no pyplot, no state).
+
+A function takes runs as ``(label, run)`` pairs, or one run, and returns a Figure. Every text is
+drawn as it stands: model and metric names come from clients, and ``$`` in them is no formula.
+Every point, bar and bubble says its value on hover (``svg.say``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.container import BarContainer
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
+
+from common.data.picture import bubbles
+from common.journal import Entry
+from common.metrics import fairness, over_mixtures
+from common.seeds import rng
+from deploy.report.read import Run, scalars, total
+from deploy.report.style import MUTED, PAPER, series, style
+from deploy.report.svg import say
+from deploy.report.text import duration, number, percent, size
+
+Named = Sequence[tuple[str, Run]]
+Models = Mapping[str, tuple[list[float], list[int]]]
+"""Name to the clients' accuracies, each in [0, 1], and their test samples."""
+
+# Inches, so that type is of one size on the page: half of its width, all of it, a third.
+HALF, WIDE, THIRD = (6.2, 3.1), (13.0, 3.4), (3.95, 2.1)
+PHASES = ("select", "clients", "step", "score", "checkpoint")  # in a round's order
+BARS = 80  # rounds; more of them are drawn as steps and areas
+LABELLED = 60  # clients that can all be named under their bars
+MARKS = 60  # points of a line that say their value
+DRAWS = 2000  #: random mixtures of the clients' distributions
+CONCENTRATION = 0.3  #: of their Dirichlet: mixtures of a few clients each
+
+Point = tuple[float, float, str]
+"""Where it lies, and what it says on hover."""
+
+
+def accuracy(runs: Named) -> Figure:
+    """The server's test accuracy by round; for one run also the method's further accuracies."""
+    with style():
+        figure, axes = _axes()
+        for i, (label, run) in enumerate(runs):
+            points = run.accuracies()
+            _line(axes, [(t, a, f"round {t}: {percent(a, 2)}") for t, a in points], label, i)
+            if len(runs) == 1 and points:
+                t, best = max(points, key=lambda point: point[1])
+                (dot,) = axes.plot([t], [best], "o", color=series(0), markersize=6)
+                say(dot, [f"round {t}: {percent(best, 2)}"])
+                _note(axes, f"best {percent(best)}", (t, best))
+        if len(runs) == 1:
+            entries = runs[0][1].entries
+            names = dict.fromkeys(name for e in entries for name in e.accuracies)
+            for i, name in enumerate(names, start=1):
+                told = [(e.round, e.accuracies[name]) for e in entries if name in e.accuracies]
+                further = [(t, a, f"{name}, round {t}: {percent(a, 2)}") for t, a in told]
+                _line(axes, further, name, i, dashes=(4, 2), linewidth=1.5)
+        _over_rounds(axes)
+        _as_shares(axes)
+        return figure
+
+
+def loss(runs: Named) -> Figure:
+    """The server's test loss by round."""
+    return _curves(runs, lambda e: e.loss, HALF)
+
+
+def metric(runs: Named, name: str) -> Figure:
+    """One of the method's own scalars by round, as a small multiple."""
+    return _curves(runs, lambda e: scalars(e).get(name), THIRD, legend=False)
+
+
+def clients(run: Run) -> Figure:
+    """Each client's own model and the global model on its own test share, by architecture."""
+    with style():
+        scores = run.scores()
+        figure, axes = _axes(WIDE)
+        models = list(dict.fromkeys([*run.models(), *(member.model for member, _ in scores)]))
+        both = any(score.accuracy_global is not None for _, score in scores)
+        width = 0.38 if both else 0.7
+        for i, model in enumerate(models):
+            theirs = [(j, s) for j, (member, s) in enumerate(scores) if member.model == model]
+            x = np.array([j for j, _ in theirs], dtype=float)
+            own = [(s.k, _value(s.accuracy)) for _, s in theirs]
+            _client_bars(axes, x - (width / 2 if both else 0), own, "own model", i, width)
+            if both:  # on a ground of paper, else the grid would shine through
+                shared = [(s.k, _value(s.accuracy_global)) for _, s in theirs]
+                axes.bar(x + width / 2, [a for _, a in shared], width, color=PAPER)
+                _client_bars(axes, x + width / 2, shared, "global model", i, width, alpha=0.38)
+        axes.set_ylim(0, 1)
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axes.set_xlim(-0.7, max(len(scores), 8) - 0.3)
+        step = max(1, math.ceil(len(scores) / LABELLED))
+        ticks = range(0, len(scores), step)
+        axes.set_xticks(ticks, [str(scores[j][1].k) for j in ticks])
+        axes.set_xlabel("client")
+        handles = [Patch(color=series(i)) for i in range(len(models))]
+        if both:
+            handles += [Patch(color=MUTED), Patch(color=MUTED, alpha=0.38)]
+            models += ["own model", "global model"]
+        _legend_above(figure, handles, models)
+        return figure
+
+
+def _client_bars(
+    axes: Axes,
+    x: np.ndarray,
+    told: Sequence[tuple[int, float]],
+    what: str,
+    i: int,
+    width: float,
+    alpha: float | None = None,
+) -> None:
+    """Bars of series i at ``x``, one for each (k, accuracy)."""
+    drawn = axes.bar(
+        x,
+        [a for _, a in told],
+        width,
+        color=series(i),
+        edgecolor=PAPER,
+        linewidth=0.6,
+        hatch="" if i < 8 else "////" if i < 16 else "....",
+        alpha=alpha,
+    )
+    _say_each(drawn, [f"client {k}, {what}: {percent(a)}" for k, a in told])
+
+
+def spread(runs: Named) -> Figure:
+    """Every client's own accuracy as a dot, the mean as a stroke, one row per run."""
+    rows = []
+    for label, run in runs:
+        told = [(s.k, _value(s.accuracy)) for _, s in run.scores()]
+        dots = {k: a for k, a in told if math.isfinite(a)}
+        texts = [f"client {k}: {percent(a)}" for k, a in dots.items()]
+        mean = sum(dots.values()) / len(dots) if dots else math.nan
+        rows.append((_short(label, 36), list(dots.values()), mean, texts))
+    figure = _dots((WIDE[0], 0.9 + 0.42 * len(runs)), rows)
+    with style():
+        figure.axes[0].set_xlim(right=1.0)
+        figure.axes[0].set_xlabel("accuracy of each client's own model on its own test share")
+    return figure
+
+
+def distribution(models: Models) -> Figure:
+    """A row for each model: every client a dot, AMP a stroke."""
+    rows = [
+        (name, values, fairness(values, sizes)["amp"], [percent(value) for value in values])
+        for name, (values, sizes) in models.items()
+    ]
+    figure = _dots((HALF[0], 1.1 + 0.5 * len(models)), rows)
+    with style():
+        figure.axes[0].set_xlim(-0.02, 1.02)
+        figure.axes[0].set_xlabel("accuracy on the own test share")
+    return figure
+
+
+def mixtures(models: Models) -> Figure:
+    """How accuracy is distributed over random mixtures of clients; dashed: WLP, its floor."""
+    with style():
+        figure, axes = _axes()
+        for i, (name, (values, _)) in enumerate(models.items()):
+            drawn = over_mixtures(values, DRAWS, rng(0, "mixtures"), CONCENTRATION)
+            bins = np.linspace(min(values), max(max(values), min(values) + 0.01), 41).tolist()
+            counts, _, bars = axes.hist(drawn, bins=bins, color=series(i), alpha=0.45, label=name)
+            assert isinstance(bars, BarContainer)
+            _say_each(
+                bars,
+                [
+                    f"{percent(low)} to {percent(high)}: {int(count)}"
+                    for low, high, count in zip(bins, bins[1:], np.ravel(counts), strict=False)
+                ],
+            )
+            axes.axvline(min(values), color=series(i), linestyle=(0, (4, 2)), linewidth=1.5)
+        axes.set_xlim(0, 1)
+        axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axes.set_xlabel("accuracy on a mixture; dashed: the worst client (WLP)", color=MUTED)
+        axes.set_ylabel("mixtures")
+        axes.legend(loc="upper left")
+        return figure
+
+
+def bytes_by_round(run: Run) -> Figure:
+    """Bytes per round: down to the clients and up from them; round 0 is the census."""
+    with style():
+        figure, axes = _axes()
+        t = np.array([e.round for e in run.entries], dtype=float)
+        for name, i, shift in (("down", 0, -0.2), ("up", 4, 0.2)):
+            sent = [e.bytes.get(name, 0) for e in run.entries]
+            texts = [
+                f"round {e.round}, {name}: {size(n)}"
+                for e, n in zip(run.entries, sent, strict=True)
+            ]
+            if len(t) > BARS:
+                axes.plot(t, sent, color=series(i), drawstyle="steps-mid", linewidth=1.5)
+                axes.set_ylim(bottom=0)
+                _hover(axes, list(zip(t, sent, texts, strict=True)), i)
+            else:
+                _say_each(axes.bar(t + shift, sent, 0.4, color=series(i)), texts)
+        _sizes(axes.yaxis)
+        _over_rounds(axes, band=True)
+        _legend_above(figure, [Patch(color=series(0)), Patch(color=series(4))], ["down", "up"])
+        return figure
+
+
+def seconds_by_round(run: Run) -> Figure:
+    """Where a round's time goes, stacked; what no phase accounts for is ``other``."""
+    with style():
+        figure, axes = _axes()
+        found = dict.fromkeys(n for e in run.entries for n in e.seconds if n != "total")
+        names = sorted(found, key=lambda n: PHASES.index(n) if n in PHASES else len(PHASES))
+        t = np.array([e.round for e in run.entries], dtype=float)
+        stacks = {n: _finite(e.seconds.get(n, 0.0) for e in run.entries) for n in names}
+        whole = _finite(total(e) for e in run.entries)
+        other = np.maximum(whole - sum(stacks.values(), start=np.zeros(len(t))), 0.0)
+        if other.sum() > 0.01 * whole.sum():
+            stacks["other"] = other
+        base, long = np.zeros(len(t)), len(t) > BARS
+        texts = [f"round {e.round}: {duration(total(e))}" for e in run.entries]
+        for i, (name, height) in enumerate(stacks.items()):
+            said = [f"{name} {duration(float(s))}" for s in height]
+            if long:
+                axes.fill_between(t, base, base + height, step="mid", color=series(i), linewidth=0)
+                texts = [f"{text}, {more}" for text, more in zip(texts, said, strict=True)]
+            else:
+                drawn = axes.bar(
+                    t, height, 0.72, bottom=base, color=series(i), edgecolor=PAPER, linewidth=0.5
+                )
+                _say_each(
+                    drawn, [f"round {x:.0f}, {more}" for x, more in zip(t, said, strict=True)]
+                )
+            base = base + height
+        if long:
+            _hover(axes, list(zip(t, base, texts, strict=True)), len(stacks) - 1)
+        axes.set_ylabel("seconds")
+        _over_rounds(axes, band=True)
+        _legend_above(figure, [Patch(color=series(i)) for i in range(len(stacks))], list(stacks))
+        return figure
+
+
+def by_bytes(runs: Named) -> Figure:
+    """Accuracy against the bytes sent so far, both ways: what an accuracy costs on the wire."""
+    figure = _against(runs, lambda e: e.bytes.get("up", 0) + e.bytes.get("down", 0), size)
+    with style():
+        _sizes(figure.axes[0].xaxis)
+        figure.axes[0].set_xlabel("bytes sent, up and down")
+    return figure
+
+
+def by_time(runs: Named) -> Figure:
+    """Accuracy against the seconds spent so far."""
+    figure = _against(runs, total, duration)
+    with style():
+        figure.axes[0].xaxis.set_major_formatter(FuncFormatter(lambda s, _: f"{s:g}"))
+        figure.axes[0].set_xlabel("seconds")
+    return figure
+
+
+def partition(run: Run) -> Figure | None:
+    """How the classes are spread over the clients, as bubbles; None if the census does not say."""
+    held = [member.counts or [] for member in run.members]
+    if len({len(counts) for counts in held}) != 1 or not held[0]:
+        return None
+    counts = np.array(held)
+    if counts.min() < 0:
+        return None
+    names = run.classes if len(run.classes) == counts.shape[1] else []
+    with style():
+        figure = bubbles(counts, classes=[_short(name, 16) for name in names], color=series(0))
+    called = names or [f"class {c}" for c in range(counts.shape[1])]
+    texts = [
+        f"client {run.members[k].k}, {called[c]}: {counts[k, c]:,}"
+        for k, c in zip(*np.nonzero(counts), strict=True)
+    ]
+    say(figure.axes[0].collections[0], texts)
+    return figure
+
+
+def _axes(figsize: tuple[float, float] = HALF) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=figsize, layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def _value(x: float | None) -> float:
+    return x if x is not None and math.isfinite(x) else math.nan
+
+
+def _finite(values: Iterable[float]) -> np.ndarray:
+    return np.array([value if math.isfinite(value) else 0.0 for value in values])
+
+
+def _short(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _say_each(bars: BarContainer, texts: Sequence[str]) -> None:
+    for bar, text in zip(bars, texts, strict=True):
+        say(bar, [text])
+
+
+def _hover(axes: Axes, points: Sequence[Point], i: int) -> None:
+    """Unseen marks on a line of series i, the last ones of every few if there are many."""
+    chosen = points[:: -max(1, math.ceil(len(points) / MARKS))]
+    if chosen:
+        x, y, texts = zip(*chosen, strict=True)
+        (marks,) = axes.plot(x, y, "o", color=series(i), markersize=7, alpha=0)
+        say(marks, texts)
+
+
+def _line(
+    axes: Axes,
+    points: Sequence[Point],
+    label: str,
+    i: int,
+    dashes: tuple[float, float] | None = None,
+    linewidth: float = 2.0,
+) -> None:
+    """Series i; a lone point gets a mark, since a line of one point shows nothing."""
+    pattern = dashes if i < 8 else (1, 1.5)
+    axes.plot(
+        [x for x, _, _ in points],
+        [y for _, y, _ in points],
+        color=series(i),
+        linestyle=(0, pattern) if pattern else "-",
+        linewidth=linewidth,
+        marker="o" if len(points) == 1 else None,
+        markersize=4,
+        label=_visible(label),
+    )
+    _hover(axes, points, i)
+
+
+def _curves(
+    runs: Named,
+    pick: Callable[[Entry], float | None],
+    figsize: tuple[float, float],
+    legend: bool = True,
+) -> Figure:
+    with style():
+        figure, axes = _axes(figsize)
+        for i, (label, run) in enumerate(runs):
+            chosen = [(e.round, _value(pick(e))) for e in run.entries]
+            told = [(t, v, f"round {t}: {number(v)}") for t, v in chosen if math.isfinite(v)]
+            _line(axes, told, label, i)
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+        _over_rounds(axes)
+        if legend:
+            _legend(axes, loc="upper right")
+        return figure
+
+
+def _against(runs: Named, cost: Callable[[Entry], float], write: Callable[[float], str]) -> Figure:
+    with style():
+        figure, axes = _axes()
+        for i, (label, run) in enumerate(runs):
+            spent, points = 0.0, []
+            for e in run.entries:
+                spent += float(np.nan_to_num(_value(cost(e))))
+                if e.accuracy is not None and math.isfinite(e.accuracy):
+                    told = f"round {e.round}, {write(spent)}: {percent(e.accuracy, 2)}"
+                    points.append((spent, e.accuracy, told))
+            _line(axes, points, label, i)
+        _as_shares(axes)
+        return figure
+
+
+def _dots(
+    figsize: tuple[float, float], rows: Sequence[tuple[str, list[float], float, list[str]]]
+) -> Figure:
+    """A row each: its name, dots at its values, a stroke at its centre, what the dots say."""
+    with style():
+        figure, axes = _axes(figsize)
+        for i, (_, values, centre, texts) in enumerate(rows):
+            lift = 0.13 * np.sin(2.4 * np.arange(len(values)))  # so that equal dots stay visible
+            (dots,) = axes.plot(
+                values, i + lift, "o", color=series(i), alpha=0.55, markeredgewidth=0
+            )
+            say(dots, texts)
+            axes.plot([centre] * 2, [i - 0.32, i + 0.32], color=series(i), linewidth=2.6)
+        axes.set_yticks(range(len(rows)), [name for name, *_ in rows])
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.grid(visible=False, axis="y")
+        axes.grid(visible=True, axis="x")
+        axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        return figure
+
+
+def _over_rounds(axes: Axes, band: bool = False) -> None:
+    axes.xaxis.set_major_locator(MaxNLocator(10, integer=True))
+    axes.set_xlabel("round")
+    if not band:
+        axes.margins(x=0.02)
+
+
+def _as_shares(axes: Axes) -> None:
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.yaxis.set_major_locator(MaxNLocator(6))
+    _legend(axes, loc="lower right")
+
+
+def _sizes(axis: Axis) -> None:
+    axis.set_major_locator(MaxNLocator(5))
+    axis.set_major_formatter(FuncFormatter(lambda n, _: size(n)))
+
+
+def _note(axes: Axes, text: str, at: tuple[float, float]) -> None:
+    low, high = axes.get_xlim()
+    side = "right" if at[0] > (low + high) / 2 else "left"
+    axes.annotate(text, at, (0, 8), textcoords="offset points", ha=side, color=MUTED, fontsize=9.0)
+
+
+def _legend(axes: Axes, loc: Literal["lower right", "upper right"]) -> None:
+    """Names the lines inside the axes, where there is more than one and not too many."""
+    lines = [line for line in axes.lines if not str(line.get_label()).startswith("_")]
+    if 1 < len(lines) <= 10:
+        axes.legend(lines, [str(line.get_label()) for line in lines], loc=loc)
+
+
+def _legend_above(figure: Figure, handles: list[Patch], names: list[str]) -> None:
+    if names:
+        shown = [_visible(name) for name in names]
+        figure.legend(
+            handles,
+            shown,
+            loc="outside upper left",
+            ncols=max(1, min(len(names), int(figure.get_figwidth() * 1.05))),
+            columnspacing=1.4,
+            handleheight=0.8,
+            borderaxespad=0.0,
+        )
+
+
+def _visible(name: str) -> str:
+    """Matplotlib hides a legend's entry whose name starts with an underscore."""
+    return _short("\u200b" + name if name.startswith("_") else name, 36)

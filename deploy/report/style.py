@@ -1,0 +1,89 @@
+"""The colours and the type of every plot and page, for light and dark paper.
+
+The series are Okabe and Ito's colour-blind-safe set (Color Universal Design, 2008) without its
+yellow, which vanishes on white; indigo and grey take its place. A plot is drawn in the light
+colours; on a page each is replaced by the CSS variable of its name, so it follows the reader's
+scheme.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+
+import matplotlib as mpl
+
+PALETTE = {  # on light paper, on dark paper
+    "ink": ("#1f2430", "#e7e9ee"),
+    "muted": ("#667085", "#9aa4b5"),
+    "grid": ("#e3e6eb", "#2b323e"),
+    "paper": ("#fefefe", "#171b22"),
+    "c0": ("#0072b2", "#4ba3e3"),
+    "c1": ("#d55e00", "#f0803c"),
+    "c2": ("#009e73", "#2fbf97"),
+    "c3": ("#cc79a7", "#e39cc4"),
+    "c4": ("#e69f00", "#f0b64a"),
+    "c5": ("#56b4e9", "#a4dbfb"),
+    "c6": ("#332288", "#9c90f2"),
+    "c7": ("#7f8794", "#939cab"),
+}
+INK, MUTED, GRID, PAPER = (PALETTE[name][0] for name in ("ink", "muted", "grid", "paper"))
+
+
+def series(i: int) -> str:
+    """The colour of series i; they repeat after eight."""
+    return PALETTE[f"c{i % 8}"][0]
+
+
+def css() -> str:
+    """The custom properties for both schemes."""
+    light, dark = (
+        " ".join(f"--{name}: {pair[i]};" for name, pair in PALETTE.items()) for i in (0, 1)
+    )
+    return f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}"
+
+
+@contextlib.contextmanager
+def style() -> Iterator[None]:
+    """Draw inside: our type and lines, literal text, no warning for a glyph the font lacks."""
+    with (
+        mpl.rc_context(
+            {
+                "font.size": 9.5,
+                "text.parse_math": False,
+                "text.color": INK,
+                "axes.labelcolor": MUTED,
+                "axes.edgecolor": GRID,
+                "axes.facecolor": PAPER,
+                "figure.facecolor": PAPER,
+                "axes.spines.top": False,
+                "axes.spines.right": False,
+                "axes.spines.left": False,
+                "axes.grid": True,
+                "axes.grid.axis": "y",
+                "axes.axisbelow": True,
+                "axes.formatter.use_mathtext": False,
+                "axes.unicode_minus": True,
+                "grid.color": GRID,
+                "grid.linewidth": 0.8,
+                "xtick.color": GRID,
+                "ytick.color": GRID,
+                "xtick.labelcolor": MUTED,
+                "ytick.labelcolor": MUTED,
+                "ytick.major.size": 0.0,
+                "xtick.major.size": 3.0,
+                "lines.linewidth": 2.0,
+                "lines.solid_capstyle": "round",
+                "legend.frameon": False,
+                "legend.handlelength": 1.2,
+                "legend.fontsize": 9.0,
+                "hatch.linewidth": 0.6,
+                "svg.fonttype": "none",
+                "svg.hashsalt": "fedmosaic",
+            }
+        ),
+        warnings.catch_warnings(),
+    ):
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
+        yield
