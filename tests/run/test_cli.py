@@ -17,12 +17,12 @@ from rich.console import Console
 from common.config import Value
 from common.data import DATASETS
 from common.data.partition import PARTITIONS
+from common.methods import names
 from common.models import MODELS
 from common.version import code_version
 from deploy import cli
 from deploy.report.listing import LISTINGS
 from deploy.run.settings import to_toml
-from common.methods import names
 from tests.support.tiny import flat
 
 

@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.config import Value, parse
+from common.config import Value
+from common.parse import parse
 from common.data import DATASETS
 from common.data.partition import PARTITIONS
 from common.fleet import check_fleet
 from common.models import count
 from common.models.generator import Generator
 from deploy.run.settings import EXPERIMENTS, resolve
-from deploy.study import table
+from deploy.study import paper_table as table
 
 FILES = sorted(EXPERIMENTS.glob("*.toml"))
 
