@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from common.config import Data
 from common.data import decoded
-from common.data.dataset import DataOptions, Dataset
-from common.data.places import how_to_get, root
+from common.data.dataset import Dataset
+from common.data.decoded import how_to_get, root
 
 #: of CIFAR-10, and by the custom of the field also used for CIFAR-100
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
@@ -23,17 +24,17 @@ FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
 SVHN_MEAN, SVHN_STD = (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)
 
 
-def load_cifar10(data: DataOptions) -> Dataset:
+def load_cifar10(data: Data) -> Dataset:
     """50,000 + 10,000 images, 32×32 (Krizhevsky 2009)."""
     return _cifar("cifar10", "CIFAR10", data)
 
 
-def load_cifar100(data: DataOptions) -> Dataset:
+def load_cifar100(data: Data) -> Dataset:
     """50,000 + 10,000 images, 32×32, 100 fine classes (Krizhevsky 2009)."""
     return _cifar("cifar100", "CIFAR100", data)
 
 
-def load_svhn(data: DataOptions) -> Dataset:
+def load_svhn(data: Data) -> Dataset:
     """73,257 + 26,032 house numbers, 32×32, without the extra part (Netzer et al. 2011)."""
     place = root(data.dir)
     files = [place / f"{part}_32x32.mat" for part in ("train", "test")]
@@ -41,7 +42,7 @@ def load_svhn(data: DataOptions) -> Dataset:
     return _dataset("svhn", parts, SVHN_MEAN, SVHN_STD)
 
 
-def _cifar(name: str, title: str, data: DataOptions) -> Dataset:
+def _cifar(name: str, title: str, data: Data) -> Dataset:
     folder = root(data.dir)
     if folder.name != FOLDERS[name]:
         folder /= FOLDERS[name]
@@ -61,9 +62,8 @@ def _kept(
 def _dataset(
     name: str, parts: dict[str, Tensor], mean: tuple[float, ...], std: tuple[float, ...]
 ) -> Dataset:
-    classes = tuple(bytes(parts["classes"].tolist()).decode().split("\n"))
-    x, y, x_test, y_test = (parts[key] for key in ("x", "y", "x_test", "y_test"))
-    return Dataset(name, classes, x, y, x_test, y_test, mean, std)
+    classes = tuple(bytes(parts.pop("classes").tolist()).decode().split("\n"))
+    return Dataset(name, classes, **parts, mean=mean, std=std)
 
 
 def _parts(
@@ -74,7 +74,7 @@ def _parts(
     return {"classes": names, "x": train[0], "y": train[1], "x_test": test[0], "y_test": test[1]}
 
 
-def _decode_svhn(data: DataOptions) -> dict[str, Tensor]:
+def _decode_svhn(data: Data) -> dict[str, Tensor]:
     from common.vision import torchvision
 
     kind = torchvision.datasets.SVHN
@@ -83,7 +83,7 @@ def _decode_svhn(data: DataOptions) -> dict[str, Tensor]:
     return _parts([str(c) for c in range(10)], train, test)
 
 
-def _decode_cifar(name: str, title: str, data: DataOptions) -> dict[str, Tensor]:
+def _decode_cifar(name: str, title: str, data: Data) -> dict[str, Tensor]:
     from common.vision import torchvision
 
     kind = getattr(torchvision.datasets, title)
@@ -95,7 +95,7 @@ def _decode_cifar(name: str, title: str, data: DataOptions) -> dict[str, Tensor]
     return _parts(sets[0].classes, train, test)
 
 
-def _open(name: str, kind: Any, data: DataOptions, **part: object) -> Any:
+def _open(name: str, kind: Any, data: Data, **part: object) -> Any:
     """torchvision's data set object, or one line that says where it was looked for."""
     place = root(data.dir)
     if Path(place).name == getattr(kind, "base_folder", None):
