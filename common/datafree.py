@@ -15,7 +15,7 @@ from torch import Tensor
 
 from common import optimise, seeds
 from common.fit import fit
-from common.losses import datafree
+from common.losses import generation
 from common.losses.distillation import kl
 from common.models.batchnorm import batch_statistics
 from common.models.classifier import Classifier
@@ -90,9 +90,9 @@ class DataFree:
         o = self.options
 
         def loss(images: Tensor, logits: Tensor, features: Tensor) -> Tensor:
-            value = datafree.information_entropy(logits, normalised=o.ie_norm)
-            value = value + o.lambda_oh * datafree.one_hot(logits)
-            value = value + o.lambda_a * datafree.activation(features, o.act_reduction)
+            value = generation.information_entropy(logits, normalised=o.ie_norm)
+            value = value + o.lambda_oh * generation.one_hot(logits)
+            value = value + o.lambda_a * generation.activation(features, o.act_reduction)
             if self.adversarial:
                 value = value - self.gamma * self.distance(images, logits.detach())
             return value

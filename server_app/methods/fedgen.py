@@ -14,7 +14,7 @@ from torch import Tensor
 
 from common import optimise, seeds, tree
 from common.fit import Loss, fit
-from common.losses.diversity import diversity
+from common.losses.generation import diversity
 from common.methods.fedgen import Down, Options, Up
 from common.models.generator import new_feature_generator
 from common.records import Records, StateDict

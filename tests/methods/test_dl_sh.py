@@ -11,7 +11,7 @@ from flwr.app import Message
 
 from client_app.methods import dl_sh as half
 from common.data.public import Divided, divide
-from common.ensemble.confidence import client_weights, weighted_sum
+from common.ensemble import client_weights, weighted_sum
 from common.methods.dl_sh import Up
 from deploy.run.loopback import Loopback
 from server_app.distil.public_set import Distillation
