@@ -10,7 +10,7 @@ from common import tree
 from common.methods.fedavg import Config
 from common.models import build
 from common.records import StateDict
-from common.submodel import cut, largest
+from common.tree import cut, largest
 from server_app.combine.layerwise import aggregate
 
 RESNETS = [f"resnet{depth}@0.0625" for depth in (10, 14, 18, 22, 26)]
