@@ -51,7 +51,8 @@ def accuracy(runs: Named) -> Figure:
         figure, axes = _axes()
         for i, (label, run) in enumerate(runs):
             points = run.accuracies()
-            _line(axes, [(t, a, f"round {t}: {percent(a, 2)}") for t, a in points], label, i)
+            who = _who(runs, label)
+            _line(axes, [(t, a, f"{who}round {t}: {percent(a, 2)}") for t, a in points], label, i)
             if len(runs) == 1 and points:
                 t, best = max(points, key=lambda point: point[1])
                 (dot,) = axes.plot([t], [best], "o", color=series(0), markersize=6)
@@ -229,13 +230,16 @@ def seconds_by_round(run: Run) -> Figure:
             said = [f"{name} {duration(float(s))}" for s in height]
             if long:
                 axes.fill_between(t, base, base + height, step="mid", color=series(i), linewidth=0)
-                texts = [f"{text}, {more}" for text, more in zip(texts, said, strict=True)]
+                more = [
+                    f", {text}" if s >= 0.005 else "" for text, s in zip(said, height, strict=True)
+                ]
+                texts = [text + one for text, one in zip(texts, more, strict=True)]
             else:
                 drawn = axes.bar(
                     t, height, 0.72, bottom=base, color=series(i), edgecolor=PAPER, linewidth=0.5
                 )
                 _say_each(
-                    drawn, [f"round {x:.0f}, {more}" for x, more in zip(t, said, strict=True)]
+                    drawn, [f"round {x:.0f}, {text}" for x, text in zip(t, said, strict=True)]
                 )
             base = base + height
         if long:
@@ -275,9 +279,9 @@ def partition(run: Run) -> Figure | None:
     names = run.classes if len(run.classes) == counts.shape[1] else []
     with style():
         figure = bubbles(counts, classes=[_short(name, 16) for name in names], color=series(0))
-    called = names or [f"class {c}" for c in range(counts.shape[1])]
+    called = names or [str(c) for c in range(counts.shape[1])]
     texts = [
-        f"client {run.members[k].k}, {called[c]}: {counts[k, c]:,}"
+        f"client {run.members[k].k}, class {called[c]}: {counts[k, c]:,}"
         for k, c in zip(*np.nonzero(counts), strict=True)
     ]
     say(figure.axes[0].collections[0], texts)
@@ -299,6 +303,11 @@ def _finite(values: Iterable[float]) -> np.ndarray:
 
 def _short(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _who(runs: Named, label: str) -> str:
+    """The run that a point belongs to, where there are several."""
+    return f"{_short(label, 36)}, " if len(runs) > 1 else ""
 
 
 def _say_each(bars: BarContainer, texts: Sequence[str]) -> None:
@@ -348,7 +357,8 @@ def _curves(
         figure, axes = _axes(figsize)
         for i, (label, run) in enumerate(runs):
             chosen = [(e.round, _value(pick(e))) for e in run.entries]
-            told = [(t, v, f"round {t}: {number(v)}") for t, v in chosen if math.isfinite(v)]
+            who = _who(runs, label)
+            told = [(t, v, f"{who}round {t}: {number(v)}") for t, v in chosen if math.isfinite(v)]
             _line(axes, told, label, i)
         axes.yaxis.set_major_locator(MaxNLocator(5))
         _over_rounds(axes)
@@ -365,8 +375,8 @@ def _against(runs: Named, cost: Callable[[Entry], float], write: Callable[[float
             for e in run.entries:
                 spent += float(np.nan_to_num(_value(cost(e))))
                 if e.accuracy is not None and math.isfinite(e.accuracy):
-                    told = f"round {e.round}, {write(spent)}: {percent(e.accuracy, 2)}"
-                    points.append((spent, e.accuracy, told))
+                    at = f"{_who(runs, label)}round {e.round}, {write(spent)}"
+                    points.append((spent, e.accuracy, f"{at}: {percent(e.accuracy, 2)}"))
             _line(axes, points, label, i)
         _as_shares(axes)
         return figure

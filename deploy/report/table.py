@@ -27,6 +27,7 @@ _MARKDOWN = re.compile(r"([\\`*_{}<>#|~]|\](?=[(:]))")
 _LATEX = str.maketrans(
     {c: f"\\{c}" for c in "&%$#_{}"}
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"|": r"\textbar{}", "[": "{[}", "*": "{*}"}  # the last two mean something after \\
     | {"–": "--", "…": r"\ldots{}", "<": r"\textless{}", ">": r"\textgreater{}"}
     | {"±": r"$\pm$", "−": "$-$", "×": r"$\times$", "∞": r"$\infty$", "·": r"$\cdot$"}
     | {"⌊": r"$\lfloor$", "⌋": r"$\rfloor$", "α": r"$\alpha$", "β": r"$\beta$"}

@@ -9,8 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedFormatter, FixedLocator
 
-from deploy.report.figures import style
-from deploy.report.palette import series
+from deploy.report.style import series, style
 
 GB = 10**9
 #: what is drawn together: the name in the picture, the phases of ``timeline``

@@ -45,17 +45,17 @@ def test_every_formula_grows_with_the_clients():
 
 
 def test_the_report_shows_the_formulas_count_the_bytes_and_their_ratio(run):
-    from deploy.report.html import one
-    from deploy.report.page import render
+    from deploy.report.layout import render
+    from deploy.report.pages import one
     from deploy.report.read import read
-    from deploy.report.traffic import formula, incentive
+    from deploy.report.sections import formula_cost, incentive
 
     knobs = {"data__public": 0.6, "data__samples": 200, "i-dl-mh.embed-epochs": 1}
     done = run(method="i-dl-mh", rounds=1, **knobs)
     record = read(done.folder)
-    section = formula([("i-dl-mh", record)])
-    assert section is not None and section.cards[0].grid is not None
-    (row,) = section.cards[0].grid.rows
+    section = formula_cost([("i-dl-mh", record)])
+    assert section is not None and section.cards[0].table is not None
+    (row,) = section.cards[0].table.rows
     cost = done.summary["cost"]
     assert row[2:] == (
         f"{cost['numbers']:,}",
@@ -63,18 +63,18 @@ def test_the_report_shows_the_formulas_count_the_bytes_and_their_ratio(run):
         f"{cost['bytes'] / cost['numbers']:.3f}",
     )
     gains = incentive(record)
-    assert gains is not None and gains.cards[0].grid is not None
-    assert len(gains.cards[0].grid.rows) == 4
+    assert gains is not None and gains.cards[0].table is not None
+    assert len(gains.cards[0].table.rows) == 4
     page = render(one(record))
     assert "Communication" in page and "Incentive" in page
 
 
 def test_a_run_without_a_formula_has_no_such_section(run):
     from deploy.report.read import read
-    from deploy.report.traffic import formula, incentive
+    from deploy.report.sections import formula_cost, incentive
 
     record = read(run(method="fedorion", rounds=1).folder)
-    assert formula([("fedorion", record)]) is None and incentive(record) is None
+    assert formula_cost([("fedorion", record)]) is None and incentive(record) is None
 
 
 def test_fedavg_counts_its_parameters_twice_per_client_and_round(run):

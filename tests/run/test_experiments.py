@@ -14,7 +14,7 @@ from common.fleet import check_fleet
 from common.models import count
 from common.models.generator import Generator
 from deploy.run.settings import EXPERIMENTS, resolve
-from deploy.study import table
+from deploy.study import paper_table as table
 
 FILES = sorted(EXPERIMENTS.glob("*.toml"))
 
