@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
 if TYPE_CHECKING:
-    from client_app.participant import Participant
-    from common.records import Records
+    from client_app.methods import AnyHandler
+    from common.protocol import ToClient, ToServer
+
+    Q = TypeVar("Q", bound=ToClient)
 
 log = logging.getLogger("flwr.fedmosaic")
 
@@ -27,68 +29,60 @@ app = ClientApp()
 @app.query("hello")
 def hello(message: Message, context: Context) -> Message:
     """The census: who is there?"""
-    from client_app.census import peer
     from common.protocol import Hello
 
-    return _answer(message, context, Hello, peer)
+    return _answer(message, context, lambda half: Hello, lambda half, asked: half.hello(asked))
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """One round of local work."""
-    from client_app.methods import HANDLERS
-
-    def work(participant: Participant, down: Any) -> Records:
-        return HANDLERS[participant.config.run.method](participant).train(down)
-
-    return _answer(message, context, None, work)
+    return _answer(
+        message, context, lambda half: half.receives, lambda half, down: half.train(down)
+    )
 
 
 @app.train("second")
 def second(message: Message, context: Context) -> Message:
     """The second exchange of a round, for methods that have one."""
-    from client_app.methods import HANDLERS
-
-    def work(participant: Participant, down: Any) -> Records:
-        return HANDLERS[participant.config.run.method](participant).second(down)
-
-    return _answer(message, context, None, work, of_method="receives_second")
+    return _answer(
+        message, context, lambda half: half.receives_second, lambda half, down: half.second(down)
+    )
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Score models on the client's own test share."""
-    from client_app.methods import HANDLERS
     from common.protocol import Ask
 
-    def work(participant: Participant, ask: Ask) -> Records:
-        return HANDLERS[participant.config.run.method](participant).score(ask)
-
-    return _answer(message, context, Ask, work)
+    return _answer(message, context, lambda half: Ask, lambda half, ask: half.score(ask))
 
 
 def _answer(
     message: Message,
     context: Context,
-    kind: type[Records] | None,
-    work: Callable[[Participant, Any], Records],
-    of_method: str = "receives",
+    kind: Callable[[type[AnyHandler]], type[Q] | None],
+    work: Callable[[AnyHandler, Q], ToServer],
 ) -> Message:
-    """Unpack, work, pack. An exception becomes an error reply of one line, the same everywhere.
+    """Unpack, work, stamp, pack. An exception becomes an error reply of one line, everywhere.
 
-    ``kind``: what the message holds; None: the message type that the method calls ``of_method``.
+    ``kind``: what the message holds, given the method's client half.
     """
-    from client_app.methods import HANDLERS
+    from client_app.methods import half
     from client_app.participant import Participant
-    from common.config import parse
+    from common.parse import parse
 
     try:
         config = parse(context.run_config)
-        payload: Any = (kind or getattr(HANDLERS[config.run.method], of_method)).unpack(
-            message.content
-        )
-        participant = Participant(config, context.node_config, payload.experiment)
-        return Message(work(participant, payload).pack(), reply_to=message)
+        handler = half(config.run.method)
+        if (expected := kind(handler)) is None:
+            raise ValueError(f"method = {config.run.method!r} has one exchange in a round")
+        question = expected.unpack(message.content)
+        if not question.experiment:
+            raise ValueError("the message has no envelope")
+        participant = Participant(config, context.node_config, question.experiment)
+        answer = work(handler(participant), question).stamped(question, participant.k)
+        return Message(answer.pack(), reply_to=message)
     except Exception as error:  # whatever it was, the server must hear of it
         log.exception("client failed on %s", message.metadata.message_type)
         line = str(error).strip().partition("\n")[0]

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar, cast
 
 from client_app.participant import Participant
+from common import models
+from common.config import MethodOptions
 from common.models.classifier import Classifier
-from common.protocol import Ask, Down, Score, Up
+from common.protocol import Ask, Down, Hello, Peer, Score, Up
+from common.version import code_version
 
+O = TypeVar("O", bound=MethodOptions)  # noqa: E741 - a method's options
 D = TypeVar("D", bound=Down)
 
 
-class Handler(ABC, Generic[D]):
+class Handler(ABC, Generic[O, D]):
     """One per message; what must outlive it goes through ``participant.remember``."""
 
     receives: ClassVar[type[Down]]
     """What a round begins with."""
-    receives_second: ClassVar[type[Down]]
+    receives_second: ClassVar[type[Down] | None] = None
     """The message of a second exchange in a round, where the method has one."""
 
     def __init__(self, participant: Participant) -> None:
-        self.participant = participant
+        self.participant, self.task = participant, participant.task
+        self.config = participant.config
+        self.options = cast("O", participant.config.method)
 
     @property
     def spec(self) -> str:
@@ -35,17 +41,34 @@ class Handler(ABC, Generic[D]):
 
     def admit(self) -> None:
         """Raise ``ValueError`` if this client cannot take part in the method."""
-        return
 
     def public(self) -> str:
         """Fingerprint of the public set as this client sees it; empty if the method has none."""
         return ""
 
+    def hello(self, hello: Hello) -> Peer:
+        """Who this client is. Raises ``ValueError`` if it cannot take part."""
+        p, task = self.participant, self.task
+        if p.clients != hello.clients:
+            raise ValueError(f"this client expects {p.clients} clients, the server {hello.clients}")
+        models.check(p.spec, task.shape, task.num_classes, stem=task.stem)
+        self.admit()
+        return Peer(
+            n=p.n,
+            n_test=p.n_test,
+            model=self.spec,
+            classes=[c for c, count in enumerate(p.counts) if count],
+            counts=p.counts if self.config.run.share_counts else None,
+            task=task.fingerprint,
+            public=self.public(),
+            version=code_version(),
+        )
+
     @abstractmethod
     def train(self, down: D) -> Up:
         """Round t's local work."""
 
-    def second(self, down: Any) -> Up:
+    def second(self, down: Down) -> Up:
         """The work of the second exchange of round t, after the server's step."""
         raise ValueError(f"{type(self).__name__} has no second exchange in a round")
 
@@ -58,11 +81,8 @@ class Handler(ABC, Generic[D]):
         p = self.participant
         shared = p.accuracy(p.model(self.shared_spec, ask.w)) if ask.w is not None else None
         own = self.own_model(ask.t)
-        further = {name: p.accuracy(p.model(p.global_spec, w)) for name, w in ask.models.items()}
+        further = {name: p.accuracy(p.model(self.shared_spec, w)) for name, w in ask.models.items()}
         return Score(
-            experiment=p.experiment,
-            t=ask.t,
-            k=p.k,
             n=p.n_test,
             accuracy=shared if own is None else p.accuracy(own),
             accuracy_global=shared,

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import resource
+import sys
 from collections.abc import Mapping
 
 from common.config import Value
@@ -37,3 +39,22 @@ def check(node: Mapping[str, Value], *, strict: bool = True) -> None:
         if type(value) is not kind or (least is not None and int(value) < least):
             bound = "" if least is None else f" of at least {least}"
             raise ValueError(f"node config {key} = {value!r}; it must be {NAMES[kind]}{bound}")
+
+
+MB = 10**6
+
+
+def limit_memory(megabytes: int) -> None:
+    """From now on this process gets at most so many 10⁶ bytes of private memory; 0: no limit.
+
+    Counted are heap and anonymous mappings (``RLIMIT_DATA``), not files mapped for reading. An
+    allocation beyond the limit raises in torch or Python, which the server hears as one line; the
+    process lives. Only Linux enforces it.
+    """
+    if sys.platform != "linux":
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    wanted = megabytes * MB if megabytes else hard
+    if hard != resource.RLIM_INFINITY:
+        wanted = hard if wanted == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))

@@ -6,30 +6,29 @@ Everything a client half needs, and nothing of any method.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, TypeVar, final
+from typing import TypeVar, final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from client_app.limits import limit_memory
-from client_app.node import check
+from client_app.node import check, limit_memory
 from client_app.store import Store, look
-from common import device, fleet, models, optimise, seeds, tree
-from common.config import Config, Value
-from common.data.batches import Batches
+from common import device, fleet, models, seeds, tree
+from common.config import Config, Data, Value
 from common.data.dataset import Dataset
 from common.data.partition import local_split, split
 from common.data.public import divide
-from common.fit import Loss, fit
-from common.memory_format import Net, arrange
+from common.fit import Loss
 from common.models.classifier import Classifier
 from common.records import Records, StateDict
+from common.scoring import evaluate
+from common.task import Extend, Task, epochs
 
 R = TypeVar("R", bound=Records)
-Extend = Callable[[Iterable[tuple[Tensor, ...]]], Iterable[tuple[Tensor, ...]]]
 
 
 @final
@@ -80,7 +79,7 @@ class Participant:
     def _shares(self) -> tuple[Tensor, Tensor]:
         """Indices of the local training and test samples."""
         seed = self.config.partition_seed
-        mine = _partition(self.config, self._data, self.clients)[self.k]
+        mine = _partition(self._data, self.clients, seed)[self.k]
         train, test = local_split(
             mine, self.config.data.test_fraction, seeds.rng(seed, "local-split", self.k)
         )
@@ -120,9 +119,14 @@ class Participant:
         return torch.bincount(y, minlength=self.dataset.num_classes).tolist()
 
     @cached_property
+    def task(self) -> Task:
+        """What is learnt, on this client's device."""
+        return Task.of(self.config, self.dataset, self.device)
+
+    @cached_property
     def global_spec(self) -> str:
         """The server's architecture."""
-        return fleet.global_spec(self.config, self.dataset.shape, self.dataset.num_classes)
+        return fleet.global_spec(self.task)
 
     def model(
         self, spec: str, weights: StateDict | None = None, *, classes: int = 0, part: str = ""
@@ -132,73 +136,44 @@ class Participant:
         ``classes``: outputs, 0 for all classes of the task; ``part`` names the draw of a second
         one.
         """
-        data = self.dataset
-        net = models.build(
-            spec,
-            data.shape,
-            classes or data.num_classes,
-            seed=self.config.run.seed,
-            name=("init", *([part] if part else []), "client", self.k),
-            stem=self.config.run.stem,
-            pretrained=self._pretrained(spec) and weights is None,
-        )
-        if weights is not None:
-            net.load_state_dict(weights)
-        return self.place(net)
-
-    def _pretrained(self, spec: str) -> bool:
         run = self.config.run
-        return run.pretrained and models.published(spec, stem=run.stem)
-
-    def place(self, net: Net) -> Net:
-        """Move a network to the client's device, in the configured memory format."""
-        return arrange(net, self.config.train.memory_format).to(self.device)
-
-    def batches(self, t: int, *name: str | int) -> Iterable[tuple[Tensor, Tensor]]:
-        """Batches (x [b, C, H, W] float32 normalised, y [b]) of round t's local training."""
-        x, y = self.train_set
-        data, train = self.dataset, self.config.train
-        epochs = Batches(
-            x,
-            y,
-            batch_size=train.batch_size,
-            mean=data.mean,
-            std=data.std,
-            augment=self.config.data.augment,
-            standardize=self.config.data.standardize,
-            generator=seeds.stream(self.config.run.seed, "batches", *name, self.k, t),
-            drop_last=train.steps > 0,
+        return self.task.build(
+            spec,
+            weights,
+            name=("init", *([part] if part else []), "client", self.k),
+            classes=classes,
+            pretrained=weights is None and run.pretrained and models.published(spec, stem=run.stem),
         )
-        rounds = (batch for _ in range(train.epochs) for batch in epochs)
-        return epochs.take(train.steps) if train.steps else rounds
 
     def train(
         self,
         t: int,
-        parameters: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
+        parameters: Iterable[nn.Parameter],
         loss: Loss,
         extend: Extend | None = None,
     ) -> dict[str, float]:
         """Local training of round t: E epochs of ``loss`` with the configured optimiser.
 
-        ``extend`` turns the batches into those that ``loss`` takes.
+        ``extend`` turns the batches (x [b, C, H, W] float32 normalised, y [b]) into those that
+        ``loss`` takes.
         """
         train = self.config.train
-        optimizer = optimise.make(
-            parameters,
-            train.optimizer,
-            train.lr,
-            momentum=train.momentum,
-            weight_decay=train.weight_decay,
-        )
-        with seeds.scope(self.config.run.seed, "train", self.k, t):
-            return fit(
-                optimizer,
-                extend(self.batches(t)) if extend else self.batches(t),
-                loss,
-                clip=train.clip,
-                precision=self.config.run.precision,
-            )
+        one = self.task.batches(*self.train_set, self.k, t, drop_last=train.steps > 0)
+        batches = one.take(train.steps) if train.steps else epochs(one, train.epochs)
+        with seeds.scope(self.task.seed, "train", self.k, t):
+            return self.task.fit(parameters, extend(batches) if extend else batches, loss)
+
+    def train_on(
+        self, t: int, net: Classifier, x: Tensor, y: Tensor, loss: Loss, *, times: int, name: str
+    ) -> dict[str, float]:
+        """``times`` epochs of ``loss`` on other images x [n, C, H, W] with targets y [n, ...].
+
+        ``name``: of the draws, with k and t.
+        """
+        batches = self.task.batches(x, y, name, self.k, t)
+        net.train()
+        with seeds.scope(self.task.seed, name, self.k, t):
+            return self.task.fit(net.parameters(), epochs(batches, times), loss)
 
     @cached_property
     def _store(self) -> Store:
@@ -214,15 +189,13 @@ class Participant:
 
     def accuracy(self, net: Classifier) -> float | None:
         """Share of the local test samples that ``net`` gets right; None if there are none."""
-        from common.scoring import evaluate
-
         if self.n_test == 0:
             return None
-        x, y = self.test_set
-        bn = getattr(self.config.method, "eval_bn", "running")
-        return evaluate(
-            net, x, y, self.dataset, self.config, bn=bn, name=("score", self.k)
-        ).accuracy
+        return evaluate(net, *self.test_set, self.task, name=("score", self.k)).accuracy
+
+    def test_accuracy(self, net: Classifier) -> float:
+        """Share of the whole test set of the task that ``net`` gets right."""
+        return evaluate(net, self.dataset.x_test, self.dataset.y_test, self.task).accuracy
 
 
 def upload(net: nn.Module) -> StateDict:
@@ -231,15 +204,10 @@ def upload(net: nn.Module) -> StateDict:
 
 
 @lru_cache(maxsize=4)
-def _partition_of(
-    data: Any, clients: int, seed: int
-) -> list[Any]:  # a pure function of the frozen section, so cached for a process of many clients
+def _partition(data: Data, clients: int, seed: int) -> list[np.ndarray]:
+    """Every client's samples; cached for a process of many clients."""
     dataset = divide(data, seed).pool
     return split(data, dataset.y.numpy(), dataset.num_classes, clients, seed)
-
-
-def _partition(config: Config, data: Any, clients: int) -> list[Any]:
-    return _partition_of(data, clients, config.partition_seed)
 
 
 def _required(node: Mapping[str, Value], key: str) -> int:

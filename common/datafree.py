@@ -8,15 +8,12 @@ trains the generator between them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Literal, final
+from typing import final
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from common import optimise, seeds
-from common.config import NonNegative, Positive, Section
-from common.data.dataset import Dataset
 from common.fit import fit
 from common.losses import datafree
 from common.losses.distillation import kl
@@ -24,32 +21,11 @@ from common.models.batchnorm import batch_statistics
 from common.models.classifier import Classifier
 from common.models.generator import Generator
 from common.models.initialise import he_convolutions
+from common.options import GeneratorTraining
+from common.task import Task
 
-ADVERSARIAL = ("cifar10", "cifar100")
+CIFAR = ("cifar10", "cifar100")
 """Data sets for which FedKF's released code adds the adversarial term."""
-
-
-class Imagining(Section):
-    """Knobs of the generator and of its losses."""
-
-    lambda_oh: NonNegative
-    """λ₁, the weight of the one-hot loss."""
-    lambda_a: NonNegative
-    """λ₂, the weight of the activation loss."""
-    g_adv: Literal["auto", "on", "off"]
-    """Also look for images on which teacher and student disagree; ``auto``: on CIFAR only."""
-    ie_norm: bool
-    """Information entropy as 1 − H/log C, not −H."""
-    act_reduction: Literal["mean", "sum"]
-    """L1 norm of the activations: mean over entries, or their sum."""
-    update_order: Literal["student", "generator"]
-    """Which of the two takes its step first on a batch."""
-    generator_lr: Positive
-    """β, of Adam."""
-    latent: Annotated[int, Field(ge=1, le=100_000)]
-    """Length of z."""
-    generator_width: Annotated[int, Field(ge=2, le=4096)]
-    """Channels of the generator: 128 in the paper; less for a CPU."""
 
 
 @final
@@ -67,7 +43,7 @@ class DataFree:
         generator: Generator,
         teacher: Classifier,
         student: Classifier,
-        options: Imagining,
+        options: GeneratorTraining,
         *,
         gamma: float,
         size: int,
@@ -80,7 +56,7 @@ class DataFree:
         self.teacher = teacher.eval().requires_grad_(False)
         self.options, self.gamma, self.size = options, gamma, size
         self.adversarial, self.draw = adversarial, draw
-        self.optimizer = optimise.make(generator.parameters(), "adam", options.generator_lr)
+        self.optimizer = optimise.make(generator.parameters(), "adam", options.lr)
         self.losses: list[float] = []  #: L_G of every step
 
     def batches(self, real: Iterable[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]:
@@ -137,23 +113,21 @@ class DataFree:
         return sum(self.losses) / len(self.losses)
 
 
-def new_generator(options: Imagining, dataset: Dataset, seed: int) -> Generator:
+def new_generator(task: Task) -> Generator:
     """The generator all owners start from, its weights drawn as in FedKF's released code.
 
     With torch's own, smaller ones it begins with images that are grey and nearly all alike.
     """
-    with seeds.scope(seed, "init", "generator"):
+    options = task.config.generator
+    with seeds.scope(task.seed, "init", "generator"):
         generator = Generator(
-            options.latent,
-            dataset.shape,
-            mean=dataset.mean,
-            std=dataset.std,
-            width=options.generator_width,
+            options.latent, task.shape, mean=task.mean, std=task.std, width=options.width
         )
         he_convolutions(generator)
         return generator
 
 
-def is_adversarial(options: Imagining, dataset: str) -> bool:
-    """Whether the adversarial term is on for this data set."""
-    return options.g_adv == "on" or (options.g_adv == "auto" and dataset in ADVERSARIAL)
+def is_adversarial(task: Task) -> bool:
+    """Whether the adversarial term is on for this task's data set."""
+    chosen, data = task.config.generator.adversarial, task.config.data.name
+    return chosen == "on" or (chosen == "cifar" and data in CIFAR)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import nn
@@ -12,17 +12,14 @@ from common.records import StateDict
 
 
 def make(
-    parameters: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
+    parameters: Iterable[nn.Parameter],
     kind: Literal["sgd", "adam"],
     lr: float,
     *,
     momentum: float = 0.0,
     weight_decay: float = 0.0,
 ) -> torch.optim.Optimizer:
-    """SGD (with momentum) or Adam, in torch's fused form: one kernel for all parameters.
-
-    ``parameters`` may be groups with learning rates of their own, as torch takes them.
-    """
+    """SGD (with momentum) or Adam, in torch's fused form: one kernel for all parameters."""
     if kind == "adam":
         return torch.optim.Adam(parameters, lr=lr, weight_decay=weight_decay, fused=True)
     return torch.optim.SGD(

@@ -1,13 +1,13 @@
-"""The payloads every method shares: who is there (Hello, Peer), how good they are (Ask, Score).
+"""The payloads every method shares, and the envelope that every payload has.
 
-A method's own messages are subclasses of ``Down`` (server to client) and ``Up`` (client to server).
-Identity travels in the payload: the partition id k, never the runtime's node id.
+``Down`` goes from the server to a client, ``Up`` back; a method's own messages are subclasses.
+Experiment, round and client are the envelope: whoever sends stamps them, whoever receives checks
+them, and no method writes them. Identity is the partition id k, never the runtime's node id.
 """
 
 from __future__ import annotations
 
-import hashlib
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import Field
 
@@ -25,35 +25,72 @@ Experiment = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 MAX_CLASSES = 100_000
 
 
-class Down(Records):
-    """From the server to one client in round t."""
+class ToClient(Records):
+    """The envelope of what the server sends."""
 
-    experiment: Experiment
-    t: Round
+    experiment: Experiment = ""
+    t: Round = 0
+
+    def stamped(self, experiment: str, t: int) -> Self:
+        """The payload with its envelope filled in."""
+        return self.model_copy(update={"experiment": experiment, "t": t})
 
 
-class Up(Records):
-    """From client k to the server, answering the ``Down`` of round t."""
+class ToServer(Records):
+    """The envelope of what client k answers."""
 
-    experiment: Experiment
-    t: Round
-    k: ClientId
-    metrics: Annotated[dict[Name, Number], Field(max_length=50)]
+    experiment: Experiment = ""
+    t: Round = 0
+    k: ClientId = 0
+
+    def stamped(self, question: ToClient, k: int) -> Self:
+        """The payload with its envelope filled in: it answers ``question``."""
+        envelope = {"experiment": question.experiment, "t": question.t, "k": k}
+        return self.model_copy(update=envelope)
+
+    def check_envelope(self, experiment: str, t: int, k: int) -> None:
+        """Raise ``ValueError``, one line, unless it is client k's of round t."""
+        for what, got, expected in (
+            ("client", self.k, k),
+            ("round", self.t, t),
+            ("experiment", self.experiment, experiment),
+        ):
+            if got != expected:
+                raise ValueError(f"it is for {what} {got!r}, expected {expected!r}")
+
+
+class Down(ToClient):
+    """What round t begins with at a client."""
+
+
+class Up(ToServer):
+    """A client's answer to the ``Down`` of round t."""
+
+    metrics: Annotated[dict[Name, Number], Field(max_length=50)] = {}
     """Scalars for the journal, such as the mean training loss."""
 
 
-class Hello(Records):
+class Model(Down):
+    """Weights to train a copy of."""
+
+    w: StateDict
+
+
+class Trained(Up):
+    """A trained copy."""
+
+    w: StateDict
+
+
+class Hello(ToClient):
     """Round 0: who are you? ``clients`` is the federation's size, known to the server."""
 
-    experiment: Experiment
     clients: Count
 
 
-class Peer(Records):
+class Peer(ToServer):
     """A client's answer to ``Hello``."""
 
-    experiment: Experiment
-    k: ClientId
     n: Annotated[int, Field(ge=1, lt=2**40)]
     """Local training samples."""
     n_test: Count
@@ -72,22 +109,17 @@ class Peer(Records):
     """Version and fingerprint of the code this client runs."""
 
 
-class Ask(Records):
+class Ask(ToClient):
     """Score models on your own test share. ``w``: the global model's weights, if there is one."""
 
-    experiment: Experiment
-    t: Round
     w: StateDict | None
     models: dict[str, StateDict] = {}
     """Further global models by name, scored in the same exchange."""
 
 
-class Score(Records):
+class Score(ToServer):
     """Client k's answer to ``Ask``: accuracies in [0, 1] on its n test samples."""
 
-    experiment: Experiment
-    t: Round
-    k: ClientId
     n: Count
     accuracy: Share | None
     """Of the client's own model, the global one where it has no other; None without samples."""
@@ -95,9 +127,3 @@ class Score(Records):
     """Of the global model; None if there is none or no test samples."""
     accuracies: Annotated[dict[Name, Share], Field(max_length=100)] = {}
     """Of the ``Ask``'s further models, by name; empty without test samples."""
-
-
-def task(shape: tuple[int, int, int], classes: tuple[str, ...]) -> str:
-    """Input shape and fingerprint of the class names in order: what ``Peer.task`` holds."""
-    digest = hashlib.sha256("\n".join(classes).encode()).hexdigest()[:12]
-    return f"{'x'.join(map(str, shape))}/{len(classes)}/{digest}"

@@ -12,11 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from common import seeds
-from common.config import Config
-from common.data.batches import evaluation_batches
-from common.data.dataset import Dataset
 from common.models.batchnorm import batch_statistics, recalibrate
 from common.models.classifier import Classifier
+from common.task import Task
 
 
 class Result(NamedTuple):
@@ -29,37 +27,28 @@ def evaluate(
     net: Classifier,
     x: Tensor,
     y: Tensor,
-    dataset: Dataset,
-    config: Config,
+    task: Task,
     *,
-    bn: str = "running",
+    bn: str = "",
     name: tuple[str | int, ...] = ("score",),
 ) -> Result:
     """Score ``net`` on x [n, C, H, W] and y [n], n ≥ 1.
 
-    ``bn``: ``running`` statistics; ``batch``: those of each test batch, in an order drawn from the
-    stream ``name`` so that no batch holds one class alone (transductive: the answer for one image
-    depends on its neighbours); ``recalibrated``: running statistics re-estimated on x first.
+    ``bn``, by default ``score.bn``: ``running`` statistics; ``batch``: those of each test batch, in
+    an order drawn from the stream ``name`` so that no batch holds one class alone (transductive:
+    the answer for one image depends on its neighbours); ``recalibrated``: running statistics
+    re-estimated on x first.
     """
-    size = config.score.batch_size
+    bn, size = bn or task.config.score.bn, task.config.score.batch_size
     if len(x) == 1:
         bn = "running"
     if bn != "running":
-        order = torch.randperm(len(x), generator=seeds.stream(config.run.seed, *name))
+        order = torch.randperm(len(x), generator=seeds.stream(task.seed, *name))
         x, y = x[order.to(x.device)], y[order.to(y.device)]
         size = -(-len(x) // -(-len(x) // size))  # equal batches, so that none has one sample
-    device = next(net.parameters()).device
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
-        return evaluation_batches(
-            x,
-            y,
-            batch_size=size,
-            mean=dataset.mean,
-            std=dataset.std,
-            standardize=config.data.standardize,
-            device=device,
-        )
+        return task.in_order(x, y, size)
 
     if bn == "recalibrated":
         net = copy.deepcopy(net)

@@ -17,12 +17,16 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """One run. Raises ``ValueError`` or ``Stopped`` with one clear line."""
     from common import device
-    from common.config import parse
     from common.data import load
     from common.fleet import check_fleet, global_spec
+    from common.parse import parse
+    from common.task import Task
     from server_app.keep import checkpoint
-    from server_app.keep.lock import claim
-    from server_app.methods import METHODS
+    from server_app.keep.lock import hold
+    from server_app.methods import make
+    from server_app.score import Scorer
+    from server_app.strategy import MethodStrategy
+    from server_app.talk.post import Post
 
     config = parse(context.run_config)
     experiment = config.run.experiment or f"run-{context.run_id}"
@@ -32,18 +36,13 @@ def main(grid: Grid, context: Context) -> None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"out = {out} cannot be made: {error.strerror}") from error
-    with claim(out):
+    with hold(out):
         if not config.run.resume and checkpoint.path_in(out).exists():
             raise ValueError(f"out = {out} holds a run already; resume it or choose another folder")
         device.settle(config.run.threads)
         dataset = load(config.data)
-        check_fleet(config, dataset.shape, dataset.num_classes)
-        method = METHODS[config.run.method](
-            config,
-            dataset,
-            device.choose(config.run.device),
-            global_spec(config, dataset.shape, dataset.num_classes),
-            experiment,
-        )
+        task = Task.of(config, dataset, device.choose(config.run.device))
+        check_fleet(task)
+        method = make(task, global_spec(task))
         log.info("%s: results go to %s", experiment, out)
-        method.start(grid)
+        MethodStrategy(method, Post(config, experiment), Scorer(method, dataset)).start(grid)

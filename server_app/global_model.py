@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Callable
+from typing import ClassVar
 
-from common import protocol, tree
+from common import tree
 from common.models.classifier import Classifier
+from common.protocol import Down, Model
 from common.records import Records, StateDict
-from server_app.method import Method
-
-U = TypeVar("U", bound=protocol.Up)
+from server_app.method import Client, Method, O, U
 
 
 class Weights(Records):
@@ -19,10 +19,10 @@ class Weights(Records):
     w: StateDict
 
 
-class GlobalModel(Method[U], ABC):
-    """Holds w in the architecture ``global_spec``, first drawn for the server; scores it, keeps it.
+class GlobalModel(Method[O, U], ABC):
+    """Holds w in the architecture ``global_spec``, first drawn for the server; sends and scores it.
 
-    A method that keeps more overrides ``keeps``, ``state`` and ``restore``.
+    A method that keeps more names it in ``keeps``.
     """
 
     keeps: ClassVar[type[Records]] = Weights
@@ -32,12 +32,9 @@ class GlobalModel(Method[U], ABC):
         self.net = self.build(self.global_spec)
         self.w = tree.snapshot(self.net)
 
-    def model(self) -> Classifier:
+    def down(self, t: int) -> Down | Callable[[Client], Down]:
+        return Model(w=self.w)
+
+    def model(self) -> Classifier | None:
         self.net.load_state_dict(self.w)
         return self.net
-
-    def state(self) -> Records:
-        return Weights(w=self.w)
-
-    def restore(self, state: Any) -> None:
-        self.w = state.w

@@ -116,3 +116,36 @@ def test_nothing_that_is_read_can_run_code() -> None:
 def test_the_search_for_what_could_run_code_finds_it(source: str) -> None:
     assert dangers(source) != []
     assert dangers("net.eval(); np.load('x'); model.compile") == []
+
+
+FLOWER = {"app", "serverapp", "clientapp"}  #: what Flower promises to keep
+ROOMS = ("common/flower", "deploy/flower")  #: where another Flower series changes something
+IN_FLOWERS_PLACE = {
+    "tests/docker/test_docker.py": "answers a health check as Flower's programs do",
+    "tests/machines/test_admission.py": "is a SuperLink's Fleet API",
+    "tests/machines/test_machines.py": "is a SuperLink's Control API",
+    "tests/records/test_records.py": "counts the bytes of Flower's own serialiser",
+    "tests/run/test_dispatch.py": "is a SuperNode",
+    "tests/run/test_grpc.py": "reads arguments as Flower reads them",
+    "tests/talk/test_halfway.py": "is a SuperLink that keeps a part back",
+    "tests/talk/test_hostile_runs.py": "answers as a SuperLink whose message has expired",
+}
+
+
+def internals(path: Path) -> set[str]:
+    """Modules of Flower that are no part of its public interface."""
+    flowers = {name.split(".")[1] for name in imports(path) if name.startswith("flwr.")}
+    return flowers - FLOWER
+
+
+@pytest.mark.parametrize("package", OURS)
+def test_flowers_internals_are_imported_in_two_folders(package: str) -> None:
+    for path in (ROOT / package).rglob("*.py"):
+        name = path.relative_to(ROOT).as_posix()
+        allowed = name.startswith(ROOMS) or name in IN_FLOWERS_PLACE
+        assert allowed or not internals(path), f"{name} imports {internals(path)} of flwr"
+
+
+def test_who_is_excepted_from_it_imports_them() -> None:
+    for name in IN_FLOWERS_PLACE:
+        assert internals(ROOT / name), f"{name} needs no exception"

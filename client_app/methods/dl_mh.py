@@ -7,22 +7,17 @@ from __future__ import annotations
 
 from typing import final
 
-from client_app.teacher import Teacher
-from common.methods.dl_mh import Down, Up
+from client_app.public_set import Teacher
+from common.methods.dl_mh import Down, Options, Up
 
 
 @final
-class DLMH(Teacher[Down]):
+class DLMH(Teacher[Options, Down]):
+    """Predictions and confidences, with the schema d."""
+
     receives = Down
 
-    @property
-    def d(self) -> list[int]:
-        return [c for c, count in enumerate(self.participant.counts) if count]
-
     def train(self, down: Down) -> Up:
-        p = self.participant
         net, metrics = self.learn(down.t)
         theta, w = self.probabilities(net), self.confidence(down.t, net)
-        return Up(
-            experiment=p.experiment, t=down.t, k=p.k, metrics=metrics, theta=theta, w=w, d=self.d
-        )
+        return Up(metrics=metrics, theta=theta, w=w, d=self.d)

@@ -8,53 +8,39 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from client_app.handler import Handler
-from client_app.participant import upload
+from client_app.copy import Copy
 from common import seeds
+from common.fit import Loss
 from common.losses.distillation import kl
-from common.methods.fedgen import Config, Down, Up
+from common.methods.fedgen import Down, Options, Up
 from common.models.classifier import Classifier
-from common.models.feature_generator import FeatureGenerator
+from common.models.feature_generator import FeatureGenerator, new_feature_generator
+from common.records import StateDict
 
 
 @final
-class FedGen(Handler[Down]):
-    receives = Down
+class FedGen(Copy[Options, Down]):
+    """CE(f(w_k; x), y) + α_t CE(h_k(G(z, ŷ)), ŷ) + β_t KL(h_k(G(z, y)) ‖ f(w_k; x))."""
 
-    @property
-    def spec(self) -> str:
-        return self.participant.global_spec
+    receives, answers = Down, Up
 
-    def train(self, down: Down) -> Up:
-        p = self.participant
-        net = p.model(p.global_spec, down.w).train()
-        if down.generator is None:
-            metrics = p.train(down.t, net.parameters(), lambda x, y: F.cross_entropy(net(x), y))
-        else:
-            metrics = self._guided(down, net)
-        return Up(
-            experiment=p.experiment,
-            t=down.t,
-            k=p.k,
-            metrics=metrics,
-            w=upload(net),
-            counts=p.counts,
-        )
+    def more(self, down: Down) -> dict[str, object]:
+        return {"counts": self.participant.counts}
 
-    def _guided(self, down: Down, net: Classifier) -> dict[str, float]:
-        p = self.participant
-        c: Config = p.config.method
-        assert down.generator is not None and down.histogram is not None
-        with seeds.scope(p.config.run.seed, "init", "generator"):
-            drawn = FeatureGenerator(
-                c.noise_size, p.dataset.num_classes, net.head.in_features, c.hidden
-            )
-        generator = p.place(drawn)
-        generator.load_state_dict(down.generator)
-        generator.eval().requires_grad_(False)
-        draw = seeds.stream(p.config.run.seed, "features", p.k, down.t, device=p.device)
-        histogram, size = down.histogram.to(p.device), p.config.train.batch_size
-        alpha, beta = c.alpha * c.decay**down.t, c.beta * c.decay**down.t
+    def _generator(self, state: StateDict, net: Classifier) -> FeatureGenerator:
+        o = self.options
+        generator = self.task.place(new_feature_generator(self.task, net, o.noise_size, o.hidden))
+        generator.load_state_dict(state)
+        return generator.eval().requires_grad_(False)
+
+    def loss(self, down: Down, net: Classifier) -> Loss:
+        if down.generator is None or down.histogram is None:
+            return super().loss(down, net)
+        o, p, device = self.options, self.participant, self.task.device
+        generator = self._generator(down.generator, net)
+        draw = seeds.stream(self.task.seed, "features", p.k, down.t, device=device)
+        histogram, size = down.histogram.to(device), self.config.train.batch_size
+        alpha, beta = o.alpha * o.decay**down.t, o.beta * o.decay**down.t
         step = 0
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
@@ -62,17 +48,17 @@ class FedGen(Handler[Down]):
             step += 1
             logits = net(x)
             value = F.cross_entropy(logits, y)
-            if c.until and step > c.until:
+            if o.until and step > o.until:
                 return value
             if alpha:
                 wanted = torch.multinomial(histogram, size, replacement=True, generator=draw)
-                z = generator.latents(size, c.noise, draw)
+                z = generator.latents(size, o.noise, draw)
                 value = value + alpha * F.cross_entropy(net.head(generator(z, wanted)), wanted)
             if beta:
-                z = generator.latents(len(y), c.noise, draw)
+                z = generator.latents(len(y), o.noise, draw)
                 with torch.no_grad():
                     target = net.head(generator(z, y))
                 value = value + beta * kl(target, logits)
             return value
 
-        return p.train(down.t, net.parameters(), loss)
+        return loss

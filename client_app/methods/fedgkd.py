@@ -7,39 +7,33 @@ from __future__ import annotations
 
 from typing import final
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from client_app.handler import Handler
-from client_app.participant import upload
+from client_app.copy import Copy
+from client_app.private import answers
+from common.fit import Loss
 from common.losses.distillation import kl
-from common.methods.fedgkd import Config, Down, Up
+from common.methods.fedgkd import Down, Options, Up
+from common.models.classifier import Classifier
 
 
 @final
-class FedGKD(Handler[Down]):
-    receives = Down
+class FedGKD(Copy[Options, Down]):
+    """CE(f(w_k; x), y) + γ/2 · s · KL(f(w̄; x)/T ‖ f(w_k; x)/T)."""
 
-    @property
-    def spec(self) -> str:
-        return self.participant.global_spec
+    receives, answers = Down, Up
 
-    def train(self, down: Down) -> Up:
-        p = self.participant
-        c: Config = p.config.method
-        net = p.model(p.global_spec, down.w).train()
-        teacher = None if down.teacher is None else p.model(p.global_spec, down.teacher).eval()
-        factor = c.gamma / 2 * (c.temperature**2 if c.t_squared else 1.0)
+    def loss(self, down: Down, net: Classifier) -> Loss:
+        if down.teacher is None:
+            return super().loss(down, net)
+        o = self.options
+        teacher = answers(self.participant.model(self.spec, down.teacher).eval())
+        factor = o.gamma / 2 * (o.temperature**2 if o.t_squared else 1.0)
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
             logits = net(x)
             value = F.cross_entropy(logits, y)
-            if teacher is None:
-                return value
-            with torch.no_grad():
-                target = teacher(x)
-            return value + factor * kl(target, logits, c.temperature)
+            return value + factor * kl(teacher(x), logits, o.temperature)
 
-        metrics = p.train(down.t, net.parameters(), loss)
-        return Up(experiment=p.experiment, t=down.t, k=p.k, metrics=metrics, w=upload(net))
+        return loss

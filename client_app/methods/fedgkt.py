@@ -11,14 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from client_app.copy import cross_entropy
 from client_app.handler import Handler
 from client_app.participant import upload
-from client_app.train_on import train_on
-from common.data.batches import evaluation_batches
 from common.losses.distillation import kl
-from common.methods.fedgkt import Config, Down, Up
+from common.methods.fedgkt import Down, Options, Up
 from common.models.classifier import Classifier
-from common.models.edge import Edge, behind, splittable
+from common.models.edge import Edge, Whole, splittable
 from common.protocol import Ask, Score
 from common.records import Records, StateDict
 
@@ -31,22 +30,9 @@ class Memory(Records):
 
 
 @final
-class Whole(Classifier):
-    """f_s(f_e(x)): the client's extractor before the server's half."""
+class FedGKT(Handler[Options, Down]):
+    """CE(z_c, y) + α T² KL(z_s → z_c), z_c = f_c(f_e(x))."""
 
-    def __init__(self, edge: Edge, server: Classifier) -> None:
-        super().__init__()
-        self.edge, self.server = edge, splittable(server)
-
-    def features(self, x: Tensor) -> Tensor:
-        return self.edge.features(x)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return behind(self.server, self.edge.net.extractor(x))
-
-
-@final
-class FedGKT(Handler[Down]):
     receives = Down
 
     def admit(self) -> None:
@@ -56,18 +42,16 @@ class FedGKT(Handler[Down]):
         p = self.participant
         edge = self._edge(down.t).train()
         if down.z is None:
-            metrics = p.train(down.t, edge.trained(), lambda x, y: F.cross_entropy(edge(x), y))
+            metrics = p.train(down.t, edge.trained(), cross_entropy(edge))
         else:
             metrics = self._transfer(down.t, edge, down.z.to(p.device))
         p.remember(down.t, Memory(w=upload(edge)))
         h, z = self._speak(edge)
-        y = p.train_set[1].cpu()
-        return Up(experiment=p.experiment, t=down.t, k=p.k, metrics=metrics, h=h, z=z, y=y)
+        return Up(metrics=metrics, h=h, z=z, y=p.train_set[1].cpu())
 
     def _transfer(self, t: int, edge: Edge, z_s: Tensor) -> dict[str, float]:
         """E epochs of equation 3."""
-        p = self.participant
-        o: Config = p.config.method
+        p, o = self.participant, self.options
         images, labels = p.train_set
         if len(z_s) != len(labels):
             raise ValueError(f"{len(z_s)} server logits for {len(labels)} samples")
@@ -77,47 +61,32 @@ class FedGKT(Handler[Down]):
             return F.cross_entropy(z_c, labels[rows]) + o.alpha * T**2 * kl(z_s[rows], z_c, T)
 
         rows = torch.arange(len(labels), device=p.device)
-        epochs = p.config.train.epochs
-        return train_on(p, edge, images, rows, loss, epochs=epochs, name="transfer", t=t)
+        times = self.config.train.epochs
+        return p.train_on(t, edge, images, rows, loss, times=times, name="transfer")
 
     @torch.no_grad()
     def _speak(self, edge: Edge) -> tuple[Tensor, Tensor]:
         """H and z_c of all training samples, in the order of the training set."""
-        p = self.participant
         edge.eval()
-        batches = evaluation_batches(
-            *p.train_set,
-            batch_size=p.config.score.batch_size,
-            mean=p.dataset.mean,
-            std=p.dataset.std,
-            standardize=p.config.data.standardize,
-        )
+        batches = self.task.in_order(*self.participant.train_set)
         pairs = [(edge.net.extractor(x).float().cpu(), edge(x).float().cpu()) for x, _ in batches]
         features = torch.cat([h for h, _ in pairs]).contiguous()
         return features, torch.cat([z for _, z in pairs])
 
     def _edge(self, t: int) -> Edge:
-        p, data = self.participant, self.participant.dataset
-        net = splittable(p.model(p.spec))
-        edge = Edge(net, data.num_classes, data.shape, p.config.run.seed)
+        p, task = self.participant, self.task
+        edge = Edge(splittable(p.model(p.spec)), task.num_classes, task.shape, task.seed)
         memory = p.recall(t, Memory)
         if memory is not None:
             edge.load_state_dict(memory.w)
-        placed: Edge = p.place(edge)
-        return placed
+        return task.place(edge)
 
     def own_model(self, t: int) -> Classifier | None:
         return self._edge(t + 1)
 
     def score(self, ask: Ask) -> Score:
-        p = self.participant
-        edge = self._edge(ask.t + 1)
-        whole = None if ask.w is None else p.place(Whole(edge, p.model(p.global_spec, ask.w)))
-        return Score(
-            experiment=p.experiment,
-            t=ask.t,
-            k=p.k,
-            n=p.n_test,
-            accuracy=p.accuracy(edge),
-            accuracy_global=None if whole is None else p.accuracy(whole),
-        )
+        p, edge = self.participant, self._edge(ask.t + 1)
+        whole = None
+        if ask.w is not None:
+            whole = p.accuracy(self.task.place(Whole(edge, p.model(p.global_spec, ask.w))))
+        return Score(n=p.n_test, accuracy=p.accuracy(edge), accuracy_global=whole)

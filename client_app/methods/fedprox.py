@@ -1,4 +1,7 @@
-"""FedProx, client half: FedAvg's, held near w (contract: common/methods/fedprox.py)."""
+"""FedProx, client half: FedAvg's, held near w (contract: common/methods/fedprox.py).
+
+FedFTG's clients are the same.
+"""
 
 from __future__ import annotations
 
@@ -7,34 +10,23 @@ from typing import final
 import torch.nn.functional as F
 from torch import Tensor
 
-from client_app.architecture import trained
-from client_app.handler import Handler
-from client_app.participant import upload
-from common.losses.proximal import proximal
-from common.methods.fedprox import Down, Up
+from client_app.copy import Copy
+from common.fit import Loss
+from common.losses.proximal import held_near
+from common.methods.fedprox import Down, Options, Up
+from common.models.classifier import Classifier
 
 
 @final
-class FedProx(Handler[Down]):
-    receives = Down
+class FedProx(Copy[Options, Down]):
+    """CE(f(w_k; x), y) + μ/2 ‖w_k − w‖²."""
 
-    @property
-    def spec(self) -> str:
-        return trained(self.participant)
+    receives, answers = Down, Up
 
-    @property
-    def shared_spec(self) -> str:
-        return self.spec
-
-    def train(self, down: Down) -> Up:
-        p = self.participant
-        mu: float = p.config.method.mu
-        net = p.model(self.spec, down.w).train()
-        named = list(net.named_parameters())
-        reference = {name: value.detach().clone() for name, value in named}
+    def loss(self, down: Down, net: Classifier) -> Loss:
+        mu, proximal = self.options.mu, held_near(net)
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
-            return F.cross_entropy(net(x), y) + mu * proximal(named, reference)
+            return F.cross_entropy(net(x), y) + mu * proximal()
 
-        metrics = p.train(down.t, net.parameters(), loss)
-        return Up(experiment=p.experiment, t=down.t, k=p.k, metrics=metrics, w=upload(net))
+        return loss

@@ -7,28 +7,18 @@ from __future__ import annotations
 
 from typing import final
 
-import torch.nn.functional as F
-
-from client_app.handler import Handler
-from client_app.participant import upload
-from common.methods.qffl import Down, Up
+from client_app.copy import Copy
+from common.methods.qffl import Down, Options, Up
 from common.scoring import evaluate
 
 
 @final
-class QFFL(Handler[Down]):
-    receives = Down
+class QFFL(Copy[Options, Down]):
+    """F_k is the mean cross-entropy of w on the client's training samples."""
 
-    @property
-    def spec(self) -> str:
-        return self.participant.global_spec
+    receives, answers = Down, Up
 
-    def train(self, down: Down) -> Up:
+    def more(self, down: Down) -> dict[str, object]:
         p = self.participant
-        net = p.model(p.global_spec, down.w)
-        before = evaluate(net, *p.train_set, p.dataset, p.config).loss
-        net.train()
-        metrics = p.train(down.t, net.parameters(), lambda x, y: F.cross_entropy(net(x), y))
-        return Up(
-            experiment=p.experiment, t=down.t, k=p.k, metrics=metrics, w=upload(net), loss=before
-        )
+        received = p.model(self.spec, down.w)
+        return {"loss": evaluate(received, *p.train_set, self.task, bn="running").loss}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def proximal(named: Iterable[tuple[str, Tensor]], reference: Mapping[str, Tensor]) -> Tensor:
@@ -15,3 +15,10 @@ def proximal(named: Iterable[tuple[str, Tensor]], reference: Mapping[str, Tensor
     Li et al. 2020 (FedProx), eq. 2 without μ.
     """
     return 0.5 * torch.stack([(p - reference[name]).square().sum() for name, p in named]).sum()
+
+
+def held_near(net: nn.Module) -> Callable[[], Tensor]:
+    """``proximal`` of ``net``'s parameters, whatever they become, to those that it has now."""
+    named = list(net.named_parameters())
+    reference = {name: value.detach().clone() for name, value in named}
+    return lambda: proximal(named, reference)

@@ -14,8 +14,8 @@ The run's own model is the student; the teacher is scored beside it.
 
 Deviations: teacher and student have one architecture, as in Table IV. The teacher is trained
 further in every round, and the student follows it; ``start`` is the first round that distils. The
-adversarial term of FedKF's clients is off (``g-adv``): equation 5 has none. FedKF's Table IV used
-β = 0.2 and λ = {0.2, 0.02} on EMNIST, 0.02 and {0.01, 0.002} on CIFAR.
+adversarial term of FedKF's clients is off (``generator.adversarial``): equation 5 has none. FedKF's
+Table IV used β = 0.2 and λ = {0.2, 0.02} on EMNIST, 0.02 and {0.01, 0.002} on CIFAR.
 """
 
 from __future__ import annotations
@@ -24,20 +24,25 @@ from typing import Annotated, final
 
 from pydantic import Field
 
-from common.config import Positive
-from common.datafree import Imagining
 from common.methods.fedavg import Averaging, Down, Up
+from common.section import AtLeastOne, Momentum, Positive
 
-__all__ = ["Config", "Down", "Up"]
+__all__ = ["Down", "Options", "Up"]
+
+CLIENT = "fedavg"
 
 
 @final
-class Config(Averaging, Imagining):
-    start: Annotated[int, Field(ge=1)]
+class Options(Averaging):
+    uses = ("average", "oca", "generator")
+
+    start: AtLeastOne = 1
     """First round after which the server distils."""
-    server_steps: Annotated[int, Field(ge=1)]
+    server_steps: AtLeastOne = 500
     """n, steps after each round."""
-    server_batch_size: Annotated[int, Field(ge=2)]
-    student_lr: Positive
+    server_batch_size: Annotated[int, Field(ge=2)] = 128
+    """Generated images in a step."""
+    student_lr: Positive = 0.01
     """η_v, of SGD."""
-    student_momentum: Annotated[float, Field(ge=0, lt=1)]
+    student_momentum: Momentum = 0.9
+    """Of the student's SGD."""

@@ -15,10 +15,10 @@ Each row of M_i' sums to 1, so that of Y_g does. If every client has every class
 the bit.
 
 Baseline in the same pipeline: UHC (Vongkulbhisal et al., CVPR 2019) instead of the weighted sum,
-``aggregation = "uhc-ce"`` (cross-entropy, ``uhc-steps`` gradient steps of size ``uhc-lr``) or
-``"uhc-mf"`` (rank-1 factorisation of probabilities, ``uhc-steps`` alternations). UHC takes no
-confidences: run it with ``confidence = "uniform"``. Where no two clients share a class (NIID-1) the
-mass between them is not determined by the predictions, and it must fail.
+``ensemble.aggregation = "uhc-ce"`` (cross-entropy, ``uhc-steps`` gradient steps of size ``uhc-lr``)
+or ``"uhc-mf"`` (rank-1 factorisation of probabilities, ``uhc-steps`` alternations). UHC takes no
+confidences: run it with ``confidence.kind = "uniform"``. Where no two clients share a class
+(NIID-1) the mass between them is not determined by the predictions, and it must fail.
 
 Deviations: as DL-SH; in addition
 - Logits cannot be masked by zeros, so probabilities travel.
@@ -28,44 +28,37 @@ Deviations: as DL-SH; in addition
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, final
+from typing import final
 
 from jaxtyping import Shaped
-from pydantic import Field
 from torch import Tensor
 
 from common import protocol
-from common.config import Positive
 from common.methods.dl_sh import Distilling
-from common.protocol import Count
+from common.protocol import Count, Down
+
+__all__ = ["Down", "Masking", "Options", "Schemed", "Up"]
 
 
 class Masking(Distilling):
-    """Knobs of methods whose clients have heads of their own."""
+    """Of methods whose clients have heads of their own."""
 
-    aggregation: Literal["weighted_sum", "literal_product", "uhc-ce", "uhc-mf"]
-    uhc_steps: Annotated[int, Field(ge=1)]
-    uhc_lr: Positive
+    rules = ("weighted_sum", "literal_product", "uhc-ce", "uhc-mf")
 
 
 @final
-class Config(Masking):
-    pass
-
-
-@final
-class Down(protocol.Down):
-    """Go: everything else is agreed."""
+class Options(Masking):
+    """None of its own."""
 
 
 class Schemed(protocol.Up):
     """What a client with a head of its own sends."""
 
     theta: Shaped[Tensor, "N d"]  #: M_i(X_dist), probabilities in the wire's dtype
-    w: Shaped[Tensor, " N"] | None  #: w_i on the wire; None under confidence = "uniform"
+    w: Shaped[Tensor, " N"] | None  #: w_i on the wire; None under confidence.kind = "uniform"
     d: list[Count]  #: schema S_i: the class of each column of theta
 
 
 @final
 class Up(Schemed):
-    pass
+    """Nothing more."""

@@ -19,8 +19,8 @@ Ideally w_i(x) = p_i(x) / (p_dist(x) + p_i(x)) (eq. 2), which grows with p_i(x).
     M_tgt: E_g epochs of CE between Y_g and M_tgt on X_dist                (Algorithm 2, 8-14)
 
 Baselines of the paper in the same pipeline, by switches:
-- plain distillation: ``confidence = "uniform"``, W_i = 1/M; no C_i, and no w_i travels.
-- ODIN (Liang et al. 2018): ``confidence = "odin"``, w_i is the ODIN score of M_i, stretched to
+- plain distillation: ``confidence.kind = "uniform"``, W_i = 1/M; no C_i, and no w_i travels.
+- ODIN (Liang et al. 2018): ``confidence.kind = "odin"``, w_i is the ODIN score of M_i, stretched to
   [0, 1] over X_dist because at T = 1000 all scores nearly agree.
 - global_true, the labelled upper bound: ``targets = "labels"``, M_tgt learns the true classes of
   X_dist, which no real federation has; what the clients send is left aside.
@@ -30,62 +30,66 @@ and the server from its M_tgt.
 
 Deviations, with their switches:
 - Algorithm 2, lines 4-6, multiplies mean predictions by mean weights; as Σ_i W_i = 1 that is plain
-  distillation (``aggregation = "literal_product"``). We follow equation 1 (``"weighted_sum"``).
+  distillation (``ensemble.aggregation = "literal_product"``). We follow equation 1
+  (``"weighted_sum"``).
 - The targets of cross-entropy must be distributions: probabilities travel (``exchange = "probs"``).
   ``"logits"`` weighs logits and takes the softmax of the sum.
 - Equation 4 writes C(x/T), Algorithm 2 w/T; we take w/T. The paper names no T: w is within [0, 1],
-  so T = 1 would hardly prefer anyone; ``conf-t`` is 0.1. ``conf-space = "logit"`` takes the logit
-  of w first, which makes T = 1 sensible.
+  so T = 1 would hardly prefer anyone; ``confidence.temperature`` is 0.1. ``confidence.space =
+  "logit"`` takes the logit of w first, which makes T = 1 sensible.
 - "Sigmoid outputs" of a 2-node head: its softmax. Private samples have label 0, so w is 1 − P(1).
-- C_i starts from M_i (``conf-init = "local"``) or anew (``"scratch"``); the paper "modifies the
-  client's local model". X_dist outnumbers X_i: ``embed-balance = "plain"`` leaves it so, as
-  Algorithm 1; ``"weights"`` balances the loss, ``"sampling"`` repeats the fewer. C_i is asked about
-  the very images that it learnt to call public: with many ``embed-epochs`` on few images it learns
-  them by heart, and w_i says nothing any more.
+- C_i starts from M_i (``confidence.init = "local"``) or anew (``"scratch"``); the paper "modifies
+  the client's local model". X_dist outnumbers X_i: ``confidence.balance = "plain"`` leaves it so,
+  as Algorithm 1; ``"weights"`` balances the loss, ``"sampling"`` repeats the fewer. C_i is asked
+  about the very images that it learnt to call public: with many ``confidence.epochs`` on few images
+  it learns them by heart, and w_i says nothing any more.
 - One optimiser, learning rate and batch size ([train]) for M_i, C_i and M_tgt, as in the
   algorithms.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, final
+from typing import ClassVar, Literal, final
 
 from jaxtyping import Shaped
-from pydantic import Field
 from torch import Tensor
 
 from common import protocol
-from common.config import NonNegative, Positive, Section
+from common.config import Config, MethodOptions
+from common.protocol import Down
+
+__all__ = ["Distilling", "Down", "Options", "Up"]
 
 
-class Distilling(Section):
-    """Knobs of every method that distils clients' predictions on the public set."""
+class Distilling(MethodOptions):
+    """Of every method that distils clients' predictions on the public set."""
 
-    needs_public: ClassVar[bool] = True
+    uses = ("confidence", "ensemble")
+    rules: ClassVar[tuple[str, ...]] = ("weighted_sum", "literal_product")
+    """What ``ensemble.aggregation`` may be with this method."""
 
-    confidence: Literal["classifier", "odin", "uniform"]
-    """What weighs a client's prediction: C_i, the ODIN score of M_i, or nothing."""
-    conf_t: Positive  #: T of equation 4
-    conf_space: Literal["prob", "logit"]
-    conf_init: Literal["local", "scratch"]
-    embed_epochs: Annotated[int, Field(ge=1)]  #: E_embed
-    embed_balance: Literal["plain", "weights", "sampling"]
-    odin_temperature: Positive
-    odin_epsilon: NonNegative
-    """Step in pixels of [0, 1]."""
-    server_epochs: Annotated[int, Field(ge=1)]  #: E_g
+    def check(self, config: Config) -> None:
+        super().check(config)
+        name, rule = config.run.method, config.ensemble.aggregation
+        if not (config.data.public or config.data.public_dir):
+            raise ValueError(
+                f"method = {name!r} needs a public set: set data.public (0.8 in DL-MH's paper) "
+                "or data.public-dir"
+            )
+        if rule not in self.rules:
+            allowed = ", ".join(f'"{each}"' for each in self.rules)
+            raise ValueError(
+                f'ensemble.aggregation = "{rule}" is not allowed with method = "{name}"; '
+                f"allowed: {allowed}"
+            )
 
 
 @final
-class Config(Distilling):
-    aggregation: Literal["weighted_sum", "literal_product"]
-    exchange: Literal["probs", "logits"]
-    targets: Literal["ensemble", "labels"]
-
-
-@final
-class Down(protocol.Down):
-    """Go: everything else is agreed."""
+class Options(Distilling):
+    exchange: Literal["probs", "logits"] = "probs"
+    """What travels and is weighed."""
+    targets: Literal["ensemble", "labels"] = "ensemble"
+    """What M_tgt learns: Y_g, or the true classes of X_dist (an upper bound)."""
 
 
 @final
@@ -95,4 +99,4 @@ class Up(protocol.Up):
     """What a byte 0 of theta stands for; 0 for probabilities."""
     high: float
     """What a byte 255 of theta stands for; 1 for probabilities."""
-    w: Shaped[Tensor, " N"] | None  #: w_i on the wire; None under confidence = "uniform"
+    w: Shaped[Tensor, " N"] | None  #: w_i on the wire; None under confidence.kind = "uniform"

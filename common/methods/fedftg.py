@@ -38,30 +38,33 @@ from typing import Annotated, Literal, final
 
 from pydantic import Field
 
-from common.config import NonNegative, Positive
 from common.methods.fedavg import Averaging, Down, Up
+from common.section import AtLeastOne, Momentum, NonNegative, Positive
 
-__all__ = ["Config", "Down", "Up"]
+__all__ = ["Down", "Options", "Up"]
+
+CLIENT = "fedprox"
 
 
 @final
-class Config(Averaging):
-    mu: NonNegative
-    """μ ≥ 0, the strength of the clients' proximal term; 0: FedAvg's clients."""
-    iterations: Annotated[int, Field(ge=0)]
+class Options(Averaging):
+    uses = ("average", "oca", "generator")
+
+    mu: NonNegative = 0.0
+    """μ, the strength of the clients' proximal term; 0: FedAvg's clients."""
+    iterations: Annotated[int, Field(ge=0)] = 10
     """Of generator and student in a round; 0: FedAvg."""
-    student_steps: Annotated[int, Field(ge=1)]
-    generated: Annotated[int, Field(ge=2)]
+    student_steps: AtLeastOne = 5
+    """Steps of w in an iteration."""
+    generated: Annotated[int, Field(ge=2)] = 50
     """Q, images in a batch."""
-    latent: Annotated[int, Field(ge=1)]
-    """Length of z."""
-    generator_width: Annotated[int, Field(ge=2)]
-    """Channels of the generator: 128 as DAFL's; less for a CPU."""
-    generator_lr: Positive
-    """β, of Adam."""
-    lambda_cls: NonNegative
-    lambda_dis: NonNegative
-    kd_teacher_bn: Literal["batch", "running"]
-    server_lr: Positive
+    lambda_cls: NonNegative = 1.0
+    """λ_cls."""
+    lambda_dis: NonNegative = 1.0
+    """λ_dis."""
+    kd_teacher_bn: Literal["batch", "running"] = "running"
+    """BatchNorm of the teachers: the fakes' statistics, or their data's running ones."""
+    server_lr: Positive = 0.01
     """η_s, of SGD."""
-    server_momentum: Annotated[float, Field(ge=0, lt=1)]
+    server_momentum: Momentum = 0.9
+    """Of the same."""

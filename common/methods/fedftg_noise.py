@@ -12,11 +12,12 @@ architecture. Server, from the K participants:
 KL(a → b) is KL(softmax a ‖ softmax b); all networks use the statistics of the batch.
 
 Deviations, with their switches:
-- η is not given; η = 1/K makes w the mean of the w_i (``aggregate-lr = 1``; ``weights = "samples"``
+- η is not given; η = 1/K makes w the mean of the w_i (``aggregate-lr = 1``; ``average.weights =
+  "samples"``
   weighs clients by their data instead).
 - The paper writes CE(σ(C), y); we read CE on logits.
 - No setting is given; batches, epochs and rates of the distillation are FedORION's, and so is the
-  scoring on the statistics of the test batch (``eval-bn = "batch"``, transductive; FedAvg's is
+  scoring on the statistics of the test batch (``score.bn = "batch"``, transductive; FedAvg's is
   ``"running"``).
 """
 
@@ -24,16 +25,20 @@ from __future__ import annotations
 
 from typing import final
 
-from common.config import NonNegative, Positive
 from common.methods.fedavg import Averaging, Down, Up
-from common.noise.distillation import NoiseDistillation
+from common.section import NonNegative, Positive
 
-__all__ = ["Config", "Down", "Up"]
+__all__ = ["Down", "Options", "Up"]
+
+CLIENT = "fedprox"
 
 
 @final
-class Config(Averaging, NoiseDistillation):
-    mu: NonNegative
-    """μ ≥ 0, the strength of the clients' proximal term; 0: FedAvg's clients."""
-    aggregate_lr: Positive
+class Options(Averaging):
+    uses = ("average", "oca", "noise")
+    auto = {"average.weights": "uniform", "score.bn": "batch"}
+
+    mu: NonNegative = 0.0
+    """μ, the strength of the clients' proximal term; 0: FedAvg's clients."""
+    aggregate_lr: Positive = 1.0
     """η K, the server's step from w towards the clients' mean; 1 goes all the way."""

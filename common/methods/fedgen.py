@@ -25,7 +25,7 @@ Deviations:
   at its 120 activations.
 - p(y) is that of all clients heard of; FedKF's code counts the batches of the last round's active
   ones, and the authors' code draws the server's ŷ evenly from the classes.
-- ``weights = "uniform"`` makes p_k uniform in the ensemble too.
+- ``average.weights = "uniform"`` makes p_k uniform in the ensemble too.
 - The authors' generator has further terms that are switched off in their runs; they are left out.
 """
 
@@ -38,40 +38,47 @@ from pydantic import Field
 from torch import Tensor
 
 from common import protocol
-from common.config import NonNegative, Positive
 from common.methods.fedavg import Averaging
 from common.protocol import Count
 from common.records import StateDict
+from common.section import AtLeastOne, NonNegative
 
 
 @final
-class Config(Averaging):
-    alpha: NonNegative
-    """Weight of the cross-entropy on generated features."""
-    beta: NonNegative
-    """Weight of the distillation from generated features."""
-    decay: Annotated[float, Field(gt=0, le=1)]
-    until: Annotated[int, Field(ge=0)]
+class Options(Averaging):
+    uses = ("average", "oca", "generator")
+    auto = {"generator.lr": 0.0001}
+
+    alpha: NonNegative = 1.0
+    """α, weight of the cross-entropy on generated features."""
+    beta: NonNegative = 0.0
+    """β, weight of the distillation from generated features."""
+    decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Of both weights, per round."""
+    until: Annotated[int, Field(ge=0)] = 0
     """Local steps of a round after which the regularisation stops; 0: never."""
-    ensemble: Literal["logits", "labels"]
-    diversity: NonNegative
+    ensemble: Literal["logits", "labels"] = "logits"
+    """What the generator learns from: FedKF's code, or the authors'."""
+    diversity: NonNegative = 1.0
     """δ."""
-    noise: Literal["uniform", "normal"]
-    noise_size: Annotated[int, Field(ge=1, le=10_000)]
-    hidden: Annotated[int, Field(ge=1, le=100_000)]
-    generator_lr: Positive
-    server_steps: Annotated[int, Field(ge=1)]
-    server_batch_size: Annotated[int, Field(ge=2)]
+    noise: Literal["uniform", "normal"] = "uniform"
+    """Distribution of z."""
+    noise_size: Annotated[int, Field(ge=1, le=10_000)] = 32
+    """Length of z."""
+    hidden: Annotated[int, Field(ge=1, le=100_000)] = 256
+    """Width of the generator's hidden layer."""
+    server_steps: AtLeastOne = 50
+    """n, steps of Adam in a round."""
+    server_batch_size: Annotated[int, Field(ge=2)] = 64
+    """Generated features in a step."""
 
 
 @final
-class Down(protocol.Down):
-    w: StateDict  #: global model
+class Down(protocol.Model):
     generator: StateDict | None  #: G; None in round 1
     histogram: Float[Tensor, " C"] | None  #: p(y), summing to 1
 
 
 @final
-class Up(protocol.Up):
-    w: StateDict  #: w_k
+class Up(protocol.Trained):
     counts: list[Count]  #: training samples of each class

@@ -23,25 +23,27 @@ from typing import Annotated, final
 from pydantic import Field
 
 from common import protocol
-from common.config import NonNegative, Positive
 from common.methods.fedavg import Averaging, Up
 from common.records import StateDict
+from common.section import NonNegative, Positive
 
-__all__ = ["Config", "Down", "Up"]
+__all__ = ["Down", "Options", "Up"]
 
 
 @final
-class Config(Averaging):
-    gamma: NonNegative
+class Options(Averaging):
+    gamma: NonNegative = 0.2
     """γ; the loss has γ/2."""
-    buffer: Annotated[int, Field(ge=1, le=100)]
-    """M."""
-    wait_full: bool
-    temperature: Positive
-    t_squared: bool
+    buffer: Annotated[int, Field(ge=1, le=100)] = 5
+    """M, past global models."""
+    wait_full: bool = True
+    """Distillation starts when the buffer is full."""
+    temperature: Positive = 1.0
+    """T."""
+    t_squared: bool = False
+    """The term is multiplied by T²."""
 
 
 @final
-class Down(protocol.Down):
-    w: StateDict  #: global model
+class Down(protocol.Model):
     teacher: StateDict | None  #: w̄; None while there is none

@@ -26,21 +26,24 @@ Labels leave the client, as in the paper.
 
 from __future__ import annotations
 
-from typing import Annotated, final
+from typing import final
 
 from jaxtyping import Float, Int64
-from pydantic import Field
 from torch import Tensor
 
 from common import protocol
-from common.config import NonNegative, Positive, Section
+from common.config import MethodOptions
+from common.section import AtLeastOne, NonNegative, Positive
 
 
 @final
-class Config(Section):
-    alpha: NonNegative  #: α
-    temperature: Positive  #: T
-    server_epochs: Annotated[int, Field(ge=1)]  #: E_s
+class Options(MethodOptions):
+    alpha: NonNegative = 1.0
+    """α."""
+    temperature: Positive = 3.0
+    """T."""
+    server_epochs: AtLeastOne = 5
+    """E_s."""
 
 
 @final

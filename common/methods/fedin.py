@@ -21,7 +21,7 @@ batch. Client: on each batch (x, y), with the one S of the round,
 where G_IN and G_local are the gradients of l_IN and l_local; G_IN = 0 outside w_in
 (``grad-mode = "eq14"``). Without an S (the first round) the step is along G_local. The client sends
 w_k and the (s_in, s_out) of its last full batch. Server: put them into the pool and average the
-weights across depths (``across``: see ``server_app/combine/layerwise.py``).
+weights across depths (``average.across``, see ``server_app/combine/layerwise.py``).
 
 ``grad-mode = "eq13"``: on w_in instead the Z nearest to G_IN that does not oppose G_local,
 
@@ -51,54 +51,59 @@ Deviations, with their switches:
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, final
+from typing import Annotated, Literal, final
 
 from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
 from common import protocol
-from common.config import NonNegative, Positive
 from common.methods.fedavg import Averaging
-from common.records import StateDict
+from common.section import AtLeastOne, NonNegative, Positive
+from common.split import common_shapes
+from common.task import Task
 
 
 @final
-class Config(Averaging):
-    needs_split: ClassVar[bool] = True
+class Options(Averaging):
+    auto = {"average.across": "layerwise", "average.weights": "uniform"}
+    schemes = ("layerwise", "same")
 
-    across: Literal["layerwise", "same"]
-    """Average each layer over all clients that have it, or only within equal architectures."""
-    in_training: bool
+    in_training: bool = True
     """IN training; false: nobody sends or receives features."""
-    mu: NonNegative
-    """μ ≥ 0 of equation 4; the paper's μ/2 is 0.05."""
-    grad_mode: Literal["eq14", "eq13", "sequential"]
-    lambda_local: NonNegative
+    mu: NonNegative = 0.1
+    """μ of equation 4; the paper's μ/2 is 0.05."""
+    grad_mode: Literal["eq14", "eq13", "sequential"] = "eq14"
+    """How the two gradients meet."""
+    lambda_local: NonNegative = 1.0
     """λ of equation 14."""
-    outer_scale: Positive
+    outer_scale: Positive = 0.5
     """Factor of G_local on extractor and classifier under eq14 and eq13; literally it is λ/2."""
-    samples: Annotated[int, Field(ge=1, le=65536)]
+    samples: Annotated[int, Field(ge=1, le=65536)] = 16
     """|S|: pairs of features that a client receives (fewer while the pool holds fewer)."""
-    others_only: bool
+    others_only: bool = True
     """S holds features of other clients only."""
-    pool: Annotated[int, Field(ge=1)]
+    pool: AtLeastOne = 100
     """Batches that the server keeps, at most one of each client."""
-    clip: NonNegative
+    clip: NonNegative = 0.0
     """Largest Euclidean norm of one sample's s_in, and of its s_out, before it is sent; 0: none."""
-    noise: NonNegative
+    noise: NonNegative = 0.0
     """Standard deviation of the Gaussian noise on every number of sent features; 0: none."""
 
+    def check_fleet(self, task: Task, specs: tuple[str, ...]) -> None:
+        common_shapes(specs, task.shape, task.num_classes, stem=task.stem)
+        super().check_fleet(task, specs)
+
 
 @final
-class Down(protocol.Down):
-    w: StateDict  #: w̄ for the client's architecture
+class Down(protocol.Model):
+    """``w``: w̄ for the client's architecture."""
+
     s_in: Float[Tensor, "n c h w"] | None  #: feature inputs of S; None: no IN training
     s_out: Float[Tensor, "n c2 h2 w2"] | None  #: feature outputs of S
 
 
 @final
-class Up(protocol.Up):
-    w: StateDict  #: w_k
+class Up(protocol.Trained):
     s_in: Float[Tensor, "n c h w"] | None  #: of the client's last full batch
     s_out: Float[Tensor, "n c2 h2 w2"] | None

@@ -20,17 +20,19 @@ no ŵ is sent, FedKF- (OCA) and FedKF- (ACA). The run's own model is ŵ.
 
 Deviations, with their switches. The released code differs from the paper; we default to the code:
 - Algorithm 1 updates the generator first; the code the student, and then the generator on the same
-  images (``update-order = "student"``). ``"generator"`` draws the images anew from the same z after
-  the generator's step.
-- L_IE is 1 − H/log C (``ie-norm``; false: −H, equation 3).
-- L_A is the mean of |f̂| (``act-reduction = "mean"``; ``"sum"``: the L1 norm, equation 4).
+  images (``generator.update-order = "student"``). ``"generator"`` draws the images anew from the
+  same z after the generator's step.
+- L_IE is 1 − H/log C (``generator.ie-norm``; false: −H, equation 3).
+- L_A is the mean of |f̂| (``generator.act-reduction = "mean"``; ``"sum"``: the L1 norm, equation
+  4).
 - On CIFAR the code subtracts γ KL(h(ŵ; x̂) ‖ h(w_k; x̂)) from the generator's loss
-  (``g-adv = "auto"``).
+  (``generator.adversarial = "cifar"``).
 - Algorithm 1 fills the slots with w⁰; the code leaves clients out of ŵ until they have uploaded
-  (``oca-init = "uploaded"``).
+  (``oca.init = "uploaded"``).
 - The code gives every client the same number of steps, in full batches (``train.steps``; 0:
   ``train.epochs`` epochs, as the paper says).
-- A student with BatchNorm, which the paper avoids, sees x̂ on the statistics of that batch and keeps
+- A student with BatchNorm, which the paper avoids, sees x̂ on the statistics of that batch and
+  keeps
   its running ones for real images. Hence γ = 0 is FedAvg for every architecture.
 """
 
@@ -39,23 +41,35 @@ from __future__ import annotations
 from typing import Literal, final
 
 from common import protocol
-from common.config import NonNegative
-from common.datafree import Imagining
-from common.methods.fedavg import Caching, Up
+from common.config import Config
+from common.methods.fedavg import Averaging, Up
 from common.records import StateDict
+from common.section import NonNegative
 
-__all__ = ["Config", "Down", "Up"]
+__all__ = ["Down", "Options", "Up"]
 
 
 @final
-class Config(Caching, Imagining):
-    gamma: NonNegative
+class Options(Averaging):
+    uses = ("average", "oca", "generator")
+    auto = {"oca.aggregate": "on", "generator.adversarial": "cifar"}
+
+    gamma: NonNegative = 1.0
     """γ, the weight of distillation."""
-    teacher: Literal["oca", "aca"]
+    teacher: Literal["oca", "aca"] = "oca"
     """``oca``: FedKF; ``aca``: FedKF-, with half of the downlink."""
 
+    def check(self, config: Config) -> None:
+        super().check(config)
+        if config.oca.aggregate == "off":
+            raise ValueError(
+                'oca.aggregate = "off" is not allowed with method = "fedkf", whose model is ŵ; '
+                'allowed: "on"'
+            )
+
 
 @final
-class Down(protocol.Down):
-    w: StateDict  #: ACA, where the student starts
+class Down(protocol.Model):
+    """``w``: ACA, where the student starts."""
+
     w_hat: StateDict | None  #: ŵ, OCA; None in round 1 and where w teaches

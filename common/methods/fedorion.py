@@ -32,15 +32,15 @@ alone; ``aggregate = false`` distils into the previous θ_g; ``distill = false``
 average.
 
 Deviations, with their switches:
-- Algorithm 1 draws one noise batch in a server epoch, the authors' code 200 (``noise-batches``).
+- Algorithm 1 draws one noise batch in a server epoch, the authors' code 200 (``noise.batches``).
 - The authors' code weighs teachers by n_i / N over all clients (``kd-weights = "all"``); the paper,
   and we, over the participants.
 - The authors' code gives the new θ_g only to the clients selected in that round; one that is
   selected later goes on from the copy it was last given (``stale-broadcast = true``).
-- The authors' code scores θ_g on the statistics of each test batch (``eval-bn = "batch"``, our
+- The authors' code scores θ_g on the statistics of each test batch (``score.bn = "batch"``, our
   default too): it is transductive. ``"running"`` uses the averaged running statistics, which
-  distillation leaves alone under ``protect-running-stats``; ``"recalibrated"`` re-estimates them on
-  the test inputs.
+  distillation leaves alone under ``noise.protect-running-stats``; ``"recalibrated"`` re-estimates
+  them on the test inputs.
 - The authors' code feeds the doubly soft-maxed output of θ_i into (2), a slip we do not repeat.
 - In their distillation dropout is active in the teachers; here only BatchNorm leaves evaluation
   mode.
@@ -53,36 +53,42 @@ from typing import Annotated, Literal, final
 from pydantic import Field
 
 from common import protocol
-from common.methods.fedavg import Averaging
-from common.noise.distillation import NoiseDistillation
+from common.methods.fedavg import Averaging, Down
 from common.records import StateDict
+
+__all__ = ["Down", "Options", "Up"]
 
 
 @final
-class Config(Averaging, NoiseDistillation):
-    dml: bool
-    selective: bool
+class Options(Averaging):
+    uses = ("average", "oca", "noise")
+    auto = {"average.weights": "uniform", "score.bn": "batch"}
+
+    dml: bool = True
+    """Deep mutual learning; false: distillation for the copy, cross-entropy for θ_i."""
+    selective: bool = True
     """Clients of the global architecture skip DML; false: everybody does DML."""
-    skip_share: Annotated[float, Field(ge=-1, le=1)]
+    skip_share: Annotated[float, Field(ge=-1, le=1)] = -1.0
     """Share of the clients that take the global architecture and skip DML; below 0: as
     ``selective`` says."""
-    aggregate: bool
-    distill: bool
-    kd_loss: Literal["kl", "ce"]
-    kd_weights: Literal["participants", "all", "uniform"]
-    stale_broadcast: bool
+    aggregate: bool = True
+    """The server averages the copies; false: it starts from the previous θ_g."""
+    distill: bool = True
+    """The server distils on noise."""
+    kd_loss: Literal["kl", "ce"] = "kl"
+    """KD: KL divergence, or cross-entropy of soft outputs."""
+    kd_weights: Literal["participants", "all", "uniform"] = "participants"
+    """Teachers' weights in equation 3: n_i over the participants, over all clients, or the same."""
+    stale_broadcast: bool = False
+    """A client goes on from the copy that it was last given."""
 
     @property
     def averages_nothing(self) -> str:
-        return "" if self.aggregate else "aggregate = false"
+        return "" if self.aggregate else "fedorion.aggregate = false"
 
 
 @final
-class Down(protocol.Down):
-    w: StateDict  #: θ_g
+class Up(protocol.Trained):
+    """``w``: θ_gi."""
 
-
-@final
-class Up(protocol.Up):
-    w: StateDict  #: θ_gi
     local: StateDict | None  #: θ_i; None if the client skipped DML and θ_gi is θ_i

@@ -9,24 +9,24 @@ As FedAvg (its messages and its server half), but client k minimises
 over its parameters; BatchNorm buffers are not pulled. μ = 0 is FedAvg.
 
 Deviations: all selected clients do the same number of epochs; there is no partial work by γ-inexact
-solutions. ``inactive`` is FedAvg's.
+solutions.
 """
 
 from __future__ import annotations
 
 from typing import final
 
-from common.config import NonNegative
-from common.methods.fedavg import Across, Caching, Down, Up
+from common.methods.fedavg import Averaging, Down, Up
+from common.section import NonNegative
 
-__all__ = ["Config", "Down", "Up"]
+__all__ = ["Down", "Options", "Up"]
+
+SERVER = "fedavg"
 
 
 @final
-class Config(Caching):
-    across: Across
-    """As in FedAvg's contract."""
-    inactive: bool
-    """Active-inactive aggregation, as in FedAvg's contract."""
-    mu: NonNegative
-    """μ ≥ 0, the strength of the proximal term."""
+class Options(Averaging):
+    schemes = ("none", "layerwise", "same")
+
+    mu: NonNegative = 0.01
+    """μ, the strength of the proximal term."""

@@ -16,13 +16,13 @@ Server, on noise z ~ N(0, 1), all networks on the statistics of the batch, w ←
 Nothing is averaged: w never sees data, and knows what the noise told it.
 
 Deviations, with their switches:
-- The maximum of distributions is none; we divide it by its sum (``max-ensemble-norm``).
+- The maximum of distributions is none; we divide it by its sum (``noise.max-norm``).
 - How the frozen teacher normalises is not said. Its running statistics are those of no data, so it
   uses the batch's (``teacher-bn``); dropout is off.
 - In round 1 the teacher is the untrained w, as printed.
 - The paper prints the arguments of KL in two orders; ours is always KL(teacher ‖ student).
 - No setting is given; batches, epochs and rates of the distillation are FedORION's, and w is scored
-  on the statistics of the test batch (``eval-bn = "batch"``, transductive).
+  on the statistics of the test batch (``score.bn = "batch"``, transductive).
 """
 
 from __future__ import annotations
@@ -30,23 +30,22 @@ from __future__ import annotations
 from typing import Literal, final
 
 from common import protocol
-from common.noise.distillation import NoiseDistillation
+from common.config import MethodOptions
+from common.protocol import Model as Down
 from common.records import StateDict
 
+__all__ = ["Down", "Options", "Up"]
+
 
 @final
-class Config(NoiseDistillation):
-    transfer: Literal["combine", "ensemble"]
+class Options(MethodOptions):
+    uses = ("noise",)
+    auto = {"score.bn": "batch"}
+
+    transfer: Literal["combine", "ensemble"] = "combine"
     """Every client's divergence on its own, or the divergence from their ensemble."""
-    max_ensemble_norm: Literal["sum", "softmax", "none"]
-    """What makes the element-wise maximum a distribution."""
-    teacher_bn: Literal["batch", "running"]
+    teacher_bn: Literal["batch", "running"] = "batch"
     """BatchNorm of the server's model while it teaches a client."""
-
-
-@final
-class Down(protocol.Down):
-    w: StateDict  #: global model
 
 
 @final

@@ -27,29 +27,29 @@ Deviations: as DL-MH; in addition
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, final
+from typing import Literal, final
 
 from jaxtyping import Integer, Shaped
-from pydantic import Field
 from torch import Tensor
 
 from common import protocol
 from common.methods.dl_mh import Masking, Schemed
-from common.protocol import Share
+from common.protocol import Down, Share
+from common.section import AtLeastOne
+
+__all__ = ["Down", "Gain", "Options", "Reward", "Up"]
 
 
 @final
-class Config(Masking):
-    incentive: Literal["masked", "full"]
-    reward: Literal["model", "ensemble"]
-    incentive_epochs: Annotated[int, Field(ge=1)]
-    opt_in: bool
+class Options(Masking):
+    incentive: Literal["masked", "full"] = "full"
+    """Labels among the client's own classes, or all of θ."""
+    reward: Literal["model", "ensemble"] = "model"
+    """θ: what M_tgt says about the public set, or Y_g."""
+    incentive_epochs: AtLeastOne = 5
+    """Epochs of the client on what it gets."""
+    opt_in: bool = True
     """Whether clients whose node does not say take the incentive."""
-
-
-@final
-class Down(protocol.Down):
-    """Go: everything else is agreed."""
 
 
 @final

@@ -17,42 +17,34 @@ Server, on noise z ~ N(0, 1), all networks on the statistics of the batch:
     L = KL(max_i σ(S(z; s_i)) ‖ σ(S(z; w)))    w ← w − η_s ∇L
 
 Deviations, with their switches:
-- The maximum of distributions is none; we divide it by its sum (``max-ensemble-norm``).
+- The maximum of distributions is none; we divide it by its sum (``noise.max-norm``).
 - Whether the server starts from the previous w or from the mean of the s_i is not said:
-  ``init = "previous"``, or ``"average"`` with ``weights`` and ``bn-buffers``.
+  ``init = "previous"``, or ``"average"`` as [average] says.
 - The paper prints the arguments of KL in two orders; ours is always KL(teacher ‖ student).
 - No setting is given; batches, epochs and rates of the distillation are FedORION's. The server's
   BatchNorm never sees data, so w is scored on the statistics of the test batch
-  (``eval-bn = "batch"``, transductive).
+  (``score.bn = "batch"``, transductive).
 """
 
 from __future__ import annotations
 
 from typing import Literal, final
 
-from common import protocol
-from common.methods.fedavg import Averaging
-from common.noise.distillation import NoiseDistillation
-from common.records import StateDict
+from common.methods.fedavg import Averaging, Down, Up
+
+__all__ = ["Down", "Options", "Up"]
 
 
 @final
-class Config(Averaging, NoiseDistillation):
-    init: Literal["previous", "average"]
+class Options(Averaging):
+    """Messages: w, the small network, and s_i, trained from it."""
+
+    uses = ("average", "oca", "noise")
+    auto = {"average.weights": "uniform", "score.bn": "batch"}
+
+    init: Literal["previous", "average"] = "previous"
     """Where the server's distillation starts."""
-    max_ensemble_norm: Literal["sum", "softmax", "none"]
-    """What makes the element-wise maximum a distribution."""
 
     @property
     def averages_nothing(self) -> str:
-        return 'init = "previous"' if self.init == "previous" else ""
-
-
-@final
-class Down(protocol.Down):
-    w: StateDict  #: small network
-
-
-@final
-class Up(protocol.Up):
-    w: StateDict  #: s_i, trained from w
+        return 'lwn.init = "previous"' if self.init == "previous" else ""

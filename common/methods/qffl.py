@@ -12,8 +12,8 @@ which is one weighted mean: r w + Σ_k F_k^q w_k, divided by r + Σ_k F_k^q, wit
 r = L Σ_k q F_k^{q−1} ‖w − w_k‖². q = 0 is FedAvg with uniform weights.
 
 Deviations: F_k + 1e-10 stands for F_k, as in the authors' code. ‖·‖ runs over the parameters;
-BatchNorm's floating-point buffers take the same weighted mean (``bn-buffers``). ``train.steps``
-gives equal steps here too; FedKF's comparison trained q-FFL for real epochs.
+BatchNorm's floating-point buffers take the same weighted mean (``average.bn-buffers``).
+``train.steps`` gives equal steps here too; FedKF's comparison trained q-FFL for real epochs.
 """
 
 from __future__ import annotations
@@ -23,22 +23,32 @@ from typing import Annotated, final
 from pydantic import Field
 
 from common import protocol
-from common.config import NonNegative, Section
-from common.methods.fedavg import Down
-from common.records import StateDict
+from common.config import Config
+from common.methods.fedavg import Averaging, Down
+from common.section import NonNegative
 
-__all__ = ["Config", "Down", "Up"]
+__all__ = ["Down", "Options", "Up"]
 
 
 @final
-class Config(Section):
-    q: NonNegative
+class Options(Averaging):
+    q: NonNegative = 0.0001
     """q; 0: every client the same weight; larger: fairer."""
-    bn_buffers: bool
-    """Average BatchNorm's running statistics; otherwise the server keeps its own."""
+
+    def check(self, config: Config) -> None:
+        super().check(config)
+        if config.average.robust != "none":
+            raise ValueError(
+                f'average.robust = "{config.average.robust}" is not allowed with method = "qffl", '
+                'which weighs clients by their losses; allowed: "none"'
+            )
+        if config.oca.init == "w0":
+            raise ValueError(
+                'oca.init = "w0" is not allowed with method = "qffl": a client that never uploaded '
+                'has told no loss; allowed: "uploaded"'
+            )
 
 
 @final
-class Up(protocol.Up):
-    w: StateDict  #: w_k
+class Up(protocol.Trained):
     loss: Annotated[float, Field(ge=0, allow_inf_nan=False)]  #: F_k, in nats

@@ -54,3 +54,18 @@ def feature_shape(net: Split, shape: tuple[int, int, int]) -> tuple[int, ...]:
 def behind(net: Split, h: Tensor) -> Tensor:
     """f_s(H): features [n, c, h, w] to logits [n, C]."""
     return net.classifier(net.intermediate(h))
+
+
+@final
+class Whole(Classifier):
+    """f_s(f_e(x)): the client's extractor before the server's half."""
+
+    def __init__(self, edge: Edge, server: Classifier) -> None:
+        super().__init__()
+        self.edge, self.server = edge, splittable(server)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.edge.features(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return behind(self.server, self.edge.net.extractor(x))

@@ -8,6 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from common import seeds
+from common.models.classifier import Classifier
+from common.task import Task
+
 
 @final
 class FeatureGenerator(nn.Module):
@@ -34,3 +38,9 @@ class FeatureGenerator(nn.Module):
         """n noise vectors, in [0, 1) or standard normal, drawn on the device of ``generator``."""
         draw = torch.rand if kind == "uniform" else torch.randn
         return draw(n, self.noise, generator=generator, device=generator.device)
+
+
+def new_feature_generator(task: Task, net: Classifier, noise: int, hidden: int) -> FeatureGenerator:
+    """The generator all owners start from, of features in front of ``net``'s head."""
+    with seeds.scope(task.seed, "init", "generator"):
+        return FeatureGenerator(noise, task.num_classes, net.head.in_features, hidden)

@@ -1,20 +1,21 @@
-"""Before a client's SuperNode starts: would the server let this key in?
+"""Before anything connects to a SuperLink: does it speak TLS, and would it let this key in?
 
-A SuperNode that is refused ends with a traceback, and one that was killed is refused when it is
-started again, until the server has missed its heartbeats. So ``fedmosaic node`` asks first, with
-the client's own key, waits where waiting helps, and tells the rest in a line.
+TLS on one side only makes gRPC try for ever without a word of why. A SuperNode that is refused ends
+with a traceback, and one that was killed is refused when it is started again, until the server has
+missed its heartbeats. So both are asked for first, ``fedmosaic node`` with the client's own key. It
+waits where waiting helps, and what does not fit is told in a line.
 """
 
 from __future__ import annotations
 
+import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import grpc
-from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.client.grpc_rere_client.node_auth_client_interceptor import NodeAuthClientInterceptor
 from flwr.common.constant import HEARTBEAT_MIN_INTERVAL
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
@@ -22,14 +23,55 @@ from flwr.proto.fleet_pb2_grpc import FleetStub
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from common.flower.rpc import details
-from deploy.flower.control import OTHER_API
-from deploy.machines.certificates import Certificates
+from deploy.machines.certificates import Certificates, ssh_key
 
 NOTICED = 60.0  #: seconds until the server notices a lost SuperNode: two of Flower's heartbeats
 PATIENCE = NOTICED + 15.0
 CALL = 10.0  #: seconds for one answer
 UNKNOWN = "No SuperNode found"  #: Flower's words for a key that is not registered
 CONNECTED = "could not be activated"  #: and for one whose SuperNode it counts as connected
+OTHER_API = "Method not found"  #: gRPC's answer where another service listens
+TLS_PATIENCE = 5.0  #: seconds for a connection and for the handshake
+NOT_TLS = "WRONG_VERSION_NUMBER"  #: OpenSSL's word for an answer that is no TLS record
+
+
+def check_tls(address: str, tls: bool) -> None:
+    """Refuse to go on where the other side has TLS and this one has not, or the reverse.
+
+    Returns if nobody answers: the server may be about to start.
+
+    Args:
+        address: ``host:port`` of a gRPC server, an IPv6 address in brackets.
+        tls: whether this side is going to use TLS.
+
+    Raises:
+        RuntimeError: what is there is of the other kind; with the option that fits.
+    """
+    spoken = _speaks_tls(address)
+    if spoken and not tls:
+        raise RuntimeError(f"{address} speaks TLS: give --ca FILE in place of --insecure")
+    if spoken is False and tls:
+        raise RuntimeError(
+            f"{address} does not speak TLS: is it the right port? A SuperLink that was started "
+            f"with --insecure wants --insecure in place of --ca"
+        )
+
+
+def _speaks_tls(address: str) -> bool | None:
+    """Whether a server answers a handshake with TLS; None if nobody answers, or unclear."""
+    host, _, port = address.rpartition(":")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False  # who it is does not matter yet: nothing is sent
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    where = (host.strip("[]"), int(port))
+    try:
+        with socket.create_connection(where, TLS_PATIENCE) as raw, context.wrap_socket(raw):
+            return True
+    except ssl.SSLError as error:
+        return False if error.reason == NOT_TLS else None
+    except OSError:
+        return None
 
 
 def await_admission(
@@ -57,7 +99,7 @@ def await_admission(
         RuntimeError: the client is still connected after ``patience`` seconds, the server's
             certificate is not accepted, or the server refuses the client for another reason.
     """
-    key = _private(trust, k)
+    key = ssh_key(trust.key(k))
     deadline, told = time.monotonic() + patience, False
     with _fleet(fleet, trust, key) as stub:
         while reason := _refusal(stub, key):
@@ -84,16 +126,6 @@ def await_admission(
                 )
             told = True
             time.sleep(pause)
-
-
-def _private(trust: Certificates, k: int) -> ec.EllipticCurvePrivateKey:
-    try:
-        key = load_ssh_private_key(trust.key(k).read_bytes(), None)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise ValueError(f"{trust.key(k)} is no private key of an SSH kind: {error}") from None
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ValueError(f"{trust.key(k)} is no key on an elliptic curve")
-    return key
 
 
 @contextmanager

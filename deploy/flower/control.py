@@ -30,15 +30,15 @@ from flwr.proto.control_pb2 import (
 from flwr.proto.control_pb2_grpc import ControlStub
 
 from common.flower.rpc import details
-from deploy.flower import tls
+from deploy.flower.admission import OTHER_API, check_tls
 from deploy.flower.arguments import Value, check_app, config_arguments, run_config_toml, stage_app
 from deploy.flower.processes import environment, executable, plain
 
 CONNECTION = "here"  #: the name of the SuperLink in the private config.toml
 POLL = 0.1  #: seconds between two looks at a run that ends
+PAUSE = 0.2  #: seconds without output between two looks at what else may have happened
 SILENCE = 2.0  #: seconds without output after which the SuperLink is asked how the run stands
 FINISHED, UNREGISTERED = "finished", "unregistered"  #: what Flower calls a run's, a node's end
-OTHER_API = "Method not found"  #: gRPC's answer where another service listens
 TAKEN = "Public key already in use"  #: Flower's answer for a key that is, or was, registered
 
 
@@ -72,7 +72,12 @@ class Control:
     """The Control API at ``address``. Close it, or use it as a context."""
 
     def __init__(
-        self, address: str, ca: Path | None, work: Path, env: Mapping[str, str] | None = None
+        self,
+        address: str,
+        ca: Path | None,
+        work: Path,
+        env: Mapping[str, str] | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         """Nothing is asked yet.
 
@@ -81,13 +86,13 @@ class Control:
             ca: certificate of the authority that signed the SuperLink's; None: no TLS.
             work: absolute; below it come ``home/`` (what Flower writes), ``run.toml`` and ``app/``.
             env: the environment of ``flwr run``; default: one with a FLWR_HOME below ``work``.
+            check: raises if it is of no use to go on, because a process has ended by itself.
 
         Raises:
             ValueError: ``ca`` cannot be read.
         """
         self.address = address
-        self._tls = ca is not None
-        self._work = work
+        self._tls, self._work, self._check = ca is not None, work, check
         self._env = dict(env or environment({}, work / "home" / "control"))
         home = Path(self._env["FLWR_HOME"])
         home.mkdir(parents=True, exist_ok=True)
@@ -125,7 +130,7 @@ class Control:
         """
         deadline = time.monotonic() + patience
         while reason := self.silent():
-            tls.check(self.address, self._tls)
+            check_tls(self.address, self._tls)
             if OTHER_API in reason:
                 raise RuntimeError(
                     f"{self.address} is not a SuperLink's Control API (port 9093 unless told "
@@ -206,7 +211,8 @@ class Control:
 
         Raises:
             ValueError: ``app`` is no Flower app, or an override that it or Flower cannot take.
-            RuntimeError: Flower refused the app or the run; with Flower's own message.
+            RuntimeError: Flower refused the app or the run, with Flower's own message; or what
+                ``check`` raises.
         """
         overrides = self._work / "run.toml"
         folder = stage_app(check_app(app, run_config), self._work / "app")
@@ -228,7 +234,9 @@ class Control:
             encoding="utf-8",
             errors="replace",
         )
-        return run_id_from(done.stdout, done.stderr)
+        run_id = run_id_from(done.stdout, done.stderr)
+        self._check()
+        return run_id
 
     def status(self, run_id: int) -> RunStatus:
         """How the run stands now."""
@@ -246,10 +254,8 @@ class Control:
     def follow(
         self,
         run_id: int,
-        on_log: Callable[[str], None] | None = None,
-        finished: Callable[[], bool] | None = None,
-        poll: float = 0.2,
-        check: Callable[[], None] = lambda: None,
+        on_log: Callable[[str], None] = lambda line: None,
+        finished: Callable[[], bool] = lambda: False,
         patience: float = 60.0,
     ) -> RunStatus:
         """Wait until the run has ended and return how.
@@ -257,10 +263,8 @@ class Control:
         Args:
             run_id: from ``submit``.
             on_log: gets every line that the ServerApp prints, at most a second late.
-            finished: called every ``poll`` seconds; once it is true, the run is known to be at its
+            finished: called every ``PAUSE`` seconds; once it is true, the run is known to be at its
                 end and its status is asked for every 0.1 s instead of awaited.
-            poll: seconds between two calls of ``check``.
-            check: raises if it is of no use to go on waiting.
             patience: seconds that the SuperLink may stay silent, and that a run may take to end
                 once its output has.
 
@@ -271,54 +275,41 @@ class Control:
         over = threading.Event()
         reader = threading.Thread(target=self._read, args=(run_id, lines.put, over), daemon=True)
         reader.start()
+        answered = asked = time.monotonic()
+        ended, said = False, f"run {run_id} does not end"
         try:
-            status = self._await_end(run_id, lines, on_log, finished, poll, check, patience)
+            while True:
+                try:
+                    line = lines.get(timeout=POLL if ended else PAUSE)
+                    if line is not None:
+                        on_log(line)
+                        continue
+                    ended = True
+                except queue.Empty:
+                    self._check()
+                    ended = ended or finished()
+                now = time.monotonic()
+                if ended or now - asked > SILENCE:
+                    asked = now
+                    try:
+                        status = self.status(run_id)
+                        if status.finished:
+                            break
+                        answered = answered if ended else now
+                    except grpc.RpcError as error:
+                        said = details(error)
+                if now - answered > patience:
+                    raise RuntimeError(
+                        f"waited {patience:.0f} s in vain for the SuperLink at {self.address}: "
+                        f"{said}"
+                    )
         finally:
             over.set()
         reader.join(timeout=2.0)
         while not lines.empty():
-            line = lines.get()
-            if line is not None and on_log is not None:
+            if (line := lines.get()) is not None:
                 on_log(line)
         return status
-
-    def _await_end(
-        self,
-        run_id: int,
-        lines: queue.SimpleQueue[str | None],
-        on_log: Callable[[str], None] | None,
-        finished: Callable[[], bool] | None,
-        poll: float,
-        check: Callable[[], None],
-        patience: float,
-    ) -> RunStatus:
-        answered = asked = time.monotonic()
-        ended, said = False, f"run {run_id} does not end"
-        while True:
-            try:
-                line = lines.get(timeout=POLL if ended else poll)
-                if line is not None and on_log is not None:
-                    on_log(line)
-                ended = ended or line is None
-                if line is not None:
-                    continue
-            except queue.Empty:
-                check()
-                ended = ended or (finished is not None and finished())
-            now = time.monotonic()
-            if ended or now - asked > SILENCE:
-                asked = now
-                try:
-                    status = self.status(run_id)
-                    if status.finished:
-                        return status
-                    answered = answered if ended else now
-                except grpc.RpcError as error:
-                    said = details(error)
-            if now - answered > patience:
-                raise RuntimeError(
-                    f"waited {patience:.0f} s in vain for the SuperLink at {self.address}: {said}"
-                )
 
     def running(self) -> list[int]:
         """The runs that have not ended, ascending."""

@@ -1,6 +1,6 @@
 """The processes of a run on this machine: each with a log file, all of them ended together.
 
-The launchers start Flower's own executables and nothing else. This file knows what every one of
+A run starts Flower's own executables and nothing else. This file knows what every one of
 them needs: an environment that names no other Flower installation's files, an empty working
 directory, a log, and an end that is certain (``watchdog.py``).
 """
@@ -116,7 +116,6 @@ class Processes:
         self.logs = work / "logs"
         self.empty = work / "empty"
         self._started: dict[str, subprocess.Popen[bytes]] = {}
-        self._commands: dict[str, tuple[list[str], dict[str, str]]] = {}
         self._spared: set[str] = set()
         self._last: set[str] = set()
         self._watchdog: subprocess.Popen[bytes] | None = None
@@ -146,26 +145,16 @@ class Processes:
         ``last``: end it after the others, which may want to sign off there.
         """
         assert name not in self._started, name
-        self._last |= {name} if last else set()
-        self._commands[name] = list(command), dict(env)
-        self._start(name)
-
-    def restart(self, name: str) -> None:
-        """Start the process called ``name``, which has ended, once more; its log goes on."""
-        assert not self.alive(name), name
-        self._start(name)
-
-    def _start(self, name: str) -> None:
         assert self._watchdog is not None and self._watchdog.stdin is not None
-        command, env = self._commands[name]
-        with self.log(name).open("ab" if name in self._started else "wb") as log:
+        self._last |= {name} if last else set()
+        with self.log(name).open("wb") as log:
             process = subprocess.Popen(
                 [executable(command[0]), *command[1:]],
                 stdin=subprocess.DEVNULL,
                 stdout=log if self._quiet else None,
                 stderr=subprocess.STDOUT if self._quiet else None,
                 cwd=self.empty,
-                env=env,
+                env=dict(env),
                 start_new_session=True,
             )
         self._started[name] = process

@@ -11,7 +11,7 @@ import contextlib
 import ipaddress
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -120,34 +120,15 @@ def make(folder: Path, hosts: Sequence[str], clients: int, days: int = 365) -> C
 
 
 def _authority(files: Certificates, days: int) -> None:
-    key = ec.generate_private_key(ec.SECP384R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedmosaic authority")])
-    usage = x509.KeyUsage(
-        digital_signature=False,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=True,
-        crl_sign=True,
-        encipher_only=False,
-        decipher_only=False,
-    )
-    certificate = (
-        _signed_for(name, name, key.public_key(), timedelta(days=days))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(usage, critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .sign(key, hashes.SHA384())
-    )
-    _write(
-        (files.ca_key, _pem(key), SECRET),
-        (files.ca, certificate.public_bytes(serialization.Encoding.PEM), PUBLIC),
-    )
+    # key_cert_sign and crl_sign: its key signs certificates and lists of them, and nothing else
+    uses = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
+    constraints = x509.BasicConstraints(ca=True, path_length=0)
+    _issue((files.ca_key, files.ca), "authority", timedelta(days=days), [constraints, uses], [])
 
 
 def _server(files: Certificates, names: Sequence[x509.GeneralName], days: int) -> None:
-    authority, signer = read_certificate(files.ca), _signer(files.ca_key)
+    authority = read_certificate(files.ca)
+    signer = _private_key(files.ca_key, serialization.load_pem_private_key, "key")
     if signer.public_key() != authority.public_key():
         raise ValueError(f"{files.ca_key} is not the key of {files.ca}")
     left = authority.not_valid_after_utc - datetime.now(UTC)
@@ -156,22 +137,52 @@ def _server(files: Certificates, names: Sequence[x509.GeneralName], days: int) -
             f"{files.ca} expired on {authority.not_valid_after_utc:%Y-%m-%d}: make a new authority "
             "in another folder, and give its ca.crt to all clients"
         )
+    _issue(
+        (files.server_key, files.server),
+        "server",
+        min(timedelta(days=days), left),
+        [x509.BasicConstraints(ca=False, path_length=None)],
+        [
+            x509.SubjectAlternativeName(names),
+            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
+        ],
+        (authority.subject, signer),
+    )
+
+
+def _issue(
+    places: tuple[Path, Path],
+    name: str,
+    valid: timedelta,
+    critical: Sequence[x509.ExtensionType],
+    others: Sequence[x509.ExtensionType],
+    issuer: tuple[x509.Name, ec.EllipticCurvePrivateKey] | None = None,
+) -> None:
+    """Write a new key and its certificate to ``places``; without an ``issuer`` it is its own."""
     key = ec.generate_private_key(ec.SECP384R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedmosaic server")])
-    certificate = (
-        _signed_for(name, authority.subject, key.public_key(), min(timedelta(days=days), left))
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
-        )
-        .sign(signer, hashes.SHA384())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"fedmosaic {name}")])
+    by, signer = issuer or (subject, key)
+    identifier: x509.ExtensionType = (
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
+        if issuer
+        else x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     )
-    _write(
-        (files.server_key, _pem(key), SECRET),
-        (files.server, certificate.public_bytes(serialization.Encoding.PEM), PUBLIC),
+    now = datetime.now(UTC)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(by)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))  # clocks differ
+        .not_valid_after(now + valid)
     )
+    for extension in (*critical, *others, identifier):
+        builder = builder.add_extension(extension, critical=extension in critical)
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
+    certificate = builder.sign(signer, hashes.SHA384()).public_bytes(pem)
+    _write((places[0], private, SECRET), (places[1], certificate, PUBLIC))
 
 
 def read_certificate(path: Path) -> x509.Certificate:
@@ -187,13 +198,22 @@ def read_certificate(path: Path) -> x509.Certificate:
         raise ValueError(f"{path} cannot be read: it holds no certificate") from None
 
 
-def _signer(path: Path) -> ec.EllipticCurvePrivateKey:
+def ssh_key(path: Path, remedy: str = "") -> ec.EllipticCurvePrivateKey:
+    """A client's private key; raises ``ValueError``, with the remedy, for a file that is none."""
+    return _private_key(path, serialization.load_ssh_private_key, "OpenSSH key", remedy)
+
+
+def _private_key(
+    path: Path, load: Callable[[bytes, None], object], kind: str, remedy: str = ""
+) -> ec.EllipticCurvePrivateKey:
     try:
-        key = serialization.load_pem_private_key(path.read_bytes(), None)
+        key = load(path.read_bytes(), None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise ValueError(f"{path} cannot be read: it holds no key without a password") from None
+        raise ValueError(
+            f"{path} cannot be read: it holds no {kind} without a password{remedy}"
+        ) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ValueError(f"{path} is no elliptic-curve key")
+        raise ValueError(f"{path} is no elliptic-curve key{remedy}")
     return key
 
 
@@ -209,15 +229,7 @@ def _client(files: Certificates, k: int) -> None:
 
 def _publish(path: Path) -> None:
     """Make the public key beside the private key of a client."""
-    try:
-        key = serialization.load_ssh_private_key(path.read_bytes(), None)
-    except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise ValueError(
-            f"{path} cannot be read: it holds no OpenSSH key without a password; delete it to have "
-            "a new one made"
-        ) from None
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ValueError(f"{path} is no elliptic-curve key; delete it to have a new one made")
+    key = ssh_key(path, "; delete it to have a new one made")
     _write((path.with_suffix(".pub"), _openssh(key, path.stem), PUBLIC))
 
 
@@ -227,21 +239,6 @@ def _openssh(key: ec.EllipticCurvePrivateKey, k: str) -> bytes:
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     )
     return public + f" client-{k}\n".encode()
-
-
-def _signed_for(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, valid: timedelta
-) -> x509.CertificateBuilder:
-    now = datetime.now(UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(hours=1))  # clocks differ
-        .not_valid_after(now + valid)
-    )
 
 
 def _former(files: Certificates) -> list[x509.GeneralName]:
@@ -283,14 +280,6 @@ def general_name(host: str) -> x509.DNSName | x509.IPAddress:
     if labels[-1].isdigit():
         raise ValueError(f"{host!r} is no valid address")
     return x509.DNSName(host)
-
-
-def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
 
 
 def _write(*files: tuple[Path, bytes, int]) -> None:

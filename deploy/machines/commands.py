@@ -27,7 +27,7 @@ def _finite(wait: float) -> float:
     return wait
 
 
-CLAIM_PATIENCE = 2.0  #: seconds; a federation that was just stopped needs them to end
+HOLD_PATIENCE = 2.0  #: seconds; a federation that was just stopped needs them to end
 
 Settings = Annotated[
     list[str] | None,
@@ -199,8 +199,11 @@ def node(
     ],
     clients: Annotated[int, typer.Option(min=1, help="How many clients the federation has.")],
     k: Annotated[int | None, typer.Option("--k", min=0, help="Which client this is.")] = None,
-    seats: Annotated[
-        Path | None, typer.Option(help="Be the lowest client that no replica sharing this is.")
+    replicas: Annotated[
+        Path | None,
+        typer.Option(
+            "--replicas", "--seats", help="Be the lowest client that no replica sharing this is."
+        ),
     ] = None,
     ca: Authority = None,
     keys: Annotated[
@@ -226,15 +229,13 @@ def node(
     ] = False,
 ) -> None:
     """Serve one client on this machine: a flower-supernode with its key and settings."""
-    from deploy.flower import tls
-    from deploy.flower.admission import await_admission
+    from deploy.flower.admission import await_admission, check_tls
     from deploy.machines import node as serving
-    from deploy.machines import replicas as places
     from deploy.machines.certificates import Certificates
     from deploy.machines.submit import address
 
-    if (k is None) == (seats is None):
-        raise ValueError("say which client this is: either --k K or --seats FOLDER")
+    if (k is None) == (replicas is None):
+        raise ValueError("say which client this is: either --k K or --replicas FOLDER")
     if warm and sys.platform != "linux":
         raise ValueError(f"--warm-start is for Linux, not {sys.platform}")
     if health:
@@ -242,8 +243,8 @@ def node(
     authority = _trusted(ca, insecure)
     if home is not None:
         _folder(home, "--home")
-    if seats is not None:
-        k, _ = places.take(_folder(seats, "--seats"), clients)
+    if replicas is not None:
+        k, _ = serving.lowest_free(_folder(replicas, "--replicas"), clients)
     assert k is not None
     if k >= clients:
         raise ValueError(
@@ -258,7 +259,7 @@ def node(
     )
     place = (home or Path.home() / ".fedmosaic" / "nodes" / str(k)).expanduser().resolve()
     _plain(f"client {k} of {clients} for {superlink}")
-    tls.check(address(superlink), trust is not None)
+    check_tls(address(superlink), trust is not None)
     if trust is not None:
         await_admission(address(superlink), trust, k, _plain)
     if warm:
@@ -306,7 +307,7 @@ def local(
                 env={"OMP_NUM_THREADS": str(flat["threads"])},
             )
         )
-        where = federation.superlink.control_address
+        where = federation.control.address
         trust = "--insecure" if files is None else f"--ca {files.ca}"
         out.print(f"{count} clients are connected; logs are in {place / 'logs'}", soft_wrap=True)
         if experiment is None:
@@ -317,7 +318,7 @@ def local(
             _stay(federation)
             return
         run = federation.submit(flat)
-        status = federation.follow(run, sending.without_tracebacks(_plain))
+        status = federation.control.follow(run, sending.without_tracebacks(_plain))
     if not status.completed:
         raise RuntimeError(status.details or f"the run ended as {status.status}")
 
@@ -342,19 +343,19 @@ def _interrupt(*_: object) -> None:
 def _alone(place: Path) -> Iterator[None]:
     """Keep a second ``fedmosaic local`` out of ``place``.
 
-    What is claimed is a folder below it, since a run may write to ``place`` and claims that.
+    What is held is a folder below it, since a run may write to ``place`` and holds that.
 
     Raises:
         ValueError: there is one already.
         OSError: the folder cannot be made.
     """
-    from server_app.keep.lock import claim
+    from server_app.keep.lock import hold
 
     below = place / "home"
     below.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(claim(below, patience=CLAIM_PATIENCE))
+            stack.enter_context(hold(below, patience=HOLD_PATIENCE))
         except ValueError as error:
             raise ValueError(f"--work {place} is taken: {error}") from None
         yield

@@ -10,12 +10,35 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+import filelock
+
 from client_app.node import KINDS, check
 from deploy.flower import warm
 from deploy.flower.arguments import Value
 from deploy.flower.processes import Processes, environment, executable
 from deploy.machines.certificates import Certificates
 from deploy.run.grpc import node_config, supernode_command
+
+
+def lowest_free(folder: Path, clients: int) -> tuple[int, int]:
+    """How identical replicas that share ``folder`` become different clients.
+
+    Returns the lowest k < ``clients`` that no other replica is, and the descriptor of the lock that
+    keeps k for this one. Programs inherit it; when the last of them ends, however it ends, the
+    system releases the lock.
+
+    Raises:
+        ValueError: there are ``clients`` replicas already.
+        OSError: the folder cannot be written, or its files cannot be locked.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for k in range(clients):
+        descriptor = os.open(folder / f"{k}.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        if filelock.lock_descriptor(descriptor, blocking=False):
+            os.set_inheritable(descriptor, True)
+            return k, descriptor
+        os.close(descriptor)
+    raise ValueError(f"all {clients} clients in {folder} are taken: raise --clients or start fewer")
 
 
 def settings(texts: Sequence[str]) -> dict[str, Value]:

@@ -1,9 +1,18 @@
-"""``fedmosaic doctor``: what is installed, what data is found, which runtimes work."""
+"""``fedmosaic doctor``: what is installed, what data is found, which runtimes work.
+
+Nothing is started: programs are looked up, packages are asked for their version.
+"""
 
 from __future__ import annotations
 
+import os
 import platform
+import sys
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from types import SimpleNamespace
+from typing import final
 
 import torch
 from rich.console import Console
@@ -12,8 +21,12 @@ from rich.text import Text
 
 from common.data import DATASETS
 from common.version import code_version
-from deploy.run.runtimes import Check, checks
+from deploy.flower.processes import executable, free_ports
 
+FLOWER_SERIES = "1.31."  #: the series whose programs and Control API the runtimes speak
+SHARED_PROGRAMS = ("flwr", "flower-superlink", "flower-superexec")
+GRPC_PROGRAMS = (*SHARED_PROGRAMS, "flower-supernode", "flwr-serverapp", "flwr-clientapp")
+RAY_PROGRAMS = (*SHARED_PROGRAMS, "flwr-simulation")
 NO_OPTIONS = {
     "dir": "",
     "download": False,
@@ -24,29 +37,87 @@ NO_OPTIONS = {
 }
 
 
+@final
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at."""
+
+    name: str
+    good: bool
+    finding: str  #: one line: what was found, or what is wrong and what would mend it
+
+
 def examine(console: Console) -> bool:
-    """Print every finding; True if the loopback runtime or both others are out of order."""
+    """Print every finding; True if neither of the runtimes beside loopback works."""
     console.print(f"fedmosaic {code_version()}, Python {platform.python_version()}")
     console.print(f"torch {torch.__version__}, devices: {', '.join(_devices())}")
     console.print(_table("data set", [_data_set(name) for name in DATASETS]))
-    found = checks()
-    console.print(
-        _table("runtime", [Check("loopback", True, "works"), *map(_runtime, found.items())])
-    )
-    return not any(all(check.good for check in group) for group in found.values())
+    works = [_runtime(name, group) for name, group in checks().items()]
+    console.print(_table("runtime", [Check("loopback", True, "works"), *works]))
+    return not any(check.good for check in works)
+
+
+def checks() -> dict[str, list[Check]]:
+    """All checks by runtime: ``grpc`` and ``ray``; a runtime works if all of its checks are good.
+
+    The loopback runtime needs nothing beyond the packages that import this module.
+    """
+    shared = [flower_version(), _loopback_ports()]
+    return {
+        "grpc": [*shared, *map(program, GRPC_PROGRAMS)],
+        "ray": [*shared, _ray_version(), *map(program, RAY_PROGRAMS)],
+    }
+
+
+def flower_version() -> Check:
+    """Is Flower installed, in the series that the runtimes were written for?"""
+    found = _version("flwr")
+    good = found is not None and found.startswith(FLOWER_SERIES)
+    wanted = f"{found or 'not installed'}; wanted is {FLOWER_SERIES}x"
+    return Check("flwr", good, found if found and good else wanted)
+
+
+def program(name: str) -> Check:
+    """Is this program of Flower's beside the running Python or on PATH, and from there?"""
+    try:
+        found = executable(name)
+    except RuntimeError as error:
+        return Check(name, False, str(error))
+    if not os.path.samefile(Path(found).parent, Path(sys.executable).parent):
+        return Check(name, True, f"{found}; of another environment than {sys.executable}")
+    return Check(name, True, found)
+
+
+def _ray_version() -> Check:
+    """Is Ray installed, for this Python and platform?"""
+    found = _version("ray")
+    here = f"Python {platform.python_version()} on {sys.platform}-{platform.machine()}"
+    missing = f"not installed for {here}; install flwr[simulation] or choose another runtime"
+    return Check("ray", found is not None, found or missing)
+
+
+def _loopback_ports() -> Check:
+    """May this user listen on 127.0.0.1?"""
+    try:
+        free_ports(2)
+    except OSError as error:
+        return Check("ports", False, f"cannot listen on 127.0.0.1: {error}")
+    return Check("ports", True, "can listen on 127.0.0.1")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def _devices() -> list[str]:
-    names = ["cpu"]
-    if torch.cuda.is_available():
-        names += [
-            f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())
-        ]
-    return names
+    gpus = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    return ["cpu", *(f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in gpus)]
 
 
-def _runtime(item: tuple[str, list[Check]]) -> Check:
-    name, group = item
+def _runtime(name: str, group: list[Check]) -> Check:
     bad = [f"{check.name}: {check.finding}" for check in group if not check.good]
     return Check(name, not bad, "; ".join(bad) or "works")
 

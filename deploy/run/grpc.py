@@ -11,19 +11,18 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Self, final
 
 from deploy.flower import warm
 from deploy.flower.arguments import Value, check_app, config_arguments
-from deploy.flower.control import RunStatus
+from deploy.flower.control import Control
 from deploy.flower.processes import Processes, environment
 from deploy.flower.superlink import SuperLink
 from deploy.machines.certificates import Certificates
 
-ISOLATIONS = ("subprocess", "process")
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -48,8 +47,6 @@ class Federation:
         spare_nodes: bool = False,
         certificates: Path | None = None,
         node_envs: Sequence[Mapping[str, str]] | None = None,
-        isolation: str = "subprocess",
-        fleet: str = "",
     ) -> None:
         """Check the arguments; nothing starts before the context is entered.
 
@@ -68,8 +65,6 @@ class Federation:
             certificates: the folder that ``fedmosaic certs`` made: TLS, and every node shows its
                 key. None: plaintext.
             node_envs: added to the environment of node k beyond ``env``; N of them or None.
-            isolation: ``process``: the run survives a restart of the SuperLink; see ``SuperLink``.
-            fleet: ``host:port`` where SuperNodes connect; default: 127.0.0.1 and a free port.
 
         Raises:
             ValueError: one of the arguments cannot work.
@@ -84,9 +79,7 @@ class Federation:
         envs = node_envs if node_envs is not None else [{}] * clients
         if len(envs) != clients:
             raise ValueError(f"{len(envs)} node_envs for {clients} clients: one each is needed")
-        if isolation not in ISOLATIONS:
-            raise ValueError(f"isolation={isolation!r}; allowed: {', '.join(ISOLATIONS)}")
-        self._node_envs, self._isolation, self._fleet = envs, isolation, fleet
+        self._node_envs = envs
         self._certificates = None if certificates is None else _complete(certificates, clients)
         self._node_configs = [node_config(k, clients, more) for k, more in enumerate(extra)]
         self._app = check_app(app, {})
@@ -119,8 +112,6 @@ class Federation:
                 env,
                 simulation=False,
                 certificates=self._certificates,
-                isolation=self._isolation,
-                fleet=self._fleet,
             )
             stack.callback(superlink.close)
             if self._warm:
@@ -132,10 +123,8 @@ class Federation:
                 command = supernode_command(superlink.fleet, text, self._certificates, k)
                 own = environment({**env, **self._node_envs[k]}, home)
                 processes.start(f"supernode-{k}", command, own)
-            clients = len(self._node_configs)
-            superlink.wait(
-                lambda: superlink.online() >= clients, f"{clients} SuperNodes", self._patience
-            )
+            clients, online = len(self._node_configs), superlink.control.online
+            superlink.wait(lambda: online() >= clients, f"{clients} SuperNodes", self._patience)
             if self._spare_nodes:
                 for k in range(clients):
                     processes.spare(f"supernode-{k}")
@@ -148,45 +137,29 @@ class Federation:
 
     @property
     def processes(self) -> Processes:
-        """``superlink``, ``supernode-K`` and, in isolation ``process``, ``superexec``."""
+        """``superlink``, ``supernode-K`` and, with a warm start, ``warm``."""
         assert self._processes is not None, "the federation has not been entered"
         return self._processes
 
     @property
     def superlink(self) -> SuperLink:
         """The SuperLink, to ask it what a run does not tell."""
-        return self._running()
+        assert self._superlink is not None, "the federation has not been entered"
+        return self._superlink
 
-    def pid(self, name: str) -> int:
-        """Process id of ``superlink``, ``supernode-K`` or ``superexec``."""
-        return self.processes.pid(name)
+    @property
+    def control(self) -> Control:
+        """The SuperLink's Control API: follow a run, stop it, ask who is online."""
+        return self.superlink.control
 
     def submit(self, run_config: Mapping[str, Value]) -> int:
-        """Start a run of the app with these overrides and return its id; see ``SuperLink``."""
-        return self._running().submit(self._app, run_config, {})
-
-    def follow(
-        self,
-        run_id: int,
-        on_log: Callable[[str], None] | None = None,
-        finished: Callable[[], bool] | None = None,
-        poll: float = 0.2,
-    ) -> RunStatus:
-        """Wait for the end of the run and return its real status; see ``SuperLink.follow``."""
-        return self._running().follow(run_id, on_log, finished, poll)
-
-    def stop(self, run_id: int) -> None:
-        """Stop a run without ending the federation."""
-        self._running().stop(run_id)
+        """Start a run of the app with these overrides and return its id; see ``Control``."""
+        return self.control.submit(self._app, run_config, {})
 
     def close(self) -> None:
         """End every process; may be called again."""
         self._superlink = None
         self._stack.close()
-
-    def _running(self) -> SuperLink:
-        assert self._superlink is not None, "the federation has not been entered"
-        return self._superlink
 
 
 def node_config(k: int, clients: int, more: Mapping[str, Value]) -> str:

@@ -23,7 +23,7 @@ from deploy.run.preflight import check_names, preflight
 from deploy.run.progress import Progress, follow
 from deploy.run.settings import app_folder, load, to_toml
 from server_app.keep import checkpoint
-from server_app.keep.lock import claimed
+from server_app.keep.lock import held
 from server_app.stopped import Stopped
 
 RUNTIMES = ("loopback", "ray", "grpc")
@@ -202,7 +202,7 @@ def _grpc(
     ) as federation:
         run_id = federation.submit(flat)
         with _run_log(folder) as log:
-            status = federation.follow(run_id, log, finished=_finished(folder, started))
+            status = federation.control.follow(run_id, log, _finished(folder, started))
     _judge(folder, started, status.completed, status.details)
 
 
@@ -232,7 +232,7 @@ def _finished(folder: Path, started: float) -> Callable[[], bool]:
         nonlocal seen, since
         if _summary_since(folder, started) is not None:
             return True
-        if claimed(folder):
+        if held(folder):
             seen, since = True, time.monotonic()
         elif seen and time.monotonic() - since > GONE:
             raise Stopped("the ServerApp ended in the middle of the run; was its process killed?")

@@ -12,24 +12,23 @@ import os
 import signal
 import threading
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import connection
 from typing import Self, final
 
 from flwr.app import Context, Error, Message, RecordDict
-from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.common.typing import Run
-from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.serverapp import Grid
 
 from common.config import Value
+from deploy.flower.messages import from_bytes, nameless_run, sent, to_bytes
 
 RUN_ID = 1
 WORKER_LOST = 5
 """Flower's code for a node that went away."""
 
-Node = dict[str, Value]
+NodeConfig = dict[str, Value]
+Work = tuple[bytes, int, NodeConfig, dict[str, Value]]  #: message, node, its config, the run's
 
 
 @final
@@ -49,7 +48,7 @@ class Loopback(Grid):
         node_configs: Mapping[int, Mapping[str, Value]] | None = None,
     ) -> None:
         self._run_config = dict(run_config)
-        self._nodes: dict[int, Node] = {
+        self._nodes: dict[int, NodeConfig] = {
             k + 1: {"partition-id": k, "num-partitions": clients, **(node_configs or {}).get(k, {})}
             for k in range(clients)
         }
@@ -57,7 +56,7 @@ class Loopback(Grid):
         self._pool: ProcessPoolExecutor | None = None
         self._sent = 0
         self._answers: dict[str, Future[bytes]] = {}
-        self._questions: dict[str, ProtoMessage] = {}
+        self._questions: dict[str, Message] = {}  # without what they hold
 
     def __enter__(self) -> Self:
         return self
@@ -76,12 +75,10 @@ class Loopback(Grid):
             for process in processes:
                 process.join()
 
-    def set_run(self, run: Run) -> None:
+    def set_run(self, run: object) -> None:
         """The run is always the same one here."""
 
-    @property
-    def run(self) -> Run:
-        return Run.create_empty(RUN_ID)
+    run = property(lambda _: nameless_run(RUN_ID))
 
     def create_message(
         self,
@@ -102,25 +99,23 @@ class Loopback(Grid):
     def _push(self, message: Message) -> str:
         self._sent += 1
         name = str(self._sent)
-        proto = message_to_proto(message)
-        proto.metadata.run_id, proto.metadata.message_id = RUN_ID, name
-        node = proto.metadata.dst_node_id
-        work = (proto.SerializeToString(), node, self._nodes[node], self._run_config)
-        self._questions[name] = proto
+        data, self._questions[name] = sent(message, RUN_ID, name)
+        node = message.metadata.dst_node_id
+        work = (data, node, self._nodes[node], self._run_config)
         if self._workers == 0:
             answer: Future[bytes] = Future()
             answer.set_result(_serve(*work))
         else:
-            answer = self._submit(*work)
+            answer = self._submit(work)
         self._answers[name] = answer
         return name
 
-    def _submit(self, data: bytes, node: int, config: Node, run: dict[str, Value]) -> Future[bytes]:
+    def _submit(self, work: Work) -> Future[bytes]:
         for _ in range(2):
             if self._pool is None:
                 self._pool = _start_pool(self._workers)
             try:
-                return self._pool.submit(_serve, data, node, config, run)
+                return self._pool.submit(_serve, *work)
             except BrokenProcessPool:  # a worker was killed earlier; the next pool is whole again
                 self.close()
         raise AssertionError("a new pool takes work")
@@ -134,18 +129,15 @@ class Loopback(Grid):
             del self._answers[name]
             question = self._questions.pop(name)
             try:
-                replies.append(message_from_proto(ProtoMessage.FromString(answer.result())))
+                replies.append(from_bytes(answer.result()))
             except (BrokenProcessPool, MemoryError, OSError) as error:
                 reason = f"the client's process was lost: {error}".partition("\n")[0]
-                lost = message_from_proto(question)
-                replies.append(Message(Error(WORKER_LOST, reason), reply_to=lost))
+                replies.append(Message(Error(WORKER_LOST, reason), reply_to=question))
         return replies
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        from concurrent.futures import wait
-
         names = [self._push(message) for message in messages]
         wait([self._answers[name] for name in names], timeout=timeout)
         return self.pull_messages(names)
@@ -173,11 +165,10 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _serve(data: bytes, node: int, config: Node, run_config: dict[str, Value]) -> bytes:
+def _serve(data: bytes, node: int, config: NodeConfig, run_config: dict[str, Value]) -> bytes:
     """What a SuperNode's client process does with one message."""
     from client_app.app import app
 
-    message = message_from_proto(ProtoMessage.FromString(data))
     context = Context(
         run_id=RUN_ID,
         node_id=node,
@@ -185,5 +176,4 @@ def _serve(data: bytes, node: int, config: Node, run_config: dict[str, Value]) -
         state=RecordDict(),
         run_config=run_config,
     )
-    reply: bytes = message_to_proto(app(message, context)).SerializeToString()
-    return reply
+    return to_bytes(app(from_bytes(data), context))

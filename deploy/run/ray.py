@@ -43,9 +43,8 @@ def run_simulation(
     run_config: Mapping[str, Value],
     work: Path,
     env: Mapping[str, str] = NOTHING,
-    federation_config: Mapping[str, Value] | None = None,
-    on_log: Callable[[str], None] | None = None,
-    watch: Callable[[], Callable[[], bool]] | None = None,
+    on_log: Callable[[str], None] = lambda line: None,
+    watch: Callable[[], Callable[[], bool]] = lambda: lambda: False,
 ) -> RunStatus:
     """Run the app with ``clients`` simulated nodes and return how the run really ended.
 
@@ -58,10 +57,8 @@ def run_simulation(
         work: gets ``logs/superlink.log``, ``logs/simulation.log`` and Flower's own files; made if
             it does not exist.
         env: added to the environment of the ServerApp and of the actors.
-        federation_config: Flower's simulation settings beyond ``num-supernodes``; one processor
-            core per client (``client-resources-num-cpus = 1``) unless it says otherwise.
         on_log: gets every line that the run prints.
-        watch: makes a ``finished`` for ``SuperLink.follow``, anew for each attempt to start Ray.
+        watch: makes a ``finished`` for ``Control.follow``, anew for each attempt to start Ray.
 
     Raises:
         ValueError: an argument cannot work.
@@ -73,24 +70,22 @@ def run_simulation(
     check_app(app, run_config)
     if importlib.util.find_spec("ray") is None:
         raise RuntimeError("the ray runtime needs Ray: install flwr[simulation]")
-    settings: dict[str, Value] = {"client-resources-num-cpus": 1, **(federation_config or {})}
-    settings["num-supernodes"] = clients
+    settings: dict[str, Value] = {"client-resources-num-cpus": 1, "num-supernodes": clients}
     work = work.expanduser().resolve()
     for attempt in range(1, ATTEMPTS + 1):
         lines: list[str] = []  # Flower discards what a simulation prints, but for this stream
 
         def collect(line: str, lines: list[str] = lines) -> None:
             lines.append(line)
-            if on_log is not None:
-                on_log(line)
+            on_log(line)
 
         # Ray's sockets need a short path; leaving the outer context removes what Ray wrote there
         with tempfile.TemporaryDirectory(prefix="ray-") as short, Processes(work) as processes:
             ray_env = {**RAY, "RAY_TMPDIR": short, **env}
             superlink = SuperLink(processes, work, ray_env, simulation=True)
             try:
-                run_id = superlink.submit(app, run_config, settings)
-                status = superlink.follow(run_id, collect, watch() if watch else None)
+                run_id = superlink.control.submit(app, run_config, settings)
+                status = superlink.control.follow(run_id, collect, watch())
                 gone = None
             except Stopped as error:
                 gone = error

@@ -1,32 +1,43 @@
-"""The server's models where every client trains its own architecture.
+"""Averaging where every client trains its own architecture (``average.across``).
 
-Across depths (``layerwise``) there is one, the largest, of which each client's is a sub-model.
-Otherwise (``same``) there is one for each architecture, averaged among its clients alone.
+Across depths (``layerwise``) the server holds one network, the largest, of which each client's is a
+sub-model. Otherwise (``same``) there is one for each architecture, averaged among its clients
+alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal, final
+from collections.abc import Callable, Sequence
+from typing import final
 
 from common import tree
-from common.methods.fedavg import Averaging
 from common.models.classifier import Classifier
-from common.records import StateDict
+from common.protocol import Down
+from common.records import Records, StateDict
 from common.submodel import check_nested, cut
-from server_app.combine.averaging import average
-from server_app.combine.layerwise import aggregate
-from server_app.method import Method
-from server_app.talk.census import Client
+from server_app.averaged import Combining, T
+from server_app.combine.layerwise import aggregate as aggregate_layers
+from server_app.combine.mean import average
+from server_app.combine.wrapper import Wrapper
+from server_app.method import Client, Models, O, Ups
 
 
 @final
-class Architectures:
-    """``models``: the server's weights by architecture; everything else follows from the census."""
+class State(Records):
+    models: dict[str, StateDict]
+    inner: dict[str, object]
 
-    def __init__(self, method: Method[Any], across: Literal["layerwise", "same"]) -> None:
-        self.method, self.across = method, across
-        self.models: dict[str, StateDict] = {}
+
+@final
+class Across(Wrapper[O, T]):
+    """``inner`` with global models for the architectures of all clients, known by the census."""
+
+    keeps = State
+
+    def __init__(self, inner: Combining[O, T]) -> None:
+        super().__init__(inner)
+        self.layerwise = self.config.average.across == "layerwise"
+        self.models = self.overall = {}
         self.specs: list[str] = []
         self.nets: dict[str, Classifier] = {}
 
@@ -37,59 +48,75 @@ class Architectures:
         the checkpoint is of other architectures.
         """
         for client in clients:
-            self.method.check_size(client)
-        distinct = {client.model: self.method.expected(client.model) for client in clients}
+            self.check_size(client)
+        super().begin(clients)
+        distinct = {client.model: self.task.expected(client.model) for client in clients}
         self.specs = sorted(distinct, key=lambda spec: (_size(distinct[spec]), spec))
-        held = self.specs
-        if self.across == "layerwise":
-            held = [check_nested(distinct, f"{self.method.config.run.method}.across")]
-        self.nets = {spec: self.method.build(spec) for spec in self.specs}
+        held = [check_nested(distinct, "average.across")] if self.layerwise else self.specs
+        self.nets = {spec: self.build(spec) for spec in self.specs}
         if not self.models:
             self.models = {spec: tree.snapshot(self.nets[spec]) for spec in held}
+            self.overall = self.models
         elif sorted(self.models) != sorted(held):
             raise ValueError(f"the checkpoint holds {sorted(self.models)}, the clients need {held}")
 
-    def weights(self, spec: str) -> StateDict:
-        """What a client of an architecture is sent."""
-        if self.across == "same":
-            return self.models[spec]
-        (whole,) = self.models.values()
-        return cut(whole, self.method.expected(spec))
+    def drawn(self) -> Models:
+        return {spec: tree.snapshot(self.build(spec)) for spec in self.models}
 
-    def check(self, client: Client, w: StateDict) -> None:
-        """Raise ``ValueError`` unless w is a state of the client's architecture."""
-        tree.check_like(w, self.method.expected(client.model), f"w ({client.model})")
+    def parts(self, models: Models) -> Models:
+        if not self.layerwise:
+            return {spec: models[spec] for spec in self.specs}
+        (whole,) = models.values()
+        return {spec: cut(whole, self.task.expected(spec)) for spec in self.specs}
 
-    def step(self, ups: Sequence[tuple[Client, StateDict]], options: Averaging) -> None:
+    def flat(self, models: Models) -> StateDict:
+        """The largest network's entries, or those of each one behind its name."""
+        if self.layerwise:
+            return next(iter(models.values()))
+        named = sorted(models.items())
+        return {f"{spec}/{name}": value for spec, w in named for name, value in w.items()}
+
+    def network(self, spec: str) -> Classifier:
+        return self.nets[spec]
+
+    def down(self, t: int) -> Callable[[Client], Down]:
+        sent, parts = self.inner.down(t), self.parts(self.models)
+
+        def to(client: Client) -> Down:
+            payload = sent(client) if callable(sent) else sent
+            return payload.model_copy(update={"w": parts[client.model]})
+
+        return to
+
+    def aggregate(self, ups: Ups[T], previous: Models) -> Models:
         """Average the clients' weights; an architecture without a client this round stays."""
-        for spec, before in self.models.items():
-            members = [
-                (client, w)
-                for client, w in ups
-                if self.across == "layerwise" or client.model == spec
-            ]
-            states, sizes = [w for _, w in members], [client.n for client, _ in members]
-            if self.across == "layerwise":
-                parameters = tree.parameters_only(self.nets[spec])
-                self.models[spec] = aggregate(states, sizes, before, options, parameters)
-            elif members:
-                self.models[spec] = average(states, sizes, before, options, self.nets[spec])
+        return {spec: self._aggregate(spec, ups, before) for spec, before in previous.items()}
+
+    def _aggregate(self, spec: str, ups: Ups[T], before: StateDict) -> StateDict:
+        options, net = self.config.average, self.nets[spec]
+        if self.layerwise:
+            states, parameters = [up.w for _, up in ups], tree.parameters_only(net)
+            return aggregate_layers(states, ups.sizes, before, options, parameters)
+        members = ups.where(lambda client: client.model == spec)
+        if not len(members):
+            return before
+        return average((up.w for _, up in members), members.sizes, before, options, net)
 
     def networks(self) -> dict[str, Classifier]:
-        """The model of every architecture, smallest first, on the server's device."""
-        for spec in self.specs:
-            self.nets[spec].load_state_dict(self.weights(spec))
-        return {spec: self.nets[spec] for spec in self.specs}
+        return self.classifiers(self.models)
 
-    def state_dict(self) -> StateDict:
-        """All that is held: the largest network's entries, or each one's behind its name."""
-        if self.across == "layerwise":
-            return next(iter(self.models.values()))
-        return {
-            f"{spec}/{name}": value
-            for spec, state in sorted(self.models.items())
-            for name, value in state.items()
-        }
+    def model(self) -> Classifier:
+        return list(self.networks().values())[-1]
+
+    def state(self) -> State:
+        own = {name: value for name, value in self.inner.state() if name != "w"}
+        return State(models=self.models, inner=own)
+
+    def restore(self, state: Records) -> None:
+        assert isinstance(state, State)
+        self.models = dict(state.models)
+        inner = {"w": self.inner.flat(self.inner.models), **state.inner}
+        self.inner.restore(self.inner.keeps.model_validate(inner))
 
 
 def _size(state: StateDict) -> int:

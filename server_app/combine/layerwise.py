@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 
-from common.methods.fedavg import Averaging
+from common.options import Average
 from common.records import StateDict
 from server_app.combine.robust import clipped, combine
 
@@ -22,7 +22,7 @@ def aggregate(
     states: Sequence[StateDict],
     sizes: Sequence[int],
     previous: StateDict,
-    options: Averaging,
+    options: Average,
     parameters: Set[str],
 ) -> StateDict:
     """w of the largest network, from its ``previous`` and the clients' ``states`` in order of k.

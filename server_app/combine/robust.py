@@ -18,11 +18,11 @@ from flwr.serverapp.strategy.fedtrimmedavg import trim_mean
 from torch import Tensor
 
 from common import tree
-from common.methods.fedavg import Averaging
+from common.options import Average
 from common.records import StateDict
 
 
-def combine(states: Iterable[StateDict], weights: Sequence[float], options: Averaging) -> StateDict:
+def combine(states: Iterable[StateDict], weights: Sequence[float], options: Average) -> StateDict:
     """One state from the clients': the weighted mean, or under ``median`` and ``trimmed`` those,
     coordinate by coordinate, with equal weights and all states in memory together. Integer
     counters keep the largest.
@@ -35,7 +35,7 @@ def combine(states: Iterable[StateDict], weights: Sequence[float], options: Aver
     return {name: _centre([state[name] for state in held], options) for name in held[0]}
 
 
-def _centre(values: list[Tensor], options: Averaging) -> Tensor:
+def _centre(values: list[Tensor], options: Average) -> Tensor:
     if not values[0].is_floating_point():
         return torch.stack(values).amax(0)
     stacked = torch.stack([value.to(torch.float64) for value in values]).numpy()
@@ -55,7 +55,7 @@ def trimmed(m: int, share: float) -> int:
 def clipped(
     states: Iterable[StateDict],
     previous: Mapping[str, Tensor],
-    options: Averaging,
+    options: Average,
     names: Set[str],
 ) -> Iterable[StateDict]:
     """The states, under ``robust = "clip"`` each moved to within ``clip-norm`` of ``previous``.

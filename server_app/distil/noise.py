@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,52 +17,45 @@ from common import noise, optimise, seeds, tree
 from common.fit import fit
 from common.losses.max_ensemble import kl_from, max_ensemble
 from common.models.batchnorm import batch_statistics
-from common.noise.distillation import NoiseDistillation
 from common.records import StateDict
-from server_app.method import Method
+from server_app.global_model import GlobalModel
+from server_app.method import O, U
 
 Transfer = Callable[[list[Tensor], Tensor], Tensor]
 """Teachers' logits and the student's, each [n, C], to the loss that the student descends."""
 
 
 def distil(
-    method: Method[Any],
+    method: GlobalModel[O, U],
     t: int,
-    w: StateDict,
     teachers: Sequence[tuple[str, StateDict]],
     transfer: Transfer,
-) -> tuple[StateDict, float]:
-    """Round t's distillation of ``teachers`` (architecture, weights) into ``w``, on fresh noise.
+) -> float:
+    """Round t's distillation of ``teachers`` (architecture, weights) into w, on fresh noise.
 
-    The settings are those of ``method``'s section, a ``NoiseDistillation``. The new weights of the
-    global architecture and the mean loss; the teachers and ``w`` are left as they are.
+    The settings are [noise]'s. The mean loss; the teachers are left as they are.
     """
-    o: NoiseDistillation = method.config.method
-    run, device = method.config.run, method.device
+    o, task = method.config.noise, method.task
     frozen = [method.build(spec, weights).eval() for spec, weights in teachers]
-    student = method.build(method.global_spec, w)
-    optimizer = optimise.make(student.parameters(), "sgd", o.server_lr, momentum=o.server_momentum)
+    student = method.build(method.global_spec, method.w)
+    optimizer = optimise.make(student.parameters(), "sgd", o.lr, momentum=o.momentum)
 
     def loss(z: Tensor) -> Tensor:
         with torch.no_grad():
             targets = [teacher(z) for teacher in frozen]
         return transfer(targets, student(z))
 
-    zs = noise.batches(
-        o.noise,
-        o.server_epochs * o.noise_batches,
-        o.noise_batch_size,
-        method.dataset.shape,
-        seeds.stream(run.seed, "noise", t, device=device),
-    )
+    draw = seeds.stream(task.seed, "noise", t, device=task.device)
+    zs = noise.batches(o.kind, o.epochs * o.batches, o.batch_size, task.shape, draw)
     with ExitStack() as stack:
-        stack.enter_context(seeds.scope(run.seed, "distil", t))
+        stack.enter_context(seeds.scope(task.seed, "distil", t))
         stack.enter_context(batch_statistics(student, protect=o.protect_running_stats))
-        if o.kd_teacher_bn == "batch":
+        if o.teacher_bn == "batch":
             for teacher in frozen:
                 stack.enter_context(batch_statistics(teacher))
-        metrics = fit(optimizer, zs, loss, precision=run.precision)
-    return tree.snapshot(student), metrics["loss"]
+        metrics = fit(optimizer, zs, loss, precision=task.config.run.precision)
+    method.w = tree.snapshot(student)
+    return metrics["loss"]
 
 
 def weighted(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 from common.config import Config
 from common.files import write_atomically
+from common.journal import Entry
 from common.records import Records
-from server_app.keep.journal import Entry
 
 FREE = {
     "run": {
@@ -30,7 +30,7 @@ class Checkpoint(Records):
     config: str
     entry: str
     """The journal's line of round t, which a crash may have kept from the journal itself."""
-    state: dict[str, Any]
+    state: dict[str, object]
     nodes: dict[int, int] = {}
     """Which node each client was."""
 
@@ -40,23 +40,18 @@ def path_in(folder: Path) -> Path:
 
 
 def write(
-    folder: Path,
-    entry: Entry,
-    experiment: str,
-    config: Config,
-    state: Records,
-    nodes: dict[int, int],
+    entry: Entry, experiment: str, config: Config, state: Records, nodes: dict[int, int]
 ) -> None:
     """Keep the state after the round of ``entry``; before the journal has that entry."""
     checkpoint = Checkpoint(
-        t=entry["round"],
+        t=entry.round,
         experiment=experiment,
         config=_identity(config),
-        entry=json.dumps(entry),
+        entry=entry.line(),
         state=dict(state),
         nodes=nodes,
     )
-    write_atomically(path_in(folder), checkpoint.to_bytes(), private=True)
+    write_atomically(path_in(Path(config.run.out)), checkpoint.to_bytes(), private=True)
 
 
 def read(folder: Path, config: Config) -> Checkpoint:
@@ -83,13 +78,11 @@ def read(folder: Path, config: Config) -> Checkpoint:
 
 
 def _identity(config: Config) -> str:
-    tables = {
-        "run": config.run,
-        "data": config.data,
-        "train": config.train,
-        "score": config.score,
-        "wire": config.wire,
-        config.run.method: config.method,
+    """What decides the numbers: the tables that the method reads, without what is free."""
+    needed = {"run", "data", "train", "score", "wire", config.run.method, *config.method.uses}
+    dumped = {
+        name: section.model_dump(exclude=FREE.get(name))
+        for name, section in config.tables.items()
+        if name in needed
     }
-    dumped = {name: section.model_dump(exclude=FREE.get(name)) for name, section in tables.items()}
     return json.dumps(dumped, sort_keys=True)

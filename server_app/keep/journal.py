@@ -1,18 +1,16 @@
-"""journal.jsonl: one JSON line for each round, appended and flushed when the round is done.
-
-Everything in it but ``seconds`` is a function of configuration and seed.
-"""
+"""journal.jsonl: one line for each round, appended and flushed when the round is done."""
 
 from __future__ import annotations
 
-import json
 import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 from common.files import write_atomically
-
-Entry = dict[str, Any]
+from common.journal import Entry, OtherVersion
 
 
 @final
@@ -24,18 +22,23 @@ class Journal:
 
     def append(self, entry: Entry) -> None:
         with open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
+            file.write(entry.line() + "\n")
             file.flush()
             os.fsync(file.fileno())
 
     def entries(self) -> list[Entry]:
-        """All whole lines; a line that a crash cut short is left out."""
+        """All whole lines; a line that a crash cut short is left out.
+
+        Raises ``OtherVersion`` for a journal that another release wrote.
+        """
         if not self.path.exists():
             return []
         entries = []
         for line in self.path.read_text(encoding="utf-8").splitlines():
             try:
-                entries.append(json.loads(line))
+                entries.append(Entry.read(line))
+            except OtherVersion as error:
+                raise OtherVersion(f"{self.path}: {error}") from None
             except ValueError:
                 break
         return entries
@@ -45,14 +48,20 @@ class Journal:
 
         Raises ``ValueError`` if a round before it is missing.
         """
-        t = last["round"]
-        kept = [entry for entry in self.entries() if entry["round"] < t]
-        if [entry["round"] for entry in kept] != list(range(t)):
+        t = last.round
+        kept = [entry for entry in self.entries() if entry.round < t]
+        if [entry.round for entry in kept] != list(range(t)):
             raise ValueError(f"{self.path} lacks rounds before {t}, where the checkpoint is")
-        lines = "".join(json.dumps(entry) + "\n" for entry in [*kept, last])
+        lines = "".join(entry.line() + "\n" for entry in [*kept, last])
         write_atomically(self.path, lines.encode())
 
 
-def without_times(entry: Entry) -> Entry:
-    """An entry as it must come out on every runtime: everything but ``seconds``."""
-    return {key: value for key, value in entry.items() if key != "seconds"}
+@contextmanager
+def clock(entry: Entry, phase: str) -> Iterator[None]:
+    """Add the block's wall-clock seconds to a phase of the entry."""
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        spent = entry.seconds.get(phase, 0.0) + time.perf_counter() - start
+        entry.seconds = {**entry.seconds, phase: round(spent, 6)}

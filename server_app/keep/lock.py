@@ -1,8 +1,8 @@
 """One run at a time writes to a folder; whoever watches can tell that it is still at work.
 
-The claim is a lock on a file, which the system releases when the process ends, however it ends: a
-killed run leaves nothing that the next one would have to clear away, and its launcher sees within
-a second that nobody works any more. Where files cannot be locked nothing is claimed.
+A run holds the lock of a file there, which the system releases when the process ends, however it
+ends: a killed run leaves nothing that the next one would have to clear away, and its launcher sees
+within a second that nobody works any more. Where files cannot be locked nothing is held.
 """
 
 from __future__ import annotations
@@ -13,10 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-try:
-    import fcntl
-except ImportError:  # not a POSIX system
-    fcntl = None  # type: ignore[assignment]
+import filelock
 
 NAME = ".running"
 PATIENCE = 20.0  #: seconds; a run that was killed with its launcher needs a few to end
@@ -24,8 +21,8 @@ POLL = 0.1
 
 
 @contextlib.contextmanager
-def claim(folder: Path, patience: float = PATIENCE) -> Iterator[None]:
-    """Hold the folder's claim.
+def hold(folder: Path, patience: float = PATIENCE) -> Iterator[None]:
+    """Hold the folder, so that no other process does.
 
     Raises ``ValueError`` if another process still holds it after ``patience`` seconds, or if the
     folder cannot be written.
@@ -36,12 +33,11 @@ def claim(folder: Path, patience: float = PATIENCE) -> Iterator[None]:
         raise ValueError(f"out = {folder} cannot be written: {error.strerror}") from error
     try:
         deadline = time.monotonic() + patience
-        while not _lock(descriptor, exclusive=True):
+        while not _locked(descriptor):
             if time.monotonic() > deadline:
-                holder = os.pread(descriptor, 20, 0).decode(errors="replace").strip() or "unknown"
                 raise ValueError(
-                    f"another run (process {holder}) writes to out = {folder}; wait for its end or "
-                    "stop it"
+                    f"another run (process {_holder(folder)}) writes to out = {folder}; wait for "
+                    "its end or stop it"
                 )
             time.sleep(POLL)
         with contextlib.suppress(OSError):  # a full disk: the lock is what counts
@@ -52,26 +48,32 @@ def claim(folder: Path, patience: float = PATIENCE) -> Iterator[None]:
         os.close(descriptor)
 
 
-def claimed(folder: Path) -> bool:
-    """Whether a process holds the folder's claim now."""
+def held(folder: Path) -> bool:
+    """Whether a process holds the folder now.
+
+    To find out, the lock is taken for a moment, in which ``hold`` elsewhere has to try again.
+    """
     try:
-        descriptor = os.open(folder / NAME, os.O_RDONLY)
+        descriptor = os.open(folder / NAME, os.O_RDWR)
     except OSError:
         return False
     try:
-        return not _lock(descriptor, exclusive=False)
+        return not _locked(descriptor)
     finally:
         os.close(descriptor)
 
 
-def _lock(descriptor: int, *, exclusive: bool) -> bool:
-    """Whether the lock was to be had, or files cannot be locked here."""
-    if fcntl is None:
-        return True
+def _holder(folder: Path) -> str:
+    """The process id that was written by the process that holds the folder."""
     try:
-        fcntl.flock(descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        return (folder / NAME).read_text(errors="replace")[:20].strip() or "unknown"
+    except OSError:
+        return "unknown"
+
+
+def _locked(descriptor: int) -> bool:
+    """Whether the lock was to be had, or files cannot be locked here."""
+    try:
+        return filelock.lock_descriptor(descriptor, blocking=False)
     except OSError:  # a file system without locks
         return True
-    return True

@@ -5,19 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import torch
 from safetensors.torch import save
 
 from common.config import Config
 from common.files import write_atomically
-from common.metrics import over_rounds, rounds_to
+from common.journal import ClientScore, Entry
+from common.metrics import Accuracy, over_rounds, rounds_to
 from common.records import StateDict
 from common.version import VERSION
-from server_app.keep.journal import Entry
+
+N = TypeVar("N", int, float)
 
 
 def write(
@@ -26,13 +29,15 @@ def write(
     entries: list[Entry],
     weights: StateDict | None,
     error: str = "",
-) -> dict[str, Any]:
+) -> None:
     """Write both files from the journal's entries; ``error``: why the run stopped, if it did."""
     if weights is not None:
         plain = {name: tensor.contiguous() for name, tensor in weights.items()}
         write_atomically(folder / "model.safetensors", save(plain))
-    rounds = [entry for entry in entries if entry["round"] > 0]
-    accuracies = [entry["accuracy"] for entry in rounds if entry.get("accuracy") is not None]
+    rounds = [entry for entry in entries if entry.round > 0]
+    last = rounds[-1] if rounds else Entry(round=0)
+    accuracies = [entry.accuracy for entry in rounds if entry.accuracy is not None]
+    fair = next((entry.fairness for entry in reversed(rounds) if entry.fairness), None)
     summary = {
         "status": "stopped" if error else "completed",
         "error": error,
@@ -44,17 +49,19 @@ def write(
         "accuracy": over_rounds(accuracies) if accuracies else None,
         "accuracies": _named_accuracies(rounds),
         "rounds_to_target": _rounds_to_target(rounds, config.score.target),
-        "fairness": next((e["fairness"] for e in reversed(rounds) if e.get("fairness")), None),
-        "accuracy_covered": rounds[-1].get("accuracy_covered") if rounds else None,
-        "uncovered": entries[0].get("uncovered", []) if entries else [],
-        "metrics": rounds[-1].get("metrics", {}) if rounds else {},
-        "incentive": rounds[-1].get("incentive") if rounds else None,
+        "fairness": fair.flat() if fair else None,
+        "accuracy_covered": last.accuracy_covered,
+        "uncovered": entries[0].uncovered if entries else [],
+        "metrics": last.metrics,
+        "incentive": last.incentive.model_dump() if last.incentive else None,
         "cost": _cost(rounds),
         "clients": _clients(entries),
-        "bytes": _sums(entries, "bytes"),
-        "seconds": round(sum(e["seconds"]["total"] for e in entries), 3),
-        "seconds_by_phase": {k: round(v, 3) for k, v in _sums(entries, "seconds").items()},
-        "failures": [failure for entry in entries for failure in entry.get("failures", [])],
+        "bytes": _sums(entry.bytes for entry in entries),
+        "seconds": round(sum(entry.seconds["total"] for entry in entries), 3),
+        "seconds_by_phase": {
+            phase: round(spent, 3) for phase, spent in _sums(e.seconds for e in entries).items()
+        },
+        "failures": [failure.model_dump() for entry in entries for failure in entry.failures],
         "weights_sha256": digest(weights) if weights is not None else None,
         "versions": {
             "fedmosaic": VERSION,
@@ -64,7 +71,6 @@ def write(
         },
     }
     write_atomically(folder / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
-    return summary
 
 
 def complete(folder: Path, rounds: int) -> bool:
@@ -86,58 +92,58 @@ def digest(weights: StateDict) -> str:
     return sha.hexdigest()
 
 
-def _clients(entries: list[Entry]) -> list[dict[str, Any]]:
+def _clients(entries: list[Entry]) -> list[dict[str, object]]:
     """k, model, n of every client, with its last scores."""
     if not entries:
         return []
-    every = [entry["scores"] for entry in entries if entry.get("scores")]
-    scored: list[dict[str, Any]] = every[-1] if every else []
-    by_k = {score["k"]: score for score in scored}
+    scored = next((entry.scores for entry in reversed(entries) if entry.scores), [])
+    by_k = {score.k: score for score in scored}
+    nothing = ClientScore(k=-1)
     return [
         {
-            "k": client["k"],
-            "model": client["model"],
-            "n": client["n"],
-            "accuracy": by_k.get(client["k"], {}).get("accuracy"),
-            "accuracy_global": by_k.get(client["k"], {}).get("accuracy_global"),
-            "accuracies": by_k.get(client["k"], {}).get("accuracies", {}),
+            "k": client.k,
+            "model": client.model,
+            "n": client.n,
+            **by_k.get(client.k, nothing).model_dump(
+                include={"accuracy", "accuracy_global", "accuracies"}
+            ),
         }
-        for client in entries[0]["clients"]
+        for client in entries[0].clients
     ]
 
 
-def _named_accuracies(rounds: list[Entry]) -> dict[str, Any]:
+def _named_accuracies(rounds: list[Entry]) -> dict[str, Accuracy]:
     """Final, best and last-10 test accuracy of every named model, where there are several."""
-    scored: list[dict[str, float]] = [e["accuracies"] for e in rounds if e.get("accuracies")]
+    scored = [entry.accuracies for entry in rounds if entry.accuracies]
     return {
         name: over_rounds([accuracies[name] for accuracies in scored if name in accuracies])
         for name in (scored[-1] if scored else {})
     }
 
 
-def _rounds_to_target(rounds: list[Entry], target: float) -> dict[str, Any] | None:
+def _rounds_to_target(rounds: list[Entry], target: float) -> dict[str, float | None] | None:
     """The round of the first hit, and the first in which the mean of five scores hits; or None."""
     if not target:
         return None
-    scored = [entry for entry in rounds if entry.get("accuracy") is not None]
-    accuracies = [entry["accuracy"] for entry in scored]
+    scored = [(entry.round, entry.accuracy) for entry in rounds if entry.accuracy is not None]
+    accuracies = [accuracy for _, accuracy in scored]
     hits = {"first": rounds_to(accuracies, target), "mean5": rounds_to(accuracies, target, 5)}
-    reached = {name: scored[i - 1]["round"] if i else None for name, i in hits.items()}
+    reached = {name: scored[i - 1][0] if i else None for name, i in hits.items()}
     return {"target": target, **reached}
 
 
-def _cost(rounds: list[Entry]) -> dict[str, Any] | None:
+def _cost(rounds: list[Entry]) -> dict[str, float] | None:
     """Numbers by the literature's formula, bytes that travelled for them, bytes per number."""
-    costs = [entry["cost"] for entry in rounds if entry.get("cost")]
+    costs = [entry.cost for entry in rounds if entry.cost]
     if not costs:
         return None
-    numbers, sent = (sum(cost[name] for cost in costs) for name in ("numbers", "bytes"))
+    numbers, sent = sum(cost.numbers for cost in costs), sum(cost.bytes for cost in costs)
     return {"numbers": numbers, "bytes": sent, "bytes_per_number": round(sent / numbers, 4)}
 
 
-def _sums(entries: list[Entry], key: str) -> dict[str, Any]:
-    total: dict[str, Any] = {}
-    for entry in entries:
-        for name, value in entry[key].items():
-            total[name] = total.get(name, 0) + value
+def _sums(parts: Iterable[Mapping[str, N]]) -> dict[str, N]:
+    total: dict[str, N] = {}
+    for part in parts:
+        for name, value in part.items():
+            total[name] = total[name] + value if name in total else value
     return total

@@ -16,18 +16,16 @@ from torch import Tensor
 from common import optimise, seeds, tree
 from common.fit import fit
 from common.losses import hard_samples
-from common.methods import fedftg as contract
+from common.methods.fedftg import Options, Up
 from common.models.batchnorm import batch_statistics
 from common.models.generator import Generator
 from common.records import Records, StateDict
-from server_app.combine.averaging import average
-from server_app.global_model import GlobalModel
-from server_app.method import Metrics, mean_metrics
-from server_app.talk.census import Client
+from server_app.averaged import Averaged
+from server_app.method import Client, Metrics, Ups
 
 
 @final
-class Memory(Records):
+class State(Records):
     """What round t + 1 depends on."""
 
     w: StateDict
@@ -35,24 +33,23 @@ class Memory(Records):
 
 
 @final
-class FedFTG(GlobalModel[contract.Up]):
+class FedFTG(Averaged[Options, Up]):
     """w ← Σ p_k w_k, then θ learns what w does not know and w learns it from the w_k."""
 
-    answers, keeps = contract.Up, Memory
+    answers, keeps = Up, State
 
     def prepare(self) -> None:
         super().prepare()
-        self.options: contract.Config = self.config.method
-        o, data = self.options, self.dataset
-        with seeds.scope(self.config.run.seed, "init", "generator"):
+        g, task = self.config.generator, self.task
+        with seeds.scope(task.seed, "init", "generator"):
             self.generator = Generator(
-                o.latent + data.num_classes,
-                data.shape,
-                mean=data.mean,
-                std=data.std,
-                width=o.generator_width,
+                g.latent + task.num_classes,
+                task.shape,
+                mean=task.mean,
+                std=task.std,
+                width=g.width,
             )
-        self.generator.to(self.device).train()
+        self.generator.to(task.device).train()
         self.theta = tree.snapshot(self.generator)
 
     def begin(self, clients: Sequence[Client]) -> None:
@@ -63,42 +60,32 @@ class FedFTG(GlobalModel[contract.Up]):
                 )
         super().begin(clients)
 
-    def down(self, t: int) -> contract.Down:
-        return contract.Down(experiment=self.experiment, t=t, w=self.w)
+    def after(self, t: int, ups: Ups[Up]) -> Metrics:
+        return self._fine_tune(t, ups) if self.options.iterations else {}
 
-    def check(self, client: Client, up: contract.Up) -> None:
-        tree.check_like(up.w, self.w, "w")
-
-    def step(self, t: int, ups: list[tuple[Client, contract.Up]]) -> Metrics:
-        metrics, sizes = mean_metrics(ups), [client.n for client, _ in ups]
-        self.w = average([up.w for _, up in ups], sizes, self.w, self.options, self.net)
-        if self.options.iterations:
-            metrics |= self._fine_tune(t, ups)
-        return metrics
-
-    def _fine_tune(self, t: int, ups: list[tuple[Client, contract.Up]]) -> Metrics:
+    def _fine_tune(self, t: int, ups: Ups[Up]) -> Metrics:
         """Algorithm 1, the server's iterations."""
-        o, run = self.options, self.config.run
-        counts = torch.tensor([client.peer.counts for client, _ in ups], dtype=torch.float64)
-        p, alpha = (x.to(self.device) for x in label_weights(counts))
+        o, g, task = self.options, self.config.generator, self.task
+        counts = torch.tensor([client.peer.counts for client in ups.clients], dtype=torch.float64)
+        p, alpha = (x.to(task.device) for x in label_weights(counts))
         teachers = [self.build(self.global_spec, up.w).eval() for _, up in ups]
         for teacher in teachers:
             teacher.requires_grad_(False)
         student = self.build(self.global_spec, self.w)
         self.generator.load_state_dict(self.theta)
-        adam = optimise.make(self.generator.parameters(), "adam", o.generator_lr)
+        adam = optimise.make(self.generator.parameters(), "adam", g.lr)
         sgd = optimise.make(student.parameters(), "sgd", o.server_lr, momentum=o.server_momentum)
-        draw = seeds.stream(run.seed, "fakes", t, device=self.device)
+        draw = seeds.stream(task.seed, "fakes", t, device=task.device)
 
         def latents(count: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
             """z [Q, latent], y [Q] and the number of the batch."""
             for i in range(count):
-                z = torch.randn(o.generated, o.latent, generator=draw, device=self.device)
+                z = torch.randn(o.generated, g.latent, generator=draw, device=task.device)
                 y = torch.multinomial(p, o.generated, replacement=True, generator=draw)
                 yield z, y, torch.tensor(i)
 
         def imagine(z: Tensor, y: Tensor) -> Tensor:
-            one_hot = F.one_hot(y, self.dataset.num_classes).to(z.dtype)
+            one_hot = F.one_hot(y, task.num_classes).to(z.dtype)
             x: Tensor = self.generator(torch.cat([z, one_hot], dim=1))
             return x
 
@@ -122,7 +109,7 @@ class FedFTG(GlobalModel[contract.Up]):
 
         found, learnt = 0.0, 0.0
         with ExitStack() as stack:
-            stack.enter_context(seeds.scope(run.seed, "fine-tune", t))
+            stack.enter_context(seeds.scope(task.seed, "fine-tune", t))
             for net in [student, *(teachers if o.kd_teacher_bn == "batch" else [])]:
                 stack.enter_context(batch_statistics(net))
             for _ in range(o.iterations):
@@ -132,12 +119,6 @@ class FedFTG(GlobalModel[contract.Up]):
                 learnt += fit(sgd, latents(o.student_steps), student_loss)["loss"]
         self.w, self.theta = tree.snapshot(student), tree.snapshot(self.generator)
         return {"generator_loss": found / o.iterations, "distill_loss": learnt / o.iterations}
-
-    def state(self) -> Memory:
-        return Memory(w=self.w, theta=self.theta)
-
-    def restore(self, state: Memory) -> None:
-        self.w, self.theta = state.w, state.theta
 
 
 def label_weights(counts: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,46 +7,27 @@ from __future__ import annotations
 
 from typing import final
 
-from common import tree
 from common.losses.distillation import kl
-from common.methods import fedftg_noise as contract
+from common.methods.fedftg_noise import Options, Up
 from common.records import StateDict
-from server_app.combine.averaging import average
+from server_app.averaged import Averaged
 from server_app.distil.noise import distil, weighted
-from server_app.global_model import GlobalModel
-from server_app.method import Metrics, mean_metrics
-from server_app.talk.census import Client
+from server_app.method import Metrics, Ups
 
 
 @final
-class FedFTGNoise(GlobalModel[contract.Up]):
+class FedFTGNoise(Averaged[Options, Up]):
     """w ← w + η Σ (w_i − w), then w ← w − η_s ∇ 1/K Σ_i KL(C(z; w_i) → S(z; w))."""
 
-    answers = contract.Up
+    answers = Up
 
-    def prepare(self) -> None:
-        super().prepare()
-        self.options: contract.Config = self.config.method
+    def combine(self, ups: Ups[Up], previous: StateDict) -> StateDict:
+        return towards(previous, super().combine(ups, previous), self.options.aggregate_lr)
 
-    def down(self, t: int) -> contract.Down:
-        return contract.Down(experiment=self.experiment, t=t, w=self.w)
-
-    def check(self, client: Client, up: contract.Up) -> None:
-        tree.check_like(up.w, self.w, "w")
-
-    def step(self, t: int, ups: list[tuple[Client, contract.Up]]) -> Metrics:
-        o = self.options
-        sizes = [client.n for client, _ in ups]
-        mean = average([up.w for _, up in ups], sizes, self.w, o, self.net)
-        self.w = towards(self.w, mean, o.aggregate_lr)
+    def after(self, t: int, ups: Ups[Up]) -> Metrics:
         teachers = [(self.global_spec, up.w) for _, up in ups]
-        transfer = weighted(kl, [1 / len(ups)] * len(ups), o.kd_temperature)
-        self.w, loss = distil(self, t, self.w, teachers, transfer)
-        return {**mean_metrics(ups), "distill_loss": loss}
-
-    @property
-    def eval_bn(self) -> str:
-        return self.options.eval_bn
+        transfer = weighted(kl, [1 / len(ups)] * len(ups), self.config.noise.temperature)
+        return {"distill_loss": distil(self, t, teachers, transfer)}
 
 
 def towards(w: StateDict, mean: StateDict, step: float) -> StateDict:

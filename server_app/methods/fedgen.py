@@ -15,13 +15,11 @@ from torch import Tensor
 from common import optimise, seeds, tree
 from common.fit import Loss, fit
 from common.losses.diversity import diversity
-from common.methods.fedgen import Config, Down, Up
-from common.models.feature_generator import FeatureGenerator
+from common.methods.fedgen import Down, Options, Up
+from common.models.feature_generator import new_feature_generator
 from common.records import Records, StateDict
-from server_app.combine.averaging import average
-from server_app.global_model import GlobalModel
-from server_app.method import Metrics, mean_metrics
-from server_app.talk.census import Client
+from server_app.averaged import Averaged
+from server_app.method import Client, Metrics, Ups
 
 
 @final
@@ -33,60 +31,47 @@ class State(Records):
 
 
 @final
-class FedGen(GlobalModel[Up]):
+class FedGen(Averaged[Options, Up]):
     """w ← Σ_k p_k w_k;  G learns features that the clients' heads call ŷ."""
 
     answers, keeps = Up, State
 
     def prepare(self) -> None:
         super().prepare()
-        o: Config = self.config.method
-        self.options = o
-        with seeds.scope(self.config.run.seed, "init", "generator"):
-            self.generator = FeatureGenerator(
-                o.noise_size, self.dataset.num_classes, self.net.head.in_features, o.hidden
-            ).to(self.device)
-        self.optimizer = optimise.make(self.generator.parameters(), "adam", o.generator_lr)
+        o = self.options
+        generator = new_feature_generator(self.task, self.net, o.noise_size, o.hidden)
+        self.generator = generator.to(self.task.device)
+        self.adam = optimise.make(generator.parameters(), "adam", self.config.generator.lr)
         self.counts: dict[int, list[int]] = {}  #: samples of each class, by client
 
     def down(self, t: int) -> Down:
         if t == 1:
-            return Down(experiment=self.experiment, t=t, w=self.w, generator=None, histogram=None)
-        return Down(
-            experiment=self.experiment,
-            t=t,
-            w=self.w,
-            generator=tree.snapshot(self.generator),
-            histogram=self._histogram().float(),
-        )
+            return Down(w=self.w, generator=None, histogram=None)
+        histogram = self._histogram().float()
+        return Down(w=self.w, generator=tree.snapshot(self.generator), histogram=histogram)
 
     def check(self, client: Client, up: Up) -> None:
-        tree.check_like(up.w, self.w, "w")
-        if len(up.counts) != self.dataset.num_classes or sum(up.counts) != client.n:
+        super().check(client, up)
+        classes = self.task.num_classes
+        if len(up.counts) != classes or sum(up.counts) != client.n:
             raise ValueError(
-                f"counts {up.counts} are not those of {client.n} samples of "
-                f"{self.dataset.num_classes} classes"
+                f"counts {up.counts} are not those of {client.n} samples of {classes} classes"
             )
 
-    def step(self, t: int, ups: list[tuple[Client, Up]]) -> Metrics:
-        sizes = [client.n for client, _ in ups]
-        self.w = average([up.w for _, up in ups], sizes, self.w, self.options, self.net)
+    def after(self, t: int, ups: Ups[Up]) -> Metrics:
         self.counts |= {client.k: up.counts for client, up in ups}
-        trained = fit(
-            self.optimizer, self._noise(t), self._loss(ups), precision=self.config.run.precision
-        )
-        return {**mean_metrics(ups), "generator_loss": trained["loss"]}
+        loss, precision = self._loss(ups), self.config.run.precision
+        trained = fit(self.adam, self._noise(t), loss, precision=precision)
+        return {"generator_loss": trained["loss"]}
 
-    def _loss(self, ups: list[tuple[Client, Up]]) -> Loss:
+    def _loss(self, ups: Ups[Up]) -> Loss:
         """What G descends, given the heads of the active clients."""
-        o = self.options
-        heads = [
-            (up.w["head.weight"].to(self.device), up.w["head.bias"].to(self.device))
-            for _, up in ups
-        ]
-        sizes = [float(client.n if o.weights == "samples" else 1) for client, _ in ups]
-        p = torch.tensor(sizes, device=self.device) / sum(sizes)
-        counts = torch.tensor([up.counts for _, up in ups], device=self.device)
+        o, device = self.options, self.task.device
+        heads = [(up.w["head.weight"].to(device), up.w["head.bias"].to(device)) for _, up in ups]
+        by_samples = self.config.average.weights == "samples"
+        sizes = [float(n if by_samples else 1) for n in ups.sizes]
+        p = torch.tensor(sizes, device=device) / sum(sizes)
+        counts = torch.tensor([up.counts for _, up in ups], device=device)
         alpha = counts / counts.sum(0).clamp_min(1)  # [k, C]
         self.generator.train()
 
@@ -104,9 +89,9 @@ class FedGen(GlobalModel[Up]):
 
     def _noise(self, t: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches (z, ŷ)."""
-        o = self.options
-        draw = seeds.stream(self.config.run.seed, "noise", t, device=self.device)
-        p = self._histogram().to(self.device)
+        o, device = self.options, self.task.device
+        draw = seeds.stream(self.task.seed, "noise", t, device=device)
+        p = self._histogram().to(device)
         for _ in range(o.server_steps):
             z = self.generator.latents(o.server_batch_size, o.noise, draw)
             yield z, torch.multinomial(p, o.server_batch_size, replacement=True, generator=draw)
@@ -117,14 +102,11 @@ class FedGen(GlobalModel[Up]):
         return total / total.sum()
 
     def state(self) -> State:
-        return State(
-            w=self.w,
-            generator=tree.snapshot(self.generator),
-            adam=optimise.moments(self.optimizer),
-            counts=self.counts,
-        )
+        generator, adam = tree.snapshot(self.generator), optimise.moments(self.adam)
+        return State(w=self.w, generator=generator, adam=adam, counts=self.counts)
 
-    def restore(self, state: State) -> None:
+    def restore(self, state: Records) -> None:
+        assert isinstance(state, State)
         self.w, self.counts = state.w, state.counts
         self.generator.load_state_dict(state.generator)
-        optimise.restore_moments(self.optimizer, state.adam)
+        optimise.restore_moments(self.adam, state.adam)

@@ -8,12 +8,10 @@ from __future__ import annotations
 from typing import final
 
 from common import tree
-from common.methods.fedgkd import Config, Down, Up
+from common.methods.fedgkd import Down, Options, Up
 from common.records import Records, StateDict
-from server_app.combine.averaging import average
-from server_app.global_model import GlobalModel
-from server_app.method import Metrics, mean_metrics
-from server_app.talk.census import Client
+from server_app.averaged import Averaged
+from server_app.method import Metrics, Ups
 
 
 @final
@@ -23,33 +21,21 @@ class State(Records):
 
 
 @final
-class FedGKD(GlobalModel[Up]):
+class FedGKD(Averaged[Options, Up]):
     """w ← Σ_{k∈S_t} p_k w_k;  w̄ ← the mean of the last M of these."""
 
     answers, keeps = Up, State
 
     def prepare(self) -> None:
         super().prepare()
-        self.options: Config = self.config.method
         self.buffer: list[StateDict] = []  #: oldest first
 
     def down(self, t: int) -> Down:
         full = len(self.buffer) == self.options.buffer
         teaches = bool(self.buffer) and (full or not self.options.wait_full)
         teacher = tree.mean(self.buffer, [1] * len(self.buffer)) if teaches else None
-        return Down(experiment=self.experiment, t=t, w=self.w, teacher=teacher)
+        return Down(w=self.w, teacher=teacher)
 
-    def check(self, client: Client, up: Up) -> None:
-        tree.check_like(up.w, self.w, "w")
-
-    def step(self, t: int, ups: list[tuple[Client, Up]]) -> Metrics:
-        sizes = [client.n for client, _ in ups]
-        self.w = average([up.w for _, up in ups], sizes, self.w, self.options, self.net)
+    def after(self, t: int, ups: Ups[Up]) -> Metrics:
         self.buffer = [*self.buffer, self.w][-self.options.buffer :]
-        return mean_metrics(ups)
-
-    def state(self) -> State:
-        return State(w=self.w, buffer=self.buffer)
-
-    def restore(self, state: State) -> None:
-        self.w, self.buffer = state.w, state.buffer
+        return {}

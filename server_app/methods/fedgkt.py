@@ -13,15 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common import communication, optimise, seeds, tree
-from common.fit import fit
+from common import communication, seeds, tree
 from common.losses.distillation import kl
-from common.methods.fedgkt import Config, Down, Up
+from common.methods.fedgkt import Down, Options, Up
 from common.models.classifier import Split
 from common.models.edge import behind, feature_shape, splittable
 from common.records import Records, StateDict
-from server_app.method import Method, Metrics, mean_metrics
-from server_app.talk.census import Client
+from server_app.method import Client, Method, Metrics, Ups
 
 
 @final
@@ -31,7 +29,7 @@ class State(Records):
 
 
 @final
-class FedGKT(Method[Up]):
+class FedGKT(Method[Options, Up]):
     """f_s ← f_s − η ∇ Σ_k T² KL(z_c → f_s(H)) + α CE(f_s(H), y);  z_s = f_s(H)."""
 
     answers, keeps = Up, State
@@ -39,7 +37,7 @@ class FedGKT(Method[Up]):
     def prepare(self) -> None:
         super().prepare()
         self.net: Split = splittable(self.build(self.global_spec))
-        self.features = feature_shape(self.net, self.dataset.shape)
+        self.features = feature_shape(self.net, self.task.shape)
         self.w = tree.snapshot(self.net)
         self.z: dict[int, Tensor] = {}
 
@@ -47,7 +45,7 @@ class FedGKT(Method[Up]):
         super().begin(clients)
         for client in clients:
             self.check_size(client)
-            theirs = feature_shape(splittable(self.build(client.model)), self.dataset.shape)
+            theirs = feature_shape(splittable(self.build(client.model)), self.task.shape)
             if theirs != self.features:
                 raise ValueError(
                     f"client {client.k}: {client.model} has features {theirs}, "
@@ -55,10 +53,10 @@ class FedGKT(Method[Up]):
                 )
 
     def down(self, t: int) -> Callable[[Client], Down]:
-        return lambda client: Down(experiment=self.experiment, t=t, z=self.z.get(client.k))
+        return lambda client: Down(z=self.z.get(client.k))
 
     def check(self, client: Client, up: Up) -> None:
-        n, classes = client.n, self.dataset.num_classes
+        n, classes = client.n, self.task.num_classes
         for what, got, expected in (
             ("h", tuple(up.h.shape), (n, *self.features)),
             ("z", tuple(up.z.shape), (n, classes)),
@@ -71,65 +69,47 @@ class FedGKT(Method[Up]):
         if int(up.y.min()) < 0 or int(up.y.max()) >= classes:
             raise ValueError(f"y has label {int(up.y.max())}; there are 0 to {classes - 1}")
 
-    def step(self, t: int, ups: list[tuple[Client, Up]]) -> Metrics:
-        o: Config = self.config.method
-        train = self.config.train
-        h = torch.cat([up.h for _, up in ups]).to(self.device)
-        z_c = torch.cat([up.z for _, up in ups]).to(self.device)
-        y = torch.cat([up.y for _, up in ups]).to(self.device)
+    def step(self, t: int, ups: Ups[Up]) -> Metrics:
+        o, device = self.options, self.task.device
+        h = torch.cat([up.h for _, up in ups]).to(device)
+        z_c = torch.cat([up.z for _, up in ups]).to(device)
+        y = torch.cat([up.y for _, up in ups]).to(device)
         self.net.load_state_dict(self.w)
         self.net.train()
-        optimizer = optimise.make(
-            (p for name, p in self.net.named_parameters() if self.net.part(name) != "extractor"),
-            train.optimizer,
-            train.lr,
-            momentum=train.momentum,
-            weight_decay=train.weight_decay,
-        )
+        named = self.net.named_parameters()
+        behind_it = [p for name, p in named if self.net.part(name) != "extractor"]
 
         def loss(rows: Tensor) -> Tensor:
             z_s, T = behind(self.net, h[rows]), o.temperature
             return T**2 * kl(z_c[rows], z_s, T) + o.alpha * F.cross_entropy(z_s, y[rows])
 
-        metrics = fit(
-            optimizer,
-            self._rows(t, len(y)),
-            loss,
-            clip=train.clip,
-            precision=self.config.run.precision,
-        )
+        metrics = self.task.fit(behind_it, self._rows(t, len(y)), loss)
         self.w = tree.snapshot(self.net)
         for client, up in ups:
             self.z[client.k] = self._logits(up.h)
-        return mean_metrics(ups) | {"server_loss": metrics["loss"]}
+        return {"server_loss": metrics["loss"]}
 
     def _rows(self, t: int, n: int) -> Iterator[tuple[Tensor]]:
         """Batches of row numbers; a last one of a single row is left out, for BatchNorm's sake."""
-        generator = seeds.stream(self.config.run.seed, "batches", "server", t)
-        for _ in range(self.config.method.server_epochs):
+        generator = seeds.stream(self.task.seed, "batches", "server", t)
+        for _ in range(self.options.server_epochs):
             for rows in torch.randperm(n, generator=generator).split(self.config.train.batch_size):
                 if len(rows) > 1:
-                    yield (rows.to(self.device),)
+                    yield (rows.to(self.task.device),)
 
     @torch.no_grad()
     def _logits(self, h: Tensor) -> Tensor:
         self.net.eval()
-        parts = h.split(self.config.score.batch_size)
-        return torch.cat([behind(self.net, part.to(self.device)).float().cpu() for part in parts])
+        parts = (part.to(self.task.device) for part in h.split(self.config.score.batch_size))
+        return torch.cat([behind(self.net, part).float().cpu() for part in parts])
 
-    def numbers(self, ups: list[tuple[Client, Up]]) -> int:
+    def numbers(self, ups: Ups[Up]) -> int:
         """Equation 7 for one round, each client with its own samples."""
-        C, features = self.dataset.num_classes, math.prod(self.features)
-        return sum(communication.fedgkt(features, C, C, client.n, 1) for client, _ in ups)
+        C, features = self.task.num_classes, math.prod(self.features)
+        return sum(communication.fedgkt(features, C, C, n, 1) for n in ups.sizes)
 
     def model(self) -> None:
         return None
 
     def ask(self) -> StateDict:
         return self.w
-
-    def state(self) -> State:
-        return State(w=self.w, z=self.z)
-
-    def restore(self, state: State) -> None:
-        self.w, self.z = state.w, state.z

@@ -5,43 +5,22 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import final
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
 from common.config import Config
 from common.protocol import Hello, Peer
+from common.task import Task
 from common.version import code_version
+from server_app.method import Client
 from server_app.stopped import Stopped
 from server_app.talk.exchange import exchange
+from server_app.talk.post import Post
 from server_app.talk.replies import open_reply
 
 ASK_AGAIN = 0.25
 LEFT = "Node Unavailable"  #: Flower's words for a node that is not connected
-
-
-@final
-@dataclass(frozen=True)
-class Client:
-    """Client k as the census found it, and the node that runs it now."""
-
-    peer: Peer
-    node: int
-
-    @property
-    def k(self) -> int:
-        return self.peer.k
-
-    @property
-    def n(self) -> int:
-        """Local training samples n_k."""
-        return self.peer.n
-
-    @property
-    def model(self) -> str:
-        return self.peer.model
 
 
 def wait_for_nodes(
@@ -74,52 +53,50 @@ def wait_for_nodes(
     return online
 
 
-def take_census(
-    grid: Grid, nodes: list[int], config: Config, experiment: str, task: str
-) -> list[Client]:
+def take_census(grid: Grid, nodes: list[int], post: Post, task: Task) -> list[Client]:
     """Ask every node who it is; clients in order of k.
 
     Raises ``Stopped`` naming the client for: no good answer, an id that two nodes claim or that is
     out of range, another code version, another task, classes or counts that cannot be.
     """
     clients: list[Client] = []
-    for node, reply in _hello(grid, nodes, config, experiment).items():
+    for node, reply in _hello(grid, nodes, post).items():
         try:
-            clients.append(Client(open_reply(reply, Peer, config), node))
+            clients.append(Client(open_reply(reply, Peer, post.config), node))
         except ValueError as error:
             raise Stopped(f"census: node {node}: {error}") from error
     peers = [client.peer for client in clients]
-    check_peers(peers, len(nodes), experiment, task, config.run.max_samples)
+    check_peers(peers, len(nodes), post.experiment, task, post.config.run.max_samples)
     return sorted(clients, key=lambda client: client.k)
 
 
-def _hello(grid: Grid, nodes: list[int], config: Config, experiment: str) -> dict[int, Message]:
+def _hello(grid: Grid, nodes: list[int], post: Post) -> dict[int, Message]:
     """Everybody's answer, by node. A node that has just left is waited for, as before the census:
     it may be one that signs on and off while it starts.
     """
     start, answers = time.monotonic(), dict[int, Message]()
     while True:
-        hello = Hello(experiment=experiment, clients=len(nodes)).pack()
+        hello = post.pack(Hello(clients=len(nodes)), 0)
         asked = {
             i: Message(hello, node, "query.hello")
             for i, node in enumerate(nodes)
             if node not in answers
         }
-        replies, failures = exchange(grid, asked, config.run.timeout, 0)
+        replies, failures = exchange(grid, asked, post.config.run.timeout, 0)
         answers |= {nodes[i]: reply for i, reply in replies.items()}
         if not failures:
             return {node: answers[node] for node in nodes}
         first = next((each for each in failures if LEFT not in each.reason), failures[0])
-        if LEFT not in first.reason or time.monotonic() - start > config.run.wait:
+        if LEFT not in first.reason or time.monotonic() - start > post.config.run.wait:
             raise Stopped(f"census: node {nodes[first.k]} answered: {first.reason}")
         size = len(nodes)
-        nodes = wait_for_nodes(grid, config)
+        nodes = wait_for_nodes(grid, post.config)
         if len(nodes) != size:  # only with clients = 0; everybody was told another number
             answers = {}
 
 
 def check_peers(
-    peers: list[Peer], size: int, experiment: str, task: str, max_samples: int = 2**40
+    peers: list[Peer], size: int, experiment: str, task: Task, max_samples: int = 2**40
 ) -> None:
     """Raise ``Stopped`` unless the peers are clients 0 … size−1 of this experiment and task."""
     claimed = Counter(peer.k for peer in peers)
@@ -131,11 +108,11 @@ def check_peers(
         for what, theirs, ours in (
             ("experiment", peer.experiment, experiment),
             ("code version", peer.version, code_version()),
-            ("task (shape/classes/names)", peer.task, task),
+            ("task (shape/classes/names)", peer.task, task.fingerprint),
         ):
             if theirs != ours:
                 raise Stopped(f"census: client {peer.k} has {what} {theirs!r}, the server {ours!r}")
-        if wrong := _wrong_numbers(peer, int(task.split("/")[1]), max_samples):
+        if wrong := _wrong_numbers(peer, task.num_classes, max_samples):
             raise Stopped(f"census: client {peer.k} {wrong}")
     prints = Counter(peer.public for peer in peers)
     if len(prints) > 1:

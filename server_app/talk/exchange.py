@@ -9,15 +9,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import final
 
 import grpc
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from common.flower import halfway as arrival
-from common.flower.rpc import details
+from common.flower.rpc import HALFWAY, details, whole_by
+from common.journal import Failure
 from server_app.stopped import Stopped
 
 FIRST_POLL, LAST_POLL = 0.005, 0.1
@@ -26,16 +24,6 @@ UNAVAILABLE = 3  #: Flower's code for what has outlived its ttl, and for a reply
 LATE = 30.0  #: seconds of ttl beyond the timeout: whole replies may wait behind half ones
 
 log = logging.getLogger("flwr.fedmosaic")
-
-
-@final
-@dataclass(frozen=True)
-class Failure:
-    """Client k did not answer round t well; ``reason`` is one line for the journal."""
-
-    k: int
-    round: int
-    reason: str
 
 
 def exchange(
@@ -58,7 +46,7 @@ def exchange(
         if sent:
             waiting[sent] = k
         else:
-            failures.append(Failure(k, t, "the message could not be delivered"))
+            failures.append(Failure(k=k, round=t, reason="the message could not be delivered"))
     silent = f"no reply within {timeout:g} s"
     deadline, pause = time.monotonic() + timeout, FIRST_POLL
     over = False  # once more after the deadline: one that stopped halfway may have held up others
@@ -66,21 +54,23 @@ def exchange(
         over = time.monotonic() >= deadline
         arrived, unreadable = pull(grid, list(waiting), deadline)
         for name, reason in unreadable.items():
-            failures.append(Failure(waiting.pop(name), t, reason))
+            failures.append(Failure(k=waiting.pop(name), round=t, reason=reason))
         for reply in arrived:
             k = waiting.pop(reply.metadata.reply_to_message_id, -1)
             if k < 0:  # a second reply to the same message, or one to nothing that was asked
                 continue
             if reply.has_error():
-                failures.append(Failure(k, t, silent if _late(reply) else _reason(reply)))
+                reason = silent if _late(reply) else _reason(reply)
+                failures.append(Failure(k=k, round=t, reason=reason))
             elif reply.metadata.src_node_id != messages[k].metadata.dst_node_id:
-                failures.append(Failure(k, t, "another node answered in its place"))
+                reason = "another node answered in its place"
+                failures.append(Failure(k=k, round=t, reason=reason))
             else:
                 replies[k] = reply
         pause = FIRST_POLL if arrived else min(1.5 * pause, LAST_POLL)
         if waiting and not over:
             time.sleep(pause)
-    failures += [Failure(k, t, silent) for k in waiting.values()]
+    failures += [Failure(k=k, round=t, reason=silent) for k in waiting.values()]
     return dict(sorted(replies.items())), sorted(failures, key=lambda failure: failure.k)
 
 
@@ -101,13 +91,13 @@ def push(grid: Grid, messages: Iterable[Message], t: int) -> list[str]:
 def pull(grid: Grid, names: list[str], deadline: float) -> tuple[list[Message], dict[str, str]]:
     """What has arrived of the replies to ``names``, and which cannot be read, with the reason.
 
-    A reply that has begun to arrive is waited for until ``deadline``, see ``arrival``.
+    A reply that has begun to arrive is waited for until ``deadline``, see ``whole_by``.
 
     One reply that Flower cannot put together makes it drop all that it pulled at once; then the
     replies are pulled one by one, so that the others are lost only if Flower has them no more.
     """
     try:
-        with arrival.bounded(deadline):
+        with whole_by(deadline):
             return list(grid.pull_messages(names)), {}
     except grpc.RpcError:
         raise
@@ -118,7 +108,7 @@ def pull(grid: Grid, names: list[str], deadline: float) -> tuple[list[Message], 
     lost: dict[str, str] = {}
     for name in names:
         try:
-            with arrival.bounded(deadline):
+            with whole_by(deadline):
                 found = list(grid.pull_messages([name]))
             for reply in found:
                 if reply.has_error():
@@ -143,7 +133,7 @@ def one_line(text: str) -> str:
 def _late(reply: Message) -> bool:
     """Whether an error reply says that nothing had come when the message's time was over."""
     said = reply.error.reason or ""
-    return bool(reply.error.code == UNAVAILABLE and arrival.HALFWAY not in said)
+    return bool(reply.error.code == UNAVAILABLE and HALFWAY not in said)
 
 
 def _reason(reply: Message) -> str:

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any, final
+from typing import final
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from common.journal import Failure
 from common.protocol import Hello, Peer
-from server_app.method import Method
-from server_app.talk.census import Client
-from server_app.talk.exchange import Failure, exchange, pull, push
+from server_app.method import Client
+from server_app.talk.exchange import exchange, pull, push
+from server_app.talk.post import Post
 from server_app.talk.replies import open_reply
 
 CURIOSITY = 10.0  #: seconds for the rest of an answer of which a part is there
@@ -28,68 +29,69 @@ log = logging.getLogger("flwr.fedmosaic")
 
 @final
 class Readmission:
-    """Keeps ``method.clients`` at the nodes where the clients are now."""
+    """Says at which nodes the clients are now."""
 
-    def __init__(self, method: Method[Any], grid: Grid) -> None:
-        self.method, self.grid = method, grid
-        self.patience = min(method.config.run.timeout, method.config.run.wait)
+    def __init__(self, post: Post, grid: Grid) -> None:
+        self.post, self.grid, self.run = post, grid, post.config.run
+        self.patience = min(self.run.timeout, self.run.wait)
         self.refused: set[int] = set()  #: nodes that will not be asked again
         self.asked: dict[str, int] = {}  #: messages whose answers no round waits for; their nodes
 
-    def renew(self, t: int) -> list[Failure]:
-        """Before round t: ask the nodes that nobody knows, if a client is gone. Whoever claims a
-        client's place and must not have it is a failure for the journal, once.
+    def renew(self, t: int, clients: list[Client]) -> tuple[list[Client], list[Failure]]:
+        """The clients before round t, and what the journal hears of strangers.
+
+        If a client is gone the nodes that nobody knows are asked. Whoever claims a client's place
+        and must not have it is a failure, once.
 
         With ``rebind = false`` nobody waits for what they say: it is for the journal only, of the
         round before which it is there.
         """
-        clients, online = self.method.clients, set(self.grid.get_node_ids())
+        online = set(self.grid.get_node_ids())
         lost = {client.k: client for client in clients if client.node not in online}
         known = {client.node for client in clients} | self.refused | set(self.asked.values())
         strangers = sorted(online - known) if lost else []
-        ask = self._ask if self.method.config.run.rebind else self._overhear
+        hello = self._hello(strangers, len(clients))
+        ask = self._ask if self.run.rebind else self._overhear
         failures: list[Failure] = []
-        for node, peer in self._read(ask(strangers, t)).items():
-            if why := self._why_not(peer):
+        for node, peer in self._read(ask(strangers, hello, t)).items():
+            if why := self._why_not(peer, clients):
                 self.refused.add(node)
                 reason = f"node {node} claims its place and is refused: {why}"
                 log.warning("client %d: %s", peer.k, reason)
-                failures.append(Failure(peer.k, t, reason))
+                failures.append(Failure(k=peer.k, round=t, reason=reason))
             elif peer.k in lost:  # otherwise its old node is not known to be gone yet
                 lost[peer.k] = Client(peer, node)
-        self.method.clients = [lost.get(client.k, client) for client in clients]
-        return failures
+        return [lost.get(client.k, client) for client in clients], failures
 
-    def _why_not(self, peer: Peer) -> str:
+    def _why_not(self, peer: Peer, clients: list[Client]) -> str:
         """Why a node must not have the place it claims; empty if it may."""
-        clients = self.method.clients
         if peer.k >= len(clients):
             return f"there are {len(clients)} clients"
         node = clients[peer.k].node
-        if not self.method.config.run.rebind:
+        if not self.run.rebind:
             return f"it belongs to node {node} (rebind = false)"
         if peer != clients[peer.k].peer:
             return f"it is not what node {node} said in the census"
         return ""
 
-    def _hello(self, nodes: list[int]) -> dict[int, Message]:
-        hello = Hello(experiment=self.method.experiment, clients=len(self.method.clients)).pack()
+    def _hello(self, nodes: list[int], clients: int) -> dict[int, Message]:
+        hello = self.post.pack(Hello(clients=clients), 0)
         return {
             i: Message(hello, node, "query.hello", ttl=self.patience)
             for i, node in enumerate(nodes)
         }
 
-    def _ask(self, nodes: list[int], t: int) -> dict[int, Message]:
+    def _ask(self, nodes: list[int], hello: dict[int, Message], t: int) -> dict[int, Message]:
         """The answers of nodes one of which may be a lost client."""
         if not nodes:
             return {}
-        replies, _ = exchange(self.grid, self._hello(nodes), self.patience, t)
+        replies, _ = exchange(self.grid, hello, self.patience, t)
         return {nodes[i]: reply for i, reply in replies.items()}
 
-    def _overhear(self, nodes: list[int], t: int) -> dict[int, Message]:
+    def _overhear(self, nodes: list[int], hello: dict[int, Message], t: int) -> dict[int, Message]:
         """The answers that are there now, of these nodes and of those asked earlier."""
         if nodes:
-            names = push(self.grid, self._hello(nodes).values(), t)
+            names = push(self.grid, hello.values(), t)
             self.asked |= {name: node for name, node in zip(names, nodes, strict=True) if name}
         if not self.asked:
             return {}
@@ -112,7 +114,7 @@ class Readmission:
         answers: dict[int, Peer] = {}
         for node, reply in sorted(replies.items()):
             try:
-                answers[node] = open_reply(reply, Peer, self.method.config)
+                answers[node] = open_reply(reply, Peer, self.post.config)
             except ValueError as error:
                 log.warning("node %d: %s", node, error)
                 self.refused.add(node)

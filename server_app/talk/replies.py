@@ -14,8 +14,9 @@ import torch
 from flwr.app import Message
 
 from common.config import Config
+from common.journal import Failure
 from common.records import Records, count_bytes, tensors
-from server_app.talk.exchange import Failure, one_line
+from server_app.talk.exchange import one_line
 
 R = TypeVar("R", bound=Records)
 log = logging.getLogger("flwr.fedmosaic")
@@ -41,11 +42,12 @@ def judge(
         try:
             accept(k, replies[k])
         except ValueError as error:
-            failures.append(Failure(k, t, one_line(f"{what} refused: {error}")))
+            failures.append(Failure(k=k, round=t, reason=one_line(f"{what} refused: {error}")))
         except Exception as error:
             log.exception("client %d: %s refused", k, what)
             kind = type(error).__name__
-            failures.append(Failure(k, t, one_line(f"{what} refused: {kind}: {error}")))
+            reason = one_line(f"{what} refused: {kind}: {error}")
+            failures.append(Failure(k=k, round=t, reason=reason))
     return failures
 
 

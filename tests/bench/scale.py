@@ -98,7 +98,7 @@ def crowd(n: int) -> dict[str, Any]:
             idle.take()
             peak = Peak(sessions, 1.0, when=lambda: _rounds(out) >= ROUNDS - 1)
             with peak:
-                status = federation.follow(federation.submit(flat))
+                status = federation.control.follow(federation.submit(flat))
             assert status.completed, status.details
         seconds = [json.loads(line)["seconds"] for line in _journal(out)]
     return {
@@ -121,7 +121,7 @@ def payload() -> dict[str, Any]:
         flat, out = _config(HEAVY, Path(name) / "run")
         with _federation(2, out) as federation:
             with Peak(_sessions(federation), 0.3) as peak:
-                status = federation.follow(federation.submit(flat))
+                status = federation.control.follow(federation.submit(flat))
             assert status.completed, status.details
         entry = json.loads(_journal(out)[-2])
     moved = entry["bytes"]["down"] + entry["bytes"]["up"]
@@ -148,8 +148,8 @@ def _federation(n: int, out: Path) -> Federation:
 def _sessions(federation: Federation) -> dict[int, str]:
     """Session id to name of every process that the federation started."""
     names = ["superlink", "warm"]
-    names += [f"supernode-{k}" for k in range(federation.superlink.online())]
-    return {federation.pid(name): name for name in names}
+    names += [f"supernode-{k}" for k in range(federation.control.online())]
+    return {federation.processes.pid(name): name for name in names}
 
 
 def _journal(out: Path) -> list[str]:

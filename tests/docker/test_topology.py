@@ -150,7 +150,7 @@ def test_a_client_without_a_registered_key_is_refused(finished: Topology, tmp_pa
         os.chown(path, 49999, 49999)
     files = finished.files(said)
     files = replace(files, volumes={**files.volumes, "/keys": (keys.clients, True)})
-    command = [part for part in said["command"] if not part.startswith(("--seats", "--warm"))]
+    command = [part for part in said["command"] if not part.startswith(("--replicas", "--warm"))]
     process = finished.start_in(
         finished.network.host("stranger", on={"clients": []}),
         said,

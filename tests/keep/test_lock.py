@@ -11,36 +11,36 @@ import pytest
 
 from deploy.run import launch
 from server_app.keep import checkpoint
-from server_app.keep.lock import claim, claimed
+from server_app.keep.lock import held, hold
 from server_app.stopped import Stopped
 
 HOLD = (
-    "import sys, time; from pathlib import Path; from server_app.keep.lock import claim\n"
-    "with claim(Path(sys.argv[1])):\n"
+    "import sys, time; from pathlib import Path; from server_app.keep.lock import hold\n"
+    "with hold(Path(sys.argv[1])):\n"
     "    print('held', flush=True); time.sleep(600)"
 )
 
 
-def test_a_claim_is_held_against_others_and_let_go(tmp_path: Path) -> None:
-    assert not claimed(tmp_path)
-    with claim(tmp_path):
-        assert claimed(tmp_path)
+def test_a_folder_is_held_against_others_and_let_go(tmp_path: Path) -> None:
+    assert not held(tmp_path)
+    with hold(tmp_path):
+        assert held(tmp_path)
         taken = pytest.raises(ValueError, match=r"another run \(process \d+\) writes to out = ")
-        with taken, claim(tmp_path, patience=0.2):
+        with taken, hold(tmp_path, patience=0.2):
             pass
-    assert not claimed(tmp_path)
-    with claim(tmp_path):
+    assert not held(tmp_path)
+    with hold(tmp_path):
         pass
 
 
-def test_the_claim_of_a_killed_run_is_gone_with_it(tmp_path: Path) -> None:
+def test_a_killed_run_holds_nothing(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, tmp_path], stdout=subprocess.PIPE, text=True
     ) as run:
         assert run.stdout is not None and run.stdout.readline() == "held\n"
-        assert claimed(tmp_path)
+        assert held(tmp_path)
         run.kill()
-        with claim(tmp_path, patience=10.0):
+        with hold(tmp_path, patience=10.0):
             pass
 
 
@@ -52,7 +52,7 @@ def test_a_launcher_sees_that_the_server_is_gone_without_a_summary(
     finished = launch._finished(tmp_path, started)
     time.sleep(0.2)
     assert not finished(), "it has not begun yet"
-    with claim(tmp_path):
+    with hold(tmp_path):
         assert not finished()
     time.sleep(0.2)
     with pytest.raises(Stopped, match="the ServerApp ended in the middle of the run"):

@@ -131,5 +131,5 @@ def test_a_server_that_does_not_answer_is_left_to_the_supernode(keys: Certificat
 def test_a_file_that_is_no_key_is_told_with_its_name(keys: Certificates, tmp_path: Path) -> None:
     (tmp_path / "0.key").write_text("nothing")
     elsewhere = Certificates(keys.folder, tmp_path, keys.ca)
-    with pytest.raises(ValueError, match=r"0\.key is no private key"):
+    with pytest.raises(ValueError, match=r"0\.key cannot be read: it holds no OpenSSH key"):
         await_admission("127.0.0.1:1", elsewhere, 0, pytest.fail)

@@ -31,10 +31,9 @@ from deploy.flower.processes import environment, free_ports
 from deploy.flower.superlink import superlink_command
 from deploy.machines import commands as machines
 from deploy.machines import node, submit
-from deploy.machines import replicas as seats
 from deploy.machines.certificates import make
 from deploy.run.settings import resolve
-from server_app.keep.lock import claim
+from server_app.keep.lock import hold
 from tests.conftest import flat
 
 
@@ -80,10 +79,11 @@ NODE = ["node", "--superlink", "h:1", "--clients", "2", "--insecure"]
         (["certs", ""], "certs '' is not allowed; it should be a folder"),
         (["certs", __file__], "test_machines.py is not a folder"),
         (["local", "--work", f"{__file__}/below"], "test_machines.py is not a folder"),
-        ([*NODE, "--seats", __file__], f"--seats {__file__} is not allowed"),
+        ([*NODE, "--replicas", __file__], f"--replicas {__file__} is not allowed"),
+        ([*NODE, "--seats", __file__], f"--replicas {__file__} is not allowed"),
         ([*NODE, "--k", "0", "--home", __file__], f"--home {__file__} is not allowed"),
         (["register", __file__, "--insecure"], "test_machines.py is no OpenSSH public key"),
-        (NODE, "--k K or --seats"),
+        (NODE, "--k K or --replicas"),
         (
             [*NODE, "--k", "2"],
             "--k 2 is not allowed; with --clients 2 it is 0 to 1",
@@ -219,12 +219,12 @@ def test_a_resumed_run_is_not_shown_under_a_name_that_is_not_its_own(
 def test_two_local_federations_do_not_share_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(machines, "CLAIM_PATIENCE", 0.1)
+    monkeypatch.setattr(machines, "HOLD_PATIENCE", 0.1)
     with machines._alone(tmp_path):
         assert called(["local", "--work", str(tmp_path)], monkeypatch) == 1
         said = f"--work {tmp_path} is taken: another run (process {os.getpid()})"
         assert said in capsys.readouterr().err
-    with claim(tmp_path), machines._alone(tmp_path):
+    with hold(tmp_path), machines._alone(tmp_path):
         assert not (tmp_path / "certs").exists()
 
 
@@ -272,13 +272,13 @@ def test_a_node_needs_its_key_and_says_which(tmp_path: Path) -> None:
         node.command("h:9092", files, 1, 2, {})
 
 
-def test_replicas_that_share_a_folder_take_different_seats(tmp_path: Path) -> None:
-    taken = [seats.take(tmp_path / "seats", 3) for _ in range(3)]
+def test_replicas_that_share_a_folder_are_different_clients(tmp_path: Path) -> None:
+    taken = [node.lowest_free(tmp_path / "replicas", 3) for _ in range(3)]
     assert [k for k, _ in taken] == [0, 1, 2]
-    with pytest.raises(ValueError, match="all 3 seats in .* are taken"):
-        seats.take(tmp_path / "seats", 3)
+    with pytest.raises(ValueError, match="all 3 clients in .* are taken"):
+        node.lowest_free(tmp_path / "replicas", 3)
     os.close(taken[1][1])
-    k, held = seats.take(tmp_path / "seats", 3)
+    k, held = node.lowest_free(tmp_path / "replicas", 3)
     assert k == 1
     assert os.get_inheritable(held), "the program that the replica becomes must hold it too"
     for descriptor in (taken[0][1], taken[2][1], held):
@@ -339,7 +339,7 @@ def paint(folder: Path, seed: int, images: int = 12) -> Path:
 
 @pytest.mark.slow
 def test_certs_register_nodes_and_submit_make_a_federation_over_tls(tmp_path: Path) -> None:
-    certs = tmp_path / "certs"
+    certs, replicas = tmp_path / "certs", tmp_path / "replicas"
     assert fedmosaic("certs", certs, "--host", "fed.example.org", "--clients", 2).returncode == 0
     files = make(certs, [], 2)
     control, fleet = (f"127.0.0.1:{port}" for port in free_ports(2))
@@ -358,14 +358,14 @@ def test_certs_register_nodes_and_submit_make_a_federation_over_tls(tmp_path: Pa
         nodes = []
         for i, own in enumerate((["model=mlp", "memory-mb=4000"], ["model=cnn2", "device=cpu"])):
             line = [sys.executable, "-m", "deploy.cli", "node", "--superlink", fleet]
-            line += ["--ca", str(files.ca), "--seats", str(tmp_path / "seats"), "--clients", "2"]
+            line += ["--ca", str(files.ca), "--replicas", str(replicas), "--clients", "2"]
             line += ["--home", str(tmp_path / f"node{i}"), *(["--warm-start"] if i else [])]
             own += [f"data-dir={paint(tmp_path / f'images{i}', i, 12 + i)}"]
             own += [f"state-dir={tmp_path / f'state{i}'}"]
             line += [part for setting in own for part in ("-s", setting)]
             log = tmp_path / f"node{i}.log"
             nodes.append(stack.enter_context(started(line, log, dict(os.environ))))
-            while not (tmp_path / "seats" / f"{i}.lock").exists():
+            while not (replicas / f"{i}.lock").exists():
                 time.sleep(0.05)
         out = tmp_path / "out"
         values = flat(out, method="fedorion", clients=2, rounds=1, **{"state-dir": ""})

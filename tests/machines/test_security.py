@@ -58,7 +58,7 @@ class Scene:
         )
 
     def run(self, settings: dict[str, Value]) -> RunStatus:
-        return self.federation.follow(self.federation.submit(settings))
+        return self.federation.control.follow(self.federation.submit(settings))
 
     def node(self, name: str, command: list[str]) -> None:
         """Start a further SuperNode."""
@@ -115,7 +115,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         spare_nodes=True,
     ) as federation:
         scene = Scene(federation, keys, work)
-        federation.superlink.control.register(keys.public(SPARE))
+        federation.control.register(keys.public(SPARE))
         for name, command in intruders(scene, strangers).items():
             scene.node(name, [*command, "--max-retries", "1"])
         yield scene
@@ -187,7 +187,7 @@ def test_who_must_not_get_in_stays_outside_and_is_told_why(
     scene.await_log("superlink", to_the_superlink)
     entered = "SuperNode ID"  # what Flower's node says once it is in
     assert entered in scene.log("supernode-0") and entered not in said
-    assert scene.federation.superlink.online() == REGISTERED
+    assert scene.federation.control.online() == REGISTERED
 
 
 def test_a_server_whose_certificate_has_expired_is_not_talked_to(scene: Scene) -> None:
@@ -234,11 +234,11 @@ def test_a_registered_node_that_claims_a_connected_clients_partition_stops_the_c
     scene: Scene,
 ) -> None:
     scene.node("double", scene.command(SPARE, partition=0, partitions=REGISTERED + 1))
-    until(lambda: scene.federation.superlink.online() == REGISTERED + 1, 300.0)
+    until(lambda: scene.federation.control.online() == REGISTERED + 1, 300.0)
     status = scene.run({**scene.settings("double", rounds=1), "clients": REGISTERED + 1})
     assert "census: 2 nodes claim to be client 0" in status.details and not status.completed
-    os.kill(scene.federation.pid("double"), signal.SIGTERM)
-    until(lambda: scene.federation.superlink.online() == REGISTERED, 300.0)
+    os.kill(scene.federation.processes.pid("double"), signal.SIGTERM)
+    until(lambda: scene.federation.control.online() == REGISTERED, 300.0)
 
 
 def test_a_registered_node_does_not_get_the_partition_of_a_client_that_is_offline(
@@ -254,16 +254,16 @@ def test_a_registered_node_does_not_get_the_partition_of_a_client_that_is_offlin
 
     until(lambda: len(entries()) > 0, 300.0)
     scene.node("impostor", scene.command(SPARE, partition=2))
-    until(lambda: federation.superlink.online() == REGISTERED + 1, 300.0)
-    os.kill(federation.pid("supernode-2"), signal.SIGTERM)
+    until(lambda: federation.control.online() == REGISTERED + 1, 300.0)
+    os.kill(federation.processes.pid("supernode-2"), signal.SIGTERM)
 
     def claims() -> list[dict[str, Any]]:
         failures = [failure for entry in entries() for failure in entry["failures"]]
         return [failure for failure in failures if "claims its place" in failure["reason"]]
 
     until(lambda: len(claims()) > 0 and len(entries()) > claims()[0]["round"] + 1, 900.0)
-    federation.stop(run)
-    federation.follow(run)
+    federation.control.stop(run)
+    federation.control.follow(run)
     (claim,) = claims()
     assert claim["k"] == 2 and claim["reason"].endswith("(rebind = false)")
     assert [entry["replied"] for entry in entries() if entry["round"] >= claim["round"]] == [

@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from deploy.flower import tls
+from deploy.flower import admission
 from deploy.flower.control import Control
 from deploy.flower.processes import free_ports
 from deploy.machines.certificates import Certificates, make
@@ -43,28 +43,28 @@ SAID = {True: "speaks TLS: give --ca FILE", False: "does not speak TLS: is it th
 
 @pytest.mark.parametrize("spoken", [True, False])
 def test_only_the_other_kind_is_refused(addresses: dict[bool, str], spoken: bool) -> None:
-    tls.check(addresses[spoken], spoken)
+    admission.check_tls(addresses[spoken], spoken)
     with pytest.raises(RuntimeError, match=SAID[spoken].replace("?", r"\?")):
-        tls.check(addresses[spoken], not spoken)
+        admission.check_tls(addresses[spoken], not spoken)
 
 
 def test_a_server_that_is_not_there_or_hangs_up_may_be_about_to_start() -> None:
     (port,) = free_ports(1)
-    tls.check(f"127.0.0.1:{port}", True)
-    tls.check(f"[::1]:{port}", False)
+    admission.check_tls(f"127.0.0.1:{port}", True)
+    admission.check_tls(f"[::1]:{port}", False)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=lambda: listening.accept()[0].close())
         thread.start()
-        tls.check(f"127.0.0.1:{listening.getsockname()[1]}", True)
+        admission.check_tls(f"127.0.0.1:{listening.getsockname()[1]}", True)
         thread.join()
 
 
 def test_a_server_that_says_nothing_is_not_waited_for_for_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tls, "PATIENCE", 0.1)
+    monkeypatch.setattr(admission, "TLS_PATIENCE", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        tls.check(f"127.0.0.1:{listening.getsockname()[1]}", True)
+        admission.check_tls(f"127.0.0.1:{listening.getsockname()[1]}", True)
 
 
 @pytest.mark.parametrize("spoken", [True, False])

@@ -24,8 +24,8 @@ from deploy.flower.arguments import Value, check_app, config_arguments, run_conf
 from deploy.flower.control import RunStatus, run_id_from
 from deploy.flower.processes import Processes, environment, executable, free_ports, tail
 from deploy.flower.superlink import SuperLink, superlink_command
+from deploy.run import doctor
 from deploy.run import ray as simulation
-from deploy.run import runtimes
 from deploy.run.grpc import Federation, node_config, supernode_command
 from deploy.run.ray import _reason, run_simulation
 from server_app.stopped import Stopped
@@ -385,12 +385,12 @@ def test_a_superlink_that_is_slow_to_answer_is_waited_for(
 
 
 def test_the_doctor_finds_the_runtimes_of_this_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = runtimes.checks()
+    found = doctor.checks()
     assert [check for check in found["grpc"] if not check.good] == []
-    monkeypatch.setattr("deploy.run.runtimes.FLOWER_SERIES", "0.1.")
-    assert not runtimes.flower_version().good
-    assert "wanted is 0.1.x" in runtimes.flower_version().finding
-    assert [check.good for check in runtimes.programs(("flower-nothing",))] == [False]
+    monkeypatch.setattr("deploy.run.doctor.FLOWER_SERIES", "0.1.")
+    assert not doctor.flower_version().good
+    assert "wanted is 0.1.x" in doctor.flower_version().finding
+    assert not doctor.program("flower-nothing").good
 
 
 @pytest.mark.slow
@@ -409,18 +409,18 @@ def test_two_nodes_run_an_app_over_grpc_and_nothing_is_left(app: Path, tmp_path:
     ):
         with pytest.raises(ValueError, match="unknown run config key"):
             federation.submit({"typo": 1})
-        failed = federation.follow(federation.submit({"fail": True}))
+        failed = federation.control.follow(federation.submit({"fail": True}))
         assert failed.status == "finished:failed"
         assert "the server was asked to fail" in failed.details
 
         run = federation.submit({"out": str(out), "nodes": 2, "note.text": AWKWARD})
-        done = federation.follow(run, lines.append, out.exists)
+        done = federation.control.follow(run, lines.append, out.exists)
         assert done.completed
         assert done.bytes_sent > 0 and done.bytes_received > 0
 
         endless = federation.submit({"out": str(tmp_path / "2"), "nodes": 2, "wait": 600.0})
-        federation.stop(endless)
-        assert federation.follow(endless).status == "finished:stopped"
+        federation.control.stop(endless)
+        assert federation.control.follow(endless).status == "finished:stopped"
         raise KeyboardInterrupt
     assert running(work) == []
     answer = json.loads(out.read_text())
@@ -466,6 +466,7 @@ def test_ray_that_starts_late_is_started_again_with_a_watch_that_knows_nothing_o
     class Fake:
         def __init__(self, _: object, __: object, env: dict[str, str], **___: object) -> None:
             assert env["GRPC_ENABLE_FORK_SUPPORT"] == "0"  # else children of its driver may crash
+            self.control = self
             self.logs = Path(env["RAY_TMPDIR"], "ray", "session_2_3", "logs")
 
         def submit(self, *_: object) -> int:
@@ -542,7 +543,7 @@ def test_a_warm_start_gives_the_same_replies_and_survives_the_warm_process(
         for attempt in ("warm", "without"):
             out = tmp_path / f"{attempt}.json"
             run = federation.submit({"out": str(out), "nodes": 2, "note.text": AWKWARD})
-            assert federation.follow(run, finished=out.exists).completed
+            assert federation.control.follow(run, finished=out.exists).completed
             answer = json.loads(out.read_text())
             answers.append(sorted(answer["replies"], key=lambda reply: int(reply["k"])))
             if attempt == "warm":

@@ -88,7 +88,7 @@ def same_over_grpc(methods: Iterable[str], folder: Path, *, warm_start: bool) ->
         for name, here in settings.items():
             out = folder / name / "there"
             there = here | {"out": str(out), "state-dir": str(out / "state"), "device": "cpu"}
-            status = federation.follow(federation.submit(there))
+            status = federation.control.follow(federation.submit(there))
             assert status.completed, f"{name}: {status.details}"
             grpc, alone = TinyRun(out), play(here)
             assert grpc.timeless == alone.timeless, name

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from client_app.methods.fedorion import Memory
 from common.config import Value
 from deploy.flower.processes import environment, free_ports
-from deploy.flower.superlink import superexec_command, superlink_command
+from deploy.flower.superlink import superlink_command
 from deploy.flower.watchdog import end
 from deploy.run.settings import to_toml
 from server_app.keep.summary import digest
@@ -214,16 +214,16 @@ class Machines(Run):
         control, fleet, appio = free_ports(3)
         name = "127.0.0.1" if server is None else "server"
         self._fleet, self._control = f"{name}:{fleet}", f"127.0.0.1:{control}"
-        self._command = superlink_command(
-            self._control,
-            f"0.0.0.0:{fleet}" if server else self._fleet,
-            simulation=False,
-            appio=f"127.0.0.1:{appio}" if durable else "",
-            database=folder / "superlink.db" if durable else None,
-        )
+        reached = f"0.0.0.0:{fleet}" if server else self._fleet
+        self._command = [*superlink_command(self._control, reached, simulation=False)]
+        apps = f"127.0.0.1:{appio}"
+        if durable:  # of an option that is given twice, Flower takes the last
+            self._command += ["--serverappio-api-address", apps, "--isolation", "process"]
+            self._command += ["--database", str(folder / "superlink.db")]
         self.superlink = self.start_superlink()
         if durable:
-            self._start("superexec", superexec_command(f"127.0.0.1:{appio}"), server, "superlink")
+            beside = ["flower-superexec", "--insecure", "--plugin-type", "serverapp"]
+            self._start("superexec", [*beside, "--appio-api-address", apps], server, "superlink")
         for k in range(CLIENTS):
             self.start_node(k)
         file = folder / "experiment.toml"

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
-from flwr.common.serde import message_from_proto
 from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
 from flwr.superlink.grid import grpc_grid
 
-from common.flower import halfway as arrival
+from common.flower import rpc
 from deploy.run.loopback import Loopback
 from tests.conftest import flat, play
 
@@ -39,14 +38,14 @@ NEVER = 10**6
 
 
 def test_a_reply_that_is_whole_in_time_is_as_flower_pulls_it() -> None:
-    with arrival.bounded(time.monotonic() + 60.0):
+    with rpc.whole_by(time.monotonic() + 60.0):
         assert pulled({"a": 0, "b": 5}) == WHOLE
 
 
 def test_what_has_not_come_by_the_deadline_is_given_up() -> None:
     begin = time.monotonic()
     with (
-        arrival.bounded(begin + 0.2),
+        rpc.whole_by(begin + 0.2),
         pytest.raises(ObjectUnavailableError, match="the reply stopped halfway, without b"),
     ):
         pulled({"a": 0, "b": NEVER})
@@ -54,15 +53,15 @@ def test_what_has_not_come_by_the_deadline_is_given_up() -> None:
 
 
 def test_what_is_there_after_the_deadline_is_taken_all_the_same() -> None:
-    with arrival.bounded(time.monotonic() - 1.0):
+    with rpc.whole_by(time.monotonic() - 1.0):
         assert pulled({"a": 0, "b": 0}) == WHOLE
         with pytest.raises(ObjectUnavailableError):
             pulled({"a": 0, "b": 1})
 
 
 def test_a_reply_may_take_long_as_long_as_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrival, "STALLED", 0.1)
-    with arrival.bounded(time.monotonic() + 600.0):
+    monkeypatch.setattr(rpc, "STALLED", 0.1)
+    with rpc.whole_by(time.monotonic() + 600.0):
         assert pulled({"a": 1, "b": 2}) == WHOLE
         with pytest.raises(ObjectUnavailableError):
             pulled({"a": 0, "b": NEVER})
@@ -70,7 +69,7 @@ def test_a_reply_may_take_long_as_long_as_it_goes_on(monkeypatch: pytest.MonkeyP
 
 def test_flower_is_left_as_it_was() -> None:
     before = grpc_grid.pull_objects
-    with pytest.raises(ZeroDivisionError), arrival.bounded(0.0):
+    with pytest.raises(ZeroDivisionError), rpc.whole_by(0.0):
         assert grpc_grid.pull_objects is not before
         raise ZeroDivisionError
     assert grpc_grid.pull_objects is before
@@ -84,8 +83,8 @@ class Halfway(Loopback):  # type: ignore[misc]
         for reply in super().pull_messages(list(message_ids)):
             about = reply.metadata
             if about.message_type == "train" and about.src_node_id == 2:
-                question = message_from_proto(asked[about.reply_to_message_id])
-                reason = f"{arrival.HALFWAY}, without 3f"
+                question = asked[about.reply_to_message_id]
+                reason = f"{rpc.HALFWAY}, without 3f"
                 yield Message(Error(ErrorCode.MESSAGE_UNAVAILABLE, reason), reply_to=question)
             else:
                 yield reply

@@ -11,7 +11,6 @@ import grpc
 import pytest
 from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
-from flwr.common.serde import message_from_proto
 
 from common.config import parse
 from common.models import MODELS
@@ -62,7 +61,7 @@ class Expired(Loopback):  # type: ignore[misc]
         for reply in super().pull_messages(list(message_ids)):
             about = reply.metadata
             if about.message_type == "train" and about.src_node_id == 2:
-                question = message_from_proto(asked[about.reply_to_message_id])
+                question = asked[about.reply_to_message_id]
                 error = Error(ErrorCode.MESSAGE_UNAVAILABLE, "Message Unavailable")
                 reply = Message(error, reply_to=question)
             replies.append(reply)

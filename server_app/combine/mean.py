@@ -1,4 +1,4 @@
-"""The mean of the clients' copies of the global model, as several methods take it."""
+"""The mean of the clients' copies of one architecture's model, as [average] says."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from torch import nn
 
 from common import tree
-from common.methods.fedavg import Averaging
+from common.options import Average
 from common.records import StateDict
 from server_app.combine.robust import clipped, combine
 
@@ -16,7 +16,7 @@ def average(
     states: Iterable[StateDict],
     sizes: Sequence[int],
     previous: StateDict,
-    options: Averaging,
+    options: Average,
     net: nn.Module,
 ) -> StateDict:
     """Σ_k p_k w_k with p_k ∝ n_k or uniform; ``net`` tells parameters from buffers.

@@ -1,0 +1,60 @@
+"""A client that trains a copy of what it was sent: a method overrides the loss."""
+
+from __future__ import annotations
+
+from abc import ABC
+from typing import ClassVar, TypeVar
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from client_app.handler import Handler, O
+from client_app.participant import upload
+from common.fit import Loss
+from common.models.classifier import Classifier
+from common.protocol import Model, Trained
+
+M = TypeVar("M", bound=Model)
+
+
+class Copy(Handler[O, M], ABC):
+    """w_k, trained from w on the client's own samples, goes back; nothing is kept."""
+
+    answers: ClassVar[type[Trained]]
+
+    @property
+    def spec(self) -> str:
+        """The client's own where the run averages across architectures, else the server's."""
+        p = self.participant
+        return p.global_spec if self.config.average.across == "none" else p.spec
+
+    @property
+    def shared_spec(self) -> str:
+        return self.spec
+
+    def train(self, down: M) -> Trained:
+        net = self.participant.model(self.spec, down.w).train()
+        metrics = self.learn(down, net)
+        answer = {"metrics": metrics, "w": upload(net), **self.more(down)}
+        return self.answers.model_validate(answer)
+
+    def learn(self, down: M, net: Classifier) -> dict[str, float]:
+        """Local training of ``net`` by the method's loss; scalars for the journal."""
+        return self.participant.train(down.t, net.parameters(), self.loss(down, net))
+
+    def loss(self, down: M, net: Classifier) -> Loss:
+        """What ``net`` descends on a batch (x, y)."""
+        return cross_entropy(net)
+
+    def more(self, down: M) -> dict[str, object]:
+        """Fields of the answer beside the weights."""
+        return {}
+
+
+def cross_entropy(net: Classifier) -> Loss:
+    """CE(f(w; x), y)."""
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(net(x), y)
+
+    return loss

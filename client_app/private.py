@@ -1,0 +1,70 @@
+"""A client with a private model of its own, which it keeps for good and which never is replaced."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import final
+
+import torch
+from torch import Tensor
+
+from client_app.handler import D, Handler, O
+from client_app.participant import upload
+from common.fit import Loss
+from common.models.classifier import Classifier
+from common.records import Records, StateDict
+
+
+@final
+class Memory(Records):
+    """What a client keeps for good."""
+
+    local: StateDict  #: its own model
+
+
+class Private(Handler[O, D], ABC):
+    """Holds a model of the client's own architecture."""
+
+    def local(self, t: int) -> Classifier:
+        """The private model as round t finds it."""
+        memory = self.participant.recall(t, Memory)
+        return self.participant.model(self.spec, memory.local if memory else None)
+
+    def keep(self, t: int, local: Classifier) -> StateDict:
+        """Keep the private model as of round t; its weights as they travel."""
+        weights = upload(local)
+        self.participant.remember(t, Memory(local=weights))
+        return weights
+
+    def own_model(self, t: int) -> Classifier | None:
+        return self.local(t + 1)
+
+
+class Mutual(Private[O, D], ABC):
+    """Deep mutual learning of the private model and a copy of the global one."""
+
+    @abstractmethod
+    def losses(self, own: Tensor, shared: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The two models' losses from their logits [n, C] before either step; each detaches the
+        other's."""
+
+    def learn_mutually(self, t: int, local: Classifier, copy: Classifier) -> dict[str, float]:
+        """Round t's training of both; scalars for the journal."""
+
+        def loss(x: Tensor, y: Tensor) -> Tensor:
+            own, shared = self.losses(local(x), copy(x), y)
+            return own + shared
+
+        # The teachers are detached, so one backward of the sum is one of each loss.
+        return self.participant.train(t, [*local.parameters(), *copy.parameters()], loss)
+
+
+def answers(teacher: Classifier) -> Loss:
+    """A frozen network's logits, without gradients."""
+
+    def ask(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            logits: Tensor = teacher(x)
+        return logits
+
+    return ask

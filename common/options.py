@@ -1,0 +1,132 @@
+"""The knobs of parts that several methods share: averaging, cached uploads, noise, generators.
+
+A method's contract names the tables that it reads (``uses``) and what ``auto`` stands for with it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, final
+
+from pydantic import Field
+
+from common.section import AtLeastOne, Auto, Momentum, NonNegative, Positive, Section
+
+
+@final
+class Average(Section):
+    """The mean of the clients' copies of the global model."""
+
+    weights: Annotated[Literal["auto", "samples", "uniform"], Auto("samples")] = "auto"
+    """A client's weight in the mean: its training samples, or the same for all."""
+    bn_buffers: bool = True
+    """Average BatchNorm's running statistics; otherwise the server keeps its own."""
+    across: Annotated[Literal["auto", "none", "layerwise", "same"], Auto("none")] = "auto"
+    """Clients train the global architecture (``none``), or each its own: every layer averaged over
+    all clients that have it (``layerwise``), or only within equal architectures (``same``)."""
+    robust: Literal["none", "median", "trimmed", "clip"] = "none"
+    """Instead of the mean: coordinate-wise median or trimmed mean of the clients, who then all
+    count alike; or the mean after each client's step from the previous model is shortened to
+    ``clip-norm``."""
+    trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.1
+    """Share of the clients left out at each end under ``trimmed``, at least one of three."""
+    clip_norm: Positive = 10.0
+    """Longest step of a client under ``clip``: Euclidean, over everything that is averaged."""
+
+
+@final
+class Oca(Section):
+    """Overall clients aggregated: the server caches every client's latest upload (FedKF, IV-A)."""
+
+    aggregate: Annotated[Literal["auto", "on", "off"], Auto("off")] = "auto"
+    """Also combine the cached uploads of all clients; that model is then the run's."""
+    init: Literal["uploaded", "w0"] = "uploaded"
+    """Clients that never uploaded: left out, or standing in it with the first model."""
+    in_memory: Annotated[int, Field(ge=0)] = 64
+    """Newest uploads kept in memory and in the checkpoint; older ones lie in files beside it."""
+
+
+@final
+class NoiseTraining(Section):
+    """The server's distillation on noise: SGD, all networks frozen but one."""
+
+    kind: Literal["gaussian", "uniform", "dead_leaves", "stylegan"] = "gaussian"
+    """What the inputs are."""
+    temperature: Positive = 1.0
+    """Of the softmax on both sides."""
+    teacher_bn: Literal["batch", "running"] = "batch"
+    """BatchNorm of the teachers: the noise batch's statistics, or their data's running ones."""
+    protect_running_stats: bool = True
+    """The student's running statistics are not touched by noise."""
+    max_norm: Literal["sum", "softmax", "none"] = "sum"
+    """What makes the element-wise maximum of the teachers' distributions one, where it is taken."""
+    epochs: AtLeastOne = 5
+    """Server epochs in a round."""
+    batches: AtLeastOne = 200
+    """Noise batches in a server epoch."""
+    batch_size: Annotated[int, Field(ge=2)] = 128
+    """Noise images in a batch."""
+    lr: Positive = 0.001
+    """Learning rate of the student's SGD."""
+    momentum: Momentum = 0.9
+    """Of the student's SGD."""
+
+
+@final
+class GeneratorTraining(Section):
+    """A generator of images, and the losses of data-free distillation (FedKF, eq. 2-5)."""
+
+    latent: Annotated[int, Field(ge=1, le=100_000)] = 100
+    """Length of z."""
+    width: Annotated[int, Field(ge=2, le=4096)] = 128
+    """Channels of the generator: 128 in the papers; less for a CPU."""
+    lr: Annotated[float, Field(ge=0, allow_inf_nan=False), Auto(0.001)] = 0.0
+    """Learning rate of the generator's Adam; 0: the method's own."""
+    lambda_oh: NonNegative = 0.1
+    """λ₁, the weight of the one-hot loss."""
+    lambda_a: NonNegative = 0.1
+    """λ₂, the weight of the activation loss."""
+    adversarial: Annotated[Literal["auto", "on", "off", "cifar"], Auto("off")] = "auto"
+    """Also look for images on which teacher and student disagree: always, never, on CIFAR only."""
+    ie_norm: bool = True
+    """Information entropy as 1 − H/log C, not −H."""
+    act_reduction: Literal["mean", "sum"] = "mean"
+    """L1 norm of the activations: mean over entries, or their sum."""
+    update_order: Literal["student", "generator"] = "student"
+    """Which of the two takes its step first on a batch."""
+
+
+@final
+class Confidence(Section):
+    """What weighs a client's predictions on the public set (DL-SH, Algorithm 1)."""
+
+    kind: Literal["classifier", "odin", "uniform"] = "classifier"
+    """A private confidence net C_i, the ODIN score of M_i, or nothing."""
+    temperature: Positive = 0.1
+    """T of equation 4."""
+    space: Literal["prob", "logit"] = "prob"
+    """Confidences enter equation 4 as they are, or as their logits."""
+    init: Literal["local", "scratch"] = "local"
+    """C_i starts from M_i, or anew."""
+    epochs: AtLeastOne = 3
+    """E_embed, epochs of C_i."""
+    balance: Literal["plain", "weights", "sampling"] = "plain"
+    """More public than private images: left so, met by the loss's weights, or by repetition."""
+    odin_temperature: Positive = 1000.0
+    """ODIN's T."""
+    odin_epsilon: NonNegative = 0.0014
+    """ODIN's step, in pixels of [0, 1]."""
+
+
+@final
+class Ensemble(Section):
+    """What the server makes of the clients' predictions, and how long it learns it."""
+
+    aggregation: Literal["weighted_sum", "literal_product", "uhc-ce", "uhc-mf"] = "weighted_sum"
+    """Equation 1, Algorithm 2 as printed, or UHC by cross-entropy or matrix factorisation, which
+    is for clients with heads of their own."""
+    epochs: AtLeastOne = 10
+    """E_g, epochs of the server's model on the public set."""
+    uhc_steps: AtLeastOne = 50
+    """Gradient steps, or alternations, of UHC."""
+    uhc_lr: Positive = 0.5
+    """Step size of uhc-ce."""

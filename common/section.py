@@ -1,0 +1,67 @@
+"""A table of the run config: its base class, and how a knob's default, bounds and meaning are told.
+
+A knob is a field with a default and a docstring. ``fedmosaic list settings`` and the values that
+``pyproject.toml`` hands to Flower are made of nothing else.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import textwrap
+from dataclasses import dataclass
+from typing import Annotated, final
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Value = bool | int | float | str
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Momentum = Annotated[float, Field(ge=0, lt=1)]
+AtLeastOne = Annotated[int, Field(ge=1)]
+
+
+def kebab(name: str) -> str:
+    """A field's name as the run config writes it: ``batch_size`` is ``batch-size``."""
+    return name.replace("_", "-")
+
+
+class Section(BaseModel):
+    """One table of the run config. Field ``batch_size`` is the key ``batch-size``."""
+
+    model_config = ConfigDict(
+        alias_generator=kebab, populate_by_name=True, extra="forbid", frozen=True, strict=True
+    )
+
+
+@final
+@dataclass(frozen=True)
+class Auto:
+    """Marks a knob whose default differs between methods: ``auto``, for numbers 0.
+
+    ``usual``: what that stands for unless the method's contract says otherwise.
+    """
+
+    usual: Value
+
+
+@functools.cache
+def meanings(kind: type[Section]) -> dict[str, str]:
+    """One line of meaning for each field: the docstring below it, here or in a base class."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        if base in (Section, BaseModel) or not issubclass(base, Section):
+            continue
+        (body,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        assert isinstance(body, ast.ClassDef)
+        for field, said in zip(body.body, body.body[1:], strict=False):
+            if (
+                isinstance(field, ast.AnnAssign)
+                and isinstance(field.target, ast.Name)
+                and isinstance(said, ast.Expr)
+                and isinstance(said.value, ast.Constant)
+            ):
+                found[field.target.id] = " ".join(str(said.value.value).split())
+    return found

@@ -1,0 +1,181 @@
+"""The task: what is classified, and how this run builds, feeds and trains networks for it.
+
+The same on the server and at every client, but for the device.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from common import models, optimise, seeds
+from common.config import Config
+from common.data.batches import Batches, evaluation_batches
+from common.data.dataset import Dataset
+from common.fit import Loss, fit
+from common.memory_format import Net, arrange
+from common.models.classifier import Classifier
+from common.records import StateDict
+
+Shape = tuple[int, int, int]
+Extend = Callable[[Iterable[tuple[Tensor, ...]]], Iterable[tuple[Tensor, ...]]]
+"""Turns training batches (x, y) into those that a loss takes."""
+
+
+@final
+@dataclass(frozen=True)
+class Task:
+    """Images of ``shape`` (C, H, W) in ``classes``, normalised by ``mean`` and ``std``.
+
+    ``device``: where this side computes.
+    """
+
+    shape: Shape
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    config: Config
+    device: torch.device
+
+    @classmethod
+    def of(cls, config: Config, dataset: Dataset, device: torch.device) -> Task:
+        """The task of a data set under a run's configuration."""
+        return cls(dataset.shape, dataset.classes, dataset.mean, dataset.std, config, device)
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.classes)
+
+    @property
+    def seed(self) -> int:
+        return self.config.run.seed
+
+    @property
+    def stem(self) -> str:
+        return self.config.run.stem
+
+    @property
+    def fingerprint(self) -> str:
+        """Input shape and digest of the class names in order, for the census."""
+        digest = hashlib.sha256("\n".join(self.classes).encode()).hexdigest()[:12]
+        return f"{'x'.join(map(str, self.shape))}/{self.num_classes}/{digest}"
+
+    # Networks.
+
+    def build(
+        self,
+        spec: str,
+        weights: StateDict | None = None,
+        *,
+        name: tuple[str | int, ...],
+        classes: int = 0,
+        pretrained: bool = False,
+    ) -> Classifier:
+        """A network on the device: with ``weights``, else as the draw ``name`` makes it.
+
+        ``classes``: outputs; 0: all classes of the task.
+        """
+        net = models.build(
+            spec,
+            self.shape,
+            classes or self.num_classes,
+            seed=self.seed,
+            name=name,
+            stem=self.stem,
+            pretrained=pretrained,
+        )
+        if weights is not None:
+            net.load_state_dict(weights)
+        return self.place(net)
+
+    def place(self, net: Net) -> Net:
+        """Move a network to the device, in the configured memory format."""
+        return arrange(net, self.config.train.memory_format).to(self.device)
+
+    def expected(self, spec: str) -> StateDict:
+        """Names, shapes and dtypes of an architecture's state dict; the values mean nothing."""
+        return _layers(spec, self.shape, self.num_classes, self.stem)
+
+    def parameters(self, spec: str) -> int:
+        """How many parameters an architecture has for this task."""
+        return models.parameters(spec, self.shape, self.num_classes, stem=self.stem)
+
+    # Training and evaluation.
+
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """What [train] asks for."""
+        train = self.config.train
+        return optimise.make(
+            parameters,
+            train.optimizer,
+            train.lr,
+            momentum=train.momentum,
+            weight_decay=train.weight_decay,
+        )
+
+    def batches(self, x: Tensor, y: Tensor, *name: str | int, drop_last: bool = False) -> Batches:
+        """Training batches of x [n, C, H, W] and y [n, ...], from the stream ("batches", *name)."""
+        return Batches(
+            x,
+            y,
+            batch_size=self.config.train.batch_size,
+            mean=self.mean,
+            std=self.std,
+            augment=self.config.data.augment,
+            standardize=self.config.data.standardize,
+            generator=seeds.stream(self.seed, "batches", *name),
+            device=self.device,
+            drop_last=drop_last,
+        )
+
+    def in_order(
+        self, x: Tensor, y: Tensor | None = None, size: int = 0
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every sample once and in order, normalised; ``size``: of a batch, 0: score.batch-size."""
+        return evaluation_batches(
+            x,
+            torch.zeros(len(x), dtype=torch.int64) if y is None else y,
+            batch_size=size or self.config.score.batch_size,
+            mean=self.mean,
+            std=self.std,
+            standardize=self.config.data.standardize,
+            device=self.device,
+        )
+
+    def fit(
+        self,
+        parameters: Iterable[nn.Parameter],
+        batches: Iterable[tuple[Tensor, ...]],
+        loss: Loss,
+    ) -> dict[str, float]:
+        """``common.fit`` with the optimiser, the clipping and the precision of the run."""
+        return fit(
+            self.optimizer(parameters),
+            batches,
+            loss,
+            clip=self.config.train.clip,
+            precision=self.config.run.precision,
+        )
+
+    @torch.no_grad()
+    def logits(self, net: Classifier, x: Tensor) -> Tensor:
+        """The network's logits [n, C] on images x, in evaluation mode, on the CPU."""
+        net.eval()
+        return torch.cat([net(images).float().cpu() for images, _ in self.in_order(x)])
+
+
+def epochs(batches: Iterable[tuple[Tensor, ...]], count: int) -> Iterator[tuple[Tensor, ...]]:
+    """``batches`` gone through ``count`` times."""
+    return (batch for _ in range(count) for batch in batches)
+
+
+@lru_cache(maxsize=64)
+def _layers(spec: str, shape: Shape, classes: int, stem: str) -> StateDict:
+    with torch.device("meta"):
+        return dict(models.build(spec, shape, classes, seed=0, stem=stem).state_dict())

@@ -1,0 +1,62 @@
+"""A server half around another: every hook is the inner one's unless a wrapper says otherwise."""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Callable, Sequence
+
+from common.journal import Entry
+from common.models.classifier import Classifier
+from common.protocol import Down, Up
+from common.records import StateDict
+from server_app.averaged import Combining, T
+from server_app.method import Client, Metrics, Models, O, Ups
+
+
+class Wrapper(Combining[O, T], ABC):
+    """``inner``: the method, or another wrapper around it."""
+
+    def __init__(self, inner: Combining[O, T]) -> None:
+        self.inner = inner
+        self.answers, self.gains = inner.answers, inner.gains  # type: ignore[misc]
+        super().__init__(inner.task, inner.global_spec)
+
+    def begin(self, clients: Sequence[Client]) -> None:
+        super().begin(clients)
+        self.inner.begin(clients)
+
+    def down(self, t: int) -> Down | Callable[[Client], Down]:
+        return self.inner.down(t)
+
+    def check(self, client: Client, up: T) -> None:
+        self.inner.check(client, up)
+
+    def cached(self, up: T) -> T:
+        return self.inner.cached(up)
+
+    def aggregate(self, ups: Ups[T], previous: Models) -> Models:
+        return self.inner.aggregate(ups, previous)
+
+    def after(self, t: int, ups: Ups[T]) -> Metrics:
+        return self.inner.after(t, ups)
+
+    def second(self, t: int, ups: Ups[T]) -> dict[int, Down]:
+        return self.inner.second(t, ups)
+
+    def receive_second(self, gains: Sequence[tuple[Client, Up]], entry: Entry) -> None:
+        self.inner.receive_second(gains, entry)
+
+    def numbers(self, ups: Ups[T]) -> int | None:
+        return self.inner.numbers(ups)
+
+    def drawn(self) -> Models:
+        return self.inner.drawn()
+
+    def parts(self, models: Models) -> Models:
+        return self.inner.parts(models)
+
+    def flat(self, models: Models) -> StateDict:
+        return self.inner.flat(models)
+
+    def network(self, spec: str) -> Classifier:
+        return self.inner.network(spec)

@@ -1,0 +1,101 @@
+"""How good the server's models are on the server's test set, and whether they compute at all."""
+
+from __future__ import annotations
+
+import math
+from statistics import fmean
+from typing import final
+
+import torch
+from torch import Tensor
+
+from common.config import MethodOptions
+from common.data.dataset import Dataset
+from common.journal import Entry
+from common.models.classifier import Classifier
+from common.protocol import Up
+from common.records import tensors
+from common.scoring import evaluate
+from server_app.method import Client, Method
+from server_app.stopped import Stopped
+
+GLANCE = 64  #: images that are enough to see whether a model computes numbers at all
+
+
+@final
+class Scorer:
+    """Scores ``method``'s models on the test part of ``dataset``."""
+
+    def __init__(self, method: Method[MethodOptions, Up], dataset: Dataset) -> None:
+        self.method, self.task = method, method.task
+        self.x, self.y = dataset.x_test, dataset.y_test
+
+    def score(self, entry: Entry) -> None:
+        """Write accuracy and loss of the server's model, the mean where there are several."""
+        method, networks = self.method, self.method.networks()
+        single = method.model() if not networks else None
+        nets = networks or ({} if single is None else {"": single})
+        if not nets:
+            entry.accuracy = entry.loss = None
+            return
+        results = {spec: evaluate(net, self.x, self.y, self.task) for spec, net in nets.items()}
+        entry.accuracy = fmean(result.accuracy for result in results.values())
+        entry.loss = fmean(result.loss for result in results.values())
+        if (covered := self._covered(list(nets.values()))) is not None:
+            entry.accuracy_covered = covered
+        named = {spec: result.accuracy for spec, result in results.items() if spec}
+        further = method.further()
+        if further and not named:
+            named[method.name] = entry.accuracy
+        for name, models in further.items():
+            scored = [method.build(spec, w) for spec, w in models.items()]
+            named[name] = fmean(evaluate(n, self.x, self.y, self.task).accuracy for n in scored)
+        if named:
+            entry.accuracies = named
+
+    def uncovered(self) -> list[int]:
+        """Classes of which no client of the census has a training sample, ascending."""
+        held = {c for client in self.method.clients for c in client.peer.classes}
+        return [c for c in range(self.task.num_classes) if c not in held]
+
+    def _covered(self, nets: list[Classifier]) -> float | None:
+        """Accuracy on the classes that can be learnt; None if all can, or none."""
+        missing = self.uncovered()
+        if not missing or len(missing) == self.task.num_classes:
+            return None
+        kept = ~torch.isin(self.y, torch.tensor(missing))
+        if not bool(kept.any()):
+            return None
+        x, y = self.x[kept], self.y[kept]
+        return fmean(evaluate(net, x, y, self.task).accuracy for net in nets)
+
+    def check_sound(self, entry: Entry, good: list[tuple[Client, Up]]) -> None:
+        """Raise ``Stopped`` if the loss after a round is no finite number, naming whom to look at.
+
+        One client's finite but enormous weights are enough to make an average useless (robust
+        averaging is the defence). Were that average in the checkpoint, no client could ever train
+        from it again; so the round is not kept, and resuming starts before it.
+        """
+        loss = entry.loss if "loss" in entry.model_fields_set else self._glance()
+        if loss is None or math.isfinite(loss):
+            return
+        size, k = max((_largest(up), client.k) for client, up in good)
+        raise Stopped(
+            f"round {entry.round}: the loss of the server's model is {loss}, so the round is not "
+            f"kept; the largest number that a client sent is {size:.3g}, from client {k}"
+        )
+
+    def _glance(self) -> float | None:
+        """The loss on a few test images; None where the server has no model."""
+        found: list[Classifier | None] = [*self.method.networks().values()]
+        x, y = self.x[:GLANCE], self.y[:GLANCE]
+        nets = [net for net in found or [self.method.model()] if net is not None]
+        losses = [evaluate(net, x, y, self.task).loss for net in nets]
+        return fmean(losses) if losses else None
+
+
+def _largest(up: Up) -> float:
+    def size(tensor: Tensor) -> float:
+        return float(tensor.abs().max()) if tensor.numel() else 0.0
+
+    return max((size(tensor) for _, tensor in tensors(up)), default=0.0)

@@ -1,0 +1,237 @@
+"""What Flower sees: a strategy that holds a method and its post.
+
+Subclasses Flower's ``Strategy`` and not its ``FedAvg``, which sends everyone the same payload,
+demands equal reply keys, turns integer buffers into floats, and averages on over failed clients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import final
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from common import seeds
+from common.config import MethodOptions
+from common.journal import ClientScore, Entry, Failure, Fairness, Spread
+from common.metrics import fairness
+from common.protocol import Ask, Score, Up
+from common.records import StateDict
+from common.tree import snapshot
+from server_app import rounds
+from server_app.keep.journal import clock
+from server_app.method import Client, Method, Ups, mean_metrics
+from server_app.score import Scorer
+from server_app.stopped import Stopped
+from server_app.talk.post import Post
+
+
+@final
+class MethodStrategy(Strategy):
+    """Turns a method's hooks into messages and back, and writes down what came of each round.
+
+    ``clients``: who they are and at which nodes they are now, in order of k; ``entry``: the
+    journal's, of the round at hand.
+    """
+
+    def __init__(self, method: Method[MethodOptions, Up], post: Post, scorer: Scorer) -> None:
+        self.method, self.post, self.scorer = method, post, scorer
+        self.clients: list[Client] = []
+        self.entry = Entry(round=0)
+        self.good: list[tuple[Client, Up]] = []
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int = 0,
+        timeout: float = 0.0,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """The whole run; rounds, timeouts and hyper-parameters come from the run config."""
+        rounds.run(self, grid)
+        weights = self.method.ask()
+        return Result(arrays=ArrayRecord(weights) if weights else ArrayRecord())
+
+    def summary(self) -> None:
+        """Nothing to log: the journal has it."""
+
+    @property
+    def ups(self) -> Ups[Up]:
+        """The good replies of the round at hand."""
+        return Ups.of(self.good)
+
+    def failed(self, failures: list[Failure]) -> None:
+        """Note answers that were missing or refused."""
+        self.entry.failures = self.entry.failures + failures
+
+    # Training.
+
+    def configure_train(
+        self,
+        server_round: int,
+        arrays: ArrayRecord | None = None,
+        config: ConfigRecord | None = None,
+        grid: Grid | None = None,
+    ) -> Iterable[Message]:
+        """Round t's training messages to the selected clients."""
+        selected = [self.clients[client.k] for client in self.method.select(server_round)]
+        self.entry.selected = [client.k for client in selected]
+        down = self.method.down(server_round)
+        payloads = ((c, down(c) if callable(down) else down) for c in selected)
+        return self.post.letters(server_round, "train", payloads).values()
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Open and check the replies and take the method's step with the good ones.
+
+        Raises ``Stopped`` if there are fewer than ``min-replies`` asks for.
+        """
+        t, entry = server_round, self.entry
+        with clock(entry, "clients"):
+            self.good, refused = self.post.open(
+                t, self._by_client(replies), self.method.answers, self.clients, self.method.check
+            )
+        entry.failures = sorted(entry.failures + refused, key=lambda failure: failure.k)
+        self._check_enough()
+        ups = self.ups
+        with clock(entry, "step"), seeds.scope(self.method.task.seed, "step", t):
+            own = self.method.step(t, ups)
+        entry.replied = [client.k for client in ups.clients]
+        entry.metrics = {**mean_metrics(ups), **own}
+        entry.client_metrics = {client.k: up.metrics for client, up in ups}
+        return None, MetricRecord(dict(entry.metrics))
+
+    def _check_enough(self) -> None:
+        good, selected = len(self.good), len(self.entry.selected)
+        fraction = self.method.config.run.min_replies
+        needed = math.ceil(fraction * selected - 1e-9)
+        if good < max(needed, 1):
+            first = self.entry.failures[0]
+            raise Stopped(
+                f"round {first.round}: {good} of {selected} replies are good, min-replies = "
+                f"{fraction:g} needs {needed}; client {first.k}: {first.reason}"
+            )
+
+    # A second exchange in a round, which Flower's strategies do not have.
+
+    def configure_second(self, t: int) -> Iterable[Message]:
+        """Messages of the second exchange of round t, for methods that have one."""
+        sent = self.method.second(t, self.ups) if self.method.gains else {}
+        payloads = ((self.clients[k], payload) for k, payload in sent.items())
+        return self.post.letters(t, "train.second", payloads).values()
+
+    def aggregate_second(self, t: int, replies: Iterable[Message]) -> None:
+        assert self.method.gains is not None, "somebody was asked"
+        with clock(self.entry, "clients"):
+            gains, refused = self.post.open(
+                t, self._by_client(replies), self.method.gains, self.clients, _unchecked, "gain"
+            )
+            self.method.receive_second(gains, self.entry)
+        self.failed(refused)
+
+    # Scoring at the clients.
+
+    def configure_evaluate(
+        self,
+        server_round: int,
+        arrays: ArrayRecord | None = None,
+        config: ConfigRecord | None = None,
+        grid: Grid | None = None,
+    ) -> Iterable[Message]:
+        """Messages that ask every client to score models."""
+        networks, own = self.method.networks(), self.method.global_spec
+        weights: dict[str, StateDict | None] = {s: snapshot(net) for s, net in networks.items()}
+        further = self.method.further()
+        asks = {
+            spec: Ask(w=w, models={name: models[spec] for name, models in further.items()})
+            for spec, w in (weights or {own: self.method.ask()}).items()
+        }
+        payloads = ((c, asks[c.model if networks else own]) for c in self.clients)
+        return self.post.letters(server_round, "evaluate", payloads).values()
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Write down the clients' scores and how even they are; their mean accuracy."""
+        further = sorted(self.method.further())
+        shared = self.method.ask() is not None
+
+        def check(client: Client, score: Score) -> None:
+            _check_score(score, client.peer.n_test, shared, further)
+
+        with clock(self.entry, "client scores"):
+            found, refused = self.post.open(
+                server_round, self._by_client(replies), Score, self.clients, check, "score"
+            )
+        self.failed(refused)
+        scores = [score for _, score in found]
+        self.entry.scores = [_plain(score) for score in scores]
+        if tested := [score for score in scores if score.n > 0]:
+            self.entry.fairness = _fairness(tested, self.method.name)
+        values = [score.accuracy for score in tested if score.accuracy is not None]
+        return MetricRecord({"accuracy": sum(values) / len(values)}) if values else None
+
+    def _by_client(self, replies: Iterable[Message]) -> dict[int, Message]:
+        """The first reply of each client's node; what no client's node sent is left out."""
+        ids = {client.node: client.k for client in self.clients}
+        found: dict[int, Message] = {}
+        for reply in replies:
+            if reply.has_content() and reply.metadata.src_node_id in ids:
+                found.setdefault(ids[reply.metadata.src_node_id], reply)
+        return found
+
+
+def _unchecked(client: Client, up: Up) -> None:
+    """Its type says all."""
+
+
+def _check_score(score: Score, n: int, shared: bool, further: list[str]) -> None:
+    """A score over the ``n`` test samples of the census, and of the models that were asked for."""
+    if score.n != n:
+        raise ValueError(f"it is over {score.n} test samples, in the census the client had {n}")
+    for what, got, expected in (
+        ("own", score.accuracy, n > 0),
+        ("global", score.accuracy_global, n > 0 and shared),
+    ):
+        if (got is not None) != expected:
+            there = "is missing" if expected else "was not asked for"
+            raise ValueError(f"the accuracy of the {what} model {there}")
+    names = further if n else []
+    if sorted(score.accuracies) != names:
+        raise ValueError(f"it scores the models {sorted(score.accuracies)}, expected {names}")
+
+
+def _plain(score: Score) -> ClientScore:
+    plain = ClientScore(
+        k=score.k, n=score.n, accuracy=score.accuracy, accuracy_global=score.accuracy_global
+    )
+    if score.accuracies:
+        plain.accuracies = score.accuracies
+    return plain
+
+
+def _fairness(tested: list[Score], name: str) -> Fairness:
+    """AMP, FM and WLP: of the global model, or of the clients' own where there is none; then of
+    every model by its name."""
+    sizes = [score.n for score in tested]
+    named: dict[str, list[float | None]] = {
+        name: [score.accuracy_global for score in tested],
+        "own": [score.accuracy for score in tested],
+        **{each: [s.accuracies.get(each) for s in tested] for each in tested[0].accuracies},
+    }
+    known = {
+        each: Spread(**fairness([value for value in values if value is not None], sizes))
+        for each, values in named.items()
+        if None not in values
+    }
+    main = known.get(name) or known["own"]
+    if known.get("own") == known.get(name):
+        known.pop("own", None)
+    return Fairness(main=main, models=known)
