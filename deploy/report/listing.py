@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 
+from common import methods as methods_
 from deploy.report.table import Table
 
 
 def methods() -> Table:
     """Name, what it is, its paper: the first two paragraphs of its contract."""
-    from common.methods import CONFIGS
-
     rows = []
-    for name, config in CONFIGS.items():
-        module = importlib.import_module(config.__module__)
+    for name in methods_.names():
+        module = methods_.contract(name)
         title, source = _title_and_source(module.__doc__ or "")
         rows.append((name, title, source, module.__name__.replace(".", "/") + ".py"))
     return Table(("method", "what it is", "source", "contract"), rows, "l")

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from common.methods import CONFIGS
+from common.config import SECTIONS
+from common.methods import names as methods
+from common.methods import options
 from common.metrics import fairness as measures
 from deploy.report import plots
 from deploy.report.layout import Card, Section
@@ -217,11 +219,13 @@ def failures(runs: Named) -> Section:
 def settings(run: Run) -> Section:
     """The resolved configuration, a card for each of its tables, and what the run was made with.
 
-    The tables of other methods had no say in the run and are left out.
+    Tables that the method does not read had no say in the run and are left out.
     """
     top = {n: v for n, v in run.config.items() if not isinstance(v, dict)}
-    others = CONFIGS.keys() - {run.setting("method") or ""}
-    tables = {n: v for n, v in run.config.items() if isinstance(v, dict) and n not in others}
+    method = run.setting("method") or ""
+    read = {"data", "train", "score", "wire", method}
+    read |= set(options(method).uses if method in methods() else SECTIONS)
+    tables = {n: v for n, v in run.config.items() if isinstance(v, dict) and n in read}
     cards = [_setting_card("run", top)] if top else []
     cards += [_setting_card(name, table) for name, table in tables.items() if table]
     made = dict(run.summary.versions) if run.summary else {}

@@ -19,7 +19,7 @@ from deploy.report.text import clean
 from deploy.study.further_round import Further, further_round
 from deploy.study.overheads import Overheads, overheads
 from deploy.study.similarity import Map, bars, class_map, heat_maps, mean_pair, plane, similarity
-from server_app.talk.census import Client
+from server_app.method import Client
 
 NOTE = (
     "mean CKA of two clients by stage; apart: silhouette of the architectures in one class; "

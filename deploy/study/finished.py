@@ -6,15 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from common import models
-from common.config import Config, Value, parse
+from common.config import Config
 from common.data import load
 from common.data.dataset import Dataset
 from common.fleet import global_spec
 from common.models.classifier import Classifier
+from common.parse import parse
+from common.section import Value
+from common.task import Task
 from deploy.run.settings import load as load_settings
 
 
@@ -30,21 +33,21 @@ class Finished:
     def dataset(self) -> Dataset:
         return load(self.config.data)
 
-    def server_model(self, dataset: Dataset, *, trained: bool = True) -> Classifier:
+    def task(self, dataset: Dataset) -> Task:
+        """What the run learnt, on the CPU."""
+        return Task.of(self.config, dataset, torch.device("cpu"))
+
+    def server_model(self, task: Task, *, trained: bool = True) -> Classifier:
         """The server's model as the run left it, else as it was first drawn; in eval mode.
 
         Raises ``ValueError`` naming a file of weights that cannot be read.
         """
-        run, shape, classes = self.config.run, dataset.shape, dataset.num_classes
-        spec, name = global_spec(self.config, shape, classes), ("init", "global")
-        net = models.build(spec, shape, classes, seed=run.seed, name=name, stem=run.stem)
-        if trained:
-            path = self.folder / "model.safetensors"
-            try:
-                net.load_state_dict(load_file(path))
-            except (SafetensorError, OSError) as error:
-                raise ValueError(f"{path} is damaged or no safetensors file: {error}") from error
-        return net.eval()
+        path = self.folder / "model.safetensors"
+        try:
+            weights = load_file(path) if trained else None
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{path} is damaged or no safetensors file: {error}") from error
+        return task.build(global_spec(task), weights, name=("init", "global")).eval()
 
 
 def finished(folder: Path, needed: str = "model.safetensors") -> Finished:

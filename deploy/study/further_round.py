@@ -8,26 +8,30 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import torch
 from flwr.app import Message
 
 from common import device
-from common.config import Config, Value, parse
+from common.config import Config
 from common.data import load
 from common.data.dataset import Dataset
 from common.fleet import global_spec
 from common.models.classifier import Split
-from common.protocol import Up, task
+from common.parse import parse
+from common.protocol import Up
 from common.records import StateDict
+from common.section import Value
+from common.task import Task
 from deploy.run.loopback import Loopback
 from deploy.study.finished import finished
 from server_app.keep import checkpoint
-from server_app.method import Method
-from server_app.methods import METHODS
-from server_app.talk.census import Client, take_census
+from server_app.method import Client
+from server_app.methods import AnyMethod, make
+from server_app.talk.census import take_census
 from server_app.talk.exchange import exchange
+from server_app.talk.post import Post
 
 
 @final
@@ -39,7 +43,7 @@ class Further:
     """The run config that the clients worked under."""
     config: Config
     dataset: Dataset
-    method: Method[Any]
+    method: AnyMethod
     messages: dict[int, Message]
     ups: list[tuple[Client, Up]]
 
@@ -82,30 +86,26 @@ def _play(folder: Path, flat: dict[str, Value], size: int, workers: int) -> Furt
     saved = checkpoint.read(folder, config)
     device.settle(config.run.threads)
     dataset = load(config.data)
-    method = METHODS[config.run.method](
-        config,
-        dataset,
-        device.choose(config.run.device),
-        global_spec(config, dataset.shape, dataset.num_classes),
-        saved.experiment,
-    )
+    task = Task.of(config, dataset, device.choose(config.run.device))
+    method, post = make(task, global_spec(task)), Post(config, saved.experiment)
     method.restore(method.keeps(**saved.state))
     with Loopback(config.run.clients, flat, workers=workers) as grid:
-        agreed = task(dataset.shape, dataset.classes)
-        nodes = sorted(grid.get_node_ids())
-        method.begin(take_census(grid, nodes, config, saved.experiment, agreed))
+        clients = take_census(grid, sorted(grid.get_node_ids()), post, task)
+        method.begin(clients)
         t = saved.t + 1
-        messages = method.messages(t, method.clients[:size])
+        down = method.down(t)
+        sent = ((c, down(c) if callable(down) else down) for c in clients[:size])
+        messages = post.letters(t, "train", sent)
         replies, failures = exchange(grid, messages, config.run.timeout, t)
-        ups, refused = method.receive(t, replies)
+        ups, refused = post.open(t, replies, method.answers, clients, method.check)
     for failure in [*failures, *refused]:
         raise ValueError(f"client {failure.k} failed in the further round: {failure.reason}")
     return Further(flat, config, dataset, method, messages, ups)
 
 
-def _own(client: Client, up: Up, method: Method[Any]) -> StateDict:
+def _own(client: Client, up: Up, method: AnyMethod) -> StateDict:
     """The weights of the client's own architecture in its upload."""
-    expected = method.expected(client.model)
+    expected = method.task.expected(client.model)
     for name in ("local", "w"):
         state = getattr(up, name, None)
         if isinstance(state, dict) and state.keys() == expected.keys():

@@ -18,12 +18,12 @@ from torch import Tensor
 from client_app.methods.fedkf import Memory
 from client_app.store import Store
 from common import seeds
-from common.config import Config
 from common.data.batches import normalise
 from common.data.dataset import Dataset
 from common.datafree import new_generator
 from common.models.generator import Generator
 from common.records import StateDict
+from common.task import Task
 from deploy.report.style import style
 from deploy.study.finished import Finished, finished
 from server_app.keep import checkpoint
@@ -59,8 +59,8 @@ def imagine(folder: Path, images: int) -> tuple[Averages, Averages, Dataset]:
     """
     run = _opened(folder)
     config, dataset = run.config, run.dataset()
-    net = run.server_model(dataset)
-    generators = _generators(run, dataset)
+    task = run.task(dataset)
+    net, generators = run.server_model(task), _generators(run, task)
     generated = Averages(dataset.num_classes, dataset.shape)
     draw = seeds.stream(config.run.seed, "samples")
     for i, generator in enumerate(generators):
@@ -122,12 +122,12 @@ def _opened(folder: Path) -> Finished:
     return run
 
 
-def _generators(run: Finished, dataset: Dataset) -> list[Generator]:
+def _generators(run: Finished, task: Task) -> list[Generator]:
     """The newest generator of every client that has one, in order of k; or the server's (DAFL)."""
     folder, config = run.folder, run.config
     if config.run.method == "dafl":
-        state = DAFLState(**checkpoint.read(folder, config).state)
-        return [_generator(config, dataset, state.generator)]
+        state = DAFLState.model_validate(checkpoint.read(folder, config).state)
+        return [_generator(task, state.generator)]
     own = folder / "state"  # where a run keeps it unless told otherwise, also in a copied folder
     root = own if own.is_dir() else Path(config.run.state_dir)
     found = []
@@ -136,13 +136,13 @@ def _generators(run: Finished, dataset: Dataset) -> list[Generator]:
             continue
         memory = Store(root, config.run.experiment, k).recall(config.run.rounds + 1, Memory)
         if memory is not None:
-            found.append(_generator(config, dataset, memory.generator))
+            found.append(_generator(task, memory.generator))
     if not found:
         raise ValueError(f"no client of {folder} has kept a generator under {root}")
     return found
 
 
-def _generator(config: Config, dataset: Dataset, weights: StateDict) -> Generator:
-    generator = new_generator(config.method, dataset, config.run.seed)
+def _generator(task: Task, weights: StateDict) -> Generator:
+    generator = new_generator(task)
     generator.load_state_dict(weights)
     return generator.eval()

@@ -10,11 +10,14 @@ from typing import final
 import torch
 from matplotlib.figure import Figure
 
-from common import device, fleet, noise, seeds
-from common.config import Value, parse
+from common import device, noise, seeds
 from common.data import load
+from common.fleet import global_spec
 from common.losses.distillation import kl
 from common.noise import NOISES
+from common.parse import parse
+from common.section import Value
+from common.task import Task
 from deploy.report.style import style
 from deploy.report.table import Table
 from server_app.distil.noise import distil, weighted
@@ -72,28 +75,27 @@ def times(flat: Mapping[str, Value], batches: int = 3) -> list[Time]:
 
 
 def _time(kind: str, flat: Mapping[str, Value], batches: int) -> Time:
-    settings: dict[str, Value] = {"method": "fedorion", "fedorion.noise": kind}
-    settings |= {"fedorion.server-epochs": 1, "fedorion.noise-batches": batches}
-    config = parse({**flat, **settings})
+    settings: dict[str, Value] = {"method": "fedorion", "noise.kind": kind}
+    config = parse({**flat, **settings, "noise.epochs": 1, "noise.batches": batches})
     device.settle(config.run.threads)
-    where, data = device.choose(config.run.device), load(config.data)
-    spec = fleet.global_spec(config, data.shape, data.num_classes)
-    method = FedORION(config, data, where, spec, "noise")
+    task = Task.of(config, load(config.data), device.choose(config.run.device))
+    method = FedORION(task, global_spec(task))
     size = config.run.per_round or config.run.clients or len(config.fleet)
     specs = [config.fleet[k % len(config.fleet)] for k in range(size)]
     teachers = [(name, dict(method.build(name).state_dict())) for name in specs]
     transfer = weighted(kl, [1 / size] * size, 1.0)
-    o = config.method
 
     def noise_alone() -> None:
-        stream = seeds.stream(config.run.seed, "noise", device=where)
-        for _ in noise.batches(kind, batches, o.noise_batch_size, data.shape, stream):
+        stream = seeds.stream(task.seed, "noise", device=task.device)
+        for _ in noise.batches(kind, batches, config.noise.batch_size, task.shape, stream):
             pass
 
     def step() -> None:
-        distil(method, 1, method.w, teachers, transfer)
+        distil(method, 1, teachers, transfer)
 
-    alone, whole = (min(_clocked(work, where) for _ in range(3)) for work in (noise_alone, step))
+    alone, whole = (
+        min(_clocked(work, task.device) for _ in range(3)) for work in (noise_alone, step)
+    )
     return Time(kind, alone / batches, whole / batches)
 
 

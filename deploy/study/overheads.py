@@ -17,12 +17,12 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from common import tree
-from common.config import Value
 from common.protocol import Up
 from common.records import Records, tensors
+from common.section import Value
 from deploy.run.loopback import Loopback
 from deploy.study.further_round import Further
-from server_app.talk.census import Client
+from server_app.method import Client
 from server_app.talk.exchange import exchange
 
 STEPS = 2  #: training steps of which the memory is measured

@@ -11,16 +11,16 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from client_app.methods import HANDLERS
+from client_app.methods import make
 from client_app.participant import Participant
-from common.config import Config, Value
+from common.config import Config
 from common.data import Dataset
 from common.data.batches import normalise
 from common.models.batchnorm import recalibrate
 from common.models.classifier import Classifier
+from common.section import Value
 from deploy.report.style import PAPER, series, style
 from deploy.study.finished import finished
-from server_app.methods import METHODS
 
 SIDE = 200  #: points of the grid along each axis
 
@@ -42,16 +42,13 @@ def draw(folder: Path) -> Figure:
     for k in range(config.run.clients):
         node: dict[str, Value] = {"partition-id": k, "device": "cpu"}
         participant = Participant(config, node, config.run.experiment)
-        handler = HANDLERS[config.run.method](participant)
+        handler = make(participant)
         own = [handler.own_model(t) for t in (0, config.run.rounds)]
         nets = [net for net in own if net is not None]
         if len(nets) == 2:
             columns.append((f"client {k}: {handler.spec}", nets, participant.train_set))
-    server = [run.server_model(data, trained=trained) for trained in (False, True)]
-    method = METHODS[config.run.method](
-        config, data, torch.device("cpu"), server[1].spec, config.run.experiment
-    )
-    if method.eval_bn != "running":
+    server = [run.server_model(run.task(data), trained=trained) for trained in (False, True)]
+    if config.score.bn != "running":
         recalibrate(server[1], [normalise(data.x_test, data.mean, data.std)])
     columns.append((f"server: {server[0].spec}", server, (data.x, data.y)))
     return _draw(columns, config, data)
