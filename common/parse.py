@@ -66,13 +66,18 @@ def tables() -> dict[str, type[Section]]:
     return {"": Run, **SECTIONS, **{name: methods.options(name) for name in methods.names()}}
 
 
+def defaults() -> dict[str, Value]:
+    """Every key with its default, flat; ``auto`` stays."""
+    return {
+        f"{table}.{kebab(name)}".lstrip("."): field.default
+        for table, kind in tables().items()
+        for name, field in kind.model_fields.items()
+    }
+
+
 def known_keys() -> list[str]:
     """Every key of the run config, flat."""
-    return [
-        f"{table}.{kebab(field)}".lstrip(".")
-        for table, kind in tables().items()
-        for field in kind.model_fields
-    ]
+    return list(defaults())
 
 
 def auto_of(field: FieldInfo) -> Auto | None:

@@ -80,11 +80,16 @@ class MethodStrategy(Strategy):
         grid: Grid | None = None,
     ) -> Iterable[Message]:
         """Round t's training messages to the selected clients."""
-        selected = [self.clients[client.k] for client in self.method.select(server_round)]
-        self.entry.selected = [client.k for client in selected]
-        down = self.method.down(server_round)
-        payloads = ((c, down(c) if callable(down) else down) for c in selected)
-        return self.post.letters(server_round, "train", payloads).values()
+        selected = [client.k for client in self.method.select(server_round)]
+        self.entry.selected = selected
+        return self.train_messages(server_round, selected).values()
+
+    def train_messages(self, t: int, ks: Iterable[int]) -> dict[int, Message]:
+        """Round t's training messages to clients ``ks``, by client."""
+        down = self.method.down(t)
+        to = [self.clients[k] for k in ks]
+        payloads = ((client, down(client) if callable(down) else down) for client in to)
+        return self.post.letters(t, "train", payloads)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

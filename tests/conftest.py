@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,74 +13,12 @@ os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
 
 import pytest
 import torch
-from flwr.app import Context, RecordDict
 
 torch.set_num_threads(1)
 
-from common.config import Value
-from deploy.run.loopback import RUN_ID, Loopback
-from deploy.run.settings import defaults, numbers
+from tests.support.tiny import TinyRun, flat, play
 
-TINY: dict[str, Value] = {
-    "clients": 4,
-    "rounds": 2,
-    "fleet": "mlp@0.25,cnn2@0.5",
-    "device": "cpu",
-    "data.name": "toy",
-    "data.samples": 120,
-    "data.test-samples": 60,
-    "data.partition": "iid",
-    "train.epochs": 2,
-    "train.lr": 0.05,
-    "train.batch-size": 16,
-    "fedorion.server-epochs": 1,
-    "fedorion.noise-batches": 4,
-    "fedorion.noise-batch-size": 16,
-}
-
-
-class TinyRun:
-    """A finished run and what it left."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        lines = (folder / "journal.jsonl").read_text().splitlines()
-        self.journal: list[dict[str, Any]] = [json.loads(line) for line in lines]
-        self.summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
-
-    @property
-    def timeless(self) -> list[dict[str, Any]]:
-        """The journal without what may differ between equal runs."""
-        return [{k: v for k, v in entry.items() if k != "seconds"} for entry in self.journal]
-
-    @property
-    def weights(self) -> str:
-        return str(self.summary["weights_sha256"])
-
-
-def flat(out: Path, **changes: Any) -> dict[str, Value]:
-    """A whole run config: the defaults, the tiny run's, and ``changes`` (dots as ``__``)."""
-    named = {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
-    return numbers(
-        {
-            **defaults(),
-            **TINY,
-            "out": str(out),
-            "state-dir": str(out / "state"),
-            "experiment": "test",
-            **named,
-        }
-    )
-
-
-def play(config: dict[str, Value], grid: Loopback | None = None) -> TinyRun:
-    """Run the real ServerApp over the real ClientApp, in this process unless ``grid`` says else."""
-    from server_app.app import app
-
-    own = grid or Loopback(int(config["clients"]), config, workers=0)
-    with own:
-        app(own, Context(RUN_ID, 0, {}, RecordDict(), dict(config)))
-    return TinyRun(Path(str(config["out"])))
+pytest_plugins = ["tests.support.processor_time"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

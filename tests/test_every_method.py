@@ -2,87 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import Message, RecordDict
+from flwr.app import RecordDict
 
 import client_app.app
-from client_app.methods import HANDLERS
-from common.methods import CONFIGS
+import client_app.methods
+import server_app.methods
+from client_app.handler import Handler
+from common.config import MethodOptions
+from common.methods import names, options
 from common.records import Records, tensors
-from deploy.run.loopback import Loopback
-from server_app.methods import METHODS
+from server_app.method import Method
 from server_app.stopped import Stopped
-from tests.conftest import TinyRun, flat, play
+from tests.support.battery import (
+    Backwards,
+    Crash,
+    Crashing,
+    Tampering,
+    changed_tensor,
+    config,
+    fail_client,
+)
+from tests.support.tiny import TinyRun, play
 
-# What a method needs to be quick or to fit the toy data, beyond the tiny run of conftest.
-OVERRIDES: dict[str, dict[str, Any]] = {
-    "fedgkt": {"fleet": "cnn2@0.5,cnn3@0.5", "global_model": "cnn3@0.5"},
-    **{
-        name: {
-            "data__public": 0.6,
-            "data__samples": 200,
-            f"{name}.embed-epochs": 1,
-            f"{name}.server-epochs": 4,
-            **({f"{name}.incentive-epochs": 1} if name == "i-dl-mh" else {}),
-        }
-        for name in ("dl-sh", "dl-mh", "i-dl-mh")
-    },
-    "fedin": {"fleet": "cnn2@0.5,cnn3@0.5", "rounds": 2, "fedin__samples": 4},
-    "fedkf": {"fedkf__latent": 8, "fedkf__generator_width": 8, "fedkf__slots_in_memory": 2},
-    "fedgkd": {"fedgkd__buffer": 1},
-    "fedgen": {"fedgen__server_steps": 4, "fedgen__hidden": 16, "fedgen__server_batch_size": 16},
-    "dafl": {
-        "fleet": "lenet5@0.5",
-        "train__epochs": 4,
-        "train__lr": 0.1,
-        "dafl__latent": 8,
-        "dafl__generator_width": 8,
-        "dafl__generator_lr": 0.01,
-        "dafl__lambda_a": 0.0,
-        "dafl__server_steps": 100,
-        "dafl__server_batch_size": 16,
-        "dafl__student_lr": 0.05,
-    },
-    "lwn": {
-        "lwn__server_epochs": 1,
-        "lwn__noise_batches": 30,
-        "lwn__noise_batch_size": 32,
-        "lwn__server_lr": 0.05,
-    },
-    "hetfedfl": {
-        "hetfedfl__server_epochs": 1,
-        "hetfedfl__noise_batches": 30,
-        "hetfedfl__noise_batch_size": 32,
-        "hetfedfl__server_lr": 0.05,
-    },
-    "fedftg": {
-        "fedftg__iterations": 2,
-        "fedftg__generated": 8,
-        "fedftg__latent": 8,
-        "fedftg__generator_width": 8,
-    },
-    "fedftg-noise": {
-        "fedftg_noise__server_epochs": 1,
-        "fedftg_noise__noise_batches": 4,
-        "fedftg_noise__noise_batch_size": 16,
-    },
-}
-
-every_method = pytest.mark.parametrize("method", sorted(METHODS))
-
-
-def config(method: str, out: Path, **changes: Any) -> dict[str, Any]:
-    return flat(out, method=method, **{**OVERRIDES.get(method, {}), **changes})
+every_method = pytest.mark.parametrize("method", names())
 
 
 def test_a_method_has_its_contract_and_both_halves() -> None:
-    assert CONFIGS.keys() == METHODS.keys() == HANDLERS.keys()
+    for name in names():
+        assert issubclass(options(name), MethodOptions)
+        assert issubclass(server_app.methods.half(name), Method)
+        assert issubclass(client_app.methods.half(name), Handler)
 
 
 @every_method
@@ -117,13 +72,6 @@ def test_another_seed_gives_another_result(method: str, tmp_path: Path) -> None:
     assert first.weights != second.weights or first.timeless != second.timeless
 
 
-class Backwards(Loopback):  # type: ignore[misc]
-    """Delivers the last reply first."""
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return list(super().pull_messages(list(message_ids)))[::-1]
-
-
 @every_method
 def test_the_order_of_replies_changes_nothing(method: str, tmp_path: Path) -> None:
     forwards = play(config(method, tmp_path / "a"))
@@ -145,50 +93,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one(method: str, tmp_path: Path) 
     assert resumed.weights == whole.weights
 
 
-class Crash(Exception):
-    """Stands for the power cut."""
-
-
-class Crashing(Loopback):  # type: ignore[misc]
-    """Dies in the middle of round 2, when the clients have trained and nobody knows."""
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        sent = list(messages)
-        names = super().push_messages(sent)
-        if sent[0].metadata.message_type == "train" and sent[0].metadata.group_id == "2":
-            raise Crash
-        return names
-
-
-class Tampering(Loopback):  # type: ignore[misc]
-    """Applies ``tamper`` to client 1's answers to training messages."""
-
-    tamper: Any = None
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return [self._changed(reply) for reply in super().pull_messages(list(message_ids))]
-
-    def _changed(self, reply: Message) -> Message:
-        if reply.metadata.src_node_id == 2 and reply.metadata.message_type == "train":
-            reply.content = type(self).tamper(reply.content)
-        return reply
-
-
 def nan_in_the_first_tensor(content: RecordDict) -> RecordDict:
     return changed_tensor(content, lambda flat: flat.index_fill(0, torch.tensor(0), float("nan")))
-
-
-def changed_tensor(content: RecordDict, change: Any) -> RecordDict:
-    from flwr.app import Array, ArrayRecord
-
-    record = content["arrays"]
-    assert isinstance(record, ArrayRecord)
-    arrays = dict(record)
-    name = next(name for name in arrays if name.startswith("float"))
-    numbers = torch.from_numpy(arrays[name].numpy().copy())
-    arrays[name] = Array(change(numbers).numpy())
-    content["arrays"] = ArrayRecord(arrays)
-    return content
 
 
 def one_number_less(content: RecordDict) -> RecordDict:
@@ -228,20 +134,6 @@ def test_a_client_that_raises_may_be_left_out(
     result = play(config(method, tmp_path, rounds=1, min_replies=0.75))
     assert result.journal[1]["replied"] == [0, 1, 3]
     assert result.journal[1]["failures"] == [{"k": 2, "round": 1, "reason": "OSError: disk full"}]
-
-
-def fail_client(monkeypatch: pytest.MonkeyPatch, k: int) -> None:
-    """Client k's training raises; everybody else's is untouched."""
-    from client_app.participant import Participant
-
-    honest = Participant.train
-
-    def train(self: Participant, *args: Any, **kwargs: Any) -> Any:
-        if self.k == k:
-            raise OSError("disk full")
-        return honest(self, *args, **kwargs)
-
-    monkeypatch.setattr(Participant, "train", train)
 
 
 @every_method

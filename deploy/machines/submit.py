@@ -8,7 +8,8 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from common.config import Value, parse
+from common.config import Value
+from common.parse import parse
 from common.presets import entries
 from deploy.flower.control import Control, RunStatus
 from deploy.machines.certificates import general_name
@@ -63,7 +64,7 @@ def prepared(flat: Mapping[str, Value], resume: bool, if_any: bool) -> dict[str,
     if if_any:
         resume = checkpoint.path_in(Path(str(flat["out"]))).exists()
     flat["resume"] = resume
-    check_names(parse(flat))
+    check_names(parse(flat, every=True))
     flat["experiment"] = flat["experiment"] or named_alone(flat)
     return flat
 

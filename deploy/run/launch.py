@@ -16,8 +16,9 @@ from typing import Any
 
 from rich.console import Console
 
-from common.config import Config, Value, parse
+from common.config import Config, Value
 from common.files import write_atomically
+from common.parse import parse
 from common.presets import entries
 from deploy.run.preflight import check_names, preflight
 from deploy.run.progress import Progress, follow
@@ -44,7 +45,7 @@ def fresh(
     resolved = dict(flat)
     if not resolved["clients"]:
         resolved["clients"] = len(entries(str(resolved["fleet"])))
-    check_names(parse(resolved))
+    check_names(parse(resolved, every=True))
     stamp = time.strftime("%Y%m%d-%H%M%S")
     name = f"{resolved['method']}-{resolved['data.name']}-{stamp}"
     said = Path(str(resolved["out"])).expanduser() if resolved["out"] else None

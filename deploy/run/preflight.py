@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from common import device, models
-from common.config import Config, Value, parse
+from common import device, fleet
+from common.config import Config, Value
 from common.data import DATASETS, load
 from common.data.partition import PARTITIONS, split
 from common.data.public import divide
-from common.fleet import check_fleet
+from common.parse import parse
+from common.task import Task
 
 
 def check_names(config: Config) -> None:
@@ -17,9 +18,7 @@ def check_names(config: Config) -> None:
 
     All that can be seen without the data, which may lie on other machines.
     """
-    own = config.run.global_model
-    for spec in (*config.fleet, *(() if own == "smallest" else (own,))):
-        models.parse(spec)
+    fleet.check_names(config)
     names = (("name", config.data.name, DATASETS), ("partition", config.data.partition, PARTITIONS))
     for key, name, known in names:
         if name not in known:
@@ -32,11 +31,10 @@ def preflight(flat: Mapping[str, Value]) -> Config:
     Raises ``ValueError``, one line, for what cannot work: keys and values, data that are not there,
     architectures that cannot take them, a partition that cannot be made, a device that is missing.
     """
-    config = parse(flat)
+    config = parse(flat, every=True)
     check_names(config)
-    device.choose(config.run.device)
-    dataset = load(config.data)
-    check_fleet(config, dataset.shape, dataset.num_classes)
+    chosen = device.choose(config.run.device)
+    fleet.check_fleet(Task.of(config, load(config.data), chosen))
     pool = divide(config.data, config.partition_seed).pool
     split(config.data, pool.y, pool.num_classes, config.run.clients, config.partition_seed)
     return config

@@ -1,14 +1,21 @@
-"""Where settings come from: pyproject's values, then an experiment file, then ``-s key=value``."""
+"""Where settings come from: the knobs' defaults, then an experiment file, then ``-s key=value``.
+
+Flower takes the defaults from ``[tool.flwr.app.config]`` in ``pyproject.toml``;
+``python -m deploy.run.settings`` writes them there.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from common.config import Value, kind_of, known_keys
+from common.files import write_atomically
+from common.parse import defaults, kind_of, known_keys, tables
+from common.section import Value, kebab
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 DEFAULT = EXPERIMENTS / "default.toml"
@@ -23,11 +30,6 @@ def app_folder() -> Path:
     if not (folder / "pyproject.toml").exists():
         raise ValueError(f"{folder} has no pyproject.toml; install with `pip install -e .`")
     return folder
-
-
-def defaults() -> dict[str, Value]:
-    """The value of every knob, flat, from ``[tool.flwr.app.config]``."""
-    return flatten(_read(app_folder() / "pyproject.toml")["tool"]["flwr"]["app"]["config"])
 
 
 def resolve(experiment: Path | None, overrides: Iterable[str] = ()) -> dict[str, Value]:
@@ -142,3 +144,30 @@ def _read(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not valid TOML: {error}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
+
+
+APP_CONFIG = "tool.flwr.app.config"
+
+
+def app_config() -> str:
+    """The defaults as the TOML tables that Flower reads."""
+    lines = []
+    for table, kind in tables().items():
+        lines += ["", f"[{APP_CONFIG}{'.' if table else ''}{table}]"]
+        for name, field in kind.model_fields.items():
+            lines.append(f"{kebab(name)} = {json.dumps(field.default, ensure_ascii=False)}")
+        if not kind.model_fields:
+            del lines[-2:]
+    return "\n".join(lines[1:]) + "\n"
+
+
+def with_app_config(pyproject: str) -> str:
+    """The text of a ``pyproject.toml`` with today's defaults in it."""
+    before, _, rest = pyproject.partition(f"[{APP_CONFIG}]")
+    after = re.search(rf"^\[(?!{re.escape(APP_CONFIG)})", rest, re.MULTILINE)
+    return before + app_config() + "\n" + (rest[after.start() :] if after else "")
+
+
+if __name__ == "__main__":
+    path = app_folder() / "pyproject.toml"
+    write_atomically(path, with_app_config(path.read_text(encoding="utf-8")).encode())

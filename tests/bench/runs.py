@@ -11,9 +11,10 @@ from typing import Any
 from rich.console import Console
 
 from common.config import Value
+from common.parse import defaults
 from deploy.report.read import read
 from deploy.run import launch
-from deploy.run.settings import defaults, numbers
+from deploy.run.settings import numbers
 
 ROUNDS = 3
 SMALL: dict[str, Value] = {

@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from common.methods import CONFIGS
+from common.parse import defaults
 from deploy.run import launch
-from deploy.run.settings import defaults, numbers
+from deploy.run.settings import numbers
 
 CLIENTS = 4
 #: small enough to compute; none of it changes the size of a message but model, images and classes

@@ -13,7 +13,7 @@ from client_app.participant import Participant
 from common.config import parse
 from deploy.run.loopback import Loopback
 from server_app.stopped import Stopped
-from tests.conftest import flat, play
+from tests.support.tiny import flat, play
 
 HUNGRY = """
 import resource, torch

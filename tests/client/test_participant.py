@@ -11,7 +11,7 @@ import pytest
 from client_app.participant import Participant
 from common import models
 from common.config import Value, parse
-from tests.conftest import TinyRun, flat
+from tests.support.tiny import TinyRun, flat
 
 
 def participant(tmp_path: Path, node: dict[str, Value], **changes: Any) -> Participant:

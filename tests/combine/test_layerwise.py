@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from server_app.combine.averaging import average
 
 from common import tree
 from common.methods.fedavg import Config
 from common.models import build
 from common.records import StateDict
 from common.submodel import cut, largest
-from server_app.combine.averaging import average
 from server_app.combine.layerwise import aggregate
 
 RESNETS = [f"resnet{depth}@0.0625" for depth in (10, 14, 18, 22, 26)]

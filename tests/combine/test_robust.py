@@ -11,19 +11,19 @@ import torch
 from flwr.app import Message, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from server_app.combine.averaging import average
 from torch import nn
 
 from common import tree
 from common.config import Value, parse
 from common.methods.fedavg import Averaging
+from common.parse import defaults
 from common.records import StateDict
-from deploy.run.settings import defaults
-from server_app.combine.averaging import average
 from server_app.combine.layerwise import aggregate
 from server_app.combine.robust import combine, trimmed
 from server_app.stopped import Stopped
-from tests.conftest import flat, play
-from tests.test_every_method import Tampering, changed_tensor
+from tests.support.battery import Tampering, changed_tensor
+from tests.support.tiny import flat, play
 
 NET = nn.Linear(2, 1)
 
@@ -203,7 +203,7 @@ def test_a_run_with_a_poisoned_client_learns_under_every_robust_mean(
 def test_a_resumed_run_with_a_robust_mean_equals_an_uninterrupted_one(
     robust: str, tmp_path: Path
 ) -> None:
-    changes: dict[str, Any] = {"method": "fedavg", "fedavg__robust": robust}
+    changes: dict[str, Any] = {"method": "fedavg", "average__robust": robust}
     whole = play(flat(tmp_path / "whole", rounds=3, **changes))
     play(flat(tmp_path / "part", rounds=2, **changes))
     resumed = play(flat(tmp_path / "part", rounds=3, resume=True, **changes))
@@ -213,7 +213,11 @@ def test_a_resumed_run_with_a_robust_mean_equals_an_uninterrupted_one(
 
 
 def test_a_wrong_share_is_refused() -> None:
-    for key, value in (("fedavg.trim", 0.5), ("fedavg.clip-norm", 0.0), ("fedavg.robust", "krum")):
+    for key, value in (
+        ("average.trim", 0.5),
+        ("average.clip-norm", 0.0),
+        ("average.robust", "krum"),
+    ):
         with pytest.raises(ValueError, match=key):
             parse({**flat(Path("out"), method="fedavg"), key: value})
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from common.data import DATASETS, decoded, idx, load, places
-from tests.data.test_idx import write
+from tests.support.idx import write
 
 IMAGES = 20
 

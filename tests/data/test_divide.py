@@ -9,7 +9,7 @@ from common.config import parse
 from common.data import load
 from common.data.dataset import fingerprint
 from common.data.public import divide
-from deploy.run.settings import defaults
+from common.parse import defaults
 
 
 def data(**changes):

@@ -12,7 +12,7 @@ import pytest
 from deploy.run.launch import fresh
 from server_app.keep import checkpoint
 from server_app.stopped import Stopped
-from tests.conftest import TinyRun, flat, play
+from tests.support.tiny import TinyRun, flat, play
 
 
 def finished(folder: Path, **changes: Any) -> Path:
@@ -74,7 +74,7 @@ def test_a_torn_last_line_of_the_journal_is_mended(tmp_path: Path) -> None:
 
 
 def test_a_stopped_run_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.test_every_method import fail_client
+    from tests.support.battery import fail_client
 
     with monkeypatch.context() as patch:
         fail_client(patch, 0)

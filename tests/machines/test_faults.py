@@ -21,7 +21,6 @@ from pathlib import Path
 import pytest
 
 from tests.bench import faults
-from tests.conftest import TinyRun, play
 from tests.support import namespaces
 from tests.support.faults import (
     CLIENT_APP,
@@ -37,6 +36,7 @@ from tests.support.faults import (
     throttled,
     until,
 )
+from tests.support.tiny import TinyRun, play
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 

@@ -34,18 +34,8 @@ from deploy.machines import node, submit
 from deploy.machines.certificates import make
 from deploy.run.settings import resolve
 from server_app.keep.lock import hold
-from tests.conftest import flat
-
-
-def fedmosaic(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "deploy.cli", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **env},
-        stdin=subprocess.DEVNULL,
-    )
-
+from tests.support.commandline import fedmosaic
+from tests.support.tiny import flat
 
 NODE = ["node", "--superlink", "h:1", "--clients", "2", "--insecure"]
 

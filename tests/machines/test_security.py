@@ -32,7 +32,7 @@ from deploy.machines import certificates
 from deploy.machines.certificates import Certificates
 from deploy.run.grpc import Federation, node_config, supernode_command
 from deploy.run.settings import app_folder
-from tests.conftest import TinyRun, flat
+from tests.support.tiny import TinyRun, flat
 
 pytestmark = [
     pytest.mark.slow,

@@ -16,7 +16,7 @@ from deploy.flower import admission
 from deploy.flower.control import Control
 from deploy.flower.processes import free_ports
 from deploy.machines.certificates import Certificates, make
-from tests.machines.test_machines import fedmosaic
+from tests.support.commandline import fedmosaic
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.conftest import TinyRun, flat
+from tests.support.tiny import TinyRun, flat
 
 Run = Callable[..., TinyRun]
 SMALL = {

@@ -11,15 +11,19 @@ from flwr.app import Message
 
 from common.methods.dl_mh import Up
 from deploy.run.loopback import Loopback
-from tests.conftest import flat, play
+from tests.support.tiny import flat, play
 
-KNOBS = {"embed-epochs": 1, "server-epochs": 4}
-SMALL: dict[str, Any] = {"rounds": 1, "data__public": 0.6, "data__samples": 200}
+SMALL: dict[str, Any] = {
+    "rounds": 1,
+    "data__public": 0.6,
+    "data__samples": 200,
+    "confidence__epochs": 1,
+    "ensemble__epochs": 4,
+}
 
 
 def settings(tmp_path, method: str = "dl-mh", **changes: Any) -> dict[str, Any]:
-    knobs = {f"{method}.{name}": value for name, value in KNOBS.items()}
-    return flat(tmp_path, **{**SMALL, "method": method, **knobs, **changes})
+    return flat(tmp_path, **{**SMALL, "method": method, **changes})
 
 
 def test_dl_mh_in_which_every_client_has_every_class_is_dl_sh_to_the_bit(tmp_path):
@@ -52,7 +56,7 @@ def test_clients_of_a_single_class_still_teach_by_their_confidence(tmp_path):
             clients=3,
             data__partition="niid1",
             data__niid_scale="adapt",
-            **{"dl-mh.embed-epochs": 5, "dl-mh.server-epochs": 15},
+            **{"confidence.epochs": 5, "ensemble.epochs": 15},
         )
     )
     assert [client["classes"] for client in result.journal[0]["clients"]] == [[0], [1], [2]]
@@ -99,7 +103,7 @@ def test_uhc_learns_where_classes_overlap(tmp_path, rule: str):
         settings(
             tmp_path,
             rounds=2,
-            **{"dl-mh.confidence": "uniform", "dl-mh.aggregation": rule, "dl-mh.server-epochs": 10},
+            **{"confidence.kind": "uniform", "ensemble.aggregation": rule, "ensemble.epochs": 10},
         )
     )
     assert result.summary["accuracy"]["final"] > 0.6

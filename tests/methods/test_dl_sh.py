@@ -16,15 +16,15 @@ from common.methods.dl_sh import Up
 from deploy.run.loopback import Loopback
 from server_app.distil.public_set import Distillation
 from server_app.stopped import Stopped
-from tests.conftest import flat, play
+from tests.support.tiny import flat, play
 
 SMALL: dict[str, Any] = {
     "method": "dl-sh",
     "rounds": 1,
     "data__public": 0.6,
     "data__samples": 200,
-    "dl-sh.embed-epochs": 1,
-    "dl-sh.server-epochs": 4,
+    "confidence.epochs": 1,
+    "ensemble.epochs": 4,
 }
 
 
@@ -131,14 +131,14 @@ def test_the_server_learns_the_weighted_sum_of_what_the_clients_sent(tmp_path, m
 
 
 def test_plain_distillation_takes_the_mean_and_sends_no_confidence(tmp_path, monkeypatch):
-    ups, targets, result = ups_and_targets(tmp_path, monkeypatch, **{"dl-sh.confidence": "uniform"})
+    ups, targets, result = ups_and_targets(tmp_path, monkeypatch, **{"confidence.kind": "uniform"})
     assert all(up.w is None for up in ups)
     assert torch.allclose(targets, torch.stack([up.theta for up in ups]).mean(0), atol=1e-6)
     assert result.journal[1]["cost"]["numbers"] == 4 * 120 * 3
 
 
 def test_a_huge_temperature_is_plain_distillation(tmp_path, monkeypatch):
-    ups, targets, _ = ups_and_targets(tmp_path, monkeypatch, **{"dl-sh.conf-t": 1e6})
+    ups, targets, _ = ups_and_targets(tmp_path, monkeypatch, **{"confidence.temperature": 1e6})
     assert torch.allclose(targets, torch.stack([up.theta for up in ups]).mean(0), atol=1e-5)
 
 
@@ -149,7 +149,7 @@ def test_weighted_logits_become_a_distribution_after_the_sum(tmp_path, monkeypat
 
 
 def test_odin_scores_fill_zero_to_one(tmp_path, monkeypatch):
-    ups, _, _ = ups_and_targets(tmp_path, monkeypatch, **{"dl-sh.confidence": "odin"})
+    ups, _, _ = ups_and_targets(tmp_path, monkeypatch, **{"confidence.kind": "odin"})
     assert all(float(up.w.min()) == 0 and float(up.w.max()) == 1 for up in ups)
 
 
@@ -188,7 +188,7 @@ def test_every_way_to_grow_a_confidence_gives_another_one(
     ups, _, _ = ups_and_targets(
         tmp_path / "b",
         monkeypatch,
-        **{"dl-sh.embed-balance": balance, "dl-sh.conf-init": start},
+        **{"confidence.balance": balance, "confidence.init": start},
     )
     assert not torch.equal(ups[0].w, plain[0].w)
     assert torch.equal(ups[0].theta, plain[0].theta)  # the classifier is none of its business
@@ -201,7 +201,7 @@ def test_a_confidence_is_higher_on_images_like_the_clients_own(tmp_path, monkeyp
         clients=3,
         data__partition="niid1",
         data__niid_scale="adapt",
-        **{"dl-sh.embed-epochs": 5},
+        **{"confidence.epochs": 5},
     )
     labels = public_labels(result)
     for k, up in enumerate(ups):  # client k holds class k alone

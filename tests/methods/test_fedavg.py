@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from server_app.combine.averaging import average
 
 from common.methods.fedavg import Config
 from common.models import build
-from server_app.combine.averaging import average
-from tests.conftest import TinyRun
+from tests.support.tiny import TinyRun
 
 OPTIONS = {"weights": "samples", "bn_buffers": True, "robust": "none"}
 
@@ -36,7 +36,7 @@ def test_without_bn_buffers_the_server_keeps_its_own() -> None:
 
 def test_uniform_and_sample_weights_differ_where_sizes_differ(run: Callable[..., TinyRun]) -> None:
     skewed = {"method": "fedavg", "data__partition": "quantity_dirichlet", "rounds": 1}
-    assert run(**skewed).weights != run(**skewed, fedavg__weights="uniform").weights
+    assert run(**skewed).weights != run(**skewed, average__weights="uniform").weights
 
 
 def test_selection_is_by_partition_id_and_reproducible(run: Callable[..., TinyRun]) -> None:

@@ -12,14 +12,14 @@ from common.methods.fedavg import Up
 from server_app.keep.checkpoint import Checkpoint
 from server_app.methods.fedftg import label_weights
 from server_app.stopped import Stopped
-from tests.conftest import TinyRun
+from tests.support.tiny import TinyRun
 
 TINY = {
     "method": "fedftg",
     "fedftg__iterations": 2,
     "fedftg__generated": 8,
-    "fedftg__latent": 8,
-    "fedftg__generator_width": 8,
+    "generator__latent": 8,
+    "generator__width": 8,
     "fleet": "cnn2@0.5",
 }
 
@@ -94,9 +94,9 @@ def test_a_client_s_answer_is_fedavg_s() -> None:
         {"fedftg__iterations": 3},
         {"fedftg__student_steps": 1},
         {"fedftg__generated": 9},
-        {"fedftg__latent": 4},
-        {"fedftg__generator_width": 4},
-        {"fedftg__generator_lr": 0.1},
+        {"generator__latent": 4},
+        {"generator__width": 4},
+        {"generator__lr": 0.1},
         {"fedftg__lambda_cls": 0.0},
         {"fedftg__lambda_dis": 0.0},
         {"fedftg__kd_teacher_bn": "batch"},

@@ -10,15 +10,15 @@ import torch
 from safetensors.torch import load_file
 
 from server_app.methods.fedftg_noise import towards
-from tests.conftest import TinyRun
+from tests.support.tiny import TinyRun
 
 NOISE = {
-    "fedftg_noise__server_epochs": 1,
-    "fedftg_noise__noise_batches": 6,
-    "fedftg_noise__noise_batch_size": 16,
+    "noise__epochs": 1,
+    "noise__batches": 6,
+    "noise__batch_size": 16,
 }
-TINY = {"method": "fedftg-noise", "fedftg_noise__server_lr": 0.05, **NOISE}
-STILL = {**TINY, "fedftg_noise__server_lr": 1e-38}  #: distillation that moves nothing
+TINY = {"method": "fedftg-noise", "noise__lr": 0.05, **NOISE}
+STILL = {**TINY, "noise__lr": 1e-38}  #: distillation that moves nothing
 
 
 def weights(run: TinyRun) -> dict[str, torch.Tensor]:
@@ -60,11 +60,11 @@ def test_a_long_step_leaves_no_negative_variance() -> None:
     [
         {"fedftg_noise__mu": 0.5},
         {"fedftg_noise__aggregate_lr": 0.5},
-        {"fedftg_noise__weights": "samples"},
-        {"fedftg_noise__noise": "stylegan"},
-        {"fedftg_noise__kd_temperature": 3.0},
-        {"fedftg_noise__kd_teacher_bn": "running"},
-        {"fedftg_noise__server_lr": 0.1},
+        {"average__weights": "samples"},
+        {"noise__kind": "stylegan"},
+        {"noise__temperature": 3.0},
+        {"noise__teacher_bn": "running"},
+        {"noise__lr": 0.1},
     ],
 )
 def test_every_switch_does_something(switch: dict[str, Any], run: Callable[..., TinyRun]) -> None:

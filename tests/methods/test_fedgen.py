@@ -13,7 +13,7 @@ from client_app.methods.fedgen import FedGen as Client
 from common.methods.fedgen import Config, Down, Up
 from common.models.feature_generator import FeatureGenerator
 from server_app.methods.fedgen import FedGen
-from tests.conftest import TinyRun
+from tests.support.tiny import TinyRun
 
 Run = Callable[..., TinyRun]
 SMALL = {"fedgen__server_steps": 3, "fedgen__hidden": 8, "fedgen__server_batch_size": 8}

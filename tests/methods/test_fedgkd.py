@@ -10,7 +10,7 @@ import torch
 from common import tree
 from common.methods.fedgkd import Up
 from server_app.methods.fedgkd import FedGKD
-from tests.conftest import TinyRun
+from tests.support.tiny import TinyRun
 
 Run = Callable[..., TinyRun]
 

@@ -14,7 +14,7 @@ from common.methods.fedgkt import Up
 from common.models.edge import Edge, behind, feature_shape, splittable
 from deploy.run.loopback import Loopback
 from server_app.stopped import Stopped
-from tests.conftest import flat, play
+from tests.support.tiny import flat, play
 
 FLEET = {"fleet": "cnn2@0.5,cnn3@0.5", "global_model": "cnn3@0.5"}
 SMALL: dict[str, Any] = {"method": "fedgkt", "rounds": 1, **FLEET}

@@ -19,11 +19,11 @@ from common.records import Records
 from common.split import common_shapes, shapes
 from server_app.distil.feature_pool import FeaturePool
 from server_app.stopped import Stopped
-from tests.conftest import TinyRun
+from tests.support.tiny import TinyRun
 
 Run = Callable[..., TinyRun]
 FLEET = {"fleet": "cnn2@0.5,cnn3@0.5"}
-LAYERWISE = {"fedprox__across": "layerwise", "fedprox__weights": "uniform"}
+LAYERWISE = {"average__across": "layerwise", "average__weights": "uniform"}
 RESNETS = [f"resnet{depth}" for depth in (10, 14, 18, 22, 26)]
 
 
@@ -35,12 +35,12 @@ def results(run: TinyRun) -> list[Any]:
 
 @pytest.mark.parametrize("across", ["layerwise", "same"])
 def test_fedin_without_in_training_is_fedprox_bit_for_bit(run: Run, across: str) -> None:
-    fedin = run(method="fedin", fedin__in_training=False, fedin__across=across, **FLEET)
+    fedin = run(method="fedin", fedin__in_training=False, average__across=across, **FLEET)
     fedprox = run(
         method="fedprox",
         fedprox__mu=0.1,
-        fedprox__across=across,
-        fedprox__weights="uniform",
+        average__across=across,
+        average__weights="uniform",
         **FLEET,
     )
     assert fedin.weights == fedprox.weights and results(fedin) == results(fedprox)
@@ -48,7 +48,7 @@ def test_fedin_without_in_training_is_fedprox_bit_for_bit(run: Run, across: str)
 
 def test_fedin_without_prox_and_in_training_is_fedavg_bit_for_bit(run: Run) -> None:
     fedin = run(method="fedin", fedin__in_training=False, fedin__mu=0.0, **FLEET)
-    fedavg = run(method="fedavg", fedavg__across="layerwise", fedavg__weights="uniform", **FLEET)
+    fedavg = run(method="fedavg", average__across="layerwise", average__weights="uniform", **FLEET)
     assert fedin.weights == fedavg.weights and results(fedin) == results(fedavg)
 
 
@@ -63,8 +63,8 @@ def test_the_first_round_is_local_training_and_the_second_is_not(run: Run) -> No
 
 def test_one_architecture_layer_by_layer_is_the_global_model_as_always(run: Run) -> None:
     plain = run(method="fedavg", fleet="cnn2@0.5")
-    layerwise = run(method="fedavg", fleet="cnn2@0.5", fedavg__across="layerwise")
-    same = run(method="fedavg", fleet="cnn2@0.5", fedavg__across="same")
+    layerwise = run(method="fedavg", fleet="cnn2@0.5", average__across="layerwise")
+    same = run(method="fedavg", fleet="cnn2@0.5", average__across="same")
     assert plain.weights == layerwise.weights
     for other in (layerwise, same):
         for key in ("accuracy", "loss", "metrics", "clients", "scores"):
@@ -74,7 +74,7 @@ def test_one_architecture_layer_by_layer_is_the_global_model_as_always(run: Run)
 
 def test_the_score_is_the_mean_over_the_architectures(run: Run) -> None:
     for across in ("layerwise", "same"):
-        last = run(method="fedavg", fedavg__across=across, **FLEET).journal[-1]
+        last = run(method="fedavg", average__across=across, **FLEET).journal[-1]
         assert list(last["accuracies"]) == ["cnn2@0.5", "cnn3@0.5"]
         assert last["accuracy"] == pytest.approx(sum(last["accuracies"].values()) / 2)
 
@@ -89,7 +89,7 @@ def test_across_same_keeps_a_model_for_each_architecture(run: Run) -> None:
     from safetensors.torch import load_file
 
     held = load_file(
-        run(method="fedin", fedin__across="same", **FLEET).folder / "model.safetensors"
+        run(method="fedin", average__across="same", **FLEET).folder / "model.safetensors"
     )
     assert {name.partition("/")[0] for name in held} == {"cnn2@0.5", "cnn3@0.5"}
 
@@ -105,12 +105,12 @@ def test_two_widths_have_no_common_split(run: Run) -> None:
     [
         ({"fleet": "cnn2@0.5,mlp@0.25"}, "'mlp@0.25' has no split into extractor"),
         (
-            {"fleet": "cnn2@0.5,cnn3", "method": "fedavg", "fedavg__across": "layerwise"},
-            'fedavg.across = "layerwise": cnn2@0.5 is no sub-model of cnn3',
+            {"fleet": "cnn2@0.5,cnn3", "method": "fedavg", "average__across": "layerwise"},
+            'average.across = "layerwise": cnn2@0.5 is no sub-model of cnn3',
         ),
         (
-            {"method": "fedavg", "fedavg__across": "same", "fedavg__inactive": True},
-            'fedavg.across = "same" is not allowed with fedavg.inactive',
+            {"method": "fedavg", "average__across": "same", "oca__aggregate": "on"},
+            'average.across = "same" is not allowed with fedavg.inactive',
         ),
     ],
 )
@@ -121,7 +121,7 @@ def test_a_fleet_that_cannot_share_is_refused(run: Run, changes: Any, reason: st
 
 def test_a_node_that_brings_another_family_is_refused_by_the_server(tmp_path: Any) -> None:
     from deploy.run.loopback import Loopback
-    from tests.conftest import flat, play
+    from tests.support.tiny import flat, play
 
     settings = flat(tmp_path, method="fedin", **FLEET)
     grid = Loopback(4, settings, workers=0, node_configs={2: {"model": "cnn3"}})
@@ -243,9 +243,9 @@ def test_without_opt_a_step_on_the_features_follows_each_local_step() -> None:
 
 @pytest.mark.parametrize("across", ["layerwise", "same"])
 def test_averages_across_architectures_resume_bit_for_bit(tmp_path: Any, across: str) -> None:
-    from tests.conftest import flat, play
+    from tests.support.tiny import flat, play
 
-    settings = {"method": "fedavg", "fedavg__across": across, "per_round": 2, **FLEET}
+    settings = {"method": "fedavg", "average__across": across, "per_round": 2, **FLEET}
     whole = play(flat(tmp_path / "whole", **settings, rounds=3))
     play(flat(tmp_path / "part", **settings, rounds=2))
     resumed = play(flat(tmp_path / "part", **settings, rounds=3, resume=True))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from server_app.overall import overall
 
 from client_app.methods.fedkf import Memory
 from client_app.store import Store
@@ -20,9 +21,8 @@ from common.models import build
 from common.models.passes import PassCounter, Passes
 from common.protocol import Peer
 from server_app.combine.uploads import Slot, Slots
-from server_app.overall import overall
 from server_app.talk.census import Client
-from tests.conftest import TinyRun
+from tests.support.tiny import TinyRun
 
 Run = Callable[..., TinyRun]
 SMALL = {"fedkf__latent": 8, "fedkf__generator_width": 4}
@@ -287,7 +287,7 @@ def test_equal_steps_give_every_client_the_same_work(run: Run) -> None:
 def test_the_samples_of_a_finished_run_are_drawn_class_by_class(run: Run, tmp_path: Path) -> None:
     from deploy.run.settings import to_toml
     from deploy.study.generated import imagine, write
-    from tests.conftest import flat
+    from tests.support.tiny import flat
 
     with pytest.raises(ValueError, match="no finished run"):
         imagine(tmp_path, 10)

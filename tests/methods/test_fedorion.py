@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 
 from common.losses.distillation import kl, soft_cross_entropy
-from tests.conftest import TinyRun
+from tests.support.tiny import TinyRun
 
-HOM = {"method": "fedorion", "fleet": "mlp@0.25", "fedorion__weights": "samples"}
+HOM = {"method": "fedorion", "fleet": "mlp@0.25", "average__weights": "samples"}
 
 
 def test_kl_by_hand() -> None:
@@ -39,7 +39,7 @@ def test_without_dml_and_distillation_in_one_architecture_it_is_fedavg(
     run: Callable[..., TinyRun],
 ) -> None:
     fedavg = run(method="fedavg", fleet="mlp@0.25")
-    fedorion = run(**HOM, fedorion__distill=False, fedorion__eval_bn="running")
+    fedorion = run(**HOM, fedorion__distill=False, score__bn="running")
     assert fedorion.weights == fedavg.weights
     assert [e["accuracy"] for e in fedorion.journal] == [e["accuracy"] for e in fedavg.journal]
 
@@ -51,10 +51,10 @@ def test_without_dml_and_distillation_in_one_architecture_it_is_fedavg(
         {"fedorion__aggregate": False},
         {"fedorion__distill": False},
         {"fedorion__selective": False},
-        {"fedorion__kd_temperature": 3.0},
+        {"noise__temperature": 3.0},
         {"fedorion__kd_weights": "uniform"},
-        {"fedorion__kd_teacher_bn": "running"},
-        {"fedorion__server_lr": 0.1},
+        {"noise__teacher_bn": "running"},
+        {"noise__lr": 0.1},
     ],
 )
 def test_every_switch_does_something(switch: dict[str, Any], run: Callable[..., TinyRun]) -> None:
@@ -77,7 +77,7 @@ def test_distillation_leaves_the_averaged_running_statistics_alone(
     average = load_file(run(**settings, fedorion__distill=False).folder / "model.safetensors")
     kept = load_file(run(**settings).folder / "model.safetensors")
     lost = load_file(
-        run(**settings, fedorion__protect_running_stats=False).folder / "model.safetensors"
+        run(**settings, noise__protect_running_stats=False).folder / "model.safetensors"
     )
     running = [name for name in average if "running_mean" in name]
     assert running

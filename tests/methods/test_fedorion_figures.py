@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.conftest import TinyRun
+from tests.support.tiny import TinyRun
 
 FLEET = {"fleet": "mlp@0.25,cnn2@0.5,cnn3@0.25,cnn2@0.5", "global_model": "mlp@0.25"}
 
@@ -17,7 +17,7 @@ def architectures(run: TinyRun) -> list[str]:
 
 def test_every_kind_of_noise_teaches_something_else(run: Callable[..., TinyRun]) -> None:
     kinds = ["gaussian", "uniform", "dead_leaves", "stylegan"]
-    results = [run(method="fedorion", rounds=1, fedorion__noise=kind).weights for kind in kinds]
+    results = [run(method="fedorion", rounds=1, noise__kind=kind).weights for kind in kinds]
     assert len(set(results)) == 4
 
 
@@ -31,7 +31,7 @@ def test_if_nobody_skips_everybody_does_dml(run: Callable[..., TinyRun]) -> None
 def test_if_everybody_skips_and_nothing_is_distilled_it_is_fedavg(
     run: Callable[..., TinyRun],
 ) -> None:
-    settings = {"fedorion__distill": False, "fedorion__weights": "samples"}
+    settings = {"fedorion__distill": False, "average__weights": "samples"}
     ours = run(method="fedorion", **FLEET, **settings, fedorion__skip_share=1.0)
     assert architectures(ours) == ["mlp@0.25"] * 4
     assert ours.weights == run(method="fedavg", **FLEET).weights

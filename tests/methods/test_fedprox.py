@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from common.losses.proximal import proximal
-from tests.conftest import TinyRun
+from tests.support.tiny import TinyRun
 
 
 def test_the_proximal_term_by_hand() -> None:

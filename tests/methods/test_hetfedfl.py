@@ -9,14 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.conftest import TinyRun
+from tests.support.tiny import TinyRun
 
 NOISE = {
-    "hetfedfl__server_epochs": 1,
-    "hetfedfl__noise_batches": 6,
-    "hetfedfl__noise_batch_size": 16,
+    "noise__epochs": 1,
+    "noise__batches": 6,
+    "noise__batch_size": 16,
 }
-TINY = {"method": "hetfedfl", "hetfedfl__server_lr": 0.05, **NOISE}
+TINY = {"method": "hetfedfl", "noise__lr": 0.05, **NOISE}
 
 
 def weights(run: TinyRun) -> dict[str, torch.Tensor]:
@@ -25,7 +25,7 @@ def weights(run: TinyRun) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("norm", ["sum", "none"])
 def test_with_one_client_combine_is_ensemble(norm: str, run: Callable[..., TinyRun]) -> None:
-    alone = {**TINY, "clients": 1, "hetfedfl__max_ensemble_norm": norm}
+    alone = {**TINY, "clients": 1, "noise__max_norm": norm}
     combine = run(**alone, hetfedfl__transfer="combine")
     ensemble = run(**alone, hetfedfl__transfer="ensemble")
     torch.testing.assert_close(weights(combine), weights(ensemble), rtol=0, atol=1e-5)
@@ -39,14 +39,14 @@ def test_with_two_clients_combine_is_not_ensemble(run: Callable[..., TinyRun]) -
 
 def test_nothing_is_averaged(run: Callable[..., TinyRun]) -> None:
     # A server that does not step keeps its first model, whatever the clients learn.
-    still = {**TINY, "fleet": "mlp@0.25", "hetfedfl__server_lr": 1e-38}
+    still = {**TINY, "fleet": "mlp@0.25", "noise__lr": 1e-38}
     one, two = run(**still, rounds=1), run(**still, rounds=2)
     torch.testing.assert_close(weights(one), weights(two), rtol=0, atol=1e-12)
 
 
 def test_the_server_teaches_the_clients(run: Callable[..., TinyRun]) -> None:
     # In round 2 the clients hear a server that has stepped, or one that has not.
-    loud, still = run(**TINY), run(**{**TINY, "hetfedfl__server_lr": 1e-38})
+    loud, still = run(**TINY), run(**{**TINY, "noise__lr": 1e-38})
     assert loud.journal[1]["clients"] == still.journal[1]["clients"]
     assert loud.journal[2]["clients"] != still.journal[2]["clients"]
 
@@ -60,12 +60,12 @@ def test_own_models_learn_from_their_data(run: Callable[..., TinyRun]) -> None:
     "switch",
     [
         {"hetfedfl__transfer": "ensemble"},
-        {"hetfedfl__transfer": "ensemble", "hetfedfl__max_ensemble_norm": "none"},
+        {"hetfedfl__transfer": "ensemble", "noise__max_norm": "none"},
         {"hetfedfl__teacher_bn": "running"},
-        {"hetfedfl__noise": "dead_leaves"},
-        {"hetfedfl__kd_temperature": 3.0},
-        {"hetfedfl__kd_teacher_bn": "running"},
-        {"hetfedfl__server_lr": 0.1},
+        {"noise__kind": "dead_leaves"},
+        {"noise__temperature": 3.0},
+        {"noise__teacher_bn": "running"},
+        {"noise__lr": 0.1},
     ],
 )
 def test_every_switch_does_something(switch: dict[str, Any], run: Callable[..., TinyRun]) -> None:

@@ -10,22 +10,22 @@ import torch
 from client_app.methods import i_dl_mh as half
 from common.methods.i_dl_mh import Reward
 from deploy.run.loopback import Loopback
-from tests.conftest import flat, play
+from tests.support.tiny import flat, play
 
 SMALL: dict[str, Any] = {
     "method": "i-dl-mh",
     "rounds": 1,
     "data__public": 0.6,
     "data__samples": 200,
-    "i-dl-mh.embed-epochs": 5,
-    "i-dl-mh.server-epochs": 15,
+    "confidence.epochs": 5,
+    "ensemble.epochs": 15,
     "i-dl-mh.incentive-epochs": 8,
 }
 ONE_CLASS_EACH = {"clients": 3, "data__partition": "niid1", "data__niid_scale": "adapt"}
 
 
 def test_the_servers_model_is_that_of_dl_mh_to_the_bit(tmp_path):
-    knobs = {"dl-mh.embed-epochs": 5, "dl-mh.server-epochs": 15}
+    knobs = {"confidence.epochs": 5, "ensemble.epochs": 15}
     base = {k: v for k, v in SMALL.items() if not k.startswith("i-dl-mh.")}
     plain = play(flat(tmp_path / "a", **{**base, "method": "dl-mh", **knobs}))
     rewarded = play(flat(tmp_path / "b", **SMALL))

@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 
 from client_app.methods.lwn import LWN
 from common.methods.lwn import Up
-from tests.conftest import TinyRun
+from tests.support.tiny import TinyRun
 
-NOISE = {"lwn__server_epochs": 1, "lwn__noise_batches": 4, "lwn__noise_batch_size": 16}
-TINY = {"method": "lwn", "lwn__server_lr": 0.05, **NOISE}
-STILL = {"lwn__server_lr": 1e-38}  #: distillation that moves nothing
+NOISE = {"noise__epochs": 1, "noise__batches": 4, "noise__batch_size": 16}
+TINY = {"method": "lwn", "noise__lr": 0.05, **NOISE}
+STILL = {"noise__lr": 1e-38}  #: distillation that moves nothing
 
 
 def weights(run: TinyRun) -> dict[str, torch.Tensor]:
@@ -35,7 +35,7 @@ def test_one_client_s_small_network_is_taken_as_it_is(
     norm: str, run: Callable[..., TinyRun]
 ) -> None:
     alone = {**TINY, "clients": 1, "rounds": 1, "lwn__init": "average"}
-    distilled = run(**alone, lwn__max_ensemble_norm=norm)
+    distilled = run(**alone, noise__max_norm=norm)
     torch.testing.assert_close(
         weights(distilled), weights(run(**{**alone, **STILL})), rtol=0, atol=1e-5
     )
@@ -63,17 +63,17 @@ def test_own_models_are_kept_over_rounds_and_learn(run: Callable[..., TinyRun]) 
     "switch",
     [
         {"lwn__init": "average"},
-        {"lwn__max_ensemble_norm": "none"},
-        {"lwn__max_ensemble_norm": "softmax"},
-        {"lwn__noise": "uniform"},
-        {"lwn__noise": "dead_leaves"},
-        {"lwn__noise": "stylegan"},
-        {"lwn__kd_temperature": 3.0},
-        {"lwn__kd_teacher_bn": "running"},
-        {"lwn__protect_running_stats": False},
-        {"lwn__server_lr": 0.1},
-        {"lwn__server_momentum": 0.0},
-        {"lwn__noise_batches": 5},
+        {"noise__max_norm": "none"},
+        {"noise__max_norm": "softmax"},
+        {"noise__kind": "uniform"},
+        {"noise__kind": "dead_leaves"},
+        {"noise__kind": "stylegan"},
+        {"noise__temperature": 3.0},
+        {"noise__teacher_bn": "running"},
+        {"noise__protect_running_stats": False},
+        {"noise__lr": 0.1},
+        {"noise__momentum": 0.0},
+        {"noise__batches": 5},
     ],
 )
 def test_every_switch_does_something(switch: dict[str, Any], run: Callable[..., TinyRun]) -> None:

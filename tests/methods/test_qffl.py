@@ -11,7 +11,7 @@ import torch
 
 from common.methods.qffl import Up
 from server_app.methods.qffl import QFFL
-from tests.conftest import TinyRun
+from tests.support.tiny import TinyRun
 
 Run = Callable[..., TinyRun]
 
@@ -54,7 +54,7 @@ def test_a_loss_of_zero_is_no_accident() -> None:
 def test_with_q_zero_it_is_fedavg_with_uniform_weights(run: Run) -> None:
     uneven = {"data__partition": "label_dirichlet", "data__alpha": 1.0}
     qffl = run(method="qffl", qffl__q=0.0, **uneven)
-    fedavg = run(method="fedavg", fedavg__weights="uniform", **uneven)
+    fedavg = run(method="fedavg", average__weights="uniform", **uneven)
     assert qffl.weights == fedavg.weights
     assert [e["accuracy"] for e in qffl.journal] == [e["accuracy"] for e in fedavg.journal]
 

@@ -16,7 +16,7 @@ from common.journal import Entry
 from common.metrics import fairness, mixture_performance, over_mixtures
 from deploy.report.pages import write_report
 from deploy.study import paper_table as table
-from tests.conftest import TinyRun, flat
+from tests.support.tiny import TinyRun, flat
 
 
 @pytest.mark.parametrize(

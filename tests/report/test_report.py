@@ -396,7 +396,7 @@ def test_each_rendering_prints_a_text_as_it_stands() -> None:
 
 def test_columns_are_flush_as_their_letters_say() -> None:
     table = Table(("a", "b", "c", "d"), [["1", "2", "3", "4"]], "lrl")
-    assert [table.flush(i) for i in range(4)] == ["l", "r", "l", "l"]
+    assert [table.right(i) for i in range(4)] == [False, True, False, False]
     assert "|:--|--:|:--|:--|" in markdown(table) and "{lrll}" in latex(table)
     assert html(table).count('class="n"') == 2
 

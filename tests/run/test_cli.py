@@ -24,7 +24,7 @@ from deploy.report.listing import LISTINGS
 from deploy.report.table import terminal
 from deploy.run.settings import to_toml
 from server_app.methods import METHODS
-from tests.conftest import flat
+from tests.support.tiny import flat
 
 
 def fedmosaic(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -18,9 +18,9 @@ from deploy.run.grpc import Federation
 from deploy.run.loopback import Loopback
 from deploy.run.ray import run_simulation
 from deploy.run.settings import app_folder, to_toml
-from server_app.methods import METHODS
-from tests.conftest import TinyRun, flat, play
-from tests.test_every_method import config
+from common.methods import names
+from tests.support.battery import config
+from tests.support.tiny import TinyRun, flat, play
 
 FEDERATION = {
     "method": "fedorion",
@@ -102,11 +102,11 @@ def test_every_kind_of_exchange_gives_the_same_bits_over_grpc(tmp_path: Path) ->
 
 @pytest.mark.exhaustive
 def test_every_method_gives_the_same_bits_over_grpc(tmp_path: Path) -> None:
-    same_over_grpc(METHODS, tmp_path, warm_start=False)
+    same_over_grpc(names(), tmp_path, warm_start=False)
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("method", names())
 def test_every_method_gives_the_same_bits_in_ray(method: str, tmp_path: Path) -> None:
     here = two_clients(method, tmp_path / "here")
     out = tmp_path / "there"

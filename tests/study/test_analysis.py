@@ -20,7 +20,7 @@ from deploy.study.analyse import Options, analyse
 from deploy.study.further_round import further_round
 from deploy.study.overheads import overheads, peak
 from deploy.study.similarity import features, mean_pair, similarity
-from tests.conftest import TinyRun, flat, play
+from tests.support.tiny import TinyRun, flat, play
 
 Run = Callable[..., TinyRun]
 FLEET = {"fleet": "cnn2@0.5,cnn3@0.5,cnn4@0.5"}

@@ -14,7 +14,7 @@ from common.models.classifier import Classifier
 from deploy.cli import app
 from deploy.run.settings import to_toml
 from deploy.study import noise_kinds, regions
-from tests.conftest import flat, play
+from tests.support.tiny import flat, play
 
 POINTS = {
     "method": "fedorion",

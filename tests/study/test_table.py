@@ -10,7 +10,7 @@ from rich.console import Console
 
 from deploy.run import launch
 from deploy.study import paper_table as table
-from tests.conftest import TINY, flat, play
+from tests.support.tiny import TINY, flat, play
 
 TABLE = """
 title = "Two methods"

@@ -24,8 +24,8 @@ from deploy.flower.superlink import superlink_command
 from deploy.flower.watchdog import end
 from deploy.run.settings import to_toml
 from server_app.keep.summary import digest
-from tests.conftest import TinyRun, flat
 from tests.support.namespaces import Host
+from tests.support.tiny import TinyRun, flat
 
 CLIENTS = 3
 SERVER_APP, CLIENT_APP, NODE = "flwr-serverapp", "flwr-clientapp", "flower-supernode"

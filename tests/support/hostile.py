@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from common.protocol import Peer
 from common.records import Records
 from server_app.method import Method
-from server_app.methods import METHODS
+from common.methods import names
 from server_app.talk import census
-from tests.conftest import play
-from tests.test_every_method import config
+from tests.support.battery import config
+from tests.support.tiny import play
 
 Path_ = tuple[Any, ...]
 T, K = 1, 1  #: round and client of the reply that is changed

@@ -8,30 +8,11 @@ from typing import Any
 import pytest
 from flwr.app import Error, Message
 
-from common.protocol import Peer
-from common.version import code_version
 from deploy.run.loopback import Loopback
 from server_app.stopped import Stopped
 from server_app.talk.census import check_peers
-from tests.conftest import flat, play
-
-TASK = "1x8x8/3/0123456789ab"
-
-
-def peer(**changes: Any) -> Peer:
-    fields: dict[str, Any] = {
-        "experiment": "e",
-        "k": 0,
-        "n": 5,
-        "n_test": 0,
-        "model": "mlp",
-        "classes": [0],
-        "counts": None,
-        "task": TASK,
-        "public": "p",
-        "version": code_version(),
-    }
-    return Peer(**{**fields, **changes})
+from tests.support.peers import TASK, peer
+from tests.support.tiny import flat, play
 
 
 def test_a_federation_that_fits_is_welcome() -> None:

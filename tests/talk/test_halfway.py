@@ -14,7 +14,7 @@ from flwr.superlink.grid import grpc_grid
 
 from common.flower import rpc
 from deploy.run.loopback import Loopback
-from tests.conftest import flat, play
+from tests.support.tiny import flat, play
 
 
 def pulled(parts: dict[str, int]) -> dict[str, bytes]:

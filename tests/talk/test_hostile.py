@@ -16,7 +16,7 @@ from common.methods.i_dl_mh import Gain
 from common.protocol import Peer, Score, task
 from common.records import Records
 from server_app.method import mean_metrics
-from server_app.methods import METHODS
+from common.methods import names
 from server_app.stopped import Stopped
 from server_app.talk import replies
 from server_app.talk.census import check_peers
@@ -39,7 +39,7 @@ from tests.support.hostile import (
     with_skeleton,
 )
 
-every_method = pytest.mark.parametrize("method", sorted(METHODS))
+every_method = pytest.mark.parametrize("method", names())
 battery = settings(
     max_examples=60,
     deadline=None,
@@ -371,7 +371,7 @@ def test_a_byte_range_that_no_float32_spans_is_refused() -> None:
 def _without_tensors(content: RecordDict, field: str) -> RecordDict:
     """The payload without a field's tensors, so that no number is left over."""
     half = seen  # the payload is unpacked by whichever kind it is
-    for name in sorted(METHODS):
+    for name in names():
         kind = half(name).method.answers
         if kind.kind == content.config_records["fields"]["kind"]:
             up = kind.unpack(content)

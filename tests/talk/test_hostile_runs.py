@@ -16,10 +16,10 @@ from common.config import parse
 from common.models import MODELS
 from deploy.run.loopback import Loopback
 from server_app.stopped import Stopped
-from tests.conftest import flat, play
+from tests.support.battery import Tampering, changed_tensor
 from tests.support.hostile import with_field
-from tests.talk.test_census import TASK, peer
-from tests.test_every_method import Tampering, changed_tensor
+from tests.support.peers import TASK, peer
+from tests.support.tiny import flat, play
 
 
 class Twice(Loopback):  # type: ignore[misc]
@@ -161,7 +161,7 @@ class Boasting(Tampering):
 def test_a_model_that_could_not_be_sent_is_not_built(method: str, tmp_path: Path) -> None:
     settings = flat(tmp_path, method=method, fleet="cnn2@0.5,cnn3@0.5", global_model="cnn3@0.5")
     if method == "fedavg":
-        settings["fedavg.across"] = "same"
+        settings["average.across"] = "same"
     with pytest.raises(Stopped, match=r"client 1: resnet34@16 has 2\d{4} MB, wire.max-mb = 1000"):
         play(settings, Boasting(4, settings, workers=0))
 
@@ -298,7 +298,7 @@ def test_a_resumed_run_knows_its_nodes(rebind: bool, tmp_path: Path) -> None:
 def test_a_reason_prints_as_one_line_whatever_the_client_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tests.test_every_method import fail_client
+    from tests.support.battery import fail_client
 
     fail_client(monkeypatch, 1)
     import client_app.participant as module

@@ -1,0 +1,135 @@
+"""What the battery asks of every method, for other tests too: its runs and what goes wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Message, RecordDict
+
+from deploy.run.loopback import Loopback
+from tests.support.tiny import flat
+
+# What a method needs to be quick or to fit the toy data, beyond the tiny run of tiny.py.
+OVERRIDES: dict[str, dict[str, Any]] = {
+    "fedgkt": {"fleet": "cnn2@0.5,cnn3@0.5", "global_model": "cnn3@0.5"},
+    **{
+        name: {
+            "data__public": 0.6,
+            "data__samples": 200,
+            "confidence.epochs": 1,
+            "ensemble.epochs": 4,
+            **({f"{name}.incentive-epochs": 1} if name == "i-dl-mh" else {}),
+        }
+        for name in ("dl-sh", "dl-mh", "i-dl-mh")
+    },
+    "fedin": {"fleet": "cnn2@0.5,cnn3@0.5", "rounds": 2, "fedin__samples": 4},
+    "fedkf": {"generator__latent": 8, "generator__width": 8, "oca__in_memory": 2},
+    "fedgkd": {"fedgkd__buffer": 1},
+    "fedgen": {"fedgen__server_steps": 4, "fedgen__hidden": 16, "fedgen__server_batch_size": 16},
+    "dafl": {
+        "fleet": "lenet5@0.5",
+        "train__epochs": 4,
+        "train__lr": 0.1,
+        "generator__latent": 8,
+        "generator__width": 8,
+        "generator__lr": 0.01,
+        "generator__lambda_a": 0.0,
+        "dafl__server_steps": 100,
+        "dafl__server_batch_size": 16,
+        "dafl__student_lr": 0.05,
+    },
+    "lwn": {
+        "noise__epochs": 1,
+        "noise__batches": 30,
+        "noise__batch_size": 32,
+        "noise__lr": 0.05,
+    },
+    "hetfedfl": {
+        "noise__epochs": 1,
+        "noise__batches": 30,
+        "noise__batch_size": 32,
+        "noise__lr": 0.05,
+    },
+    "fedftg": {
+        "fedftg__iterations": 2,
+        "fedftg__generated": 8,
+        "generator__latent": 8,
+        "generator__width": 8,
+    },
+    "fedftg-noise": {
+        "noise__epochs": 1,
+        "noise__batches": 4,
+        "noise__batch_size": 16,
+    },
+}
+
+
+def config(method: str, out: Path, **changes: Any) -> dict[str, Any]:
+    return flat(out, method=method, **{**OVERRIDES.get(method, {}), **changes})
+
+
+class Backwards(Loopback):  # type: ignore[misc]
+    """Delivers the last reply first."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return list(super().pull_messages(list(message_ids)))[::-1]
+
+
+class Crash(Exception):
+    """Stands for the power cut."""
+
+
+class Crashing(Loopback):  # type: ignore[misc]
+    """Dies in the middle of round 2, when the clients have trained and nobody knows."""
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        sent = list(messages)
+        names = super().push_messages(sent)
+        if sent[0].metadata.message_type == "train" and sent[0].metadata.group_id == "2":
+            raise Crash
+        return names
+
+
+class Tampering(Loopback):  # type: ignore[misc]
+    """Applies ``tamper`` to client 1's answers to training messages."""
+
+    tamper: Any = None
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return [self._changed(reply) for reply in super().pull_messages(list(message_ids))]
+
+    def _changed(self, reply: Message) -> Message:
+        if reply.metadata.src_node_id == 2 and reply.metadata.message_type == "train":
+            reply.content = type(self).tamper(reply.content)
+        return reply
+
+
+def changed_tensor(content: RecordDict, change: Any) -> RecordDict:
+    from flwr.app import Array, ArrayRecord
+
+    record = content["arrays"]
+    assert isinstance(record, ArrayRecord)
+    arrays = dict(record)
+    name = next(name for name in arrays if name.startswith("float"))
+    numbers = torch.from_numpy(arrays[name].numpy().copy())
+    arrays[name] = Array(change(numbers).numpy())
+    content["arrays"] = ArrayRecord(arrays)
+    return content
+
+
+def fail_client(monkeypatch: pytest.MonkeyPatch, k: int) -> None:
+    """Client k's training raises; everybody else's is untouched."""
+    from client_app.participant import Participant
+
+    honest = Participant.train
+
+    def train(self: Participant, *args: Any, **kwargs: Any) -> Any:
+        if self.k == k:
+            raise OSError("disk full")
+        return honest(self, *args, **kwargs)
+
+    monkeypatch.setattr(Participant, "train", train)
