@@ -8,7 +8,7 @@ from tests.support.tiny import TinyRun, flat
 
 Run = Callable[..., TinyRun]
 SMALL = {
-    "fleet": "lenet5@0.5", "dafl__latent": 8, "dafl__generator_width": 8, "dafl__server_steps": 4,
+    "fleet": "lenet5@0.5", "generator__latent": 8, "generator__width": 8, "dafl__server_steps": 4,
     "dafl__server_batch_size": 8,
 }  # fmt: skip
 

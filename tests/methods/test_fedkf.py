@@ -25,7 +25,7 @@ from server_app.talk.census import Client
 from tests.support.tiny import TinyRun
 
 Run = Callable[..., TinyRun]
-SMALL = {"fedkf__latent": 8, "fedkf__generator_width": 4}
+SMALL = {"generator__latent": 8, "generator__width": 4}
 PARTIAL = {"per_round": 2, "rounds": 3, "score__clients_every": 1}
 
 
@@ -37,7 +37,7 @@ def without(run: TinyRun, *names: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("fleet", ["mlp@0.25", "lenet5@0.5"])
 def test_with_gamma_zero_it_is_fedavg_bit_for_bit(run: Run, fleet: str) -> None:
     fedkf = run(method="fedkf", fleet=fleet, fedkf__gamma=0.0, **SMALL, **PARTIAL)
-    fedavg = run(method="fedavg", fleet=fleet, fedavg__inactive=True, **PARTIAL)
+    fedavg = run(method="fedavg", fleet=fleet, oca__aggregate="on", **PARTIAL)
     assert fedkf.weights == fedavg.weights
     told = ("bytes", "cost", "metrics", "clients")
     assert without(fedkf, *told) == without(fedavg, *told)
@@ -124,8 +124,8 @@ def test_active_inactive_aggregation_changes_what_is_scored_and_not_what_is_sent
 
 
 def test_the_number_of_slots_in_memory_changes_no_bit(run: Run) -> None:
-    many = run(method="fedkf", fedkf__slots_in_memory=64, **SMALL, **PARTIAL)
-    none = run(method="fedkf", fedkf__slots_in_memory=0, **SMALL, **PARTIAL)
+    many = run(method="fedkf", oca__in_memory=64, **SMALL, **PARTIAL)
+    none = run(method="fedkf", oca__in_memory=0, **SMALL, **PARTIAL)
     assert many.timeless == none.timeless and many.weights == none.weights
     assert list((none.folder / "slots").iterdir()) and not (many.folder / "slots").exists()
 
@@ -149,7 +149,7 @@ def test_generators_start_alike_and_become_each_clients_own(run: Run) -> None:
     kept = [Store(result.folder / "state", "test", k).recall(99, Memory) for k in range(4)]
     a, b = kept[0], kept[1]
     assert a is not None and b is not None
-    run(method="fedkf", rounds=2, **SMALL, fedkf__generator_lr=1e-12)
+    run(method="fedkf", rounds=2, **SMALL, generator__lr=1e-12)
     unmoved = [
         Store(result.folder.parent / "run1" / "state", "test", k).recall(9, Memory) for k in (0, 1)
     ]
@@ -313,7 +313,7 @@ def test_the_samples_of_a_finished_run_are_drawn_class_by_class(run: Run, tmp_pa
 
 
 def test_the_final_model_on_disk_is_the_mean_over_the_latest_uploads(run: Run) -> None:
-    on_disk = {**SMALL, "fedkf__slots_in_memory": 0}
+    on_disk = {**SMALL, "oca__in_memory": 0}
     result = run(method="fedkf", rounds=2, per_round=1, seed=3, **on_disk)
     slots = [Slot.load(path) for path in sorted((result.folder / "slots").iterdir())]
     assert len(slots) == 2, "the two rounds must select different clients: take another seed"

@@ -50,7 +50,7 @@ def test_the_report_shows_the_formulas_count_the_bytes_and_their_ratio(run):
     from deploy.report.read import read
     from deploy.report.sections import formula_cost, incentive
 
-    knobs = {"data__public": 0.6, "data__samples": 200, "i-dl-mh.embed-epochs": 1}
+    knobs = {"data__public": 0.6, "data__samples": 200, "confidence.epochs": 1}
     done = run(method="i-dl-mh", rounds=1, **knobs)
     record = read(done.folder)
     section = formula_cost([("i-dl-mh", record)])

@@ -86,7 +86,7 @@ def test_own_models_are_told_apart_from_the_global_one(run: Callable[..., TinyRu
 def test_the_report_shows_every_model_and_its_floor(
     run: Callable[..., TinyRun], tmp_path: Path
 ) -> None:
-    result = run(method="fedavg", fedavg__inactive=True, per_round=2)
+    result = run(method="fedavg", oca__aggregate="on", per_round=2)
     write_report([result.folder], tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     assert "Fairness" in page and "random mixtures of clients" in page
@@ -98,8 +98,8 @@ def test_the_report_shows_every_model_and_its_floor(
 def spec(**changes: Any) -> table.TableFile:
     base = {k: v for k, v in flat(Path("unused")).items() if k not in ("out", "state-dir")}
     rows = [
-        {"name": "A", "set": {"method": "fedavg", "fedavg.inactive": True}, "model": "aca"},
-        {"name": "O", "set": {"method": "fedavg", "fedavg.inactive": True}, "model": "oca"},
+        {"name": "A", "set": {"method": "fedavg", "oca.aggregate": "on"}, "model": "aca"},
+        {"name": "O", "set": {"method": "fedavg", "oca.aggregate": "on"}, "model": "oca"},
         {"name": "P", "set": {"method": "fedprox"}, "seeds": [1]},
     ]
     columns = [

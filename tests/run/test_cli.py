@@ -23,7 +23,7 @@ from deploy import cli
 from deploy.report.listing import LISTINGS
 from deploy.report.table import terminal
 from deploy.run.settings import to_toml
-from server_app.methods import METHODS
+from common.methods import names
 from tests.support.tiny import flat
 
 
@@ -120,7 +120,7 @@ def test_a_mistake_is_one_line_and_a_failing_exit_status(
 @pytest.mark.parametrize(
     ("what", "names"),
     [
-        ("methods", METHODS),
+        ("methods", names()),
         ("models", MODELS),
         ("datasets", DATASETS),
         ("partitions", PARTITIONS),

@@ -132,13 +132,15 @@ def test_overheads_count_weights_and_features_apart(finished: Callable[..., Path
 
 
 def test_fedavg_sends_nothing_beside_weights(finished: Callable[..., Path]) -> None:
-    with further_round(finished(method="fedavg", fedavg__across="same", rounds=1), 3, 0) as further:
+    with further_round(
+        finished(method="fedavg", average__across="same", rounds=1), 3, 0
+    ) as further:
         found = overheads(further)
     assert found.further_up == found.further_down == 0 and found.buffers > 0
 
 
 def test_analyse_writes_numbers_and_figures(finished: Callable[..., Path], tmp_path: Path) -> None:
-    folders = [finished(rounds=1), finished(rounds=1, method="fedavg", fedavg__across="layerwise")]
+    folders = [finished(rounds=1), finished(rounds=1, method="fedavg", average__across="layerwise")]
     written, table = analyse(folders, tmp_path / "out", Options(4, 40, 1, 0))
     assert sorted(path.name for path in written) == [
         "analysis.json",
