@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from deploy.report.style import css
-from deploy.report.table import Table, html
+from deploy.report.table import TEMPLATES, Table, html
 
 _HERE = Path(__file__).parent
 
@@ -68,13 +67,6 @@ class Page:
 
 def render(page: Page) -> str:
     """The page as one HTML document that needs nothing else."""
-    environment = Environment(
-        loader=FileSystemLoader(_HERE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     sheet = css() + "\n" + (_HERE / "page.css").read_text(encoding="utf-8")
-    template = environment.get_template("page.html.jinja")
+    template = TEMPLATES.get_template("page.html.jinja")
     return template.render(page=page, css=Markup(sheet), html=html)  # our own file

@@ -124,7 +124,7 @@ def _opened(folder: Path) -> Finished:
 
 def _generators(run: Finished, task: Task) -> list[Generator]:
     """The newest generator of every client that has one, in order of k; or the server's (DAFL)."""
-    folder, config, task = run.folder, run.config, run.task(dataset)
+    folder, config = run.folder, run.config
     if config.run.method == "dafl":
         state = DAFLState.model_validate(checkpoint.read(folder, config).state)
         return [_generator(task, state.generator)]
