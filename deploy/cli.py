@@ -154,15 +154,21 @@ def table(
 
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(help="methods, models, datasets or partitions.")],
+    what: Annotated[str, typer.Argument(help="methods, models, datasets, partitions or settings.")],
+    method: Annotated[
+        str, typer.Argument(help="settings: those that this method reads, as it resolves them.")
+    ] = "",
 ) -> None:
-    """List methods, models, datasets or partitions, with their sources."""
-    from deploy.report.listing import LISTINGS
+    """List methods, models, datasets or partitions, with their sources; or every setting."""
+    from deploy.report.listing import LISTINGS, settings
     from deploy.report.table import terminal
 
     if what not in LISTINGS:
         raise ValueError(f"list {what} is unknown; allowed: {', '.join(LISTINGS)}")
-    out.print(*terminal(LISTINGS[what](), ruled=False))
+    if method and what != "settings":
+        raise ValueError(f"list {what} takes no method, but {method!r} is given")
+    listed = settings(method) if method else LISTINGS[what]()
+    out.print(*terminal(listed, ruled=False))
 
 
 @app.command()

@@ -1,8 +1,11 @@
-"""What there is: methods, models, data sets, partitions, each with its source."""
+"""What there is: methods, models, data sets, partitions, each with its source; every setting."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal, get_args, get_origin
+
+from pydantic.fields import FieldInfo
 
 from common import methods as methods_
 from deploy.report.table import Table
@@ -49,11 +52,58 @@ def partitions() -> Table:
     return Table(("partition", "what it does", "source", "keys"), rows, "l")
 
 
+def settings(method: str = "") -> Table:
+    """Every knob: key, default, what is allowed, meaning; with a method those that it reads, their
+    defaults resolved for it.
+
+    Raises ``ValueError`` for a method that does not exist.
+    """
+    from common.methods import names, options
+    from common.parse import tables, usual
+    from common.section import kebab, meanings
+
+    known = tables()
+    if method and method not in names():
+        raise ValueError(f"method {method!r} is unknown; allowed: {', '.join(names())}")
+    if method:
+        shared = (method, *options(method).uses, "", "data", "train", "score", "wire")
+        known = {table: known[table] for table in shared}
+    auto = options(method).auto if method else {}
+    rows = []
+    for table, kind in known.items():
+        said = meanings(kind)
+        for name, field in kind.model_fields.items():
+            key = f"{table}.{kebab(name)}".lstrip(".")
+            default = usual(key, field, auto) if method else field.default
+            shown = f'"{default}"' if isinstance(default, str) else str(default).lower()
+            rows.append((key, shown, _allowed(field), said[name].replace("``", "")))
+    return Table(("key", "default", "allowed", "meaning"), rows, "l")
+
+
+def _allowed(field: FieldInfo) -> str:
+    """What a knob may be: its words, or its bounds."""
+    if get_origin(field.annotation) is Literal:
+        return ", ".join(str(word) or '""' for word in get_args(field.annotation))
+    if field.annotation is bool:
+        return "true, false"
+    if field.annotation is str:
+        return "text"
+    signs = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))
+    bounds = [
+        f"{sign} {getattr(mark, name):,}"
+        for mark in field.metadata
+        for name, sign in signs
+        if hasattr(mark, name)
+    ]
+    return ", ".join(bounds) or "any number"
+
+
 LISTINGS: dict[str, Callable[[], Table]] = {
     "methods": methods,
     "models": models,
     "datasets": datasets,
     "partitions": partitions,
+    "settings": settings,
 }
 
 
