@@ -14,7 +14,6 @@ import torch
 from flwr.app import Message
 
 from common import device
-from common.config import Config
 from common.data import load
 from common.data.dataset import Dataset
 from common.fleet import global_spec
@@ -41,7 +40,6 @@ class Further:
 
     flat: dict[str, Value]
     """The run config that the clients worked under."""
-    config: Config
     dataset: Dataset
     method: AnyMethod
     messages: dict[int, Message]
@@ -100,7 +98,7 @@ def _play(folder: Path, flat: dict[str, Value], size: int, workers: int) -> Furt
         ups, refused = post.open(t, replies, method.answers, clients, method.check)
     for failure in [*failures, *refused]:
         raise ValueError(f"client {failure.k} failed in the further round: {failure.reason}")
-    return Further(flat, config, dataset, method, messages, ups)
+    return Further(flat, dataset, method, messages, ups)
 
 
 def _own(client: Client, up: Up, method: AnyMethod) -> StateDict:

@@ -26,6 +26,7 @@ from server_app.methods.fedorion import FedORION
 SAMPLES = 8
 
 
+@style(ticks=False)
 def draw(shape: tuple[int, int, int] = (3, 32, 32), seed: int = 1) -> Figure:
     """Eight samples of each kind, a row each; values from −2.5 to 2.5 are drawn from dark to light.
 
@@ -34,18 +35,14 @@ def draw(shape: tuple[int, int, int] = (3, 32, 32), seed: int = 1) -> Figure:
     channels = shape[0]
     if channels not in (1, 3):
         raise ValueError(f"samples of {channels} channels are no pictures: 1 or 3 can be drawn")
-    with style():
-        figure = Figure(figsize=(SAMPLES * 1.05 + 1.1, len(NOISES) * 1.1), layout="constrained")
-        grid = figure.subplots(len(NOISES), SAMPLES, squeeze=False)
-        for row, (kind, sampler) in zip(grid, NOISES.items(), strict=True):
-            z = next(sampler(64, shape, seeds.stream(seed, "noise")))[:SAMPLES]
-            images = (z / 5 + 0.5).clamp(0, 1).permute(0, 2, 3, 1)
-            for axes, image in zip(row, images.numpy(), strict=True):
-                axes.imshow(image.squeeze(-1) if channels == 1 else image, cmap="gray", vmin=0)
-                axes.set_xticks([])
-                axes.set_yticks([])
-                axes.grid(False)
-            row[0].set_ylabel(kind)
+    figure = Figure(figsize=(SAMPLES * 1.05 + 1.1, len(NOISES) * 1.1), layout="constrained")
+    grid = figure.subplots(len(NOISES), SAMPLES, squeeze=False)
+    for row, (kind, sampler) in zip(grid, NOISES.items(), strict=True):
+        z = next(sampler(64, shape, seeds.stream(seed, "noise")))[:SAMPLES]
+        images = (z / 5 + 0.5).clamp(0, 1).permute(0, 2, 3, 1)
+        for axes, image in zip(row, images.numpy(), strict=True):
+            axes.imshow(image.squeeze(-1) if channels == 1 else image, cmap="gray", vmin=0)
+        row[0].set_ylabel(kind)
     return figure
 
 
