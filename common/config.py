@@ -172,6 +172,13 @@ class Score(Section):
     (transductive), or running ones measured anew on the test inputs."""
 
 
+def not_allowed(key: str, value: Value, why: str, *allowed: str) -> ValueError:
+    """The one line that refuses a value which another setting rules out."""
+    line = f'{key} = "{value}" is not allowed with {why}'
+    words = ", ".join(f'"{word}"' for word in allowed)
+    return ValueError(f"{line}; allowed: {words}" if allowed else line)
+
+
 class MethodOptions(Section):
     """A method's own knobs, and what it asks of the others."""
 
@@ -182,21 +189,18 @@ class MethodOptions(Section):
 
     @property
     def averages_nothing(self) -> str:
-        """The setting that leaves no mean of the clients' models; empty if there is one."""
-        return "" if "average" in self.uses else "this method"
+        """A setting that leaves no mean of the clients' models; empty if none does."""
+        return ""
 
     def check(self, config: Config) -> None:
         """Raise ``ValueError``, one line, for settings that do not go together."""
-        average, unused = config.average, self.averages_nothing
-        if unused and average.robust != "none":
-            raise ValueError(
-                f'average.robust = "{average.robust}" is not allowed with {unused}: '
-                "nothing is averaged"
-            )
+        robust, unused = config.average.robust, self.averages_nothing
+        if "average" not in self.uses:
+            unused = f'method = "{config.run.method}"'
+        if unused and robust != "none":
+            raise not_allowed("average.robust", robust, f"{unused}: nothing is averaged")
         if unused and config.oca.aggregate == "on":
-            raise ValueError(
-                f'oca.aggregate = "on" is not allowed with {unused}: nothing is averaged'
-            )
+            raise not_allowed("oca.aggregate", "on", f"{unused}: nothing is averaged")
 
     def check_fleet(self, task: Task, specs: tuple[str, ...]) -> None:
         """Raise ``ValueError``, one line, if networks of these architectures cannot take part."""

@@ -72,7 +72,7 @@ def play_round(strategy: MethodStrategy, grid: Grid, t: int) -> Entry:
     last = t == method.config.run.rounds
     with clock(entry, "total"):
         with clock(entry, "select"):
-            messages = strategy.configure_train(t, grid=grid)
+            messages = strategy.configure_train(t)
         _exchanged(strategy, grid, messages, strategy.aggregate_train, "clients")
         if seconds := list(strategy.configure_second(t)):
             _exchanged(strategy, grid, seconds, strategy.aggregate_second, "clients")
@@ -85,7 +85,7 @@ def play_round(strategy: MethodStrategy, grid: Grid, t: int) -> Entry:
         strategy.scorer.check_sound(entry, strategy.good)
         if last or (score.clients_every and t % score.clients_every == 0):
             with clock(entry, "client scores"):
-                asked = strategy.configure_evaluate(t, grid=grid)
+                asked = strategy.configure_evaluate(t)
             _exchanged(strategy, grid, asked, strategy.aggregate_evaluate, "client scores")
     entry.bytes = dict(post.traffic)
     return entry

@@ -55,7 +55,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from common import protocol
-from common.config import Config, MethodOptions
+from common.config import Config, MethodOptions, not_allowed
 from common.protocol import Down
 
 __all__ = ["Distilling", "Down", "Options", "Up"]
@@ -77,11 +77,7 @@ class Distilling(MethodOptions):
                 "or data.public-dir"
             )
         if rule not in self.rules:
-            allowed = ", ".join(f'"{each}"' for each in self.rules)
-            raise ValueError(
-                f'ensemble.aggregation = "{rule}" is not allowed with method = "{name}"; '
-                f"allowed: {allowed}"
-            )
+            raise not_allowed("ensemble.aggregation", rule, f'method = "{name}"', *self.rules)
 
 
 @final

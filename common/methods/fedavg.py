@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from typing import ClassVar, final
 
-from common.config import Config, MethodOptions
+from common.config import Config, MethodOptions, not_allowed
 from common.protocol import Model as Down
 from common.protocol import Trained as Up
 from common.submodel import check_nested
@@ -48,11 +48,8 @@ class Averaging(MethodOptions):
     def check(self, config: Config) -> None:
         super().check(config)
         if (across := config.average.across) not in self.schemes:
-            allowed = ", ".join(f'"{scheme}"' for scheme in self.schemes)
-            raise ValueError(
-                f'average.across = "{across}" is not allowed with method = "{config.run.method}"; '
-                f"allowed: {allowed}"
-            )
+            why = f'method = "{config.run.method}"'
+            raise not_allowed("average.across", across, why, *self.schemes)
 
     def check_fleet(self, task: Task, specs: tuple[str, ...]) -> None:
         if task.config.average.across == "layerwise":

@@ -41,7 +41,7 @@ from __future__ import annotations
 from typing import Literal, final
 
 from common import protocol
-from common.config import Config
+from common.config import Config, not_allowed
 from common.methods.fedavg import Averaging, Up
 from common.records import StateDict
 from common.section import NonNegative
@@ -62,10 +62,7 @@ class Options(Averaging):
     def check(self, config: Config) -> None:
         super().check(config)
         if config.oca.aggregate == "off":
-            raise ValueError(
-                'oca.aggregate = "off" is not allowed with method = "fedkf", whose model is ŵ; '
-                'allowed: "on"'
-            )
+            raise not_allowed("oca.aggregate", "off", 'method = "fedkf", whose model is ŵ', "on")
 
 
 @final

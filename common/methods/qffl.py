@@ -23,7 +23,7 @@ from typing import Annotated, final
 from pydantic import Field
 
 from common import protocol
-from common.config import Config
+from common.config import Config, not_allowed
 from common.methods.fedavg import Averaging, Down
 from common.section import NonNegative
 
@@ -38,15 +38,11 @@ class Options(Averaging):
     def check(self, config: Config) -> None:
         super().check(config)
         if config.average.robust != "none":
-            raise ValueError(
-                f'average.robust = "{config.average.robust}" is not allowed with method = "qffl", '
-                'which weighs clients by their losses; allowed: "none"'
-            )
+            why = 'method = "qffl", which weighs clients by their losses'
+            raise not_allowed("average.robust", config.average.robust, why, "none")
         if config.oca.init == "w0":
-            raise ValueError(
-                'oca.init = "w0" is not allowed with method = "qffl": a client that never uploaded '
-                'has told no loss; allowed: "uploaded"'
-            )
+            why = 'method = "qffl": a client that never uploaded has told no loss'
+            raise not_allowed("oca.init", "w0", why, "uploaded")
 
 
 @final

@@ -1,35 +1,36 @@
-"""Records: one pydantic model <-> one Flower RecordDict <-> one safetensors file.
+"""Records: one pydantic model <-> one Flower RecordDict <-> one file, by one codec.
 
 The wire, the client's memory and the server's checkpoints are all declared once, as subclasses of
 ``Records``. The sender validates by constructing, the receiver by unpacking. Axis names of
 jaxtyping bind within one payload: in ``x: Float[Tensor, "n d"]; y: Float[Tensor, "n C"]`` both n
 are the same.
 
-On the wire a payload is one flat array for each dtype, in standard ``.npy`` form (``flat.py``), and
-one compressed JSON skeleton that says which field each piece of it is (``skeleton.py``). A state
-dict of two hundred small tensors then costs a kilobyte of names and headers, not thirty.
+A payload is one flat array for each dtype (``arrays.py``) and one JSON skeleton that says which
+field each piece of it is (``skeleton.py``). A message holds the arrays in ``.npy`` form and the
+skeleton compressed, a file is a safetensors file of the same arrays (``file.py``). A state dict of
+two hundred small tensors then costs a kilobyte of names and headers in a message, not thirty.
+``python -m tests.bench.codec`` compares this with a tensor for each name, with whole files as
+messages and with ``.npz``.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import ClassVar, Self
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from jaxtyping import jaxtyped
 from pydantic import BaseModel, ConfigDict, ValidationError
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
-from common.records.arrays import Flat, body_bytes, flatten, take
-from common.records.file_header import check_header
+from common.records.arrays import Flat, Numbers, body_bytes, flatten, from_npy, take, to_npy
+from common.records.file import from_file, to_file
 from common.records.skeleton import (
-    Leaf,
-    dtype_name,
+    MAX_TENSORS,
+    MAX_TENSORS_KEPT,
+    dump,
     first_line,
     inflate,
     lift,
@@ -40,8 +41,6 @@ from common.records.skeleton import (
 
 StateDict = dict[str, Tensor]
 """Names to tensors, buffers included, as ``nn.Module.state_dict()`` gives them."""
-
-T = TypeVar("T", bound="Records")
 
 
 class Records(BaseModel):
@@ -57,20 +56,20 @@ class Records(BaseModel):
 
     kind: ClassVar[str]
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
         cls.kind = f"{cls.__module__.rpartition('.')[2]}.{cls.__name__}"
 
-    def __init__(self, **fields: Any) -> None:
+    def __init__(self, **fields: object) -> None:
         with jaxtyped("context"):
             super().__init__(**fields)
 
     def pack(self) -> RecordDict:
         """The payload as a RecordDict: record ``arrays`` (flat, by dtype) and record ``fields``."""
-        leaves: list[tuple[str, Tensor]] = []
-        skeleton = lift(dict(self), "", leaves)
+        skeleton, arrays = self._apart()
+        flat = {name: to_npy(name, numbers) for name, numbers in arrays.items()}
         fields = ConfigRecord({"kind": self.kind, "skeleton": squeeze(skeleton)})
-        return RecordDict({"arrays": ArrayRecord(flatten(leaves)), "fields": fields})
+        return RecordDict({"arrays": ArrayRecord(flat), "fields": fields})
 
     @classmethod
     def unpack(cls, content: RecordDict) -> Self:
@@ -87,33 +86,47 @@ class Records(BaseModel):
             raise ValueError(f"not a {cls.kind} payload: records {shown}")
         if kind != cls.kind:
             raise ValueError(f"payload is a {kind[:80]!r}, expected a {cls.kind!r}")
-        skeleton = parse(inflate(squeezed))
-        pool = {name: Flat(name, array) for name, array in arrays.items()}
-        built = _build(cls, skeleton, lambda dtype, shape, _: take(pool, dtype, shape))
-        if rest := {name: flat.left() for name, flat in pool.items() if flat.left()}:
-            raise ValueError(f"{cls.kind}: the payload has numbers no field asks for: {rest}")
-        return built
+        skeleton = inflate(squeezed)
+        pool = {name: from_npy(name, array) for name, array in arrays.items()}
+        return cls._together(skeleton, pool, MAX_TENSORS)
 
     def to_bytes(self) -> bytes:
-        """The payload as a safetensors file: tensors by field path, skeleton in the metadata."""
-        leaves: list[tuple[str, Tensor]] = []
-        skeleton = lift(dict(self), "", leaves)
-        tensors = {path: leaf.detach().cpu().contiguous().clone() for path, leaf in leaves}
-        return save(tensors, metadata={"kind": self.kind, "skeleton": json.dumps(skeleton)})
+        """The payload as a safetensors file (``file.py``)."""
+        return to_file(self.kind, *self._apart())
 
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read what ``to_bytes`` wrote; ``ValueError`` naming the file if it is damaged."""
         try:
-            check_header(path)
-            with safe_open(path, framework="pt") as file:
-                meta = file.metadata() or {}
-                if meta.get("kind") != cls.kind:
-                    raise ValueError(f"is a {meta.get('kind')!r}, expected a {cls.kind!r}")
-                skeleton = parse(meta["skeleton"].encode())
-                return _build(cls, skeleton, partial(_stored, file))
-        except (SafetensorError, OSError, ValueError, KeyError) as error:
+            kind, skeleton, pool = from_file(path)
+            if kind != cls.kind:
+                raise ValueError(f"is a {kind[:80]!r}, expected a {cls.kind!r}")
+            return cls._together(skeleton, pool, MAX_TENSORS_KEPT)
+        except (OSError, ValueError) as error:
             raise ValueError(f"{path} cannot be read: {first_line(error)}") from error
+
+    def _apart(self) -> tuple[bytes, dict[str, Numbers]]:
+        """Skeleton and numbers."""
+        leaves: list[tuple[str, Tensor]] = []
+        return dump(lift(dict(self), "", leaves)), flatten(leaves)
+
+    @classmethod
+    def _together(cls, skeleton: bytes, pool: dict[str, Flat], most: int) -> Self:
+        """Inverse of ``_apart``, for ``most`` tensors at most."""
+        try:
+            fields = lower(parse(skeleton), partial(take, pool), most)
+            if not isinstance(fields, dict):
+                raise ValueError(f"{cls.kind}: malformed skeleton: it is no JSON object")
+            built = cls(**fields)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+            where = ".".join(str(part)[:40] for part in first["loc"])
+            raise ValueError(f"{cls.kind}: field {where!r}: {first['msg']}") from error
+        except (TypeError, RecursionError) as error:
+            raise ValueError(f"{cls.kind}: malformed skeleton: {first_line(error)}") from error
+        if rest := {name: flat.left() for name, flat in pool.items() if flat.left()}:
+            raise ValueError(f"{cls.kind}: the payload has numbers no field asks for: {rest}")
+        return built
 
 
 def count_bytes(content: RecordDict) -> int:
@@ -127,7 +140,7 @@ def count_bytes(content: RecordDict) -> int:
     )
 
 
-def _size(value: Any) -> int:
+def _size(value: object) -> int:
     if isinstance(value, Array):
         return len(value.data)
     if isinstance(value, list):
@@ -144,27 +157,8 @@ def array_bytes(content: RecordDict) -> int:
     )
 
 
-def tensors(value: Any) -> Iterator[tuple[str, Tensor]]:
+def tensors(value: object) -> Iterator[tuple[str, Tensor]]:
     """Every tensor inside a payload, with its path, depth first."""
     leaves: list[tuple[str, Tensor]] = []
     lift(dict(value) if isinstance(value, BaseModel) else value, "", leaves)
     yield from leaves
-
-
-def _stored(file: Any, dtype: str, shape: list[int], name: str) -> Tensor:
-    """The tensor ``name`` of an open safetensors file, if it is what the skeleton says."""
-    tensor: Tensor = file.get_tensor(name)
-    if dtype_name(tensor.dtype) != dtype or list(tensor.shape) != shape:
-        raise ValueError(f"tensor {name!r} is not the {dtype}{shape} that it should be")
-    return tensor
-
-
-def _build(cls: type[T], skeleton: Any, leaf: Leaf) -> T:
-    try:
-        return cls(**lower(skeleton, leaf))
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(str(part)[:40] for part in first["loc"])
-        raise ValueError(f"{cls.kind}: field {where!r}: {first['msg']}") from error
-    except (TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{cls.kind}: malformed skeleton: {first_line(error)}") from error

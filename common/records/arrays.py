@@ -1,7 +1,7 @@
-"""The flat arrays of the wire: one for each dtype, in standard ``.npy`` form, handed out in pieces.
+"""The numbers of a payload: one flat array for each dtype, handed out in pieces.
 
-The header is compared with the one form that NumPy writes for such an array and never evaluated;
-the numbers are counted before any of them is believed.
+On the wire an array has the standard ``.npy`` form. Its header is compared with the one form that
+NumPy writes and never evaluated; the numbers are counted before any of them is believed.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from typing import Any, final
+from typing import TypeAlias, final
 
 import numpy as np
 import torch
@@ -23,48 +23,54 @@ _HEADER = re.compile(
 )
 _PREFIX = b"\x93NUMPY\x01\x00"
 
+Numbers: TypeAlias = list[memoryview]
+"""The bytes of one flat array, in pieces that belong behind each other."""
 
-def flatten(leaves: list[tuple[str, Tensor]]) -> dict[str, Array]:
-    """One array for each dtype: the tensors behind each other, in the order given."""
-    flat: dict[str, list[Any]] = {}
+
+def flatten(leaves: list[tuple[str, Tensor]]) -> dict[str, Numbers]:
+    """One array for each dtype: the tensors behind each other, in the order given, not copied."""
+    flat: dict[str, Numbers] = {}
     for _, leaf in leaves:
-        numbers = _to_numpy(leaf.detach().reshape(-1).cpu())
-        flat.setdefault(dtype_name(leaf.dtype), []).append(numbers)
-    return {name: _array(parts) for name, parts in flat.items()}
+        numbers = leaf.detach().reshape(-1).cpu().view(torch.uint8).numpy()
+        flat.setdefault(dtype_name(leaf.dtype), []).append(numbers.data)
+    return flat
 
 
-def _array(parts: list[Any]) -> Array:
-    """The pieces as one ``.npy`` array; each number is copied once, since models may be large."""
-    dtype, shape = parts[0].dtype, (sum(len(part) for part in parts),)
+def to_npy(name: str, numbers: Numbers) -> Array:
+    """A flat array as it travels; each number is copied once, since models may be large."""
+    dtype = numpy_dtype(name)
+    shape = (sum(map(len, numbers)) // dtype.itemsize,)
     header = io.BytesIO()
     layout = {"descr": dtype.str, "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(header, layout)
-    data = b"".join([header.getvalue(), *(part.view(np.uint8).data for part in parts)])
+    data = b"".join([header.getvalue(), *numbers])
     return Array(dtype=str(dtype), shape=shape, stype="numpy.ndarray", data=data)
+
+
+def from_npy(name: str, array: Array) -> Flat:
+    """Inverse of ``to_npy``; a one-line ``ValueError`` if name, header and bytes do not agree."""
+    expected = numpy_dtype(name)
+    descr, count, start = _header(name, array.data)
+    body = len(array.data) - start
+    if descr != expected.str or count * expected.itemsize != body:
+        raise ValueError(f"array {name!r} claims {count} numbers {descr!r} in {body} bytes")
+    return Flat(name, memoryview(array.data)[start:])
 
 
 @final
 class Flat:
     """One flat array that arrived, and how much of it is handed out.
 
-    Raises a one-line ``ValueError`` if its name, its header and its bytes do not agree.
+    It is copied, unless its bytes can be written to and lie where numbers may lie.
     """
 
-    def __init__(self, name: str, array: Array) -> None:
-        self.at = 0
-        if name not in DTYPES:
-            raise ValueError(
-                f"array {name[:40]!r} is of no known dtype; known: {', '.join(sorted(DTYPES))}"
-            )
-        data = array.data
-        expected = np.dtype("uint16" if name == "bfloat16" else name)
-        descr, count, start = _header(name, data)
-        body = len(data) - start
-        if descr != expected.str or count * expected.itemsize != body:
-            raise ValueError(f"array {name!r} claims {count} numbers {descr!r} in {body} bytes")
-        numbers = np.frombuffer(data, dtype=expected, offset=start).copy()
+    def __init__(self, name: str, data: memoryview) -> None:
+        numbers = np.frombuffer(data, dtype=numpy_dtype(name))
+        if not numbers.flags.carray:
+            numbers = numbers.copy()
         if name == "bool" and bool((numbers.view(np.uint8) > 1).any()):
             raise ValueError("array 'bool' has bytes other than 0 and 1")
+        self.at = 0
         self.numbers = torch.from_numpy(numbers).view(DTYPES[name])
 
     def left(self) -> int:
@@ -104,5 +110,9 @@ def _header(name: str, data: bytes) -> tuple[str, int, int]:
     return found[1].decode(), int(found[2]), start
 
 
-def _to_numpy(flat: Tensor) -> Any:
-    return (flat.view(torch.uint16) if flat.dtype == torch.bfloat16 else flat).numpy()
+def numpy_dtype(name: str) -> np.dtype[np.generic]:
+    """How NumPy stores a dtype, by name; ``ValueError`` for one that cannot travel."""
+    if name not in DTYPES:
+        known = ", ".join(sorted(DTYPES))
+        raise ValueError(f"array {name[:40]!r} is of no known dtype; known: {known}")
+    return np.dtype("uint16" if name == "bfloat16" else name)

@@ -11,10 +11,9 @@ import itertools
 import json
 import math
 import zlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
 
-import numpy as np
 import torch
 from pydantic import BaseModel
 from torch import Tensor
@@ -23,7 +22,8 @@ MAX_BYTES = 4 * 2**20
 """A skeleton that inflates beyond this is refused before it takes the memory. The skeleton of a
 DenseNet-121, the longest here, has 40 kB."""
 MAX_DEPTH = 16
-MAX_TENSORS = 20_000
+MAX_TENSORS, MAX_TENSORS_KEPT = 20_000, 1_000_000
+"""Of a message; of a file, where the models of many clients may lie together."""
 MAX_AXES = 8
 MAX_NUMBERS = 2**40
 """Of one tensor, counting an axis of length 0 as 1."""
@@ -38,76 +38,80 @@ DTYPES = {
     )
 }
 
-Leaf = Callable[[str, list[int], str], Tensor]
-"""Supplies the tensor of a dtype, shape and path."""
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
-_TENSOR, _INT_KEYS, _FLOAT = "~tensor", "~int", "~float"
-_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+Leaf = Callable[[str, list[int]], Tensor]
+"""Supplies the tensor of a dtype and shape."""
 
 
-def lift(value: Any, path: str, leaves: list[tuple[str, Tensor]]) -> Any:
+def lift(value: object, path: str, leaves: list[tuple[str, Tensor]]) -> Json:
     """Replace every tensor below ``value`` by its dtype and shape, and collect it."""
     if isinstance(value, Tensor):
         leaves.append((path, value))
-        return {_TENSOR: [dtype_name(value.dtype), *value.shape]}
+        return {"~tensor": [dtype_name(value.dtype), *value.shape]}
     if isinstance(value, BaseModel):
         value = dict(value)
     if isinstance(value, dict):
         lifted = {str(k): lift(v, f"{path}.{k}".lstrip("."), leaves) for k, v in value.items()}
-        return {_INT_KEYS: lifted} if any(isinstance(k, int) for k in value) else lifted
+        return {"~int": lifted} if any(isinstance(k, int) for k in value) else lifted
     if isinstance(value, list | tuple):
         return [lift(v, f"{path}.{i}", leaves) for i, v in enumerate(value)]
-    if isinstance(value, float) and not np.isfinite(value):
-        return {_FLOAT: str(value)}
-    return value
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"~float": str(value)}
+    if value is None or isinstance(value, (int, float, str)):
+        return value
+    raise TypeError(f"{path!r} is a {type(value).__name__}, which no payload holds")
 
 
-def lower(value: Any, leaf: Leaf) -> Any:
-    """Inverse of ``lift``: ``leaf`` supplies the tensors, ``MAX_TENSORS`` at most."""
+def lower(value: Json, leaf: Leaf, most: int = MAX_TENSORS) -> object:
+    """Inverse of ``lift``: ``leaf`` supplies the tensors, ``most`` of them at most."""
     asked = itertools.count(1)
 
-    def counted(dtype: str, shape: list[int], path: str) -> Tensor:
-        if next(asked) > MAX_TENSORS:
-            raise ValueError(f"the payload's skeleton has more than {MAX_TENSORS} tensors")
-        return leaf(dtype, shape, path)
+    def counted(dtype: str, shape: list[int]) -> Tensor:
+        if next(asked) > most:
+            raise ValueError(f"the payload's skeleton has more than {most} tensors")
+        return leaf(dtype, shape)
 
     return _lower(value, "", counted, 0)
 
 
-def _lower(value: Any, path: str, leaf: Leaf, depth: int) -> Any:
+def _lower(value: Json, path: str, leaf: Leaf, depth: int) -> object:
     if depth > MAX_DEPTH:
         raise ValueError(f"the skeleton is nested deeper than {MAX_DEPTH} levels")
     if isinstance(value, list):
         return [_lower(v, f"{path}.{i}", leaf, depth + 1) for i, v in enumerate(value)]
     if not isinstance(value, dict):
         return value
-    if _TENSOR in value:
-        dtype, shape = _claim(value, path)
-        return leaf(dtype, shape, path)
-    if _FLOAT in value:
-        name = value[_FLOAT]
-        if not isinstance(name, str) or name not in _NOT_FINITE:
-            raise ValueError(f"{path!r} is no number: {str(name)[:40]!r}")
-        return _NOT_FINITE[name]
-    items: dict[Any, Any] = value
-    if _INT_KEYS in value:
-        items = {_key(k): v for k, v in value[_INT_KEYS].items()}
-    return {k: _lower(v, f"{path}.{k}".lstrip("."), leaf, depth + 1) for k, v in items.items()}
+    if "~tensor" in value:
+        return leaf(*_claim(value["~tensor"], path))
+    if "~float" in value:
+        name = value["~float"]
+        if not isinstance(name, str) or name not in ("nan", "inf", "-inf"):
+            raise ValueError(f"{path[:80]!r} is no number: {str(name)[:40]!r}")
+        return float(name)
+    items: Iterable[tuple[int | str, Json]] = value.items()
+    if "~int" in value:
+        inner = value["~int"]
+        if not isinstance(inner, dict):
+            raise ValueError(f"{path[:80]!r} has no keys: {str(inner)[:40]!r}")
+        items = [(_key(k), v) for k, v in inner.items()]
+    return {k: _lower(v, f"{path}.{k}".lstrip("."), leaf, depth + 1) for k, v in items}
 
 
-def _claim(value: dict[str, Any], path: str) -> tuple[str, list[int]]:
+def _claim(claim: Json, path: str) -> tuple[str, list[int]]:
     """The dtype and shape that a tensor claims, if there can be such a tensor."""
-    claim = value[_TENSOR]
     if not isinstance(claim, list) or not claim:
         raise ValueError(f"tensor {path[:80]!r} claims no dtype and shape")
-    dtype, *shape = claim
+    dtype, *sizes = claim
+    shape = [n for n in sizes if type(n) is int and n >= 0]
     if (
-        dtype not in DTYPES
+        not isinstance(dtype, str)
+        or dtype not in DTYPES
+        or len(shape) != len(sizes)
         or len(shape) > MAX_AXES
-        or any(type(n) is not int or n < 0 for n in shape)
         or math.prod(max(n, 1) for n in shape) > MAX_NUMBERS
     ):
-        shown = f"claims dtype {str(dtype)[:20]!r} and shape {str(shape)[:80]}"
+        shown = f"claims dtype {str(dtype)[:20]!r} and shape {str(sizes)[:80]}"
         raise ValueError(f"tensor {path[:80]!r} {shown}")
     return dtype, shape
 
@@ -118,13 +122,13 @@ def _key(text: str) -> int:
     return int(text)
 
 
-def squeeze(skeleton: Any) -> bytes:
-    """A lifted payload as it travels."""
-    return zlib.compress(json.dumps(skeleton, separators=(",", ":")).encode(), 6)
+def squeeze(text: bytes) -> bytes:
+    """A skeleton as it travels."""
+    return zlib.compress(text, 6)
 
 
 def inflate(squeezed: bytes) -> bytes:
-    """Inverse of the compression in ``squeeze``, for at most ``MAX_BYTES``."""
+    """Inverse of ``squeeze``, for at most ``MAX_BYTES``."""
     inflater = zlib.decompressobj()
     try:
         text = inflater.decompress(squeezed, MAX_BYTES)
@@ -137,12 +141,21 @@ def inflate(squeezed: bytes) -> bytes:
     return text
 
 
-def parse(text: bytes, what: str = "the payload's skeleton") -> Any:
+_compact = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def dump(skeleton: Json) -> bytes:
+    """A skeleton as JSON text."""
+    return _compact(skeleton).encode()
+
+
+def parse(text: bytes, what: str = "the payload's skeleton") -> Json:
     """What JSON ``text`` (UTF-8) says; ``ValueError`` of one line, which begins with ``what``."""
     try:
-        return json.loads(text.decode(), parse_int=_integer, parse_constant=_constant)
+        found: Json = json.loads(text.decode(), parse_int=_integer, parse_constant=_constant)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{what} is not JSON: {first_line(error)}") from error
+    return found
 
 
 def _integer(text: str) -> int:

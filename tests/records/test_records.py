@@ -59,13 +59,41 @@ def test_every_dtype_shape_and_nesting_survives_the_wire() -> None:
     assert again.note != again.note, "NaN stays NaN"
 
 
-def test_a_file_holds_named_tensors_and_comes_back(tmp_path: Path) -> None:
+def test_a_file_holds_one_array_for_each_dtype_and_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "parcel.safetensors"
     path.write_bytes(PARCEL.to_bytes())
-    assert same(Parcel.load(path).w["c"], PARCEL.w["c"])
+    again = Parcel.load(path)
+    assert all(same(again.w[name], PARCEL.w[name]) for name in PARCEL.w)
+    assert again.pack() == PARCEL.pack()
+    with safe_open(path, framework="pt") as file:
+        sizes = {name: file.get_tensor(name).numel() for name in list(file.keys())}
+    assert sizes == {"int64": 1, "float32": 4 + 6 + 2, "bfloat16": 2, "bool": 2, "uint8": 3}
     path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(ValueError, match=r"parcel.safetensors cannot be read"):
         Parcel.load(path)
+
+
+def test_what_is_read_can_be_changed_and_the_file_stays_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "parcel.safetensors"
+    path.write_bytes(before := PARCEL.to_bytes())
+    Parcel.load(path).w["c"].add_(1)
+    assert path.read_bytes() == before
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "parcel.safetensors"
+    path.write_bytes(PARCEL.to_bytes().replace(Parcel.kind.encode(), b"other_module.Parcel"))
+    with pytest.raises(ValueError, match=r"cannot be read: is a 'other_module.Parcel', expected"):
+        Parcel.load(path)
+
+
+def test_a_file_may_hold_more_tensors_than_a_message(tmp_path: Path) -> None:
+    path = tmp_path / "parcel.safetensors"
+    many = Parcel(n=1, w={str(i): torch.zeros(()) for i in range(20_001)})
+    path.write_bytes(many.to_bytes())
+    assert len(Parcel.load(path).w) == 20_001
+    with pytest.raises(ValueError, match="more than 20000 tensors"):
+        Parcel.unpack(many.pack())
 
 
 def test_a_file_whose_tensors_are_not_those_of_its_skeleton_is_refused(tmp_path: Path) -> None:
@@ -74,10 +102,15 @@ def test_a_file_whose_tensors_are_not_those_of_its_skeleton_is_refused(tmp_path:
     with safe_open(path, framework="pt") as file:
         meta, names = file.metadata(), list(file.keys())
         found = {name: file.get_tensor(name) for name in names}
-    name = next(name for name in found if found[name].dtype == torch.float32)
-    path.write_bytes(save({**found, name: found[name].double()}, metadata=meta))
-    with pytest.raises(ValueError, match="is not the float32"):
-        Parcel.load(path)
+    numbers = found["float32"]
+    for changed, message in (
+        (numbers.double(), "array 'float32' is described by .*'F64'"),
+        (numbers[:-1], "only 1 numbers are left"),
+        (torch.cat([numbers, numbers[:2]]), "numbers no field asks for: {'float32': 2}"),
+    ):
+        path.write_bytes(save({**found, "float32": changed.clone()}, metadata=meta))
+        with pytest.raises(ValueError, match=message):
+            Parcel.load(path)
 
 
 def test_axes_bind_within_one_payload() -> None:
@@ -158,13 +191,20 @@ def test_a_skeleton_that_inflates_without_end_is_refused() -> None:
         Parcel.unpack(forged(b" " * (40 * 2**20)))
 
 
+SAID = {"kind": Parcel.kind, "skeleton": "{}"}
+
+
 def crafted(header: Any, body: bytes = b"", length: int | None = None) -> bytes:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return (len(text) if length is None else length).to_bytes(8, "little") + text + body
 
 
-def claim(**changes: Any) -> dict[str, Any]:
-    return {"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **changes}}
+def claim(name: str = "float32", **changes: Any) -> dict[str, Any]:
+    place = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **changes}
+    return {"__metadata__": SAID, name: place}
+
+
+DESCRIBED = "array 'float32' is described by"
 
 
 @pytest.mark.parametrize(
@@ -177,28 +217,57 @@ def claim(**changes: Any) -> dict[str, Any]:
         (crafted(b"\xff"), "its header is not JSON"),
         (crafted(b"[" * 100_000), "its header is not JSON"),
         (crafted([1]), "its header is no JSON object"),
-        (crafted(claim(), b"1234567"), "tensor 'x' claims F32.* at bytes 0 to 8 of 7"),
-        (crafted(claim(shape=[2**40]), b"12345678"), "tensor 'x' claims"),
-        (crafted(claim(shape=[2**62, 4]), b"12345678"), "tensor 'x' claims"),
-        (crafted(claim(shape=[1] * 100), b"12345678"), "tensor 'x' claims"),
-        (crafted(claim(shape=[-2]), b"12345678"), "tensor 'x' claims"),
-        (crafted(claim(data_offsets=[8, 0]), b"12345678"), "tensor 'x' claims"),
-        (crafted(claim(data_offsets=[0, 2**40]), b"12345678"), "tensor 'x' claims"),
-        (crafted(claim(data_offsets=[0]), b"12345678"), "tensor 'x' is described by"),
-        (crafted(claim(dtype="OBJ"), b"12345678"), "tensor 'x' is described by"),
-        (crafted({"x": 1}), "tensor 'x' is described by"),
+        (crafted({}), "is no JSON object with a kind and a skel"),
+        (crafted({"__metadata__": [1]}), "is no JSON object with a kind and a skel"),
+        (
+            crafted({"__metadata__": {**SAID, "skeleton": {}}}),
+            "is no JSON object with a kind and a skel",
+        ),
+        (crafted(claim(), b"1234567"), DESCRIBED + r".* \[0, 8\].*from byte 0 on, of 7"),
+        (crafted(claim(), b"123456789"), "its arrays end at byte 8 of 9"),
+        (crafted({"__metadata__": SAID}, b"1"), "its arrays end at byte 0 of 1"),
+        (crafted(claim(shape=[2**40]), b"12345678"), DESCRIBED),
+        (crafted(claim(shape=[2**62, 4]), b"12345678"), DESCRIBED),
+        (crafted(claim(shape=[1] * 100), b"12345678"), DESCRIBED),
+        (crafted(claim(shape=[-2]), b"12345678"), DESCRIBED),
+        (crafted(claim(data_offsets=[8, 0]), b"12345678"), DESCRIBED),
+        (crafted(claim(data_offsets=[0, 2**40]), b"12345678"), DESCRIBED),
+        (crafted(claim(data_offsets=[0, 6]), b"123456"), DESCRIBED),
+        (crafted(claim(data_offsets=[0, 6], shape=[1]), b"123456"), "multiple of element size"),
+        (crafted(claim(data_offsets=[-8, 8]), b"12345678"), DESCRIBED),
+        (crafted(claim(data_offsets=[0, 8.0]), b"12345678"), DESCRIBED),
+        (crafted(claim(data_offsets=[0]), b"12345678"), DESCRIBED),
+        (crafted(claim(data_offsets="08"), b"12345678"), DESCRIBED),
+        (crafted(claim(dtype="OBJ"), b"12345678"), DESCRIBED),
+        (crafted(claim("x"), b"12345678"), "array 'x' is of no known dtype"),
+        (crafted({"__metadata__": SAID, "float32": 1}), DESCRIBED),
         (crafted(b'{"x":' + b"9" * 5000 + b"}"), "an integer has 5000 digits"),
     ],
 )
 def test_a_file_is_measured_before_its_header_is_believed(
     data: bytes, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("common.records.safe_open", None)
     path = tmp_path / "crafted.safetensors"
     path.write_bytes(data)
+    if "end at byte 8" not in message and "multiple" not in message:
+        monkeypatch.setattr("common.records.file.Flat", None)
     with pytest.raises(ValueError, match=f"crafted.safetensors cannot be read: .*{message}") as got:
         Parcel.load(path)
     assert "\n" not in str(got.value)
+
+
+def test_numbers_that_are_not_aligned_are_read_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "crafted.safetensors"
+    w = {"a": {"~tensor": ["uint8", 1]}, "b": {"~tensor": ["float32", 2]}}
+    header = {
+        "__metadata__": {"kind": Parcel.kind, "skeleton": json.dumps({"n": 1, "w": w})},
+        "uint8": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]},
+        "float32": {"dtype": "F32", "shape": [2], "data_offsets": [1, 9]},
+    }
+    path.write_bytes(crafted(header, b"\x07" + np.array([1.5, -2.0], np.float32).tobytes()))
+    found = Parcel.load(path).w
+    assert found["a"].tolist() == [7] and found["b"].tolist() == [1.5, -2.0]
+    assert found["b"].data_ptr() % 4 == 0
 
 
 def test_an_empty_text_counts_as_nothing_where_flower_would_raise() -> None:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
 import re
 import subprocess
@@ -111,6 +112,15 @@ TIMES = {"seconds", "seconds_by_phase", "versions"}
 
 COMMAND = [sys.executable, "-c", "from deploy.cli import main; main()", "run", "default"]
 EVERY_RUN = ["device=cpu", "experiment=same-numbers"]
+TYPES = {
+    "float64": ("F64", 8),
+    "float32": ("F32", 4),
+    "float16": ("F16", 2),
+    "int64": ("I64", 8),
+    "int32": ("I32", 4),
+    "uint8": ("U8", 1),
+}
+"""Types as skeletons have them, as safetensors files do, and their bytes."""
 TORCH = {"F64": "float64", "F32": "float32", "F16": "float16", "I64": "int64", "U8": "uint8"}
 
 Flat = dict[str, Any]
@@ -169,14 +179,35 @@ def translated(overrides: list[str], checkout: Path) -> list[str]:
 
 
 def tensors(path: Path) -> Iterator[tuple[str, str, list[int], bytes]]:
-    """Name, type, shape and bytes of every tensor in a safetensors file."""
+    """Name, type, shape and bytes of every tensor in a safetensors file.
+
+    In a file whose arrays are named by their types, the skeleton among its metadata tells where
+    each tensor ends; these have no names here.
+    """
     data = path.read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:start])
-    for name, tensor in header.items():
-        if name != "__metadata__":
-            begin, end = tensor["data_offsets"]
-            yield name, tensor["dtype"], tensor["shape"], data[start + begin : start + end]
+    skeleton = json.loads(header.pop("__metadata__", {}).get("skeleton", "null"))
+    flat = skeleton is not None and header.keys() <= TYPES.keys()
+    at = {name: start + tensor["data_offsets"][0] for name, tensor in header.items()}
+    for dtype, *shape in claims(skeleton) if flat else ():
+        size = math.prod(shape) * TYPES[dtype][1]
+        begin = at.get(dtype, 0)
+        at[dtype] = begin + size
+        yield "", TYPES[dtype][0], shape, data[begin : begin + size]
+    for name, tensor in header.items() if not flat else ():
+        begin, end = tensor["data_offsets"]
+        yield name, tensor["dtype"], tensor["shape"], data[start + begin : start + end]
+
+
+def claims(skeleton: Any) -> Iterator[list[Any]]:
+    """Type and shape of every tensor in a skeleton, in its order."""
+    inner = list(skeleton.values()) if isinstance(skeleton, dict) else skeleton
+    if isinstance(skeleton, dict) and "~tensor" in skeleton:
+        yield skeleton["~tensor"]
+    elif isinstance(inner, list):
+        for each in inner:
+            yield from claims(each)
 
 
 def counted(prefix: str, paths: list[Path]) -> Flat:
