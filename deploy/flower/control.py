@@ -66,6 +66,12 @@ class RunStatus:
     def completed(self) -> bool:
         return self.status == "finished:completed"
 
+    @property
+    def failure(self) -> str:
+        """Why the run did not complete, in one line; empty if it did."""
+        line = self.details.strip().partition("\n")[0]
+        return "" if self.completed else line or f"the run ended as {self.status}"
+
 
 @final
 class Control:

@@ -15,13 +15,17 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self, final
+
+import grpc
 
 from deploy.flower import watchdog
 
 GRACE = 3.0  #: seconds between SIGTERM and SIGKILL
+POLL = 0.1  #: seconds between two looks at processes that start
 
 
 def executable(name: str) -> str:
@@ -193,6 +197,28 @@ class Processes:
                 raise RuntimeError(
                     f"{name} {how}; its log is {self.log(name)} and ends:\n{tail(self.log(name))}"
                 )
+
+    def wait(self, ready: Callable[[], bool], what: str, patience: float) -> None:
+        """Wait for ``ready()``, watching that no process ends meanwhile.
+
+        A ``grpc.RpcError`` of it, such as that of a SuperLink which is slow to answer, is a "not
+        yet".
+
+        Raises:
+            RuntimeError: a process ended, or ``patience`` seconds passed.
+        """
+        deadline = time.monotonic() + patience
+        while True:
+            with contextlib.suppress(grpc.RpcError):
+                if ready():
+                    return
+            self.check()
+            if time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"waited {patience:.0f} s in vain for {what}; the logs are in {self.logs}, the "
+                    f"SuperLink's ends:\n{tail(self.log('superlink'))}"
+                )
+            time.sleep(POLL)
 
     def close(self) -> None:
         """End every process and all that they started; may be called again."""

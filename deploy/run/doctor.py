@@ -27,14 +27,8 @@ FLOWER_SERIES = "1.31."  #: the series whose programs and Control API the runtim
 SHARED_PROGRAMS = ("flwr", "flower-superlink", "flower-superexec")
 GRPC_PROGRAMS = (*SHARED_PROGRAMS, "flower-supernode", "flwr-serverapp", "flwr-clientapp")
 RAY_PROGRAMS = (*SHARED_PROGRAMS, "flwr-simulation")
-NO_OPTIONS = {
-    "dir": "",
-    "download": False,
-    "image_size": 0,
-    "samples": 0,
-    "test_samples": 0,
-    "seed": 0,
-}
+NUMBERS = ("image_size", "samples", "test_samples", "seed")
+NO_OPTIONS: dict[str, object] = {"dir": "", "download": False, **dict.fromkeys(NUMBERS, 0)}
 
 
 @final

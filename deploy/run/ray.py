@@ -17,10 +17,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from deploy.flower import superlink
 from deploy.flower.arguments import Value, check_app
 from deploy.flower.control import RunStatus
 from deploy.flower.processes import Processes
-from deploy.flower.superlink import SuperLink
 from deploy.run.grpc import NOTHING
 from server_app.stopped import Stopped
 
@@ -82,15 +82,15 @@ def run_simulation(
         # Ray's sockets need a short path; leaving the outer context removes what Ray wrote there
         with tempfile.TemporaryDirectory(prefix="ray-") as short, Processes(work) as processes:
             ray_env = {**RAY, "RAY_TMPDIR": short, **env}
-            superlink = SuperLink(processes, work, ray_env, simulation=True)
+            control, _ = superlink.start(processes, work, ray_env, simulation=True)
             try:
-                run_id = superlink.control.submit(app, run_config, settings)
-                status = superlink.control.follow(run_id, collect, watch())
+                run_id = control.submit(app, run_config, settings)
+                status = control.follow(run_id, collect, watch())
                 gone = None
             except Stopped as error:
                 gone = error
             finally:
-                superlink.close()
+                control.close()
                 log = "\n".join(lines)
                 processes.log("simulation").write_text(log, encoding="utf-8")
                 if late := LATE_START.search(log):

@@ -6,13 +6,14 @@ answers garbage (``liar.py``), and intruders that try to connect while the regis
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -30,7 +31,8 @@ from deploy.flower.control import RunStatus
 from deploy.flower.processes import environment, plain
 from deploy.machines import certificates
 from deploy.machines.certificates import Certificates
-from deploy.run.grpc import Federation, node_config, supernode_command
+from deploy.run import grpc as runtime
+from deploy.run.grpc import Federation, node_config, start_federation, supernode_command
 from deploy.run.settings import app_folder
 from tests.support.tiny import TinyRun, flat
 
@@ -70,7 +72,7 @@ class Scene:
     def command(self, k: int, *, partition: int, partitions: int = REGISTERED) -> list[str]:
         """A SuperNode that holds key k and says that it is client ``partition``."""
         text = node_config(partition, partitions, {})
-        return list(supernode_command(self.federation.superlink.fleet, text, self.keys, k))
+        return list(supernode_command(self.federation.fleet, text, self.keys, k))
 
     def log(self, name: str) -> str:
         return plain(self.federation.processes.log(name).read_text())
@@ -104,16 +106,24 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     program.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, str(script)])} "$@"\n')
     program.chmod(0o755)
     path = os.pathsep.join([str(liar), str(Path(sys.executable).parent), os.environ["PATH"]])
-    with Federation(
-        app=app_folder(),
-        clients=REGISTERED,
-        work=work / "federation",
-        env={"OMP_NUM_THREADS": "1"},
-        node_envs=[{}, {"PATH": path}, {}],
-        certificates=keys.folder,
-        warm_start=True,
-        spare_nodes=True,
-    ) as federation:
+    liars = work / "federation" / "home" / "supernode-1"
+
+    def of_a_node(extra: Mapping[str, str], home: Path) -> dict[str, str]:
+        return environment({**extra, "PATH": path} if home == liars else extra, home)
+
+    with contextlib.ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(runtime, "environment", of_a_node)
+            federation = stack.enter_context(
+                start_federation(
+                    app=app_folder(),
+                    clients=REGISTERED,
+                    work=work / "federation",
+                    env={"OMP_NUM_THREADS": "1"},
+                    certificates=keys.folder,
+                    warm_start=True,
+                )
+            )
         scene = Scene(federation, keys, work)
         federation.control.register(keys.public(SPARE))
         for name, command in intruders(scene, strangers).items():
@@ -130,7 +140,7 @@ def intruders(scene: Scene, strangers: Certificates) -> dict[str, list[str]]:
         "keyless": [*known[:at], *known[at + 2 :]],
         "wrong-ca": [part.replace(str(scene.keys.ca), str(strangers.ca)) for part in known],
         "plaintext": list(
-            supernode_command(scene.federation.superlink.fleet, node_config(2, REGISTERED, {}))
+            supernode_command(scene.federation.fleet, node_config(2, REGISTERED, {}))
         ),
         "twin": known,
     }

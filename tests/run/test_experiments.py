@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.config import Value, parse
+from common.config import Value
+from common.parse import parse
 from common.data import DATASETS
 from common.data.partition import PARTITIONS
 from common.fleet import check_fleet

@@ -1,4 +1,4 @@
-"""The launchers, on a tiny Flower app that is written here; the slow tests start real processes."""
+"""Runs over gRPC and in Ray, of a tiny Flower app that is written here, and what they stand on."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -23,10 +24,9 @@ from deploy.flower import warm, watchdog
 from deploy.flower.arguments import Value, check_app, config_arguments, run_config_toml, stage_app
 from deploy.flower.control import RunStatus, run_id_from
 from deploy.flower.processes import Processes, environment, executable, free_ports, tail
-from deploy.flower.superlink import SuperLink, superlink_command
+from deploy.flower.superlink import superlink_command
 from deploy.run import doctor
-from deploy.run import ray as simulation
-from deploy.run.grpc import Federation, node_config, supernode_command
+from deploy.run.grpc import node_config, start_federation, supernode_command
 from deploy.run.ray import _reason, run_simulation
 from server_app.stopped import Stopped
 
@@ -350,24 +350,19 @@ def test_the_death_of_the_launcher_ends_what_it_started(
 def test_a_federation_refuses_what_cannot_work_before_anything_starts(
     app: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match="clients=0"):
-        Federation(app=app, clients=0, work=tmp_path)
-    with pytest.raises(ValueError, match="1 node configs for 2 clients"):
-        Federation(app=app, clients=2, work=tmp_path, node_configs=[{}])
-    with pytest.raises(ValueError, match="is not a Flower app"):
-        Federation(app=tmp_path, clients=2, work=tmp_path)
+    for folder, clients, said in ((app, 0, "clients=0"), (tmp_path, 2, "is not a Flower app")):
+        federation = start_federation(app=folder, clients=clients, work=tmp_path / "work")
+        with pytest.raises(ValueError, match=said), federation:
+            pass
+    assert not (tmp_path / "work").exists()
     with pytest.raises(ValueError, match="clients=0"):
         run_simulation(app=app, clients=0, run_config={}, work=tmp_path)
     with pytest.raises(ValueError, match="unknown run config key 'typo'"):
         run_simulation(app=app, clients=1, run_config={"typo": 1}, work=tmp_path)
 
 
-def test_a_superlink_that_is_slow_to_answer_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_superlink_that_is_slow_to_answer_is_waited_for(tmp_path: Path) -> None:
     with Processes(tmp_path) as processes:
-        slow = object.__new__(SuperLink)
-        monkeypatch.setattr(slow, "_processes", processes, raising=False)
         answers = [grpc.RpcError("Deadline Exceeded"), False, True]
 
         def ready() -> bool:
@@ -376,12 +371,12 @@ def test_a_superlink_that_is_slow_to_answer_is_waited_for(
                 raise answer
             return answer
 
-        slow.wait(ready, "2 SuperNodes", 10.0)
+        processes.wait(ready, "2 SuperNodes", 10.0)
         assert answers == []
         answers += [grpc.RpcError("Deadline Exceeded")] * 9
         processes.log("superlink").write_text("the end\n")
         with pytest.raises(RuntimeError, match="waited 0 s in vain for 2 SuperNodes"):
-            slow.wait(ready, "2 SuperNodes", 0.2)
+            processes.wait(ready, "2 SuperNodes", 0.2)
 
 
 def test_the_doctor_finds_the_runtimes_of_this_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,15 +390,22 @@ def test_the_doctor_finds_the_runtimes_of_this_environment(monkeypatch: pytest.M
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_two_nodes_run_an_app_over_grpc_and_nothing_is_left(app: Path, tmp_path: Path) -> None:
+def test_two_nodes_run_an_app_over_grpc_and_nothing_is_left(
+    app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = [{"model": "mlp"}, {"model": "le net"}]
+
+    def of_a_node(k: int, clients: int, _: object) -> str:
+        return node_config(k, clients, models[k])
+
+    monkeypatch.setattr("deploy.run.grpc.node_config", of_a_node)
     out, work, lines = tmp_path / "out.json", tmp_path / "work", list[str]()
     with (
         pytest.raises(KeyboardInterrupt),
-        Federation(
+        start_federation(
             app=app,
             clients=2,
             work=work,
-            node_configs=[{"model": "mlp"}, {"model": "le net"}],
             env={"TINY_VARIABLE": "inherited"},
         ) as federation,
     ):
@@ -466,7 +468,6 @@ def test_ray_that_starts_late_is_started_again_with_a_watch_that_knows_nothing_o
     class Fake:
         def __init__(self, _: object, __: object, env: dict[str, str], **___: object) -> None:
             assert env["GRPC_ENABLE_FORK_SUPPORT"] == "0"  # else children of its driver may crash
-            self.control = self
             self.logs = Path(env["RAY_TMPDIR"], "ray", "session_2_3", "logs")
 
         def submit(self, *_: object) -> int:
@@ -487,7 +488,10 @@ def test_ray_that_starts_late_is_started_again_with_a_watch_that_knows_nothing_o
         watches.append(lambda: False)
         return watches[-1]
 
-    monkeypatch.setattr(simulation, "SuperLink", Fake)
+    def start(*given: Any, **named: object) -> tuple[Fake, str]:
+        return Fake(*given, **named), ""
+
+    monkeypatch.setattr("deploy.flower.superlink.start", start)
 
     def run() -> RunStatus:
         return run_simulation(app=app, clients=1, run_config={}, work=tmp_path / "w", watch=watch)
@@ -539,7 +543,7 @@ def test_a_warm_start_gives_the_same_replies_and_survives_the_warm_process(
     work = tmp_path / "work"
     env = {"TINY_VARIABLE": "inherited"}
     answers = []
-    with Federation(app=app, clients=2, work=work, env=env, warm_start=True) as federation:
+    with start_federation(app=app, clients=2, work=work, env=env, warm_start=True) as federation:
         for attempt in ("warm", "without"):
             out = tmp_path / f"{attempt}.json"
             run = federation.submit({"out": str(out), "nodes": 2, "note.text": AWKWARD})

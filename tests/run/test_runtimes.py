@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from common.config import Value
+from common.methods import names
 from deploy.flower.watchdog import living
-from deploy.run.grpc import Federation
+from deploy.run.grpc import start_federation
 from deploy.run.loopback import Loopback
 from deploy.run.ray import run_simulation
 from deploy.run.settings import app_folder, to_toml
-from common.methods import names
 from tests.support.battery import config
 from tests.support.tiny import TinyRun, flat, play
 
@@ -84,7 +84,8 @@ def same_over_grpc(methods: Iterable[str], folder: Path, *, warm_start: bool) ->
     """Run each method in this process and over one gRPC federation, and compare."""
     settings = {name: two_clients(name, folder / name / "here") for name in methods}
     work = folder / "flower"
-    with Federation(app=app_folder(), clients=2, work=work, warm_start=warm_start) as federation:
+    start = start_federation(app=app_folder(), clients=2, work=work, warm_start=warm_start)
+    with start as federation:
         for name, here in settings.items():
             out = folder / name / "there"
             there = here | {"out": str(out), "state-dir": str(out / "state"), "device": "cpu"}

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from client_app.methods.fedorion import Memory
+from client_app.private import Memory
 from common.config import Value
 from deploy.flower.processes import environment, free_ports
 from deploy.flower.superlink import superlink_command
