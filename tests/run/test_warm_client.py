@@ -15,6 +15,7 @@ import pytest
 
 from deploy.flower import warm
 from deploy.flower import warm_client as handover
+from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="passes files over a socket")
 
@@ -95,7 +96,7 @@ def test_who_waits_in_vain_has_not_agreed(address: str, monkeypatch: pytest.Monk
 
     def answer(connection: socket.socket) -> None:
         request(connection)
-        gone.wait(10.0)
+        gone.wait(PATIENCE)
         with contextlib.suppress(OSError):
             connection.sendall(handover.READY)
         late.append(connection.recv(1))
