@@ -1,4 +1,9 @@
-"""The battery: what every method must do, whatever it computes."""
+"""The battery: what every method must do, whatever it computes.
+
+A method's first three rounds are played once and are the reference for what learns, repeats, goes
+on and is packed. What one more method may cost stands as ``CEILING`` in
+``tests/support/processor_time.py``.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +32,6 @@ from tests.support.battery import (
     fail_client,
 )
 from tests.support.tiny import TinyRun, play
-
-CEILING = 5.0
-"""Seconds of processor time that one more method may add, all tests with a parameter ``method``
-counted; today's need 3 on average (``tests/support/processor_time.py`` says of each)."""
 
 every_method = pytest.mark.parametrize("method", sorted(METHODS), scope="module")
 

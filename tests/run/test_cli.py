@@ -128,9 +128,12 @@ def test_ctrl_c_ends_with_one_line_that_says_how_to_go_on(toy: Path, tmp_path: P
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     begun = out / "checkpoint.safetensors"
-    until("the first round", lambda: begun.exists() or process.poll() is not None)
-    process.send_signal(signal.SIGINT)
-    said = process.communicate(timeout=PATIENCE)[1]
+    try:
+        until("the first round", lambda: begun.exists() or process.poll() is not None)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=PATIENCE)[1]
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert said == f"interrupted; go on with: fedmosaic run --resume {out}\n"
 

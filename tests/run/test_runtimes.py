@@ -19,7 +19,7 @@ from deploy.run.ray import run_simulation
 from deploy.run.settings import app_folder, to_toml
 from server_app.methods import METHODS
 from tests.support.battery import config
-from tests.support.commandline import fedmosaic, typed
+from tests.support.commandline import typed
 from tests.support.tiny import TinyRun, flat, play
 from tests.support.waiting import PATIENCE, until
 
@@ -42,9 +42,11 @@ def experiment(folder: Path, **changes: object) -> Path:
     return path
 
 
-def launch(folder: Path, runtime: str, **changes: object) -> TinyRun:
-    out, file = folder / runtime, experiment(folder, **changes)
-    done = fedmosaic("run", file, "--runtime", runtime, "--out", out)
+def launch(folder: Path, runtime: str) -> TinyRun:
+    """The federation on ``runtime``; over gRPC without the cold starts of which other tests are."""
+    out, file = folder / runtime, experiment(folder)
+    warm = ["--warm-start"] if runtime == "grpc" and sys.platform == "linux" else []
+    done = typed("run", file, "--runtime", runtime, "--out", out, *warm)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert (out / "report.html").exists() and (out / "model.safetensors").exists()
     return TinyRun(out)
