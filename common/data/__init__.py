@@ -10,8 +10,8 @@ from typing import final
 import torch
 
 from common.config import Data
-from common.data.colour import load_cifar10, load_cifar100, load_svhn
-from common.data.dataset import Dataset, resize, stratified, subset
+from common.data.colour import CIFAR10, CIFAR100, SVHN
+from common.data.dataset import Dataset, resize, stratified
 from common.data.embedded import digits, points, toy
 from common.data.folder import load_folder
 from common.data.idx import EMNIST_LETTERS, FASHION_MNIST, MNIST
@@ -44,11 +44,11 @@ DATASETS: dict[str, Source] = {
     "emnist-letters": Source(
         EMNIST_LETTERS.load, "letters (Cohen et al. 2017); torchvision", (1, 28, 28), 26
     ),
-    "cifar10": Source(load_cifar10, "CIFAR-10 (Krizhevsky 2009); torchvision", (3, 32, 32), 10),
+    "cifar10": Source(CIFAR10.load, "CIFAR-10 (Krizhevsky 2009); torchvision", (3, 32, 32), 10),
     "cifar100": Source(
-        load_cifar100, "CIFAR-100, fine labels (Krizhevsky 2009); torchvision", (3, 32, 32), 100
+        CIFAR100.load, "CIFAR-100, fine labels (Krizhevsky 2009); torchvision", (3, 32, 32), 100
     ),
-    "svhn": Source(load_svhn, "house numbers (Netzer et al. 2011); torchvision", (3, 32, 32), 10),
+    "svhn": Source(SVHN.load, "house numbers (Netzer et al. 2011); torchvision", (3, 32, 32), 10),
     "folder": Source(load_folder, "images in data.dir, one folder per class", None, None),
     "toy": Source(lambda _: toy(), "random patterns with noise, made on the spot", (1, 8, 8), 3),
     "points": Source(lambda _: points(), "three spiral arms in the plane", (2, 1, 1), 3),
@@ -77,12 +77,12 @@ def _load(data: Data) -> Dataset:
         raise ValueError(f"unknown data.name {data.name!r}: choose from {', '.join(DATASETS)}")
     dataset = source.load(data)
     _check(dataset, every_class=data.partition != OWN)
-    train = test = None
     if data.samples:
-        train = stratified(dataset.y, data.samples, rng(data.seed, "samples"))
+        rows = stratified(dataset.y, data.samples, rng(data.seed, "samples"))
+        dataset = replace(dataset, x=dataset.x[rows], y=dataset.y[rows])
     if data.test_samples:
-        test = stratified(dataset.y_test, data.test_samples, rng(data.seed, "test-samples"))
-    dataset = subset(dataset, train, test)
+        rows = stratified(dataset.y_test, data.test_samples, rng(data.seed, "test-samples"))
+        dataset = replace(dataset, x_test=dataset.x_test[rows], y_test=dataset.y_test[rows])
     if data.image_size:
         public = dataset.x_public
         dataset = replace(

@@ -7,7 +7,7 @@ rows.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import final
 
 import numpy as np
@@ -134,15 +134,6 @@ def holdout(y: Tensor, fraction: float, rng: np.random.Generator) -> tuple[Tenso
     mask = np.zeros(len(labels), dtype=bool)
     mask[np.concatenate(test)] = True
     return torch.from_numpy(np.flatnonzero(~mask)), torch.from_numpy(np.flatnonzero(mask))
-
-
-def subset(dataset: Dataset, train: Tensor | None, test: Tensor | None) -> Dataset:
-    """The data set with only the given rows; None keeps that part whole."""
-    if train is not None:
-        dataset = replace(dataset, x=dataset.x[train], y=dataset.y[train])
-    if test is not None:
-        dataset = replace(dataset, x_test=dataset.x_test[test], y_test=dataset.y_test[test])
-    return dataset
 
 
 def fingerprint(x: Tensor) -> str:
