@@ -56,7 +56,7 @@ def bubbles(
     axes.tick_params(length=0)
     for side in ("top", "right", "left", "bottom"):
         axes.spines[side].set_visible(False)
-    few = partial(MaxNLocator, 20, integer=True, steps=[1, 2, 5, 10])
+    few = partial(MaxNLocator, 20, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10])
     axes.xaxis.set_major_locator(few())
     if classes and num_classes <= 30:
         axes.set_yticks(range(num_classes), list(classes))
