@@ -12,8 +12,8 @@ from common.models import build
 from common.options import Average
 from common.records import StateDict
 from common.submodel import cut, largest
-from server_app.combine.layerwise import aggregate
 from server_app.combine.mean import average
+from server_app.combine.mean import average_layers as aggregate
 
 RESNETS = [f"resnet{depth}@0.0625" for depth in (10, 14, 18, 22, 26)]
 
