@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 from flwr.app import Message, RecordDict
 
+from common.protocol import Up
 from deploy.run.loopback import Loopback
 from tests.support.tiny import flat
 
@@ -145,3 +146,22 @@ def fail_client(monkeypatch: pytest.MonkeyPatch, k: int) -> None:
         return honest(self, *args, **kwargs)
 
     monkeypatch.setattr(Participant, "train", train)
+
+
+class Changing(Loopback):  # type: ignore[misc]
+    """Client 1's upload, which is of type ``up``, goes through ``change`` on its way."""
+
+    up: type[Up] = Up
+    change: Any = None
+
+    @classmethod
+    def by(cls, up: type[Up], change: Callable[[Any], dict[str, Any]]) -> type[Changing]:
+        return type("Grid", (cls,), {"up": up, "change": staticmethod(change)})
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        replies = list(super().pull_messages(list(message_ids)))
+        for reply in replies:
+            if reply.metadata.src_node_id == 2 and reply.metadata.message_type == "train":
+                up = self.up.unpack(reply.content)
+                reply.content = up.model_copy(update=type(self).change(up)).pack()
+        return replies
