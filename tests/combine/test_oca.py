@@ -14,7 +14,7 @@ from common.parse import defaults, parse
 from common.records import StateDict
 from common.submodel import cut
 from server_app import rounds
-from server_app.combine.layerwise import aggregate
+from server_app.combine.mean import average_layers as aggregate
 from server_app.combine.oca import Oca
 from server_app.combine.uploads import Upload
 from server_app.keep.checkpoint import Checkpoint, path_in
