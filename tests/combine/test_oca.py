@@ -190,10 +190,10 @@ def test_what_a_method_itself_would_score_keeps_its_name(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("method", "named"),
     [
-        ("hetfedfl", "this method"),
+        ("hetfedfl", 'method = "hetfedfl"'),
         ("lwn", 'lwn.init = "previous"'),
-        ("fedgkt", "this method"),
-        ("dl-sh", "this method"),
+        ("fedgkt", 'method = "fedgkt"'),
+        ("dl-sh", 'method = "dl-sh"'),
     ],
 )
 def test_methods_that_average_nothing_refuse_what_is_about_averages(
