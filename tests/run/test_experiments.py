@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from common.config import Value
-from common.parse import parse
 from common.data import DATASETS
 from common.data.partition import PARTITIONS
 from common.fleet import check_fleet
 from common.models import count
 from common.models.generator import Generator
+from common.parse import parse
+from common.task import Task
 from deploy.run.settings import EXPERIMENTS, resolve
 from deploy.study import paper_table as table
 
@@ -30,7 +31,9 @@ def check(flat: dict[str, Value]) -> None:
     shape, side = source.shape, config.data.image_size
     if side:
         shape = (shape[0], side, side)
-    check_fleet(config, shape, source.classes)
+    classes = tuple(str(c) for c in range(source.classes))
+    flat_grey = (0.5,) * shape[0]
+    check_fleet(Task(shape, classes, flat_grey, flat_grey, config, torch.device("cpu")))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -64,10 +67,10 @@ def test_fedkfs_tables_have_the_papers_generators() -> None:
         config = parse(cell.flat | {"method": "fedkf"})
         channels, side, _ = DATASETS[config.data.name].shape or (0, 0, 0)
         side = config.data.image_size or side
-        options = config.method
+        options = config.generator
         with torch.device("meta"):
             generator = Generator(
                 options.latent, (channels, side, side), mean=[0.0] * channels,
-                std=[1.0] * channels, width=options.generator_width,
+                std=[1.0] * channels, width=options.width,
             )  # fmt: skip
         assert count(generator) == expected, stem
