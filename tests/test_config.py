@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from common.config import Value, known_keys, parse
+from common.config import Value
+from common.parse import known_keys, parse
 from deploy.run import settings
 
 
