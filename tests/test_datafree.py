@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from common import optimise, tree
-from common.data.synthetic import toy
+from common.data.embedded import toy
 from common.datafree import DataFree, is_adversarial, new_generator
 from common.fit import fit
 from common.models import build

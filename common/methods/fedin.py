@@ -59,8 +59,8 @@ from torch import Tensor
 
 from common import protocol
 from common.methods.fedavg import Averaging
+from common.models.split import common_shapes
 from common.section import AtLeastOne, NonNegative, Positive
-from common.split import common_shapes
 from common.task import Task
 
 

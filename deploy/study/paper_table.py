@@ -19,12 +19,11 @@ from typing import Literal, final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from common.config import Value
+from common.config import Value, entries
 from common.files import write_atomically
 from common.journal import Entry
 from common.metrics import rounds_to
 from common.parse import defaults
-from common.presets import entries
 from deploy.report import table as rendering
 from deploy.run.settings import find, flatten, numbers
 from deploy.study.comparison import Comparison, Measured

@@ -14,7 +14,7 @@ from common import tree
 from common.models.classifier import Classifier
 from common.protocol import Down
 from common.records import Records, StateDict
-from common.submodel import check_nested, cut
+from common.tree import check_nested, cut
 from server_app.averaged import Combining, T
 from server_app.combine.mean import average, average_layers
 from server_app.combine.wrapper import Wrapper

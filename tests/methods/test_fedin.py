@@ -12,8 +12,8 @@ from client_app.methods.fedin import FedIN, INTraining, Local, bounded
 from common import models, seeds, tree
 from common.methods.fedin import Down, Options, Up
 from common.models.classifier import Split
+from common.models.split import common_shapes, shapes
 from common.records import Records
-from common.split import common_shapes, shapes
 from server_app.distil.feature_pool import FeaturePool
 from server_app.stopped import Stopped
 from tests.support.halves import task
