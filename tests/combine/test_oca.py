@@ -14,7 +14,7 @@ from common.parse import defaults, parse
 from common.records import StateDict
 from common.submodel import cut
 from server_app import rounds
-from server_app.combine.layerwise import aggregate
+from server_app.combine.mean import average_layers as aggregate
 from server_app.combine.oca import Oca
 from server_app.combine.uploads import Upload
 from server_app.keep.checkpoint import Checkpoint, path_in
@@ -85,12 +85,9 @@ def test_the_active_clients_mean_takes_the_course_that_it_takes_alone(
     both = play(settings(named, tmp_path / "both", **who, **UNEVEN, **ON))
     alone = play(settings(named, tmp_path / "alone", **who, **UNEVEN))
     assert course(both, "aca") == course(alone)
-    for t, entry in enumerate(alone.journal):
-        assert both.journal[t]["selected" if t else "clients"] == (
-            entry["selected"] if t else entry["clients"]
-        )
-        assert both.journal[t].get("client_metrics") == entry.get("client_metrics")
-        assert both.journal[t].get("metrics") == entry.get("metrics")
+    told = ("clients", "selected", "replied", "client_metrics", "metrics")
+    for ours, theirs in zip(both.journal, alone.journal, strict=True):
+        assert [ours.get(key) for key in told] == [theirs.get(key) for key in told]
     assert (both.weights == alone.weights) == (not who)
 
 
@@ -190,10 +187,10 @@ def test_what_a_method_itself_would_score_keeps_its_name(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("method", "named"),
     [
-        ("hetfedfl", "this method"),
+        ("hetfedfl", 'method = "hetfedfl"'),
         ("lwn", 'lwn.init = "previous"'),
-        ("fedgkt", "this method"),
-        ("dl-sh", "this method"),
+        ("fedgkt", 'method = "fedgkt"'),
+        ("dl-sh", 'method = "dl-sh"'),
     ],
 )
 def test_methods_that_average_nothing_refuse_what_is_about_averages(
