@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Self
 
+from flwr.app import RecordDict
 from pydantic import Field
 
 from common.records import Records, StateDict
@@ -25,22 +26,32 @@ Experiment = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 MAX_CLASSES = 100_000
 
 
-class ToClient(Records):
-    """The envelope of what the server sends."""
+class Envelope(Records):
+    """What every payload says of itself."""
 
     experiment: Experiment = ""
     t: Round = 0
+
+    @classmethod
+    def unpack(cls, content: RecordDict) -> Self:
+        """As every payload's; whoever sends says everything, so here no field has a default."""
+        payload = super().unpack(content)
+        if missing := cls.model_fields.keys() - payload.model_fields_set:
+            raise ValueError(f"{cls.kind}: field {min(missing)!r}: Field required")
+        return payload
+
+
+class ToClient(Envelope):
+    """The envelope of what the server sends."""
 
     def stamped(self, experiment: str, t: int) -> Self:
         """The payload with its envelope filled in."""
         return self.model_copy(update={"experiment": experiment, "t": t})
 
 
-class ToServer(Records):
+class ToServer(Envelope):
     """The envelope of what client k answers."""
 
-    experiment: Experiment = ""
-    t: Round = 0
     k: ClientId = 0
 
     def stamped(self, question: ToClient, k: int) -> Self:

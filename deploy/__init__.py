@@ -1,1 +1,1 @@
-"""The operator's side: launchers, reports, benchmarks. Not part of the app bundle."""
+"""The operator's side: command line, runs, real machines, reports. Not part of the app bundle."""

@@ -1,4 +1,7 @@
-"""``fedmosaic``: run an experiment, list what there is, report, check the installation."""
+"""``fedmosaic``: run an experiment, list what there is, report, check the installation.
+
+A command imports what it needs when it is called, so that help and mistakes come at once.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
-from rich.console import Console
 
+from deploy.console import INTERRUPTED, Experiment, Settings, WarmStart, Workers, out, plain, red
 from deploy.machines import commands as machines
 
 app = typer.Typer(
@@ -20,14 +23,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-out, err = Console(), Console(stderr=True)
-
-INTERRUPTED = 130
-
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("-s", "--set", metavar="KEY=VALUE", help="Override a key; may be repeated."),
-]
 
 
 def show_version(wanted: bool) -> None:
@@ -60,47 +55,40 @@ def told_how_to_go_on(command: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        err.print("[red]interrupted[/]; go on with: ", end="")
-        err.print(command, markup=False, soft_wrap=True)
+        red("interrupted", f"; go on with: {command}")
         raise typer.Exit(INTERRUPTED) from None
 
 
 @app.command()
 def run(
-    experiment: Annotated[
-        Path | None, typer.Argument(help="A TOML file, or the name of one of ours.")
-    ] = None,
+    experiment: Experiment = None,
     settings: Settings = None,
     runtime: Annotated[str, typer.Option(help="loopback, ray or grpc: where clients run.")] = "",
-    workers: Annotated[
-        int | None,
-        typer.Option(help="loopback: processes that serve clients; 0: none of their own."),
-    ] = None,
-    warm: Annotated[
-        bool, typer.Option("--warm-start", help="grpc: client processes fork from a warm one.")
-    ] = False,
+    workers: Workers = None,
+    warm: WarmStart = False,
     to: Annotated[Path | None, typer.Option("--out", help="Folder of the results.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
 ) -> None:
     """Run an experiment; without one, the default: FedORION on digits, six clients."""
     from deploy.report.pages import write_report
     from deploy.report.read import read
-    from deploy.run import launch
+    from deploy.run import launch, preflight
     from deploy.run import settings as given
     from deploy.run.progress import show_summary
 
-    if runtime and runtime not in launch.RUNTIMES:
-        raise ValueError(f"--runtime {runtime} is unknown; allowed: {', '.join(launch.RUNTIMES)}")
+    if runtime and runtime not in preflight.RUNTIMES:
+        known = ", ".join(preflight.RUNTIMES)
+        raise ValueError(f"--runtime {runtime} is unknown; allowed: {known}")
     if workers is not None and not 0 <= workers <= 1024:
         raise ValueError(f"--workers {workers} is not allowed; it should be 0 to 1024")
     if resume is not None:
         if experiment is not None or to is not None:
             raise ValueError("--resume goes on with a folder's own experiment: give no other")
         overrides = dict(given.parse_override(text) for text in settings or [])
-        flat, folder = launch.resumed(resume, overrides, runtime)
+        flat, folder = preflight.resumed(resume, overrides, runtime)
     else:
         whole = given.resolve(experiment or given.DEFAULT, settings or [])
-        flat, folder = launch.fresh(whole, runtime, to)
+        flat, folder = preflight.fresh(whole, runtime, to)
     runtime = str(flat["runtime"])
     if warm and runtime != "grpc":
         raise ValueError(f"--warm-start is for --runtime grpc, not {runtime}")
@@ -115,17 +103,20 @@ def run(
         )
     write_report([folder], folder / "report.html")
     show_summary(read(folder), out)
-    out.print(f"report: {folder / 'report.html'}", soft_wrap=True)
+    plain(f"report: {folder / 'report.html'}")
 
 
 @app.command()
 def table(
     file: Annotated[Path, typer.Argument(help="A table file, or the name of one of ours.")],
     to: Annotated[Path | None, typer.Option("--out", help="Folder of the records.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes that serve clients.")] = None,
+    workers: Workers = None,
     show: Annotated[bool, typer.Option("--show", help="Only show what is recorded.")] = False,
 ) -> None:
-    """Run a paper's table cell by cell and show ours beside the paper's numbers."""
+    """Run a paper's table cell by cell and show ours beside the paper's numbers.
+
+    It is written as Markdown, HTML, LaTeX (booktabs), CSV, JSON and PNG.
+    """
     from deploy.report.table import terminal
     from deploy.run import launch
     from deploy.run.settings import find
@@ -149,7 +140,7 @@ def table(
     filled = tables.collect(spec, folder)
     out.print(*terminal(filled.table(), out.width), sep="\n")
     for path in tables.write(filled, spec, folder, stem):
-        out.print(str(path), soft_wrap=True)
+        plain(str(path))
 
 
 @app.command("list")
@@ -183,18 +174,16 @@ def report(
 
     page = to or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
     write_report(folders, page)
-    out.print(f"report: {page.resolve()}", soft_wrap=True)
+    plain(f"report: {page.resolve()}")
 
 
 @app.command()
 def noise(
-    experiment: Annotated[
-        Path | None, typer.Argument(help="An experiment whose server step is timed.")
-    ] = None,
+    experiment: Experiment = None,
     settings: Settings = None,
     to: Annotated[Path, typer.Option("--out", help="The picture.")] = Path("noise.png"),
 ) -> None:
-    """Draw eight samples of each kind of noise, and time each in a step of distillation."""
+    """Draw eight samples of each kind of noise, and time each in the experiment's server step."""
     from deploy.report.table import terminal
     from deploy.run import settings as given
     from deploy.study import noise_kinds
@@ -202,7 +191,7 @@ def noise(
     times = noise_kinds.times(given.resolve(experiment or given.DEFAULT, settings or []))
     noise_kinds.draw().savefig(to, dpi=150)
     out.print(*terminal(noise_kinds.table(times), ruled=False))
-    out.print(f"picture: {to.resolve()}", soft_wrap=True)
+    plain(f"picture: {to.resolve()}")
 
 
 @app.command()
@@ -217,7 +206,7 @@ def regions(
 
     picture = to or folder / "regions.png"
     draw(folder).savefig(picture, dpi=150)
-    out.print(f"picture: {picture.resolve()}", soft_wrap=True)
+    plain(f"picture: {picture.resolve()}")
 
 
 @app.command()
@@ -233,7 +222,7 @@ def speedup(
     if not 0 < ratio < float("inf"):
         raise ValueError(f"--ratio {ratio:g} is not allowed; it should be a number above 0")
     draw(M=ratio).savefig(to, dpi=150)
-    out.print(f"picture: {to.resolve()}", soft_wrap=True)
+    plain(f"picture: {to.resolve()}")
 
 
 @app.command()
@@ -248,7 +237,7 @@ def samples(
     place = to or folder / "samples.png"
     generated = write(folder.resolve(), images, place)
     out.print(f"images by class: {generated.counts.tolist()}")
-    out.print(f"samples: {place.resolve()}", soft_wrap=True)
+    plain(f"samples: {place.resolve()}")
 
 
 @app.command()
@@ -260,7 +249,7 @@ def analyse(
     clients: Annotated[int, typer.Option(help="The first so many clients.")] = 10,
     images: Annotated[int, typer.Option(help="The first so many test images.")] = 500,
     label: Annotated[int, typer.Option("--class", help="The class of the t-SNE.")] = 0,
-    workers: Annotated[int | None, typer.Option(help="Processes that serve clients.")] = None,
+    workers: Workers = None,
 ) -> None:
     """Compare how clients' networks see: CKA by stage, t-SNE of one class, overheads."""
     from deploy.report.table import terminal
@@ -273,7 +262,7 @@ def analyse(
     written, numbers = run_analysis(folders, place, Options(clients, images, label, served))
     out.print(*terminal(numbers, ruled=False))
     for path in written:
-        out.print(str(path), soft_wrap=True)
+        plain(str(path))
 
 
 @app.command()
@@ -296,8 +285,8 @@ def main() -> NoReturn:
     try:
         app()
     except (ValueError, RuntimeError, FloatingPointError, OSError) as error:
-        err.print("[red]error:[/] ", end="")
-        err.print(str(error).strip().partition("\n")[0], markup=False, soft_wrap=True)
+        line = str(error).strip().partition("\n")[0]
+        red("error:", f" {line}")
         sys.exit(1)
     sys.exit(0)
 

@@ -1,8 +1,9 @@
-"""How good the server's models are on the server's test set, and whether they compute at all."""
+"""How good models are: the server's on its test set, and what clients say of theirs."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from statistics import fmean
 from typing import final
 
@@ -11,8 +12,10 @@ from torch import Tensor
 
 from common.config import MethodOptions
 from common.data.dataset import Dataset
-from common.journal import Entry
+from common.journal import ClientScore, Entry, Fairness, Spread
+from common.metrics import fairness
 from common.models.classifier import Classifier
+from common.protocol import Score as ClientReply
 from common.protocol import Up
 from common.records import tensors
 from common.scoring import evaluate
@@ -52,6 +55,32 @@ class Scorer:
             named[name] = fmean(evaluate(n, self.x, self.y, self.task).accuracy for n in scored)
         if named:
             entry.accuracies = named
+
+    def client_check(self) -> Callable[[Client, ClientReply], None]:
+        """Raises ``ValueError`` unless a client's score is over its test samples of the census, and
+        of the models that were asked for.
+        """
+        further, shared = sorted(self.method.further()), self.method.ask() is not None
+
+        def check(client: Client, score: ClientReply) -> None:
+            n = client.peer.n_test
+            if score.n != n:
+                raise ValueError(
+                    f"it is over {score.n} test samples, in the census the client had {n}"
+                )
+            for what, got, expected in (
+                ("own", score.accuracy, n > 0),
+                ("global", score.accuracy_global, n > 0 and shared),
+            ):
+                if (got is not None) != expected:
+                    there = "is missing" if expected else "was not asked for"
+                    raise ValueError(f"the accuracy of the {what} model {there}")
+            if sorted(score.accuracies) != (names := further if n else []):
+                raise ValueError(
+                    f"it scores the models {sorted(score.accuracies)}, expected {names}"
+                )
+
+        return check
 
     def uncovered(self) -> list[int]:
         """Classes of which no client of the census has a training sample, ascending."""
@@ -99,3 +128,34 @@ def _largest(up: Up) -> float:
         return float(tensor.abs().max()) if tensor.numel() else 0.0
 
     return max((size(tensor) for _, tensor in tensors(up)), default=0.0)
+
+
+def write_client_scores(scores: list[ClientReply], name: str, entry: Entry) -> None:
+    """Write down what clients scored and how even it is; ``name``: of the run's own model."""
+    always = {"k", "n", "accuracy", "accuracy_global"}
+    entry.scores = [
+        ClientScore(**s.model_dump(include=always | ({"accuracies"} if s.accuracies else set())))
+        for s in scores
+    ]
+    if tested := [score for score in scores if score.n > 0]:
+        entry.fairness = _fairness(tested, name)
+
+
+def _fairness(tested: list[ClientReply], name: str) -> Fairness:
+    """AMP, FM and WLP: of the global model, or of the clients' own where there is none; then of
+    every model by its name."""
+    sizes = [score.n for score in tested]
+    named: dict[str, list[float | None]] = {
+        name: [score.accuracy_global for score in tested],
+        "own": [score.accuracy for score in tested],
+        **{each: [s.accuracies.get(each) for s in tested] for each in tested[0].accuracies},
+    }
+    known = {
+        each: Spread(**fairness([value for value in values if value is not None], sizes))
+        for each, values in named.items()
+        if None not in values
+    }
+    main = known.get(name) or known["own"]
+    if known.get("own") == known.get(name):
+        known.pop("own", None)
+    return Fairness(main=main, models=known)

@@ -16,15 +16,14 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from common import seeds
 from common.config import MethodOptions
-from common.journal import ClientScore, Entry, Failure, Fairness, Spread
-from common.metrics import fairness
+from common.journal import Entry, Failure
 from common.protocol import Ask, Score, Up
 from common.records import StateDict
 from common.tree import snapshot
 from server_app import rounds
 from server_app.keep.journal import clock
 from server_app.method import Client, Method, Ups, mean_metrics
-from server_app.score import Scorer
+from server_app.score import Scorer, write_client_scores
 from server_app.stopped import Stopped
 from server_app.talk.post import Post
 
@@ -144,22 +143,14 @@ class MethodStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Write down the clients' scores and how even they are; their mean accuracy."""
-        further = sorted(self.method.further())
-        shared = self.method.ask() is not None
-
-        def check(client: Client, score: Score) -> None:
-            _check_score(score, client.peer.n_test, shared, further)
-
+        check = self.scorer.client_check()
         with clock(self.entry, "client scores"):
             found, refused = self.post.open(
                 server_round, self._by_client(replies), Score, self.clients, check, "score"
             )
         self.failed(refused)
-        scores = [score for _, score in found]
-        self.entry.scores = [_plain(score) for score in scores]
-        if tested := [score for score in scores if score.n > 0]:
-            self.entry.fairness = _fairness(tested, self.method.name)
-        values = [score.accuracy for score in tested if score.accuracy is not None]
+        write_client_scores([score for _, score in found], self.method.name, self.entry)
+        values = [score.accuracy for _, score in found if score.accuracy is not None]
         return MetricRecord({"accuracy": sum(values) / len(values)}) if values else None
 
     def _by_client(self, replies: Iterable[Message]) -> dict[int, Message]:
@@ -174,48 +165,3 @@ class MethodStrategy(Strategy):
 
 def _unchecked(client: Client, up: Up) -> None:
     """Its type says all."""
-
-
-def _check_score(score: Score, n: int, shared: bool, further: list[str]) -> None:
-    """A score over the ``n`` test samples of the census, and of the models that were asked for."""
-    if score.n != n:
-        raise ValueError(f"it is over {score.n} test samples, in the census the client had {n}")
-    for what, got, expected in (
-        ("own", score.accuracy, n > 0),
-        ("global", score.accuracy_global, n > 0 and shared),
-    ):
-        if (got is not None) != expected:
-            there = "is missing" if expected else "was not asked for"
-            raise ValueError(f"the accuracy of the {what} model {there}")
-    names = further if n else []
-    if sorted(score.accuracies) != names:
-        raise ValueError(f"it scores the models {sorted(score.accuracies)}, expected {names}")
-
-
-def _plain(score: Score) -> ClientScore:
-    plain = ClientScore(
-        k=score.k, n=score.n, accuracy=score.accuracy, accuracy_global=score.accuracy_global
-    )
-    if score.accuracies:
-        plain.accuracies = score.accuracies
-    return plain
-
-
-def _fairness(tested: list[Score], name: str) -> Fairness:
-    """AMP, FM and WLP: of the global model, or of the clients' own where there is none; then of
-    every model by its name."""
-    sizes = [score.n for score in tested]
-    named: dict[str, list[float | None]] = {
-        name: [score.accuracy_global for score in tested],
-        "own": [score.accuracy for score in tested],
-        **{each: [s.accuracies.get(each) for s in tested] for each in tested[0].accuracies},
-    }
-    known = {
-        each: Spread(**fairness([value for value in values if value is not None], sizes))
-        for each, values in named.items()
-        if None not in values
-    }
-    main = known.get(name) or known["own"]
-    if known.get("own") == known.get(name):
-        known.pop("own", None)
-    return Fairness(main=main, models=known)

@@ -53,14 +53,13 @@ def service(arguments: Sequence[str]) -> Service | None:
     return Service(options["--appio-api-address"], int(options["--parent-pid"]))
 
 
-def dispatch(service: Service, launch: Callable[[list[str]], None]) -> None:
-    """Launch every task of the SuperNode until it ends.
+def dispatch(service: Service, begin: Callable[[list[str]], None]) -> None:
+    """Begin every task of the SuperNode until it ends.
 
-    ``launch`` gets the arguments of ``flwr-clientapp`` and returns at once.
+    ``begin`` gets the arguments of ``flwr-clientapp`` and returns at once.
 
-    Raises:
-        RuntimeError: the SuperNode has another kind of task than this loop can start.
-        grpc.RpcError: the SuperNode lives, but does not answer as expected.
+    Raises ``RuntimeError``: the SuperNode has another kind of task than this loop can start.
+    ``grpc.RpcError``: the SuperNode lives, but does not answer as expected.
     """
     channel = grpc.insecure_channel(  # type: ignore[no-untyped-call]
         service.address, options=[("grpc.enable_http_proxy", 0)]
@@ -69,8 +68,8 @@ def dispatch(service: Service, launch: Callable[[list[str]], None]) -> None:
         stub = ClientAppIoStub(channel)
         last = time.monotonic()
         while _alive(service.parent):
-            if (token := _claim(stub)) is not None:
-                launch(command(service, token))
+            if (token := _next_task(stub)) is not None:
+                begin(command(service, token))
                 last = time.monotonic()
             time.sleep(pause(time.monotonic() - last))
 
@@ -102,8 +101,8 @@ def start(address: str, arguments: list[str]) -> None:
         subprocess.Popen([CLIENT_APP, *arguments])
 
 
-def _claim(stub: ClientAppIoStub) -> str | None:
-    """The token of the next task, if there is one and nobody else has claimed it.
+def _next_task(stub: ClientAppIoStub) -> str | None:
+    """The token of the next task, if there is one and nobody else has taken it.
 
     Without a time limit: a token that is granted too late to be read would be a task lost.
     """
@@ -113,8 +112,8 @@ def _claim(stub: ClientAppIoStub) -> str | None:
             return None
         if pending[0].type != CLIENT_APP:
             raise RuntimeError(f"a task of type {pending[0].type!r}")
-        claim = stub.ClaimTask(ClaimTaskRequest(task_id=pending[0].task_id))
-        return claim.token or None
+        taken = stub.ClaimTask(ClaimTaskRequest(task_id=pending[0].task_id))
+        return taken.token or None
     except grpc.RpcError as error:
         if error.code() == grpc.StatusCode.UNAVAILABLE:  # type: ignore[attr-defined]
             return None  # it is about to end, which the next look at its process tells

@@ -15,20 +15,23 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self, final
+
+import grpc
 
 from deploy.flower import watchdog
 
 GRACE = 3.0  #: seconds between SIGTERM and SIGKILL
+POLL = 0.1  #: seconds between two looks at processes that start
 
 
 def executable(name: str) -> str:
     """Path of one of Flower's programs, first beside the running Python, then on PATH.
 
-    Raises:
-        RuntimeError: it is in neither place.
+    Raises ``RuntimeError``: it is in neither place.
     """
     beside = Path(sys.executable).parent / name
     found = str(beside) if os.access(beside, os.X_OK) else shutil.which(name)
@@ -184,8 +187,8 @@ class Processes:
     def check(self) -> None:
         """Refuse to go on when a process has ended by itself, unless it has been spared.
 
-        Raises:
-            RuntimeError: with the name, the exit status and the end of the log of that process.
+        Raises ``RuntimeError``: with the name, the exit status and the end of the log of that
+        process.
         """
         for name, process in self._started.items():
             if name not in self._spared and (status := process.poll()) is not None:
@@ -193,6 +196,27 @@ class Processes:
                 raise RuntimeError(
                     f"{name} {how}; its log is {self.log(name)} and ends:\n{tail(self.log(name))}"
                 )
+
+    def wait(self, ready: Callable[[], bool], what: str, patience: float) -> None:
+        """Wait for ``ready()``, watching that no process ends meanwhile.
+
+        A ``grpc.RpcError`` of it, such as that of a SuperLink which is slow to answer, is a "not
+        yet".
+
+        Raises ``RuntimeError``: a process ended, or ``patience`` seconds passed.
+        """
+        deadline = time.monotonic() + patience
+        while True:
+            with contextlib.suppress(grpc.RpcError):
+                if ready():
+                    return
+            self.check()
+            if time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"waited {patience:.0f} s in vain for {what}; the logs are in {self.logs}, the "
+                    f"SuperLink's ends:\n{tail(self.log('superlink'))}"
+                )
+            time.sleep(POLL)
 
     def close(self) -> None:
         """End every process and all that they started; may be called again."""

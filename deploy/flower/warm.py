@@ -1,12 +1,12 @@
 """A warm start for the gRPC runtime: fork what Flower would start anew for every message.
 
-A SuperNode starts a process per message and imports Flower and torch in it, which takes seconds
-of processor time. Flower finds its inner programs by name on PATH. So a folder of stand-ins
-(``handover.py``) goes first on PATH, and one process that has imported everything forks a child for
-each of them, which then runs Flower's own entry point with the very arguments, environment, working
-directory and output files. Messages, isolation and results are those of the plain start; the app's
-own modules are never imported ahead, since each child must take them from its bundle. A SuperNode's
-loop over its tasks is taken over as well (``dispatch.py``).
+A SuperNode starts a process per message and imports Flower and torch in it, which takes seconds of
+processor time. Flower finds its inner programs by name on PATH. So a folder of stand-ins
+(``warm_client.py``) goes first on PATH, and one process that has imported everything forks a child
+for each of them, which then runs Flower's own entry point with the very arguments, environment,
+working directory and output files. Messages, isolation and results are those of the plain start;
+the app's own modules are never imported ahead, since each child must take them from its bundle. A
+SuperNode's loop over its tasks is taken over as well (``dispatch.py``).
 
 Linux only: elsewhere a process that has imported this much cannot be trusted to fork.
 """
@@ -29,8 +29,7 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import distribution
 from pathlib import Path
 
-from deploy.flower import dispatch
-from deploy.flower import warm_client as handover
+from deploy.flower import dispatch, warm_client
 from deploy.flower.processes import Processes, executable
 
 PROGRAMS = ("flower-superexec", "flwr-serverapp", "flwr-clientapp")
@@ -119,14 +118,14 @@ def _take_over(
                 return
             text += chunk
         request = json.loads(text)
-        connection.sendall(handover.READY)
-        if connection.recv(1) != handover.AGREED:
+        connection.sendall(warm_client.READY)
+        if connection.recv(1) != warm_client.AGREED:
             return
         if os.fork() == 0:
             listener.close()
             connection.close()
             _become(mains, request, outputs)
-        connection.sendall(handover.FORKED)
+        connection.sendall(warm_client.FORKED)
     finally:
         for output in outputs:
             os.close(output)

@@ -1,6 +1,6 @@
 """Ends whole sessions of processes, also when the process that started them is already gone.
 
-Every process that the launchers start leads a session of its own, and whatever Flower or Ray start
+Every process that a run starts leads a session of its own, and whatever Flower or Ray start
 below it stays in that session (Ray's driver leaves its process group, but not its session). So
 "nothing is left behind" means: no living process in any of the sessions that we began.
 

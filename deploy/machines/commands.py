@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -12,13 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
+
+from deploy.console import INTERRUPTED, Experiment, Settings, WarmStart, out, plain, red
 
 if TYPE_CHECKING:
     from deploy.flower.control import Control
-    from deploy.run.grpc import Federation
 
-out, err = Console(), Console(stderr=True)
+HOLD_PATIENCE = 2.0  #: seconds; a federation that was just stopped needs them to end
+HERE = "127.0.0.1:9093"  #: the Control API of a SuperLink on this machine
 
 
 def _finite(wait: float) -> float:
@@ -27,13 +27,7 @@ def _finite(wait: float) -> float:
     return wait
 
 
-HOLD_PATIENCE = 2.0  #: seconds; a federation that was just stopped needs them to end
-
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("-s", "--set", metavar="KEY=VALUE", help="Override a key; may be repeated."),
-]
-Authority = Annotated[
+Ca = Annotated[
     Path | None, typer.Option("--ca", help="Certificate of the authority: certs/ca.crt.")
 ]
 Insecure = Annotated[bool, typer.Option("--insecure", help="No TLS: for trying out only.")]
@@ -63,32 +57,25 @@ def certs(
         raise ValueError(f"certs {folder!r} is not allowed; it should be a folder")
     _folder(Path(folder), "certs")
     files = make(Path(folder), host or [], clients, days)
-    out.print(f"authority      {files.ca}  (public: server and all clients)", soft_wrap=True)
-    out.print(f"its key        {files.ca_key}  (secret: keep it here)", soft_wrap=True)
-    out.print(f"server         {files.server}, {files.server_key}  (secret)", soft_wrap=True)
-    made = sorted(files.clients.glob("*.key"), key=lambda path: (len(path.name), path.name))
-    if made:
-        out.print(
+    plain(f"authority      {files.ca}  (public: server and all clients)")
+    plain(f"its key        {files.ca_key}  (secret: keep it here)")
+    plain(f"server         {files.server}, {files.server_key}  (secret)")
+    if made := _in_order(files.clients, "*.key"):
+        plain(
             f"{len(made)} clients      {made[0]} … {made[-1].name}  (secret: each at its client), "
-            "*.pub (register them)",
-            soft_wrap=True,
-            highlight=False,
+            "*.pub (register them)"
         )
 
 
 def register(
-    keys: Keys,
-    superlink: ControlApi = "127.0.0.1:9093",
-    ca: Authority = None,
-    insecure: Insecure = False,
-    wait: Wait = 60.0,
+    keys: Keys, at: ControlApi = HERE, ca: Ca = None, insecure: Insecure = False, wait: Wait = 60.0
 ) -> None:
     """Let SuperNodes with these keys connect; keys that are registered already stay so."""
     from deploy.flower.control import Unregistered
 
     files = _public_keys(keys)
     new, final = 0, list[str]()
-    with _control(superlink, ca, insecure, wait) as control:
+    with _control(at, ca, insecure, wait) as control:
         for path in files:
             try:
                 new += control.register(path)
@@ -99,54 +86,45 @@ def register(
     already = len(files) - new - len(final)
     out.print(f"{new} of {len(files)} keys registered, {already} were already")
     for line in final:
-        _plain(line)
+        plain(line)
 
 
 def unregister(
-    keys: Keys,
-    superlink: ControlApi = "127.0.0.1:9093",
-    ca: Authority = None,
-    insecure: Insecure = False,
-    wait: Wait = 60.0,
+    keys: Keys, at: ControlApi = HERE, ca: Ca = None, insecure: Insecure = False, wait: Wait = 60.0
 ) -> None:
     """Let SuperNodes with these keys never connect again, such as one whose key was stolen.
 
     This is final: a client that shall come back needs a new key.
     """
     files = _public_keys(keys)
-    with _control(superlink, ca, insecure, wait) as control:
+    with _control(at, ca, insecure, wait) as control:
         gone = sum(control.unregister(path) for path in files)
     out.print(f"{gone} of {len(files)} keys unregistered, {len(files) - gone} were unknown")
 
 
 def stop(
     run: Annotated[int | None, typer.Argument(help="Its number, as submit printed it.")] = None,
-    superlink: ControlApi = "127.0.0.1:9093",
-    ca: Authority = None,
+    at: ControlApi = HERE,
+    ca: Ca = None,
     insecure: Insecure = False,
     wait: Wait = 60.0,
 ) -> None:
     """Stop a run; without a number, say which runs go on."""
-    with _control(superlink, ca, insecure, wait) as control:
+    with _control(at, ca, insecure, wait) as control:
         running = control.running()
         if run in running:
             control.stop(run)
     shown = ", ".join(map(str, running)) or "none"
-    if run is None:
-        out.print(f"runs that go on: {shown}", highlight=False)
-    elif run not in running:
-        raise ValueError(f"no run {run} goes on at {superlink}; those that do: {shown}")
-    else:
-        out.print(f"run {run} is stopped", highlight=False)
+    if run is not None and run not in running:
+        raise ValueError(f"no run {run} goes on at {at}; those that do: {shown}")
+    plain(f"runs that go on: {shown}" if run is None else f"run {run} is stopped")
 
 
 def submit(
-    experiment: Annotated[
-        Path | None, typer.Argument(help="A TOML file, or the name of one of ours.")
-    ] = None,
+    experiment: Experiment = None,
     settings: Settings = None,
-    superlink: ControlApi = "127.0.0.1:9093",
-    ca: Authority = None,
+    at: ControlApi = HERE,
+    ca: Ca = None,
     insecure: Insecure = False,
     wait: Wait = 60.0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from out's checkpoint.")] = False,
@@ -161,7 +139,7 @@ def submit(
     flat = given.resolve(experiment or given.DEFAULT, settings or [])
     flat = sending.prepared(flat, resume, if_any)
     if if_any and flat["resume"] and sending.done(flat):
-        out.print(f"{flat['out']} holds the run already, complete", highlight=False, soft_wrap=True)
+        plain(f"{flat['out']} holds the run already, complete")
         return
     started: list[int] = []
 
@@ -173,22 +151,20 @@ def submit(
     try:
         status = sending.submit(
             flat,
-            sending.address(superlink),
+            sending.address(at),
             _trusted(ca, insecure),
             wait,
-            sending.without_tracebacks(_plain),
+            sending.without_tracebacks(plain),
             on_start,
         )
     except KeyboardInterrupt:
         if not started:
             raise
-        trust = "--insecure" if ca is None else f"--ca {ca}"
-        err.print("[red]left[/]: the run goes on; stop it with: ", end="")
-        line = f"fedmosaic stop {started[0]} --superlink {superlink} {trust}"
-        err.print(line, markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(130) from None
-    if not status.completed:
-        raise RuntimeError(status.details or f"the run ended as {status.status}")
+        line = f"fedmosaic stop {started[0]} --superlink {at} {_trust(ca)}"
+        red("left", f": the run goes on; stop it with: {line}")
+        raise typer.Exit(INTERRUPTED) from None
+    if status.failure:
+        raise RuntimeError(status.failure)
     sent, received = status.bytes_sent, status.bytes_received
     out.print(f"completed; {sent:,} bytes to the clients, {received:,} from them")
 
@@ -205,7 +181,7 @@ def node(
             "--replicas", "--seats", help="Be the lowest client that no replica sharing this is."
         ),
     ] = None,
-    ca: Authority = None,
+    ca: Ca = None,
     keys: Annotated[
         Path | None, typer.Option(help="Folder with K.key; default: clients beside --ca.")
     ] = None,
@@ -224,9 +200,7 @@ def node(
         typer.Option(help="Flower's own files; default: ~/.fedmosaic/nodes/K."),
     ] = None,
     health: Annotated[str, typer.Option(help="HOST:PORT of a gRPC health service.")] = "",
-    warm: Annotated[
-        bool, typer.Option("--warm-start", help="Fork client processes from a warm one (Linux).")
-    ] = False,
+    warm: WarmStart = False,
 ) -> None:
     """Serve one client on this machine: a flower-supernode with its key and settings."""
     from deploy.flower.admission import await_admission, check_tls
@@ -258,10 +232,10 @@ def node(
         address(superlink), trust, k, clients, serving.settings(more or []), health
     )
     place = (home or Path.home() / ".fedmosaic" / "nodes" / str(k)).expanduser().resolve()
-    _plain(f"client {k} of {clients} for {superlink}")
+    plain(f"client {k} of {clients} for {superlink}")
     check_tls(address(superlink), trust is not None)
     if trust is not None:
-        await_admission(address(superlink), trust, k, _plain)
+        await_admission(address(superlink), trust, k, plain)
     if warm:
         raise typer.Exit(serving.serve(line, place))
     serving.become(line, place)
@@ -275,15 +249,13 @@ def local(
     clients: Annotated[int, typer.Option(help="SuperNodes; default: what the run needs.")] = 0,
     work: Annotated[Path, typer.Option(help="Logs, certificates, Flower's files.")] = Path("local"),
     insecure: Insecure = False,
-    warm: Annotated[
-        bool, typer.Option("--warm-start", help="Fork client processes from a warm one (Linux).")
-    ] = False,
+    warm: WarmStart = False,
 ) -> None:
     """Start a SuperLink and its SuperNodes on this machine, with TLS and authentication."""
     from deploy.machines import submit as sending
     from deploy.machines.certificates import make
     from deploy.run import settings as given
-    from deploy.run.grpc import Federation
+    from deploy.run.grpc import start_federation
     from deploy.run.preflight import preflight
 
     flat = given.resolve(experiment or given.DEFAULT, settings or [])
@@ -297,42 +269,29 @@ def local(
         files = None if insecure else make(place / "certs", [], count)
         signal.signal(signal.SIGTERM, _interrupt)
         federation = stack.enter_context(
-            Federation(
+            start_federation(
                 app=given.app_folder(),
                 clients=count,
                 work=place,
                 certificates=files.folder if files else None,
                 warm_start=warm,
-                spare_nodes=True,
                 env={"OMP_NUM_THREADS": str(flat["threads"])},
             )
         )
-        where = federation.control.address
-        trust = "--insecure" if files is None else f"--ca {files.ca}"
-        out.print(f"{count} clients are connected; logs are in {place / 'logs'}", soft_wrap=True)
+        plain(f"{count} clients are connected; logs are in {place / 'logs'}")
         if experiment is None:
-            out.print("run something from another terminal (Ctrl-C here ends everything):")
-            out.print(
-                f"  fedmosaic submit --superlink {where} {trust}", soft_wrap=True, highlight=False
-            )
-            _stay(federation)
+            trust = _trust(files and files.ca)
+            plain("run something from another terminal (Ctrl-C here ends everything):")
+            plain(f"  fedmosaic submit --superlink {federation.control.address} {trust}")
+            try:  # until Ctrl-C, SIGTERM or the death of the SuperLink
+                federation.processes.wait(lambda: False, "an end", float("inf"))
+            except KeyboardInterrupt:
+                plain("ended")
             return
         run = federation.submit(flat)
-        status = federation.control.follow(run, sending.without_tracebacks(_plain))
-    if not status.completed:
-        raise RuntimeError(status.details or f"the run ended as {status.status}")
-
-
-def _stay(federation: Federation) -> None:
-    """Until Ctrl-C, SIGTERM or the death of the SuperLink."""
-    try:
-        federation.superlink.wait(lambda: False, "an end", float("inf"))
-    except KeyboardInterrupt:
-        out.print("ended")
-
-
-def _plain(line: str) -> None:
-    out.print(line, markup=False, highlight=False, soft_wrap=True)
+        status = federation.control.follow(run, sending.without_tracebacks(plain))
+    if status.failure:
+        raise RuntimeError(status.failure)
 
 
 def _interrupt(*_: object) -> None:
@@ -345,9 +304,7 @@ def _alone(place: Path) -> Iterator[None]:
 
     What is held is a folder below it, since a run may write to ``place`` and holds that.
 
-    Raises:
-        ValueError: there is one already.
-        OSError: the folder cannot be made.
+    Raises ``ValueError``: there is one already. ``OSError``: the folder cannot be made.
     """
     from server_app.keep.lock import hold
 
@@ -392,6 +349,11 @@ def _folder(given: Path, option: str) -> Path:
     return place
 
 
+def _trust(ca: Path | None) -> str:
+    """The option that says whom to trust."""
+    return "--insecure" if ca is None else f"--ca {ca}"
+
+
 def _trusted(ca: Path | None, insecure: bool) -> Path | None:
     """The authority's certificate; raises ``ValueError`` for what is none."""
     from deploy.machines.certificates import read_certificate
@@ -400,27 +362,24 @@ def _trusted(ca: Path | None, insecure: bool) -> Path | None:
         raise ValueError("say whom to trust: either --ca FILE (TLS) or --insecure")
     if ca is None:
         return None
-    path = ca.expanduser().resolve()
-    if not path.exists():
-        raise ValueError(f"--ca {ca} does not exist")
-    if not path.is_file():
-        raise ValueError(f"--ca {ca} is not a file; it should be ca.crt of fedmosaic certs")
-    if not os.access(path, os.R_OK):
-        raise ValueError(f"--ca {ca} cannot be read")
+    path, ours = ca.expanduser().resolve(), "; it should be ca.crt of fedmosaic certs"
     try:
         read_certificate(path)
-    except ValueError:
-        raise ValueError(
-            f"--ca {ca} holds no certificate; it should be ca.crt of fedmosaic certs"
-        ) from None
+    except (ValueError, OSError) as error:
+        wrong = {
+            ValueError: f"holds no certificate{ours}",
+            IsADirectoryError: f"is not a file{ours}",
+            FileNotFoundError: "does not exist",
+            NotADirectoryError: "does not exist",
+        }
+        raise ValueError(f"--ca {ca} {wrong.get(type(error), 'cannot be read')}") from None
     return path
 
 
 def _public_keys(given: list[Path]) -> list[Path]:
     """The files that are meant, all of them read before the first is sent.
 
-    Raises:
-        ValueError: one is not there, or is no public key.
+    Raises ``ValueError``: one is not there, or is no public key.
     """
     from deploy.flower.control import read_public_key
 
@@ -435,10 +394,15 @@ def _key_files(given: Path) -> list[Path]:
         if not given.exists():
             raise ValueError(f"{given} does not exist; it should be a public key or their folder")
         return [given]
-    found = sorted(given.glob("*.pub"), key=lambda path: (len(path.name), path.name))
+    found = _in_order(given, "*.pub")
     if not found:
         raise ValueError(f"{given} holds no *.pub; make keys with: fedmosaic certs --clients N")
     return found
+
+
+def _in_order(folder: Path, pattern: str) -> list[Path]:
+    """The files of clients in the order of their numbers."""
+    return sorted(folder.glob(pattern), key=lambda path: (len(path.name), path.name))
 
 
 COMMANDS = (certs, register, unregister, submit, stop, node, local)

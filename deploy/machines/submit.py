@@ -10,11 +10,9 @@ from pathlib import Path
 
 from common.config import Value
 from common.parse import parse
-from common.presets import entries
 from deploy.flower.control import Control, RunStatus
 from deploy.machines.certificates import general_name
-from deploy.run.launch import named_alone
-from deploy.run.preflight import check_names
+from deploy.run.preflight import check_names, counted, name_of
 from deploy.run.settings import app_folder
 from server_app.keep import checkpoint
 from server_app.keep.summary import complete
@@ -51,9 +49,7 @@ def prepared(flat: Mapping[str, Value], resume: bool, if_any: bool) -> dict[str,
 
     Raises ``ValueError`` for what no machine could run.
     """
-    flat = dict(flat)
-    flat["clients"] = flat["clients"] or len(entries(str(flat["fleet"])))
-    flat["runtime"] = "grpc"
+    flat = {**counted(flat), "runtime": "grpc"}
     for key in ("out", "state-dir", "data.dir", "data.public-dir"):
         folder = Path(str(flat[key]))
         if flat[key] and not folder.is_absolute():
@@ -65,7 +61,7 @@ def prepared(flat: Mapping[str, Value], resume: bool, if_any: bool) -> dict[str,
         resume = checkpoint.path_in(Path(str(flat["out"]))).exists()
     flat["resume"] = resume
     check_names(parse(flat, every=True))
-    flat["experiment"] = flat["experiment"] or named_alone(flat)
+    flat["experiment"] = flat["experiment"] or name_of(flat, alone=True)
     return flat
 
 

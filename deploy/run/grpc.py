@@ -8,165 +8,101 @@ import a half-written copy.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Self, final
+from typing import final
 
-from deploy.flower import warm
+from deploy.flower import superlink, warm
 from deploy.flower.arguments import Value, check_app, config_arguments
 from deploy.flower.control import Control
 from deploy.flower.processes import Processes, environment
-from deploy.flower.superlink import SuperLink
 from deploy.machines.certificates import Certificates
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 @final
+@dataclass(frozen=True)
 class Federation:
-    """A context in which a SuperLink and ``clients`` SuperNodes run and are connected.
+    """A SuperLink and SuperNodes that run and are connected, for one run after the other."""
 
-    Leaving it, by whatever way, ends every process; so does the death of the process that entered
-    it. Several runs may be submitted, one after the other.
-    """
-
-    def __init__(
-        self,
-        *,
-        app: Path,
-        clients: int,
-        work: Path,
-        node_configs: Sequence[Mapping[str, Value]] | None = None,
-        env: Mapping[str, str] = NOTHING,
-        patience: float = 60.0,
-        warm_start: bool = False,
-        spare_nodes: bool = False,
-        certificates: Path | None = None,
-        node_envs: Sequence[Mapping[str, str]] | None = None,
-    ) -> None:
-        """Check the arguments; nothing starts before the context is entered.
-
-        Args:
-            app: the folder with the app's ``pyproject.toml``.
-            clients: the number N of SuperNodes; node k gets ``partition-id=k num-partitions=N``.
-            work: gets ``logs/*.log`` and Flower's own files; made if it does not exist.
-            node_configs: what node k's configuration holds beyond that, such as ``model``; N of
-                them or None.
-            env: added to the environment of all processes, so also of ServerApp and ClientApp.
-            patience: seconds that the SuperNodes together may take to come online, plus 5 per node.
-            warm_start: fork the processes of a round from one that has torch imported; see
-                ``warm.py``.
-            spare_nodes: once all nodes have been online, let a run go on when one of them dies;
-                otherwise that is an error.
-            certificates: the folder that ``fedmosaic certs`` made: TLS, and every node shows its
-                key. None: plaintext.
-            node_envs: added to the environment of node k beyond ``env``; N of them or None.
-
-        Raises:
-            ValueError: one of the arguments cannot work.
-        """
-        if clients < 1:
-            raise ValueError(f"clients={clients}: at least 1 is needed")
-        if warm_start and sys.platform != "linux":
-            raise ValueError(f"warm_start on {sys.platform}: forking is safe enough on Linux only")
-        extra = node_configs if node_configs is not None else [{}] * clients
-        if len(extra) != clients:
-            raise ValueError(f"{len(extra)} node configs for {clients} clients: one each is needed")
-        envs = node_envs if node_envs is not None else [{}] * clients
-        if len(envs) != clients:
-            raise ValueError(f"{len(envs)} node_envs for {clients} clients: one each is needed")
-        self._node_envs = envs
-        self._certificates = None if certificates is None else _complete(certificates, clients)
-        self._node_configs = [node_config(k, clients, more) for k, more in enumerate(extra)]
-        self._app = check_app(app, {})
-        self._work = work.expanduser().resolve()
-        self._env = dict(env)
-        self._patience = patience + 5.0 * clients
-        self._warm = warm_start
-        self._spare_nodes = spare_nodes
-        self._stack = contextlib.ExitStack()
-        self._superlink: SuperLink | None = None
-        self._processes: Processes | None = None
-
-    def __enter__(self) -> Self:
-        """Start everything and wait until all nodes are online.
-
-        Raises:
-            RuntimeError: a program is missing, ended by itself or did not come up in time.
-        """
-        with contextlib.ExitStack() as stack:
-            processes = stack.enter_context(Processes(self._work))
-            env = self._env
-            if self._warm:
-                folder = stack.enter_context(warm.stand_ins())
-                env = environment(env, self._work / "home" / "warm")
-                warm.start(processes, folder, env)
-                env = {**self._env, "PATH": os.pathsep.join([str(folder), env["PATH"]])}
-            superlink = SuperLink(
-                processes,
-                self._work,
-                env,
-                simulation=False,
-                certificates=self._certificates,
-            )
-            stack.callback(superlink.close)
-            if self._warm:
-                superlink.wait(lambda: warm.ready(processes, folder), "the warm process", 120.0)
-            for k, text in enumerate(self._node_configs):
-                if self._certificates is not None:
-                    superlink.control.register(self._certificates.public(k))
-                home = self._work / "home" / f"supernode-{k}"
-                command = supernode_command(superlink.fleet, text, self._certificates, k)
-                own = environment({**env, **self._node_envs[k]}, home)
-                processes.start(f"supernode-{k}", command, own)
-            clients, online = len(self._node_configs), superlink.control.online
-            superlink.wait(lambda: online() >= clients, f"{clients} SuperNodes", self._patience)
-            if self._spare_nodes:
-                for k in range(clients):
-                    processes.spare(f"supernode-{k}")
-            self._superlink, self._processes = superlink, processes
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    @property
-    def processes(self) -> Processes:
-        """``superlink``, ``supernode-K`` and, with a warm start, ``warm``."""
-        assert self._processes is not None, "the federation has not been entered"
-        return self._processes
-
-    @property
-    def superlink(self) -> SuperLink:
-        """The SuperLink, to ask it what a run does not tell."""
-        assert self._superlink is not None, "the federation has not been entered"
-        return self._superlink
-
-    @property
-    def control(self) -> Control:
-        """The SuperLink's Control API: follow a run, stop it, ask who is online."""
-        return self.superlink.control
+    app: Path
+    processes: Processes  #: ``superlink``, ``supernode-K`` and, with a warm start, ``warm``
+    control: Control  #: of the SuperLink: follow a run, stop it, ask who is online
+    fleet: str  #: where SuperNodes connect
 
     def submit(self, run_config: Mapping[str, Value]) -> int:
         """Start a run of the app with these overrides and return its id; see ``Control``."""
-        return self.control.submit(self._app, run_config, {})
+        return self.control.submit(self.app, run_config, {})
 
-    def close(self) -> None:
-        """End every process; may be called again."""
-        self._superlink = None
-        self._stack.close()
+
+@contextmanager
+def start_federation(
+    *,
+    app: Path,
+    clients: int,
+    work: Path,
+    env: Mapping[str, str] = NOTHING,
+    warm_start: bool = False,
+    certificates: Path | None = None,
+) -> Iterator[Federation]:
+    """A context in which a SuperLink and ``clients`` SuperNodes run and are connected.
+
+    Leaving it, by whatever way, ends every process; so does the death of the process that entered
+    it. Once all nodes have been online, one that dies ends nothing: whether a run can do without a
+    lost client is its server's decision.
+
+    ``app``: the folder with the app's ``pyproject.toml``; ``clients``: the number N of SuperNodes;
+    node k gets ``partition-id=k num-partitions=N``; ``work``: gets ``logs/*.log`` and Flower's own
+    files; made if it does not exist; ``env``: added to the environment of all processes, so also of
+    ServerApp and ClientApp; ``warm_start``: fork the processes of a round from one that has torch
+    imported; see ``warm.py``; ``certificates``: the folder that ``fedmosaic certs`` made: TLS, and
+    every node shows its key. None: plaintext.
+
+    Raises ``ValueError``: one of the arguments cannot work; before anything starts.
+    ``RuntimeError``: a program is missing, ended by itself or did not come up in time.
+    """
+    if clients < 1:
+        raise ValueError(f"clients={clients}: at least 1 is needed")
+    if warm_start and sys.platform != "linux":
+        raise ValueError(f"warm_start on {sys.platform}: forking is safe enough on Linux only")
+    keys = None if certificates is None else _complete(certificates, clients)
+    configs = [node_config(k, clients, {}) for k in range(clients)]
+    app, work, own = check_app(app, {}), work.expanduser().resolve(), dict(env)
+    with ExitStack() as stack:
+        processes = stack.enter_context(Processes(work))
+        if warm_start:
+            folder = stack.enter_context(warm.stand_ins())
+            full = environment(env, work / "home" / "warm")
+            warm.start(processes, folder, full)
+            own["PATH"] = os.pathsep.join([str(folder), full["PATH"]])
+        control, fleet = superlink.start(processes, work, own, simulation=False, certificates=keys)
+        stack.callback(control.close)
+        if warm_start:
+            processes.wait(lambda: warm.ready(processes, folder), "the warm process", 120.0)
+        for k, config in enumerate(configs):
+            if keys is not None:
+                control.register(keys.public(k))
+            home = work / "home" / f"supernode-{k}"
+            command = supernode_command(fleet, config, keys, k)
+            processes.start(f"supernode-{k}", command, environment(own, home))
+        many = f"{clients} SuperNodes"
+        processes.wait(lambda: control.online() >= clients, many, 60.0 + 5.0 * clients)
+        for k in range(clients):
+            processes.spare(f"supernode-{k}")
+        yield Federation(app, processes, control, fleet)
 
 
 def node_config(k: int, clients: int, more: Mapping[str, Value]) -> str:
     """The ``--node-config`` argument of client k of ``clients``.
 
-    Raises:
-        ValueError: ``more`` names the partition itself or has a value that Flower cannot carry.
+    Raises ``ValueError``: ``more`` names the partition itself or has a value that Flower cannot
+    carry.
     """
     identity: dict[str, Value] = {"partition-id": k, "num-partitions": clients}
     if taken := sorted(identity.keys() & more.keys()):

@@ -2,87 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
-import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from common.config import Config, Value
 from common.files import write_atomically
-from common.parse import parse
-from common.presets import entries
-from deploy.run.preflight import check_names, preflight
+from deploy.run.preflight import fresh, preflight, resumed
 from deploy.run.progress import Progress, follow
-from deploy.run.settings import app_folder, load, to_toml
+from deploy.run.settings import app_folder, to_toml
 from server_app.keep import checkpoint
 from server_app.keep.lock import held
 from server_app.stopped import Stopped
 
-RUNTIMES = ("loopback", "ray", "grpc")
 GONE = 5.0  #: seconds without a sign of a ServerApp after which it counts as killed
-PLACES = ("data.dir", "data.public-dir", "state-dir")
-"""Folders: made absolute, because Flower's processes work in another folder than the user."""
-
-
-def fresh(
-    flat: Mapping[str, Value], runtime: str, out: Path | None
-) -> tuple[dict[str, Value], Path]:
-    """The whole run config of a new run, and its folder: ``out``, or the config's, or a new one.
-
-    ``runtime``: empty: the config's, or loopback.
-
-    Raises ``ValueError`` if the folder holds a run already.
-    """
-    resolved = dict(flat)
-    if not resolved["clients"]:
-        resolved["clients"] = len(entries(str(resolved["fleet"])))
-    check_names(parse(resolved, every=True))
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    name = f"{resolved['method']}-{resolved['data.name']}-{stamp}"
-    said = Path(str(resolved["out"])).expanduser() if resolved["out"] else None
-    folder = (out or said or _unused(Path("runs") / name)).expanduser().resolve()
-    if said and folder != said.resolve() and resolved["state-dir"] == str(said / "state"):
-        resolved["state-dir"] = ""  # a copied config.toml: the clients' state is the other run's
-    if checkpoint.path_in(folder).exists() or (folder / "journal.jsonl").exists():
-        raise ValueError(f"{folder} holds a run already; go on with --resume or name another --out")
-    resolved["out"] = str(folder)
-    for key in PLACES:
-        if resolved.get(key):
-            resolved[key] = str(Path(str(resolved[key])).expanduser().resolve())
-    naming = named_alone if resolved["state-dir"] else named
-    resolved["experiment"] = resolved["experiment"] or naming(resolved)
-    resolved["state-dir"] = resolved["state-dir"] or str(folder / "state")
-    resolved["runtime"] = runtime or str(resolved["runtime"]) or RUNTIMES[0]
-    return resolved, folder
-
-
-def resumed(
-    folder: Path, overrides: Mapping[str, Value], runtime: str
-) -> tuple[dict[str, Value], Path]:
-    """The run config of the run in ``folder``, going on; only free keys may differ.
-
-    ``runtime``: empty: the one that it was on.
-
-    Raises ``ValueError`` if ``folder`` holds no run that can be resumed, or ``out`` is another.
-    """
-    folder = folder.expanduser().resolve()
-    if "out" in overrides and Path(str(overrides["out"])).expanduser().resolve() != folder:
-        raise ValueError(f"out = {overrides['out']!r} is not allowed; the run goes on in {folder}")
-    if not (folder / "config.toml").exists():
-        raise ValueError(f"--resume {folder}: no config.toml there, so no run to go on with")
-    flat = load(folder / "config.toml") | dict(overrides)
-    runtime = runtime or str(flat.get("runtime") or RUNTIMES[0])
-    flat |= {"resume": True, "runtime": runtime, "out": str(folder)}
-    return flat, folder
 
 
 def launch(
@@ -93,7 +33,7 @@ def launch(
     workers: int,
     console: Console,
     warm_start: bool = False,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Run, with progress on ``console``; returns the summary.
 
     Raises ``ValueError`` before anything starts, ``Stopped`` or ``RuntimeError`` if the run could
@@ -112,19 +52,21 @@ def launch(
         ) from None
     write_atomically(folder / "config.toml", to_toml({**flat, "resume": False}).encode())
     started = time.time()
-    with _told_how_to_go_on(folder), Watch(config, folder, console) as watch:
-        watch.progress.on_phase(f"starting {config.run.clients} clients on {runtime}")
+    with _told_how_to_go_on(folder), _watched(config, folder, console) as progress:
+        progress.on_phase(f"starting {config.run.clients} clients on {runtime}")
+        failure, logs = "", folder / "flower" / "logs"
         if runtime == "loopback":
             _loopback(flat, config, workers)
         elif runtime == "ray":
-            _ray(flat, config, folder, started)
+            failure = _ray(flat, config, folder, started)
         else:
-            _grpc(flat, config, folder, started, warm_start)
-    summary = _summary_since(folder, started)
-    if summary is None:
-        raise Stopped(f"the run left no summary; see the logs in {folder}")
+            failure = _grpc(flat, config, folder, started, warm_start)
+        summary = _summary_since(folder, started)
+        if summary is None:  # otherwise the ServerApp's own word is the better reason
+            where = logs if logs.exists() else folder
+            raise Stopped(f"{failure or 'the run left no summary'}; see the logs in {where}")
     if summary["status"] != "completed":
-        raise Stopped(summary["error"])
+        raise Stopped(str(summary["error"]))
     return summary
 
 
@@ -137,31 +79,23 @@ def cell(flat: Mapping[str, Value], folder: Path, workers: int, console: Console
     launch(resolved, folder, runtime="loopback", workers=workers, console=console)
 
 
-class Watch:
-    """Shows the journal's new lines while a run goes on elsewhere."""
-
-    def __init__(self, config: Config, folder: Path, console: Console) -> None:
-        self.progress = Progress(config.run.rounds, console)
-        self._journal = folder / "journal.jsonl"
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._follow, daemon=True)
-
-    def _follow(self) -> None:
-        follow(self._journal, self._stop.is_set, self.progress.on_round, self.progress.warn)
-
-    def __enter__(self) -> Watch:
-        self.progress.__enter__()
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._stop.set()
-        self._thread.join(timeout=5)
-        self.progress.__exit__(*error)
+@contextmanager
+def _watched(config: Config, folder: Path, console: Console) -> Iterator[Progress]:
+    """A display that shows the journal's new lines while a run goes on elsewhere."""
+    over = threading.Event()
+    with Progress(config.run.rounds, console) as progress:
+        what = (folder / "journal.jsonl", over.is_set, progress.on_round, progress.warn)
+        thread = threading.Thread(target=follow, args=what, daemon=True)
+        thread.start()
+        try:
+            yield progress
+        finally:
+            over.set()
+            thread.join(timeout=5)
 
 
 def _loopback(flat: Mapping[str, Value], config: Config, workers: int) -> None:
-    from flwr.app import Context, RecordDict
+    from flwr.app import Context, RecordDict  # here and below: only what the runtime needs
 
     from deploy.run.loopback import RUN_ID, Loopback
     from server_app.app import app
@@ -172,7 +106,8 @@ def _loopback(flat: Mapping[str, Value], config: Config, workers: int) -> None:
         app(grid, Context(RUN_ID, 0, {}, RecordDict(), dict(flat)))
 
 
-def _ray(flat: Mapping[str, Value], config: Config, folder: Path, started: float) -> None:
+def _ray(flat: Mapping[str, Value], config: Config, folder: Path, started: float) -> str:
+    """Run in Ray; why it failed, if it did."""
     from deploy.run.ray import run_simulation
 
     with _run_log(folder) as log:
@@ -185,26 +120,25 @@ def _ray(flat: Mapping[str, Value], config: Config, folder: Path, started: float
             on_log=log,
             watch=lambda: _finished(folder, started),
         )
-    _judge(folder, started, status.completed, status.details)
+    return status.failure
 
 
 def _grpc(
     flat: Mapping[str, Value], config: Config, folder: Path, started: float, warm_start: bool
-) -> None:
-    from deploy.run.grpc import Federation
+) -> str:
+    """Run over gRPC; why it failed, if it did."""
+    from deploy.run.grpc import start_federation
 
-    with Federation(
+    with start_federation(
         app=app_folder(),
         clients=config.run.clients,
         work=folder / "flower",
         env=_environment(config),
         warm_start=warm_start,
-        spare_nodes=True,  # whether a run can do without a lost client is the server's decision
     ) as federation:
         run_id = federation.submit(flat)
         with _run_log(folder) as log:
-            status = federation.control.follow(run_id, log, _finished(folder, started))
-    _judge(folder, started, status.completed, status.details)
+            return federation.control.follow(run_id, log, _finished(folder, started)).failure
 
 
 @contextmanager
@@ -255,43 +189,13 @@ def _told_how_to_go_on(folder: Path) -> Iterator[None]:
         raise type(error)(line + newline + more) from error
 
 
-def _judge(folder: Path, started: float, completed: bool, details: str) -> None:
-    """Flower's status against the summary: the ServerApp's own word is the better reason."""
-    summary = _summary_since(folder, started)
-    if summary is None and not completed:
-        line = details.strip().partition("\n")[0]
-        raise Stopped(f"{line or 'the run failed'}; see the logs in {folder / 'flower' / 'logs'}")
-
-
-def _summary_since(folder: Path, started: float) -> dict[str, Any] | None:
+def _summary_since(folder: Path, started: float) -> dict[str, object] | None:
     """The summary, if this run wrote it."""
     path = folder / "summary.json"
     if not path.exists() or path.stat().st_mtime < started - 0.01:
         return None
-    summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    summary: dict[str, object] = json.loads(path.read_text(encoding="utf-8"))
     return summary
-
-
-def named(flat: Mapping[str, Value]) -> str:
-    """A name of the experiment that depends on what decides its numbers and on nothing else."""
-    free = {key.replace("_", "-") for key in checkpoint.FREE["run"]}
-    text = json.dumps({key: value for key, value in sorted(flat.items()) if key not in free})
-    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    return f"{flat['method']}-{flat['data.name']}-{digest}"
-
-
-def named_alone(flat: Mapping[str, Value]) -> str:
-    """The same with a part of this run's own, which a resumed run finds in its checkpoint.
-
-    Clients keep their private models under it: where their folder outlives the run, another run
-    with the same settings must not find them.
-    """
-    return f"{named(flat)}-{secrets.token_hex(4)}"
-
-
-def _unused(path: Path) -> Path:
-    candidates = [path, *(path.with_name(f"{path.name}-{i}") for i in range(2, 1000))]
-    return next(candidate for candidate in candidates if not candidate.exists())
 
 
 def default_workers() -> int:

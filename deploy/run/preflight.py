@@ -1,16 +1,77 @@
-"""Find every foreseeable mistake before anything starts."""
+"""Before a run starts: its configuration, folder and name, and every foreseeable mistake."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import secrets
+import time
 from collections.abc import Mapping
+from pathlib import Path
 
 from common import device, fleet
-from common.config import Config, Value
+from common.config import Config, Value, entries
 from common.data import DATASETS, load
 from common.data.partition import PARTITIONS, split
 from common.data.public import divide
 from common.parse import parse
 from common.task import Task
+from deploy.run.settings import load as load_settings
+from server_app.keep import checkpoint
+
+RUNTIMES = ("loopback", "ray", "grpc")
+PLACES = ("data.dir", "data.public-dir", "state-dir")
+"""Folders: made absolute, because Flower's processes work in another folder than the user."""
+
+
+def fresh(
+    flat: Mapping[str, Value], runtime: str, out: Path | None
+) -> tuple[dict[str, Value], Path]:
+    """The whole run config of a new run, and its folder: ``out``, or the config's, or a new one.
+
+    ``runtime``: empty: the config's, or loopback.
+
+    Raises ``ValueError`` if the folder holds a run already.
+    """
+    resolved = counted(flat)
+    check_names(parse(resolved, every=True))
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    name = f"{resolved['method']}-{resolved['data.name']}-{stamp}"
+    said = Path(str(resolved["out"])).expanduser() if resolved["out"] else None
+    folder = (out or said or _unused(Path("runs") / name)).expanduser().resolve()
+    if said and folder != said.resolve() and resolved["state-dir"] == str(said / "state"):
+        resolved["state-dir"] = ""  # a copied config.toml: the clients' state is the other run's
+    if checkpoint.path_in(folder).exists() or (folder / "journal.jsonl").exists():
+        raise ValueError(f"{folder} holds a run already; go on with --resume or name another --out")
+    resolved["out"] = str(folder)
+    for key in PLACES:
+        if resolved.get(key):
+            resolved[key] = str(Path(str(resolved[key])).expanduser().resolve())
+    alone = bool(resolved["state-dir"])
+    resolved["experiment"] = resolved["experiment"] or name_of(resolved, alone)
+    resolved["state-dir"] = resolved["state-dir"] or str(folder / "state")
+    resolved["runtime"] = runtime or str(resolved["runtime"]) or RUNTIMES[0]
+    return resolved, folder
+
+
+def resumed(
+    folder: Path, overrides: Mapping[str, Value], runtime: str
+) -> tuple[dict[str, Value], Path]:
+    """The run config of the run in ``folder``, going on; only free keys may differ.
+
+    ``runtime``: empty: the one that it was on.
+
+    Raises ``ValueError`` if ``folder`` holds no run that can be resumed, or ``out`` is another.
+    """
+    folder = folder.expanduser().resolve()
+    if "out" in overrides and Path(str(overrides["out"])).expanduser().resolve() != folder:
+        raise ValueError(f"out = {overrides['out']!r} is not allowed; the run goes on in {folder}")
+    if not (folder / "config.toml").exists():
+        raise ValueError(f"--resume {folder}: no config.toml there, so no run to go on with")
+    flat = load_settings(folder / "config.toml") | dict(overrides)
+    runtime = runtime or str(flat.get("runtime") or RUNTIMES[0])
+    flat |= {"resume": True, "runtime": runtime, "out": str(folder)}
+    return flat, folder
 
 
 def check_names(config: Config) -> None:
@@ -38,3 +99,27 @@ def preflight(flat: Mapping[str, Value]) -> Config:
     pool = divide(config.data, config.partition_seed).pool
     split(config.data, pool.y, pool.num_classes, config.run.clients, config.partition_seed)
     return config
+
+
+def counted(flat: Mapping[str, Value]) -> dict[str, Value]:
+    """The run config with the number of clients: one for each of the fleet, unless it says so."""
+    return {**flat, "clients": flat["clients"] or len(entries(str(flat["fleet"])))}
+
+
+def name_of(flat: Mapping[str, Value], alone: bool) -> str:
+    """A name of the experiment that depends on what decides its numbers and on nothing else.
+
+    ``alone``: with a part of this run's own, which a resumed run finds in its checkpoint. Clients
+    keep their private models under it: where their folder outlives the run, another run with the
+    same settings must not find them.
+    """
+    free = {key.replace("_", "-") for key in checkpoint.FREE["run"]}
+    text = json.dumps({key: value for key, value in sorted(flat.items()) if key not in free})
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    own = f"-{secrets.token_hex(4)}" if alone else ""
+    return f"{flat['method']}-{flat['data.name']}-{digest}{own}"
+
+
+def _unused(path: Path) -> Path:
+    candidates = [path, *(path.with_name(f"{path.name}-{i}") for i in range(2, 1000))]
+    return next(candidate for candidate in candidates if not candidate.exists())

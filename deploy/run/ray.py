@@ -17,10 +17,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from deploy.flower import superlink
 from deploy.flower.arguments import Value, check_app
 from deploy.flower.control import RunStatus
 from deploy.flower.processes import Processes
-from deploy.flower.superlink import SuperLink
 from deploy.run.grpc import NOTHING
 from server_app.stopped import Stopped
 
@@ -50,20 +50,16 @@ def run_simulation(
 
     Node k's config holds ``partition-id=k`` and ``num-partitions=clients`` and nothing else.
 
-    Args:
-        app: the folder with the app's ``pyproject.toml``.
-        clients: number of simulated nodes, at least 1.
-        run_config: overrides of ``[tool.flwr.app.config]``.
-        work: gets ``logs/superlink.log``, ``logs/simulation.log`` and Flower's own files; made if
-            it does not exist.
-        env: added to the environment of the ServerApp and of the actors.
-        on_log: gets every line that the run prints.
-        watch: makes a ``finished`` for ``Control.follow``, anew for each attempt to start Ray.
+    ``app``: the folder with the app's ``pyproject.toml``; ``clients``: number of simulated nodes,
+    at least 1; ``run_config``: overrides of ``[tool.flwr.app.config]``; ``work``: gets
+    ``logs/superlink.log``, ``logs/simulation.log`` and Flower's own files; made if it does not
+    exist; ``env``: added to the environment of the ServerApp and of the actors; ``on_log``: gets
+    every line that the run prints; ``watch``: makes a ``finished`` for ``Control.follow``, anew for
+    each attempt to start Ray.
 
-    Raises:
-        ValueError: an argument cannot work.
-        RuntimeError: Ray is not installed, Flower refused the run, or a process ended by itself.
-        Stopped: ``finished`` found that the ServerApp is gone, and not because Ray started late.
+    Raises ``ValueError``: an argument cannot work. ``RuntimeError``: Ray is not installed, Flower
+    refused the run, or a process ended by itself. ``Stopped``: ``finished`` found that the
+    ServerApp is gone, and not because Ray started late.
     """
     if clients < 1:
         raise ValueError(f"clients={clients}: at least 1 is needed")
@@ -82,15 +78,15 @@ def run_simulation(
         # Ray's sockets need a short path; leaving the outer context removes what Ray wrote there
         with tempfile.TemporaryDirectory(prefix="ray-") as short, Processes(work) as processes:
             ray_env = {**RAY, "RAY_TMPDIR": short, **env}
-            superlink = SuperLink(processes, work, ray_env, simulation=True)
+            control, _ = superlink.start(processes, work, ray_env, simulation=True)
             try:
-                run_id = superlink.control.submit(app, run_config, settings)
-                status = superlink.control.follow(run_id, collect, watch())
+                run_id = control.submit(app, run_config, settings)
+                status = control.follow(run_id, collect, watch())
                 gone = None
             except Stopped as error:
                 gone = error
             finally:
-                superlink.close()
+                control.close()
                 log = "\n".join(lines)
                 processes.log("simulation").write_text(log, encoding="utf-8")
                 if late := LATE_START.search(log):

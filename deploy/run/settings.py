@@ -80,8 +80,14 @@ def load(experiment: Path) -> dict[str, Value]:
 
 
 def numbers(flat: Mapping[str, Value]) -> dict[str, Value]:
-    """The same with integers made floats where the key takes any number; keys are checked."""
-    return {key: _check(key, value) for key, value in flat.items()}
+    """The same with integers made floats where the key takes any number; keys are checked.
+
+    What else a value may be is left to ``parse``.
+    """
+    return {
+        key: float(value) if kind_of(key) is float and type(value) is int else value
+        for key, value in flat.items()
+    }
 
 
 def parse_override(text: str) -> tuple[str, Value]:
@@ -102,7 +108,7 @@ def parse_override(text: str) -> tuple[str, Value]:
         raise ValueError(f"{key} = {raw!r} is not allowed; it should be {article}") from None
 
 
-def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Value]:
+def flatten(table: Mapping[str, object], prefix: str = "") -> dict[str, Value]:
     """Nested TOML tables to dotted keys. Raises ``ValueError`` for a date, a time or a list."""
     flat: dict[str, Value] = {}
     for key, value in table.items():
@@ -129,12 +135,6 @@ def to_toml(flat: Mapping[str, Value]) -> str:
             current = table
         lines.append(f"{leaf} = {json.dumps(flat[key], ensure_ascii=False)}")
     return "\n".join(lines) + "\n"
-
-
-def _check(key: str, value: Value) -> Value:
-    """Integers are welcome where a number is asked for; the rest is left to ``parse``."""
-    kind = kind_of(key)
-    return float(value) if kind is float and type(value) is int else value
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def main() -> None:
 def payloads() -> Iterator[tuple[str, Records]]:
     """Each sort of payload that there is: a few words, models, features with small things."""
     yield "hello", Hello(experiment="digits", clients=10)
-    same = {"experiment": "digits", "t": 3, "k": 4, "metrics": {"loss": 1.2345678}}
+    same: dict[str, Any] = {"experiment": "digits", "t": 3, "k": 4, "metrics": {"loss": 1.2345678}}
     for spec in ("lenet5", "resnet18", "densenet121"):
         yield spec, fedavg.Up(**same, w=snapshot(build(spec, (3, 32, 32), 10, seed=1)))
     h, z = torch.rand(600, 16, 16, 16), torch.rand(600, 10)
@@ -179,7 +179,9 @@ def read(kind: Kind, path: Path) -> Records:
 def npz(payload: Records) -> bytes:
     content, file = payload.pack(), io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-        archive.writestr("skeleton", str(inflate(content["fields"]["skeleton"]), "utf-8"))
+        squeezed = content["fields"]["skeleton"]
+        assert isinstance(squeezed, bytes)
+        archive.writestr("skeleton", str(inflate(squeezed), "utf-8"))
         for name, array in content.array_records["arrays"].items():
             archive.writestr(f"{name}.npy", array.data)
     return file.getvalue()
@@ -207,7 +209,9 @@ def _built(kind: Kind, text: str, found: dict[str, Tensor]) -> Records:
         pool[dtype] += math.prod(shape)
         return found[dtype][begin : pool[dtype]].view(shape)
 
-    return kind(**lower(skeleton, leaf))
+    fields = lower(skeleton, leaf)
+    assert isinstance(fields, dict)
+    return kind(**fields)
 
 
 def _paths(value: Any, path: str) -> Iterator[str]:

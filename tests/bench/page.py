@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from deploy.report.table import Table, markdown
 from tests.bench import estimate, picture, timeline
 
 HERE = Path(__file__).parent
@@ -21,17 +22,7 @@ MB, GB = 10**6, 10**9
 Record = dict[str, Any]
 
 
-def grid(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A Markdown table: the first column to the left, the others to the right."""
-    lines: list[list[object]] = [
-        list(head),
-        ["---", *["--:"] * (len(head) - 1)],
-        *[list(row) for row in rows],
-    ]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
-
-
-def starts(grpc: Record, scale: Record) -> str:
+def starts(grpc: Record, scale: Record) -> Table:
     """Seconds of a round by start."""
     head = ["start", "a round", "clients", "score", "once: census", "once: client scores"]
     rows = []
@@ -39,10 +30,10 @@ def starts(grpc: Record, scale: Record) -> str:
         seconds = of["seconds"]
         cells = [seconds["total"], seconds["clients"], seconds["score"], *of["once"].values()]
         rows.append([name, *(f"{cell:.1f}" for cell in cells)])
-    return grid(head, rows)
+    return Table(head, rows)
 
 
-def message(grpc: Record, scale: Record) -> str:
+def message(grpc: Record, scale: Record) -> Table:
     """Where the seconds of a message go."""
     kinds = grpc["starts"]
     named = {**timeline.PHASES, "cpu": "processor time of the client's process"}
@@ -50,10 +41,10 @@ def message(grpc: Record, scale: Record) -> str:
         [meaning, *(f"{of['phases'][phase]:.2f}" for of in kinds.values())]
         for phase, meaning in named.items()
     ]
-    return grid(["phase", *kinds], rows)
+    return Table(["phase", *kinds], rows)
 
 
-def crowd(grpc: Record, scale: Record) -> str:
+def crowd(grpc: Record, scale: Record) -> Table:
     """Seconds and memory against the number of SuperNodes."""
     head = ["SuperNodes", "in a round", "a round, s", "idle, MB", "in the round, MB"]
     head += ["SuperLink", "each SuperNode", "each ClientApp", "ServerApp", "warm process and loops"]
@@ -64,25 +55,25 @@ def crowd(grpc: Record, scale: Record) -> str:
             part = of["busy"][name]
             cells.append(f"{part['pss'] / part['processes'] / MB:.0f}")
         shared = sum(of["busy"][name]["pss"] for name in ("warm", "task loops"))
-        rows.append([n, of["in a round"], f"{of['round']:.1f}", *cells, f"{shared / MB:.0f}"])
-    return grid(head, rows)
+        rows.append([n, str(of["in a round"]), f"{of['round']:.1f}", *cells, f"{shared / MB:.0f}"])
+    return Table(head, rows)
 
 
-def payload(grpc: Record, scale: Record) -> str:
+def payload(grpc: Record, scale: Record) -> Table:
     """A model of 200 MB."""
     of = scale["payload"]
     names = {"superlink": "SuperLink", "SuperNodes": "a SuperNode", "ClientApps": "a ClientApp"}
     names["ServerApp"] = "ServerApp"
     rows = [["seconds of the exchange", f"{of['seconds']['clients']:.1f}"]]
-    rows += [["MB/s, down and up together", of["MB/s"]]]
+    rows += [["MB/s, down and up together", str(of["MB/s"])]]
     rows += [
         [f"peak memory of {name}, MB", f"{of['peak'][key]['largest'] / MB:.0f}"]
         for key, name in names.items()
     ]
-    return grid(["200 MB to each of two clients and back", ""], rows)
+    return Table(["200 MB to each of two clients and back", ""], rows)
 
 
-def methods(grpc: Record, scale: Record) -> str:
+def methods(grpc: Record, scale: Record) -> Table:
     """Bytes of a client, and 10,000 clients on paper."""
     head = ["method", "model", "down, kB", "up, kB", "a round, GB", "line, s", "held, MB"]
     rows = []
@@ -92,10 +83,10 @@ def methods(grpc: Record, scale: Record) -> str:
         row = [method, of["fleet"], *(f"{cell:.1f}" for cell in cells)]
         rows.append([*row, f"{load['bytes'] / GB:.2f}", f"{load['line']:.1f}"])
         rows[-1].append(f"{load['held'] / MB:.0f}")
-    return grid(head, rows)
+    return Table(head, rows)
 
 
-def idle(grpc: Record, scale: Record) -> str:
+def idle(grpc: Record, scale: Record) -> Table:
     """What idle SuperNodes cost the SuperLink."""
     one, n = estimate.idle(scale["crowd"]), estimate.CLIENTS
     rows = [
@@ -106,10 +97,10 @@ def idle(grpc: Record, scale: Record) -> str:
             f"{n * one.processor:.1f} cores",
         ],
     ]
-    return grid(["of the SuperLink", "for an idle SuperNode", f"for {n:,}"], rows)
+    return Table(["of the SuperLink", "for an idle SuperNode", f"for {n:,}"], rows)
 
 
-TABLES: dict[str, Callable[[Record, Record], str]] = {
+TABLES: dict[str, Callable[[Record, Record], Table]] = {
     "starts": starts,
     "message": message,
     "crowd": crowd,
@@ -125,7 +116,7 @@ def fill(text: str, grpc: Record, scale: Record) -> str:
     def table(found: re.Match[str]) -> str:
         if found[1] not in TABLES:
             raise ValueError(f"no table is called {found[1]!r}; there are {', '.join(TABLES)}")
-        return f"<!-- {found[1]} -->\n{TABLES[found[1]](grpc, scale)}\n<!-- end -->"
+        return f"<!-- {found[1]} -->\n{markdown(TABLES[found[1]](grpc, scale))}<!-- end -->"
 
     return re.sub(r"<!-- (\w+) -->\n.*?<!-- end -->", table, text, flags=re.DOTALL)
 

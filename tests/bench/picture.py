@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from deploy.report.figures import style
-from deploy.report.palette import series
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedFormatter, FixedLocator
+
+from deploy.report.style import series, style
 
 GB = 10**9
 #: what is drawn together: the name in the picture, the phases of ``timeline``

@@ -13,7 +13,7 @@ from rich.console import Console
 from common.config import Value
 from common.parse import defaults
 from deploy.report.read import read
-from deploy.run import launch
+from deploy.run import launch, preflight
 from deploy.run.settings import numbers
 
 ROUNDS = 3
@@ -34,7 +34,7 @@ def seconds(changes: dict[str, Value], runtime: str, workers: int, warm: bool = 
     """Mean seconds by phase of rounds 2 … of one run (round 1 pays for starting)."""
     with tempfile.TemporaryDirectory() as folder:
         flat = numbers({**defaults(), **changes})
-        resolved, out = launch.fresh(flat, runtime, Path(folder) / "run")
+        resolved, out = preflight.fresh(flat, runtime, Path(folder) / "run")
         launch.launch(
             resolved,
             out,

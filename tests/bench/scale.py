@@ -13,6 +13,7 @@ import os
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -21,9 +22,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from deploy.run import launch
-from deploy.run.grpc import Federation
-from deploy.run.settings import app_folder, defaults, numbers
+from common.parse import defaults
+from deploy.run import preflight
+from deploy.run.grpc import Federation, start_federation
+from deploy.run.settings import app_folder, numbers
 from tests.bench import estimate, traffic
 from tests.bench.memory import Peak, processor
 
@@ -135,13 +137,13 @@ def payload() -> dict[str, Any]:
 
 
 def _config(changes: Mapping[str, Any], out: Path) -> tuple[dict[str, Any], Path]:
-    return launch.fresh(numbers({**defaults(), **changes}), "grpc", out)
+    return preflight.fresh(numbers({**defaults(), **changes}), "grpc", out)
 
 
-def _federation(n: int, out: Path) -> Federation:
+def _federation(n: int, out: Path) -> AbstractContextManager[Federation]:
     env = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    return Federation(
-        app=app_folder(), clients=n, work=out / "flower", env=env, warm_start=True, patience=300.0
+    return start_federation(
+        app=app_folder(), clients=n, work=out / "flower", env=env, warm_start=True
     )
 
 

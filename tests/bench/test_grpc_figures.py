@@ -57,9 +57,11 @@ def test_the_phases_of_a_message_add_up_to_the_exchange(tmp_path: Path) -> None:
 
 
 def test_the_tap_marks_begin_and_end_of_what_it_knows(tmp_path: Path) -> None:
-    (tmp_path / "server_app").mkdir()
-    (tmp_path / "server_app" / "__init__.py").touch()
-    (tmp_path / "server_app" / "exchange.py").write_text("def exchange(x): return x + 1\n")
+    talk = tmp_path / "server_app" / "talk"
+    talk.mkdir(parents=True)
+    for package in (talk.parent, talk):
+        (package / "__init__.py").touch()
+    (talk / "exchange.py").write_text("def exchange(x): return x + 1\n")
     marks = tmp_path / "marks"
     path = os.pathsep.join([str(timeline.TAP), str(tmp_path)])
     env = {**os.environ, "PYTHONPATH": path, "FEDMOSAIC_TIMELINE": str(marks)}
@@ -117,7 +119,7 @@ def test_the_estimate_multiplies_what_was_measured() -> None:
         "12": {"idle": {"superlink": {"rss": 400}}, "idle cpu": {"superlink": 0.03}},
     }
     one = estimate.idle(crowd)
-    assert (one.memory, one.processor) == (30.0, pytest.approx(0.001))
+    assert one.memory == 30.0 and one.processor == pytest.approx(0.001)
     load = estimate.round_of(down=250_000.0, up=125_000.0)
     assert load == {"bytes": 375e6, "line": 2.0, "held": 125.25e6}
     with pytest.raises(ValueError, match="measure two at least"):

@@ -10,9 +10,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from common.methods import CONFIGS
+from common.methods import names
 from common.parse import defaults
-from deploy.run import launch
+from deploy.run import launch, preflight
 from deploy.run.settings import numbers
 
 CLIENTS = 4
@@ -29,14 +29,17 @@ WORK: dict[str, Any] = {
     "score.clients-every": 0,
 }
 FEW = {
-    "server-epochs": 1,
-    "server-steps": 2,
-    "noise-batches": 2,
-    "iterations": 1,
-    "student-steps": 1,
-    "embed-epochs": 1,
-    "incentive-epochs": 1,
-    "uhc-steps": 2,
+    "noise.epochs": 1,
+    "noise.batches": 2,
+    "confidence.epochs": 1,
+    "ensemble.epochs": 1,
+    "ensemble.uhc-steps": 2,
+    "dafl.server-steps": 2,
+    "fedftg.iterations": 1,
+    "fedftg.student-steps": 1,
+    "fedgen.server-steps": 2,
+    "fedgkt.server-epochs": 1,
+    "i-dl-mh.incentive-epochs": 1,
 }
 OWN: dict[str, dict[str, Any]] = {
     "fedin": {"fleet": "cnn3"},
@@ -52,15 +55,15 @@ def by_method() -> dict[str, Any]:
 
     Of the last round but one: after the last, clients score the global model as well.
     """
-    return {method: of_method(method) for method in sorted(CONFIGS)}
+    return {method: of_method(method) for method in names()}
 
 
 def of_method(method: str) -> dict[str, Any]:
-    known = defaults()
-    few = {f"{method}.{key}": value for key, value in FEW.items() if f"{method}.{key}" in known}
-    changes = {**WORK, "method": method, **few, **OWN.get(method, {})}
+    changes = {**WORK, **FEW, "method": method, **OWN.get(method, {})}
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        flat, out = launch.fresh(numbers({**known, **changes}), "loopback", Path(folder) / "run")
+        flat, out = preflight.fresh(
+            numbers({**defaults(), **changes}), "loopback", Path(folder) / "run"
+        )
         quiet = Console(quiet=True)
         launch.launch(flat, out, runtime="loopback", workers=1, console=quiet)
         lines = (out / "journal.jsonl").read_text(encoding="utf-8").splitlines()

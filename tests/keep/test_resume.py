@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deploy.run.launch import fresh
+from deploy.run.preflight import fresh
 from server_app.keep import checkpoint
 from server_app.stopped import Stopped
 from tests.support.tiny import TinyRun, flat, play

@@ -6,13 +6,13 @@ answers garbage (``liar.py``), and intruders that try to connect while the regis
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from concurrent import futures
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -30,15 +30,18 @@ from deploy.flower.control import RunStatus
 from deploy.flower.processes import environment, plain
 from deploy.machines import certificates
 from deploy.machines.certificates import Certificates
-from deploy.run.grpc import Federation, node_config, supernode_command
+from deploy.run import grpc as runtime
+from deploy.run.grpc import Federation, node_config, start_federation, supernode_command
 from deploy.run.settings import app_folder
 from tests.support.tiny import TinyRun, flat
+from tests.support.waiting import until
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="warm starts need Linux"),
 ]
 REGISTERED, SPARE, UNKNOWN = 3, 3, 4  #: SuperNodes; the key of one more; a key nobody registered
+ENDLESS = 100_000  #: rounds of a run that is stopped
 
 
 @dataclass(frozen=True)
@@ -70,26 +73,18 @@ class Scene:
     def command(self, k: int, *, partition: int, partitions: int = REGISTERED) -> list[str]:
         """A SuperNode that holds key k and says that it is client ``partition``."""
         text = node_config(partition, partitions, {})
-        return list(supernode_command(self.federation.superlink.fleet, text, self.keys, k))
+        return list(supernode_command(self.federation.fleet, text, self.keys, k))
 
     def log(self, name: str) -> str:
         return plain(self.federation.processes.log(name).read_text())
 
-    def await_log(self, name: str, *texts: str, patience: float = 300.0) -> str:
-        """The log of a process, once it has all of ``texts``."""
-        until(
-            lambda: all(text in self.log(name) for text in texts),
-            patience,
-            lambda: self.log(name),
-        )
+    def await_log(self, name: str, text: str) -> str:
+        """The log of a process, once it has ``text``."""
+        until(lambda: f"{text!r} in\n{self.log(name)}", lambda: text in self.log(name))
         return self.log(name)
 
-
-def until(done: Callable[[], bool], patience: float, told: Callable[[], str] = lambda: "") -> None:
-    deadline = time.monotonic() + patience
-    while not done():
-        assert time.monotonic() < deadline, told()
-        time.sleep(0.1)
+    def await_online(self, nodes: int) -> None:
+        until(f"{nodes} nodes", lambda: self.federation.superlink.online() == nodes)
 
 
 @pytest.fixture(scope="module")
@@ -104,16 +99,24 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     program.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, str(script)])} "$@"\n')
     program.chmod(0o755)
     path = os.pathsep.join([str(liar), str(Path(sys.executable).parent), os.environ["PATH"]])
-    with Federation(
-        app=app_folder(),
-        clients=REGISTERED,
-        work=work / "federation",
-        env={"OMP_NUM_THREADS": "1"},
-        node_envs=[{}, {"PATH": path}, {}],
-        certificates=keys.folder,
-        warm_start=True,
-        spare_nodes=True,
-    ) as federation:
+    liars = work / "federation" / "home" / "supernode-1"
+
+    def of_a_node(extra: Mapping[str, str], home: Path) -> dict[str, str]:
+        return environment({**extra, "PATH": path} if home == liars else extra, home)
+
+    with contextlib.ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(runtime, "environment", of_a_node)
+            federation = stack.enter_context(
+                start_federation(
+                    app=app_folder(),
+                    clients=REGISTERED,
+                    work=work / "federation",
+                    env={"OMP_NUM_THREADS": "1"},
+                    certificates=keys.folder,
+                    warm_start=True,
+                )
+            )
         scene = Scene(federation, keys, work)
         federation.control.register(keys.public(SPARE))
         for name, command in intruders(scene, strangers).items():
@@ -130,7 +133,7 @@ def intruders(scene: Scene, strangers: Certificates) -> dict[str, list[str]]:
         "keyless": [*known[:at], *known[at + 2 :]],
         "wrong-ca": [part.replace(str(scene.keys.ca), str(strangers.ca)) for part in known],
         "plaintext": list(
-            supernode_command(scene.federation.superlink.fleet, node_config(2, REGISTERED, {}))
+            supernode_command(scene.federation.fleet, node_config(2, REGISTERED, {}))
         ),
         "twin": known,
     }
@@ -234,34 +237,35 @@ def test_a_registered_node_that_claims_a_connected_clients_partition_stops_the_c
     scene: Scene,
 ) -> None:
     scene.node("double", scene.command(SPARE, partition=0, partitions=REGISTERED + 1))
-    until(lambda: scene.federation.control.online() == REGISTERED + 1, 300.0)
+    scene.await_online(REGISTERED + 1)
     status = scene.run({**scene.settings("double", rounds=1), "clients": REGISTERED + 1})
     assert "census: 2 nodes claim to be client 0" in status.details and not status.completed
     os.kill(scene.federation.processes.pid("double"), signal.SIGTERM)
-    until(lambda: scene.federation.control.online() == REGISTERED, 300.0)
+    scene.await_online(REGISTERED)
 
 
 def test_a_registered_node_does_not_get_the_partition_of_a_client_that_is_offline(
     scene: Scene,
 ) -> None:
     federation, journal = scene.federation, scene.work / "takeover" / "journal.jsonl"
-    settings = scene.settings("takeover", rounds=60, rebind=False, timeout=90.0)
+    settings = scene.settings("takeover", rounds=ENDLESS, rebind=False, timeout=90.0)
     run = federation.submit(settings)
 
     def entries() -> list[dict[str, Any]]:
         text = journal.read_text() if journal.exists() else ""
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
-    until(lambda: len(entries()) > 0, 300.0)
+    until("the census", entries)
     scene.node("impostor", scene.command(SPARE, partition=2))
-    until(lambda: federation.control.online() == REGISTERED + 1, 300.0)
+    scene.await_online(REGISTERED + 1)
     os.kill(federation.processes.pid("supernode-2"), signal.SIGTERM)
 
     def claims() -> list[dict[str, Any]]:
         failures = [failure for entry in entries() for failure in entry["failures"]]
         return [failure for failure in failures if "claims its place" in failure["reason"]]
 
-    until(lambda: len(claims()) > 0 and len(entries()) > claims()[0]["round"] + 1, 900.0)
+    until("the claim", claims)
+    until("the round after it", lambda: len(entries()) > claims()[0]["round"] + 1)
     federation.control.stop(run)
     federation.control.follow(run)
     (claim,) = claims()

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from common import communication, models
 
+PAPER_RESNET18 = 9_146_954
+"""What the paper says, which is neither variant's count (11,181,642 with torchvision's first
+layers, 11,173,962 with those for 32×32 images)."""
+
 
 def test_fedavg_over_ten_rounds_is_the_papers_183_million():
-    P = communication.PAPER_RESNET18
+    P = PAPER_RESNET18
     assert communication.fedavg(P, P, 10) == 182_939_080
     assert f"{communication.fedavg(P, P, 10):.2E}" == "1.83E+08"
 
@@ -27,7 +31,7 @@ def test_dl_mh_with_two_classes_sends_120_002_numbers():
 
 
 def test_dl_mh_saves_more_than_99_percent_of_fedavg():
-    P = communication.PAPER_RESNET18
+    P = PAPER_RESNET18
     saved = 1 - communication.dl_mh(40_000, 2, 40_000, 2) / communication.fedavg(P, P, 10)
     assert round(100 * saved, 2) == 99.93
 
@@ -45,18 +49,17 @@ def test_every_formula_grows_with_the_clients():
 
 
 def test_the_report_shows_the_formulas_count_the_bytes_and_their_ratio(run):
-    from deploy.report.html import one
-    from deploy.report.page import render
-    from deploy.report.traffic import formula, incentive
-
+    from deploy.report.layout import render
+    from deploy.report.pages import one
     from deploy.report.read import read
+    from deploy.report.sections import formula_cost, incentive
 
     knobs = {"data__public": 0.6, "data__samples": 200, "confidence.epochs": 1}
     done = run(method="i-dl-mh", rounds=1, **knobs)
     record = read(done.folder)
-    section = formula([("i-dl-mh", record)])
-    assert section is not None and section.cards[0].grid is not None
-    (row,) = section.cards[0].grid.rows
+    section = formula_cost([("i-dl-mh", record)])
+    assert section is not None and section.cards[0].table is not None
+    (row,) = section.cards[0].table.rows
     cost = done.summary["cost"]
     assert row[2:] == (
         f"{cost['numbers']:,}",
@@ -64,19 +67,18 @@ def test_the_report_shows_the_formulas_count_the_bytes_and_their_ratio(run):
         f"{cost['bytes'] / cost['numbers']:.3f}",
     )
     gains = incentive(record)
-    assert gains is not None and gains.cards[0].grid is not None
-    assert len(gains.cards[0].grid.rows) == 4
+    assert gains is not None and gains.cards[0].table is not None
+    assert len(gains.cards[0].table.rows) == 4
     page = render(one(record))
     assert "Communication" in page and "Incentive" in page
 
 
 def test_a_run_without_a_formula_has_no_such_section(run):
-    from deploy.report.traffic import formula, incentive
-
     from deploy.report.read import read
+    from deploy.report.sections import formula_cost, incentive
 
     record = read(run(method="fedorion", rounds=1).folder)
-    assert formula([("fedorion", record)]) is None and incentive(record) is None
+    assert formula_cost([("fedorion", record)]) is None and incentive(record) is None
 
 
 def test_fedavg_counts_its_parameters_twice_per_client_and_round(run):

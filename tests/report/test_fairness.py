@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from deploy.report.html import write_report
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.journal import Entry
 from common.metrics import fairness, mixture_performance, over_mixtures
-from deploy.study import table
+from deploy.report.pages import write_report
+from deploy.study import paper_table as table
 from tests.support.tiny import TinyRun, flat
 
 
@@ -94,7 +95,7 @@ def test_the_report_shows_every_model_and_its_floor(
         assert f"{model} {wlp * 100:.1f}" in page
 
 
-def spec(**changes: Any) -> table.File:
+def spec(**changes: Any) -> table.TableFile:
     base = {k: v for k, v in flat(Path("unused")).items() if k not in ("out", "state-dir")}
     rows = [
         {"name": "A", "set": {"method": "fedavg", "oca.aggregate": "on"}, "model": "aca"},
@@ -111,19 +112,20 @@ def spec(**changes: Any) -> table.File:
         "title": "t", "seeds": [1, 2], "measure": "fairness.{model}.amp", "base": base,
         "row": rows, "column": columns,
     }  # fmt: skip
-    return table.File.model_validate({**whole, **changes})
+    return table.TableFile.model_validate({**whole, **changes})
 
 
-def recorded(folder: Path, cell: table.Cell, course: dict[str, list[float]]) -> None:
+def recorded(folder: Path, cell: table.CellRun, course: dict[str, list[float]]) -> None:
     """Write what a run of ``cell`` leaves, with these AMPs by model and round."""
     place = folder / "cells" / cell.fingerprint
     place.mkdir(parents=True, exist_ok=True)
     told = [
-        {name: {"amp": amps[t], "fm": 0.004} for name, amps in course.items()}
+        {name: {"amp": amps[t], "fm": 0.004, "wlp": 0.0} for name, amps in course.items()}
         for t in range(len(next(iter(course.values()))))
     ]
-    lines = [json.dumps({"round": t + 1, "fairness": f}) for t, f in enumerate(told)]
-    (place / "journal.jsonl").write_text("\n".join(lines))
+    fairness = [{"main": next(iter(models.values())), "models": models} for models in told]
+    entries = [Entry.model_validate({"round": t, "fairness": f}) for t, f in enumerate(fairness, 1)]
+    (place / "journal.jsonl").write_text("\n".join(entry.line() for entry in entries))
     summary = {"status": "completed", "fairness": told[-1]}
     (place / "summary.json").write_text(json.dumps(summary))
 

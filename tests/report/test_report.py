@@ -3,94 +3,24 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 import pytest
-from deploy.report.clean import clean
-from deploy.report.html import write_report
-from deploy.report.labels import differences, labels
+from matplotlib.figure import Figure
 from rich.console import Console
 
-from deploy.report import amounts, figures
+from deploy.report import plots
+from deploy.report.pages import differences, labels, write_report
 from deploy.report.read import flat, read
-from deploy.report.svg import inline
-from deploy.report.table import Cell, Table, html, markdown, png, render
-
-CONFIG = """
-method = "{method}"
-rounds = {rounds}
-seed = {seed}
-state-dir = "/somewhere/{seed}"
-experiment = "named-{seed}"
-[data]
-name = "digits"
-alpha = 0.5
-"""
-
-
-def census(model: str = "lenet5", classes: tuple[str, ...] = ("zero", "one")) -> dict[str, Any]:
-    peer = {"n": 7, "parameters": 100, "counts": [3, 4]}
-    clients = [{"k": 0, "model": "resnet8", **peer}, {"k": 1, "model": model, **peer}]
-    return {
-        "round": 0,
-        "clients": clients,
-        "classes": list(classes),
-        "accuracy": 0.1,
-        "loss": 2.3,
-        "bytes": {"down": 10, "up": 20},
-        "seconds": {"total": 0.5},
-    }
-
-
-def entry(t: int, accuracy: float, **more: Any) -> dict[str, Any]:
-    return {
-        "round": t,
-        "accuracy": accuracy,
-        "loss": 1.0 / t,
-        "selected": [0, 1],
-        "replied": [0, 1],
-        "bytes": {"down": 1000, "up": 500},
-        "seconds": {"clients": 1.0, "step": 0.5, "total": 2.0},
-        **more,
-    }
-
-
-def leave(
-    where: Path,
-    entries: list[dict[str, Any]],
-    *,
-    method: str = "fedkf",
-    rounds: int = 2,
-    seed: int = 1,
-    summary: dict[str, Any] | None = None,
-    tail: str = "",
-) -> Path:
-    where.mkdir()
-    lines = "".join(json.dumps(e) + "\n" for e in entries)
-    (where / "journal.jsonl").write_text(lines + tail, encoding="utf-8")
-    config = CONFIG.format(method=method, rounds=rounds, seed=seed)
-    (where / "config.toml").write_text(config, encoding="utf-8")
-    if summary is not None:
-        (where / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
-    return where
-
-
-def finished(where: Path, **more: Any) -> Path:
-    summary = {
-        "accuracy": {"final": 0.4, "best": 0.6, "last10": 0.5},
-        "seconds": 4.5,
-        "clients": [
-            {"k": 0, "accuracy": 0.25, "accuracy_global": 0.5},
-            {"k": 1, "accuracy": 0.75, "accuracy_global": 0.5},
-        ],
-    }
-    return leave(where, [census(), entry(1, 0.6), entry(2, 0.4)], summary=summary, **more)
+from deploy.report.svg import inline, say
+from deploy.report.table import Cell, Table, csv, html, latex, markdown, png, terminal
+from deploy.report.text import clean, duration, percent, size
+from deploy.study.comparison import Comparison, Measured
+from tests.support.left import census, entry, finished, leave, said
 
 
 class Tags(HTMLParser):
@@ -121,7 +51,7 @@ def test_a_finished_run_reads_whole(tmp_path: Path) -> None:
     assert run.accuracies() == [(0, 0.1), (1, 0.6), (2, 0.4)]
     assert (run.cost("down"), run.cost("up")) == (10 + 2 * 1000, 20 + 2 * 500)
     assert run.seconds() == 4.5
-    assert [(s.k, s.model, s.n, s.accuracy) for s in run.scores()] == [
+    assert [(m.k, m.model, m.n, s.accuracy) for m, s in run.scores()] == [
         (0, "resnet8", 7, 0.25),
         (1, "lenet5", 7, 0.75),
     ]
@@ -145,7 +75,7 @@ def test_last10_is_the_mean_of_the_last_ten_rounds_without_the_census(tmp_path: 
 
 
 def test_a_cut_last_line_is_left_out_and_said(tmp_path: Path) -> None:
-    run = read(leave(tmp_path / "a", [census(), entry(1, 0.6)], tail='{"round": 2, "accu'))
+    run = read(leave(tmp_path / "a", [census(), entry(1, 0.6)], tail=entry(2, 0.4).line()[:40]))
     assert run.done == 1
     assert "journal.jsonl, line 3 is cut off: left out." in run.notes
     assert "Unfinished: the journal ends at round 1 of 2 and" in page_of(tmp_path / "a")
@@ -169,7 +99,7 @@ def test_a_directory_that_is_no_run_is_refused_in_one_line(tmp_path: Path) -> No
         write_report([a, tmp_path / "a" / ".." / "a"], tmp_path / "report.html")
 
 
-@pytest.mark.parametrize("journal", ["", "\n", "null\n[]\n7\n", '{"round": -1}\n', "\x00"])
+@pytest.mark.parametrize("journal", ["", "\n", "null\n[]\n7\n", said('"round": -1'), "\x00"])
 def test_a_journal_without_an_entry_still_gives_a_page(tmp_path: Path, journal: str) -> None:
     where = tmp_path / "a"
     where.mkdir()
@@ -189,9 +119,9 @@ def test_numbers_that_are_not_finite_leave_a_gap_and_break_nothing(tmp_path: Pat
 def test_the_page_shows_every_part(tmp_path: Path) -> None:
     failure = {"k": 1, "round": 2, "reason": "shape (3,) for (4,)"}
     more = {"metrics": {"distill_loss": 0.2}, "failures": [failure]}
-    entries = [census(), entry(1, 0.6, metrics={"distill_loss": 0.3}), entry(2, 0.4, **more)]
     scores = [{"k": 0, "n": 3, "accuracy": 0.9, "accuracy_global": 0.85}]
-    entries[-1]["scores"] = scores
+    last = entry(2, 0.4, scores=scores, **more)
+    entries = [census(), entry(1, 0.6, metrics={"distill_loss": 0.3}), last]
     tags = Tags(page_of(leave(tmp_path / "a", entries)))
     for text in ("fedkf on digits", "60.0 %", "shape (3,) for (4,)", "data", "alpha", "0.5"):
         assert text in tags.text
@@ -234,7 +164,7 @@ def test_what_a_client_names_is_text_and_never_markup(tmp_path: Path) -> None:
             0.6,
             metrics={evil: 1.0, "$\\frac{$": 2.0},
             accuracies={evil: 0.5, "_hidden": 0.4},
-            failures=[{"k": 1, "reason": evil + "\x1b[2J"}],
+            failures=[{"k": 1, "round": 1, "reason": evil + "\x1b[2J"}],
             scores=[{"k": 1, "accuracy": 0.5, "accuracy_global": 0.4}],
         ),
     ]
@@ -249,11 +179,11 @@ def test_what_a_client_names_is_text_and_never_markup(tmp_path: Path) -> None:
 
 def test_colours_and_type_of_a_figure_are_the_pages(tmp_path: Path) -> None:
     run = read(finished(tmp_path / "a"))
-    drawn = inline(figures.accuracy([("fedkf", run)]), "accuracy", 'says "this" & <that>')
+    drawn = inline(plots.accuracy([("fedkf", run)]), "accuracy", 'says "this" & <that>')
     assert "var(--c0)" in drawn and "var(--muted)" in drawn
     assert "<text" in drawn and not re.search(r"font-family|font:|DejaVu", drawn)
     assert not re.search(r"#[0-9a-f]{6}\b", drawn)
-    assert drawn.startswith('<svg role="img" aria-label="says &#34;this&#34; &amp; &lt;that&gt;"')
+    assert drawn.startswith('<svg role="img" aria-label="says &quot;this&quot; &amp; &lt;that&gt;"')
 
 
 def test_figures_leave_matplotlibs_settings_alone(tmp_path: Path) -> None:
@@ -263,13 +193,13 @@ def test_figures_leave_matplotlibs_settings_alone(tmp_path: Path) -> None:
 
 
 def test_the_clients_bars_are_as_high_as_the_accuracies(tmp_path: Path) -> None:
-    figure = figures.clients(read(finished(tmp_path / "a")))
+    figure = plots.clients(read(finished(tmp_path / "a")))
     heights = sorted({round(p.get_height(), 6) for p in figure.axes[0].patches})  # type: ignore[attr-defined]
     assert heights == [0.25, 0.5, 0.75]
 
 
 def test_time_that_no_phase_explains_is_other(tmp_path: Path) -> None:
-    figure = figures.phases(read(finished(tmp_path / "a")))
+    figure = plots.seconds_by_round(read(finished(tmp_path / "a")))
     names = [text.get_text() for text in figure.legends[0].get_texts()]
     assert names == ["clients", "step", "other"]
     at_one = [p for p in figure.axes[0].patches if abs(p.get_x() + 0.36 - 1) < 1e-6]  # type: ignore[attr-defined]
@@ -279,12 +209,12 @@ def test_time_that_no_phase_explains_is_other(tmp_path: Path) -> None:
 def test_a_long_run_is_drawn_as_areas_of_the_same_height(tmp_path: Path) -> None:
     entries = [census(), *(entry(t, 0.5) for t in range(1, 301))]
     run = read(leave(tmp_path / "a", entries, rounds=300))
-    axes = figures.phases(run).axes[0]
+    axes = plots.seconds_by_round(run).axes[0]
     assert len(axes.patches) == 0 and len(axes.collections) == 3
     top = max(c.get_datalim(axes.transData).ymax for c in axes.collections)
     assert top == pytest.approx(2.0)
-    assert len(figures.traffic(run).axes[0].patches) == 0
-    assert len(inline(figures.phases(run), "phases", "")) < 80_000
+    assert len(plots.bytes_by_round(run).axes[0].patches) == 0
+    assert len(inline(plots.seconds_by_round(run), "phases", "")) < 80_000
 
 
 def test_a_flood_of_metrics_is_cut_and_counted(tmp_path: Path) -> None:
@@ -296,9 +226,8 @@ def test_a_flood_of_metrics_is_cut_and_counted(tmp_path: Path) -> None:
 
 def test_a_partition_of_ragged_or_negative_counts_is_not_drawn(tmp_path: Path) -> None:
     for i, counts in enumerate(([1], [-1, 2], [])):
-        ragged = census()
-        ragged["clients"][1]["counts"] = counts
-        assert figures.partition(read(leave(tmp_path / str(i), [ragged]))) is None
+        ragged = read(leave(tmp_path / str(i), [census(counts=counts)]))
+        assert plots.partition(ragged) is None
 
 
 def test_compared_runs_are_labelled_by_what_tells_them_apart(tmp_path: Path) -> None:
@@ -323,13 +252,54 @@ def test_a_comparison_marks_the_best_run(tmp_path: Path) -> None:
     assert marked == ["70.00 %"] * 3
 
 
+def test_a_journal_of_another_release_is_refused_in_one_line(tmp_path: Path) -> None:
+    where = leave(tmp_path / "a", [census()], tail='{"round": 1, "accuracy": 0.5}\n')
+    with pytest.raises(ValueError, match="journal has version 1, this release reads") as refused:
+        read(where)
+    assert str(where) in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_summary_that_is_none_is_left_out_and_said(tmp_path: Path) -> None:
+    run = read(finished(tmp_path / "a", summary={"seed": "many"}))
+    assert run.summary is None and not run.finished
+    assert any(note.startswith("summary.json is no summary: ") for note in run.notes)
+    (tmp_path / "a" / "summary.json").write_text("half")
+    assert any(note.startswith("summary.json is not JSON: ") for note in read(run.path).notes)
+
+
+def test_points_bars_and_bubbles_say_their_values_on_hover(tmp_path: Path) -> None:
+    run = read(finished(tmp_path / "a"))
+    line = inline(plots.accuracy([("fedkf", run)]), "accuracy", "")
+    assert "<title>round 1: 60.00 %</title>" in line and "<title>round 2: 40.00 %" in line
+    both = inline(plots.accuracy([("fedkf", run), ("other", run)]), "accuracy", "")
+    assert "<title>other, round 2: 40.00 %</title>" in both
+    bars = inline(plots.clients(run), "clients", "")
+    assert "<title>client 1, own model: 75.0 %</title>" in bars
+    bubbles = plots.partition(run)
+    assert bubbles is not None
+    assert "<title>client 1, class one: 4</title>" in inline(bubbles, "data", "")
+    sent = inline(plots.bytes_by_round(run), "bytes", "")
+    assert "<title>round 2, up: 500 B</title>" in sent
+    assert "<title>round 2, step 0.50 s</title>" in inline(plots.seconds_by_round(run), "time", "")
+
+
+def test_as_many_texts_as_marks_or_none_at_all() -> None:
+    figure = Figure()
+    (dots,) = figure.add_subplot().plot([1, 2], [1, 2], "o")
+    say(dots, ["one", "<two>"])
+    assert "<title>one</title>" in inline(figure, "a", "")
+    assert "<title>&lt;two&gt;</title>" in inline(figure, "a", "")
+    say(dots, ["one"])
+    assert "<title>" not in inline(figure, "a", "")
+
+
 def test_nested_settings_become_dotted_names() -> None:
     assert flat({"a": 1, "b": {"c": {"d": 2}}}) == {"a": 1, "b.c.d": 2}
 
 
 def test_amounts_read_as_one_writes_them() -> None:
     sizes = [0, 999, 1000, 1_234_567, 99_960_000, 73_728 * 4, 5e12, None]
-    assert [amounts.size(n) for n in sizes] == [
+    assert [size(n) for n in sizes] == [
         "0 B",
         "999 B",
         "1.00 kB",
@@ -340,7 +310,7 @@ def test_amounts_read_as_one_writes_them() -> None:
         "–",
     ]
     times = [0.424, 59.97, 200, 7260, 3599.9, float("nan")]
-    assert [amounts.duration(s) for s in times] == [
+    assert [duration(s) for s in times] == [
         "0.42 s",
         "1 min 00 s",
         "3 min 20 s",
@@ -348,7 +318,7 @@ def test_amounts_read_as_one_writes_them() -> None:
         "1 h 00 min",
         "–",
     ]
-    assert (amounts.percent(0.9312), amounts.percent(None)) == ("93.1 %", "–")
+    assert (percent(0.9312), percent(None)) == ("93.1 %", "–")
 
 
 def test_clean_keeps_one_printable_line_of_the_length_asked_for() -> None:
@@ -356,14 +326,14 @@ def test_clean_keeps_one_printable_line_of_the_length_asked_for() -> None:
     assert clean("x" * 300, 10) == "x" * 9 + "…"
 
 
-TABLE = Table(
+TABLE = Comparison(
     title="Table 1",
     rows=("FedAvg", "Fed|KF"),
     columns=("α = 1", "α = 0.1"),
     cells={
-        ("FedAvg", "α = 1"): Cell((80.0, 82.0, 84.0), 83.78),
-        ("Fed|KF", "α = 1"): Cell((85.0,)),
-        ("Fed|KF", "α = 0.1"): Cell(None, 82.94),
+        ("FedAvg", "α = 1"): Measured((80.0, 82.0, 84.0), 83.78),
+        ("Fed|KF", "α = 1"): Measured((85.0,)),
+        ("Fed|KF", "α = 0.1"): Measured((), 82.94),
     },
     notes=("<b>note</b>",),
 )
@@ -385,31 +355,68 @@ def test_missing_cells_and_missing_seeds_are_seen() -> None:
 
 def test_the_best_of_a_column_is_marked_where_there_is_a_choice() -> None:
     assert TABLE.best("α = 1") == {"Fed|KF"} and TABLE.best("α = 0.1") == set()
-    cells = {("a", "c"): Cell((1.001,)), ("b", "c"): Cell((1.002,)), ("d", "c"): Cell((2.0,))}
-    lower = Table("t", ("a", "b", "d"), ("c",), cells, better="lower")
+    cells = {
+        ("a", "c"): Measured((1.001,)),
+        ("b", "c"): Measured((1.002,)),
+        ("d", "c"): Measured((2.0,)),
+    }
+    lower = Comparison("t", ("a", "b", "d"), ("c",), cells, better="lower")
     assert lower.best("c") == {"a", "b"}  # both print as 1.00
-    assert Table("t", ("a", "b", "d"), ("c",), cells, better="").best("c") == set()
+    assert Comparison("t", ("a", "b", "d"), ("c",), cells, better="").best("c") == set()
 
 
 def test_every_rendering_holds_the_same_cells(tmp_path: Path) -> None:
     console = Console(width=120, record=True, file=(tmp_path / "t.txt").open("w"))
-    console.print(*render(TABLE))
-    texts = [console.export_text(), markdown(TABLE), html(TABLE)]
+    table = TABLE.table()
+    console.print(*terminal(table))
+    texts = [console.export_text(), markdown(table), html(table), csv(table)]
+    texts.append(latex(table).replace(r"$\pm$", "±").replace("{[}", "[").replace(r"\%", "%"))
     for text in texts:
-        for cell in ("82.00 ± 2.00", "(83.78)", "85.00 [1]", "(82.94)", "Table 1 (%)"):
+        for cell in ("82.00 ± 2.00", "(83.78)", "85.00 [1]", "(82.94)"):
             assert cell in text
+    assert all("Table 1 (%)" in text for text in (*texts[:3], texts[4]))
     assert "| Fed\\|KF | **85.00 [1]** |" in texts[1]
     assert "<b>" not in texts[2] and "&lt;b&gt;note" in texts[2]
-    png(TABLE, tmp_path / "t.png")
+    png(table, tmp_path / "t.png")
     assert (tmp_path / "t.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_each_rendering_prints_a_text_as_it_stands() -> None:
+    odd = Table(
+        ("", "a|b"), [["x_1", Cell("50 %", best=True)], ["[y]", "<i>, \\"]], notes=("# $n$",)
+    )
+    assert "| x\\_1 | **50 %** |" in markdown(odd) and "a\\|b" in markdown(odd)
+    assert "<i>" not in html(odd) and '<td class="n best">50 %</td>' in html(odd)
+    assert r"x\_1 & \textbf{50 \%} \\" in latex(odd) and "\\\\\n[" not in latex(odd)
+    assert r"\textless{}i\textgreater{}, \textbackslash{}" in latex(odd) and r"\# \$n\$" in latex(
+        odd
+    )
+    assert csv(odd) == ',a|b\nx_1,50 %\n[y],"<i>, \\"\n'
+
+
+def test_columns_are_flush_as_their_letters_say() -> None:
+    table = Table(("a", "b", "c", "d"), [["1", "2", "3", "4"]], "lrl")
+    assert [table.right(i) for i in range(4)] == [False, True, False, False]
+    assert "|:--|--:|:--|:--|" in markdown(table) and "{lrll}" in latex(table)
+    assert html(table).count('class="n"') == 2
+
+
+def test_the_spreadsheet_has_a_line_for_each_cell_and_numbers_alone() -> None:
+    assert csv(TABLE.numbers()).splitlines() == [
+        "row,column,mean,std,seeds,paper",
+        "FedAvg,α = 1,82,2,3,83.78",
+        "FedAvg,α = 0.1,,,0,",
+        "Fed|KF,α = 1,85,,1,",
+        "Fed|KF,α = 0.1,,,0,82.94",
+    ]
 
 
 def test_a_table_too_wide_for_the_terminal_goes_on_below() -> None:
     columns = tuple(f"column {c}" for c in range(6))
-    cells = {("a", c): Cell((0.5, 1.5)) for c in columns}
-    wide = Table("t", ("a",), columns, cells, notes=("the end",))
-    assert len(render(wide, 200)) == 1
-    parts = render(wide, 50)
+    cells = {("a", c): Measured((0.5, 1.5)) for c in columns}
+    wide = Comparison("t", ("a",), columns, cells, notes=("the end",))
+    assert len(terminal(wide.table(), 200)) == 1
+    parts = terminal(wide.table(), 50)
     console = Console(width=50, record=True, file=io.StringIO())
     console.print(*parts, sep="\n")
     text = console.export_text()
@@ -420,18 +427,18 @@ def test_a_table_too_wide_for_the_terminal_goes_on_below() -> None:
 
 
 def test_what_some_seeds_never_reach_is_counted() -> None:
-    cells = {("a", "c"): Cell((18.0, 20.0, math.inf))}
-    some = Table("t", ("a",), ("c",), cells, better="lower")
+    cells = {("a", "c"): Measured((18.0, 20.0, math.inf))}
+    some = Comparison("t", ("a",), ("c",), cells, better="lower")
     assert some.ours("a", "c") == "∞ (1 of 3)"
     assert "∞ (n of m): n of m seeds never reach it." in some.footnotes()
 
 
 def test_a_table_refuses_cells_that_have_no_place() -> None:
     with pytest.raises(ValueError, match="row 'x'; the rows are a"):
-        Table("t", ("a",), ("c",), {("x", "c"): Cell()})
+        Comparison("t", ("a",), ("c",), {("x", "c"): Measured()})
     with pytest.raises(ValueError, match="column 'x'; the columns are c"):
-        Table("t", ("a",), ("c",), {("a", "x"): Cell()})
+        Comparison("t", ("a",), ("c",), {("a", "x"): Measured()})
     with pytest.raises(ValueError, match="row 'a' stands twice"):
-        Table("t", ("a", "a"), ("c",), {})
+        Comparison("t", ("a", "a"), ("c",), {})
     with pytest.raises(ValueError, match="allowed are 'higher', 'lower'"):
-        Table("t", ("a",), ("c",), {}, better="best")
+        Comparison("t", ("a",), ("c",), {}, better="best")

@@ -1,4 +1,4 @@
-"""The launchers, on a tiny Flower app that is written here; the slow tests start real processes."""
+"""Runs over gRPC and in Ray, of a tiny Flower app that is written here, and what they stand on."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -23,12 +23,12 @@ from deploy.flower import warm, watchdog
 from deploy.flower.arguments import Value, check_app, config_arguments, run_config_toml, stage_app
 from deploy.flower.control import RunStatus, run_id_from
 from deploy.flower.processes import Processes, environment, executable, free_ports, tail
-from deploy.flower.superlink import SuperLink, superlink_command
+from deploy.flower.superlink import superlink_command
 from deploy.run import doctor
-from deploy.run import ray as simulation
-from deploy.run.grpc import Federation, node_config, supernode_command
+from deploy.run.grpc import node_config, start_federation, supernode_command
 from deploy.run.ray import _reason, run_simulation
 from server_app.stopped import Stopped
+from tests.support.waiting import PATIENCE, until
 
 PYPROJECT = """
 [project]
@@ -289,9 +289,7 @@ def test_a_process_that_ends_by_itself_is_reported_with_its_log(tmp_path: Path) 
     with Processes(tmp_path) as processes:
         processes.start("node-3", ["sh", "-c", "echo no such port; exit 7"], dict(os.environ))
         with pytest.raises(RuntimeError, match="node-3 ended with status 7") as caught:
-            for _ in range(1000):
-                time.sleep(0.05)
-                processes.check()
+            until("its end", processes.check)
     assert "    no such port" in str(caught.value)
 
 
@@ -299,9 +297,7 @@ def test_a_process_that_was_killed_is_reported_with_the_signal(tmp_path: Path) -
     with Processes(tmp_path) as processes:
         processes.start("superlink", ["sh", "-c", "kill -9 $$"], dict(os.environ))
         with pytest.raises(RuntimeError, match=r"superlink was killed by SIGKILL; its log is"):
-            for _ in range(1000):
-                time.sleep(0.05)
-                processes.check()
+            until("its end", processes.check)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -314,10 +310,8 @@ def test_leaving_the_context_ends_children_of_children(
     with pytest.raises(KeyboardInterrupt), Processes(tmp_path) as processes:
         for name in ("a", "b"):
             sleeper(processes, name, stubborn)
-        deadline = time.monotonic() + 60.0
-        while sum("sleep 600" in each for each in running(tmp_path)) < 6:  # a shell, two sleeps
-            assert time.monotonic() < deadline, running(tmp_path)
-            time.sleep(0.05)
+        begun = "sleep 600"  # a shell and two sleeps, each
+        until("their start", lambda: sum(begun in each for each in running(tmp_path)) == 6)
         raise KeyboardInterrupt
     assert running(tmp_path) == []
 
@@ -341,33 +335,25 @@ def test_the_death_of_the_launcher_ends_what_it_started(
     assert any("sleep 600" in each for each in running(tmp_path))
     launcher.send_signal(number)
     launcher.communicate()
-    deadline = time.monotonic() + 60.0
-    while running(tmp_path) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert running(tmp_path) == []
+    until("their end", lambda: running(tmp_path) == [])
 
 
 def test_a_federation_refuses_what_cannot_work_before_anything_starts(
     app: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match="clients=0"):
-        Federation(app=app, clients=0, work=tmp_path)
-    with pytest.raises(ValueError, match="1 node configs for 2 clients"):
-        Federation(app=app, clients=2, work=tmp_path, node_configs=[{}])
-    with pytest.raises(ValueError, match="is not a Flower app"):
-        Federation(app=tmp_path, clients=2, work=tmp_path)
+    for folder, clients, said in ((app, 0, "clients=0"), (tmp_path, 2, "is not a Flower app")):
+        federation = start_federation(app=folder, clients=clients, work=tmp_path / "work")
+        with pytest.raises(ValueError, match=said), federation:
+            pass
+    assert not (tmp_path / "work").exists()
     with pytest.raises(ValueError, match="clients=0"):
         run_simulation(app=app, clients=0, run_config={}, work=tmp_path)
     with pytest.raises(ValueError, match="unknown run config key 'typo'"):
         run_simulation(app=app, clients=1, run_config={"typo": 1}, work=tmp_path)
 
 
-def test_a_superlink_that_is_slow_to_answer_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_superlink_that_is_slow_to_answer_is_waited_for(tmp_path: Path) -> None:
     with Processes(tmp_path) as processes:
-        slow = object.__new__(SuperLink)
-        monkeypatch.setattr(slow, "_processes", processes, raising=False)
         answers = [grpc.RpcError("Deadline Exceeded"), False, True]
 
         def ready() -> bool:
@@ -376,12 +362,12 @@ def test_a_superlink_that_is_slow_to_answer_is_waited_for(
                 raise answer
             return answer
 
-        slow.wait(ready, "2 SuperNodes", 10.0)
+        processes.wait(ready, "2 SuperNodes", PATIENCE)
         assert answers == []
-        answers += [grpc.RpcError("Deadline Exceeded")] * 9
+        answers += [grpc.RpcError("Deadline Exceeded")] * 10_000
         processes.log("superlink").write_text("the end\n")
         with pytest.raises(RuntimeError, match="waited 0 s in vain for 2 SuperNodes"):
-            slow.wait(ready, "2 SuperNodes", 0.2)
+            processes.wait(ready, "2 SuperNodes", 0.2)
 
 
 def test_the_doctor_finds_the_runtimes_of_this_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,15 +381,22 @@ def test_the_doctor_finds_the_runtimes_of_this_environment(monkeypatch: pytest.M
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_two_nodes_run_an_app_over_grpc_and_nothing_is_left(app: Path, tmp_path: Path) -> None:
+def test_two_nodes_run_an_app_over_grpc_and_nothing_is_left(
+    app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = [{"model": "mlp"}, {"model": "le net"}]
+
+    def of_a_node(k: int, clients: int, _: object) -> str:
+        return node_config(k, clients, models[k])
+
+    monkeypatch.setattr("deploy.run.grpc.node_config", of_a_node)
     out, work, lines = tmp_path / "out.json", tmp_path / "work", list[str]()
     with (
         pytest.raises(KeyboardInterrupt),
-        Federation(
+        start_federation(
             app=app,
             clients=2,
             work=work,
-            node_configs=[{"model": "mlp"}, {"model": "le net"}],
             env={"TINY_VARIABLE": "inherited"},
         ) as federation,
     ):
@@ -466,7 +459,6 @@ def test_ray_that_starts_late_is_started_again_with_a_watch_that_knows_nothing_o
     class Fake:
         def __init__(self, _: object, __: object, env: dict[str, str], **___: object) -> None:
             assert env["GRPC_ENABLE_FORK_SUPPORT"] == "0"  # else children of its driver may crash
-            self.control = self
             self.logs = Path(env["RAY_TMPDIR"], "ray", "session_2_3", "logs")
 
         def submit(self, *_: object) -> int:
@@ -487,7 +479,10 @@ def test_ray_that_starts_late_is_started_again_with_a_watch_that_knows_nothing_o
         watches.append(lambda: False)
         return watches[-1]
 
-    monkeypatch.setattr(simulation, "SuperLink", Fake)
+    def start(*given: Any, **named: object) -> tuple[Fake, str]:
+        return Fake(*given, **named), ""
+
+    monkeypatch.setattr("deploy.flower.superlink.start", start)
 
     def run() -> RunStatus:
         return run_simulation(app=app, clients=1, run_config={}, work=tmp_path / "w", watch=watch)
@@ -539,7 +534,7 @@ def test_a_warm_start_gives_the_same_replies_and_survives_the_warm_process(
     work = tmp_path / "work"
     env = {"TINY_VARIABLE": "inherited"}
     answers = []
-    with Federation(app=app, clients=2, work=work, env=env, warm_start=True) as federation:
+    with start_federation(app=app, clients=2, work=work, env=env, warm_start=True) as federation:
         for attempt in ("warm", "without"):
             out = tmp_path / f"{attempt}.json"
             run = federation.submit({"out": str(out), "nodes": 2, "note.text": AWKWARD})

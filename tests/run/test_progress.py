@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,11 +11,19 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from common.journal import Entry
+from deploy.report.read import Run, read
 from deploy.run.progress import Progress, follow, show_summary
+from tests.support.left import leave, said
 
 
-def entry(t: int, accuracy: float | None = 0.5, **more: Any) -> dict[str, Any]:
-    return {"round": t, "accuracy": accuracy, "seconds": {"total": 2.0}, **more}
+def entry(t: int, accuracy: float | None = 0.5, **more: Any) -> Entry:
+    told = {"round": t, "accuracy": accuracy, "seconds": {"total": 2.0}, **more}
+    return Entry.model_validate(told)
+
+
+def no_warning(text: str) -> None:
+    raise AssertionError(text)
 
 
 def log() -> tuple[Console, io.StringIO]:
@@ -75,7 +82,7 @@ def test_the_best_leaves_out_the_census_and_rounds_without_a_score() -> None:
 
 def test_a_round_that_comes_twice_counts_once() -> None:
     progress = Progress(10, log()[0])
-    failure = {"k": 0, "reason": "lost"}
+    failure = {"k": 0, "round": 1, "reason": "lost"}
     for _ in range(2):
         progress.on_round(entry(1, failures=[failure]))
     assert progress.failures == 1
@@ -93,38 +100,52 @@ def test_a_terminal_gets_a_live_line_that_is_put_away_after_an_error() -> None:
     assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")  # the cursor is back
 
 
-def test_the_summary_lists_every_client_and_the_result() -> None:
+def test_the_summary_lists_every_client_and_the_result(tmp_path: Path) -> None:
     file = io.StringIO()
-    show_summary(
-        {
-            "method": "fedkf",
-            "dataset": "digits",
+    members = [{"k": 0, "model": "lenet5", "n": 1200}, {"k": 1, "model": "[b]net", "n": 30}]
+    aca = {"amp": 0.7, "fm": 0.1, "wlp": 0.2}
+    scores = [
+        {"k": 1, "accuracy": 0.9, "accuracy_global": None},
+        {"k": 0, "accuracy": 0.8, "accuracy_global": 0.7},
+    ]
+    where = leave(
+        tmp_path / "run",
+        [
+            entry(0, None, clients=members, seconds={"total": 10}),
+            entry(1, 0.625, bytes={"up": 500, "down": 500}, seconds={"total": 40}),
+            entry(2, 0.2, failures=[{"k": 1, "round": 2, "reason": "lost\x1b"}]),
+            entry(
+                3,
+                0.5,
+                bytes={"up": 1000, "down": 2000},
+                seconds={"total": 38},
+                scores=scores,
+                fairness={"main": aca, "models": {"aca": aca}},
+            ),
+        ],
+        rounds=3,
+        summary={
             "runtime": "grpc",
-            "rounds": 3,
-            "seed": 1,
-            "accuracy": {"final": 0.5, "best": 0.625, "last10": 0.4},
-            "clients": [
-                {"k": 1, "model": "[b]net", "n": 30, "accuracy": 0.9, "accuracy_global": None},
-                {"k": 0, "model": "lenet5", "n": 1200, "accuracy": 0.8, "accuracy_global": 0.7},
-            ],
-            "bytes": {"up": 1500, "down": 2500},
-            "seconds": 90,
-            "fairness": {"amp": 0.7, "wlp": 0.2, "aca": {"amp": 0.7, "fm": 0.1, "wlp": 0.2}},
-            "failures": [{"k": 1, "round": 2, "reason": "lost\x1b"}],
+            "weights_sha256": "0123456789abcdef0123456789abcdef",
+            "rounds_to_target": {"target": 0.6, "first": 1, "mean5": None},
         },
-        Console(file=file, width=100),
     )
+    show_summary(read(where), Console(file=file, width=100))
     text = file.getvalue()
     assert text.index("lenet5") < text.index("[b]net")
     for part in ("1,200", "80.0 %", "70.0 %", "62.5 %", "2.50 kB down, 1.50 kB up", "1 min 30 s"):
         assert part in text
+    assert "fedkf on digits, 3 rounds, seed 1" in text and "grpc" in text
+    assert "final 50.0 %, best 62.5 %, mean of the last 10 rounds 44.2 %" in text
+    assert "to 60.0 %" in text and "first in round 1, mean of 5 in round none" in text
+    assert "SHA-256 0123456789abcdef " in text
     assert "on clients: aca  mean 70.0 % (AMP), worst 20.0 % (WLP)" in text
     assert "client 1, round 2: lost�" in text
 
 
-def test_a_bare_summary_is_no_error() -> None:
+def test_a_bare_summary_is_no_error(tmp_path: Path) -> None:
     file = io.StringIO()
-    show_summary({}, Console(file=file, width=100))
+    show_summary(Run(tmp_path), Console(file=file, width=100))
     assert "accuracy" in file.getvalue()
 
 
@@ -136,12 +157,13 @@ def test_follow_waits_for_the_file_and_takes_whole_lines_only(tmp_path: Path) ->
         with journal.open("a") as file:
             file.write(text)
 
+    first, rest = said('"round": 1')[:9], said('"round": 1')[9:]
     steps: Iterator[Callable[[], object]] = iter(
         [
             lambda: None,
-            lambda: journal.write_text('{"round": 0}\n{"rou'),
-            lambda: add('nd": 1}\nnot json\n[]\n{"round": "x"}\n'),
-            lambda: add('{"round": 2}\n'),
+            lambda: journal.write_text(said('"round": 0') + first),
+            lambda: add(rest + "not json\n[]\n" + said('"round": "x"')),
+            lambda: add(said('"round": 2')),
         ]
     )
     states: list[list[int]] = []
@@ -153,24 +175,24 @@ def test_follow_waits_for_the_file_and_takes_whole_lines_only(tmp_path: Path) ->
             step()
         return len(states) == 4
 
-    follow(journal, stop, lambda e: seen.append(e["round"]), poll_s=0.0)
+    follow(journal, stop, lambda e: seen.append(e.round), no_warning, poll_s=0.0)
     assert states == [[], [], [0], [0, 1]]
     assert seen == [0, 1, 2]  # the line written before stop() turned true is not lost
 
 
 def test_follow_reads_a_journal_that_was_written_anew_from_its_start(tmp_path: Path) -> None:
     journal = tmp_path / "journal.jsonl"
-    journal.write_text('{"round": 0}\n{"round": 1}\n')
+    journal.write_text(said('"round": 0') + said('"round": 1'))
     seen: list[int] = []
     turns = [0]
 
     def stop() -> bool:
         turns[0] += 1
         if turns[0] == 2:
-            journal.write_text('{"round": 0}\n')
+            journal.write_text(said('"round": 0'))
         return turns[0] == 2
 
-    follow(journal, stop, lambda e: seen.append(e["round"]), poll_s=0.0)
+    follow(journal, stop, lambda e: seen.append(e.round), no_warning, poll_s=0.0)
     assert seen == [0, 1, 0]
 
 
@@ -181,12 +203,24 @@ def test_follow_sees_what_another_thread_writes(tmp_path: Path) -> None:
     def write() -> None:
         for t in range(20):
             with journal.open("a") as file:
-                file.write(json.dumps(entry(t)) + "\n")
+                file.write(entry(t).line() + "\n")
         done.set()
 
     seen: list[int] = []
     writer = threading.Thread(target=write)
     writer.start()
-    follow(journal, done.is_set, lambda e: seen.append(e["round"]), poll_s=0.001)
+    follow(journal, done.is_set, lambda e: seen.append(e.round), no_warning, poll_s=0.001)
     writer.join()
     assert seen == list(range(20))
+
+
+def test_entries_of_another_release_are_said_once_and_passed_over(tmp_path: Path) -> None:
+    journal = tmp_path / "journal.jsonl"
+    journal.write_text('{"round": 0}\n{"round": 1}\n' + said('"round": 2'))
+    seen: list[int] = []
+    console, file = log()
+    progress = Progress(2, console)
+    follow(journal, lambda: True, lambda e: seen.append(e.round), progress.warn, poll_s=0.0)
+    (line,) = file.getvalue().splitlines()
+    assert line.startswith("the journal has version 1, this release reads version ")
+    assert seen == [2]

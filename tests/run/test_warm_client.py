@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.flower import warm
-from deploy.flower import warm_client as handover
+from deploy.flower import warm, warm_client
+from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="passes files over a socket")
 
@@ -62,14 +62,14 @@ def test_what_is_handed_over_is_the_command_its_environment_and_its_folder(addre
 
     def answer(connection: socket.socket) -> None:
         seen.append(request(connection))
-        connection.sendall(handover.READY)
+        connection.sendall(warm_client.READY)
         seen.append(connection.recv(1))
-        connection.sendall(handover.FORKED)
+        connection.sendall(warm_client.FORKED)
 
     with warm_process(address, answer):
-        assert handover.hand_over(address, "flwr-clientapp", ["--token", "x"])
+        assert warm_client.hand_over(address, "flwr-clientapp", ["--token", "x"])
     wanted = {"argv": ["flwr-clientapp", "--token", "x"], "env": dict(os.environ)}
-    assert seen == [{**wanted, "cwd": os.getcwd()}, handover.AGREED]
+    assert seen == [{**wanted, "cwd": os.getcwd()}, warm_client.AGREED]
 
 
 def test_a_warm_process_that_hangs_up_leaves_the_work_here(address: str) -> None:
@@ -78,30 +78,30 @@ def test_a_warm_process_that_hangs_up_leaves_the_work_here(address: str) -> None
 
     def after(connection: socket.socket) -> None:
         request(connection)
-        connection.sendall(handover.READY)
+        connection.sendall(warm_client.READY)
         connection.recv(1)
 
     for answer in (before, after):
         with warm_process(address, answer):
-            assert not handover.hand_over(address, "flwr-clientapp", [])
+            assert not warm_client.hand_over(address, "flwr-clientapp", [])
         Path(address).unlink()
-    assert not handover.hand_over(address, "flwr-clientapp", []), "nobody listens"
+    assert not warm_client.hand_over(address, "flwr-clientapp", []), "nobody listens"
 
 
 def test_who_waits_in_vain_has_not_agreed(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handover, "PATIENCE", 0.2)
+    monkeypatch.setattr(warm_client, "PATIENCE", 0.2)
     late: list[bytes] = []
     gone = threading.Event()
 
     def answer(connection: socket.socket) -> None:
         request(connection)
-        gone.wait(10.0)
+        gone.wait(PATIENCE)
         with contextlib.suppress(OSError):
-            connection.sendall(handover.READY)
+            connection.sendall(warm_client.READY)
         late.append(connection.recv(1))
 
     with warm_process(address, answer):
-        assert not handover.hand_over(address, "flwr-clientapp", [])
+        assert not warm_client.hand_over(address, "flwr-clientapp", [])
         gone.set()
     assert late == [b""]
 
@@ -133,9 +133,9 @@ def test_the_warm_process_forks_once_for_who_has_agreed(monkeypatch: pytest.Monk
         here.sendall(b'{"argv": []}\n')
         thread = threading.Thread(target=warm._take_over, args=(there, listener, {}))
         thread.start()
-        assert here.recv(1) == handover.READY
+        assert here.recv(1) == warm_client.READY
         assert forked == []
-        here.sendall(handover.AGREED)
-        assert here.recv(1) == handover.FORKED
+        here.sendall(warm_client.AGREED)
+        assert here.recv(1) == warm_client.FORKED
         thread.join()
     assert forked == [1]

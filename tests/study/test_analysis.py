@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from common import models
-from common.cka import linear_cka
-from common.config import parse
+from common.cka import alignment, centred_gram
 from common.data import load
 from common.models.classifier import Split
+from common.parse import parse
+from common.task import Task
 from deploy.run.settings import to_toml
 from deploy.study.analyse import Options, analyse
 from deploy.study.further_round import further_round
@@ -53,7 +54,7 @@ def test_the_further_round_leaves_the_run_as_it_was(finished: Callable[..., Path
 def test_it_is_the_round_that_the_run_would_have_played_next(finished: Callable[..., Path]) -> None:
     with further_round(finished(rounds=2), 4, 0) as further:
         metrics = [up.metrics for _, up in further.ups]
-    third = TinyRun(finished(rounds=3)).journal[3]["clients"]
+    third = TinyRun(finished(rounds=3)).journal[3]["client_metrics"]
     assert metrics == [third[str(k)] for k in range(4)]
 
 
@@ -78,9 +79,10 @@ def test_a_run_without_stages_or_checkpoint_is_refused(finished: Callable[..., P
 def test_stage_features_are_the_networks_own(tmp_path: Path) -> None:
     config = parse(flat(tmp_path, method="fedin"))
     data = load(config.data)
+    task = Task.of(config, data, torch.device("cpu"))
     net = models.build("resnet10@0.0625", data.shape, 3, seed=1, stem="cifar").eval()
     assert isinstance(net, Split)
-    found = features(net, data.x_test[:9], data, config)
+    found = features(net, data.x_test[:9], task)
     assert list(found) == ["layer1", "layer2", "layer3", "layer4"]
     from common.data.batches import normalise
 
@@ -93,11 +95,14 @@ def test_stage_features_are_the_networks_own(tmp_path: Path) -> None:
 def test_similarity_is_cka_of_every_pair(tmp_path: Path) -> None:
     config = parse(flat(tmp_path, method="fedin"))
     data = load(config.data)
+    task = Task.of(config, data, torch.device("cpu"))
     nets = [models.build("cnn3@0.5", data.shape, 3, seed=s).eval() for s in (1, 2)]
     assert all(isinstance(net, Split) for net in nets)
-    (matrix,) = similarity(nets, data.x_test, data, config).values()  # type: ignore[arg-type]
-    first, second = (features(n, data.x_test, data, config)["layer1"] for n in nets)  # type: ignore[arg-type]
-    assert float(matrix[0, 1]) == pytest.approx(linear_cka(first, second))
+    (matrix,) = similarity(nets, data.x_test, task).values()  # type: ignore[arg-type]
+    first, second = (features(n, data.x_test, task)["layer1"] for n in nets)  # type: ignore[arg-type]
+    assert float(matrix[0, 1]) == pytest.approx(
+        alignment(centred_gram(first), centred_gram(second))
+    )
     assert mean_pair(matrix) == pytest.approx(float(matrix[0, 1]))
     assert float(matrix[0, 0]) == pytest.approx(1)
 
@@ -122,11 +127,11 @@ def test_overheads_count_weights_and_features_apart(finished: Callable[..., Path
     with further_round(finished(rounds=1, fedin__samples=5), 3, 0) as further:
         found = overheads(further)
         networks = [net for _, net in further.networks()]
-    assert found["parameters"] == sum(models.count(net) for net in networks) / 3
+    assert found.parameters == sum(models.count(net) for net in networks) / 3
     # cnn@0.5 on 8×8: s_in 16×4×4 and s_out 32×2×2 are 384 numbers a sample; 16 up, 5 down
-    assert (found["further_up"], found["further_down"]) == (16 * 384, 5 * 384)
+    assert (found.further_up, found.further_down) == (16 * 384, 5 * 384)
     # weights, gradients and momentum at least
-    assert found["memory_mb"] > 3 * 4 * found["parameters"] / 1e6
+    assert found.memory_mb > 3 * 4 * found.parameters / 1e6
 
 
 def test_fedavg_sends_nothing_beside_weights(finished: Callable[..., Path]) -> None:
@@ -134,7 +139,7 @@ def test_fedavg_sends_nothing_beside_weights(finished: Callable[..., Path]) -> N
         finished(method="fedavg", average__across="same", rounds=1), 3, 0
     ) as further:
         found = overheads(further)
-    assert found["further_up"] == found["further_down"] == 0 and found["buffers"] > 0
+    assert found.further_up == found.further_down == 0 and found.buffers > 0
 
 
 def test_analyse_writes_numbers_and_figures(finished: Callable[..., Path], tmp_path: Path) -> None:
@@ -152,7 +157,7 @@ def test_analyse_writes_numbers_and_figures(finished: Callable[..., Path], tmp_p
     assert found["run0"]["clients"] == ["0 cnn2@0.5", "1 cnn3@0.5", "2 cnn4@0.5", "3 cnn2@0.5"]
     assert list(found["run1"]["tsne"]["points"]) == ["cnn2@0.5", "cnn3@0.5", "cnn4@0.5"]
     assert 0 < found["run1"]["cka"]["layer1"] <= 1
-    assert table.row_count == 2
+    assert len(table.rows) == 2
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from common.cka import centred_gram, linear_cka, pairwise
+from common.cka import alignment, centred_gram, pairwise
 from common.seeds import stream
+
+
+def cka(x: torch.Tensor, y: torch.Tensor) -> float:
+    return alignment(centred_gram(x), centred_gram(y))
 
 
 def features(name: str, n: int = 20, d: int = 6) -> torch.Tensor:
@@ -16,35 +20,35 @@ def features(name: str, n: int = 20, d: int = 6) -> torch.Tensor:
 def test_cka_by_hand() -> None:
     # x centred: −1, 0, 1; y centred: −1, 2, −1: orthogonal, so 0.
     x = torch.tensor([[0.0], [1.0], [2.0]])
-    assert linear_cka(x, torch.tensor([[0.0], [3.0], [0.0]])) == pytest.approx(0)
+    assert cka(x, torch.tensor([[0.0], [3.0], [0.0]])) == pytest.approx(0)
     # z centred: −1, −1, 2: ⟨x, z⟩ = 3, CKA = (x·z)² / (‖x‖² ‖z‖²) = 9 / (2 · 6)
-    assert linear_cka(x, torch.tensor([[0.0], [0.0], [3.0]])) == pytest.approx(0.75)
+    assert cka(x, torch.tensor([[0.0], [0.0], [3.0]])) == pytest.approx(0.75)
 
 
 def test_two_dimensions_by_hand() -> None:
     # x = ±e1, ±e2; y keeps the first axis only: ‖YᵀX‖² = 4, ‖XᵀX‖ = √8, ‖YᵀY‖ = 2
     x = torch.tensor([[1.0, 0], [-1, 0], [0, 1], [0, -1]])
-    assert linear_cka(x, x[:, :1]) == pytest.approx(4 / (8**0.5 * 2))
+    assert cka(x, x[:, :1]) == pytest.approx(4 / (8**0.5 * 2))
 
 
 def test_it_equals_the_covariance_form() -> None:
     x, y = features("x"), features("y", d=9)
     a, b = x - x.mean(0), y - y.mean(0)
     expected = (b.T @ a).norm() ** 2 / ((a.T @ a).norm() * (b.T @ b).norm())
-    assert linear_cka(x, y) == pytest.approx(float(expected))
+    assert cka(x, y) == pytest.approx(float(expected))
 
 
 def test_rotation_scale_and_shift_change_nothing() -> None:
     x, y = features("x"), features("y")
     rotation, _ = torch.linalg.qr(features("q", 6, 6))
     for changed in (x @ rotation, 3.5 * x, x + 7):
-        assert linear_cka(x, changed) == pytest.approx(1)
-        assert linear_cka(changed, y) == pytest.approx(linear_cka(x, y))
+        assert cka(x, changed) == pytest.approx(1)
+        assert cka(changed, y) == pytest.approx(cka(x, y))
 
 
 def test_another_linear_map_does_change_it() -> None:
     x = features("x")
-    assert linear_cka(x, x @ torch.diag(torch.tensor([9.0, 1, 1, 1, 1, 1]).double())) < 0.95
+    assert cka(x, x @ torch.diag(torch.tensor([9.0, 1, 1, 1, 1, 1]).double())) < 0.95
 
 
 def test_pairs_are_symmetric_with_ones_on_the_diagonal() -> None:
@@ -53,13 +57,13 @@ def test_pairs_are_symmetric_with_ones_on_the_diagonal() -> None:
     assert torch.allclose(found, found.T) and torch.allclose(
         found.diagonal(), torch.ones(3).double()
     )
-    assert found[0, 1] == pytest.approx(linear_cka(maps, features("x", 10)))
+    assert found[0, 1] == pytest.approx(cka(maps, features("x", 10)))
 
 
 def test_constant_features_are_like_nothing() -> None:
-    assert linear_cka(torch.ones(4, 2), features("x", 4)) == 0
+    assert cka(torch.ones(4, 2), features("x", 4)) == 0
 
 
 def test_one_sample_is_refused() -> None:
     with pytest.raises(ValueError, match="it takes 2 or more"):
-        linear_cka(torch.ones(1, 2), torch.ones(1, 2))
+        cka(torch.ones(1, 2), torch.ones(1, 2))

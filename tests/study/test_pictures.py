@@ -9,11 +9,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from common.data.synthetic import points
+from common.data.embedded import points
 from common.models.classifier import Classifier
 from deploy.cli import app
 from deploy.run.settings import to_toml
-from deploy.study import noise, regions
+from deploy.study import noise_kinds, regions
 from tests.support.tiny import flat, play
 
 POINTS = {
@@ -48,7 +48,7 @@ def test_a_run_on_points_has_a_panel_for_each_network_before_and_after(tmp_path:
     settings = flat(tmp_path, **POINTS, rounds=3)
     play(settings)
     (tmp_path / "config.toml").write_text(to_toml(settings))
-    figure = regions.figure(tmp_path)
+    figure = regions.draw(tmp_path)
     titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
     assert titles == [
         "client 0: points-mlp-1",
@@ -65,28 +65,28 @@ def test_a_run_on_points_has_a_panel_for_each_network_before_and_after(tmp_path:
 
 def test_regions_are_refused_for_what_has_none(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no finished run"):
-        regions.figure(tmp_path)
+        regions.draw(tmp_path)
     settings = flat(tmp_path / "toy", rounds=1)
     play(settings)
     (tmp_path / "toy/config.toml").write_text(to_toml(settings))
     with pytest.raises(ValueError, match=r"shape \(1, 8, 8\), not on points"):
-        regions.figure(tmp_path / "toy")
+        regions.draw(tmp_path / "toy")
 
 
 def test_every_kind_of_noise_is_drawn_eight_times() -> None:
-    figure = noise.picture((3, 8, 8))
+    figure = noise_kinds.draw((3, 8, 8))
     assert len(figure.axes) == 4 * 8
     labels = [axes.get_ylabel() for axes in figure.axes if axes.get_ylabel()]
     assert labels == ["gaussian", "uniform", "dead_leaves", "stylegan"]
     with pytest.raises(ValueError, match="2 channels"):
-        noise.picture((2, 1, 1))
+        noise_kinds.draw((2, 1, 1))
 
 
 def test_noise_is_timed_as_a_part_of_the_step_that_it_feeds(tmp_path: Path) -> None:
-    times = noise.times(flat(tmp_path), batches=2)
+    times = noise_kinds.times(flat(tmp_path), batches=2)
     assert [time.kind for time in times] == ["gaussian", "uniform", "dead_leaves", "stylegan"]
     assert all(time.noise > 0 and 0 < time.share <= 1 for time in times)
-    assert noise.Time("gaussian", 1.0, 4.0).share == 0.25
+    assert noise_kinds.Time("gaussian", 1.0, 4.0).share == 0.25
 
 
 def test_the_speed_up_is_drawn_by_a_command(tmp_path: Path) -> None:

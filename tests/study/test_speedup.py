@@ -6,11 +6,11 @@ import pytest
 
 from deploy.study import speedup
 from deploy.study.speedup import (
+    draw,
     feddf_clients,
     feddf_server,
     fedorion_clients,
     fedorion_server,
-    figure,
     teachers,
 )
 
@@ -67,7 +67,7 @@ def test_the_ratio_of_multiply_adds_is_not_the_ratio_of_parameters() -> None:
     import torch
 
     from common.models import build
-    from common.models.cost import macs
+    from tests.support.cost import macs
 
     with torch.device("meta"):
         shape = (3, 32, 32)
@@ -81,7 +81,7 @@ def test_the_ratio_of_multiply_adds_is_not_the_ratio_of_parameters() -> None:
 
 
 def test_figure_5_has_a_curve_for_each_number_of_clients() -> None:
-    (axes,) = figure((10, 20)).axes
+    (axes,) = draw((10, 20)).axes
     curves = [line for line in axes.lines if str(line.get_label()).startswith("N = ")]
     assert len(curves) == 2
     assert curves[1].get_ydata()[-1] == pytest.approx(77 / 23)

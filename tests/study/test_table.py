@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from deploy.run import launch
-from deploy.study import table
+from deploy.study import paper_table as table
 from tests.support.tiny import TINY, flat, play
 
 TABLE = """
@@ -42,14 +42,14 @@ iid = 75.5
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> table.File:
+def file(tmp_path: Path) -> table.TableFile:
     lines = [f"{json.dumps(key)} = {json.dumps(value)}" for key, value in TINY.items()]
     path = tmp_path / "two.toml"
     path.write_text(TABLE.format(base="\n".join(lines)))
     return table.read(path)
 
 
-def fill(file: table.File, folder: Path) -> list[tuple[str, int, bool]]:
+def fill(file: table.TableFile, folder: Path) -> list[tuple[str, int, bool]]:
     heard: list[tuple[str, int, bool]] = []
     quiet = Console(quiet=True)
     table.run(
@@ -61,24 +61,25 @@ def fill(file: table.File, folder: Path) -> list[tuple[str, int, bool]]:
     return heard
 
 
-def test_a_cell_is_run_once_and_rows_may_share_it(file: table.File, tmp_path: Path) -> None:
+def test_a_cell_is_run_once_and_rows_may_share_it(file: table.TableFile, tmp_path: Path) -> None:
     first = fill(file, tmp_path / "out")
     assert [recorded for _, _, recorded in first] == [False, False, True, True, False, False]
     assert all(recorded for _, _, recorded in fill(file, tmp_path / "out"))
     filled = table.collect(file, tmp_path / "out")
     cell = filled.cell("FedAvg", "iid")
-    assert cell.values is not None and len(cell.values) == 2 and cell.expected == 75.5
+    assert len(cell.values) == 2 and cell.expected == 75.5
     alone = play(flat(tmp_path / "alone", method="fedavg", seed=2))
     assert cell.values[1] == pytest.approx(100 * alone.summary["accuracy"]["final"])
     best = filled.cell("FedAvg, best", "iid").values
-    assert best is not None and best[1] == pytest.approx(100 * alone.summary["accuracy"]["best"])
+    assert best[1] == pytest.approx(100 * alone.summary["accuracy"]["best"])
     written = table.write(filled, file, tmp_path / "out", "two")
-    assert [path.suffix for path in written] == [".md", ".html", ".json", ".png"]
+    assert [path.suffix for path in written] == [".md", ".html", ".tex", ".csv", ".json", ".png"]
+    assert r"\toprule" in written[2].read_text() and ",2,75.5\n" in written[3].read_text()
     assert "(75.50)" in written[0].read_text() and "toy data" in written[0].read_text()
 
 
 def test_a_cell_that_was_cut_off_goes_on_from_its_checkpoint(
-    file: table.File, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file: table.TableFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from server_app import rounds
 
@@ -114,5 +115,5 @@ def test_a_mistake_in_a_table_file_is_one_line(change: str, line: str, tmp_path:
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_not_run_stays_empty(file: table.File, tmp_path: Path) -> None:
-    assert table.collect(file, tmp_path).cell("FedAvg", "iid").values is None
+def test_what_is_not_run_stays_empty(file: table.TableFile, tmp_path: Path) -> None:
+    assert table.collect(file, tmp_path).cell("FedAvg", "iid").values == ()

@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from common.protocol import Peer
 from common.records import Records
 from server_app.method import Method
-from common.methods import names
+from server_app.strategy import MethodStrategy
 from server_app.talk import census
+from server_app.talk.post import Post
 from tests.support.battery import config
 from tests.support.tiny import play
 
@@ -31,13 +32,17 @@ T, K = 1, 1  #: round and client of the reply that is changed
 
 @dataclass(frozen=True)
 class Seen:
-    """One tiny run: the method as it was when the replies came, and client K's honest ones."""
+    """One tiny run: the strategy as the run left it, and client K's honest replies."""
 
-    method: Method[Any]
+    strategy: MethodStrategy
     up: RecordDict
     score: RecordDict
     peer: RecordDict
     gain: RecordDict | None  #: of the second exchange, where there is one
+
+    @property
+    def method(self) -> Method[Any, Any]:
+        return self.strategy.method
 
 
 @cache
@@ -45,14 +50,15 @@ def seen(method: str) -> Seen:
     """The replies of one round of ``method``; they are not to be changed in place."""
     caught: dict[str, Any] = {}
 
-    def catching(name: str, original: Any) -> Any:
-        def catch(self: Method[Any], t: int, replies: Any) -> Any:
-            caught["method"] = self
-            if K in replies:
-                caught[name] = copy.deepcopy(replies[K].content)
-            return original(self, t, replies)
+    def catching(self: Post, t: int, replies: Any, *given: Any) -> Any:
+        if K in replies:
+            what = given[3] if len(given) > 3 else "reply"
+            caught[what] = copy.deepcopy(replies[K].content)
+        return original_post(self, t, replies, *given)
 
-        return catch
+    def aggregating(self: MethodStrategy, t: int, replies: Any) -> Any:
+        caught["strategy"] = self
+        return original_aggregate(self, t, replies)
 
     def opening(reply: Message, kind: type[Records], settings: Any) -> Records:
         payload = original_open(reply, kind, settings)
@@ -60,15 +66,16 @@ def seen(method: str) -> Seen:
             caught["peer"] = copy.deepcopy(reply.content)
         return payload
 
-    original_open = census.open_reply
+    original_post, original_open = Post.open, census.open_reply
+    original_aggregate = MethodStrategy.aggregate_train
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
-        kind = METHODS[method]
-        patch.setattr(kind, "receive", catching("up", kind.receive))
-        patch.setattr(kind, "scores", catching("score", kind.scores))
-        patch.setattr(kind, "receive_second", catching("gain", kind.receive_second))
+        patch.setattr(Post, "open", catching)
+        patch.setattr(MethodStrategy, "aggregate_train", aggregating)
         patch.setattr(census, "open_reply", opening)
         play(config(method, Path(folder), rounds=1))
-    return Seen(caught["method"], caught["up"], caught["score"], caught["peer"], caught.get("gain"))
+    return Seen(
+        caught["strategy"], caught["reply"], caught["score"], caught["peer"], caught.get("gain")
+    )
 
 
 def skeleton(content: RecordDict) -> Any:
@@ -290,5 +297,8 @@ def _other_records(draw: st.DrawFn, content: RecordDict) -> RecordDict:
     return RecordDict({"arrays": content["arrays"], "fields": ConfigRecord(fields)})
 
 
-def reply(content: RecordDict) -> Message:
-    return Message(content, 1, "train")
+def reply(content: RecordDict, node: int = 0) -> Message:
+    """A reply with this content, from ``node``."""
+    message = Message(content, 1, "train")
+    message.metadata.__dict__["_src_node_id"] = node
+    return message

@@ -1,13 +1,21 @@
-"""What an honest client says of itself."""
+"""A task of three classes, and what an honest client says of itself."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from common.protocol import Peer
-from common.version import code_version
+import torch
 
-TASK = "1x8x8/3/0123456789ab"
+from common.parse import parse
+from common.protocol import Peer
+from common.task import Task
+from common.version import code_version
+from tests.support.tiny import flat
+
+TASK = Task(
+    (1, 8, 8), ("a", "b", "c"), (0.5,), (0.25,), parse(flat(Path("unused"))), torch.device("cpu")
+)
 
 
 def peer(**changes: Any) -> Peer:
@@ -19,7 +27,7 @@ def peer(**changes: Any) -> Peer:
         "model": "mlp",
         "classes": [0],
         "counts": None,
-        "task": TASK,
+        "task": TASK.fingerprint,
         "public": "p",
         "version": code_version(),
     }

@@ -9,19 +9,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ConfigRecord, MetricRecord, RecordDict
 from hypothesis import HealthCheck, given, settings
 
-from common.methods.i_dl_mh import Gain
-from common.protocol import Peer, Score, task
-from common.records import Records
-from server_app.method import mean_metrics
+from common import protocol
+from common.journal import ClientScore, Entry, Failure, Incentive
 from common.methods import names
+from common.methods.i_dl_mh import Gain
+from common.protocol import Peer, Score
+from common.records import Records
+from server_app.method import Ups, mean_metrics
+from server_app.methods import half
 from server_app.stopped import Stopped
-from server_app.talk import replies
+from server_app.talk import post
 from server_app.talk.census import check_peers
-from server_app.talk.exchange import Failure
-from server_app.talk.replies import check_finite, open_reply
+from server_app.talk.post import check_finite, open_reply
 from tests.support.hostile import (
     HUGE,
     Case,
@@ -56,7 +58,7 @@ def only_value_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     def surprised(*_: Any) -> None:
         raise AssertionError("a reply raised something other than ValueError")
 
-    monkeypatch.setattr(replies.log, "exception", surprised)
+    monkeypatch.setattr(post.log, "exception", surprised)
 
 
 def check_line(failure: Failure) -> None:
@@ -67,18 +69,35 @@ def check_line(failure: Failure) -> None:
 
 def receive(method: str, content: RecordDict) -> str:
     """Why the reply of client K is refused; empty if it is used, and then it is sound."""
-    half = seen(method).method
-    good, failures = half.receive(T, {K: reply(content)})
+    strategy, post = seen(method).strategy, seen(method).strategy.post
+    kind, check = strategy.method.answers, strategy.method.check
+    good, failures = post.open(T, {K: reply(content)}, kind, strategy.clients, check)
     if not good:
         (failure,) = failures
         check_line(failure)
         return failure.reason
     assert failures == []
     ((client, up),) = good
-    assert client.k == up.k == K and up.t == T and up.experiment == half.experiment
+    assert client.k == up.k == K and up.t == T and up.experiment == post.experiment
     check_finite(up)
-    json.dumps(mean_metrics(good), allow_nan=False)
+    json.dumps(mean_metrics(Ups.of(good)), allow_nan=False)
     return ""
+
+
+def scored(method: str, content: RecordDict) -> tuple[list[ClientScore], list[Failure]]:
+    """What the journal gets of client K's scores."""
+    strategy = seen(method).strategy
+    strategy.entry = Entry(round=T)
+    strategy.aggregate_evaluate(T, [reply(content, strategy.clients[K].node)])
+    return strategy.entry.scores, strategy.entry.failures
+
+
+def gained(method: str, content: RecordDict) -> tuple[Incentive | None, list[Failure]]:
+    """What the journal gets of client K's answer to the second exchange."""
+    strategy = seen(method).strategy
+    strategy.entry = Entry(round=T)
+    strategy.aggregate_second(T, [reply(content, strategy.clients[K].node)])
+    return strategy.entry.incentive, strategy.entry.failures
 
 
 def battery_of(content: RecordDict, hold: Callable[[RecordDict], None]) -> None:
@@ -109,15 +128,15 @@ def test_any_malformed_reply_is_used_soundly_or_refused_in_one_line(method: str)
 
 
 def test_any_malformed_score_is_used_soundly_or_refused_in_one_line() -> None:
-    half = seen("fedkf").method
+    clients = seen("fedkf").strategy.clients
 
     def hold(content: RecordDict) -> None:
-        scores, failures = half.scores(T, {K: reply(content)})
+        scores, failures = scored("fedkf", content)
         assert len(scores) + len(failures) == 1
         for failure in failures:
             check_line(failure)
         for score in scores:
-            assert score.n == half.clients[K].peer.n_test
+            assert score.n == clients[K].peer.n_test
             shares = [score.accuracy, score.accuracy_global, *score.accuracies.values()]
             assert all(share is not None and 0 <= share <= 1 for share in shares)
 
@@ -125,30 +144,30 @@ def test_any_malformed_score_is_used_soundly_or_refused_in_one_line() -> None:
 
 
 def test_any_malformed_gain_is_used_soundly_or_refused_in_one_line() -> None:
-    half, gain = seen("i-dl-mh").method, seen("i-dl-mh").gain
+    gain = seen("i-dl-mh").gain
     assert gain is not None
 
     def hold(content: RecordDict) -> None:
-        added, failures = half.receive_second(T, {K: reply(content)})
+        added, failures = gained("i-dl-mh", content)
         assert bool(added) != bool(failures)
         for failure in failures:
             check_line(failure)
         if added:
-            assert all(0 <= added["incentive"][name] <= 1 for name in ("before", "after"))
+            assert all(0 <= share <= 1 for share in (added.before, added.after))
 
     battery_of(gain, hold)
 
 
 def test_any_malformed_peer_is_admitted_soundly_or_refused_in_one_line() -> None:
-    half = seen("fedavg").method
-    others = [client.peer for client in half.clients if client.k != K]
-    limit, data = half.config.run.max_samples, half.dataset
-    ours = task(data.shape, data.classes)
+    method, post = seen("fedavg").method, seen("fedavg").strategy.post
+    others = [client.peer for client in method.clients if client.k != K]
+    limit = post.config.run.max_samples
 
     def hold(content: RecordDict) -> None:
         try:
-            peer = open_reply(reply(content), Peer, half.config)
-            check_peers([*others, peer], len(half.clients), half.experiment, ours, limit)
+            peer = open_reply(reply(content), Peer, post.config)
+            size = len(method.clients)
+            check_peers([*others, peer], size, post.experiment, method.task, limit)
         except (ValueError, Stopped) as refusal:
             assert "\n" not in str(refusal)
             return
@@ -319,11 +338,11 @@ def _claim(content: RecordDict, path: tuple[Any, ...]) -> list[Any]:
 def test_a_reply_above_max_mb_is_refused_unread(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    half, content = seen(method).method, seen(method).up
-    wire = half.config.wire.model_copy(update={"max_mb": 1e-4})
+    post, content = seen(method).strategy.post, seen(method).up
+    wire = post.config.wire.model_copy(update={"max_mb": 1e-4})
     with monkeypatch.context() as patch:
-        patch.setattr(half, "config", half.config.model_copy(update={"wire": wire}))
-        patch.setattr(half.answers, "unpack", None)
+        patch.setattr(post, "config", post.config.model_copy(update={"wire": wire}))
+        patch.setattr(seen(method).method.answers, "unpack", None)
         assert "wire.max-mb = 0.0001" in receive(method, content)
     assert receive(method, content) == ""
 
@@ -370,9 +389,8 @@ def test_a_byte_range_that_no_float32_spans_is_refused() -> None:
 
 def _without_tensors(content: RecordDict, field: str) -> RecordDict:
     """The payload without a field's tensors, so that no number is left over."""
-    half = seen  # the payload is unpacked by whichever kind it is
-    for name in names():
-        kind = half(name).method.answers
+    for name in names():  # the payload is unpacked by whichever kind it is
+        kind = half(name).answers
         if kind.kind == content.config_records["fields"]["kind"]:
             up = kind.unpack(content)
             return kind.model_construct(**{**dict(up), field: None}).pack()
@@ -380,8 +398,8 @@ def _without_tensors(content: RecordDict, field: str) -> RecordDict:
 
 
 def test_a_loss_whose_power_overflows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    half = seen("qffl").method
-    monkeypatch.setattr(half, "options", half.options.model_copy(update={"q": 5.0}))
+    method = seen("qffl").method
+    monkeypatch.setattr(method, "options", method.options.model_copy(update={"q": 5.0}))
     content = with_field(seen("qffl").up, ("loss",), 1e30)
     assert "loss = 1e+30 is too large for q = 5" in receive("qffl", content)
     assert receive("qffl", with_field(seen("qffl").up, ("loss",), 50.0)) == ""
@@ -418,7 +436,7 @@ def test_confidences_and_probabilities_stay_between_0_and_1(value: float) -> Non
 )
 def test_a_score_that_cannot_be_is_refused(path: tuple[Any, ...], value: Any, reason: str) -> None:
     content = with_field(seen("fedkf").score, path, value)
-    scores, (failure,) = seen("fedkf").method.scores(T, {K: reply(content)})
+    scores, (failure,) = scored("fedkf", content)
     assert scores == [] and reason in failure.reason and "score refused" in failure.reason
 
 
@@ -434,18 +452,19 @@ def test_a_score_that_cannot_be_is_refused(path: tuple[Any, ...], value: Any, re
 def test_a_gain_that_cannot_be_is_refused(path: tuple[Any, ...], value: Any, reason: str) -> None:
     content = seen("i-dl-mh").gain
     assert content is not None and Gain.unpack(content).k == K
-    changed = reply(with_field(content, path, value))
-    added, (failure,) = seen("i-dl-mh").method.receive_second(T, {K: changed})
-    assert added == {} and reason in failure.reason
+    added, (failure,) = gained("i-dl-mh", with_field(content, path, value))
+    assert added is None and reason in failure.reason
 
 
 def test_every_class_that_a_client_sends_is_in_the_battery() -> None:
-    """``Up`` of every method, ``Gain``, ``Peer`` and ``Score``: there are no others."""
-    from common import protocol
-
-    tried: set[type[Records]] = {Peer, Score, Gain, *(half.answers for half in METHODS.values())}
-    ours = {kind for kind in _subclasses(protocol.Up) if kind.__module__.startswith("common.")}
+    """What every method is answered with, ``Gain``, ``Peer`` and ``Score``: there are no others."""
+    tried: set[type[Records]] = {Peer, Score, Gain, *(half(name).answers for name in names())}
+    ours = {
+        kind for kind in _subclasses(protocol.ToServer) if kind.__module__.startswith("common.")
+    }
     assert {kind for kind in ours if not _subclasses(kind)} <= tried
+    seconds = {half(name).gains for name in names()} - {None}
+    assert seconds == {Gain}
 
 
 def _subclasses(kind: type[Any]) -> set[type[Any]]:
@@ -453,21 +472,18 @@ def _subclasses(kind: type[Any]) -> set[type[Any]]:
 
 
 def test_flowers_own_hooks_take_one_reply_of_each_clients_node_and_survive_garbage() -> None:
-    half = seen("fedavg").method
-
-    def sent(content: RecordDict, node: int) -> Message:
-        message = reply(content)
-        message.metadata.__dict__["_src_node_id"] = node
-        return message
-
-    honest, node = seen("fedavg").up, half.clients[K].node
-    w, metrics = half.aggregate_train(T, [sent(RecordDict(), node), sent(honest, node)])
-    assert (w, metrics) == (None, None), "the first reply counts, and it is garbage"
-    before = half.w
+    strategy, honest = seen("fedavg").strategy, seen("fedavg").up
+    method, node = strategy.method, strategy.clients[K].node
+    strategy.entry = Entry(round=T, selected=[K])
+    with pytest.raises(Stopped, match="0 of 1 replies are good"):
+        strategy.aggregate_train(T, [reply(RecordDict(), node), reply(honest, node)])
+    assert strategy.good == [], "the first reply counts, and it is garbage"
+    before = method.state()
+    strategy.entry = Entry(round=T, selected=[K])
     try:
-        w, metrics = half.aggregate_train(T, [sent(RecordDict(), 99), sent(honest, node)])
-        assert w is not None and metrics is not None
-        scores = half.aggregate_evaluate(T, [sent(RecordDict(), node)])
-        assert scores is None
+        _, metrics = strategy.aggregate_train(T, [reply(RecordDict(), 99), reply(honest, node)])
+        assert metrics is not None and method.ask() is not None
+        assert strategy.entry.replied == [K] and strategy.entry.failures == []
+        assert strategy.aggregate_evaluate(T, [reply(RecordDict(), node)]) is None
     finally:
-        half.w = before
+        method.restore(before)

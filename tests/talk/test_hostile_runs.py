@@ -12,8 +12,8 @@ import pytest
 from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
 
-from common.config import parse
 from common.models import MODELS
+from common.parse import parse
 from deploy.run.loopback import Loopback
 from server_app.stopped import Stopped
 from tests.support.battery import Tampering, changed_tensor

@@ -1,0 +1,91 @@
+"""What a run leaves in its folder, written by hand: entries, and the folder itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from common.journal import VERSION, Entry
+
+CONFIG = """
+method = "{method}"
+rounds = {rounds}
+seed = {seed}
+state-dir = "/somewhere/{seed}"
+experiment = "named-{seed}"
+[data]
+name = "digits"
+alpha = 0.5
+"""
+
+
+def census(
+    model: str = "lenet5", classes: tuple[str, ...] = ("zero", "one"), **of_last: Any
+) -> Entry:
+    """Two clients, a resnet8 and a ``model``; ``of_last`` is said of the second one alone."""
+    told = {"n": 7, "parameters": 100, "counts": [3, 4]}
+    clients = [{"k": 0, "model": "resnet8", **told}, {"k": 1, "model": model, **told, **of_last}]
+    return Entry.model_validate(
+        {
+            "round": 0,
+            "clients": clients,
+            "classes": list(classes),
+            "accuracy": 0.1,
+            "loss": 2.3,
+            "bytes": {"down": 10, "up": 20},
+            "seconds": {"total": 0.5},
+        }
+    )
+
+
+def entry(t: int, accuracy: float | None, **more: Any) -> Entry:
+    """Round t ≥ 1, which took two seconds."""
+    return Entry.model_validate(
+        {
+            "round": t,
+            "accuracy": accuracy,
+            "loss": 1.0 / t,
+            "selected": [0, 1],
+            "replied": [0, 1],
+            "bytes": {"down": 1000, "up": 500},
+            "seconds": {"clients": 1.0, "step": 0.5, "total": 2.0},
+            **more,
+        }
+    )
+
+
+def said(text: str) -> str:
+    """A journal's line of the present version with ``text`` as the rest of its object."""
+    return f'{{"version": {VERSION}, {text}}}\n'
+
+
+def leave(
+    where: Path,
+    entries: list[Entry],
+    *,
+    method: str = "fedkf",
+    rounds: int = 2,
+    seed: int = 1,
+    summary: dict[str, Any] | None = None,
+    tail: str = "",
+) -> Path:
+    """The folder of a run; ``tail`` follows the journal's last line."""
+    where.mkdir()
+    lines = "".join(one.line() + "\n" for one in entries)
+    (where / "journal.jsonl").write_text(lines + tail, encoding="utf-8")
+    config = CONFIG.format(method=method, rounds=rounds, seed=seed)
+    (where / "config.toml").write_text(config, encoding="utf-8")
+    if summary is not None:
+        (where / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    return where
+
+
+def finished(where: Path, **more: Any) -> Path:
+    """Two rounds, after which both clients were scored."""
+    scores = [
+        {"k": 0, "n": 3, "accuracy": 0.25, "accuracy_global": 0.5},
+        {"k": 1, "n": 3, "accuracy": 0.75, "accuracy_global": 0.5},
+    ]
+    entries = [census(), entry(1, 0.6), entry(2, 0.4, scores=scores)]
+    return leave(where, entries, **{"summary": {"status": "completed"}, **more})
