@@ -2,7 +2,7 @@
 
 Layer-wise: Liu et al., "No One Left Behind: Inclusive Federated Learning over Heterogeneous
 Devices", 2022 (without its momentum), which FedIN and its baselines use (FedIN, section 4.3). The
-server holds the largest network w; client k's is a sub-model (``common/submodel.py``). For every
+server holds the largest network w; client k's is a sub-model (``common/tree.py``). For every
 entry e of w
 
     w[e] ← Σ_{k has e} p_k w_k[e] / Σ_{k has e} p_k
