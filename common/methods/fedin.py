@@ -8,7 +8,7 @@ that for an image x
 
     s_in = f(x; w_e)  (5)      s_out = f(s_in; w_in)  (6)      f(x; w_k) = f(s_out; w_c)  (7)
 
-and s_in and s_out have one shape each in the whole fleet (``common/split.py``).
+and s_in and s_out have one shape each in the whole fleet (``common/models/split.py``).
 
 Round t, server: send each selected client the weights of its architecture and a batch
 S = {(s_in, s_out)} of ``samples`` pairs, drawn pair by pair from a pool with every client's latest

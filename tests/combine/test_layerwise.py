@@ -11,14 +11,9 @@ from common import tree
 from common.models import build
 from common.options import Average
 from common.records import StateDict
-<<<<<<< HEAD
 from common.tree import cut, largest
-from server_app.combine.layerwise import aggregate
-=======
-from common.submodel import cut, largest
 from server_app.combine.mean import average
 from server_app.combine.mean import average_layers as aggregate
->>>>>>> main
 
 RESNETS = [f"resnet{depth}@0.0625" for depth in (10, 14, 18, 22, 26)]
 

@@ -8,17 +8,11 @@ import pytest
 import torch
 
 from client_app.methods.fedgen import FedGen as Client
-<<<<<<< HEAD
-from common.methods.fedgen import Config, Down, Up
-from common.models.generator import FeatureGenerator
-from server_app.methods.fedgen import FedGen
-=======
 from common.methods.fedgen import Down, Up
-from common.models.feature_generator import FeatureGenerator
+from common.models.generator import FeatureGenerator
 from common.parse import defaults, parse
 from server_app.method import Ups
 from tests.support.halves import client, server
->>>>>>> main
 from tests.support.tiny import TinyRun
 
 Run = Callable[..., TinyRun]

@@ -9,12 +9,7 @@ import torch
 
 from common import models
 from common.methods.fedgkt import Up
-<<<<<<< HEAD
 from common.models.split import Edge, behind, feature_shape, splittable
-from deploy.run.loopback import Loopback
-=======
-from common.models.edge import Edge, behind, feature_shape, splittable
->>>>>>> main
 from server_app.stopped import Stopped
 from tests.support.battery import Changing
 from tests.support.tiny import flat, play

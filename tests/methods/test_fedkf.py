@@ -17,18 +17,11 @@ from common import optimise
 from common.fit import fit
 from common.journal import Fairness
 from common.models import build
-<<<<<<< HEAD
-from common.protocol import Peer
-from server_app.combine.uploads import Slot, Slots
-from server_app.talk.census import Client
-from tests.support.cost import PassCounter, Passes
-=======
-from common.models.passes import PassCounter, Passes
 from common.protocol import Trained
 from server_app.combine.uploads import Upload
 from server_app.method import Ups
+from tests.support.cost import PassCounter, Passes
 from tests.support.halves import client, server
->>>>>>> main
 from tests.support.tiny import TinyRun
 
 Run = Callable[..., TinyRun]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from common.data.synthetic import toy
+from common.data.embedded import toy
 from common.fleet import global_spec
 from common.parse import parse
 from common.task import Task
