@@ -72,10 +72,9 @@ def test_fedkfs_tables_have_the_papers_generators() -> None:
         config = parse(cell.flat | {"method": "fedkf"})
         channels, side, _ = DATASETS[config.data.name].shape or (0, 0, 0)
         side = config.data.image_size or side
-        options = config.method
         with torch.device("meta"):
             generator = Generator(
-                options.latent, (channels, side, side), mean=[0.0] * channels,
-                std=[1.0] * channels, width=options.generator_width,
+                config.generator.latent, (channels, side, side), mean=[0.0] * channels,
+                std=[1.0] * channels, width=config.generator.width,
             )  # fmt: skip
         assert count(generator) == expected, stem
