@@ -15,10 +15,11 @@ Each row of M_i' sums to 1, so that of Y_g does. If every client has every class
 the bit.
 
 Baseline in the same pipeline: UHC (Vongkulbhisal et al., CVPR 2019) instead of the weighted sum,
-``ensemble.aggregation = "uhc-ce"`` (cross-entropy, ``uhc-steps`` gradient steps of size ``uhc-lr``)
-or ``"uhc-mf"`` (rank-1 factorisation of probabilities, ``uhc-steps`` alternations). UHC takes no
-confidences: run it with ``confidence.kind = "uniform"``. Where no two clients share a class
-(NIID-1) the mass between them is not determined by the predictions, and it must fail.
+``ensemble.aggregation = "uhc-ce"`` (cross-entropy, ``ensemble.uhc-steps`` gradient steps of size
+``ensemble.uhc-lr``) or ``"uhc-mf"`` (rank-1 factorisation of probabilities, ``ensemble.uhc-steps``
+alternations). UHC takes no confidences: run it with ``confidence.kind = "uniform"``. Where no two
+clients share a class (NIID-1) the mass between them is not determined by the predictions, and it
+must fail.
 
 Deviations: as DL-SH; in addition
 - Logits cannot be masked by zeros, so probabilities travel.

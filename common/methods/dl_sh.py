@@ -30,13 +30,13 @@ and the server from its M_tgt.
 
 Deviations, with their switches:
 - Algorithm 2, lines 4-6, multiplies mean predictions by mean weights; as Σ_i W_i = 1 that is plain
-  distillation (``ensemble.aggregation = "literal_product"``). We follow equation 1
-  (``"weighted_sum"``).
+  distillation (``ensemble.aggregation = "literal_product"``). We follow equation 1, which is
+  ``"weighted_sum"``.
 - The targets of cross-entropy must be distributions: probabilities travel (``exchange = "probs"``).
   ``"logits"`` weighs logits and takes the softmax of the sum.
 - Equation 4 writes C(x/T), Algorithm 2 w/T; we take w/T. The paper names no T: w is within [0, 1],
-  so T = 1 would hardly prefer anyone; ``confidence.temperature`` is 0.1. ``confidence.space =
-  "logit"`` takes the logit of w first, which makes T = 1 sensible.
+  so T = 1 would hardly prefer anyone; ``confidence.temperature`` is 0.1. The logit of w
+  (``confidence.space = "logit"``) makes T = 1 sensible.
 - "Sigmoid outputs" of a 2-node head: its softmax. Private samples have label 0, so w is 1 − P(1).
 - C_i starts from M_i (``confidence.init = "local"``) or anew (``"scratch"``); the paper "modifies
   the client's local model". X_dist outnumbers X_i: ``confidence.balance = "plain"`` leaves it so,

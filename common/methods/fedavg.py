@@ -6,16 +6,17 @@ Algorithm 1.
 Round t: the server sends w to the selected clients S_t; each trains E epochs of SGD from w on its
 own n_k samples and returns w_k; the server sets
 
-    w ← Σ_{k∈S_t} p_k w_k,    p_k = n_k / Σ n (``average.weights = "samples"``) or 1/|S_t|
-    (``"uniform"``)
+    w ← Σ_{k∈S_t} p_k w_k
+
+with p_k = n_k / Σ n under ``average.weights = "samples"`` and 1/|S_t| under ``"uniform"``.
 
 Every client trains the global architecture, whatever its entry in the fleet; it keeps nothing.
 
 Two wrappers go around this and every other averaging method, where [average] and [oca] say so:
 - ``oca.aggregate = "on"``: the server keeps every client's latest w_k and also takes the same mean
-  over all of them: the OCA model ŵ (overall clients aggregated; FedKF, section IV-A, technique T1),
-  beside the ACA model w (active clients aggregated), which is still the one that is sent. ŵ is then
-  the run's model; both are scored (``server_app/combine/oca.py``).
+  over all of them. This is the OCA model ŵ (overall clients aggregated; FedKF, section IV-A,
+  technique T1). The ACA model w (active clients aggregated) is still the one that is sent. ŵ is
+  then the run's model, and both are scored (``server_app/combine/oca.py``).
 - ``average.across`` (FedAvg, FedProx, FedIN): every client trains its own architecture.
   ``layerwise`` averages each layer over all clients that have it (the server holds the largest
   network, of which all others must be sub-models), ``same`` only within equal architectures. The

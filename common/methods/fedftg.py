@@ -59,12 +59,12 @@ class Options(Averaging):
     generated: Annotated[int, Field(ge=2)] = 50
     """Q, images in a batch."""
     lambda_cls: NonNegative = 1.0
-    """λ_cls."""
+    """λ_cls, the weight of L_cls."""
     lambda_dis: NonNegative = 1.0
-    """λ_dis."""
+    """λ_dis, the weight of L_dis."""
     kd_teacher_bn: Literal["batch", "running"] = "running"
     """BatchNorm of the teachers: the fakes' statistics, or their data's running ones."""
     server_lr: Positive = 0.01
-    """η_s, of SGD."""
+    """η_s, of w's SGD."""
     server_momentum: Momentum = 0.9
-    """Of the same."""
+    """Of w's SGD."""

@@ -12,9 +12,8 @@ architecture. Server, from the K participants:
 KL(a → b) is KL(softmax a ‖ softmax b); all networks use the statistics of the batch.
 
 Deviations, with their switches:
-- η is not given; η = 1/K makes w the mean of the w_i (``aggregate-lr = 1``; ``average.weights =
-  "samples"``
-  weighs clients by their data instead).
+- η is not given; η = 1/K makes w the mean of the w_i (``aggregate-lr = 1``). Under
+  ``average.weights = "samples"`` clients are weighed by their data instead.
 - The paper writes CE(σ(C), y); we read CE on logits.
 - No setting is given; batches, epochs and rates of the distillation are FedORION's, and so is the
   scoring on the statistics of the test batch (``score.bn = "batch"``, transductive; FedAvg's is

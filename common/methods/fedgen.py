@@ -60,7 +60,7 @@ class Options(Averaging):
     ensemble: Literal["logits", "labels"] = "logits"
     """What the generator learns from: FedKF's code, or the authors'."""
     diversity: NonNegative = 1.0
-    """δ."""
+    """δ, the weight of the diversity loss."""
     noise: Literal["uniform", "normal"] = "uniform"
     """Distribution of z."""
     noise_size: Annotated[int, Field(ge=1, le=10_000)] = 32

@@ -39,7 +39,7 @@ class Options(Averaging):
     wait_full: bool = True
     """Distillation starts when the buffer is full."""
     temperature: Positive = 1.0
-    """T."""
+    """T of both softmaxes."""
     t_squared: bool = False
     """The term is multiplied by T²."""
 

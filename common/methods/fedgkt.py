@@ -39,11 +39,11 @@ from common.section import AtLeastOne, NonNegative, Positive
 @final
 class Options(MethodOptions):
     alpha: NonNegative = 1.0
-    """α."""
+    """α, the weight of distillation at the client, and of the labels at the server."""
     temperature: Positive = 3.0
-    """T."""
+    """T of both softmaxes."""
     server_epochs: AtLeastOne = 5
-    """E_s."""
+    """E_s, epochs of the server in a round."""
 
 
 @final

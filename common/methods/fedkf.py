@@ -3,13 +3,13 @@
 Zhou et al., "Handling Data Heterogeneity in Federated Learning via Knowledge Distillation and
 Fusion", IEEE Internet of Things Journal, 2023: Algorithm 1, equations 2-8.
 
-The server keeps a cache slot for each client, the model that it uploaded last. Round t:
+The server keeps the model that each client uploaded last. Round t:
 
     client k ∈ S_t, from w (ACA) and ŵ (OCA): for each batch (x, y) and z ~ N(0, I), x̂ = g(θ_k; z),
         θ_k ← θ_k − β ∇[L_IE + λ₁ L_OH + λ₂ L_A]        on the answers of the frozen teacher ŵ (2-5)
         w_k ← w_k − η ∇[CE(h(w_k; x), y) + γ KL(h(ŵ; x̂) ‖ h(w_k; x̂))]                        (6-8)
     w ← Σ_{k∈S_t} n_k w_k / Σ n_k                    active clients aggregated (ACA), T1
-    ŵ ← the same over the slots of all clients       overall clients aggregated (OCA), T1
+    ŵ ← the same over the last uploads of all        overall clients aggregated (OCA), T1
 
 In round 1 there is no teacher: cross-entropy only. The client sends w_k and nothing else; θ_k and
 its Adam moments are its own, and last. All generators start from one θ.
@@ -23,17 +23,16 @@ Deviations, with their switches. The released code differs from the paper; we de
   images (``generator.update-order = "student"``). ``"generator"`` draws the images anew from the
   same z after the generator's step.
 - L_IE is 1 − H/log C (``generator.ie-norm``; false: −H, equation 3).
-- L_A is the mean of |f̂| (``generator.act-reduction = "mean"``; ``"sum"``: the L1 norm, equation
-  4).
+- L_A is the mean of |f̂| (``generator.act-reduction = "mean"``); ``"sum"`` is the L1 norm of
+  equation 4.
 - On CIFAR the code subtracts γ KL(h(ŵ; x̂) ‖ h(w_k; x̂)) from the generator's loss
   (``generator.adversarial = "cifar"``).
-- Algorithm 1 fills the slots with w⁰; the code leaves clients out of ŵ until they have uploaded
+- In Algorithm 1 w⁰ stands for clients that have not uploaded yet; the code leaves them out of ŵ
   (``oca.init = "uploaded"``).
 - The code gives every client the same number of steps, in full batches (``train.steps``; 0:
   ``train.epochs`` epochs, as the paper says).
 - A student with BatchNorm, which the paper avoids, sees x̂ on the statistics of that batch and
-  keeps
-  its running ones for real images. Hence γ = 0 is FedAvg for every architecture.
+  keeps its running ones for real images. Hence γ = 0 is FedAvg for every architecture.
 """
 
 from __future__ import annotations

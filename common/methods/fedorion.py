@@ -23,7 +23,7 @@ z ~ N(0, 1), all networks on the statistics of the batch,
 
     L_KD = Σ_i n_i / Σ n · KD(f(z; θ_i) → f(z; θ_g))            (3)  θ_g ← θ_g − η_g ∇L_KD
 
-Other kinds of ``noise`` (Table 4): dead leaves, an untrained StyleGAN, uniform.
+Other kinds of noise (Table 4): dead leaves, an untrained StyleGAN, uniform (``noise.kind``).
 
 The client keeps θ_i for good; θ_gi is replaced by θ_g at each selection.
 

@@ -1,4 +1,4 @@
-"""Flower's own form of a message as bytes, for the Grid that has no SuperLink (``loopback.py``)."""
+"""Flower's own form of a message as bytes, for the Grid of ``deploy/run/loopback.py``."""
 
 from __future__ import annotations
 
