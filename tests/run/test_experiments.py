@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from common.config import Value
-from common.parse import parse
 from common.data import DATASETS
 from common.data.partition import PARTITIONS
 from common.fleet import check_fleet
 from common.models import count
 from common.models.generator import Generator
+from common.parse import parse
 from deploy.run.settings import EXPERIMENTS, resolve
 from deploy.study import paper_table as table
 
