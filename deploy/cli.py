@@ -27,6 +27,8 @@ app = typer.Typer(
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Folders = Annotated[list[Path], typer.Argument(help="Folders of runs.")]
+
 
 def show_version(wanted: bool) -> None:
     """Print what the census compares, and end."""
@@ -108,7 +110,10 @@ def table(
     workers: Workers = None,
     show: Annotated[bool, typer.Option("--show", help="Only show what is recorded.")] = False,
 ) -> None:
-    """Run a paper's table cell by cell and show ours beside the paper's numbers."""
+    """Run a paper's table cell by cell and show ours beside the paper's numbers.
+
+    It is written as Markdown, HTML, LaTeX (booktabs), CSV, JSON and PNG.
+    """
     from deploy.report.table import terminal
     from deploy.run import launch
     from deploy.run.settings import find
@@ -155,7 +160,7 @@ def list_(
 
 @app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Folders of runs.")],
+    folders: Folders,
     to: Annotated[
         Path | None, typer.Option("--out", help="The page; default: report.html there.")
     ] = None,
@@ -235,13 +240,13 @@ def samples(
 
 @app.command()
 def analyse(
-    folders: Annotated[list[Path], typer.Argument(help="Folders of finished runs.")],
-    to: Annotated[
-        Path | None, typer.Option("--out", help="Folder; default: analysis in the first run's.")
-    ] = None,
+    folders: Folders,
     clients: Annotated[int, typer.Option(help="The first so many clients.")] = 10,
     images: Annotated[int, typer.Option(help="The first so many test images.")] = 500,
     label: Annotated[int, typer.Option("--class", help="The class of the t-SNE.")] = 0,
+    to: Annotated[
+        Path | None, typer.Option("--out", help="Folder; default: analysis in the first run's.")
+    ] = None,
     workers: Workers = None,
 ) -> None:
     """Compare how clients' networks see: CKA by stage, t-SNE of one class, overheads."""

@@ -333,7 +333,7 @@ TABLE = Comparison(
     cells={
         ("FedAvg", "α = 1"): Measured((80.0, 82.0, 84.0), 83.78),
         ("Fed|KF", "α = 1"): Measured((85.0,)),
-        ("Fed|KF", "α = 0.1"): Measured(None, 82.94),
+        ("Fed|KF", "α = 0.1"): Measured((), 82.94),
     },
     notes=("<b>note</b>",),
 )

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.config import Value
+from common.config import Config, Value
 from common.data import DATASETS
 from common.data.partition import PARTITIONS
 from common.fleet import check_fleet
 from common.models import count
 from common.models.generator import Generator
 from common.parse import parse
+from common.task import Task
 from deploy.run.settings import EXPERIMENTS, resolve
 from deploy.study import paper_table as table
 
@@ -22,7 +23,7 @@ FILES = sorted(EXPERIMENTS.glob("*.toml"))
 
 def check(flat: dict[str, Value]) -> None:
     """As a run's preflight, but without the data, which need not be on this machine."""
-    config = parse(flat)
+    config = parse(flat, every=True)
     source = DATASETS[config.data.name]
     assert config.data.partition in PARTITIONS
     if source.shape is None or source.classes is None:
@@ -30,7 +31,14 @@ def check(flat: dict[str, Value]) -> None:
     shape, side = source.shape, config.data.image_size
     if side:
         shape = (shape[0], side, side)
-    check_fleet(config, shape, source.classes)
+    check_fleet(task(config, shape, source.classes))
+
+
+def task(config: Config, shape: tuple[int, int, int], classes: int) -> Task:
+    """The task of images of this shape; nothing is known of what is on them."""
+    names = tuple(f"{c}" for c in range(classes))
+    some = (0.5,) * shape[0]
+    return Task(shape, names, some, some, config, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -64,10 +72,9 @@ def test_fedkfs_tables_have_the_papers_generators() -> None:
         config = parse(cell.flat | {"method": "fedkf"})
         channels, side, _ = DATASETS[config.data.name].shape or (0, 0, 0)
         side = config.data.image_size or side
-        options = config.method
         with torch.device("meta"):
             generator = Generator(
-                options.latent, (channels, side, side), mean=[0.0] * channels,
-                std=[1.0] * channels, width=options.generator_width,
+                config.generator.latent, (channels, side, side), mean=[0.0] * channels,
+                std=[1.0] * channels, width=config.generator.width,
             )  # fmt: skip
         assert count(generator) == expected, stem

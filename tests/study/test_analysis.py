@@ -12,9 +12,10 @@ import torch
 
 from common import models
 from common.cka import alignment, centred_gram
-from common.parse import parse
 from common.data import load
 from common.models.classifier import Split
+from common.parse import parse
+from common.task import Task
 from deploy.run.settings import to_toml
 from deploy.study.analyse import Options, analyse
 from deploy.study.further_round import further_round
@@ -53,7 +54,7 @@ def test_the_further_round_leaves_the_run_as_it_was(finished: Callable[..., Path
 def test_it_is_the_round_that_the_run_would_have_played_next(finished: Callable[..., Path]) -> None:
     with further_round(finished(rounds=2), 4, 0) as further:
         metrics = [up.metrics for _, up in further.ups]
-    third = TinyRun(finished(rounds=3)).journal[3]["clients"]
+    third = TinyRun(finished(rounds=3)).journal[3]["client_metrics"]
     assert metrics == [third[str(k)] for k in range(4)]
 
 
@@ -78,9 +79,10 @@ def test_a_run_without_stages_or_checkpoint_is_refused(finished: Callable[..., P
 def test_stage_features_are_the_networks_own(tmp_path: Path) -> None:
     config = parse(flat(tmp_path, method="fedin"))
     data = load(config.data)
+    task = Task.of(config, data, torch.device("cpu"))
     net = models.build("resnet10@0.0625", data.shape, 3, seed=1, stem="cifar").eval()
     assert isinstance(net, Split)
-    found = features(net, data.x_test[:9], data, config)
+    found = features(net, data.x_test[:9], task)
     assert list(found) == ["layer1", "layer2", "layer3", "layer4"]
     from common.data.batches import normalise
 
@@ -93,10 +95,11 @@ def test_stage_features_are_the_networks_own(tmp_path: Path) -> None:
 def test_similarity_is_cka_of_every_pair(tmp_path: Path) -> None:
     config = parse(flat(tmp_path, method="fedin"))
     data = load(config.data)
+    task = Task.of(config, data, torch.device("cpu"))
     nets = [models.build("cnn3@0.5", data.shape, 3, seed=s).eval() for s in (1, 2)]
     assert all(isinstance(net, Split) for net in nets)
-    (matrix,) = similarity(nets, data.x_test, data, config).values()  # type: ignore[arg-type]
-    first, second = (features(n, data.x_test, data, config)["layer1"] for n in nets)  # type: ignore[arg-type]
+    (matrix,) = similarity(nets, data.x_test, task).values()  # type: ignore[arg-type]
+    first, second = (features(n, data.x_test, task)["layer1"] for n in nets)  # type: ignore[arg-type]
     assert float(matrix[0, 1]) == pytest.approx(
         alignment(centred_gram(first), centred_gram(second))
     )

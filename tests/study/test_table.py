@@ -67,11 +67,11 @@ def test_a_cell_is_run_once_and_rows_may_share_it(file: table.TableFile, tmp_pat
     assert all(recorded for _, _, recorded in fill(file, tmp_path / "out"))
     filled = table.collect(file, tmp_path / "out")
     cell = filled.cell("FedAvg", "iid")
-    assert cell.values is not None and len(cell.values) == 2 and cell.expected == 75.5
+    assert len(cell.values) == 2 and cell.expected == 75.5
     alone = play(flat(tmp_path / "alone", method="fedavg", seed=2))
     assert cell.values[1] == pytest.approx(100 * alone.summary["accuracy"]["final"])
     best = filled.cell("FedAvg, best", "iid").values
-    assert best is not None and best[1] == pytest.approx(100 * alone.summary["accuracy"]["best"])
+    assert best[1] == pytest.approx(100 * alone.summary["accuracy"]["best"])
     written = table.write(filled, file, tmp_path / "out", "two")
     assert [path.suffix for path in written] == [".md", ".html", ".tex", ".csv", ".json", ".png"]
     assert r"\toprule" in written[2].read_text() and ",2,75.5\n" in written[3].read_text()
@@ -116,4 +116,4 @@ def test_a_mistake_in_a_table_file_is_one_line(change: str, line: str, tmp_path:
 
 
 def test_what_is_not_run_stays_empty(file: table.TableFile, tmp_path: Path) -> None:
-    assert table.collect(file, tmp_path).cell("FedAvg", "iid").values is None
+    assert table.collect(file, tmp_path).cell("FedAvg", "iid").values == ()
