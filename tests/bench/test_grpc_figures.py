@@ -82,7 +82,7 @@ def test_every_tapped_function_exists() -> None:
         "        module = importlib.import_module(name)\n"
         "        assert not path or operator.attrgetter(path)(module), (name, path)\n"
     )
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
