@@ -10,6 +10,7 @@ import torch
 from common.config import Config, Value
 from common.data import DATASETS
 from common.data.partition import PARTITIONS
+from common.datafree import new_generator
 from common.fleet import check_fleet
 from common.models import count
 from common.parse import parse
@@ -71,10 +72,5 @@ def test_fedkfs_tables_have_the_papers_generators() -> None:
         config = parse(cell.flat | {"method": "fedkf"})
         channels, side, _ = DATASETS[config.data.name].shape or (0, 0, 0)
         side = config.data.image_size or side
-        options = config.method
-        with torch.device("meta"):
-            generator = Generator(
-                options.latent, (channels, side, side), mean=[0.0] * channels,
-                std=[1.0] * channels, width=options.generator_width,
-            )  # fmt: skip
+        generator = new_generator(task(config, (channels, side, side), 10))
         assert count(generator) == expected, stem

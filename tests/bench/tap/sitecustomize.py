@@ -31,7 +31,6 @@ PLACES: dict[str, list[tuple[str, str, str]]] = {
     "client_app.participant": [
         ("Participant.__init__", "imported", ""),
         ("Participant.train", "ready", "trained"),
-        ("Participant.batches", "loaded", ""),
     ],
 }
 
