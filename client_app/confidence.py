@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from client_app.participant import Participant, upload
-from common.ensemble.odin import odin_score, rescaled
+from common.ensemble import odin_score, rescaled
 from common.models.classifier import Classifier
 from common.models.masked import beheaded
 

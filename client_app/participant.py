@@ -142,7 +142,7 @@ class Participant:
             weights,
             name=("init", *([part] if part else []), "client", self.k),
             classes=classes,
-            pretrained=weights is None and run.pretrained and models.published(spec, stem=run.stem),
+            pretrained=weights is None and run.pretrained and models.published(spec),
         )
 
     def train(

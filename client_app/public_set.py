@@ -14,7 +14,7 @@ from client_app.handler import D, Handler
 from client_app.participant import upload
 from common import quantise
 from common.data.dataset import fingerprint
-from common.ensemble.schema import to_local
+from common.ensemble import to_local
 from common.methods.dl_sh import Distilling
 from common.models.classifier import Classifier
 from common.models.masked import Masked

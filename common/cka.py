@@ -9,7 +9,12 @@ from torch import Tensor
 
 
 def centred_gram(x: Tensor) -> Tensor:
-    """The Gram matrix [n, n] of features x [n, ...] whose mean over the n samples is taken off."""
+    """The Gram matrix [n, n] of features x [n, ...] whose mean over the n samples is taken off.
+
+    Raises ``ValueError`` for fewer than two samples.
+    """
+    if len(x) < 2:
+        raise ValueError(f"CKA of {len(x)} samples: it takes 2 or more")
     flat = x.flatten(1).to(torch.float64)
     flat = flat - flat.mean(0)
     return flat @ flat.T
@@ -18,23 +23,12 @@ def centred_gram(x: Tensor) -> Tensor:
 def alignment(k: Tensor, l: Tensor) -> float:  # noqa: E741 - the paper's letters
     """CKA of two centred Gram matrices [n, n], in [0, 1]; 0 if one is all zeros.
 
-    ⟨K, L⟩ / (‖K‖ ‖L‖): the paper's HSIC(K, L) / √(HSIC(K, K) HSIC(L, L)), equations 3 and 4.
+    ⟨K, L⟩ / (‖K‖ ‖L‖): the paper's HSIC(K, L) / √(HSIC(K, K) HSIC(L, L)), equations 3 and 4. For
+    features X and Y it is ‖YᵀX‖² / (‖XᵀX‖ ‖YᵀY‖) with centred columns: 1 if Y is X rotated,
+    reflected, shifted or scaled; their dimensions may differ.
     """
     scale = float(k.norm() * l.norm())
     return min(max(float((k * l).sum()) / scale, 0.0), 1.0) if scale > 0 else 0.0
-
-
-def linear_cka(x: Tensor, y: Tensor) -> float:
-    """Linear CKA of features x [n, ...] and y [n, ...] of the same n ≥ 2 samples, in [0, 1].
-
-    ‖YᵀX‖² / (‖XᵀX‖ ‖YᵀY‖) with centred columns: 1 if y is x rotated, reflected, shifted or scaled;
-    the dimensions of x and y may differ.
-    """
-    if len(x) != len(y) or len(x) < 2:
-        raise ValueError(
-            f"CKA of {len(x)} and {len(y)} samples: it takes 2 or more, as many of each"
-        )
-    return alignment(centred_gram(x), centred_gram(y))
 
 
 def pairwise(grams: Sequence[Tensor]) -> Tensor:

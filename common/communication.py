@@ -3,14 +3,9 @@
 "Adaptive Dual-Mode Distillation with Incentive Schemes", equations 7 to 10, with its symbols: M
 clients; X_dist public samples; theta (ϑ) logits per sample; w confidences; mask_dict entries of the
 schema. All counts are whole numbers of at least 0.
-
-The paper sets the parameters of a ResNet-18 to 9,146,954, which is neither variant's count
-(11,181,642 with torchvision's first layers, 11,173,962 with those for 32×32 images).
 """
 
 from __future__ import annotations
-
-PAPER_RESNET18 = 9_146_954
 
 
 def fedgkt(

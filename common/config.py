@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, final
 
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
 
-from common.memory_format import MemoryFormat
 from common.options import Average, Confidence, Ensemble, GeneratorTraining, NoiseTraining, Oca
-from common.presets import entries
 from common.section import AtLeastOne, Auto, Fraction, Momentum, NonNegative, Positive, Section
 from common.section import Value as Value
 
@@ -22,6 +20,23 @@ if TYPE_CHECKING:
     from common.task import Task
 
 DEVICES = r"^(auto|cpu|cuda|cuda:[0-9]+)$"
+MemoryFormat = Literal["auto", "channels-last", "contiguous"]
+
+FLEETS: dict[str, str] = {
+    "hom": "wrn-40-1",
+    "l-het": "resnet32,shufflenetv2,resnet20",
+    "h-het": "resnet34,mobilenetv2,resnet18,shufflenetv2,wrn-40-1,wrn-40-1",
+    "fedin": "resnet10,resnet14,resnet18,resnet22,resnet26",
+}
+"""Fleets that papers use, by name: ``fleet = "h-het"`` stands for its list. FedORION's homogeneous,
+lower and higher heterogeneous ones (section 4.2.1, the released code); FedIN's five depths (section
+IV)."""
+
+
+def entries(fleet: str) -> tuple[str, ...]:
+    """The architectures of a fleet: a preset's, or those of a comma-separated list."""
+    listed = FLEETS.get(fleet.strip(), fleet)
+    return tuple(entry.strip() for entry in listed.split(",") if entry.strip())
 
 
 @final

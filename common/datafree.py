@@ -15,12 +15,12 @@ from torch import Tensor
 
 from common import optimise, seeds
 from common.fit import fit
-from common.losses import datafree
+from common.losses import generation
 from common.losses.distillation import kl
 from common.models.batchnorm import batch_statistics
 from common.models.classifier import Classifier
 from common.models.generator import Generator
-from common.models.initialise import he_convolutions
+from common.models.layers import he_convolutions
 from common.options import GeneratorTraining
 from common.task import Task
 
@@ -90,9 +90,9 @@ class DataFree:
         o = self.options
 
         def loss(images: Tensor, logits: Tensor, features: Tensor) -> Tensor:
-            value = datafree.information_entropy(logits, normalised=o.ie_norm)
-            value = value + o.lambda_oh * datafree.one_hot(logits)
-            value = value + o.lambda_a * datafree.activation(features, o.act_reduction)
+            value = generation.information_entropy(logits, normalised=o.ie_norm)
+            value = value + o.lambda_oh * generation.one_hot(logits)
+            value = value + o.lambda_a * generation.activation(features, o.act_reduction)
             if self.adversarial:
                 value = value - self.gamma * self.distance(images, logits.detach())
             return value

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+from typing import TypeVar
 
 import torch
+from torch import nn
 
-from common.config import DEVICES
+from common.config import DEVICES, MemoryFormat
+
+Net = TypeVar("Net", bound=nn.Module)
+
+MOST_PARAMETERS = 4_000_000  #: of a network that is faster with its channels last
 
 
 def choose(name: str) -> torch.device:
@@ -40,3 +46,22 @@ def settle(threads: int) -> None:
     torch.backends.cudnn.benchmark = False
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
+
+
+def arrange(net: Net, memory_format: MemoryFormat) -> Net:
+    """Lay out the network's four-dimensional weights; ``auto`` goes by their number alone.
+
+    Measured on a CPU, one thread, batch 64, against torch's default: channels-last trains ResNet-8,
+    DenseNet and MobileNetV2 1.5-1.9 times as fast and ResNet-18 0.9 times. The large networks spend
+    their time in wide layers on tiny images, where there is nothing to gain, and lose in the
+    update. The format decides the order of sums and with it the last bits of a result, so it may
+    depend on the network and the configuration but never on the machine. Inputs may stay as they
+    are.
+    """
+    parameters = sum(parameter.numel() for parameter in net.parameters())
+    last = memory_format == "channels-last" or (
+        memory_format == "auto" and parameters < MOST_PARAMETERS
+    )
+    if last:
+        net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return net

@@ -64,4 +64,4 @@ def meanings(kind: type[Section]) -> dict[str, str]:
                 and isinstance(said.value, ast.Constant)
             ):
                 found[field.target.id] = " ".join(str(said.value.value).split())
-    return found
+    return {name: found[name] for name in kind.model_fields if name in found}

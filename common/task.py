@@ -18,12 +18,12 @@ from common import models, optimise, seeds
 from common.config import Config
 from common.data.batches import Batches, evaluation_batches
 from common.data.dataset import Dataset
+from common.device import Net, arrange
 from common.fit import Loss, fit
-from common.memory_format import Net, arrange
 from common.models.classifier import Classifier
+from common.models.layers import Shape
 from common.records import StateDict
 
-Shape = tuple[int, int, int]
 Extend = Callable[[Iterable[tuple[Tensor, ...]]], Iterable[tuple[Tensor, ...]]]
 """Turns training batches (x, y) into those that a loss takes."""
 

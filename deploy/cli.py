@@ -113,7 +113,10 @@ def table(
     workers: Workers = None,
     show: Annotated[bool, typer.Option("--show", help="Only show what is recorded.")] = False,
 ) -> None:
-    """Run a paper's table cell by cell and show ours beside the paper's numbers."""
+    """Run a paper's table cell by cell and show ours beside the paper's numbers.
+
+    It is written as Markdown, HTML, LaTeX (booktabs), CSV, JSON and PNG.
+    """
     from deploy.report.table import terminal
     from deploy.run import launch
     from deploy.run.settings import find

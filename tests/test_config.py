@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from common.config import Value, known_keys, parse
+from common import methods
+from common.config import SECTIONS, Config, Value
+from common.parse import auto_of, known_keys, parse, tables
+from common.section import Section, kebab, meanings
 from deploy.run import settings
 
 
@@ -89,3 +95,127 @@ def test_a_value_of_a_kind_that_no_key_has_is_refused_with_its_key(tmp_path: Pat
         with pytest.raises(ValueError) as refused:
             settings.resolve(path)
         assert said in str(refused.value)
+
+
+def knob(config: Config, key: str) -> Value:
+    """The value of one of the shared knobs."""
+    table, _, leaf = key.partition(".")
+    found: Value = getattr(getattr(config, table), leaf.replace("-", "_"))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("method", "key", "resolved", "chosen"),
+    [
+        ("fedavg", "average.weights", "samples", "uniform"),
+        ("fedin", "average.weights", "uniform", "samples"),
+        ("fedavg", "average.across", "none", "same"),
+        ("fedin", "average.across", "layerwise", "same"),
+        ("fedavg", "oca.aggregate", "off", "on"),
+        ("fedkf", "oca.aggregate", "on", "on"),
+        ("fedavg", "score.bn", "running", "recalibrated"),
+        ("fedorion", "score.bn", "batch", "running"),
+        ("lwn", "score.bn", "batch", "running"),
+        ("hetfedfl", "score.bn", "batch", "running"),
+        ("fedftg-noise", "score.bn", "batch", "running"),
+        ("fedftg", "score.bn", "running", "batch"),
+        ("fedkf", "generator.lr", 0.001, 0.5),
+        ("fedgen", "generator.lr", 0.0001, 0.5),
+        ("fedftg", "generator.adversarial", "off", "on"),
+        ("fedkf", "generator.adversarial", "cifar", "off"),
+    ],
+)
+def test_auto_is_what_the_methods_contract_says_unless_a_value_is_given(
+    method: str, key: str, resolved: Value, chosen: Value
+) -> None:
+    flat = values(method=method)
+    assert flat[key] in ("auto", 0.0)
+    assert knob(parse(flat), key) == resolved
+    assert knob(parse({**flat, key: chosen}), key) == chosen
+
+
+@pytest.mark.parametrize("method", methods.names())
+def test_no_auto_is_left_once_the_config_is_parsed(method: str) -> None:
+    config = parse(values(method=method, data__public=0.5))
+    auto, found = methods.options(method).auto, 0
+    for table, kind in SECTIONS.items():
+        for name, field in kind.model_fields.items():
+            key = f"{table}.{kebab(name)}"
+            assert auto_of(field) or key not in auto, f"{key} has no auto"
+            if mark := auto_of(field):
+                found += key in auto
+                assert knob(config, key) == auto.get(key, mark.usual)
+                assert knob(config, key) not in ("auto", 0.0)
+    assert found == len(auto), "a contract speaks of a knob that does not exist"
+
+
+@pytest.mark.parametrize("table", sorted(tables()))
+def test_a_knob_has_a_default_within_its_bounds_and_one_line_of_meaning(table: str) -> None:
+    kind = tables()[table]
+    said = meanings(kind)
+    assert said.keys() == kind.model_fields.keys()
+    for name, field in kind.model_fields.items():
+        assert said[name].strip() and "\n" not in said[name], name
+        assert not field.is_required(), name
+    whole = {kebab(name): field.default for name, field in kind.model_fields.items()}
+    assert kind.model_validate(whole).model_dump() == kind().model_dump()
+
+
+def test_a_knob_means_what_the_docstring_below_it_says() -> None:
+    class Base(Section):
+        a: int = 1
+        """Of the
+        base."""
+
+    class Derived(Base):
+        b: int = 2
+        """Own."""
+        c: int = 3
+
+    assert meanings(Derived) == {"a": "Of the base.", "b": "Own."}
+
+
+def test_pyproject_hands_flower_todays_defaults() -> None:
+    pyproject = (settings.app_folder() / "pyproject.toml").read_text(encoding="utf-8")
+    assert settings.with_app_config(pyproject) == pyproject
+    stale = pyproject.replace("rounds = 6\n", "rounds = 7\ngone = true\n")
+    assert stale != pyproject and settings.with_app_config(stale) == pyproject
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "line"),
+    [
+        ("fedprox.mu", -1.0, "fedprox.mu = -1.0 is not allowed"),
+        ("fedprox.nu", 1.0, "key 'fedprox.nu' is unknown; did you mean 'fedprox.mu'?"),
+        ("fedgkd.buffer", "many", 'fedgkd.buffer = "many" is not allowed'),
+    ],
+)
+def test_an_app_reads_its_own_methods_table_and_the_launcher_every_one(
+    key: str, value: Value, line: str
+) -> None:
+    flat = {**values(method="fedavg"), key: value}
+    assert parse(flat) == parse(values(method="fedavg"))
+    with pytest.raises(ValueError) as refused:
+        parse(flat, every=True)
+    assert str(refused.value).startswith(line) and "\n" not in str(refused.value)
+    with pytest.raises(ValueError, match=line[:12]):
+        parse({**flat, "method": key.partition(".")[0]})
+
+
+def test_an_app_imports_one_method() -> None:
+    code = (
+        "import sys; from common.parse import parse\n"
+        "import json; parse(json.loads(sys.argv[1]))\n"
+        "print(*sorted(m for m in sys.modules if m.startswith('common.methods.')))"
+    )
+    line = [sys.executable, "-c", code, json.dumps(values(method="fedavg"))]
+    done = subprocess.run(line, capture_output=True, text=True, cwd=settings.app_folder())
+    assert done.stdout.split() == ["common.methods.fedavg"], done.stderr
+
+
+def test_a_missing_key_of_another_method_is_the_launchers_business() -> None:
+    flat = values(method="fedavg")
+    del flat["fedprox.mu"]
+    parse(flat)
+    with pytest.raises(ValueError, match=r"key 'fedprox\.mu' is missing"):
+        parse(flat, every=True)

@@ -9,27 +9,31 @@ import pytest
 import torch
 
 from common import optimise, tree
-from common.data.synthetic import toy
-from common.datafree import DataFree, Imagining, is_adversarial, new_generator
+from common.data.embedded import toy
+from common.datafree import DataFree, is_adversarial, new_generator
 from common.fit import fit
 from common.models import build
+from common.task import Task
+from tests.support.halves import task
 
 
-def options(**changes: Any) -> Imagining:
+def imagining(data: str = "toy", **changes: Any) -> Task:
+    """A task with these settings of [generator]."""
     values: dict[str, Any] = {
-        "lambda_oh": 0.1, "lambda_a": 0.0, "g_adv": "off", "ie_norm": True,
-        "act_reduction": "mean", "update_order": "student", "generator_lr": 0.02,
-        "latent": 8, "generator_width": 8,
+        "lambda_oh": 0.1, "lambda_a": 0.0, "adversarial": "off", "ie_norm": True,
+        "act_reduction": "mean", "update_order": "student", "lr": 0.02,
+        "latent": 8, "width": 8,
     }  # fmt: skip
-    return Imagining(**{**values, **changes})
+    given = {f"generator__{key}": value for key, value in {**values, **changes}.items()}
+    return task(method="fedkf", data__name=data, **given)
 
 
 def work(changes: dict[str, Any], adversarial: bool = False) -> DataFree:
     data = toy()
     nets = [build("lenet5@0.5", data.shape, 3, seed=s) for s in (1, 2)]
-    chosen = options(**changes)
+    chosen = imagining(**changes)
     return DataFree(
-        new_generator(chosen, data, seed=1), nets[0], nets[1], chosen,
+        new_generator(chosen), nets[0], nets[1], chosen.config.generator,
         gamma=1.0, size=16, adversarial=adversarial,
         draw=torch.Generator().manual_seed(0),
     )  # fmt: skip
@@ -105,6 +109,8 @@ def test_the_generators_loss_is_the_weighted_sum_of_its_terms(
         ("auto", "cifar10", True),
         ("auto", "cifar100", True),
         ("auto", "emnist-letters", False),
+        ("cifar", "cifar10", True),
+        ("cifar", "emnist-letters", False),
         ("on", "toy", True),
         ("off", "cifar10", False),
     ],
@@ -112,12 +118,12 @@ def test_the_generators_loss_is_the_weighted_sum_of_its_terms(
 def test_the_adversarial_term_is_for_cifar_unless_told(
     choice: str, dataset: str, expected: bool
 ) -> None:
-    assert is_adversarial(options(g_adv=choice), dataset) is expected
+    assert is_adversarial(imagining(dataset, adversarial=choice)) is expected
 
 
 def test_the_generators_weights_are_drawn_as_in_the_released_code() -> None:
     """Convolutions ~ N(0, 2 / (9 c_out)): images differ from each other from the start."""
-    generator = new_generator(options(generator_width=128), toy(), seed=1)
+    generator = new_generator(imagining(width=128))
     for conv in (generator.conv1, generator.conv2):
         std = math.sqrt(2 / (9 * conv.out_channels))
         assert conv.weight.std().item() == pytest.approx(std, rel=0.02)

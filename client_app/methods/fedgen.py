@@ -14,7 +14,7 @@ from common.fit import Loss
 from common.losses.distillation import kl
 from common.methods.fedgen import Down, Options, Up
 from common.models.classifier import Classifier
-from common.models.feature_generator import FeatureGenerator, new_feature_generator
+from common.models.generator import FeatureGenerator, new_feature_generator
 from common.records import StateDict
 
 

@@ -17,7 +17,7 @@ from client_app.participant import upload
 from common.losses.distillation import kl
 from common.methods.fedgkt import Down, Options, Up
 from common.models.classifier import Classifier
-from common.models.edge import Edge, Whole, splittable
+from common.models.split import Edge, Whole, splittable
 from common.protocol import Ask, Score
 from common.records import Records, StateDict
 

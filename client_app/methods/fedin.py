@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from client_app.copy import Copy
 from client_app.participant import upload
-from common import seeds, split
+from common import seeds
 from common.fit import fit
-from common.losses.features import alleviated, with_gradient
-from common.losses.proximal import held_near
+from common.losses.gradients import alleviated, held_near, with_gradient
 from common.methods.fedin import Down, Options, Up
+from common.models import split
 from common.models.classifier import Classifier, Split
 
 

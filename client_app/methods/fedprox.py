@@ -12,7 +12,7 @@ from torch import Tensor
 
 from client_app.copy import Copy
 from common.fit import Loss
-from common.losses.proximal import held_near
+from common.losses.gradients import held_near
 from common.methods.fedprox import Down, Options, Up
 from common.models.classifier import Classifier
 

@@ -9,16 +9,16 @@ from typing import final
 
 import torch
 
-from common.data.colour import load_cifar10, load_cifar100, load_svhn
-from common.data.dataset import DataOptions, Dataset, resize, stratified, subset
-from common.data.digits import load_digits
+from common.config import Data
+from common.data.colour import CIFAR10, CIFAR100, SVHN
+from common.data.dataset import Dataset, resize, stratified
+from common.data.embedded import digits, points, toy
 from common.data.folder import load_folder
-from common.data.idx import load_emnist_letters, load_fashion_mnist, load_mnist
+from common.data.idx import EMNIST_LETTERS, FASHION_MNIST, MNIST
 from common.data.partition import OWN, PARTITIONS
-from common.data.synthetic import load_points, load_toy
 from common.seeds import rng
 
-__all__ = ["DATASETS", "PARTITIONS", "DataOptions", "Dataset", "Source", "load"]
+__all__ = ["DATASETS", "PARTITIONS", "Dataset", "Source", "load"]
 
 
 @final
@@ -26,36 +26,39 @@ __all__ = ["DATASETS", "PARTITIONS", "DataOptions", "Dataset", "Source", "load"]
 class Source:
     """Where a data set comes from; ``shape`` (C, H, W) and ``classes`` are None if it varies."""
 
-    load: Callable[[DataOptions], Dataset]
+    load: Callable[[Data], Dataset]
     description: str
     shape: tuple[int, int, int] | None
     classes: int | None
 
 
 DATASETS: dict[str, Source] = {
-    "digits": Source(load_digits, "handwritten digits, inside scikit-learn", (1, 8, 8), 10),
+    "digits": Source(lambda _: digits(), "handwritten digits, inside scikit-learn", (1, 8, 8), 10),
     "fashion-mnist": Source(
-        load_fashion_mnist,
+        FASHION_MNIST.load,
         "clothing (Xiao et al. 2017); Debian package or torchvision",
         (1, 28, 28),
         10,
     ),
-    "mnist": Source(load_mnist, "digits (LeCun et al. 1998); torchvision", (1, 28, 28), 10),
+    "mnist": Source(MNIST.load, "digits (LeCun et al. 1998); torchvision", (1, 28, 28), 10),
     "emnist-letters": Source(
-        load_emnist_letters, "letters (Cohen et al. 2017); torchvision", (1, 28, 28), 26
+        EMNIST_LETTERS.load, "letters (Cohen et al. 2017); torchvision", (1, 28, 28), 26
     ),
-    "cifar10": Source(load_cifar10, "CIFAR-10 (Krizhevsky 2009); torchvision", (3, 32, 32), 10),
+    "cifar10": Source(CIFAR10.load, "CIFAR-10 (Krizhevsky 2009); torchvision", (3, 32, 32), 10),
     "cifar100": Source(
-        load_cifar100, "CIFAR-100, fine labels (Krizhevsky 2009); torchvision", (3, 32, 32), 100
+        CIFAR100.load, "CIFAR-100, fine labels (Krizhevsky 2009); torchvision", (3, 32, 32), 100
     ),
-    "svhn": Source(load_svhn, "house numbers (Netzer et al. 2011); torchvision", (3, 32, 32), 10),
+    "svhn": Source(SVHN.load, "house numbers (Netzer et al. 2011); torchvision", (3, 32, 32), 10),
     "folder": Source(load_folder, "images in data.dir, one folder per class", None, None),
-    "toy": Source(load_toy, "random patterns with noise, made on the spot", (1, 8, 8), 3),
-    "points": Source(load_points, "three spiral arms in the plane", (2, 1, 1), 3),
+    "toy": Source(lambda _: toy(), "random patterns with noise, made on the spot", (1, 8, 8), 3),
+    "points": Source(lambda _: points(), "three spiral arms in the plane", (2, 1, 1), 3),
 }
 
+_DECIDE = {"name", "dir", "download", "image_size", "samples", "test_samples", "seed"}
+"""What decides which samples there are, beside whether they are one client's own."""
 
-def load(data: DataOptions) -> Dataset:
+
+def load(data: Data) -> Dataset:
     """The data set ``data.name``, cut and resized as the options say.
 
     ``data.samples`` and ``data.test_samples`` (0: all) take class-stratified subsets, drawn from
@@ -63,47 +66,23 @@ def load(data: DataOptions) -> Dataset:
     resizes to a square once, bilinearly. Mean and standard deviation stay those of the full
     training set. Tensors are shared between callers and must not be changed in place.
     """
-    return _load(_Key(data))
-
-
-@final
-class _Key:
-    """The options that decide what is loaded; equal keys share one cached data set."""
-
-    def __init__(self, data: DataOptions) -> None:
-        self.data = data
-        self.fields = (
-            data.name,
-            data.dir,
-            data.download,
-            data.image_size,
-            data.samples,
-            data.test_samples,
-            data.seed,
-            data.partition == OWN,
-        )
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and self.fields == other.fields
-
-    def __hash__(self) -> int:
-        return hash(self.fields)
+    decides = data.model_dump(include=_DECIDE)
+    return _load(Data(**decides, partition=OWN if data.partition == OWN else "iid"))
 
 
 @lru_cache(maxsize=4)
-def _load(key: _Key) -> Dataset:
-    data = key.data
+def _load(data: Data) -> Dataset:
     source = DATASETS.get(data.name)
     if source is None:
         raise ValueError(f"unknown data.name {data.name!r}: choose from {', '.join(DATASETS)}")
     dataset = source.load(data)
     _check(dataset, every_class=data.partition != OWN)
-    train = test = None
     if data.samples:
-        train = stratified(dataset.y, data.samples, rng(data.seed, "samples"))
+        rows = stratified(dataset.y, data.samples, rng(data.seed, "samples"))
+        dataset = replace(dataset, x=dataset.x[rows], y=dataset.y[rows])
     if data.test_samples:
-        test = stratified(dataset.y_test, data.test_samples, rng(data.seed, "test-samples"))
-    dataset = subset(dataset, train, test)
+        rows = stratified(dataset.y_test, data.test_samples, rng(data.seed, "test-samples"))
+        dataset = replace(dataset, x_test=dataset.x_test[rows], y_test=dataset.y_test[rows])
     if data.image_size:
         public = dataset.x_public
         dataset = replace(

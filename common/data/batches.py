@@ -15,8 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-STANDARDIZE = ("dataset", "batch")
-
 
 @final
 @dataclass(frozen=True)
@@ -87,11 +85,6 @@ class Batches:
         drop_last: bool = False,
         skip_single: bool = True,
     ) -> None:
-        if augment not in AUGMENTS:
-            raise ValueError(f"data.augment = {augment!r}: choose from {', '.join(AUGMENTS)}")
-        _check_standardize(standardize)
-        if batch_size < 1:
-            raise ValueError(f"train.batch-size = {batch_size}: it must be at least 1")
         self._augment = AUGMENTS[augment]
         if augment != "none" and x.dtype != torch.uint8:
             raise ValueError(f"data.augment = {augment!r} is for images: points take 'none'")
@@ -201,7 +194,6 @@ def evaluation_batches(
     device: torch.device | str | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Every sample once and in order, normalised and not augmented; nothing is left out."""
-    _check_standardize(standardize)
     target = x.device if device is None else torch.device(device)
     for start in range(0, len(x), batch_size):
         part = slice(start, start + batch_size)
@@ -217,8 +209,3 @@ def _lengths(n: int, size: int, drop_last: bool, skip_single: bool) -> tuple[int
 
 def _channels(values: Sequence[float], like: Tensor) -> Tensor:
     return torch.tensor(values, dtype=torch.float32, device=like.device).view(-1, 1, 1)
-
-
-def _check_standardize(how: str) -> None:
-    if how not in STANDARDIZE:
-        raise ValueError(f"data.standardize = {how!r}: choose from {', '.join(STANDARDIZE)}")

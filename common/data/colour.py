@@ -5,113 +5,88 @@ That takes seconds, so what came out of it is kept (``decoded.py``) until the fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from common.config import Data
 from common.data import decoded
-from common.data.dataset import DataOptions, Dataset
-from common.data.places import how_to_get, root
+from common.data.dataset import Dataset
+
+
+@final
+@dataclass(frozen=True)
+class Colour:
+    """A data set as torchvision stores it: CIFAR in a folder, SVHN in two files of its own."""
+
+    name: str
+    title: str  # torchvision's class
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    folder: str = ""  # of CIFAR, below data.dir
+
+    def load(self, data: Data) -> Dataset:
+        """From the copy that is kept, if the files are there already."""
+        place = decoded.root(data.dir)
+        if place.name == self.folder:
+            place = place.parent
+        files = [place / f"{part}_32x32.mat" for part in ("train", "test")]
+        if self.folder:
+            inside = place / self.folder
+            files = sorted(inside.iterdir()) if inside.is_dir() else []
+        there = files and all(file.is_file() for file in files)
+
+        def decode() -> dict[str, Tensor]:
+            return self._decode(place, data.download)
+
+        parts = decoded.kept(self.name, files, decode) if there else decode()
+        classes = tuple(bytes(parts.pop("classes").tolist()).decode().split("\n"))
+        return Dataset(self.name, classes, **parts, mean=self.mean, std=self.std)
+
+    def _decode(self, place: Path, download: bool) -> dict[str, Tensor]:
+        """Everything as tensors, the classes' names too."""
+        tensors, classes = {}, [str(c) for c in range(10)]
+        for suffix, part in (("", "train"), ("_test", "test")):
+            if self.folder:
+                stored = self._open(place, download, train=part == "train")
+                images = torch.from_numpy(stored.data).permute(0, 3, 1, 2).contiguous()
+                labels, classes = stored.targets, stored.classes
+            else:
+                stored = self._open(place, download, split=part)
+                images, labels = torch.from_numpy(stored.data), stored.labels
+            tensors[f"x{suffix}"] = images
+            tensors[f"y{suffix}"] = torch.from_numpy(np.asarray(labels, dtype=np.int64))
+        names = torch.tensor(list("\n".join(classes).encode()), dtype=torch.uint8)
+        return {**tensors, "classes": names}
+
+    def _open(self, place: Path, download: bool, **part: object) -> Any:
+        """torchvision's data set object, or one line that says where it was looked for."""
+        from common.vision import torchvision
+
+        try:
+            kind = getattr(torchvision.datasets, self.title)
+            return kind(str(place), download=download, **part)
+        except (OSError, RuntimeError, ValueError) as error:
+            name, inside = self.name, place / (self.folder or "train_32x32.mat")
+            if download:
+                line = f"data set {name!r}: download to {place} failed ({error})"
+            elif inside.exists():
+                line = f"data set {name!r} at {inside} is damaged or incomplete: download it again"
+            else:
+                line = decoded.how_to_get(name, [place])
+            raise ValueError(line) from error
+
 
 #: of CIFAR-10, and by the custom of the field also used for CIFAR-100
-CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
-FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
-SVHN_MEAN, SVHN_STD = (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)
+_CIFAR = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 
-
-def load_cifar10(data: DataOptions) -> Dataset:
-    """50,000 + 10,000 images, 32×32 (Krizhevsky 2009)."""
-    return _cifar("cifar10", "CIFAR10", data)
-
-
-def load_cifar100(data: DataOptions) -> Dataset:
-    """50,000 + 10,000 images, 32×32, 100 fine classes (Krizhevsky 2009)."""
-    return _cifar("cifar100", "CIFAR100", data)
-
-
-def load_svhn(data: DataOptions) -> Dataset:
-    """73,257 + 26,032 house numbers, 32×32, without the extra part (Netzer et al. 2011)."""
-    place = root(data.dir)
-    files = [place / f"{part}_32x32.mat" for part in ("train", "test")]
-    parts = _kept("svhn", files, lambda: _decode_svhn(data))
-    return _dataset("svhn", parts, SVHN_MEAN, SVHN_STD)
-
-
-def _cifar(name: str, title: str, data: DataOptions) -> Dataset:
-    folder = root(data.dir)
-    if folder.name != FOLDERS[name]:
-        folder /= FOLDERS[name]
-    files = sorted(folder.iterdir()) if folder.is_dir() else []
-    parts = _kept(name, files, lambda: _decode_cifar(name, title, data))
-    return _dataset(name, parts, CIFAR_MEAN, CIFAR_STD)
-
-
-def _kept(
-    name: str, files: list[Path], decode: Callable[[], dict[str, Tensor]]
-) -> dict[str, Tensor]:
-    """From the copy that is kept, if the ``files`` are there already."""
-    there = files and all(file.is_file() for file in files)
-    return decoded.kept(name, files, decode) if there else decode()
-
-
-def _dataset(
-    name: str, parts: dict[str, Tensor], mean: tuple[float, ...], std: tuple[float, ...]
-) -> Dataset:
-    classes = tuple(bytes(parts["classes"].tolist()).decode().split("\n"))
-    x, y, x_test, y_test = (parts[key] for key in ("x", "y", "x_test", "y_test"))
-    return Dataset(name, classes, x, y, x_test, y_test, mean, std)
-
-
-def _parts(
-    classes: Iterable[str], train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]
-) -> dict[str, Tensor]:
-    """Everything as tensors, the classes' names too."""
-    names = torch.tensor(list("\n".join(classes).encode()), dtype=torch.uint8)
-    return {"classes": names, "x": train[0], "y": train[1], "x_test": test[0], "y_test": test[1]}
-
-
-def _decode_svhn(data: DataOptions) -> dict[str, Tensor]:
-    from common.vision import torchvision
-
-    kind = torchvision.datasets.SVHN
-    sets = [_open("svhn", kind, data, split=part) for part in ("train", "test")]
-    train, test = [(torch.from_numpy(each.data), _labels(each.labels)) for each in sets]
-    return _parts([str(c) for c in range(10)], train, test)
-
-
-def _decode_cifar(name: str, title: str, data: DataOptions) -> dict[str, Tensor]:
-    from common.vision import torchvision
-
-    kind = getattr(torchvision.datasets, title)
-    sets = [_open(name, kind, data, train=part) for part in (True, False)]
-    train, test = [
-        (torch.from_numpy(each.data).permute(0, 3, 1, 2).contiguous(), _labels(each.targets))
-        for each in sets
-    ]
-    return _parts(sets[0].classes, train, test)
-
-
-def _open(name: str, kind: Any, data: DataOptions, **part: object) -> Any:
-    """torchvision's data set object, or one line that says where it was looked for."""
-    place = root(data.dir)
-    if Path(place).name == getattr(kind, "base_folder", None):
-        place = place.parent
-    try:
-        return kind(str(place), download=data.download, **part)
-    except (OSError, RuntimeError, ValueError) as error:
-        if data.download:
-            raise ValueError(f"data set {name!r}: download to {place} failed ({error})") from error
-        inside = place / str(getattr(kind, "base_folder", "train_32x32.mat"))
-        if inside.exists():
-            raise ValueError(
-                f"data set {name!r} at {inside} is damaged or incomplete: download it again"
-            ) from error
-        raise ValueError(how_to_get(name, [place])) from error
-
-
-def _labels(values: object) -> Tensor:
-    return torch.from_numpy(np.asarray(values, dtype=np.int64))
+CIFAR10 = Colour("cifar10", "CIFAR10", *_CIFAR, "cifar-10-batches-py")
+"""50,000 + 10,000 images, 32×32 (Krizhevsky 2009)."""
+CIFAR100 = Colour("cifar100", "CIFAR100", *_CIFAR, "cifar-100-python")
+"""50,000 + 10,000 images, 32×32, 100 fine classes (Krizhevsky 2009)."""
+SVHN = Colour("svhn", "SVHN", (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970))
+"""73,257 + 26,032 house numbers, 32×32, without the extra part (Netzer et al. 2011)."""

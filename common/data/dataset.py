@@ -1,15 +1,14 @@
 """A data set in memory: images as bytes, labels, and the statistics that normalise them.
 
 Whole data sets fit in memory as uint8, so nothing here streams: a client's share is a gather of
-rows. ``DataOptions`` names the settings the loaders and partitions read, wherever they come from.
+rows.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol, final
+from dataclasses import dataclass
+from typing import final
 
 import numpy as np
 import torch
@@ -17,41 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 CHUNK = 4096  #: images converted to floating point at a time; bounds memory, not results
-
-
-class DataOptions(Protocol):
-    """The settings of the data; read-only, so a frozen configuration satisfies it."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def dir(self) -> str: ...
-    @property
-    def download(self) -> bool: ...
-    @property
-    def image_size(self) -> int: ...
-    @property
-    def samples(self) -> int: ...
-    @property
-    def test_samples(self) -> int: ...
-    @property
-    def partition(self) -> str: ...
-    @property
-    def alpha(self) -> float: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def test_fraction(self) -> float: ...
-    @property
-    def min_size(self) -> int: ...
-    @property
-    def niid_scale(self) -> str: ...
-    @property
-    def per_client(self) -> int: ...
-    @property
-    def augment(self) -> str: ...
-    @property
-    def standardize(self) -> str: ...
 
 
 @final
@@ -170,24 +134,6 @@ def holdout(y: Tensor, fraction: float, rng: np.random.Generator) -> tuple[Tenso
     mask = np.zeros(len(labels), dtype=bool)
     mask[np.concatenate(test)] = True
     return torch.from_numpy(np.flatnonzero(~mask)), torch.from_numpy(np.flatnonzero(mask))
-
-
-def subset(dataset: Dataset, train: Tensor | None, test: Tensor | None) -> Dataset:
-    """The data set with only the given rows; None keeps that part whole."""
-    if train is not None:
-        dataset = replace(dataset, x=dataset.x[train], y=dataset.y[train])
-    if test is not None:
-        dataset = replace(dataset, x_test=dataset.x_test[test], y_test=dataset.y_test[test])
-    return dataset
-
-
-def class_counts(
-    y: Tensor | np.ndarray, indices: Sequence[np.ndarray], num_classes: int
-) -> np.ndarray:
-    """int64 (clients, classes): how many samples of each class each client holds."""
-    labels = np.asarray(y)
-    rows = [np.bincount(labels[index], minlength=num_classes) for index in indices]
-    return np.stack(rows).astype(np.int64)
 
 
 def fingerprint(x: Tensor) -> str:

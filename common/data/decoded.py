@@ -1,11 +1,11 @@
-"""A decoded copy of image files: one safetensors file, memory-mapped by every process.
+"""Where data sets are looked for, and decoded copies of them, memory-mapped by every process.
 
-Decoding is done once. A process then reads only the rows it takes, and all processes share one copy
-in memory. The copy of a folder lies beside it (``.<folder>-<size>.safetensors``), or in the user's
-cache where that place cannot be written; the copy of a data set of a few large files lies in the
-user's cache. It carries a key over the names, sizes and times of the sources, and is made anew when
-that key no longer fits or the file is damaged. Where nothing can be written, every process decodes
-for itself.
+A copy is one safetensors file. A process reads only the rows it takes, and all processes share one
+copy in memory. The copy of a folder lies beside it (``.<folder>-<size>.safetensors``), or in the
+user's cache where that place cannot be written; the copy of a data set of a few large files lies in
+the user's cache. It carries a key over the names, sizes and times of the sources, and is made anew
+when that key no longer fits or the file is damaged. Where nothing can be written, every process
+decodes for itself.
 """
 
 from __future__ import annotations
@@ -20,10 +20,28 @@ from pathlib import Path
 
 from torch import Tensor
 
-from common.data.places import cache_dir
-
 VERSION = 1  #: raised whenever the same files would be decoded differently
 SMALL = 2**20  #: bytes of source files that are decoded every time rather than kept
+
+
+def cache_dir() -> Path:
+    """The user's cache: $XDG_CACHE_HOME/fedmosaic, else ~/.cache/fedmosaic. Not created here."""
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(home) if home else Path.home() / ".cache") / "fedmosaic"
+
+
+def root(directory: str) -> Path:
+    """``data.dir`` with ``~`` resolved, or the user's cache where it is empty."""
+    return Path(directory).expanduser() if directory else cache_dir() / "data"
+
+
+def how_to_get(name: str, tried: list[Path], more: str = "") -> str:
+    """One line for a data set that is not there: the places tried and the ways to it."""
+    places = ", ".join(str(path) for path in tried)
+    return (
+        f"data set {name!r} not found in {places}: set data.dir to the folder that holds it, or "
+        f"data.download = true{more}"
+    )
 
 
 def cached(

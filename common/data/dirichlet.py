@@ -23,7 +23,6 @@ def label_dirichlet(
     everything is redrawn until each client holds ``min_size`` samples (Li et al. 2022, "Federated
     Learning on Non-IID Data Silos", section IV; used by MOON, InCo Aggregation and FedIN).
     """
-    _check_alpha(alpha)
     if min_size * clients > len(labels):
         raise ValueError(
             f"data.min-size = {min_size} for {clients} clients needs {min_size * clients} samples, "
@@ -45,32 +44,33 @@ def label_dirichlet(
 
 LEAST = 3
 """Samples of which a fifth may be kept for testing and two still train."""
+FLOOR = 6
+"""Samples that a client with fewer than ``LEAST`` is given."""
 
 
 def quantity_dirichlet(
-    labels: np.ndarray, clients: int, rng: np.random.Generator, *, alpha: float, floor: int = 6
+    labels: np.ndarray, clients: int, rng: np.random.Generator, *, alpha: float
 ) -> list[np.ndarray]:
     """Disjoint shares of a shuffle: sizes ⌊s·N⌋ with s ~ Dir(alpha), the remainder to the last.
 
     Labels are IID, only the quantity is skewed (FedORION, the released code; the paper calls this
-    its non-IID setting). There a client that got nothing receives ``floor`` samples; here so does
+    its non-IID setting). There a client that got nothing receives ``FLOOR`` samples; here so does
     one that got fewer than ``LEAST``, which could train no network with BatchNorm. The next client,
     cyclically, that keeps more than it gives is the donor.
     """
-    _check_alpha(alpha)
     n = len(labels)
     sizes = np.floor(rng.dirichlet(np.full(clients, alpha)) * n).astype(np.int64)
     sizes[-1] += n - sizes.sum()
     for k in np.flatnonzero(sizes < LEAST):
         order = np.roll(np.arange(clients), -int(k) - 1)
-        donors = order[sizes[order] > 2 * floor]
+        donors = order[sizes[order] > 2 * FLOOR]
         if not len(donors):
             raise ValueError(
                 f"quantity_dirichlet: {n} samples are too few to give each of {clients} clients "
-                f"{floor}: take fewer clients or raise data.alpha"
+                f"{FLOOR}: take fewer clients or raise data.alpha"
             )
-        sizes[donors[0]] -= floor - sizes[k]
-        sizes[k] = floor
+        sizes[donors[0]] -= FLOOR - sizes[k]
+        sizes[k] = FLOOR
     shares = np.split(rng.permutation(n), np.cumsum(sizes)[:-1])
     return [np.sort(share) for share in shares]
 
@@ -91,7 +91,6 @@ def fedkf_dirichlet(
     every client has been, a new cycle begins. Client k gets ⌊p_k·n⌋, one random client the rest
     (FedKF, the released code).
     """
-    _check_alpha(alpha)
     groups = [range(a, min(a + num_classes, clients)) for a in range(0, clients, num_classes)]
     ends = np.array([0, *(group.stop for group in groups)])
     classes = [np.flatnonzero(labels == c) for c in range(num_classes)]
@@ -112,11 +111,6 @@ def fedkf_dirichlet(
             f"samples ({len(labels)} in all): take fewer clients or another data.seed"
         )
     return _deal(classes, counts, rng)
-
-
-def _check_alpha(alpha: float) -> None:
-    if not alpha > 0 or not np.isfinite(alpha):
-        raise ValueError(f"data.alpha = {alpha}: it must be a number above 0")
 
 
 def _label_counts(

@@ -18,8 +18,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from common.config import Data
 from common.data import decoded
-from common.data.dataset import DataOptions, Dataset, channel_statistics, holdout
+from common.data.dataset import Dataset, channel_statistics, holdout
 from common.seeds import rng
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".webp")
@@ -30,7 +31,7 @@ DEEP = ("I", "F", "I;16", "I;16L", "I;16B")
 Part = list[tuple[str, int]]  #: image files and their classes
 
 
-def load_folder(data: DataOptions) -> Dataset:
+def load_folder(data: Data) -> Dataset:
     """The images of ``data.dir``; statistics are computed from the training images.
 
     Grey images stay one channel if all of them are grey, else everything becomes RGB. All must

@@ -11,8 +11,7 @@ import gzip
 import math
 import struct
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
@@ -20,9 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from common.config import Data
 from common.data import decoded
-from common.data.dataset import DataOptions, Dataset
-from common.data.places import how_to_get, root
+from common.data.dataset import Dataset
+from common.data.decoded import how_to_get, root
 
 UNSIGNED_BYTE = 0x08
 
@@ -36,70 +36,60 @@ class Family:
     classes: tuple[str, ...]
     mean: float
     std: float
-    folder: str  # under data.dir, as torchvision lays it out
-    train: str  # files are {train}-images-idx3-ubyte and {train}-labels-idx1-ubyte
-    test: str
+    title: str  # torchvision's class, and its folder under data.dir
+    train: str = "train"  # files are {train}-images-idx3-ubyte and {train}-labels-idx1-ubyte
+    test: str = "t10k"
+    split: dict[str, str] = field(default_factory=dict)  # what else torchvision's class asks for
     system: str = ""  # where a package of the operating system puts the files
     hint: str = ""
     first_label: int = 0
     upright: bool = True  # EMNIST stores its images transposed
 
+    def load(self, data: Data) -> Dataset:
+        """From the files that are there, else downloaded; decoded once."""
+        files = _find(self, data)
+        parts = decoded.kept(self.name, files, lambda: _decode(self, files))
+        return Dataset(self.name, self.classes, **parts, mean=(self.mean,), std=(self.std,))
 
-DIGITS = tuple(str(c) for c in range(10))
-MNIST = Family("mnist", DIGITS, 0.1307, 0.3081, "MNIST/raw", "train", "t10k")
+    def find(self, place: Path) -> list[Path]:
+        """Train images, train labels, test images, test labels; empty unless all are there."""
+        found = []
+        for part in (self.train, self.test):
+            for stem in (f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"):
+                paths = [place / stem, place / f"{stem}.gz"]
+                found += [path for path in paths if path.is_file()][:1]
+        return found if len(found) == 4 else []
+
+
+MNIST = Family("mnist", tuple("0123456789"), 0.1307, 0.3081, "MNIST")
+"""60,000 + 10,000 digits, 28×28 (LeCun et al. 1998)."""
+CLOTHES = "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot"
 FASHION_MNIST = Family(
     "fashion-mnist",
-    (
-        "T-shirt/top",
-        "Trouser",
-        "Pullover",
-        "Dress",
-        "Coat",
-        "Sandal",
-        "Shirt",
-        "Sneaker",
-        "Bag",
-        "Ankle boot",
-    ),
+    tuple(CLOTHES.split(",")),
     0.2860,
     0.3530,
-    "FashionMNIST/raw",
-    "train",
-    "t10k",
+    "FashionMNIST",
     system="/usr/share/datasets/fashion-mnist",
     hint=", or on Debian: apt-get install dataset-fashion-mnist",
 )
+"""60,000 + 10,000 pieces of clothing, 28×28 (Xiao et al. 2017).
+
+The Debian package dataset-fashion-mnist is found by itself.
+"""
 EMNIST_LETTERS = Family(
     "emnist-letters",
     tuple("abcdefghijklmnopqrstuvwxyz"),
     0.1739,
     0.3170,
-    "EMNIST/raw",
+    "EMNIST",
     "emnist-letters-train",
     "emnist-letters-test",
+    {"split": "letters"},
     first_label=1,
     upright=False,
 )
-
-
-def load_mnist(data: DataOptions) -> Dataset:
-    """60,000 + 10,000 digits, 28×28 (LeCun et al. 1998)."""
-    return _load(MNIST, data, lambda tv, at: tv.datasets.MNIST(at, download=True))
-
-
-def load_fashion_mnist(data: DataOptions) -> Dataset:
-    """60,000 + 10,000 pieces of clothing, 28×28 (Xiao et al. 2017).
-
-    The Debian package dataset-fashion-mnist is found by itself.
-    """
-    return _load(FASHION_MNIST, data, lambda tv, at: tv.datasets.FashionMNIST(at, download=True))
-
-
-def load_emnist_letters(data: DataOptions) -> Dataset:
-    """124,800 + 20,800 letters, 28×28, upright, labels 0..25 (Cohen et al. 2017)."""
-    return _load(
-        EMNIST_LETTERS, data, lambda tv, at: tv.datasets.EMNIST(at, split="letters", download=True)
-    )
+"""124,800 + 20,800 letters, 28×28, upright, labels 0..25 (Cohen et al. 2017)."""
 
 
 def read_idx(path: Path) -> np.ndarray:
@@ -124,51 +114,34 @@ def read_idx(path: Path) -> np.ndarray:
     return np.frombuffer(bytearray(content[head:]), dtype=np.uint8).reshape(shape)
 
 
-def _load(family: Family, data: DataOptions, download: Callable[..., object]) -> Dataset:
-    files = _find(family, data, download)
-    parts = decoded.kept(family.name, files, lambda: _decode(family, files))
-    x, y, x_test, y_test = (parts[name] for name in ("x", "y", "x_test", "y_test"))
-    return Dataset(family.name, family.classes, x, y, x_test, y_test, (family.mean,), (family.std,))
-
-
 def _decode(family: Family, files: list[Path]) -> dict[str, Tensor]:
     x, y = _pair(family, *files[:2])
     x_test, y_test = _pair(family, *files[2:])
     return {"x": x, "y": y, "x_test": x_test, "y_test": y_test}
 
 
-def _find(family: Family, data: DataOptions, download: Callable[..., object]) -> list[Path]:
-    """The four files: train images, train labels, test images, test labels."""
+def _find(family: Family, data: Data) -> list[Path]:
     base = root(data.dir)
-    places = [base / family.folder, base]
+    usual = base / family.title / "raw"
+    places = [usual, base]
     if not data.dir and family.system:
         places.insert(0, Path(family.system))
     for place in places:
-        if files := _files(family, place):
+        if files := family.find(place):
             return files
     if not data.download:
         raise ValueError(how_to_get(family.name, places, family.hint))
     from common.vision import torchvision
 
     try:
-        download(torchvision, str(base))
+        getattr(torchvision.datasets, family.title)(str(base), download=True, **family.split)
     except (OSError, RuntimeError, ValueError, AssertionError) as error:
         raise ValueError(
             f"data set {family.name!r}: download to {base} failed ({error})"
         ) from error
-    files = _files(family, base / family.folder)
-    if not files:
-        raise ValueError(how_to_get(family.name, [base / family.folder], family.hint))
+    if not (files := family.find(usual)):
+        raise ValueError(how_to_get(family.name, [usual], family.hint))
     return files
-
-
-def _files(family: Family, place: Path) -> list[Path]:
-    found = []
-    for part in (family.train, family.test):
-        for stem in (f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"):
-            paths = [place / stem, place / f"{stem}.gz"]
-            found += [path for path in paths if path.is_file()][:1]
-    return found if len(found) == 4 else []
 
 
 def _pair(family: Family, images: Path, labels: Path) -> tuple[Tensor, Tensor]:

@@ -16,50 +16,52 @@ SLOTS = 10
 PERIOD = 5
 
 
-def niid1(
-    labels: np.ndarray,
-    clients: int,
-    rng: np.random.Generator,
-    *,
-    num_classes: int,
-    niid_scale: str = "period5",
-    per_client: int = 0,
-) -> list[np.ndarray]:
+Pattern = Callable[[int, int], list[list[int]]]  #: devices and slots to the slots of each device
+Shares = Callable[..., list[np.ndarray]]
+
+
+def _drawn(pattern: Pattern) -> Shares:
+    """The partition by a pattern, drawn with replacement."""
+
+    def partition(
+        labels: np.ndarray,
+        clients: int,
+        rng: np.random.Generator,
+        *,
+        num_classes: int,
+        niid_scale: str = "period5",
+        per_client: int = 0,
+    ) -> list[np.ndarray]:
+        return _draw(labels, rng, per_client, _owned(pattern, clients, num_classes, niid_scale))
+
+    partition.__doc__ = pattern.__doc__
+    return partition
+
+
+@_drawn
+def niid1(devices: int, slots: int) -> list[list[int]]:
     """Device k holds classes {2k, 2k + 1} in equal parts: no class on two devices (of five).
 
     adapt: the classes in blocks of num_classes / clients.
     ``per_client`` samples each (0: N // clients), drawn with replacement from the class, so a
     share may hold a sample twice and two devices may share samples. DL-MH, NIID-1.
     """
-    return _draw(labels, rng, per_client, _owned(_niid1, clients, num_classes, niid_scale))
+    return _blocks(range(slots), devices)
 
 
-def niid2(
-    labels: np.ndarray,
-    clients: int,
-    rng: np.random.Generator,
-    *,
-    num_classes: int,
-    niid_scale: str = "period5",
-    per_client: int = 0,
-) -> list[np.ndarray]:
+@_drawn
+def niid2(devices: int, slots: int) -> list[list[int]]:
     """Device k holds classes {0, .., 4} and 5 + k, each with 1/6 of its samples.
 
     adapt: the first half of the classes everywhere, the others in one block per device.
     Drawn as in :func:`niid1`. DL-MH, NIID-2.
     """
-    return _draw(labels, rng, per_client, _owned(_niid2, clients, num_classes, niid_scale))
+    shared = range(slots // 2)
+    return [[*shared, *own] for own in _blocks(range(slots // 2, slots), devices)]
 
 
-def niid3(
-    labels: np.ndarray,
-    clients: int,
-    rng: np.random.Generator,
-    *,
-    num_classes: int,
-    niid_scale: str = "period5",
-    per_client: int = 0,
-) -> list[np.ndarray]:
+@_drawn
+def niid3(devices: int, slots: int) -> list[list[int]]:
     """Each class on exactly two devices, each device with four classes in equal parts.
 
     Class c belongs to the two devices of the c-th pair (a, b), a < b, in lexicographic order over
@@ -67,7 +69,12 @@ def niid3(
     adapt: the pairs of all devices, the classes in one block per pair.
     Drawn as in :func:`niid1`. DL-MH, NIID-3.
     """
-    return _draw(labels, rng, per_client, _owned(_niid3, clients, num_classes, niid_scale))
+    pairs = list(combinations(range(devices), 2))
+    blocks = _blocks(range(slots), len(pairs))
+    return [
+        [j for pair, block in zip(pairs, blocks, strict=True) if k in pair for j in block]
+        for k in range(devices)
+    ]
 
 
 def iid_draw(
@@ -82,24 +89,6 @@ def iid_draw(
     return _draw(labels, rng, per_client, [list(range(num_classes))] * clients)
 
 
-def _niid1(devices: int, slots: int) -> list[list[int]]:
-    return _blocks(range(slots), devices)
-
-
-def _niid2(devices: int, slots: int) -> list[list[int]]:
-    shared = range(slots // 2)
-    return [[*shared, *own] for own in _blocks(range(slots // 2, slots), devices)]
-
-
-def _niid3(devices: int, slots: int) -> list[list[int]]:
-    pairs = list(combinations(range(devices), 2))
-    blocks = _blocks(range(slots), len(pairs))
-    return [
-        [j for pair, block in zip(pairs, blocks, strict=True) if k in pair for j in block]
-        for k in range(devices)
-    ]
-
-
 def _blocks(items: range, parts: int) -> list[list[int]]:
     """Runs of consecutive items, none empty, whose lengths differ by one at most."""
     if not 1 <= parts <= len(items):
@@ -110,14 +99,11 @@ def _blocks(items: range, parts: int) -> list[list[int]]:
     return [block.tolist() for block in np.array_split(np.array(items), parts)]
 
 
-def _owned(
-    pattern: Callable[[int, int], list[list[int]]], clients: int, num_classes: int, scale: str
-) -> list[list[int]]:
+def _owned(pattern: Pattern, clients: int, num_classes: int, scale: str) -> list[list[int]]:
     """The classes of every client."""
     if scale == "adapt":
         return pattern(clients, num_classes)
-    if scale != "period5":
-        raise ValueError(f"data.niid-scale = {scale!r}: choose from period5, adapt")
+    assert scale == "period5", scale
     if num_classes < SLOTS:
         raise ValueError(
             f"data.niid-scale = 'period5' needs at least {SLOTS} classes, the data set has "

@@ -7,6 +7,7 @@ hands it the options it takes, and names the draw.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
@@ -14,7 +15,7 @@ from typing import final
 import numpy as np
 from torch import Tensor
 
-from common.data.dataset import DataOptions
+from common.config import Data
 from common.data.dirichlet import fedkf_dirichlet, label_dirichlet, quantity_dirichlet
 from common.data.niid import iid_draw, niid1, niid2, niid3
 from common.seeds import rng
@@ -28,7 +29,12 @@ class Partition:
     function: Callable[..., list[np.ndarray]]
     description: str
     source: str
-    options: tuple[str, ...] = ()
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """What the rule asks for by name: knobs of [data], and the number of classes."""
+        named = inspect.signature(self.function).parameters.values()
+        return tuple(each.name for each in named if each.kind is each.KEYWORD_ONLY)
 
 
 def iid(labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
@@ -41,8 +47,6 @@ def own(labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.n
     return [np.arange(len(labels))] * clients
 
 
-_NIID = ("num_classes", "niid_scale", "per_client")
-
 OWN = "own"  #: the one in which each client has a data set of its own
 PARTITIONS: dict[str, Partition] = {
     "iid": Partition(iid, "equal random shares", "McMahan et al. 2017"),
@@ -51,34 +55,28 @@ PARTITIONS: dict[str, Partition] = {
         label_dirichlet,
         "every class is dealt out by a Dirichlet draw; redrawn until each client has min_size",
         "Li et al. 2022 (NIID-Bench)",
-        ("alpha", "min_size"),
     ),
     "quantity_dirichlet": Partition(
         quantity_dirichlet,
         "the sizes are a Dirichlet draw, the labels stay IID",
         "FedORION, the released code",
-        ("alpha",),
     ),
     "fedkf_dirichlet": Partition(
         fedkf_dirichlet,
         "per-class Dirichlet in groups of clients, with a distinct dominant client per class",
         "FedKF, the released code",
-        ("alpha", "num_classes"),
     ),
     "iid_draw": Partition(
-        iid_draw,
-        "all classes in equal parts, drawn with replacement",
-        "DL-MH, IID",
-        ("num_classes", "per_client"),
+        iid_draw, "all classes in equal parts, drawn with replacement", "DL-MH, IID"
     ),
-    "niid1": Partition(niid1, "two classes of ten per client", "DL-MH, NIID-1", _NIID),
-    "niid2": Partition(niid2, "five shared classes and one of its own", "DL-MH, NIID-2", _NIID),
-    "niid3": Partition(niid3, "four classes, each on two devices", "DL-MH, NIID-3", _NIID),
+    "niid1": Partition(niid1, "two classes of ten per client", "DL-MH, NIID-1"),
+    "niid2": Partition(niid2, "five shared classes and one of its own", "DL-MH, NIID-2"),
+    "niid3": Partition(niid3, "four classes, each on two devices", "DL-MH, NIID-3"),
 }
 
 
 def split(
-    data: DataOptions, labels: np.ndarray | Tensor, num_classes: int, clients: int, seed: int
+    data: Data, labels: np.ndarray | Tensor, num_classes: int, clients: int, seed: int
 ) -> list[np.ndarray]:
     """Sorted int64 indices into ``labels`` (N,) for every client, by ``data.partition``.
 
@@ -113,9 +111,8 @@ def local_split(
 
     Sorted. Copies of one sample (``niid*`` draws with replacement) stay on one side, so no sample
     is both trained on and tested. At least one distinct sample trains (FedKF, the released code).
+    ``test_fraction`` is in [0, 1).
     """
-    if not 0 <= test_fraction < 1:
-        raise ValueError(f"data.test-fraction = {test_fraction}: it must be in [0, 1)")
     distinct = np.unique(indices)
     n = max(int((1 - test_fraction) * len(distinct) + 1e-9), 1)
     train = np.sort(rng.permutation(distinct)[:n])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,7 @@ def bubbles(
     pyplot's global state is not touched.
     """
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     if counts.ndim != 2 or not counts.size or not np.isfinite(counts).all() or counts.min() < 0:
         raise ValueError(f"counts {counts.shape} must be (clients, classes) numbers from 0 on")
@@ -54,11 +56,12 @@ def bubbles(
     axes.tick_params(length=0)
     for side in ("top", "right", "left", "bottom"):
         axes.spines[side].set_visible(False)
-    axes.set_xticks(_ticks(clients))
+    few = partial(MaxNLocator, 20, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10])
+    axes.xaxis.set_major_locator(few())
     if classes and num_classes <= 30:
         axes.set_yticks(range(num_classes), list(classes))
     else:
-        axes.set_yticks(_ticks(num_classes))
+        axes.yaxis.set_major_locator(few())
     steps = _key(top)
     handles = [
         axes.scatter([], [], s=n / top * diameter**2, color=color, alpha=0.8, linewidths=0)
@@ -76,12 +79,6 @@ def bubbles(
     if path is not None:
         figure.savefig(path, dpi=160)
     return figure
-
-
-def _ticks(n: int) -> range:
-    """At most about 20 tick positions, in steps of 1, 2, 5, 10, .."""
-    step = next(s for p in range(9) for s in (10**p, 2 * 10**p, 5 * 10**p) if n / s <= 20)
-    return range(0, n, step)
 
 
 def _key(top: float) -> list[int]:

@@ -7,29 +7,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from common.config import Data
+from common.data import load
 from common.data.dataset import Dataset
 from common.seeds import rng
-
-if TYPE_CHECKING:
-    from common.config import Data
-
-
-def set_aside(dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, Tensor]:
-    """(pool, public images): a random ``fraction`` of the training set loses its labels.
-
-    Drawn from the stream "public" of ``seed``; public images are uint8 (M, C, H, W) with
-    M = round(fraction · N), in the order of the training set. A data set that brings its own
-    public images (``x_public``) keeps its whole training set as the pool, and ``fraction`` is of
-    those images instead. DL-MH takes 0.8 of the training set.
-    """
-    pool, public, _ = _divided(dataset, fraction, seed)
-    assert public is not None
-    return pool, public
 
 
 class Divided(NamedTuple):
@@ -46,8 +32,6 @@ def divide(data: Data, seed: int) -> Divided:
     The images of ``public-dir``, read as ``data.name`` is read, are public as a whole: for clients
     whose own data no common seed could divide. Raises ``ValueError`` if they have another shape.
     """
-    from common.data import load
-
     dataset = load(data)
     if data.public_dir:
         away = {"dir": data.public_dir, "samples": 0, "test_samples": 0}
@@ -60,15 +44,18 @@ def divide(data: Data, seed: int) -> Divided:
         return Divided(dataset, other.x, other.y)
     if data.public == 0:
         return Divided(dataset, None, None)
-    return _divide(dataset, data.public, seed)
+    return set_aside(dataset, data.public, seed)
 
 
 @lru_cache(maxsize=4)
-def _divide(dataset: Dataset, fraction: float, seed: int) -> Divided:
-    return _divided(dataset, fraction, seed)
+def set_aside(dataset: Dataset, fraction: float, seed: int) -> Divided:
+    """A random ``fraction`` of the training set loses its labels.
 
-
-def _divided(dataset: Dataset, fraction: float, seed: int) -> Divided:
+    Drawn from the stream "public" of ``seed``; public images are uint8 (M, C, H, W) with
+    M = round(fraction · N), in the order of the training set. A data set that brings its own
+    public images (``x_public``) keeps its whole training set as the pool, and ``fraction`` is of
+    those images instead. DL-MH takes 0.8 of the training set.
+    """
     whole = dataset.x if dataset.x_public is None else dataset.x_public
     labels = dataset.y if dataset.x_public is None else dataset.y_public
     n = round(fraction * len(whole))

@@ -1,7 +1,10 @@
-"""How far a student's output is from a teacher's."""
+"""How far a student's output is from a teacher's, or from the largest opinion of several."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -28,3 +31,28 @@ def soft_cross_entropy(teacher: Tensor, student: Tensor, T: float = 1.0) -> Tens
 
 
 KD_LOSSES = {"kl": kl, "ce": soft_cross_entropy}
+
+
+def max_ensemble(teachers: Sequence[Tensor], norm: str, T: float = 1.0) -> Tensor:
+    """max_i softmax(teacher_i / T), element by element: logits [n, C] to targets [n, C].
+
+    The maximum of distributions sums to more than 1. ``norm = "sum"`` divides by the sum,
+    ``"softmax"`` takes a softmax of it, ``"none"`` leaves it as printed ("Cost Effective Federated
+    Learning for Heterogeneous Systems", ensemble distillation loss).
+    """
+    largest = torch.stack([F.softmax(y / T, dim=1) for y in teachers]).amax(0)
+    if norm == "sum":
+        return largest / largest.sum(1, keepdim=True)
+    if norm == "softmax":
+        return F.softmax(largest, dim=1)
+    assert norm == "none", norm
+    return largest
+
+
+def kl_from(targets: Tensor, student: Tensor, T: float = 1.0) -> Tensor:
+    """Σ_c m_c log(m_c / softmax(student/T)_c), mean over the batch.
+
+    ``targets``: m [n, C], non-negative; ``student``: logits [n, C]. Its gradient for the student's
+    logits is (Σ_c m_c · softmax(student/T) − m) / (n T).
+    """
+    return F.kl_div(F.log_softmax(student / T, dim=1), targets, reduction="batchmean")

@@ -32,8 +32,8 @@ from typing import ClassVar, final
 from common.config import Config, MethodOptions, not_allowed
 from common.protocol import Model as Down
 from common.protocol import Trained as Up
-from common.submodel import check_nested
 from common.task import Task
+from common.tree import check_nested
 
 __all__ = ["Down", "Options", "Up"]
 

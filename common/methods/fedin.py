@@ -8,7 +8,7 @@ that for an image x
 
     s_in = f(x; w_e)  (5)      s_out = f(s_in; w_in)  (6)      f(x; w_k) = f(s_out; w_c)  (7)
 
-and s_in and s_out have one shape each in the whole fleet (``common/split.py``).
+and s_in and s_out have one shape each in the whole fleet (``common/models/split.py``).
 
 Round t, server: send each selected client the weights of its architecture and a batch
 S = {(s_in, s_out)} of ``samples`` pairs, drawn pair by pair from a pool with every client's latest
@@ -21,7 +21,7 @@ batch. Client: on each batch (x, y), with the one S of the round,
 where G_IN and G_local are the gradients of l_IN and l_local; G_IN = 0 outside w_in
 (``grad-mode = "eq14"``). Without an S (the first round) the step is along G_local. The client sends
 w_k and the (s_in, s_out) of its last full batch. Server: put them into the pool and average the
-weights across depths (``average.across``, see ``server_app/combine/layerwise.py``).
+weights across depths (``average.across``, see ``server_app/combine/mean.py``).
 
 ``grad-mode = "eq13"``: on w_in instead the Z nearest to G_IN that does not oppose G_local,
 
@@ -59,8 +59,8 @@ from torch import Tensor
 
 from common import protocol
 from common.methods.fedavg import Averaging
+from common.models.split import common_shapes
 from common.section import AtLeastOne, NonNegative, Positive
-from common.split import common_shapes
 from common.task import Task
 
 

@@ -7,30 +7,27 @@ the channels everywhere (at least 4 in a layer).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
+from typing import final
 
 import torch
 from torch import nn
 
 from common import seeds
-from common.models.architecture import Architecture
-from common.models.cifar_resnet import CifarResNet
 from common.models.classifier import Classifier, Split
-from common.models.cnn import CNN
-from common.models.densenet import CifarDenseNet, DenseNet121
-from common.models.lenet import LeNet5
-from common.models.mlp import MLP
-from common.models.mobilenet import MobileNetV2
-from common.models.norm import single, sixteen
-from common.models.resnet import ResNet
-from common.models.shufflenet import ShuffleNetV2
-from common.models.wide_resnet import WideResNet
+from common.models.densenet import CifarDenseNet
+from common.models.imagenet import DenseNet121, MobileNetV2, ShuffleNetV2, load_published
+from common.models.layers import Shape, single, sixteen
+from common.models.resnet import CifarResNet, ResNet, WideResNet
+from common.models.small import CNN, MLP, LeNet5
 
 __all__ = [
     "MODELS",
     "Architecture",
     "Classifier",
+    "Shape",
     "Split",
     "build",
     "check",
@@ -43,191 +40,137 @@ __all__ = [
 STEMS = ("auto", "cifar", "imagenet")
 WIDEST = 16.0  #: the largest width factor
 
+
+@final
+@dataclass(frozen=True)
+class Architecture:
+    """How a network is built, what it takes, and how large it is in its source."""
+
+    build: Callable[..., Classifier]  #: of input shape, classes, width factor; keyword: stem
+    params: int  #: trainable numbers for 10 classes and the default input
+    source: str
+    input: Shape  #: default (C, H, W)
+    stems: Mapping[str, int]  #: smallest side in pixels for each stem, the default one first
+    pretrained: str  #: torchvision's name for it where it has ImageNet weights, else empty
+
+    @property
+    def stem(self) -> str:
+        """The stem that ``auto`` stands for."""
+        return next(iter(self.stems))
+
+    @property
+    def smallest(self) -> int:
+        """The smallest side in pixels that the default stem accepts."""
+        return self.stems[self.stem]
+
+
 # Why a side is the smallest: networks of three stages halve it twice (4 pixels), the ImageNet ones
 # three times behind a cifar stem (8 pixels) and five times with their own, of which the later leave
 # one pixel as it is. Where a layer truly breaks below, the row says so.
-_CIFAR = {"own": 4}
-_IMAGENET = {"imagenet": 8, "cifar": 8}
+_BOTH = {"imagenet": 8, "cifar": 8}
+
+
+def _row(
+    kind: Callable[..., Classifier],
+    params: int,
+    source: str,
+    side: int | Mapping[str, int] = 4,
+    *,
+    input: Shape = (3, 32, 32),
+    pretrained: str = "",
+    **options: object,
+) -> Architecture:
+    """``side``: the smallest, for the architecture's own stem or for each that it can have."""
+    stems = {"own": side} if isinstance(side, int) else side
+    return Architecture(partial(kind, **options), params, source, input, stems, pretrained)
+
+
+def _resnet(blocks: str, params: int, source: str, pretrained: str = "") -> Architecture:
+    counts = tuple(int(count) for count in blocks.split("-"))
+    return _row(ResNet, params, source, _BOTH, pretrained=pretrained, blocks=counts)
+
+
+_ZAGORUYKO = "Zagoruyko and Komodakis, Wide residual networks"
+_HE = "He et al., Deep residual learning, with projection shortcuts"
+_OPTION_A = "He et al., parameter-free shortcuts (option A)"
+_GN = "FedKF: 64-128-256 channels, GroupNorm of one channel per group"
+_CUT = "DL-MH: ResNet-18 cut to 8 layers, read as 64-128-256 channels with BatchNorm"
+_GN16 = "FedGKD: 16-32-64 channels, GroupNorm of 16 groups"
+_DL_MH = "DL-MH's DenseNet, read as Huang et al., DenseNet-BC, depth 40, growth 12"
+_FIGURE_1 = "FedORION, Figure 1 (sizes ours)"
 
 MODELS: dict[str, Architecture] = {
-    "wrn-40-1": Architecture(
-        partial(WideResNet, depth=40, widen=1),
-        563_930,
-        (3, 32, 32),
-        "FedORION; Zagoruyko and Komodakis, Wide residual networks",
-        _CIFAR,
+    "wrn-40-1": _row(WideResNet, 563_930, f"FedORION; {_ZAGORUYKO}", depth=40, widen=1),
+    "wrn-40-2": _row(WideResNet, 2_243_546, _ZAGORUYKO, depth=40, widen=2),
+    "wrn-16-1": _row(WideResNet, 175_066, _ZAGORUYKO, depth=16, widen=1),
+    "resnet8": _row(CifarResNet, 78_042, f"FedDF; {_HE}", depth=8),
+    "resnet20": _row(CifarResNet, 272_474, f"FedDF, FedORION; {_HE}", depth=20),
+    "resnet32": _row(CifarResNet, 466_906, f"FedORION; {_HE}", depth=32),
+    "resnet8-a": _row(CifarResNet, 75_290, _OPTION_A, depth=8, shortcut="padding"),
+    "resnet20-a": _row(CifarResNet, 269_722, _OPTION_A, depth=20, shortcut="padding"),
+    "resnet32-a": _row(CifarResNet, 464_154, _OPTION_A, depth=32, shortcut="padding"),
+    # 4 pixels: one channel's one pixel, normalised, would be a constant
+    "resnet8-wide-gn": _row(CifarResNet, 1_227_594, _GN, 5, depth=8, first=64, norm=single),
+    "resnet8-wide-bn": _row(CifarResNet, 1_227_594, _CUT, depth=8, first=64),
+    "resnet8-gn16": _row(CifarResNet, 78_042, _GN16, depth=8, norm=sixteen),
+    "resnet10": _resnet("1-1-1-1", 4_910_922, "FedIN, Table VI"),
+    "resnet14": _resnet("1-1-2-2", 10_812_234, "FedIN, Table VI"),
+    "resnet18": _resnet(
+        "2-2-2-2", 11_181_642, "torchvision; FedORION; FedIN, Table VI", "ResNet18"
     ),
-    "wrn-40-2": Architecture(
-        partial(WideResNet, depth=40, widen=2),
-        2_243_546,
-        (3, 32, 32),
-        "Zagoruyko and Komodakis, Wide residual networks",
-        _CIFAR,
+    "resnet22": _resnet("2-2-3-3", 17_082_954, "FedIN, Table VI"),
+    "resnet26": _resnet("3-3-3-3", 17_452_362, "FedIN, Table VI"),
+    "resnet34": _resnet("3-4-6-3", 21_289_802, "torchvision; FedORION", "ResNet34"),
+    "mobilenetv2": _row(
+        MobileNetV2, 2_236_682, "torchvision; FedORION", _BOTH, pretrained="MobileNet_V2"
     ),
-    "wrn-16-1": Architecture(
-        partial(WideResNet, depth=16, widen=1),
-        175_066,
-        (3, 32, 32),
-        "Zagoruyko and Komodakis, Wide residual networks",
-        _CIFAR,
-    ),
-    "resnet8": Architecture(
-        partial(CifarResNet, depth=8),
-        78_042,
-        (3, 32, 32),
-        "FedDF; He et al., Deep residual learning, with projection shortcuts",
-        _CIFAR,
-    ),
-    "resnet20": Architecture(
-        partial(CifarResNet, depth=20),
-        272_474,
-        (3, 32, 32),
-        "FedDF, FedORION; He et al., with projection shortcuts",
-        _CIFAR,
-    ),
-    "resnet32": Architecture(
-        partial(CifarResNet, depth=32),
-        466_906,
-        (3, 32, 32),
-        "FedORION; He et al., with projection shortcuts",
-        _CIFAR,
-    ),
-    "resnet8-a": Architecture(
-        partial(CifarResNet, depth=8, shortcut="padding"),
-        75_290,
-        (3, 32, 32),
-        "He et al., parameter-free shortcuts (option A)",
-        _CIFAR,
-    ),
-    "resnet20-a": Architecture(
-        partial(CifarResNet, depth=20, shortcut="padding"),
-        269_722,
-        (3, 32, 32),
-        "He et al., parameter-free shortcuts (option A)",
-        _CIFAR,
-    ),
-    "resnet32-a": Architecture(
-        partial(CifarResNet, depth=32, shortcut="padding"),
-        464_154,
-        (3, 32, 32),
-        "He et al., parameter-free shortcuts (option A)",
-        _CIFAR,
-    ),
-    "resnet8-wide-gn": Architecture(
-        partial(CifarResNet, depth=8, first=64, norm=single),
-        1_227_594,
-        (3, 32, 32),
-        "FedKF: 64-128-256 channels, GroupNorm of one channel per group",
-        {"own": 5},  # one channel's one pixel, normalised, would be a constant
-    ),
-    "resnet8-wide-bn": Architecture(
-        partial(CifarResNet, depth=8, first=64),
-        1_227_594,
-        (3, 32, 32),
-        "DL-MH: ResNet-18 cut to 8 layers, read as 64-128-256 channels with BatchNorm",
-        _CIFAR,
-    ),
-    "resnet8-gn16": Architecture(
-        partial(CifarResNet, depth=8, norm=sixteen),
-        78_042,
-        (3, 32, 32),
-        "FedGKD: 16-32-64 channels, GroupNorm of 16 groups",
-        _CIFAR,
-    ),
-    "resnet10": Architecture(
-        partial(ResNet, blocks=(1, 1, 1, 1)), 4_910_922, (3, 32, 32), "FedIN, Table VI", _IMAGENET
-    ),
-    "resnet14": Architecture(
-        partial(ResNet, blocks=(1, 1, 2, 2)), 10_812_234, (3, 32, 32), "FedIN, Table VI", _IMAGENET
-    ),
-    "resnet18": Architecture(
-        partial(ResNet, blocks=(2, 2, 2, 2)),
-        11_181_642,
-        (3, 32, 32),
-        "torchvision; FedORION; FedIN, Table VI",
-        _IMAGENET,
-        pretrained=True,
-    ),
-    "resnet22": Architecture(
-        partial(ResNet, blocks=(2, 2, 3, 3)), 17_082_954, (3, 32, 32), "FedIN, Table VI", _IMAGENET
-    ),
-    "resnet26": Architecture(
-        partial(ResNet, blocks=(3, 3, 3, 3)), 17_452_362, (3, 32, 32), "FedIN, Table VI", _IMAGENET
-    ),
-    "resnet34": Architecture(
-        partial(ResNet, blocks=(3, 4, 6, 3)),
-        21_289_802,
-        (3, 32, 32),
-        "torchvision; FedORION",
-        _IMAGENET,
-        pretrained=True,
-    ),
-    "mobilenetv2": Architecture(
-        MobileNetV2, 2_236_682, (3, 32, 32), "torchvision; FedORION", _IMAGENET, pretrained=True
-    ),
-    "shufflenetv2": Architecture(
-        partial(ShuffleNetV2, widths=(24, 116, 232, 464, 1024)),
+    "shufflenetv2": _row(
+        ShuffleNetV2,
         1_263_854,
-        (3, 32, 32),
         "torchvision; FedORION, FedDF",
-        _IMAGENET,
-        pretrained=True,
+        _BOTH,
+        widths=(24, 116, 232, 464, 1024),
+        pretrained="ShuffleNet_V2_X1_0",
     ),
-    "shufflenetv2-x0.5": Architecture(
-        partial(ShuffleNetV2, widths=(24, 48, 96, 192, 1024)),
+    "shufflenetv2-x0.5": _row(
+        ShuffleNetV2,
         352_042,
-        (3, 32, 32),
         "torchvision",
-        _IMAGENET,
-        pretrained=True,
+        _BOTH,
+        widths=(24, 48, 96, 192, 1024),
+        pretrained="ShuffleNet_V2_X0_5",
     ),
-    "densenet-bc-40-12": Architecture(
-        partial(CifarDenseNet, depth=40, growth=12, bc=True),
-        176_122,
-        (3, 32, 32),
-        "DL-MH's DenseNet, read as Huang et al., DenseNet-BC, depth 40, growth 12",
-        _CIFAR,
+    "densenet-bc-40-12": _row(CifarDenseNet, 176_122, _DL_MH, depth=40, growth=12, bc=True),
+    "densenet-40-12": _row(
+        CifarDenseNet, 1_019_722, "Huang et al., depth 40, growth 12", depth=40, growth=12, bc=False
     ),
-    "densenet-40-12": Architecture(
-        partial(CifarDenseNet, depth=40, growth=12, bc=False),
-        1_019_722,
-        (3, 32, 32),
-        "Huang et al., depth 40, growth 12",
-        _CIFAR,
-    ),
-    "densenet-bc-100-12": Architecture(
-        partial(CifarDenseNet, depth=100, growth=12, bc=True),
+    "densenet-bc-100-12": _row(
+        CifarDenseNet,
         769_162,
-        (3, 32, 32),
         "Huang et al., DenseNet-BC, depth 100, growth 12",
-        _CIFAR,
+        depth=100,
+        growth=12,
+        bc=True,
     ),
-    "densenet121": Architecture(
+    "densenet121": _row(
         DenseNet121,
         6_956_426,
-        (3, 32, 32),
         "torchvision; Huang et al., DenseNet-121",
         {"cifar": 8, "imagenet": 29},  # four unpadded halvings
-        pretrained=True,
+        pretrained="DenseNet121",
     ),
-    "lenet5": Architecture(
-        LeNet5, 61_706, (1, 32, 32), "FedKF: LeCun et al., with ReLU and max pooling"
+    "lenet5": _row(
+        LeNet5, 61_706, "FedKF: LeCun et al., with ReLU and max pooling", 1, input=(1, 32, 32)
     ),
-    "mlp": Architecture(
-        partial(MLP, hidden=(128, 128)), 26_634, (1, 8, 8), "ours, for CPUs: two hidden layers"
+    "mlp": _row(
+        MLP, 26_634, "ours, for CPUs: two hidden layers", 1, input=(1, 8, 8), hidden=(128, 128)
     ),
-    "cnn2": Architecture(partial(CNN, depth=2), 19_562, (1, 8, 8), "ours, for CPUs", _CIFAR),
-    "cnn3": Architecture(partial(CNN, depth=3), 56_554, (1, 8, 8), "ours, for CPUs", _CIFAR),
-    "cnn4": Architecture(partial(CNN, depth=4), 93_546, (1, 8, 8), "ours, for CPUs", _CIFAR),
-    "points-mlp-1": Architecture(
-        partial(MLP, hidden=(8,)), 130, (2, 1, 1), "FedORION, Figure 1 (sizes ours)"
-    ),
-    "points-mlp-2": Architecture(
-        partial(MLP, hidden=(8, 8)), 218, (2, 1, 1), "FedORION, Figure 1 (sizes ours)"
-    ),
-    "points-mlp-3": Architecture(
-        partial(MLP, hidden=(16, 8, 8)), 410, (2, 1, 1), "FedORION, Figure 1 (sizes ours)"
-    ),
+    "cnn2": _row(CNN, 19_562, "ours, for CPUs", input=(1, 8, 8), depth=2),
+    "cnn3": _row(CNN, 56_554, "ours, for CPUs", input=(1, 8, 8), depth=3),
+    "cnn4": _row(CNN, 93_546, "ours, for CPUs", input=(1, 8, 8), depth=4),
+    "points-mlp-1": _row(MLP, 130, _FIGURE_1, 1, input=(2, 1, 1), hidden=(8,)),
+    "points-mlp-2": _row(MLP, 218, _FIGURE_1, 1, input=(2, 1, 1), hidden=(8, 8)),
+    "points-mlp-3": _row(MLP, 410, _FIGURE_1, 1, input=(2, 1, 1), hidden=(16, 8, 8)),
 }
 
 
@@ -253,7 +196,7 @@ def parse(spec: str) -> tuple[str, float]:
 
 def check(
     spec: str,
-    shape: tuple[int, int, int],
+    shape: Shape,
     classes: int,
     *,
     stem: str = "auto",
@@ -283,23 +226,22 @@ def check(
         raise ValueError(
             f"model {spec!r}{kind}: input {size} is too small, it takes {least}×{least} or more"
         )
-    if pretrained and not published(spec, stem=stem):
+    if pretrained and not published(spec):
         known = ", ".join(k for k, row in MODELS.items() if row.pretrained)
         raise ValueError(
             f"model {spec!r}: no pretrained weights; at width 1 there are some for {known}"
         )
 
 
-def published(spec: str, *, stem: str = "auto") -> bool:
+def published(spec: str) -> bool:
     """Whether torchvision has ImageNet weights for ``spec``: some architectures, at width 1."""
     name, factor = parse(spec)
-    architecture = MODELS[name]
-    return architecture.pretrained and factor == 1 and _stem(architecture, stem) != "own"
+    return bool(MODELS[name].pretrained) and factor == 1
 
 
 def build(
     spec: str,
-    shape: tuple[int, int, int],
+    shape: Shape,
     classes: int,
     *,
     seed: int,
@@ -318,11 +260,11 @@ def build(
     architecture_name, factor = parse(spec)
     architecture = MODELS[architecture_name]
     chosen = _stem(architecture, stem)
-    options: dict[str, str | None] = {} if chosen == "own" else {"stem": chosen}
-    if pretrained:
-        options["pretrained"] = _PUBLISHED[architecture_name]
+    options = {} if chosen == "own" else {"stem": chosen}
     with seeds.scope(seed, *name):
         model = architecture.build(tuple(shape), classes, factor, **options)
+    if pretrained:
+        load_published(model, f"{architecture.pretrained}_Weights.IMAGENET1K_V1")
     model.spec = spec
     return model
 
@@ -332,15 +274,13 @@ def count(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def parameters(spec: str, shape: tuple[int, int, int], classes: int, *, stem: str = "auto") -> int:
+def parameters(spec: str, shape: Shape, classes: int, *, stem: str = "auto") -> int:
     """The number of parameters of a network that is not built."""
     with torch.device("meta"):
         return count(build(spec, shape, classes, seed=0, stem=stem))
 
 
-def smallest(
-    specs: Iterable[str], shape: tuple[int, int, int], classes: int, *, stem: str = "auto"
-) -> str:
+def smallest(specs: Iterable[str], shape: Shape, classes: int, *, stem: str = "auto") -> str:
     """The spec with the fewest parameters, the first of several: FedORION's common architecture."""
     found = list(dict.fromkeys(specs))
     if not found:
@@ -350,13 +290,3 @@ def smallest(
 
 def _stem(architecture: Architecture, stem: str) -> str:
     return stem if stem in architecture.stems else architecture.stem
-
-
-_PUBLISHED = {
-    "resnet18": "ResNet18_Weights.IMAGENET1K_V1",
-    "resnet34": "ResNet34_Weights.IMAGENET1K_V1",
-    "mobilenetv2": "MobileNet_V2_Weights.IMAGENET1K_V1",
-    "shufflenetv2": "ShuffleNet_V2_X1_0_Weights.IMAGENET1K_V1",
-    "shufflenetv2-x0.5": "ShuffleNet_V2_X0_5_Weights.IMAGENET1K_V1",
-    "densenet121": "DenseNet121_Weights.IMAGENET1K_V1",
-}

@@ -14,7 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from common.models.modes import restored
+
+@contextlib.contextmanager
+def restored(model: nn.Module) -> Iterator[None]:
+    """Put every module's train or eval mode back at the end, also after an exception."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def norms(model: nn.Module) -> list[_BatchNorm]:

@@ -1,4 +1,4 @@
-"""DenseNets: the paper's own for CIFAR (three blocks, plain or BC) and torchvision's DenseNet-121.
+"""DenseNets for CIFAR: three blocks, plain or with bottlenecks and compression (BC).
 
 Huang et al., "Densely connected convolutional networks", sections 3 and 4.2.
 """
@@ -10,11 +10,8 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from common.models import pretrained as weights
 from common.models.classifier import Classifier, pooled
-from common.models.initialise import he_fan_out
-from common.models.stem import Stem, first_convolution
-from common.models.width import scale
+from common.models.layers import Shape, he_fan_out, scale
 
 
 @final
@@ -43,14 +40,7 @@ class CifarDenseNet(Classifier):
     """DenseNet-depth-growth; ``bc``: bottlenecks, and transitions that halve the channels."""
 
     def __init__(
-        self,
-        shape: tuple[int, int, int],
-        classes: int,
-        factor: float,
-        *,
-        depth: int,
-        growth: int,
-        bc: bool,
+        self, shape: Shape, classes: int, factor: float, *, depth: int, growth: int, bc: bool
     ) -> None:
         super().__init__()
         layers, rest = divmod(depth - 4, 6 if bc else 3)
@@ -76,36 +66,3 @@ class CifarDenseNet(Classifier):
 
     def features(self, x: Tensor) -> Tensor:
         return pooled(torch.relu(self.bn(self.blocks(self.conv1(x)))))
-
-
-@final
-class DenseNet121(Classifier):
-    """torchvision's: growth 32, blocks of 6, 12, 24 and 16 layers, 1024 features."""
-
-    def __init__(
-        self,
-        shape: tuple[int, int, int],
-        classes: int,
-        factor: float,
-        *,
-        stem: Stem,
-        pretrained: str | None = None,
-    ) -> None:
-        super().__init__()
-        from common.vision import torchvision
-
-        net = torchvision.models.DenseNet(
-            growth_rate=scale(32, factor),
-            num_init_features=scale(64, factor),
-            num_classes=classes,
-        )
-        net.features.conv0 = first_convolution(net.features.conv0, shape[0], stem)
-        if stem == "cifar":
-            net.features.pool0 = nn.Identity()
-        self.trunk = net.features
-        self.head = net.classifier
-        if pretrained is not None:
-            weights.load(self, pretrained, ("features.", "trunk."))
-
-    def features(self, x: Tensor) -> Tensor:
-        return pooled(torch.relu(self.trunk(x)))

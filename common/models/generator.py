@@ -1,17 +1,18 @@
-"""The generator of data-free distillation: noise to images in the classifiers' input space.
-
-DAFL's layers (Chen et al., "Data-free learning of student networks") with FedKF's end: a sigmoid,
-then the data set's normalisation, so that generated images enter a classifier as real ones do.
-"""
+"""Generators: noise to images in the classifiers' input space, or with a label to features."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import final
+from typing import Literal, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from common import seeds
+from common.models.classifier import Classifier
+from common.models.layers import Shape
+from common.task import Task
 
 WIDTH = 128  #: channels of DAFL and FedKF
 EPS = 0.8  #: DAFL passes .8 as BatchNorm's second argument, which is eps, and FedKF inherits it
@@ -21,6 +22,10 @@ SLOPE = 0.2
 @final
 class Generator(nn.Module):
     """z (n, ``latent``), standard normal, to normalised images (n, C, H, W).
+
+    DAFL's layers (Chen et al., "Data-free learning of student networks") with FedKF's end: a
+    sigmoid, then the data set's normalisation, so that generated images enter a classifier as real
+    ones do.
 
     FedKF takes 100 latent numbers for EMNIST (1,049,985 parameters at 1×32×32) and 1000 for CIFAR
     (8,423,939). ``width`` below 128 is for CPUs. ``mean`` and ``std`` are those that the real
@@ -33,7 +38,7 @@ class Generator(nn.Module):
     def __init__(
         self,
         latent: int,
-        shape: tuple[int, int, int],
+        shape: Shape,
         *,
         mean: Sequence[float],
         std: Sequence[float],
@@ -79,3 +84,36 @@ class Generator(nn.Module):
     def latents(self, n: int, generator: torch.Generator) -> Tensor:
         """n fresh latent vectors ~ N(0, I), drawn from ``generator`` on its device."""
         return torch.randn(n, self.latent, generator=generator, device=generator.device)
+
+
+@final
+class FeatureGenerator(nn.Module):
+    """(z [n, ``noise``], y [n]) to features [n, ``features``] ≥ 0, as classifiers' heads read them.
+
+    FedGen's: noise and one-hot label, one hidden layer with BatchNorm and ReLU, one layer with ReLU
+    (Zhu et al. 2021, "Data-Free Knowledge Distillation for Heterogeneous Federated Learning").
+    """
+
+    def __init__(self, noise: int, classes: int, features: int, hidden: int) -> None:
+        super().__init__()
+        self.noise, self.classes = noise, classes
+        self.fc = nn.Linear(noise + classes, hidden)
+        self.bn = nn.BatchNorm1d(hidden)
+        self.out = nn.Linear(hidden, features)
+
+    def forward(self, z: Tensor, y: Tensor) -> Tensor:
+        x = torch.cat([z, F.one_hot(y, self.classes).to(z.dtype)], dim=1)
+        return torch.relu(self.out(torch.relu(self.bn(self.fc(x)))))
+
+    def latents(
+        self, n: int, kind: Literal["uniform", "normal"], generator: torch.Generator
+    ) -> Tensor:
+        """n noise vectors, in [0, 1) or standard normal, drawn on the device of ``generator``."""
+        draw = torch.rand if kind == "uniform" else torch.randn
+        return draw(n, self.noise, generator=generator, device=generator.device)
+
+
+def new_feature_generator(task: Task, net: Classifier, noise: int, hidden: int) -> FeatureGenerator:
+    """The generator all owners start from, of features in front of ``net``'s head."""
+    with seeds.scope(task.seed, "init", "generator"):
+        return FeatureGenerator(noise, task.num_classes, net.head.in_features, hidden)

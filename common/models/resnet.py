@@ -1,44 +1,190 @@
-"""ResNets of torchvision's basic blocks: ResNet-18 and 34, and the family 10, 14, 18, 22, 26.
+"""ResNets: for small images, wide ones, and the ImageNet family with its middle depths.
 
-The family is FedIN's: one stem and one set of stage widths, so that s_in (64×8×8 for 32×32 images)
-and s_out (512×1×1) have one shape for all depths, and so that ``layer2.1.conv1`` means the same
-layer in every network that has it (FedIN, section III; layer-wise aggregation matches these names).
-State-dict keys are torchvision's, except that ``fc`` is ``head``.
+State-dict keys of the ImageNet family are torchvision's, except that ``fc`` is ``head``.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, final
+from functools import partial
+from typing import ClassVar, Literal, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from common.models import pretrained as weights
-from common.models.classifier import Split
-from common.models.stem import Stem
-from common.models.width import scale
+from common.models.classifier import Classifier, Split, pooled
+from common.models.layers import (
+    Norm,
+    Shape,
+    Stem,
+    batch,
+    he_convolutions,
+    he_fan_out,
+    scale,
+    stages,
+)
+
+Shortcut = Literal["projection", "padding"]
+
+
+@final
+class Padding(nn.Module):
+    """The parameter-free shortcut (option A): every second pixel, new channels zero."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.extra = outputs - inputs
+        self.stride = stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x[:, :, :: self.stride, :: self.stride]
+        return F.pad(x, (0, 0, 0, 0, self.extra // 2, self.extra - self.extra // 2))
+
+
+@final
+class Block(nn.Module):
+    """conv - norm - ReLU - conv - norm, plus the shortcut, then ReLU."""
+
+    def __init__(
+        self, inputs: int, outputs: int, stride: int, norm: Norm, shortcut: Shortcut
+    ) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.bn1 = norm(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.bn2 = norm(outputs)
+        self.downsample: nn.Module
+        if stride == 1 and inputs == outputs:
+            self.downsample = nn.Identity()
+        elif shortcut == "padding":
+            self.downsample = Padding(inputs, outputs, stride)
+        else:
+            convolution = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            self.downsample = nn.Sequential(convolution, norm(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = torch.relu(self.bn1(self.conv1(x)))
+        return torch.relu(self.bn2(self.conv2(out)) + self.downsample(x))
+
+
+@final
+class CifarResNet(Classifier):
+    """For small images: a 3×3 stem and three stages at full, half and quarter resolution.
+
+    ``depth`` 6n + 2 with n blocks per stage (He et al., "Deep residual learning", section 4.2); the
+    features are the last stage's mean, as many as its channels. FedDF uses 16-32-64 channels, FedKF
+    a wide 64-128-256 ResNet-8 with GroupNorm (FedKF's code; its conv - norm - ReLU order and
+    initialisation are followed).
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        classes: int,
+        factor: float,
+        *,
+        depth: int,
+        first: int = 16,
+        norm: Norm = batch,
+        shortcut: Shortcut = "projection",
+    ) -> None:
+        super().__init__()
+        blocks, rest = divmod(depth - 2, 6)
+        assert rest == 0, depth
+        widths = [scale(first * 2**stage, factor) for stage in range(3)]
+        self.conv1 = nn.Conv2d(shape[0], widths[0], 3, 1, 1, bias=False)
+        self.bn1 = norm(widths[0])
+        self.layer1, self.layer2, self.layer3 = stages(
+            partial(Block, norm=norm, shortcut=shortcut), widths[0], widths, [blocks] * 3
+        )
+        self.head = nn.Linear(widths[-1], classes)
+        he_fan_out(self)
+
+    def features(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.bn1(self.conv1(x)))
+        return pooled(self.layer3(self.layer2(self.layer1(x))))
+
+
+@final
+class Preactivated(nn.Module):
+    """norm - ReLU - conv, twice; where the shape changes, a 1×1 shortcut from the first ReLU."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.bn1 = nn.BatchNorm2d(inputs)
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.shortcut: nn.Conv2d | None = None
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        activated = torch.relu(self.bn1(x))
+        out: Tensor = self.conv2(torch.relu(self.bn2(self.conv1(activated))))
+        return out + (x if self.shortcut is None else self.shortcut(activated))
+
+
+@final
+class WideResNet(Classifier):
+    """WRN-depth-widen: depth 6n + 4, widths 16, 16·widen, 32·widen, 64·widen.
+
+    Zagoruyko and Komodakis, section 2: pre-activation blocks, three groups.
+    """
+
+    def __init__(
+        self, shape: Shape, classes: int, factor: float, *, depth: int, widen: int
+    ) -> None:
+        super().__init__()
+        blocks, rest = divmod(depth - 4, 6)
+        assert rest == 0, depth
+        stem = scale(16, factor)
+        widths = [scale(channels * widen, factor) for channels in (16, 32, 64)]
+        self.conv1 = nn.Conv2d(shape[0], stem, 3, 1, 1, bias=False)
+        self.layer1, self.layer2, self.layer3 = stages(Preactivated, stem, widths, [blocks] * 3)
+        self.bn = nn.BatchNorm2d(widths[-1])
+        self.head = nn.Linear(widths[-1], classes)
+        he_fan_out(self)
+
+    def features(self, x: Tensor) -> Tensor:
+        x = self.layer3(self.layer2(self.layer1(self.conv1(x))))
+        return pooled(torch.relu(self.bn(x)))
 
 
 @final
 class ResNet(Split):
-    """Four stages of ``blocks`` basic blocks and 64, 128, 256, 512 channels."""
+    """Four stages of ``blocks`` of torchvision's basic blocks and 64, 128, 256, 512 channels.
+
+    ResNet-18 and 34, and FedIN's family 10, 14, 18, 22, 26: one stem and one set of stage widths,
+    so that s_in (64×8×8 for 32×32 images) and s_out (512×1×1) have one shape for all depths, and so
+    that ``layer2.1.conv1`` means the same layer in every network that has it (FedIN, section III;
+    layer-wise aggregation matches these names).
+    """
 
     intermediate_prefixes: ClassVar[tuple[str, ...]] = ("layer1.", "layer2.", "layer3.", "layer4.")
 
     def __init__(
         self,
-        shape: tuple[int, int, int],
+        shape: Shape,
         classes: int,
         factor: float,
         *,
         blocks: tuple[int, int, int, int],
         stem: Stem,
-        pretrained: str | None = None,
     ) -> None:
         super().__init__()
         from common.vision import torchvision
 
         basic = torchvision.models.resnet.BasicBlock
+
+        def block(inputs: int, outputs: int, stride: int) -> nn.Module:
+            downsample = None
+            if stride > 1:
+                convolution = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+                downsample = nn.Sequential(convolution, nn.BatchNorm2d(outputs))
+            made: nn.Module = basic(inputs, outputs, stride, downsample)
+            return made
+
         widths = [scale(64 * 2**stage, factor) for stage in range(4)]
         self.maxpool: nn.Module
         if stem == "imagenet":
@@ -48,25 +194,11 @@ class ResNet(Split):
             self.conv1 = nn.Conv2d(shape[0], widths[0], 3, 1, 1, bias=False)
             self.maxpool = nn.Identity()
         self.bn1 = nn.BatchNorm2d(widths[0])
-        stages = []
-        inputs = widths[0]
-        for stage, (outputs, count) in enumerate(zip(widths, blocks, strict=True)):
-            downsample = None
-            stride = 1 if stage == 0 else 2
-            if stage > 0:
-                convolution = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
-                downsample = nn.Sequential(convolution, nn.BatchNorm2d(outputs))
-            stack = [basic(inputs, outputs, stride, downsample)]
-            stack += [basic(outputs, outputs) for _ in range(count - 1)]
-            stages.append(nn.Sequential(*stack))
-            inputs = outputs
-        self.layer1, self.layer2, self.layer3, self.layer4 = stages
-        self.head = nn.Linear(inputs, classes)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-        if pretrained is not None:
-            weights.load(self, pretrained)
+        self.layer1, self.layer2, self.layer3, self.layer4 = stages(
+            block, widths[0], widths, blocks
+        )
+        self.head = nn.Linear(widths[-1], classes)
+        he_convolutions(self)
 
     def extractor(self, x: Tensor) -> Tensor:
         s_in: Tensor = self.maxpool(torch.relu(self.bn1(self.conv1(x))))

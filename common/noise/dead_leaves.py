@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from common.noise.standard import standard
+from common.noise.simple import standard
 
 LEAVES = 64  #: of an image; they leave 2 % of it to the ground, which is one more leaf
 SMALLEST, LARGEST = 1 / 16, 1 / 2  #: radii in units of the longer side

@@ -1,4 +1,4 @@
-"""Noise without structure: every number drawn on its own."""
+"""Noise without structure, every number drawn on its own, and the scale of noise with structure."""
 
 from __future__ import annotations
 
@@ -21,3 +21,9 @@ def uniform(n: int, shape: tuple[int, int, int], generator: torch.Generator) -> 
     while True:
         z = torch.rand((n, *shape), generator=generator, device=generator.device)
         yield z.mul_(2 * side).sub_(side)
+
+
+def standard(x: Tensor) -> Tensor:
+    """(n, C, H, W) with mean 0 and variance 1 per channel over the batch; a constant becomes 0."""
+    deviation, mean = torch.std_mean(x, (0, 2, 3), correction=0, keepdim=True)
+    return (x - mean) / torch.where(deviation < 1e-6, torch.ones_like(deviation), deviation)

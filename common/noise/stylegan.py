@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from common.noise.standard import standard
+from common.noise.simple import standard
 
 LATENT = 64  #: latent numbers, and the size of a style
 WIDTH = 16  #: channels at every size

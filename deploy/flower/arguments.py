@@ -21,8 +21,7 @@ Value = bool | int | float | str  #: all that a run config or a node config can 
 def run_config_toml(run_config: Mapping[str, Value]) -> str:
     """``run_config`` as the TOML file that ``flwr run --run-config FILE.toml`` reads.
 
-    Raises:
-        ValueError: a key that is no (dotted) bare key, or a value that Flower cannot carry.
+    Raises ``ValueError``: a key that is no (dotted) bare key, or a value that Flower cannot carry.
     """
     return "".join(f"{_key(key)} = {_toml(key, value)}\n" for key, value in run_config.items())
 
@@ -30,8 +29,8 @@ def run_config_toml(run_config: Mapping[str, Value]) -> str:
 def config_arguments(config: Mapping[str, Value]) -> str:
     """``config`` as the one argument of ``--node-config`` or ``--federation-config``.
 
-    Raises:
-        ValueError: as above, and a string with both kinds of quote or with a control character.
+    Raises ``ValueError``: as above, and a string with both kinds of quote or with a control
+    character.
     """
     return " ".join(f"{_key(key)}={_argument(key, value)}" for key, value in config.items())
 
@@ -41,8 +40,8 @@ def check_app(app: Path, run_config: Mapping[str, Value]) -> Path:
 
     Flower itself finds an unknown key only when the run has begun, in the ServerApp's process.
 
-    Raises:
-        ValueError: no such folder, no Flower app in it, or a key that its config does not have.
+    Raises ``ValueError``: no such folder, no Flower app in it, or a key that its config does not
+    have.
     """
     folder = app.expanduser().resolve()
     try:

@@ -87,15 +87,13 @@ class Control:
     ) -> None:
         """Nothing is asked yet.
 
-        Args:
-            address: ``host:port``.
-            ca: certificate of the authority that signed the SuperLink's; None: no TLS.
-            work: absolute; below it come ``home/`` (what Flower writes), ``run.toml`` and ``app/``.
-            env: the environment of ``flwr run``; default: one with a FLWR_HOME below ``work``.
-            check: raises if it is of no use to go on, because a process has ended by itself.
+        ``address``: ``host:port``; ``ca``: certificate of the authority that signed the
+        SuperLink's; None: no TLS; ``work``: absolute; below it come ``home/`` (what Flower writes),
+        ``run.toml`` and ``app/``; ``env``: the environment of ``flwr run``; default: one with a
+        FLWR_HOME below ``work``; ``check``: raises if it is of no use to go on, because a process
+        has ended by itself.
 
-        Raises:
-            ValueError: ``ca`` cannot be read.
+        Raises ``ValueError``: ``ca`` cannot be read.
         """
         self.address = address
         self._tls, self._work, self._check = ca is not None, work, check
@@ -130,9 +128,8 @@ class Control:
     def await_answer(self, patience: float) -> None:
         """Wait until the SuperLink answers.
 
-        Raises:
-            RuntimeError: it did not within ``patience`` seconds, with what gRPC says; or only one
-                of the two sides has TLS.
+        Raises ``RuntimeError``: it did not within ``patience`` seconds, with what gRPC says; or
+        only one of the two sides has TLS.
         """
         deadline = time.monotonic() + patience
         while reason := self.silent():
@@ -164,10 +161,9 @@ class Control:
     def register(self, public_key: Path) -> bool:
         """Let the SuperNode with this key in; False if it was registered already.
 
-        Raises:
-            ValueError: the file cannot be read, or is no public key on a NIST curve.
-            Unregistered: the key was unregistered before.
-            RuntimeError: the SuperLink refused; with its reason.
+        Raises ``ValueError``: the file cannot be read, or is no public key on a NIST curve.
+        ``Unregistered``: the key was unregistered before. ``RuntimeError``: the SuperLink refused;
+        with its reason.
         """
         key = read_public_key(public_key)
         try:
@@ -185,8 +181,7 @@ class Control:
     def unregister(self, public_key: Path) -> bool:
         """Let the SuperNode with this key in never again; False if it was not registered.
 
-        Raises:
-            ValueError: the file cannot be read, or is no public key on a NIST curve.
+        Raises ``ValueError``: the file cannot be read, or is no public key on a NIST curve.
         """
         found = self._registered(read_public_key(public_key))
         for node_id in found:
@@ -215,10 +210,9 @@ class Control:
     ) -> int:
         """Bundle ``app``, start a run of it with these overrides, return the run's id.
 
-        Raises:
-            ValueError: ``app`` is no Flower app, or an override that it or Flower cannot take.
-            RuntimeError: Flower refused the app or the run, with Flower's own message; or what
-                ``check`` raises.
+        Raises ``ValueError``: ``app`` is no Flower app, or an override that it or Flower cannot
+        take. ``RuntimeError``: Flower refused the app or the run, with Flower's own message; or
+        what ``check`` raises.
         """
         overrides = self._work / "run.toml"
         folder = stage_app(check_app(app, run_config), self._work / "app")
@@ -266,16 +260,13 @@ class Control:
     ) -> RunStatus:
         """Wait until the run has ended and return how.
 
-        Args:
-            run_id: from ``submit``.
-            on_log: gets every line that the ServerApp prints, at most a second late.
-            finished: called every ``PAUSE`` seconds; once it is true, the run is known to be at its
-                end and its status is asked for every 0.1 s instead of awaited.
-            patience: seconds that the SuperLink may stay silent, and that a run may take to end
-                once its output has.
+        ``run_id``: from ``submit``; ``on_log``: gets every line that the ServerApp prints, at most
+        a second late; ``finished``: called every ``PAUSE`` seconds; once it is true, the run is
+        known to be at its end and its status is asked for every 0.1 s instead of awaited;
+        ``patience``: seconds that the SuperLink may stay silent, and that a run may take to end
+        once its output has.
 
-        Raises:
-            RuntimeError: the SuperLink was silent for too long, or what ``check`` raises.
+        Raises ``RuntimeError``: the SuperLink was silent for too long, or what ``check`` raises.
         """
         lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         over = threading.Event()
@@ -352,8 +343,8 @@ class Control:
 def run_id_from(stdout: str, stderr: str) -> int:
     """The run id in what ``flwr run --format json`` printed.
 
-    Raises:
-        RuntimeError: it reports a failure or nothing that can be read; with Flower's message.
+    Raises ``RuntimeError``: it reports a failure or nothing that can be read; with Flower's
+    message.
     """
     try:
         answer = json.loads(stdout)
@@ -368,8 +359,7 @@ def run_id_from(stdout: str, stderr: str) -> int:
 def read_public_key(path: Path) -> bytes:
     """An OpenSSH public key file as the Control API takes it: PEM.
 
-    Raises:
-        ValueError: the file cannot be read, or is no public key on a NIST curve.
+    Raises ``ValueError``: the file cannot be read, or is no public key on a NIST curve.
     """
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization

@@ -58,9 +58,8 @@ def dispatch(service: Service, begin: Callable[[list[str]], None]) -> None:
 
     ``begin`` gets the arguments of ``flwr-clientapp`` and returns at once.
 
-    Raises:
-        RuntimeError: the SuperNode has another kind of task than this loop can start.
-        grpc.RpcError: the SuperNode lives, but does not answer as expected.
+    Raises ``RuntimeError``: the SuperNode has another kind of task than this loop can start.
+    ``grpc.RpcError``: the SuperNode lives, but does not answer as expected.
     """
     channel = grpc.insecure_channel(  # type: ignore[no-untyped-call]
         service.address, options=[("grpc.enable_http_proxy", 0)]

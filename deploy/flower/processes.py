@@ -31,8 +31,7 @@ POLL = 0.1  #: seconds between two looks at processes that start
 def executable(name: str) -> str:
     """Path of one of Flower's programs, first beside the running Python, then on PATH.
 
-    Raises:
-        RuntimeError: it is in neither place.
+    Raises ``RuntimeError``: it is in neither place.
     """
     beside = Path(sys.executable).parent / name
     found = str(beside) if os.access(beside, os.X_OK) else shutil.which(name)
@@ -188,8 +187,8 @@ class Processes:
     def check(self) -> None:
         """Refuse to go on when a process has ended by itself, unless it has been spared.
 
-        Raises:
-            RuntimeError: with the name, the exit status and the end of the log of that process.
+        Raises ``RuntimeError``: with the name, the exit status and the end of the log of that
+        process.
         """
         for name, process in self._started.items():
             if name not in self._spared and (status := process.poll()) is not None:
@@ -204,8 +203,7 @@ class Processes:
         A ``grpc.RpcError`` of it, such as that of a SuperLink which is slow to answer, is a "not
         yet".
 
-        Raises:
-            RuntimeError: a process ended, or ``patience`` seconds passed.
+        Raises ``RuntimeError``: a process ended, or ``patience`` seconds passed.
         """
         deadline = time.monotonic() + patience
         while True:

@@ -20,18 +20,16 @@ def start(
 ) -> tuple[Control, str]:
     """Start a SuperLink and wait until it answers.
 
-    Args:
-        processes: an entered context, which ends the SuperLink too.
-        work: absolute; below it come ``home/`` (what Flower writes), ``run.toml`` and ``app/``.
-        env: added to the environment of the SuperLink and therefore of the ServerApp.
-        simulation: run the clients in Ray, inside the ServerApp's process tree.
-        certificates: with them, TLS, and only registered SuperNodes may connect.
+    ``processes``: an entered context, which ends the SuperLink too; ``work``: absolute; below it
+    come ``home/`` (what Flower writes), ``run.toml`` and ``app/``; ``env``: added to the
+    environment of the SuperLink and therefore of the ServerApp; ``simulation``: run the clients in
+    Ray, inside the ServerApp's process tree; ``certificates``: with them, TLS, and only registered
+    SuperNodes may connect.
 
     Returns:
         Its Control API, to be closed, and the address where SuperNodes connect.
 
-    Raises:
-        RuntimeError: it ended or did not answer in time; with the end of its log.
+    Raises ``RuntimeError``: it ended or did not answer in time; with the end of its log.
     """
     at, fleet = (f"127.0.0.1:{port}" for port in free_ports(2))
     full = environment(env, work / "home" / "superlink")

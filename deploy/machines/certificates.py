@@ -84,17 +84,15 @@ def make(folder: Path, hosts: Sequence[str], clients: int, days: int = 365) -> C
     The server's certificate is made anew with every call, signed by the same authority, so that
     clients need nothing new when it expires or the server moves. Private keys get mode 0600.
 
-    Args:
-        hosts: names and addresses under which clients reach the server; ``localhost`` and
-            ``127.0.0.1`` are always among them. Empty: those of the certificate that is there.
-        clients: the number of clients, 0 … ``clients`` − 1.
-        days: how long the server's certificate is valid, but no longer than the authority's, which
-            is made for ten years, or ``days`` if that is more.
+    ``hosts``: names and addresses under which clients reach the server; ``localhost`` and
+    ``127.0.0.1`` are always among them. Empty: those of the certificate that is there; ``clients``:
+    the number of clients, 0 … ``clients`` − 1; ``days``: how long the server's certificate is
+    valid, but no longer than the authority's, which is made for ten years, or ``days`` if that is
+    more.
 
-    Raises:
-        ValueError: a host that is neither a name nor an address, a number out of range, a file
-            that is damaged, or an authority that has expired.
-        OSError: the folder cannot be written.
+    Raises ``ValueError``: a host that is neither a name nor an address, a number out of range, a
+    file that is damaged, or an authority that has expired. ``OSError``: the folder cannot be
+    written.
     """
     names = _names([*hosts, *ALWAYS])
     _within("--clients", clients, 0, MAX_CLIENTS)
@@ -188,9 +186,7 @@ def _issue(
 def read_certificate(path: Path) -> x509.Certificate:
     """The certificate in ``path``.
 
-    Raises:
-        ValueError: it holds none that can be read.
-        OSError: the file cannot be read.
+    Raises ``ValueError``: it holds none that can be read. ``OSError``: the file cannot be read.
     """
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
@@ -264,8 +260,8 @@ def _names(hosts: Iterable[str]) -> list[x509.GeneralName]:
 def general_name(host: str) -> x509.DNSName | x509.IPAddress:
     """A host name or an address as certificates know it.
 
-    Raises:
-        ValueError: it is neither, or an address with a scope; the message begins with ``host``.
+    Raises ``ValueError``: it is neither, or an address with a scope; the message begins with
+    ``host``.
     """
     with contextlib.suppress(ValueError):
         address = ipaddress.ip_address(host)

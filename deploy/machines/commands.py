@@ -304,9 +304,7 @@ def _alone(place: Path) -> Iterator[None]:
 
     What is held is a folder below it, since a run may write to ``place`` and holds that.
 
-    Raises:
-        ValueError: there is one already.
-        OSError: the folder cannot be made.
+    Raises ``ValueError``: there is one already. ``OSError``: the folder cannot be made.
     """
     from server_app.keep.lock import hold
 
@@ -381,8 +379,7 @@ def _trusted(ca: Path | None, insecure: bool) -> Path | None:
 def _public_keys(given: list[Path]) -> list[Path]:
     """The files that are meant, all of them read before the first is sent.
 
-    Raises:
-        ValueError: one is not there, or is no public key.
+    Raises ``ValueError``: one is not there, or is no public key.
     """
     from deploy.flower.control import read_public_key
 

@@ -27,9 +27,8 @@ def lowest_free(folder: Path, clients: int) -> tuple[int, int]:
     keeps k for this one. Programs inherit it; when the last of them ends, however it ends, the
     system releases the lock.
 
-    Raises:
-        ValueError: there are ``clients`` replicas already.
-        OSError: the folder cannot be written, or its files cannot be locked.
+    Raises ``ValueError``: there are ``clients`` replicas already. ``OSError``: the folder cannot be
+    written, or its files cannot be locked.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for k in range(clients):

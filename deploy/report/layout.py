@@ -7,15 +7,16 @@ of ours. The page forbids itself, by its Content-Security-Policy, to load or run
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
+from matplotlib.figure import Figure
 
 from deploy.report.style import css
-from deploy.report.table import Table, html
+from deploy.report.svg import inline
+from deploy.report.table import TEMPLATES, Table, html
 
 _HERE = Path(__file__).parent
 
@@ -23,13 +24,15 @@ _HERE = Path(__file__).parent
 @final
 @dataclass(frozen=True)
 class Card:
-    """A figure or a table with its title; ``behind`` is the figure's data, folded away.
+    """A plot or a table with its title; ``alt`` says the plot in words, ``behind`` is its data,
+    folded away.
 
     ``span`` is in twelfths of the page's width.
     """
 
     title: str
-    svg: Markup | None = None
+    figure: Figure | None = None
+    alt: str = ""
     table: Table | None = None
     text: str = ""
     behind: Table | None = None
@@ -63,18 +66,11 @@ class Page:
     pill: str
     tiles: Sequence[Tile]
     notes: Sequence[str]
-    sections: Sequence[Section] = field(default_factory=tuple)
+    sections: Sequence[Section | None] = ()  # what has nothing to show is None
 
 
 def render(page: Page) -> str:
     """The page as one HTML document that needs nothing else."""
-    environment = Environment(
-        loader=FileSystemLoader(_HERE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     sheet = css() + "\n" + (_HERE / "page.css").read_text(encoding="utf-8")
-    template = environment.get_template("page.html.jinja")
-    return template.render(page=page, css=Markup(sheet), html=html)  # our own file
+    template = TEMPLATES.get_template("page.html.jinja")
+    return template.render(page=page, css=Markup(sheet), html=html, inline=inline)  # our own file

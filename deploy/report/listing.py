@@ -7,17 +7,18 @@ from typing import Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
+from common import methods as methods_
 from deploy.report.table import Table
 
 
 def methods() -> Table:
     """Name, what it is, its paper: the first two paragraphs of its contract."""
-    from common.methods import contract, names
-
     rows = []
-    for name in names():
-        module = contract(name)
-        title, source = _title_and_source(module.__doc__ or "")
+    for name in methods_.names():
+        module = methods_.contract(name)
+        parts = [" ".join(part.split()) for part in (module.__doc__ or "").split("\n\n")]
+        title, source = (part.strip().rstrip(".") for part in (*parts, "")[:2])
+        title = title.partition(":")[2].strip() or title
         rows.append((name, title, source, module.__name__.replace(".", "/") + ".py"))
     return Table(("method", "what it is", "source", "contract"), rows, "l")
 
@@ -25,20 +26,21 @@ def methods() -> Table:
 def models() -> Table:
     from common.models import MODELS
 
-    rows = []
-    for name, row in MODELS.items():
-        size = "×".join(map(str, row.input))
-        rows.append((name, f"{row.params:,}", size, str(row.smallest), row.source))
+    rows = [
+        (name, f"{row.params:,}", "×".join(map(str, row.input)), str(row.smallest), row.source)
+        for name, row in MODELS.items()
+    ]
     return Table(("model", "parameters", "input", "smallest side", "source"), rows, "l")
 
 
 def datasets() -> Table:
     from common.data import DATASETS
 
-    rows = []
-    for name, row in DATASETS.items():
-        shape = "×".join(map(str, row.shape)) if row.shape else "any"
-        rows.append((name, shape, str(row.classes or "any"), row.description))
+    shapes = {name: "×".join(map(str, row.shape or ())) for name, row in DATASETS.items()}
+    rows = [
+        (name, shapes[name] or "any", str(row.classes or "any"), row.description)
+        for name, row in DATASETS.items()
+    ]
     return Table(("data set", "shape", "classes", "what it is"), rows, "l")
 
 
@@ -47,9 +49,8 @@ def partitions() -> Table:
 
     rows = []
     for name, row in PARTITIONS.items():
-        keys = ", ".join(f"data.{option.replace('_', '-')}" for option in row.options)
-        keys = keys.replace("data.num-classes", "").strip(", ")
-        rows.append((name, row.description, row.source, keys))
+        keys = [f"data.{key.replace('_', '-')}" for key in row.options if key != "num_classes"]
+        rows.append((name, row.description, row.source, ", ".join(keys)))
     return Table(("partition", "what it does", "source", "keys"), rows, "l")
 
 
@@ -106,9 +107,3 @@ LISTINGS: dict[str, Callable[[], Table]] = {
     "partitions": partitions,
     "settings": settings,
 }
-
-
-def _title_and_source(doc: str) -> tuple[str, str]:
-    paragraphs = [" ".join(part.split()) for part in doc.strip().split("\n\n")]
-    title = paragraphs[0].partition(":")[2].strip() or paragraphs[0]
-    return title.rstrip("."), (paragraphs[1] if len(paragraphs) > 1 else "").rstrip(".")

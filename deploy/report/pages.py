@@ -10,7 +10,6 @@ from deploy.report import plots, sections
 from deploy.report.layout import Card, Page, Section, Tile, render
 from deploy.report.plots import Named
 from deploy.report.read import Run, flat, read
-from deploy.report.svg import inline
 from deploy.report.table import Cell, Table
 from deploy.report.text import NONE, clean, duration, number, percent, size
 
@@ -45,20 +44,18 @@ def one(run: Run) -> Page:
         pill=_pill(run),
         tiles=_tiles(run),
         notes=run.notes,
-        sections=sections.present(
-            [
-                sections.learning(run),
-                sections.clients(run),
-                sections.fairness(run),
-                sections.data(run),
-                sections.cost(run),
-                sections.formula_cost(named),
-                sections.incentive(run),
-                sections.metrics(named),
-                sections.failures(named),
-                sections.settings(run),
-            ]
-        ),
+        sections=[
+            sections.learning(run),
+            sections.clients(run),
+            sections.fairness(run),
+            sections.data(run),
+            sections.cost(run),
+            sections.formula_cost(named),
+            sections.incentive(run),
+            sections.metrics(named),
+            sections.failures(named),
+            sections.settings(run),
+        ],
     )
 
 
@@ -74,17 +71,15 @@ def several(runs: list[Run]) -> Page:
         pill=f"{open_} unfinished" if open_ else "all finished",
         tiles=(),
         notes=[f"{label}: {note}" for label, run in named for note in run.notes],
-        sections=sections.present(
-            [
-                Section("Results", [Card("", table=_results(named), span=12)]),
-                _curves(named),
-                _client_spread(named),
-                sections.formula_cost(named),
-                sections.metrics(named),
-                _different_settings(named),
-                sections.failures(named),
-            ]
-        ),
+        sections=[
+            Section("Results", [Card("", table=_results(named), span=12)]),
+            _curves(named),
+            _client_spread(named),
+            sections.formula_cost(named),
+            sections.metrics(named),
+            _different_settings(named),
+            sections.failures(named),
+        ],
     )
 
 
@@ -143,12 +138,12 @@ def _results(named: Named) -> Table:
 
 def _curves(named: Named) -> Section:
     names = ", ".join(label for label, _ in named)
-    drawn = [("Accuracy by round", plots.accuracy(named), "accuracy")]
+    drawn = [("Accuracy by round", plots.accuracy(named))]
     if any(e.loss is not None for _, run in named for e in run.entries):
-        drawn.append(("Loss by round", plots.loss(named), "loss"))
-    drawn.append(("Accuracy by bytes", plots.by_bytes(named), "by-bytes"))
-    drawn.append(("Accuracy by time", plots.by_time(named), "by-time"))
-    cards = [Card(title, svg=inline(f, name, f"{title} of {names}.")) for title, f, name in drawn]
+        drawn.append(("Loss by round", plots.loss(named)))
+    drawn.append(("Accuracy by bytes", plots.by_bytes(named)))
+    drawn.append(("Accuracy by time", plots.by_time(named)))
+    cards = [Card(title, figure, f"{title} of {names}.") for title, figure in drawn]
     return Section("Learning", cards, "Each server's model on its test set.")
 
 
@@ -156,7 +151,7 @@ def _client_spread(named: Named) -> Section | None:
     if not any(s.accuracy is not None for _, run in named for _, s in run.scores()):
         return None
     alt = "Dots: every client's accuracy by run; a stroke marks the mean."
-    card = Card("", svg=inline(plots.spread(named), "spread", alt), span=12)
+    card = Card("", plots.spread(named), alt, span=12)
     return Section("Clients", [card], "A dot is a client, the stroke their mean.")
 
 

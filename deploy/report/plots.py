@@ -45,28 +45,30 @@ Point = tuple[float, float, str]
 """Where it lies, and what it says on hover."""
 
 
+@style()
 def accuracy(runs: Named) -> Figure:
     """The server's test accuracy by round; for one run also the method's further accuracies."""
-    with style():
-        figure, axes = _axes()
-        for i, (label, run) in enumerate(runs):
-            points = run.accuracies()
-            _line(axes, [(t, a, f"round {t}: {percent(a, 2)}") for t, a in points], label, i)
-            if len(runs) == 1 and points:
-                t, best = max(points, key=lambda point: point[1])
-                (dot,) = axes.plot([t], [best], "o", color=series(0), markersize=6)
-                say(dot, [f"round {t}: {percent(best, 2)}"])
-                _note(axes, f"best {percent(best)}", (t, best))
-        if len(runs) == 1:
-            entries = runs[0][1].entries
-            names = dict.fromkeys(name for e in entries for name in e.accuracies)
-            for i, name in enumerate(names, start=1):
-                told = [(e.round, e.accuracies[name]) for e in entries if name in e.accuracies]
-                further = [(t, a, f"{name}, round {t}: {percent(a, 2)}") for t, a in told]
-                _line(axes, further, name, i, dashes=(4, 2), linewidth=1.5)
-        _over_rounds(axes)
-        _as_shares(axes)
-        return figure
+    figure, axes = _axes()
+    for i, (label, run) in enumerate(runs):
+        points = run.accuracies()
+        _line(axes, _by_round(points, _who(runs, label), _share), label, i)
+        if len(runs) == 1 and points:
+            t, best = max(points, key=lambda point: point[1])
+            (dot,) = axes.plot([t], [best], "o", color=series(0), markersize=6)
+            say(dot, [f"round {t}: {_share(best)}"])
+            side = "right" if t > sum(axes.get_xlim()) / 2 else "left"
+            axes.annotate(
+                f"best {percent(best)}", (t, best), (0, 8), textcoords="offset points",
+                ha=side, color=MUTED, fontsize=9.0,
+            )  # fmt: skip
+    for _, run in runs[:1] if len(runs) == 1 else ():
+        names = dict.fromkeys(name for e in run.entries for name in e.accuracies)
+        for i, name in enumerate(names, start=1):
+            told = [(e.round, e.accuracies[name]) for e in run.entries if name in e.accuracies]
+            _line(axes, _by_round(told, f"{name}, ", _share), name, i, further=True)
+    _over_rounds(axes)
+    _as_shares(axes)
+    return figure
 
 
 def loss(runs: Named) -> Figure:
@@ -79,59 +81,39 @@ def metric(runs: Named, name: str) -> Figure:
     return _curves(runs, lambda e: scalars(e).get(name), THIRD, legend=False)
 
 
+@style()
 def clients(run: Run) -> Figure:
     """Each client's own model and the global model on its own test share, by architecture."""
-    with style():
-        scores = run.scores()
-        figure, axes = _axes(WIDE)
-        models = list(dict.fromkeys([*run.models(), *(member.model for member, _ in scores)]))
-        both = any(score.accuracy_global is not None for _, score in scores)
-        width = 0.38 if both else 0.7
-        for i, model in enumerate(models):
-            theirs = [(j, s) for j, (member, s) in enumerate(scores) if member.model == model]
-            x = np.array([j for j, _ in theirs], dtype=float)
-            own = [(s.k, _value(s.accuracy)) for _, s in theirs]
-            _client_bars(axes, x - (width / 2 if both else 0), own, "own model", i, width)
-            if both:  # on a ground of paper, else the grid would shine through
-                shared = [(s.k, _value(s.accuracy_global)) for _, s in theirs]
-                axes.bar(x + width / 2, [a for _, a in shared], width, color=PAPER)
-                _client_bars(axes, x + width / 2, shared, "global model", i, width, alpha=0.38)
-        axes.set_ylim(0, 1)
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        axes.set_xlim(-0.7, max(len(scores), 8) - 0.3)
-        step = max(1, math.ceil(len(scores) / LABELLED))
-        ticks = range(0, len(scores), step)
-        axes.set_xticks(ticks, [str(scores[j][1].k) for j in ticks])
-        axes.set_xlabel("client")
-        handles = [Patch(color=series(i)) for i in range(len(models))]
-        if both:
-            handles += [Patch(color=MUTED), Patch(color=MUTED, alpha=0.38)]
-            models += ["own model", "global model"]
-        _legend_above(figure, handles, models)
-        return figure
-
-
-def _client_bars(
-    axes: Axes,
-    x: np.ndarray,
-    told: Sequence[tuple[int, float]],
-    what: str,
-    i: int,
-    width: float,
-    alpha: float | None = None,
-) -> None:
-    """Bars of series i at ``x``, one for each (k, accuracy)."""
-    drawn = axes.bar(
-        x,
-        [a for _, a in told],
-        width,
-        color=series(i),
-        edgecolor=PAPER,
-        linewidth=0.6,
-        hatch="" if i < 8 else "////" if i < 16 else "....",
-        alpha=alpha,
-    )
-    _say_each(drawn, [f"client {k}, {what}: {percent(a)}" for k, a in told])
+    scores = run.scores()
+    figure, axes = _axes(WIDE)
+    models = list(dict.fromkeys([*run.models(), *(member.model for member, _ in scores)]))
+    both = any(score.accuracy_global is not None for _, score in scores)
+    width, shift = (0.38, 0.19) if both else (0.7, 0.0)
+    for j, (member, score) in enumerate(scores):
+        i = models.index(member.model)
+        bars = [(j - shift, score.accuracy, "own", series(i), 1.0)]
+        if both:  # on a ground of paper, else the grid would shine through
+            bars.append((j + shift, score.accuracy_global, "global", PAPER, 1.0))
+            bars.append((j + shift, score.accuracy_global, "global", series(i), 0.38))
+        for x, value, whose, colour, alpha in bars:
+            drawn = axes.bar(
+                x, _value(value), width, color=colour, edgecolor=PAPER, linewidth=0.6,
+                hatch="" if i < 8 else "////" if i < 16 else "....", alpha=alpha,
+            )  # fmt: skip
+            if colour != PAPER:
+                _say_each(drawn, [f"client {score.k}, {whose} model: {percent(value)}"])
+    axes.set_ylim(0, 1)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.set_xlim(-0.7, max(len(scores), 8) - 0.3)
+    ticks = range(0, len(scores), max(1, math.ceil(len(scores) / LABELLED)))
+    axes.set_xticks(ticks, [str(scores[j][1].k) for j in ticks])
+    axes.set_xlabel("client")
+    handles = [Patch(color=series(i)) for i in range(len(models))]
+    if both:
+        handles += [Patch(color=MUTED), Patch(color=MUTED, alpha=0.38)]
+        models += ["own model", "global model"]
+    _legend_above(figure, handles, models)
+    return figure
 
 
 def spread(runs: Named) -> Figure:
@@ -143,11 +125,8 @@ def spread(runs: Named) -> Figure:
         texts = [f"client {k}: {percent(a)}" for k, a in dots.items()]
         mean = sum(dots.values()) / len(dots) if dots else math.nan
         rows.append((_short(label, 36), list(dots.values()), mean, texts))
-    figure = _dots((WIDE[0], 0.9 + 0.42 * len(runs)), rows)
-    with style():
-        figure.axes[0].set_xlim(right=1.0)
-        figure.axes[0].set_xlabel("accuracy of each client's own model on its own test share")
-    return figure
+    said = "accuracy of each client's own model on its own test share"
+    return _dots((WIDE[0], 0.9 + 0.42 * len(runs)), rows, (None, 1.0), said)
 
 
 def distribution(models: Models) -> Figure:
@@ -156,128 +135,118 @@ def distribution(models: Models) -> Figure:
         (name, values, fairness(values, sizes)["amp"], [percent(value) for value in values])
         for name, (values, sizes) in models.items()
     ]
-    figure = _dots((HALF[0], 1.1 + 0.5 * len(models)), rows)
-    with style():
-        figure.axes[0].set_xlim(-0.02, 1.02)
-        figure.axes[0].set_xlabel("accuracy on the own test share")
-    return figure
+    height = 1.1 + 0.5 * len(models)
+    return _dots((HALF[0], height), rows, (-0.02, 1.02), "accuracy on the own test share")
 
 
+@style()
 def mixtures(models: Models) -> Figure:
     """How accuracy is distributed over random mixtures of clients; dashed: WLP, its floor."""
-    with style():
-        figure, axes = _axes()
-        for i, (name, (values, _)) in enumerate(models.items()):
-            drawn = over_mixtures(values, DRAWS, rng(0, "mixtures"), CONCENTRATION)
-            bins = np.linspace(min(values), max(max(values), min(values) + 0.01), 41).tolist()
-            counts, _, bars = axes.hist(drawn, bins=bins, color=series(i), alpha=0.45, label=name)
-            assert isinstance(bars, BarContainer)
-            _say_each(
-                bars,
-                [
-                    f"{percent(low)} to {percent(high)}: {int(count)}"
-                    for low, high, count in zip(bins, bins[1:], np.ravel(counts), strict=False)
-                ],
-            )
-            axes.axvline(min(values), color=series(i), linestyle=(0, (4, 2)), linewidth=1.5)
-        axes.set_xlim(0, 1)
-        axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        axes.set_xlabel("accuracy on a mixture; dashed: the worst client (WLP)", color=MUTED)
-        axes.set_ylabel("mixtures")
-        axes.legend(loc="upper left")
-        return figure
+    figure, axes = _axes()
+    for i, (name, (values, _)) in enumerate(models.items()):
+        drawn = over_mixtures(values, DRAWS, rng(0, "mixtures"), CONCENTRATION)
+        bins = np.linspace(min(values), max(max(values), min(values) + 0.01), 41).tolist()
+        counts, _, bars = axes.hist(drawn, bins=bins, color=series(i), alpha=0.45, label=name)
+        assert isinstance(bars, BarContainer)
+        found = zip(bins, bins[1:], np.ravel(counts), strict=False)
+        _say_each(bars, [f"{percent(low)} to {percent(up)}: {int(n)}" for low, up, n in found])
+        axes.axvline(min(values), color=series(i), linestyle=(0, (4, 2)), linewidth=1.5)
+    axes.set_xlim(0, 1)
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.set_xlabel("accuracy on a mixture; dashed: the worst client (WLP)", color=MUTED)
+    axes.set_ylabel("mixtures")
+    axes.legend(loc="upper left")
+    return figure
 
 
+@style()
 def bytes_by_round(run: Run) -> Figure:
     """Bytes per round: down to the clients and up from them; round 0 is the census."""
-    with style():
-        figure, axes = _axes()
-        t = np.array([e.round for e in run.entries], dtype=float)
-        for name, i, shift in (("down", 0, -0.2), ("up", 4, 0.2)):
-            sent = [e.bytes.get(name, 0) for e in run.entries]
-            texts = [
-                f"round {e.round}, {name}: {size(n)}"
-                for e, n in zip(run.entries, sent, strict=True)
-            ]
-            if len(t) > BARS:
-                axes.plot(t, sent, color=series(i), drawstyle="steps-mid", linewidth=1.5)
-                axes.set_ylim(bottom=0)
-                _hover(axes, list(zip(t, sent, texts, strict=True)), i)
-            else:
-                _say_each(axes.bar(t + shift, sent, 0.4, color=series(i)), texts)
-        _sizes(axes.yaxis)
-        _over_rounds(axes, band=True)
-        _legend_above(figure, [Patch(color=series(0)), Patch(color=series(4))], ["down", "up"])
-        return figure
+    figure, axes = _axes()
+    for name, i, shift in (("down", 0, -0.2), ("up", 4, 0.2)):
+        sent = [(e.round, e.bytes.get(name, 0)) for e in run.entries]
+        told = [(t, n, f"round {t}, {name}: {size(n)}") for t, n in sent]
+        t, heights, texts = zip(*told, strict=True) if told else ((), (), ())
+        if len(t) > BARS:
+            axes.plot(t, heights, color=series(i), drawstyle="steps-mid", linewidth=1.5)
+            axes.set_ylim(bottom=0)
+            _hover(axes, told, i)
+        else:
+            drawn = axes.bar([x + shift for x in t], heights, 0.4, color=series(i))
+            _say_each(drawn, texts)
+    _sizes(axes.yaxis)
+    _over_rounds(axes, band=True)
+    _legend_above(figure, [Patch(color=series(0)), Patch(color=series(4))], ["down", "up"])
+    return figure
 
 
+@style()
 def seconds_by_round(run: Run) -> Figure:
     """Where a round's time goes, stacked; what no phase accounts for is ``other``."""
-    with style():
-        figure, axes = _axes()
-        found = dict.fromkeys(n for e in run.entries for n in e.seconds if n != "total")
-        names = sorted(found, key=lambda n: PHASES.index(n) if n in PHASES else len(PHASES))
-        t = np.array([e.round for e in run.entries], dtype=float)
-        stacks = {n: _finite(e.seconds.get(n, 0.0) for e in run.entries) for n in names}
-        whole = _finite(total(e) for e in run.entries)
-        other = np.maximum(whole - sum(stacks.values(), start=np.zeros(len(t))), 0.0)
-        if other.sum() > 0.01 * whole.sum():
-            stacks["other"] = other
-        base, long = np.zeros(len(t)), len(t) > BARS
-        texts = [f"round {e.round}: {duration(total(e))}" for e in run.entries]
-        for i, (name, height) in enumerate(stacks.items()):
-            said = [f"{name} {duration(float(s))}" for s in height]
-            if long:
-                axes.fill_between(t, base, base + height, step="mid", color=series(i), linewidth=0)
-                texts = [f"{text}, {more}" for text, more in zip(texts, said, strict=True)]
-            else:
-                drawn = axes.bar(
-                    t, height, 0.72, bottom=base, color=series(i), edgecolor=PAPER, linewidth=0.5
-                )
-                _say_each(
-                    drawn, [f"round {x:.0f}, {more}" for x, more in zip(t, said, strict=True)]
-                )
-            base = base + height
-        if long:
-            _hover(axes, list(zip(t, base, texts, strict=True)), len(stacks) - 1)
-        axes.set_ylabel("seconds")
-        _over_rounds(axes, band=True)
-        _legend_above(figure, [Patch(color=series(i)) for i in range(len(stacks))], list(stacks))
-        return figure
+    figure, axes = _axes()
+    found = dict.fromkeys(n for e in run.entries for n in e.seconds if n != "total")
+    names = sorted(found, key=lambda n: PHASES.index(n) if n in PHASES else len(PHASES))
+    t = np.array([e.round for e in run.entries], dtype=float)
+    stacks = {n: _finite(e.seconds.get(n, 0.0) for e in run.entries) for n in names}
+    whole = _finite(total(e) for e in run.entries)
+    other = np.maximum(whole - sum(stacks.values(), start=np.zeros(len(t))), 0.0)
+    if other.sum() > 0.01 * whole.sum():
+        stacks["other"] = other
+    base, texts = (
+        np.zeros(len(t)),
+        [f"round {x:.0f}: {duration(s)}" for x, s in zip(t, whole, strict=True)],
+    )
+    for i, (name, height) in enumerate(stacks.items()):
+        said = [f", {name} {duration(s)}" for s in height]
+        if len(t) > BARS:
+            axes.fill_between(t, base, base + height, step="mid", color=series(i), linewidth=0)
+            texts = [
+                a + b if s >= 0.005 else a for a, b, s in zip(texts, said, height, strict=True)
+            ]
+        else:
+            drawn = axes.bar(
+                t, height, 0.72, bottom=base, color=series(i), edgecolor=PAPER, linewidth=0.5
+            )
+            _say_each(drawn, [f"round {x:.0f}{text}" for x, text in zip(t, said, strict=True)])
+        base = base + height
+    if len(t) > BARS:
+        _hover(axes, list(zip(t, base, texts, strict=True)), len(stacks) - 1)
+    axes.set_ylabel("seconds")
+    _over_rounds(axes, band=True)
+    _legend_above(figure, [Patch(color=series(i)) for i in range(len(stacks))], list(stacks))
+    return figure
 
 
+@style()
 def by_bytes(runs: Named) -> Figure:
     """Accuracy against the bytes sent so far, both ways: what an accuracy costs on the wire."""
-    figure = _against(runs, lambda e: e.bytes.get("up", 0) + e.bytes.get("down", 0), size)
-    with style():
-        _sizes(figure.axes[0].xaxis)
-        figure.axes[0].set_xlabel("bytes sent, up and down")
+    figure, axes = _against(runs, lambda e: e.bytes.get("up", 0) + e.bytes.get("down", 0), size)
+    _sizes(axes.xaxis)
+    axes.set_xlabel("bytes sent, up and down")
     return figure
 
 
+@style()
 def by_time(runs: Named) -> Figure:
     """Accuracy against the seconds spent so far."""
-    figure = _against(runs, total, duration)
-    with style():
-        figure.axes[0].xaxis.set_major_formatter(FuncFormatter(lambda s, _: f"{s:g}"))
-        figure.axes[0].set_xlabel("seconds")
+    figure, axes = _against(runs, total, duration)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda s, _: f"{s:g}"))
+    axes.set_xlabel("seconds")
     return figure
 
 
+@style()
 def partition(run: Run) -> Figure | None:
     """How the classes are spread over the clients, as bubbles; None if the census does not say."""
     held = [member.counts or [] for member in run.members]
-    if len({len(counts) for counts in held}) != 1 or not held[0]:
+    if len({len(counts) for counts in held}) != 1 or not held[0] or min(map(min, held)) < 0:
         return None
     counts = np.array(held)
-    if counts.min() < 0:
-        return None
     names = run.classes if len(run.classes) == counts.shape[1] else []
-    with style():
-        figure = bubbles(counts, classes=[_short(name, 16) for name in names], color=series(0))
-    called = names or [f"class {c}" for c in range(counts.shape[1])]
+    figure = bubbles(counts, classes=[_short(name, 16) for name in names], color=series(0))
+    called = names or [str(c) for c in range(counts.shape[1])]
     texts = [
-        f"client {run.members[k].k}, {called[c]}: {counts[k, c]:,}"
+        f"client {run.members[k].k}, class {called[c]}: {counts[k, c]:,}"
         for k, c in zip(*np.nonzero(counts), strict=True)
     ]
     say(figure.axes[0].collections[0], texts)
@@ -297,8 +266,28 @@ def _finite(values: Iterable[float]) -> np.ndarray:
     return np.array([value if math.isfinite(value) else 0.0 for value in values])
 
 
+def _share(value: float) -> str:
+    return percent(value, 2)
+
+
 def _short(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _visible(name: str) -> str:
+    """Matplotlib hides a legend's entry whose name starts with an underscore."""
+    return _short("\u200b" + name if name.startswith("_") else name, 36)
+
+
+def _who(runs: Named, label: str) -> str:
+    """The run that a point belongs to, where there are several."""
+    return f"{_short(label, 36)}, " if len(runs) > 1 else ""
+
+
+def _by_round(
+    values: Iterable[tuple[int, float]], who: str, write: Callable[[float], str]
+) -> list[Point]:
+    return [(t, v, f"{who}round {t}: {write(v)}") for t, v in values]
 
 
 def _say_each(bars: BarContainer, texts: Sequence[str]) -> None:
@@ -316,21 +305,16 @@ def _hover(axes: Axes, points: Sequence[Point], i: int) -> None:
 
 
 def _line(
-    axes: Axes,
-    points: Sequence[Point],
-    label: str,
-    i: int,
-    dashes: tuple[float, float] | None = None,
-    linewidth: float = 2.0,
+    axes: Axes, points: Sequence[Point], label: str, i: int, *, further: bool = False
 ) -> None:
-    """Series i; a lone point gets a mark, since a line of one point shows nothing."""
-    pattern = dashes if i < 8 else (1, 1.5)
+    """Series i, dashed if ``further``; a lone point, which is no line, gets a mark."""
+    dashes = (1, 1.5) if i >= 8 else (4, 2) if further else None
     axes.plot(
         [x for x, _, _ in points],
         [y for _, y, _ in points],
         color=series(i),
-        linestyle=(0, pattern) if pattern else "-",
-        linewidth=linewidth,
+        linestyle=(0, dashes) if dashes else "-",
+        linewidth=1.5 if further else 2.0,
         marker="o" if len(points) == 1 else None,
         markersize=4,
         label=_visible(label),
@@ -338,59 +322,63 @@ def _line(
     _hover(axes, points, i)
 
 
+@style()
 def _curves(
     runs: Named,
     pick: Callable[[Entry], float | None],
     figsize: tuple[float, float],
     legend: bool = True,
 ) -> Figure:
-    with style():
-        figure, axes = _axes(figsize)
-        for i, (label, run) in enumerate(runs):
-            chosen = [(e.round, _value(pick(e))) for e in run.entries]
-            told = [(t, v, f"round {t}: {number(v)}") for t, v in chosen if math.isfinite(v)]
-            _line(axes, told, label, i)
-        axes.yaxis.set_major_locator(MaxNLocator(5))
-        _over_rounds(axes)
-        if legend:
-            _legend(axes, loc="upper right")
-        return figure
+    figure, axes = _axes(figsize)
+    for i, (label, run) in enumerate(runs):
+        chosen = ((e.round, _value(pick(e))) for e in run.entries)
+        finite = [(t, v) for t, v in chosen if math.isfinite(v)]
+        _line(axes, _by_round(finite, _who(runs, label), number), label, i)
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    _over_rounds(axes)
+    if legend:
+        _legend(axes, loc="upper right")
+    return figure
 
 
-def _against(runs: Named, cost: Callable[[Entry], float], write: Callable[[float], str]) -> Figure:
-    with style():
-        figure, axes = _axes()
-        for i, (label, run) in enumerate(runs):
-            spent, points = 0.0, []
-            for e in run.entries:
-                spent += float(np.nan_to_num(_value(cost(e))))
-                if e.accuracy is not None and math.isfinite(e.accuracy):
-                    told = f"round {e.round}, {write(spent)}: {percent(e.accuracy, 2)}"
-                    points.append((spent, e.accuracy, told))
-            _line(axes, points, label, i)
-        _as_shares(axes)
-        return figure
+def _against(
+    runs: Named, cost: Callable[[Entry], float], write: Callable[[float], str]
+) -> tuple[Figure, Axes]:
+    figure, axes = _axes()
+    for i, (label, run) in enumerate(runs):
+        spent, points = 0.0, []
+        for e in run.entries:
+            spent += float(np.nan_to_num(_value(cost(e))))
+            if e.accuracy is not None and math.isfinite(e.accuracy):
+                at = f"{_who(runs, label)}round {e.round}, {write(spent)}"
+                points.append((spent, e.accuracy, f"{at}: {_share(e.accuracy)}"))
+        _line(axes, points, label, i)
+    _as_shares(axes)
+    return figure, axes
 
 
+@style()
 def _dots(
-    figsize: tuple[float, float], rows: Sequence[tuple[str, list[float], float, list[str]]]
+    figsize: tuple[float, float],
+    rows: Sequence[tuple[str, list[float], float, list[str]]],
+    limits: tuple[float | None, float],
+    said: str,
 ) -> Figure:
     """A row each: its name, dots at its values, a stroke at its centre, what the dots say."""
-    with style():
-        figure, axes = _axes(figsize)
-        for i, (_, values, centre, texts) in enumerate(rows):
-            lift = 0.13 * np.sin(2.4 * np.arange(len(values)))  # so that equal dots stay visible
-            (dots,) = axes.plot(
-                values, i + lift, "o", color=series(i), alpha=0.55, markeredgewidth=0
-            )
-            say(dots, texts)
-            axes.plot([centre] * 2, [i - 0.32, i + 0.32], color=series(i), linewidth=2.6)
-        axes.set_yticks(range(len(rows)), [name for name, *_ in rows])
-        axes.set_ylim(len(rows) - 0.5, -0.5)
-        axes.grid(visible=False, axis="y")
-        axes.grid(visible=True, axis="x")
-        axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        return figure
+    figure, axes = _axes(figsize)
+    for i, (_, values, centre, texts) in enumerate(rows):
+        lift = 0.13 * np.sin(2.4 * np.arange(len(values)))  # so that equal dots stay visible
+        (dots,) = axes.plot(values, i + lift, "o", color=series(i), alpha=0.55, markeredgewidth=0)
+        say(dots, texts)
+        axes.plot([centre] * 2, [i - 0.32, i + 0.32], color=series(i), linewidth=2.6)
+    axes.set_yticks(range(len(rows)), [name for name, *_ in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.grid(visible=False, axis="y")
+    axes.grid(visible=True, axis="x")
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.set_xlim(*limits)
+    axes.set_xlabel(said)
+    return figure
 
 
 def _over_rounds(axes: Axes, band: bool = False) -> None:
@@ -411,12 +399,6 @@ def _sizes(axis: Axis) -> None:
     axis.set_major_formatter(FuncFormatter(lambda n, _: size(n)))
 
 
-def _note(axes: Axes, text: str, at: tuple[float, float]) -> None:
-    low, high = axes.get_xlim()
-    side = "right" if at[0] > (low + high) / 2 else "left"
-    axes.annotate(text, at, (0, 8), textcoords="offset points", ha=side, color=MUTED, fontsize=9.0)
-
-
 def _legend(axes: Axes, loc: Literal["lower right", "upper right"]) -> None:
     """Names the lines inside the axes, where there is more than one and not too many."""
     lines = [line for line in axes.lines if not str(line.get_label()).startswith("_")]
@@ -425,19 +407,9 @@ def _legend(axes: Axes, loc: Literal["lower right", "upper right"]) -> None:
 
 
 def _legend_above(figure: Figure, handles: list[Patch], names: list[str]) -> None:
+    columns = max(1, min(len(names), int(figure.get_figwidth() * 1.05)))
     if names:
-        shown = [_visible(name) for name in names]
         figure.legend(
-            handles,
-            shown,
-            loc="outside upper left",
-            ncols=max(1, min(len(names), int(figure.get_figwidth() * 1.05))),
-            columnspacing=1.4,
-            handleheight=0.8,
-            borderaxespad=0.0,
-        )
-
-
-def _visible(name: str) -> str:
-    """Matplotlib hides a legend's entry whose name starts with an underscore."""
-    return _short("\u200b" + name if name.startswith("_") else name, 36)
+            handles, [_visible(name) for name in names], loc="outside upper left", ncols=columns,
+            columnspacing=1.4, handleheight=0.8, borderaxespad=0.0,
+        )  # fmt: skip

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 
-from common.methods import names
+from common.config import SECTIONS
+from common.methods import names as methods
+from common.methods import options
 from common.metrics import fairness as measures
 from deploy.report import plots
 from deploy.report.layout import Card, Section
 from deploy.report.plots import Models, Named
 from deploy.report.read import Run, scalars, total
-from deploy.report.svg import inline
 from deploy.report.table import Cell, Table
 from deploy.report.text import NONE, clean, duration, number, percent, size
 
@@ -21,11 +22,9 @@ MOST_METRICS = 24  # a page of more small figures is not read
 def learning(run: Run) -> Section:
     """Accuracy and loss on the server's test set."""
     named = [(run.name, run)]
-    drawn = inline(plots.accuracy(named), "accuracy", _course(run))
-    cards = [Card("Accuracy", svg=drawn, behind=_rounds(run))]
+    cards = [Card("Accuracy", plots.accuracy(named), _course(run), behind=_rounds(run))]
     if any(e.loss is not None for e in run.entries):
-        alt = f"Test loss by round, {run.done} rounds."
-        cards.append(Card("Loss", svg=inline(plots.loss(named), "loss", alt)))
+        cards.append(Card("Loss", plots.loss(named), f"Test loss by round, {run.done} rounds."))
     lead = "The server's model on the server's test set, after each round; round 0 is before any."
     return Section("Learning", cards, lead)
 
@@ -51,8 +50,7 @@ def clients(run: Run) -> Section | None:
         )
         for m, s in scores
     ]
-    behind = Table(header, rows, "llr")
-    card = Card("", svg=inline(plots.clients(run), "clients", alt), behind=behind, span=12)
+    card = Card("", plots.clients(run), alt, behind=Table(header, rows, "llr"), span=12)
     lead = f"Accuracy on each client's own test share. The clients' own models: {mean} on average."
     return Section("Clients", [card], lead)
 
@@ -67,8 +65,6 @@ def fairness(run: Run) -> Section | None:
         return None
     worst = {name: min(values) for name, (values, _) in models.items()}
     told = "; ".join(f"{name} {percent(low)}" for name, low in worst.items())
-    dots = inline(plots.distribution(models), "fairness", f"Dots: clients; worst client: {told}.")
-    mixed = inline(plots.mixtures(models), "mixtures", f"Accuracy over mixtures; floor: {told}.")
     lead = (
         "AMP: mean over clients, weighted by test samples; FM: variance over clients; WLP: the "
         "worst client. Whatever mixture of clients a model meets, it does no worse than WLP."
@@ -76,13 +72,14 @@ def fairness(run: Run) -> Section | None:
     rows = []
     for i, (name, (values, sizes)) in enumerate(models.items()):
         of = measures(values, sizes)
-        rows.append(
-            (Cell(name, dot=i), percent(of["amp"], 2), f"{of['fm']:.5f}", percent(of["wlp"], 2))
-        )
+        amp, wlp = percent(of["amp"], 2), percent(of["wlp"], 2)
+        rows.append((Cell(name, dot=i), amp, f"{of['fm']:.5f}", wlp))
     behind = Table(("model", "AMP", "FM", "WLP"), rows)
+    mixed = f"Accuracy on {plots.DRAWS} random mixtures of clients"
+    alts = f"Dots: clients; worst client: {told}.", f"Accuracy over mixtures; floor: {told}."
     cards = [
-        Card("Clients' accuracies", svg=dots, behind=behind),
-        Card(f"Accuracy on {plots.DRAWS} random mixtures of clients", svg=mixed),
+        Card("Clients' accuracies", plots.distribution(models), alts[0], behind=behind),
+        Card(mixed, plots.mixtures(models), alts[1]),
     ]
     return Section("Fairness", cards, lead)
 
@@ -128,7 +125,7 @@ def data(run: Run) -> Section | None:
         "the area of a bubble is the number of samples of a class that a client holds."
     )
     span = 6 if figure.get_figwidth() < 7.5 else 12
-    cards = [Card("Samples per class", svg=inline(figure, "data", alt), span=span)]
+    cards = [Card("Samples per class", figure, alt, span=span)]
     return Section("Data and models", [*cards, Card("Architectures", table=_fleet(run))], lead)
 
 
@@ -138,10 +135,10 @@ def cost(run: Run) -> Section | None:
     if any(e.bytes for e in run.entries):
         up, down = size(run.cost("up")), size(run.cost("down"))
         alt = f"Bars: bytes by round; {down} down and {up} up in all."
-        cards.append(Card("Bytes", svg=inline(plots.bytes_by_round(run), "traffic", alt)))
+        cards.append(Card("Bytes", plots.bytes_by_round(run), alt))
     if any(e.seconds for e in run.entries):
         alt = f"Stacked bars: seconds by round and phase; {duration(run.seconds())} in all."
-        cards.append(Card("Time", svg=inline(plots.seconds_by_round(run), "phases", alt)))
+        cards.append(Card("Time", plots.seconds_by_round(run), alt))
     return Section("Cost", cards, "What each round took; round 0 is the census.") if cards else None
 
 
@@ -188,12 +185,8 @@ def metrics(runs: Named) -> Section | None:
     names = [name for name, times in seen.items() if short or times > len(runs)]
     more = len(names) - MOST_METRICS
     cards = [
-        Card(
-            name,
-            svg=inline(plots.metric(runs, name), f"metric{i}", f"{name} by round."),
-            span=4,
-        )
-        for i, name in enumerate(names[:MOST_METRICS])
+        Card(name, plots.metric(runs, name), f"{name} by round.", span=4)
+        for name in names[:MOST_METRICS]
     ]
     lead = f"{more} more are in the journal." if more > 0 else ""
     return Section("The method's own numbers", cards, lead) if cards else None
@@ -217,11 +210,13 @@ def failures(runs: Named) -> Section:
 def settings(run: Run) -> Section:
     """The resolved configuration, a card for each of its tables, and what the run was made with.
 
-    The tables of other methods had no say in the run and are left out.
+    Tables that the method does not read had no say in the run and are left out.
     """
     top = {n: v for n, v in run.config.items() if not isinstance(v, dict)}
-    others = set(names()) - {run.setting("method") or ""}
-    tables = {n: v for n, v in run.config.items() if isinstance(v, dict) and n not in others}
+    method = run.setting("method") or ""
+    read = {"data", "train", "score", "wire", method}
+    read |= set(options(method).uses if method in methods() else SECTIONS)
+    tables = {n: v for n, v in run.config.items() if isinstance(v, dict) and n in read}
     cards = [_setting_card("run", top)] if top else []
     cards += [_setting_card(name, table) for name, table in tables.items() if table]
     made = dict(run.summary.versions) if run.summary else {}
@@ -232,10 +227,6 @@ def settings(run: Run) -> Section:
     if not cards:
         cards = [Card("", text="Unknown: the run left no config.toml.", span=12)]
     return Section("Settings", cards, f"As resolved; the run lies in {run.path.name}.")
-
-
-def present(sections: Iterable[Section | None]) -> Sequence[Section]:
-    return [section for section in sections if section is not None]
 
 
 def _setting_card(name: str, values: Mapping[str, object]) -> Card:

@@ -11,8 +11,11 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import matplotlib as mpl
+
+HERE = Path(__file__).parent
 
 PALETTE = {  # on light paper, on dark paper
     "ink": ("#1f2430", "#e7e9ee"),
@@ -45,45 +48,13 @@ def css() -> str:
 
 
 @contextlib.contextmanager
-def style() -> Iterator[None]:
-    """Draw inside: our type and lines, literal text, no warning for a glyph the font lacks."""
-    with (
-        mpl.rc_context(
-            {
-                "font.size": 9.5,
-                "text.parse_math": False,
-                "text.color": INK,
-                "axes.labelcolor": MUTED,
-                "axes.edgecolor": GRID,
-                "axes.facecolor": PAPER,
-                "figure.facecolor": PAPER,
-                "axes.spines.top": False,
-                "axes.spines.right": False,
-                "axes.spines.left": False,
-                "axes.grid": True,
-                "axes.grid.axis": "y",
-                "axes.axisbelow": True,
-                "axes.formatter.use_mathtext": False,
-                "axes.unicode_minus": True,
-                "grid.color": GRID,
-                "grid.linewidth": 0.8,
-                "xtick.color": GRID,
-                "ytick.color": GRID,
-                "xtick.labelcolor": MUTED,
-                "ytick.labelcolor": MUTED,
-                "ytick.major.size": 0.0,
-                "xtick.major.size": 3.0,
-                "lines.linewidth": 2.0,
-                "lines.solid_capstyle": "round",
-                "legend.frameon": False,
-                "legend.handlelength": 1.2,
-                "legend.fontsize": 9.0,
-                "hatch.linewidth": 0.6,
-                "svg.fonttype": "none",
-                "svg.hashsalt": "fedmosaic",
-            }
-        ),
-        warnings.catch_warnings(),
-    ):
+def style(*, ticks: bool = True) -> Iterator[None]:
+    """Draw inside: our type and lines, literal text, no warning for a glyph the font lacks.
+
+    Without ``ticks`` axes are frames for pictures: no grid, no numbers.
+    """
+    with mpl.rc_context(fname=HERE / "plots.mplstyle"), warnings.catch_warnings():
+        if not ticks:
+            mpl.rc_file(HERE / "pictures.mplstyle", use_default_template=False)
         warnings.filterwarnings("ignore", message="Glyph .* missing")
         yield

@@ -9,11 +9,12 @@ from __future__ import annotations
 import csv as separated
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 from rich import box
@@ -23,10 +24,18 @@ from rich.text import Text
 
 from deploy.report.style import INK, MUTED, PAPER, style
 
+TEMPLATES = Environment(
+    loader=FileSystemLoader(Path(__file__).parent),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
 _MARKDOWN = re.compile(r"([\\`*_{}<>#|~]|\](?=[(:]))")
 _LATEX = str.maketrans(
     {c: f"\\{c}" for c in "&%$#_{}"}
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"|": r"\textbar{}", "[": "{[}", "*": "{*}"}  # the last two mean something after \\
     | {"–": "--", "…": r"\ldots{}", "<": r"\textless{}", ">": r"\textgreater{}"}
     | {"±": r"$\pm$", "−": "$-$", "×": r"$\times$", "∞": r"$\infty$", "·": r"$\cdot$"}
     | {"⌊": r"$\lfloor$", "⌋": r"$\rfloor$", "α": r"$\alpha$", "β": r"$\beta$"}
@@ -61,9 +70,9 @@ class Table:
     title: str = ""
     notes: Sequence[str] = ()
 
-    def flush(self, column: int) -> str:
-        """ "l" or "r"."""
-        return self.align[min(column, len(self.align) - 1)]
+    def right(self, column: int) -> bool:
+        """Whether a column is flush right."""
+        return self.align[min(column, len(self.align) - 1)] == "r"
 
     def cells(self) -> list[list[Cell]]:
         """The rows with every text as a cell."""
@@ -75,10 +84,11 @@ def terminal(table: Table, width: int = 10_000, *, ruled: bool = True) -> list[r
 
     Title above the first, notes below the last; ``ruled`` with a line below the header.
     """
-    blocks: list[list[int]] = [[]]
+    blocks: list[list[int]] = [[0]]
     for column in range(1, len(table.header)):
-        if blocks[-1] and _measured(_block(table, [*blocks[-1], column], ruled)) > width:
-            blocks.append([])
+        wider = _block(table, [*blocks[-1], column], ruled)
+        if blocks[-1][1:] and Console(width=10_000).measure(wider).maximum > width:
+            blocks.append([0])
         blocks[-1].append(column)
     drawn = [_block(table, block, ruled) for block in blocks]
     drawn[0].title = Text(table.title) if table.title else None
@@ -86,31 +96,21 @@ def terminal(table: Table, width: int = 10_000, *, ruled: bool = True) -> list[r
     return drawn
 
 
-def _measured(drawn: rich_table.Table) -> int:
-    return Console(width=10_000).measure(drawn).maximum
-
-
 def _block(table: Table, columns: Sequence[int], ruled: bool) -> rich_table.Table:
-    out = rich_table.Table(
-        box=box.SIMPLE_HEAD if ruled else None,
-        pad_edge=ruled,
-        header_style="table.header" if ruled else "bold",
-        title_justify="left",
-        caption_justify="left",
-    )
-    for i in (0, *columns):
-        right = table.flush(i) == "r"
+    out = rich_table.Table(pad_edge=ruled, title_justify="left", caption_justify="left")
+    out.box = box.SIMPLE_HEAD if ruled else None
+    out.header_style = "table.header" if ruled else "bold"
+    for i in columns:
         out.add_column(
             Text(table.header[i]),
-            justify="right" if right else "left",
+            justify="right" if table.right(i) else "left",
             overflow="ellipsis" if ruled else "fold",
             no_wrap=not ruled and i == 0,
         )
     for row in table.cells():
-        texts = []
-        for cell in (row[i] for i in (0, *columns)):
-            text = Text(cell.text, style="bold" if cell.best else "")
-            texts.append(text.append(f" {cell.aside}", "not bold dim") if cell.aside else text)
+        texts = [Text(row[i].text, "bold" if row[i].best else "") for i in columns]
+        for text, i in zip(texts, columns, strict=True):
+            text.append(f" {row[i].aside}" if row[i].aside else "", "not bold dim")
         out.add_row(*texts)
     return out
 
@@ -118,80 +118,38 @@ def _block(table: Table, columns: Sequence[int], ruled: bool) -> rich_table.Tabl
 def markdown(table: Table) -> str:
     """A GitHub-flavoured table under its title, notes below."""
 
-    def line(cells: Sequence[str]) -> str:
-        return f"| {' | '.join(cells)} |"
+    def plain(text: str) -> str:
+        return _MARKDOWN.sub(r"\\\1", text)
 
-    def cell(of: Cell) -> str:
-        text = f"**{_plain(of.text)}**" if of.best else _plain(of.text)
-        return f"{text} {_plain(of.aside)}".strip()
+    def line(cells: Iterable[Cell]) -> str:
+        bold = ((c, f"**{plain(c.text)}**" if c.best else plain(c.text)) for c in cells)
+        return f"| {' | '.join(f'{text} {plain(c.aside)}'.strip() for c, text in bold)} |"
 
-    marks = "|".join("--:" if table.flush(i) == "r" else ":--" for i in range(len(table.header)))
-    lines = [f"**{_plain(table.title)}**", ""] if table.title else []
-    lines += [line([_plain(name) for name in table.header]), f"|{marks}|"]
-    lines += [line([cell(c) for c in row]) for row in table.cells()]
-    lines += ["", "  \n".join(_plain(note) for note in table.notes)] if table.notes else []
+    marks = "|".join("--:" if table.right(i) else ":--" for i in range(len(table.header)))
+    lines = [f"**{plain(table.title)}**", ""] if table.title else []
+    lines += [line(map(Cell, table.header)), f"|{marks}|", *map(line, table.cells())]
+    lines += ["", "  \n".join(map(plain, table.notes))] if table.notes else []
     return "\n".join(lines) + "\n"
-
-
-def _plain(text: str) -> str:
-    return _MARKDOWN.sub(r"\\\1", text)
 
 
 def html(table: Table) -> Markup:
     """A ``<table>`` alone, with classes for the page's CSS."""
-    n = [Markup(' class="n"') if table.flush(i) == "r" else "" for i in range(len(table.header))]
-    named = table.header[0] == ""
-    heads = [
-        Markup('<th scope="col"{}>{}</th>').format(n[i], h) for i, h in enumerate(table.header)
-    ]
-    heads[0] = Markup("<td></td>") if named else heads[0]
-    lines = [Markup("<table>")]
-    lines += [Markup("<caption>{}</caption>").format(table.title)] if table.title else []
-    lines += [Markup("<thead><tr>{}</tr></thead>\n<tbody>").format(Markup("").join(heads))]
-    for row in table.cells():
-        cells = [
-            Markup('<th scope="row">{}</th>').format(c.text)
-            if named and not i
-            else Markup("<td{}>{}{}{}</td>").format(_marked(n[i], c), _dot(c), c.text, _small(c))
-            for i, c in enumerate(row)
-        ]
-        lines.append(Markup("<tr>{}</tr>").format(Markup("").join(cells)))
-    lines.append(Markup("</tbody>"))
-    if table.notes:
-        foot = '<tfoot><tr><td colspan="{}">{}</td></tr></tfoot>'
-        lines.append(Markup(foot).format(len(table.header), Markup("<br>").join(table.notes)))
-    return Markup("\n").join([*lines, Markup("</table>\n")])
-
-
-def _marked(numeric: str, cell: Cell) -> Markup:
-    names = " ".join(["n"] * bool(numeric) + ["best"] * cell.best)
-    return Markup(' class="{}"').format(names) if names else Markup("")
-
-
-def _dot(cell: Cell) -> Markup:
-    dot = Markup('<i class="dot" style="background:var(--c{})"></i>')
-    return Markup("") if cell.dot is None else dot.format(cell.dot % 8)
-
-
-def _small(cell: Cell) -> Markup:
-    return Markup(" <small>{}</small>").format(cell.aside) if cell.aside else Markup("")
+    return Markup(TEMPLATES.get_template("table.html.jinja").render(table=table))
 
 
 def latex(table: Table) -> str:
     r"""A ``table`` with booktabs' rules: ``\usepackage{booktabs}``."""
 
-    def cell(of: Cell) -> str:
-        text = of.text.translate(_LATEX)
-        text = rf"\textbf{{{text}}}" if of.best else text
-        return f"{text} {of.aside.translate(_LATEX)}".strip()
+    def line(cells: Iterable[Cell]) -> str:
+        plain = ((c, c.text.translate(_LATEX), c.aside.translate(_LATEX)) for c in cells)
+        texts = (rf"\textbf{{{t}}} {a}" if c.best else f"{t} {a}" for c, t, a in plain)
+        return " & ".join(text.strip() for text in texts) + r" \\"
 
+    columns = "".join("r" if table.right(i) else "l" for i in range(len(table.header)))
     lines = [r"\begin{table}", r"\centering"]
     lines += [rf"\caption{{{table.title.translate(_LATEX)}}}"] if table.title else []
-    columns = "".join(table.flush(i) for i in range(len(table.header)))
-    lines += [rf"\begin{{tabular}}{{{columns}}}", r"\toprule"]
-    lines += [" & ".join(name.translate(_LATEX) for name in table.header) + r" \\"]
-    lines += [r"\midrule", *(" & ".join(map(cell, row)) + r" \\" for row in table.cells())]
-    lines += [r"\bottomrule", r"\end{tabular}"]
+    lines += [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", line(map(Cell, table.header))]
+    lines += [r"\midrule", *map(line, table.cells()), r"\bottomrule", r"\end{tabular}"]
     lines += [rf"\par\footnotesize {note.translate(_LATEX)}" for note in table.notes]
     return "\n".join([*lines, r"\end{table}"]) + "\n"
 
@@ -205,17 +163,19 @@ def csv(table: Table) -> str:
 
 def png(table: Table, path: Path) -> None:
     """An image as papers set tables: three rules, texts in ink and asides in grey."""
-    rows, notes = table.cells(), table.notes
+    rows, notes, heads = table.cells(), table.notes, table.header[1:]
     em, line, pad = 0.083, 0.3, 0.2  # inches: a character, a row, the margin
     first = em * max(len(row[0].text) for row in rows) + 0.2
     columns = list(zip(*rows, strict=True))[1:]
     aside = [em * max(len(cell.aside) for cell in column) for column in columns]
+    texts = [em * max(len(cell.text) for cell in column) for column in columns]
     widths = [
-        max(em * max(len(cell.text) for cell in column) + grey, em * len(name)) + 0.25
-        for column, grey, name in zip(columns, aside, table.header[1:], strict=True)
+        max(text + grey, em * len(head)) + 0.25
+        for text, grey, head in zip(texts, aside, heads, strict=True)
     ]
     least = em * 0.95 * max(len(text) for text in (table.title, *notes))
     width = max(first + sum(widths), least) + 2 * pad
+    top, bottom = pad + line, pad + line * (len(rows) + 2)
     height = line * (len(rows) + 2) + 0.22 * len(notes) + 3 * pad
     with style():
         figure = Figure(figsize=(width, height))
@@ -227,26 +187,20 @@ def png(table: Table, path: Path) -> None:
             weight = "bold" if bold else "normal"
             axes.text(x, y, text, ha=ha, va="center", color=colour, weight=weight)
 
-        def rule(y: float, thick: float) -> None:
-            axes.plot([pad, width - pad], [y, y], color=INK, linewidth=thick)
-
         write(pad, pad + 0.1, table.title, "left", INK, bold=True)
-        top = pad + line
-        rule(top, 1.2)
-        rule(top + line, 0.6)
+        for y, thick in ((top, 1.2), (top + line, 0.6), (bottom, 1.2)):
+            axes.plot([pad, width - pad], [y, y], color=INK, linewidth=thick)
         extra = (width - 2 * pad - first - sum(widths)) / len(widths) if widths else 0.0
         right = pad + first
-        for name, column, room, grey in zip(table.header[1:], columns, widths, aside, strict=True):
+        for head, column, room, grey in zip(heads, columns, widths, aside, strict=True):
             right += room + extra
-            write(right, top + line / 2, name, "right", MUTED)
+            write(right, top + line / 2, head, "right", MUTED)
             for j, cell in enumerate(column):
                 y = top + line * (j + 1.5)
                 write(right, y, cell.aside, "right", MUTED)
                 write(right - grey, y, cell.text, "right", INK, bold=cell.best)
         for j, row in enumerate(rows):
             write(pad, top + line * (j + 1.5), row[0].text, "left", INK)
-        bottom = top + line * (len(rows) + 1)
-        rule(bottom, 1.2)
         for i, note in enumerate(notes):
             write(pad, bottom + 0.2 + 0.22 * i, note, "left", MUTED)
         figure.savefig(path, format="png", dpi=200, facecolor=PAPER)

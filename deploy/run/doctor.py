@@ -11,7 +11,6 @@ import sys
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import SimpleNamespace
 from typing import final
 
 import torch
@@ -19,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from common.config import Data
 from common.data import DATASETS
 from common.version import code_version
 from deploy.flower.processes import executable, free_ports
@@ -27,8 +27,6 @@ FLOWER_SERIES = "1.31."  #: the series whose programs and Control API the runtim
 SHARED_PROGRAMS = ("flwr", "flower-superlink", "flower-superexec")
 GRPC_PROGRAMS = (*SHARED_PROGRAMS, "flower-supernode", "flwr-serverapp", "flwr-clientapp")
 RAY_PROGRAMS = (*SHARED_PROGRAMS, "flwr-simulation")
-NUMBERS = ("image_size", "samples", "test_samples", "seed")
-NO_OPTIONS: dict[str, object] = {"dir": "", "download": False, **dict.fromkeys(NUMBERS, 0)}
 
 
 @final
@@ -118,9 +116,8 @@ def _runtime(name: str, group: list[Check]) -> Check:
 
 def _data_set(name: str) -> Check:
     """Load it from the default places; what a loader says is the finding."""
-    options = SimpleNamespace(name=name, **NO_OPTIONS)
     try:
-        data = DATASETS[name].load(options)
+        data = DATASETS[name].load(Data(name=name))
     except ValueError as error:
         return Check(name, False, str(error).partition("\n")[0])
     shape = "×".join(map(str, data.shape))

@@ -57,18 +57,15 @@ def start_federation(
     it. Once all nodes have been online, one that dies ends nothing: whether a run can do without a
     lost client is its server's decision.
 
-    Args:
-        app: the folder with the app's ``pyproject.toml``.
-        clients: the number N of SuperNodes; node k gets ``partition-id=k num-partitions=N``.
-        work: gets ``logs/*.log`` and Flower's own files; made if it does not exist.
-        env: added to the environment of all processes, so also of ServerApp and ClientApp.
-        warm_start: fork the processes of a round from one that has torch imported; see ``warm.py``.
-        certificates: the folder that ``fedmosaic certs`` made: TLS, and every node shows its key.
-            None: plaintext.
+    ``app``: the folder with the app's ``pyproject.toml``; ``clients``: the number N of SuperNodes;
+    node k gets ``partition-id=k num-partitions=N``; ``work``: gets ``logs/*.log`` and Flower's own
+    files; made if it does not exist; ``env``: added to the environment of all processes, so also of
+    ServerApp and ClientApp; ``warm_start``: fork the processes of a round from one that has torch
+    imported; see ``warm.py``; ``certificates``: the folder that ``fedmosaic certs`` made: TLS, and
+    every node shows its key. None: plaintext.
 
-    Raises:
-        ValueError: one of the arguments cannot work; before anything starts.
-        RuntimeError: a program is missing, ended by itself or did not come up in time.
+    Raises ``ValueError``: one of the arguments cannot work; before anything starts.
+    ``RuntimeError``: a program is missing, ended by itself or did not come up in time.
     """
     if clients < 1:
         raise ValueError(f"clients={clients}: at least 1 is needed")
@@ -104,8 +101,8 @@ def start_federation(
 def node_config(k: int, clients: int, more: Mapping[str, Value]) -> str:
     """The ``--node-config`` argument of client k of ``clients``.
 
-    Raises:
-        ValueError: ``more`` names the partition itself or has a value that Flower cannot carry.
+    Raises ``ValueError``: ``more`` names the partition itself or has a value that Flower cannot
+    carry.
     """
     identity: dict[str, Value] = {"partition-id": k, "num-partitions": clients}
     if taken := sorted(identity.keys() & more.keys()):

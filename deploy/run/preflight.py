@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from common import device, fleet
-from common.config import Config, Value
+from common.config import Config, Value, entries
 from common.data import DATASETS, load
 from common.data.partition import PARTITIONS, split
 from common.data.public import divide
 from common.parse import parse
-from common.presets import entries
 from common.task import Task
 from deploy.run.settings import load as load_settings
 from server_app.keep import checkpoint

@@ -122,26 +122,21 @@ class Progress:
 
     def _view(self) -> Group:
         ended = max(self._entries, default=0)
-        now = self._entries.get(ended)
-        line = Lines.grid(padding=(0, 2))
-        bar = ProgressBar(total=max(1, self._rounds), completed=ended, width=28)
+        now, left = self._entries.get(ended), ended < self._rounds
+        took = _whole(self.left) if left else duration(self._last - self._began)
         cells: list[ProgressBar | Text] = [
             Text(f"round {ended}/{self._rounds}", style="bold"),
-            bar,
+            ProgressBar(total=max(1, self._rounds), completed=ended, width=28),
             Text.assemble(("accuracy ", "dim"), percent(now.accuracy if now else None)),
             Text.assemble(("best ", "dim"), percent(self.best)),
+            Text.assemble(("left " if left else "took ", "dim"), took),
         ]
-        if ended < self._rounds:
-            cells.append(Text.assemble(("left ", "dim"), _whole(self.left)))
-        else:
-            cells.append(Text.assemble(("took ", "dim"), duration(self._last - self._began)))
         if self.failures:
             cells.append(Text(f"failures {self.failures}", style="yellow"))
+        line = Lines.grid(padding=(0, 2))
         line.add_row(*cells)
-        if not self._phase:
-            return Group(line)
         self._spinner.update(text=Text(self._phase, style="dim"))
-        return Group(line, self._spinner)
+        return Group(line, self._spinner) if self._phase else Group(line)
 
     def _print(self, text: str, style: str = "") -> None:
         """One line, unwrapped in a log so that it can be searched."""

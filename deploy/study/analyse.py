@@ -78,17 +78,17 @@ def analyse(folders: list[Path], to: Path, options: Options) -> tuple[list[Path]
 
 
 def _one(further: Further, options: Options) -> tuple[Analysis, dict[str, Figure]]:
-    data, config = further.dataset, further.config
+    data, task = further.dataset, further.method.task
     owned = further.networks()
     if len(owned) < 2:
         raise ValueError(f"the run has {len(owned)} client; CKA compares 2 or more")
     if not 0 <= options.label < data.num_classes:
         raise ValueError(f"class {options.label}: the data set has 0 to {data.num_classes - 1}")
-    matrices = similarity([net for _, net in owned], data.x_test[: options.images], data, config)
-    drawn = class_map(_three(owned), options.label, data, config, CLASS_IMAGES)
+    matrices = similarity([net for _, net in owned], data.x_test[: options.images], task)
+    drawn = class_map(_three(owned), options.label, data, task, CLASS_IMAGES)
     names = [f"{client.k} {client.model}" for client, _ in owned]
     result = Analysis(
-        method=config.run.method,
+        method=task.config.run.method,
         clients=names,
         cka={stage: mean_pair(matrix) for stage, matrix in matrices.items()},
         cka_pairs={stage: matrix.tolist() for stage, matrix in matrices.items()},

@@ -20,12 +20,9 @@ EXPECTED = "In parentheses: the paper's number."
 @final
 @dataclass(frozen=True)
 class Measured:
-    """``values`` in the comparison's unit, one per seed; None or () where nothing was run.
+    """``values`` in the comparison's unit, one per seed; ``expected`` is the paper's number."""
 
-    ``expected`` is the paper's number.
-    """
-
-    values: tuple[float, ...] | None = None
+    values: tuple[float, ...] = ()
     expected: float | None = None
 
     @property
@@ -35,9 +32,8 @@ class Measured:
     @property
     def std(self) -> float | None:
         """The sample standard deviation (n − 1); None below two seeds."""
-        several = self.values is not None and len(self.values) > 1
-        finite = several and all(math.isfinite(value) for value in self.values or ())
-        return statistics.stdev(self.values or ()) if finite else None
+        several = len(self.values) > 1 and all(map(math.isfinite, self.values))
+        return statistics.stdev(self.values) if several else None
 
 
 @final
@@ -102,7 +98,7 @@ class Comparison:
             return NONE
         if never := sum(not math.isfinite(value) for value in cell.values):
             return f"{self._number(max(cell.values))} ({never} of {len(cell.values)})"
-        most = max(len(c.values or ()) for c in self.cells.values())
+        most = max(len(c.values) for c in self.cells.values())
         spread = "" if cell.std is None else f" ± {self._number(cell.std)}"
         seeds = "" if len(cell.values) == most else f" [{len(cell.values)}]"
         return f"{self._number(cell.mean)}{spread}{seeds}"
@@ -123,7 +119,7 @@ class Comparison:
             out.append(f"Mean ± standard deviation over {max(counts)} seeds.")
         if len(counts) > 1:
             out.append("In square brackets: the number of seeds, where it is smaller.")
-        if any(math.inf in (c.values or ()) for c in cells):
+        if any(math.inf in c.values for c in cells):
             out.append("∞ (n of m): n of m seeds never reach it.")
         if len(cells) < len(self.rows) * len(self.columns) or any(not c.values for c in cells):
             out.append(f"{NONE} not run.")
@@ -157,6 +153,6 @@ class Comparison:
         for row in self.rows:
             for column in self.columns:
                 cell = self.cell(row, column)
-                numbers = (cell.mean, cell.std, len(cell.values or ()), cell.expected)
+                numbers = (cell.mean, cell.std, len(cell.values), cell.expected)
                 rows.append([row, column, *("" if n is None else f"{n:.10g}" for n in numbers)])
         return Table(header, rows, align="llr")

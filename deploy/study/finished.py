@@ -10,12 +10,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from common.config import Config, Value
+from common.config import Config
 from common.data import load
 from common.data.dataset import Dataset
 from common.fleet import global_spec
 from common.models.classifier import Classifier
 from common.parse import parse
+from common.section import Value
 from common.task import Task
 from deploy.run.settings import load as load_settings
 
@@ -33,23 +34,20 @@ class Finished:
         return load(self.config.data)
 
     def task(self, dataset: Dataset) -> Task:
-        """The run's task, on the CPU."""
+        """What the run learnt, on the CPU."""
         return Task.of(self.config, dataset, torch.device("cpu"))
 
-    def server_model(self, dataset: Dataset, *, trained: bool = True) -> Classifier:
+    def server_model(self, task: Task, *, trained: bool = True) -> Classifier:
         """The server's model as the run left it, else as it was first drawn; in eval mode.
 
         Raises ``ValueError`` naming a file of weights that cannot be read.
         """
-        task = self.task(dataset)
-        net = task.build(global_spec(task), name=("init", "global"))
-        if trained:
-            path = self.folder / "model.safetensors"
-            try:
-                net.load_state_dict(load_file(path))
-            except (SafetensorError, OSError) as error:
-                raise ValueError(f"{path} is damaged or no safetensors file: {error}") from error
-        return net.eval()
+        path = self.folder / "model.safetensors"
+        try:
+            weights = load_file(path) if trained else None
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{path} is damaged or no safetensors file: {error}") from error
+        return task.build(global_spec(task), weights, name=("init", "global")).eval()
 
 
 def finished(folder: Path, needed: str = "model.safetensors") -> Finished:

@@ -14,7 +14,6 @@ import torch
 from flwr.app import Message
 
 from common import device
-from common.config import Config, Value
 from common.data import load
 from common.data.dataset import Dataset
 from common.fleet import global_spec
@@ -22,14 +21,13 @@ from common.models.classifier import Split
 from common.parse import parse
 from common.protocol import Up
 from common.records import StateDict
+from common.section import Value
 from common.task import Task
 from deploy.run.loopback import Loopback
 from deploy.study.finished import finished
 from server_app.keep import checkpoint
 from server_app.method import Client
 from server_app.methods import AnyMethod, make
-from server_app.score import Scorer
-from server_app.strategy import MethodStrategy
 from server_app.talk.census import take_census
 from server_app.talk.exchange import exchange
 from server_app.talk.post import Post
@@ -42,7 +40,6 @@ class Further:
 
     flat: dict[str, Value]
     """The run config that the clients worked under."""
-    config: Config
     dataset: Dataset
     method: AnyMethod
     messages: dict[int, Message]
@@ -89,18 +86,19 @@ def _play(folder: Path, flat: dict[str, Value], size: int, workers: int) -> Furt
     dataset = load(config.data)
     task = Task.of(config, dataset, device.choose(config.run.device))
     method, post = make(task, global_spec(task)), Post(config, saved.experiment)
-    strategy = MethodStrategy(method, post, Scorer(method, dataset))
     method.restore(method.keeps(**saved.state))
     with Loopback(config.run.clients, flat, workers=workers) as grid:
-        strategy.clients = take_census(grid, sorted(grid.get_node_ids()), post, task)
-        method.begin(strategy.clients)
+        clients = take_census(grid, sorted(grid.get_node_ids()), post, task)
+        method.begin(clients)
         t = saved.t + 1
-        messages = strategy.train_messages(t, range(min(size, len(strategy.clients))))
+        down = method.down(t)
+        sent = ((c, down(c) if callable(down) else down) for c in clients[:size])
+        messages = post.letters(t, "train", sent)
         replies, failures = exchange(grid, messages, config.run.timeout, t)
-        ups, refused = post.open(t, replies, method.answers, strategy.clients, method.check)
+        ups, refused = post.open(t, replies, method.answers, clients, method.check)
     for failure in [*failures, *refused]:
         raise ValueError(f"client {failure.k} failed in the further round: {failure.reason}")
-    return Further(flat, config, dataset, method, messages, ups)
+    return Further(flat, dataset, method, messages, ups)
 
 
 def _own(client: Client, up: Up, method: AnyMethod) -> StateDict:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import final
 
-import matplotlib as mpl
 import numpy as np
 import torch
 from matplotlib.figure import Figure
@@ -59,8 +58,8 @@ def imagine(folder: Path, images: int) -> tuple[Averages, Averages, Dataset]:
     """
     run = _opened(folder)
     config, dataset = run.config, run.dataset()
-    net = run.server_model(dataset)
-    generators = _generators(run, dataset)
+    task = run.task(dataset)
+    net, generators = run.server_model(task), _generators(run, task)
     generated = Averages(dataset.num_classes, dataset.shape)
     draw = seeds.stream(config.run.seed, "samples")
     for i, generator in enumerate(generators):
@@ -78,26 +77,22 @@ def imagine(folder: Path, images: int) -> tuple[Averages, Averages, Dataset]:
     return real, generated, dataset
 
 
+@style(ticks=False)
 def draw(real: Averages, generated: Averages, classes: tuple[str, ...]) -> Figure:
     """A column for each class: the average real image above the average generated one."""
     n = len(classes)
-    with style(), mpl.rc_context({"axes.grid": False}):
-        figure = Figure(figsize=(max(3.0, 0.95 * n), 2.6), layout="constrained")
-        grid = figure.subplots(2, n, squeeze=False)
-        for row, (averages, what) in enumerate(((real, "real"), (generated, "generated"))):
-            for c, axes in enumerate(grid[row]):
-                picture = averages.images[c].permute(1, 2, 0).numpy()
-                if picture.shape[2] == 1:
-                    axes.imshow(picture[:, :, 0], cmap="gray")
-                else:
-                    axes.imshow(np.clip(picture, 0, 1))
-                axes.set_xticks([])
-                axes.set_yticks([])
-                if row == 0:
-                    axes.set_title(classes[c], fontsize=7.5)
-                axes.set_xlabel(f"{int(averages.counts[c]):,}", fontsize=7.0)
-            grid[row][0].set_ylabel(what)
-        return figure
+    figure = Figure(figsize=(max(3.0, 0.95 * n), 2.6), layout="constrained")
+    grid = figure.subplots(2, n, squeeze=False)
+    for row, (averages, what) in enumerate(((real, "real"), (generated, "generated"))):
+        for c, axes in enumerate(grid[row]):
+            picture = averages.images[c].permute(1, 2, 0).numpy()
+            grey = picture.shape[2] == 1
+            axes.imshow(picture[:, :, 0] if grey else np.clip(picture, 0, 1), cmap="gray")
+            if row == 0:
+                axes.set_title(classes[c], fontsize=7.5)
+            axes.set_xlabel(f"{int(averages.counts[c]):,}", fontsize=7.0)
+        grid[row][0].set_ylabel(what)
+    return figure
 
 
 def write(folder: Path, images: int, out: Path) -> Averages:
@@ -122,9 +117,9 @@ def _opened(folder: Path) -> Finished:
     return run
 
 
-def _generators(run: Finished, dataset: Dataset) -> list[Generator]:
+def _generators(run: Finished, task: Task) -> list[Generator]:
     """The newest generator of every client that has one, in order of k; or the server's (DAFL)."""
-    folder, config, task = run.folder, run.config, run.task(dataset)
+    folder, config = run.folder, run.config
     if config.run.method == "dafl":
         state = DAFLState.model_validate(checkpoint.read(folder, config).state)
         return [_generator(task, state.generator)]

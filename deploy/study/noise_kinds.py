@@ -10,12 +10,13 @@ from typing import final
 import torch
 from matplotlib.figure import Figure
 
-from common import device, fleet, noise, seeds
-from common.config import Value
+from common import device, noise, seeds
 from common.data import load
+from common.fleet import global_spec
 from common.losses.distillation import kl
 from common.noise import NOISES
 from common.parse import parse
+from common.section import Value
 from common.task import Task
 from deploy.report.style import style
 from deploy.report.table import Table
@@ -25,6 +26,7 @@ from server_app.methods.fedorion import FedORION
 SAMPLES = 8
 
 
+@style(ticks=False)
 def draw(shape: tuple[int, int, int] = (3, 32, 32), seed: int = 1) -> Figure:
     """Eight samples of each kind, a row each; values from −2.5 to 2.5 are drawn from dark to light.
 
@@ -33,18 +35,14 @@ def draw(shape: tuple[int, int, int] = (3, 32, 32), seed: int = 1) -> Figure:
     channels = shape[0]
     if channels not in (1, 3):
         raise ValueError(f"samples of {channels} channels are no pictures: 1 or 3 can be drawn")
-    with style():
-        figure = Figure(figsize=(SAMPLES * 1.05 + 1.1, len(NOISES) * 1.1), layout="constrained")
-        grid = figure.subplots(len(NOISES), SAMPLES, squeeze=False)
-        for row, (kind, sampler) in zip(grid, NOISES.items(), strict=True):
-            z = next(sampler(64, shape, seeds.stream(seed, "noise")))[:SAMPLES]
-            images = (z / 5 + 0.5).clamp(0, 1).permute(0, 2, 3, 1)
-            for axes, image in zip(row, images.numpy(), strict=True):
-                axes.imshow(image.squeeze(-1) if channels == 1 else image, cmap="gray", vmin=0)
-                axes.set_xticks([])
-                axes.set_yticks([])
-                axes.grid(False)
-            row[0].set_ylabel(kind)
+    figure = Figure(figsize=(SAMPLES * 1.05 + 1.1, len(NOISES) * 1.1), layout="constrained")
+    grid = figure.subplots(len(NOISES), SAMPLES, squeeze=False)
+    for row, (kind, sampler) in zip(grid, NOISES.items(), strict=True):
+        z = next(sampler(64, shape, seeds.stream(seed, "noise")))[:SAMPLES]
+        images = (z / 5 + 0.5).clamp(0, 1).permute(0, 2, 3, 1)
+        for axes, image in zip(row, images.numpy(), strict=True):
+            axes.imshow(image.squeeze(-1) if channels == 1 else image, cmap="gray", vmin=0)
+        row[0].set_ylabel(kind)
     return figure
 
 
@@ -75,26 +73,26 @@ def times(flat: Mapping[str, Value], batches: int = 3) -> list[Time]:
 
 def _time(kind: str, flat: Mapping[str, Value], batches: int) -> Time:
     settings: dict[str, Value] = {"method": "fedorion", "noise.kind": kind}
-    settings |= {"noise.epochs": 1, "noise.batches": batches}
-    config = parse({**flat, **settings})
+    config = parse({**flat, **settings, "noise.epochs": 1, "noise.batches": batches})
     device.settle(config.run.threads)
-    where, data = device.choose(config.run.device), load(config.data)
-    task = Task.of(config, data, where)
-    method = FedORION(task, fleet.global_spec(task))
+    task = Task.of(config, load(config.data), device.choose(config.run.device))
+    method = FedORION(task, global_spec(task))
     size = config.run.per_round or config.run.clients or len(config.fleet)
     specs = [config.fleet[k % len(config.fleet)] for k in range(size)]
     teachers = [(name, dict(method.build(name).state_dict())) for name in specs]
     transfer = weighted(kl, [1 / size] * size, 1.0)
 
     def noise_alone() -> None:
-        stream = seeds.stream(config.run.seed, "noise", device=where)
-        for _ in noise.batches(kind, batches, config.noise.batch_size, data.shape, stream):
+        stream = seeds.stream(task.seed, "noise", device=task.device)
+        for _ in noise.batches(kind, batches, config.noise.batch_size, task.shape, stream):
             pass
 
     def step() -> None:
         distil(method, 1, teachers, transfer)
 
-    alone, whole = (min(_clocked(work, where) for _ in range(3)) for work in (noise_alone, step))
+    alone, whole = (
+        min(_clocked(work, task.device) for _ in range(3)) for work in (noise_alone, step)
+    )
     return Time(kind, alone / batches, whole / batches)
 
 

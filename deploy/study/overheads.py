@@ -17,9 +17,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from common import tree
-from common.config import Value
 from common.protocol import Up
 from common.records import Records, tensors
+from common.section import Value
 from deploy.run.loopback import Loopback
 from deploy.study.further_round import Further
 from server_app.method import Client
@@ -76,11 +76,11 @@ def _numbers(payload: Records) -> int:
 def _memory(further: Further, k: int) -> int:
     """Peak bytes of client k's training, in this process, a few steps long."""
     flat: dict[str, Value] = {**further.flat, "train.steps": STEPS}
-    message = further.messages[k]
+    message, run = further.messages[k], further.method.config.run
 
     def train() -> None:
-        with Loopback(further.config.run.clients, flat, workers=0) as grid:
-            exchange(grid, {k: message}, further.config.run.timeout, 0)
+        with Loopback(run.clients, flat, workers=0) as grid:
+            exchange(grid, {k: message}, run.timeout, 0)
 
     train()  # data sets and caches are there from now on
     return peak(train)

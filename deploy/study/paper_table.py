@@ -19,12 +19,11 @@ from typing import Literal, final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from common.config import Value
+from common.config import Value, entries
 from common.files import write_atomically
 from common.journal import Entry
 from common.metrics import rounds_to
 from common.parse import defaults
-from common.presets import entries
 from deploy.report import table as rendering
 from deploy.run.settings import find, flatten, numbers
 from deploy.study.comparison import Comparison, Measured
@@ -82,9 +81,8 @@ class CellRun:
     seed: int
     measure: str
     flat: Flat
-    scale: float | None = None
-    reach: str = ""
-    window: int = 1
+    line: Line
+    """The column, as the file has it."""
 
     @property
     def fingerprint(self) -> str:
@@ -138,11 +136,7 @@ def cells(file: TableFile) -> Iterator[CellRun]:
             if column.reach and column.reach not in rows:
                 raise ValueError(f"column {column.name!r}: reach = {column.reach!r} is no row")
             for seed in row.seeds or file.seeds:
-                whole = {**flat, "seed": seed}
-                yield CellRun(
-                    row.name, column.name, seed, measure, whole,
-                    column.scale, column.reach, column.window,
-                )  # fmt: skip
+                yield CellRun(row.name, column.name, seed, measure, {**flat, "seed": seed}, column)
 
 
 def run(
@@ -170,32 +164,25 @@ def run(
 
 def collect(file: TableFile, folder: Path) -> Comparison:
     """The table as far as it is recorded."""
-    found: dict[tuple[str, str], list[float]] = {}
-    all_cells = list(cells(file))
+    rows, columns = [row.name for row in file.row], [column.name for column in file.column]
+    found: dict[tuple[str, str], list[float]] = {(r, c): [] for r in rows for c in columns}
+    all_cells, usual = list(cells(file)), 100.0 if file.unit == "%" else 1.0
     for cell in all_cells:
-        place = folder / "cells" / cell.fingerprint
-        if cell.reach:
+        if cell.line.reach:
             value = _rounds_to_reach(cell, all_cells, folder)
         else:
-            summary = record(place)
-            value = None if summary is None else measured(summary, cell.measure)
+            value = measured(record(folder / "cells" / cell.fingerprint) or {}, cell.measure)
         if value is not None:
-            usual = 100.0 if file.unit == "%" else 1.0
-            scaled = value * (usual if cell.scale is None else cell.scale)
-            found.setdefault((cell.row, cell.column), []).append(scaled)
-    table_cells = {
-        (row.name, column.name): Measured(
-            tuple(found.get((row.name, column.name), ())) or None,
-            file.expected.get(row.name, {}).get(column.name),
-        )
-        for row in file.row
-        for column in file.column
-    }
+            scale = usual if cell.line.scale is None else cell.line.scale
+            found[cell.row, cell.column].append(value * scale)
     return Comparison(
         title=file.title,
-        rows=tuple(row.name for row in file.row),
-        columns=tuple(column.name for column in file.column),
-        cells=table_cells,
+        rows=tuple(rows),
+        columns=tuple(columns),
+        cells={
+            (row, column): Measured(tuple(values), file.expected.get(row, {}).get(column))
+            for (row, column), values in found.items()
+        },
         unit=file.unit,
         format=file.format,
         better=file.better,
@@ -209,29 +196,27 @@ def write(filled: Comparison, file: TableFile, folder: Path, stem: str) -> list[
 
     The CSV has a line for each cell: mean, standard deviation, seeds, the paper's number.
     """
-    table, path = filled.table(), folder / stem
-    texts = {
-        ".md": rendering.markdown(table),
-        ".html": str(rendering.html(table)),
-        ".tex": rendering.latex(table),
-        ".csv": rendering.csv(filled.numbers()),
-    }
-    numbers_ = [
+    table = filled.table()
+    told = [
         {
             "row": row,
             "column": column,
-            "values": cell.values
-            and [value if math.isfinite(value) else None for value in cell.values],
+            "values": [v if math.isfinite(v) else None for v in cell.values] or None,
             "expected": cell.expected,
         }
         for (row, column), cell in filled.cells.items()
     ]
-    told = {"title": file.title, "seeds": file.seeds, "cells": numbers_}
-    texts[".json"] = json.dumps(told, indent=1)
+    texts = {
+        ".md": rendering.markdown(table),
+        ".html": rendering.html(table),
+        ".tex": rendering.latex(table),
+        ".csv": rendering.csv(filled.numbers()),
+        ".json": json.dumps({"title": file.title, "seeds": file.seeds, "cells": told}, indent=1),
+    }
     for suffix, text in texts.items():
-        write_atomically(path.with_name(stem + suffix), text.encode())
-    rendering.png(table, path.with_name(f"{stem}.png"))
-    return [path.with_name(stem + suffix) for suffix in (*texts, ".png")]
+        write_atomically(folder / (stem + suffix), text.encode())
+    rendering.png(table, folder / f"{stem}.png")
+    return [folder / (stem + suffix) for suffix in (*texts, ".png")]
 
 
 def record(place: Path) -> dict[str, object] | None:
@@ -249,18 +234,13 @@ def _rounds_to_reach(cell: CellRun, all_cells: list[CellRun], folder: Path) -> f
     With a ``window``: the mean of the last so many measurements. Infinite if it never does; None if
     one of the two runs is not recorded.
     """
-    goals = [
-        other
-        for other in all_cells
-        if (other.row, other.column, other.seed) == (cell.reach, cell.column, cell.seed)
-    ]
-    if not goals:
-        return None
-    theirs = _course(folder / "cells" / goals[0].fingerprint, goals[0].measure)
+    where, reach = (cell.column, cell.seed), cell.line.reach
+    goal = next((c for c in all_cells if c.row == reach and (c.column, c.seed) == where), None)
+    theirs = _course(folder / "cells" / goal.fingerprint, goal.measure) if goal else []
     ours = _course(folder / "cells" / cell.fingerprint, cell.measure)
     if not theirs or not ours:
         return None
-    hit = rounds_to([value for _, value in ours], theirs[-1][1], cell.window)
+    hit = rounds_to([value for _, value in ours], theirs[-1][1], cell.line.window)
     return math.inf if hit is None else float(ours[hit - 1][0])
 
 

@@ -13,17 +13,18 @@ from torch import Tensor
 
 from client_app.methods import make
 from client_app.participant import Participant
-from common.config import Config, Value
 from common.data import Dataset
 from common.data.batches import normalise
 from common.models.batchnorm import recalibrate
 from common.models.classifier import Classifier
+from common.section import Value
 from deploy.report.style import PAPER, series, style
 from deploy.study.finished import finished
 
 SIDE = 200  #: points of the grid along each axis
 
 
+@style(ticks=False)
 def draw(folder: Path) -> Figure:
     """Two rows: every client's model and the server's, before round 1 and after the last.
 
@@ -46,35 +47,24 @@ def draw(folder: Path) -> Figure:
         nets = [net for net in own if net is not None]
         if len(nets) == 2:
             columns.append((f"client {k}: {handler.spec}", nets, participant.train_set))
-    server = [run.server_model(data, trained=trained) for trained in (False, True)]
+    server = [run.server_model(run.task(data), trained=trained) for trained in (False, True)]
     if config.score.bn != "running":
         recalibrate(server[1], [normalise(data.x_test, data.mean, data.std)])
     columns.append((f"server: {server[0].spec}", server, (data.x, data.y)))
-    return _draw(columns, config, data)
-
-
-def _draw(
-    columns: list[tuple[str, list[Classifier], tuple[Tensor, Tensor]]],
-    config: Config,
-    data: Dataset,
-) -> Figure:
-    reach = 1.1 * float(data.x.abs().max())
-    with style():
-        drawing = Figure(figsize=(2.3 * len(columns) + 0.3, 4.9), layout="constrained")
-        grid = drawing.subplots(2, len(columns), squeeze=False)
-        for j, (title, nets, points) in enumerate(columns):
-            for i, net in enumerate(nets):
-                _panel(grid[i, j], net, points, data, reach)
-            grid[0, j].set_title(title, fontsize=9.5)
-        grid[0, 0].set_ylabel("before round 1")
-        grid[1, 0].set_ylabel(f"after round {config.run.rounds}")
+    drawing = Figure(figsize=(2.3 * len(columns) + 0.3, 4.9), layout="constrained")
+    grid = drawing.subplots(2, len(columns), squeeze=False)
+    for j, (title, nets, points) in enumerate(columns):
+        for axes, net in zip(grid[:, j], nets, strict=True):
+            _panel(axes, net, points, data)
+        grid[0, j].set_title(title, fontsize=9.5)
+    grid[0, 0].set_ylabel("before round 1")
+    grid[1, 0].set_ylabel(f"after round {config.run.rounds}")
     return drawing
 
 
-def _panel(
-    axes: Axes, net: Classifier, points: tuple[Tensor, Tensor], data: Dataset, reach: float
-) -> None:
+def _panel(axes: Axes, net: Classifier, points: tuple[Tensor, Tensor], data: Dataset) -> None:
     colours = [series(c) for c in range(data.num_classes)]
+    reach = 1.1 * float(data.x.abs().max())
     axes.imshow(
         decisions(net, data, reach),
         origin="lower",
@@ -85,20 +75,10 @@ def _panel(
         alpha=0.3,
         interpolation="nearest",
     )
-    x, y = points
-    axes.scatter(
-        x[:, 0].flatten().numpy(),
-        x[:, 1].flatten().numpy(),
-        c=[colours[int(label)] for label in y],
-        s=7,
-        edgecolors=PAPER,
-        linewidths=0.3,
-    )
-    axes.set_xlim(-reach, reach)
-    axes.set_ylim(-reach, reach)
-    axes.set_xticks([])
-    axes.set_yticks([])
-    axes.grid(False)
+    x, y = points[0].flatten(1).T.numpy()
+    shown = [colours[int(label)] for label in points[1]]
+    axes.scatter(x, y, c=shown, s=7, edgecolors=PAPER, linewidths=0.3)
+    axes.set(xlim=(-reach, reach), ylim=(-reach, reach))
 
 
 @torch.no_grad()

@@ -14,10 +14,9 @@ from torch import Tensor
 from torch.nn import Module
 
 from common.cka import centred_gram, pairwise
-from common.config import Config
-from common.data.batches import evaluation_batches
 from common.data.dataset import Dataset
 from common.models.classifier import Split
+from common.task import Task
 from deploy.report.style import series, style
 
 
@@ -40,21 +39,14 @@ def stages(net: Split) -> list[str]:
 
 
 @torch.no_grad()
-def features(net: Split, x: Tensor, dataset: Dataset, config: Config) -> dict[str, Tensor]:
-    """The outputs [n, c, h, w] of every stage for images x, on the CPU, in eval mode."""
+def features(net: Split, x: Tensor, task: Task) -> dict[str, Tensor]:
+    """The outputs [n, c, h, w] of every stage for images x, on the CPU, in eval mode.
+
+    The network is on the task's device.
+    """
     kept: dict[str, list[Tensor]] = {stage: [] for stage in stages(net)}
-    device = next(net.parameters()).device
-    batches = evaluation_batches(
-        x,
-        torch.zeros(len(x), dtype=torch.int64),
-        batch_size=config.score.batch_size,
-        mean=dataset.mean,
-        std=dataset.std,
-        standardize=config.data.standardize,
-        device=device,
-    )
     with _listening(net, kept):
-        for images, _ in batches:
+        for images, _ in task.in_order(x):
             net(images)
     return {stage: torch.cat(parts) for stage, parts in kept.items()}
 
@@ -72,13 +64,11 @@ def _listening(net: Split, kept: dict[str, list[Tensor]]) -> Iterator[None]:
             hook.remove()
 
 
-def similarity(
-    nets: Sequence[Split], x: Tensor, dataset: Dataset, config: Config
-) -> dict[str, Tensor]:
+def similarity(nets: Sequence[Split], x: Tensor, task: Task) -> dict[str, Tensor]:
     """Linear CKA of every pair of networks [m, m] on images x, by stage."""
     grams: dict[str, list[Tensor]] = {}
     for net in nets:
-        for stage, output in features(net, x, dataset, config).items():
+        for stage, output in features(net, x, task).items():
             grams.setdefault(stage, []).append(centred_gram(output))
     return {stage: pairwise(found) for stage, found in grams.items()}
 
@@ -89,9 +79,7 @@ def mean_pair(matrix: Tensor) -> float:
     return float((matrix.sum() - matrix.diagonal().sum()) / (m * (m - 1)))
 
 
-def class_map(
-    nets: dict[str, Split], label: int, dataset: Dataset, config: Config, images: int
-) -> Map:
+def class_map(nets: dict[str, Split], label: int, dataset: Dataset, task: Task, images: int) -> Map:
     """t-SNE of up to ``images`` test images of one class in the third stage (or the last).
 
     ``nets``: up to three networks of different architectures, by name.
@@ -104,11 +92,11 @@ def class_map(
         raise ValueError(f"class {label} has {len(x)} test images; t-SNE takes 3 or more")
     names = list(nets)
     stage = stages(nets[names[0]])[:3][-1]
-    parts = [features(net, x, dataset, config)[stage].flatten(1).numpy() for net in nets.values()]
+    parts = [features(net, x, task)[stage].flatten(1).numpy() for net in nets.values()]
     stacked = np.concatenate(parts)
     perplexity = min(30.0, (len(stacked) - 1) / 3)
     plane = TSNE(  # type: ignore[no-untyped-call]
-        perplexity=perplexity, init="pca", random_state=config.run.seed
+        perplexity=perplexity, init="pca", random_state=task.seed
     )
     points = plane.fit_transform(stacked).reshape(len(names), len(x), 2)
     owners = np.repeat(np.arange(len(names)), len(x))
@@ -117,56 +105,53 @@ def class_map(
     return Map(stage, dataset.classes[label], found, apart)
 
 
+@style()
 def bars(means: Mapping[str, Mapping[str, float]]) -> Figure:
     """Mean CKA of two clients by stage, one bar for each run (Figure 5).
 
     ``means``: by run, by stage.
     """
-    with style():
-        figure = Figure(figsize=(6.2, 3.1), layout="constrained")
-        axes = figure.add_subplot()
-        names = list(dict.fromkeys(stage for stages in means.values() for stage in stages))
-        width = 0.8 / len(means)
-        for i, (label, stages) in enumerate(means.items()):
-            at = np.arange(len(names)) + (i - (len(means) - 1) / 2) * width
-            heights = [stages.get(name, np.nan) for name in names]
-            axes.bar(at, heights, 0.92 * width, color=series(i), label=label)
-        axes.set_xticks(range(len(names)), names)
-        axes.set_ylim(0, 1)
-        axes.set_ylabel("CKA, mean over pairs of clients")
-        figure.legend(loc="outside upper center", ncols=min(len(means), 3))
-        return figure
+    figure = Figure(figsize=(6.2, 3.1), layout="constrained")
+    axes = figure.add_subplot()
+    names = list(dict.fromkeys(stage for stages in means.values() for stage in stages))
+    width = 0.8 / len(means)
+    for i, (label, stages) in enumerate(means.items()):
+        at = np.arange(len(names)) + (i - (len(means) - 1) / 2) * width
+        heights = [stages.get(name, np.nan) for name in names]
+        axes.bar(at, heights, 0.92 * width, color=series(i), label=label)
+    axes.set_xticks(range(len(names)), names)
+    axes.set_ylim(0, 1)
+    axes.set_ylabel("CKA, mean over pairs of clients")
+    figure.legend(loc="outside upper center", ncols=min(len(means), 3))
+    return figure
 
 
+@style()
 def heat_maps(matrices: Mapping[str, Tensor], labels: Sequence[str]) -> Figure:
     """CKA of every pair of clients, one map for each stage (Figure 6).
 
     ``matrices``: [m, m] by stage; ``labels``: of the m clients.
     """
-    with style():
-        figure = Figure(figsize=(3.3 * len(matrices) + 0.8, 3.4), layout="constrained")
-        every = np.atleast_1d(figure.subplots(1, len(matrices)))
-        for i, (axes, (stage, matrix)) in enumerate(zip(every, matrices.items(), strict=True)):
-            image = axes.imshow(matrix.numpy(), vmin=0, vmax=1, cmap="viridis")
-            axes.grid(visible=False)
-            axes.set_title(stage, fontsize=9.5)
-            axes.set_xticks(range(len(labels)), [label.partition(" ")[0] for label in labels])
-            axes.set_yticks(range(len(labels)), labels if i == 0 else [""] * len(labels))
-        figure.colorbar(image, ax=list(every), shrink=0.8)
-        return figure
+    figure = Figure(figsize=(3.3 * len(matrices) + 0.8, 3.4), layout="constrained")
+    every = np.atleast_1d(figure.subplots(1, len(matrices)))
+    for i, (axes, (stage, matrix)) in enumerate(zip(every, matrices.items(), strict=True)):
+        image = axes.imshow(matrix.numpy(), vmin=0, vmax=1, cmap="viridis")
+        axes.grid(visible=False)
+        axes.set_title(stage, fontsize=9.5)
+        axes.set_xticks(range(len(labels)), [label.partition(" ")[0] for label in labels])
+        axes.set_yticks(range(len(labels)), labels if i == 0 else [""] * len(labels))
+    figure.colorbar(image, ax=list(every), shrink=0.8)
+    return figure
 
 
+@style(ticks=False)
 def plane(found: Map) -> Figure:
     """One class's features, a colour for each architecture (Figure 7)."""
-    with style():
-        figure = Figure(figsize=(4.4, 3.9), layout="constrained")
-        axes = figure.add_subplot()
-        for i, (name, points) in enumerate(found.points.items()):
-            x, y = np.asarray(points).T
-            axes.plot(x, y, "o", color=series(i), markersize=4, alpha=0.7, label=name)
-        axes.set_xticks([])
-        axes.set_yticks([])
-        axes.grid(visible=False)
-        axes.set_title(f"{found.class_name}, {found.stage}", fontsize=9.5)
-        figure.legend(loc="outside lower center", ncols=len(found.points))
-        return figure
+    figure = Figure(figsize=(4.4, 3.9), layout="constrained")
+    axes = figure.add_subplot()
+    for i, (name, points) in enumerate(found.points.items()):
+        x, y = np.asarray(points).T
+        axes.plot(x, y, "o", color=series(i), markersize=4, alpha=0.7, label=name)
+    axes.set_title(f"{found.class_name}, {found.stage}", fontsize=9.5)
+    figure.legend(loc="outside lower center", ncols=len(found.points))
+    return figure

@@ -88,19 +88,19 @@ def speedup(
     return feddf / (fedorion + fedorion_server(alpha, N, I_s=I_s, K=K, M=M))
 
 
+@style()
 def draw(clients: Sequence[int] = CLIENTS, *, M: float = M) -> Figure:
     """Figure 5: speed-up over the clients that skip mutual learning, a curve for each N."""
     alphas = np.linspace(0, 1, 101)
-    with style():
-        drawing = Figure(figsize=(6.2, 3.6), layout="constrained")
-        axes = drawing.add_subplot()
-        for i, N in enumerate(clients):
-            curve = [speedup(float(alpha), N, M=M) for alpha in alphas]
-            axes.plot(alphas, curve, color=series(i), label=f"N = {N}")
-        axes.axhline(1, color=series(7), linewidth=1.0, linestyle=(0, (1, 1.5)))
-        axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        axes.set_xlabel("clients that skip mutual learning")
-        axes.set_ylabel("FedDF's cost / FedORION's")
-        axes.set_title(f"M = {M:g}, K = {K:g}, P = {P}, I_s / I_c = {I_S / I_C:g}", fontsize=9.5)
-        axes.legend(loc="upper left")
+    drawing = Figure(figsize=(6.2, 3.6), layout="constrained")
+    axes = drawing.add_subplot()
+    for i, N in enumerate(clients):
+        curve = [speedup(float(alpha), N, M=M) for alpha in alphas]
+        axes.plot(alphas, curve, color=series(i), label=f"N = {N}")
+    axes.axhline(1, color=series(7), linewidth=1.0, linestyle=(0, (1, 1.5)))
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.set_xlabel("clients that skip mutual learning")
+    axes.set_ylabel("FedDF's cost / FedORION's")
+    axes.set_title(f"M = {M:g}, K = {K:g}, P = {P}, I_s / I_c = {I_S / I_C:g}", fontsize=9.5)
+    axes.legend(loc="upper left")
     return drawing

@@ -14,10 +14,9 @@ from common import tree
 from common.models.classifier import Classifier
 from common.protocol import Down
 from common.records import Records, StateDict
-from common.submodel import check_nested, cut
+from common.tree import check_nested, cut
 from server_app.averaged import Combining, T
-from server_app.combine.layerwise import aggregate as aggregate_layers
-from server_app.combine.mean import average
+from server_app.combine.mean import average, average_layers
 from server_app.combine.wrapper import Wrapper
 from server_app.method import Client, Models, O, Ups
 
@@ -96,7 +95,7 @@ class Across(Wrapper[O, T]):
         options, net = self.config.average, self.nets[spec]
         if self.layerwise:
             states, parameters = [up.w for _, up in ups], tree.parameters_only(net)
-            return aggregate_layers(states, ups.sizes, before, options, parameters)
+            return average_layers(states, ups.sizes, before, options, parameters)
         members = ups.where(lambda client: client.model == spec)
         if not len(members):
             return before

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from common import noise, optimise, seeds, tree
 from common.fit import fit
-from common.losses.max_ensemble import kl_from, max_ensemble
+from common.losses.distillation import kl_from, max_ensemble
 from common.models.batchnorm import batch_statistics
 from common.records import StateDict
 from server_app.global_model import GlobalModel

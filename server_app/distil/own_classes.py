@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from common import communication, quantise
-from common.ensemble.schema import check_schema, scatter
-from common.ensemble.uhc import by_cross_entropy, by_factorisation
+from common.ensemble import by_cross_entropy, by_factorisation, check_schema, scatter
 from common.methods.dl_mh import Schemed
 from server_app.distil.public_set import D, PublicSet
 from server_app.method import Client, Metrics, Ups

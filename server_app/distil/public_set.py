@@ -13,7 +13,7 @@ from torch import Tensor
 from common import quantise, tree
 from common.data.dataset import fingerprint
 from common.data.public import divide
-from common.ensemble.confidence import client_weights, literal_product, weighted_sum
+from common.ensemble import client_weights, literal_product, weighted_sum
 from common.methods.dl_sh import Distilling
 from common.protocol import Down
 from common.records import Records

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from common import optimise, seeds, tree
 from common.fit import fit
-from common.losses import hard_samples
+from common.losses import generation
 from common.methods.fedftg import Options, Up
 from common.models.batchnorm import batch_statistics
 from common.models.generator import Generator
@@ -92,9 +92,9 @@ class FedFTG(Averaged[Options, Up]):
         def generator_loss(z: Tensor, y: Tensor, i: Tensor) -> Tensor:
             x, weights = imagine(z, y), alpha[int(i), y]
             teacher = teachers[int(i)](x)
-            value = o.lambda_cls * hard_samples.weighted_cross_entropy(teacher, y, weights)
-            value = value + o.lambda_dis * hard_samples.diversity(z, x) / len(teachers)
-            return value - hard_samples.disagreement(teacher, student(x), weights)
+            value = o.lambda_cls * generation.weighted_cross_entropy(teacher, y, weights)
+            value = value + o.lambda_dis * generation.diversity(z, x) / len(teachers)
+            return value - generation.disagreement(teacher, student(x), weights)
 
         def student_loss(z: Tensor, y: Tensor, _: Tensor) -> Tensor:
             with torch.no_grad():
@@ -102,7 +102,7 @@ class FedFTG(Averaged[Options, Up]):
                 taught = [teacher(x) for teacher in teachers]
             s = student(x)
             losses = [
-                hard_samples.weighted_soft_cross_entropy(logits, s, alpha[k, y])
+                generation.weighted_soft_cross_entropy(logits, s, alpha[k, y])
                 for k, logits in enumerate(taught)
             ]
             return torch.stack(losses).sum()

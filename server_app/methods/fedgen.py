@@ -14,9 +14,9 @@ from torch import Tensor
 
 from common import optimise, seeds, tree
 from common.fit import Loss, fit
-from common.losses.diversity import diversity
+from common.losses.generation import diversity
 from common.methods.fedgen import Down, Options, Up
-from common.models.feature_generator import new_feature_generator
+from common.models.generator import new_feature_generator
 from common.records import Records, StateDict
 from server_app.averaged import Averaged
 from server_app.method import Client, Metrics, Ups

@@ -17,7 +17,7 @@ from common import communication, seeds, tree
 from common.losses.distillation import kl
 from common.methods.fedgkt import Down, Options, Up
 from common.models.classifier import Split
-from common.models.edge import behind, feature_shape, splittable
+from common.models.split import behind, feature_shape, splittable
 from common.records import Records, StateDict
 from server_app.method import Client, Method, Metrics, Ups
 

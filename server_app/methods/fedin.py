@@ -13,8 +13,8 @@ from torch import Tensor
 
 from common import seeds
 from common.methods.fedin import Down, Options, Up
+from common.models.split import Shapes, common_shapes
 from common.records import Records, StateDict
-from common.split import Shapes, common_shapes
 from server_app.averaged import Averaged
 from server_app.distil.feature_pool import FeaturePool
 from server_app.method import Client, Metrics, Ups

@@ -11,7 +11,7 @@ from typing import final
 import torch
 
 from common import communication, journal, quantise
-from common.ensemble.schema import nearest_class
+from common.ensemble import nearest_class
 from common.journal import Entry, Incentive
 from common.methods.i_dl_mh import Gain, Options, Reward, Up
 from common.protocol import Down

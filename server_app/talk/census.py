@@ -16,8 +16,7 @@ from common.version import code_version
 from server_app.method import Client
 from server_app.stopped import Stopped
 from server_app.talk.exchange import exchange
-from server_app.talk.post import Post
-from server_app.talk.replies import open_reply
+from server_app.talk.post import Post, open_reply
 
 ASK_AGAIN = 0.25
 LEFT = "Node Unavailable"  #: Flower's words for a node that is not connected

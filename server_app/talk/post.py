@@ -1,20 +1,27 @@
-"""The post: packs, stamps, addresses and counts what is sent; opens and checks what comes back."""
+"""The post: packs, stamps, addresses and counts what is sent; opens and checks what comes back.
+
+Opening is where the server stops believing. Flower has received a reply by then, so ``wire.max-mb``
+does not save its bandwidth; it saves what unpacking would take on top.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar, final
 
+import torch
 from flwr.app import Message, RecordDict
 
 from common.config import Config
 from common.journal import Failure
 from common.protocol import ToClient, ToServer
-from common.records import array_bytes, count_bytes
+from common.records import Records, array_bytes, count_bytes, tensors
 from server_app.method import Client
-from server_app.talk.replies import check_finite, judge, open_reply
+from server_app.talk.exchange import one_line
 
 R = TypeVar("R", bound=ToServer)
+log = logging.getLogger("flwr.fedmosaic")
 
 
 @final
@@ -73,3 +80,39 @@ class Post:
     def _count(self, way: str, content: RecordDict) -> None:
         for name, size in ((way, count_bytes(content)), (f"arrays_{way}", array_bytes(content))):
             self.traffic[name] = self.traffic.get(name, 0) + size
+
+
+def open_reply(reply: Message, kind: type[R], config: Config) -> R:
+    """The payload of a reply. Raises ``ValueError`` for one that is too large or is no ``kind``."""
+    size, limit = count_bytes(reply.content), config.wire.max_mb
+    if size > limit * 1e6:
+        raise ValueError(f"it has {size / 1e6:.1f} MB, wire.max-mb = {limit:g}")
+    return kind.unpack(reply.content)
+
+
+def judge(
+    t: int, replies: Mapping[int, Message], accept: Callable[[int, Message], None], what: str
+) -> list[Failure]:
+    """``accept`` every reply, in order of k; each that it raises on becomes a failure.
+
+    Whatever a reply makes our code raise is the fault of the reply: a run must not end by it.
+    """
+    failures: list[Failure] = []
+    for k in sorted(replies):
+        try:
+            accept(k, replies[k])
+        except ValueError as error:
+            failures.append(Failure(k=k, round=t, reason=one_line(f"{what} refused: {error}")))
+        except Exception as error:
+            log.exception("client %d: %s refused", k, what)
+            kind = type(error).__name__
+            reason = one_line(f"{what} refused: {kind}: {error}")
+            failures.append(Failure(k=k, round=t, reason=reason))
+    return failures
+
+
+def check_finite(up: Records) -> None:
+    """Raise ``ValueError`` unless all numbers of all tensors are finite."""
+    for path, tensor in tensors(up):
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise ValueError(f"{path!r} has values that are not finite")

@@ -19,8 +19,7 @@ from common.journal import Failure
 from common.protocol import Hello, Peer
 from server_app.method import Client
 from server_app.talk.exchange import exchange, pull, push
-from server_app.talk.post import Post
-from server_app.talk.replies import open_reply
+from server_app.talk.post import Post, open_reply
 
 CURIOSITY = 10.0  #: seconds for the rest of an answer of which a part is there
 

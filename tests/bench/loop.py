@@ -13,8 +13,8 @@ import torch.nn.functional as F
 
 from common import models, optimise, seeds
 from common.data.batches import Batches
+from common.device import arrange
 from common.fit import fit
-from common.memory_format import arrange
 
 MEAN, STD = 0.4, 0.25
 

@@ -57,10 +57,11 @@ def test_the_phases_of_a_message_add_up_to_the_exchange(tmp_path: Path) -> None:
 
 
 def test_the_tap_marks_begin_and_end_of_what_it_knows(tmp_path: Path) -> None:
-    (tmp_path / "server_app" / "talk").mkdir(parents=True)
-    for package in ("server_app", "server_app/talk"):
-        (tmp_path / package / "__init__.py").touch()
-    (tmp_path / "server_app" / "talk" / "exchange.py").write_text("def exchange(x): return x + 1\n")
+    talk = tmp_path / "server_app" / "talk"
+    talk.mkdir(parents=True)
+    for package in (talk.parent, talk):
+        (package / "__init__.py").touch()
+    (talk / "exchange.py").write_text("def exchange(x): return x + 1\n")
     marks = tmp_path / "marks"
     path = os.pathsep.join([str(timeline.TAP), str(tmp_path)])
     env = {**os.environ, "PYTHONPATH": path, "FEDMOSAIC_TIMELINE": str(marks)}
@@ -81,7 +82,7 @@ def test_every_tapped_function_exists() -> None:
         "        module = importlib.import_module(name)\n"
         "        assert not path or operator.attrgetter(path)(module), (name, path)\n"
     )
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

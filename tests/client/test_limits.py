@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from client_app.participant import Participant
-from common.config import parse
+from common.parse import parse
 from deploy.run.loopback import Loopback
 from server_app.stopped import Stopped
 from tests.support.tiny import flat, play
 
 HUNGRY = """
 import resource, torch
-from client_app.limits import limit_memory
+from client_app.node import limit_memory
 
 def fits(megabytes):
     try:

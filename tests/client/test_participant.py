@@ -10,7 +10,8 @@ import pytest
 
 from client_app.participant import Participant
 from common import models
-from common.config import Value, parse
+from common.config import Value
+from common.parse import parse
 from tests.support.tiny import TinyRun, flat
 
 

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import torch
-from server_app.combine.averaging import average
 
 from common import tree
-from common.methods.fedavg import Config
 from common.models import build
+from common.options import Average
 from common.records import StateDict
-from common.submodel import cut, largest
-from server_app.combine.layerwise import aggregate
+from common.tree import cut, largest
+from server_app.combine.mean import average
+from server_app.combine.mean import average_layers as aggregate
 
 RESNETS = [f"resnet{depth}@0.0625" for depth in (10, 14, 18, 22, 26)]
 
 
-def options(weights: str = "samples", bn_buffers: bool = True) -> Config:
-    return Config.model_construct(weights=weights, bn_buffers=bn_buffers, robust="none")
+def options(weights: Literal["samples", "uniform"] = "samples", bn_buffers: bool = True) -> Average:
+    return Average(weights=weights, bn_buffers=bn_buffers, robust="none")
 
 
 def state(spec: str, seed: int = 1) -> StateDict:

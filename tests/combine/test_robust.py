@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,15 @@ import torch
 from flwr.app import Message, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from server_app.combine.averaging import average
 from torch import nn
 
 from common import tree
-from common.config import Value, parse
-from common.methods.fedavg import Averaging
-from common.parse import defaults
+from common.config import Value
+from common.options import Average
+from common.parse import defaults, parse
 from common.records import StateDict
-from server_app.combine.layerwise import aggregate
+from server_app.combine.mean import average
+from server_app.combine.mean import average_layers as aggregate
 from server_app.combine.robust import combine, trimmed
 from server_app.stopped import Stopped
 from tests.support.battery import Tampering, changed_tensor
@@ -28,9 +29,9 @@ from tests.support.tiny import flat, play
 NET = nn.Linear(2, 1)
 
 
-def options(robust: str, **changes: Any) -> Averaging:
+def options(robust: str, **changes: Any) -> Average:
     given = {"weights": "samples", "bn_buffers": True, "trim": 0.1, "clip_norm": 1.0, **changes}
-    return Averaging(robust=robust, **given)
+    return Average.model_validate({"robust": robust, **given})
 
 
 def states(*rows: list[float]) -> list[StateDict]:
@@ -195,7 +196,7 @@ def test_a_run_with_a_poisoned_client_learns_under_every_robust_mean(
     chance = math.log(3)
     assert poisoned(tmp_path / "none", method=method) > 2 * chance
     for robust in ("median", "trimmed", "clip"):
-        changes = {f"{method}__robust": robust, f"{method}__clip_norm": 1.0}
+        changes = {"average__robust": robust, "average__clip_norm": 1.0}
         assert poisoned(tmp_path / robust, method=method, **changes) < chance, robust
 
 
@@ -223,12 +224,17 @@ def test_a_wrong_share_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "setting", "value"), [("lwn", "init", "previous"), ("fedorion", "aggregate", False)]
+    ("method", "setting", "value", "told"),
+    [
+        ("lwn", "init", "previous", 'lwn.init = "previous"'),
+        ("fedorion", "aggregate", False, "fedorion.aggregate = false"),
+    ],
 )
 def test_robust_is_refused_where_nothing_is_averaged(
-    method: str, setting: str, value: Value
+    method: str, setting: str, value: Value, told: str
 ) -> None:
     given = {**defaults(), "method": method, f"{method}.{setting}": value}
     parse(given)
-    with pytest.raises(ValueError, match=rf'{method}\.robust = "median" is not allowed with'):
-        parse({**given, f"{method}.robust": "median"})
+    line = f'average.robust = "median" is not allowed with {told}: nothing is averaged'
+    with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
+        parse({**given, "average.robust": "median"})

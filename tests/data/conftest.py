@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 
-
-@dataclass(frozen=True)
-class Options:
-    name: str = "toy"
-    dir: str = ""
-    download: bool = False
-    image_size: int = 0
-    samples: int = 0
-    test_samples: int = 0
-    partition: str = "iid"
-    alpha: float = 0.5
-    seed: int = 0
-    test_fraction: float = 0.2
-    min_size: int = 10
-    niid_scale: str = "period5"
-    per_client: int = 0
-    augment: str = "none"
-    standardize: str = "dataset"
+from common.config import Data
 
 
 @pytest.fixture(scope="session")
-def options() -> type[Options]:
-    return Options
+def options() -> Callable[..., Data]:
+    return partial(Data, name="toy", partition="iid")
 
 
 @pytest.fixture(autouse=True)

@@ -194,19 +194,6 @@ def test_the_gpu_sees_the_same_batches(augment):
         assert torch.equal(la, lb.cpu()) and torch.allclose(a, b.cpu(), atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"augment": "rotate"}, "data.augment = 'rotate': choose from none, flip"),
-        ({"standardize": "client"}, "data.standardize = 'client': choose from dataset, batch"),
-        ({"batch_size": 0}, "train.batch-size = 0"),
-    ],
-)
-def test_an_unknown_option_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        batches(*numbered(4), **options)
-
-
 def test_points_cannot_be_augmented():
     with pytest.raises(ValueError, match="points take 'none'"):
         batches(torch.zeros(4, 2, 1, 1), torch.zeros(4, dtype=torch.int64), augment="flip")

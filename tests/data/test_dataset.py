@@ -6,16 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from common.data import DATASETS, digits, load
+from common.data import DATASETS, embedded, load
 from common.data.dataset import (
     channel_statistics,
-    class_counts,
     fingerprint,
     holdout,
     resize,
     stratified,
 )
-from common.data.synthetic import points, toy
+from common.data.embedded import points, toy
 from common.seeds import rng
 
 
@@ -44,9 +43,9 @@ def test_digits_are_scaled_to_bytes_and_cut_four_to_one_in_every_class(options):
 
 
 def test_digits_are_read_without_importing_scikit_learn_and_are_its_own(monkeypatch):
-    direct = digits._table()
-    monkeypatch.setattr(digits.importlib.util, "find_spec", lambda name: None)
-    assert direct.shape == (1797, 65) and np.array_equal(direct, digits._table())
+    direct = embedded._table()
+    monkeypatch.setattr(embedded.importlib.util, "find_spec", lambda name: None)
+    assert direct.shape == (1797, 65) and np.array_equal(direct, embedded._table())
 
 
 def test_toy_is_learnt_by_its_class_means():
@@ -145,11 +144,6 @@ def test_channel_statistics_of_two_bytes():
     x = torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1)
     assert channel_statistics(x) == ((0.5,), (0.5,))
     assert channel_statistics(x[:1]) == ((0.0,), (1.0,))
-
-
-def test_class_counts_count_copies():
-    counts = class_counts(torch.tensor([0, 2, 2, 1]), [np.array([0, 1, 1]), np.array([3])], 4)
-    assert counts.tolist() == [[1, 0, 2, 0], [0, 1, 0, 0]]
 
 
 def test_fingerprint_sees_contents_shape_and_type():

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.data import DATASETS, decoded, idx, load, places
+from common.data import DATASETS, decoded, idx, load
 from tests.support.idx import write
 
 IMAGES = 20
@@ -44,7 +44,7 @@ def read(options: Callable[..., Any], tmp_path: Path) -> Callable[[], Any]:
 
 
 def copies() -> list[Path]:
-    return sorted((places.cache_dir() / "decoded").glob("*"))
+    return sorted((decoded.cache_dir() / "decoded").glob("*"))
 
 
 def equal(a: Any, b: Any) -> bool:

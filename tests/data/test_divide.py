@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from common.config import parse
 from common.data import load
 from common.data.dataset import fingerprint
 from common.data.public import divide
-from common.parse import defaults
+from common.parse import defaults, parse
 
 
 def data(**changes):

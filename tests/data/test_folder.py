@@ -54,7 +54,7 @@ def test_valid_beside_test_becomes_the_public_set(options, tmp_path):
     dataset = load_folder(options(name="folder", dir=str(root)))
     assert dataset.x_public is not None
     assert dataset.x_public[:, 0, 0, 0].tolist() == [200, 201, 202, 210, 211, 212]
-    pool, public = set_aside(dataset, 0.5, seed=1)
+    pool, public, _ = set_aside(dataset, 0.5, seed=1)
     assert len(pool.x) == 6 and len(public) == 3 and int(public.max()) >= 200
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from common.data.embedded import toy
 from common.data.public import set_aside
-from common.data.synthetic import toy
 
 
 def test_pool_and_public_set_share_the_training_set():
     dataset = toy()
-    pool, public = set_aside(dataset, 0.8, seed=1)
+    pool, public, _ = set_aside(dataset, 0.8, seed=1)
     assert len(public) == 288 and len(pool.x) == len(pool.y) == 72
     rows = [tuple(image.flatten().tolist()) for image in torch.cat([pool.x, public])]
     assert sorted(rows) == sorted(tuple(image.flatten().tolist()) for image in dataset.x)
@@ -20,7 +20,7 @@ def test_pool_and_public_set_share_the_training_set():
 
 def test_pool_labels_stay_with_their_images():
     dataset = toy()
-    pool, _ = set_aside(dataset, 0.5, seed=1)
+    pool, *_ = set_aside(dataset, 0.5, seed=1)
     label = {tuple(x.flatten().tolist()): int(y) for x, y in zip(dataset.x, dataset.y, strict=True)}
     found = [label[tuple(image.flatten().tolist())] for image in pool.x]
     assert found == pool.y.tolist()

@@ -6,19 +6,21 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.support import namespaces
 from tests.support.namespaces import Host, Network, allowed
+from tests.support.waiting import PATIENCE, until
 
 if reason := allowed():
     pytest.skip(reason, allow_module_level=True)
 
 LISTEN = "import socket; s = socket.create_server(('', 9000)); print('up', flush=True); s.accept()"
-REACH = "import socket, sys; socket.create_connection((sys.argv[1], 9000), timeout=2)"
+REACH = (
+    "import socket, sys; socket.create_connection((sys.argv[1], 9000), timeout=float(sys.argv[2]))"
+)
 DEAF = """
 import signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -27,15 +29,14 @@ time.sleep(600)
 """
 
 
-def reaches(host: Host, name: str) -> bool:
-    return host.run([sys.executable, "-c", REACH, name]).returncode == 0
+def reaches(host: Host, name: str, seconds: float = PATIENCE) -> bool:
+    return host.run([sys.executable, "-c", REACH, name, str(seconds)]).returncode == 0
 
 
 def start(host: Host, script: str, log: Path) -> subprocess.Popen[bytes]:
     """A process that has printed that it is up."""
     process = host.start([sys.executable, "-c", script], log=log)
-    while "up" not in log.read_text():
-        time.sleep(0.02)
+    until("up", lambda: "up" in log.read_text())
     return process
 
 
@@ -48,7 +49,7 @@ def test_hosts_find_each_other_by_name_and_have_their_own_loopback(tmp_path: Pat
     with Network() as network:
         server, client = network.host("server", "alias"), network.host("client")
         start(server, LISTEN, tmp_path / "log")
-        assert not reaches(client, "localhost")
+        assert not reaches(client, "localhost", 2)
         assert reaches(client, "alias")
         assert client.run(["hostname"]).stdout == "client\n"
         assert client.run(["pwd"], cwd=tmp_path).stdout == f"{tmp_path}\n"
@@ -59,11 +60,9 @@ def test_a_cut_wire_loses_what_is_sent_until_it_is_mended(tmp_path: Path) -> Non
         server, client = network.host("server"), network.host("client")
         start(server, LISTEN, tmp_path / "log")
         client.cut()
-        assert not reaches(client, "server")
-        client.mend()
-        deadline = time.monotonic() + 60
-        while not reaches(client, "server"):  # the neighbours look for each other anew
-            assert time.monotonic() < deadline
+        assert not reaches(client, "server", 2)
+        client.mend()  # then the neighbours look for each other anew
+        until("the server", lambda: reaches(client, "server", 2))
 
 
 def test_hosts_without_a_common_switch_do_not_reach_each_other(tmp_path: Path) -> None:
@@ -71,8 +70,8 @@ def test_hosts_without_a_common_switch_do_not_reach_each_other(tmp_path: Path) -
         server = network.host("server", on={"left": ["inner"], "right": []})
         left, right = (network.host(name, on={name: []}) for name in ("left", "right"))
         start(server, LISTEN, tmp_path / "log")
-        assert not reaches(right, "inner") and reaches(left, "inner")
-        assert not reaches(right, "left")
+        assert not reaches(right, "inner", 2) and reaches(left, "inner")
+        assert not reaches(right, "left", 2)
 
 
 def test_a_process_that_ignores_sigterm_ends_with_its_host(
@@ -109,7 +108,4 @@ def test_nothing_is_left_of_a_network_whose_test_was_killed() -> None:
         pid = int(number)
         assert alive(pid) and Path(file).exists()
         maker.kill()
-    deadline = time.monotonic() + 60
-    while (alive(pid) or Path(file).exists()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not alive(pid) and not Path(file).exists()
+    until("their end", lambda: not alive(pid) and not Path(file).exists())

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from common.ensemble.confidence import client_weights, literal_product, weighted_sum
+from common.ensemble import client_weights, literal_product, weighted_sum
 
 
 def test_weights_are_a_softmax_over_clients_of_w_over_t():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from common.ensemble.odin import odin_score, rescaled
+from common.ensemble import odin_score, rescaled
 
 
 def linear() -> nn.Module:

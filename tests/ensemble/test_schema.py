@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from common.ensemble.schema import check_schema, nearest_class, scatter, to_local
+from common.ensemble import check_schema, nearest_class, scatter, to_local
 from common.models.masked import narrowed, widened
 
 

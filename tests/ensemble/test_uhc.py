@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from common.ensemble.uhc import by_cross_entropy, by_factorisation
+from common.ensemble import by_cross_entropy, by_factorisation
 
 Q = torch.tensor([[0.5, 0.2, 0.2, 0.1]])
 OVERLAPPING = torch.tensor([[True, True, True, False], [False, False, True, True]])

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from common.losses.datafree import activation, information_entropy, one_hot
+from common.losses.generation import activation, information_entropy, one_hot
 
 # softmax of these rows: (.8, .1, .1) and (.2, .6, .2)
 LOGITS = torch.tensor([[0.8, 0.1, 0.1], [0.2, 0.6, 0.2]]).log()

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from common.losses.diversity import diversity
+from common.losses.generation import diversity
 
 
 def test_diversity_by_hand() -> None:

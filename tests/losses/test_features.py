@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from common.losses.features import alleviated, with_gradient
+from common.losses.gradients import alleviated, with_gradient
 
 
 def test_agreeing_gradients_leave_g_in_alone() -> None:

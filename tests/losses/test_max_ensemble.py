@@ -7,8 +7,7 @@ import math
 import pytest
 import torch
 
-from common.losses.distillation import kl
-from common.losses.max_ensemble import kl_from, max_ensemble
+from common.losses.distillation import kl, kl_from, max_ensemble
 
 # softmax of these rows: (.5, .25, .25) and (.2, .2, .6)
 A = torch.tensor([[0.5, 0.25, 0.25]]).log()

@@ -73,7 +73,9 @@ def served(keys: Certificates) -> Iterator[list[Server]]:
         server.stop()
 
 
-def ask(fleet: Fleet, keys: Certificates, served: list[Server], patience: float = 9.0) -> list[str]:
+def ask(
+    fleet: Fleet, keys: Certificates, served: list[Server], patience: float = 900.0
+) -> list[str]:
     served.append(Server(fleet, keys))
     told: list[str] = []
     await_admission(served[-1].address, keys, 0, told.append, patience=patience, pause=0.01)

@@ -34,9 +34,9 @@ from tests.support.faults import (
     record,
     settings,
     throttled,
-    until,
 )
 from tests.support.tiny import TinyRun, play
+from tests.support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -118,7 +118,7 @@ def test_a_killed_serverapp_is_noticed_within_seconds_and_resuming_gives_the_sam
         run.client_app(1, 1, working=False)
         run.strike(processes(run.home("superlink"), SERVER_APP), signal.SIGKILL)
         seconds = stopped(run, "the ServerApp ended in the middle of the run")
-        assert seconds < 30
+        assert seconds < PATIENCE
         same(run.resume("loopback"), undisturbed)
         record(
             "serverapp-sigkill",
@@ -463,7 +463,7 @@ def test_a_launcher_killed_at_any_moment_leaves_a_run_that_resumes_to_the_same_b
         run.strike({run.process.pid}, signal.SIGKILL)
         run.process.communicate()
         for home in ("superlink", *(f"supernode-{k}" for k in range(CLIENTS))):
-            until("the end of all", lambda home=home: not processes(run.home(home), "fl"), 30.0)
+            until("the end of all", lambda home=home: not processes(run.home(home), "fl"))
         seconds = run.since()
         same(run.resume("grpc" if seed == 1 else "loopback"), undisturbed)
         record(

@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from concurrent import futures
 from pathlib import Path
@@ -34,8 +33,9 @@ from deploy.machines import node, submit
 from deploy.machines.certificates import make
 from deploy.run.settings import resolve
 from server_app.keep.lock import hold
-from tests.support.commandline import fedmosaic
+from tests.support.commandline import command_line, fedmosaic, typed
 from tests.support.tiny import flat
+from tests.support.waiting import PATIENCE, until
 
 NODE = ["node", "--superlink", "h:1", "--clients", "2", "--insecure"]
 
@@ -220,7 +220,7 @@ def test_two_local_federations_do_not_share_a_folder(
 
 def test_a_superlink_that_does_not_answer_is_named(tmp_path: Path) -> None:
     (port,) = free_ports(1)
-    done = fedmosaic("submit", "--insecure", "--superlink", f"127.0.0.1:{port}", "--wait", "0.5")
+    done = typed("submit", "--insecure", "--superlink", f"127.0.0.1:{port}", "--wait", "0.5")
     assert done.returncode == 1
     assert f"no SuperLink answers at 127.0.0.1:{port}" in done.stderr
 
@@ -309,7 +309,7 @@ def started(
     finally:
         process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(10)
+            process.wait(PATIENCE)
         process.kill()
         process.wait()
 
@@ -329,8 +329,8 @@ def paint(folder: Path, seed: int, images: int = 12) -> Path:
 
 @pytest.mark.slow
 def test_certs_register_nodes_and_submit_make_a_federation_over_tls(tmp_path: Path) -> None:
-    certs, replicas = tmp_path / "certs", tmp_path / "replicas"
-    assert fedmosaic("certs", certs, "--host", "fed.example.org", "--clients", 2).returncode == 0
+    certs = tmp_path / "certs"
+    assert typed("certs", certs, "--host", "fed.example.org", "--clients", 2).returncode == 0
     files = make(certs, [], 2)
     control, fleet = (f"127.0.0.1:{port}" for port in free_ports(2))
     env = environment({}, tmp_path / "home")
@@ -339,24 +339,23 @@ def test_certs_register_nodes_and_submit_make_a_federation_over_tls(tmp_path: Pa
         command[0] = str(Path(sys.executable).with_name(command[0]))
         stack.enter_context(started(command, tmp_path / "superlink.log", env))
         to = ("--superlink", control, "--ca", files.ca)
-        first = fedmosaic("register", files.clients, *to)
+        first = typed("register", files.clients, *to)
         assert "2 of 2 keys registered" in first.stdout, first.stderr
         assert (
             "0 of 2 keys registered, 2 were already"
-            in fedmosaic("register", files.public(0), files.public(1), *to).stdout
+            in typed("register", files.public(0), files.public(1), *to).stdout
         )
         nodes = []
         for i, own in enumerate((["model=mlp", "memory-mb=4000"], ["model=cnn2", "device=cpu"])):
-            line = [sys.executable, "-m", "deploy.cli", "node", "--superlink", fleet]
-            line += ["--ca", str(files.ca), "--replicas", str(replicas), "--clients", "2"]
-            line += ["--home", str(tmp_path / f"node{i}"), *(["--warm-start"] if i else [])]
+            line = command_line("node", "--superlink", fleet, "--ca", files.ca, "--clients", 2)
+            line += ["--replicas", str(tmp_path / "replicas"), "--home", str(tmp_path / f"node{i}")]
+            line += ["--warm-start"] if i else []
             own += [f"data-dir={paint(tmp_path / f'images{i}', i, 12 + i)}"]
             own += [f"state-dir={tmp_path / f'state{i}'}"]
             line += [part for setting in own for part in ("-s", setting)]
             log = tmp_path / f"node{i}.log"
             nodes.append(stack.enter_context(started(line, log, dict(os.environ))))
-            while not (replicas / f"{i}.lock").exists():
-                time.sleep(0.05)
+            until(f"replica {i}", (tmp_path / "replicas" / f"{i}.lock").exists)
         out = tmp_path / "out"
         values = flat(out, method="fedorion", clients=2, rounds=1, **{"state-dir": ""})
         values |= {"data.name": "folder", "data.dir": str(paint(tmp_path / "images", 7))}
@@ -364,29 +363,33 @@ def test_certs_register_nodes_and_submit_make_a_federation_over_tls(tmp_path: Pa
         values["data.test-samples"] = 0
         changed = {k: v for k, v in values.items() if v != resolve(None)[k] and k != "runtime"}
         sets = [part for k, v in changed.items() for part in ("-s", f"{k}={v}")]
-        done = fedmosaic("submit", *sets, *to)
+        done = typed("submit", *sets, *to)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "completed;" in done.stdout
         # a run that fails says why, and its status is not 0
-        again = fedmosaic("submit", *sets, *to)
+        again = typed("submit", *sets, *to)
         assert again.returncode == 1 and "holds a run already" in again.stderr, again.stderr
-        assert fedmosaic("stop", *to).stdout == "runs that go on: none\n"
-        none = fedmosaic("stop", "7", *to)
+        assert typed("stop", *to).stdout == "runs that go on: none\n"
+        none = typed("stop", "7", *to)
         assert none.returncode == 1 and f"no run 7 goes on at {control}" in none.stderr
-        line = [sys.executable, "-m", "deploy.cli", "submit", *sets, "-s", "rounds=500"]
-        line += ["-s", f"out={tmp_path / 'endless'}", *map(str, to)]
+        sets += ["-s", "rounds=100000", "-s", f"out={tmp_path / 'endless'}"]
+        line = command_line("submit", *sets, *to)
         with started(line, tmp_path / "submit.log", dict(os.environ)) as endless:
-            while not (runs := re.findall(r"\d+", fedmosaic("stop", *to).stdout)):
+
+            def runs() -> list[str]:
                 assert endless.poll() is None
-            assert fedmosaic("stop", *runs, *to).stdout == f"run {runs[0]} is stopped\n"
-            assert endless.wait(120) == 1
+                return re.findall(r"\d+", typed("stop", *to).stdout)
+
+            (run,) = until("the run", runs)
+            assert typed("stop", run, *to).stdout == f"run {run} is stopped\n"
+            assert endless.wait(PATIENCE) == 1
         # without its key a client is let in no more
         for said in ("1 of 1 keys unregistered, 0", "0 of 1 keys unregistered, 1"):
-            assert said in fedmosaic("unregister", files.public(1), *to).stdout
-        final = fedmosaic("register", files.public(1), *to)
+            assert said in typed("unregister", files.public(1), *to).stdout
+        final = typed("register", files.public(1), *to)
         assert final.returncode == 1 and "1.pub was unregistered and cannot come" in final.stderr
         nodes[1].send_signal(signal.SIGTERM)
-        nodes[1].wait(120)
+        nodes[1].wait(PATIENCE)
         refused = fedmosaic(
             *("node", "--superlink", fleet, "--ca", files.ca, "--clients", 2, "--k", 1),
             *("--home", tmp_path / "refused"),

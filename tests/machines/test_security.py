@@ -12,8 +12,7 @@ import os
 import shlex
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent import futures
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -35,12 +34,14 @@ from deploy.run import grpc as runtime
 from deploy.run.grpc import Federation, node_config, start_federation, supernode_command
 from deploy.run.settings import app_folder
 from tests.support.tiny import TinyRun, flat
+from tests.support.waiting import until
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="warm starts need Linux"),
 ]
 REGISTERED, SPARE, UNKNOWN = 3, 3, 4  #: SuperNodes; the key of one more; a key nobody registered
+ENDLESS = 100_000  #: rounds of a run that is stopped
 
 
 @dataclass(frozen=True)
@@ -77,21 +78,13 @@ class Scene:
     def log(self, name: str) -> str:
         return plain(self.federation.processes.log(name).read_text())
 
-    def await_log(self, name: str, *texts: str, patience: float = 300.0) -> str:
-        """The log of a process, once it has all of ``texts``."""
-        until(
-            lambda: all(text in self.log(name) for text in texts),
-            patience,
-            lambda: self.log(name),
-        )
+    def await_log(self, name: str, text: str) -> str:
+        """The log of a process, once it has ``text``."""
+        until(lambda: f"{text!r} in\n{self.log(name)}", lambda: text in self.log(name))
         return self.log(name)
 
-
-def until(done: Callable[[], bool], patience: float, told: Callable[[], str] = lambda: "") -> None:
-    deadline = time.monotonic() + patience
-    while not done():
-        assert time.monotonic() < deadline, told()
-        time.sleep(0.1)
+    def await_online(self, nodes: int) -> None:
+        until(f"{nodes} nodes", lambda: self.federation.superlink.online() == nodes)
 
 
 @pytest.fixture(scope="module")
@@ -244,34 +237,35 @@ def test_a_registered_node_that_claims_a_connected_clients_partition_stops_the_c
     scene: Scene,
 ) -> None:
     scene.node("double", scene.command(SPARE, partition=0, partitions=REGISTERED + 1))
-    until(lambda: scene.federation.control.online() == REGISTERED + 1, 300.0)
+    scene.await_online(REGISTERED + 1)
     status = scene.run({**scene.settings("double", rounds=1), "clients": REGISTERED + 1})
     assert "census: 2 nodes claim to be client 0" in status.details and not status.completed
     os.kill(scene.federation.processes.pid("double"), signal.SIGTERM)
-    until(lambda: scene.federation.control.online() == REGISTERED, 300.0)
+    scene.await_online(REGISTERED)
 
 
 def test_a_registered_node_does_not_get_the_partition_of_a_client_that_is_offline(
     scene: Scene,
 ) -> None:
     federation, journal = scene.federation, scene.work / "takeover" / "journal.jsonl"
-    settings = scene.settings("takeover", rounds=60, rebind=False, timeout=90.0)
+    settings = scene.settings("takeover", rounds=ENDLESS, rebind=False, timeout=90.0)
     run = federation.submit(settings)
 
     def entries() -> list[dict[str, Any]]:
         text = journal.read_text() if journal.exists() else ""
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
-    until(lambda: len(entries()) > 0, 300.0)
+    until("the census", entries)
     scene.node("impostor", scene.command(SPARE, partition=2))
-    until(lambda: federation.control.online() == REGISTERED + 1, 300.0)
+    scene.await_online(REGISTERED + 1)
     os.kill(federation.processes.pid("supernode-2"), signal.SIGTERM)
 
     def claims() -> list[dict[str, Any]]:
         failures = [failure for entry in entries() for failure in entry["failures"]]
         return [failure for failure in failures if "claims its place" in failure["reason"]]
 
-    until(lambda: len(claims()) > 0 and len(entries()) > claims()[0]["round"] + 1, 900.0)
+    until("the claim", claims)
+    until("the round after it", lambda: len(entries()) > claims()[0]["round"] + 1)
     federation.control.stop(run)
     federation.control.follow(run)
     (claim,) = claims()

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
 import torch
-from flwr.app import Message
 
 from common.methods.dl_mh import Up
-from deploy.run.loopback import Loopback
+from tests.support.battery import Changing
 from tests.support.tiny import flat, play
 
 SMALL: dict[str, Any] = {
@@ -31,7 +29,7 @@ def test_dl_mh_in_which_every_client_has_every_class_is_dl_sh_to_the_bit(tmp_pat
     mh = play(settings(tmp_path / "mh", "dl-mh", rounds=2))
     assert all(client["classes"] == [0, 1, 2] for client in mh.journal[0]["clients"])
     assert mh.weights == sh.weights
-    assert mh.journal[2]["clients"] == sh.journal[2]["clients"]
+    assert mh.journal[2]["client_metrics"] == sh.journal[2]["client_metrics"]
 
 
 def test_clients_send_only_the_columns_of_their_classes(tmp_path):
@@ -64,20 +62,6 @@ def test_clients_of_a_single_class_still_teach_by_their_confidence(tmp_path):
     assert result.summary["accuracy"]["final"] > 0.6
 
 
-class Changing(Loopback):  # type: ignore[misc]
-    """Client 1's upload goes through ``change`` on its way."""
-
-    change: Any = None
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        replies = list(super().pull_messages(list(message_ids)))
-        for reply in replies:
-            if reply.metadata.src_node_id == 2 and reply.metadata.message_type == "train":
-                up = Up.unpack(reply.content)
-                reply.content = up.model_copy(update=type(self).change(up)).pack()
-        return replies
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -90,7 +74,7 @@ class Changing(Loopback):  # type: ignore[misc]
 )
 def test_a_reply_that_cannot_be_is_refused_with_the_clients_name(tmp_path, change, reason: str):
     config = settings(tmp_path, min_replies=0.5)
-    grid = type("Grid", (Changing,), {"change": staticmethod(change)})
+    grid = Changing.by(Up, change)
     result = play(config, grid(config["clients"], config, workers=0))
     (failure,) = result.journal[1]["failures"]
     assert failure["k"] == 1 and reason in failure["reason"]

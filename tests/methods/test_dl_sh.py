@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
 import torch
-from flwr.app import Message
 
 from client_app.methods import dl_sh as half
 from common.data.public import Divided, divide
-from common.ensemble.confidence import client_weights, weighted_sum
+from common.ensemble import client_weights, weighted_sum
 from common.methods.dl_sh import Up
-from deploy.run.loopback import Loopback
-from server_app.distil.public_set import Distillation
+from server_app.distil.public_set import PublicSet
 from server_app.stopped import Stopped
+from tests.support.battery import Changing
 from tests.support.tiny import flat, play
 
 SMALL: dict[str, Any] = {
@@ -28,23 +26,9 @@ SMALL: dict[str, Any] = {
 }
 
 
-class Changing(Loopback):  # type: ignore[misc]
-    """Client 1's upload goes through ``change`` on its way."""
-
-    change: Any = None
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        replies = list(super().pull_messages(list(message_ids)))
-        for reply in replies:
-            if reply.metadata.src_node_id == 2 and reply.metadata.message_type == "train":
-                up = Up.unpack(reply.content)
-                reply.content = up.model_copy(update=type(self).change(up)).pack()
-        return replies
-
-
 def refusal(tmp_path, change, **changes: Any) -> str:
     settings = flat(tmp_path, **{**SMALL, "min_replies": 0.5, **changes})
-    grid = type("Grid", (Changing,), {"change": staticmethod(change)})
+    grid = Changing.by(Up, change)
     result = play(settings, grid(settings["clients"], settings, workers=0))
     (failure,) = result.journal[1]["failures"]
     assert failure["k"] == 1
@@ -106,7 +90,7 @@ def test_the_clients_shares_are_cut_from_the_pool(tmp_path):
 def ups_and_targets(tmp_path, monkeypatch, **changes: Any) -> tuple[list[Up], torch.Tensor, Any]:
     """What the clients sent and what the server learnt from it."""
     seen: dict[str, Any] = {"ups": []}
-    train, distil = half.DLSH.train, Distillation.distil
+    train, distil = half.DLSH.train, PublicSet.distil
 
     def remembering(self, down):
         seen["ups"].append(train(self, down))
@@ -117,7 +101,7 @@ def ups_and_targets(tmp_path, monkeypatch, **changes: Any) -> tuple[list[Up], to
         return distil(self, t, targets)
 
     monkeypatch.setattr(half.DLSH, "train", remembering)
-    monkeypatch.setattr(Distillation, "distil", looking)
+    monkeypatch.setattr(PublicSet, "distil", looking)
     result = play(flat(tmp_path, **{**SMALL, **changes}))
     return seen["ups"], seen["targets"], result
 
@@ -160,7 +144,7 @@ def test_the_upper_bound_learns_the_true_classes(tmp_path, monkeypatch):
 
 def public_labels(result) -> torch.Tensor:
     """The public labels of the tiny run's configuration."""
-    from common.config import parse
+    from common.parse import parse
 
     config = parse(flat(result.folder, **SMALL))
     labels = divide(config.data, config.partition_seed).labels

@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from server_app.combine.averaging import average
 
-from common.methods.fedavg import Config
 from common.models import build
+from common.options import Average
+from server_app.combine.mean import average
 from tests.support.tiny import TinyRun
-
-OPTIONS = {"weights": "samples", "bn_buffers": True, "robust": "none"}
 
 
 def test_the_average_is_weighted_by_samples_or_not() -> None:
     net = torch.nn.Linear(1, 1, bias=False)
     states = [{"weight": torch.tensor([[2.0]])}, {"weight": torch.tensor([[6.0]])}]
     for weights, expected in (("samples", 5.0), ("uniform", 4.0)):  # (1·2 + 3·6)/4, (2 + 6)/2
-        options = Config.model_construct(**{**OPTIONS, "weights": weights})
+        options = Average(weights=weights)
         mean = average(states, [1, 3], states[0], options, net)
         assert mean["weight"].item() == expected
 
@@ -27,7 +25,7 @@ def test_without_bn_buffers_the_server_keeps_its_own() -> None:
     net = build("mlp", (1, 2, 2), 2, seed=1)
     own = dict(net.state_dict())
     sent = {name: value + 1 for name, value in own.items()}
-    options = Config.model_construct(**{**OPTIONS, "bn_buffers": False})
+    options = Average(weights="samples", bn_buffers=False)
     result = average([sent], [5], own, options, net)
     for name in own:
         expected = own if "running" in name or "tracked" in name else sent

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from common.methods.fedavg import Up
+from client_app.methods import half
+from common.methods import fedavg, fedftg
 from server_app.keep.checkpoint import Checkpoint
 from server_app.methods.fedftg import label_weights
 from server_app.stopped import Stopped
@@ -85,7 +86,8 @@ def test_fakes_leave_the_averaged_running_statistics_alone(run: Callable[..., Ti
 
 
 def test_a_client_s_answer_is_fedavg_s() -> None:
-    assert Up.kind == "fedavg.Up"
+    assert fedftg.Up is fedavg.Up and fedftg.Down is fedavg.Down
+    assert half("fedftg") is half("fedprox"), "whose loss is FedAvg's where μ is 0"
 
 
 @pytest.mark.parametrize(

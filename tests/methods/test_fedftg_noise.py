@@ -29,7 +29,7 @@ def weights(run: TinyRun) -> dict[str, torch.Tensor]:
 def test_undistilled_it_is_fedavg_or_fedprox(clients: str, run: Callable[..., TinyRun]) -> None:
     mu = 0.5 if clients == "fedprox" else 0.0
     ours = run(**STILL, fedftg_noise__mu=mu)
-    settings = {f"{clients}__weights": "uniform"} | ({"fedprox__mu": mu} if mu else {})
+    settings = {"average__weights": "uniform"} | ({"fedprox__mu": mu} if mu else {})
     torch.testing.assert_close(
         weights(ours), weights(run(method=clients, **settings)), rtol=0, atol=1e-12
     )

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 from client_app.methods.fedgen import FedGen as Client
-from common.methods.fedgen import Config, Down, Up
-from common.models.feature_generator import FeatureGenerator
-from server_app.methods.fedgen import FedGen
+from common.methods.fedgen import Down, Up
+from common.models.generator import FeatureGenerator
+from common.parse import defaults, parse
+from server_app.method import Ups
+from tests.support.halves import client, server
 from tests.support.tiny import TinyRun
 
 Run = Callable[..., TinyRun]
@@ -59,14 +59,11 @@ def test_the_regularisation_stops_after_its_steps(run: Run) -> None:
 def test_the_ensembles_by_hand(ensemble: str, expected: float) -> None:
     # Features are 1. Client 0 (n = 10, all of class 0) has logits (2, 0); client 1 (n = 30, of
     # which 10 of class 0) has (0, 2). Asked for class 0.
-    up0 = Up(experiment="e", t=1, k=0, metrics={}, w=head(2.0, 0.0), counts=[10, 0])
-    up1 = Up(experiment="e", t=1, k=1, metrics={}, w=head(0.0, 2.0), counts=[10, 20])
-    server: Any = SimpleNamespace(
-        options=SimpleNamespace(weights="samples", ensemble=ensemble, diversity=0.0),
-        device=torch.device("cpu"),
-        generator=Ones(),
-    )
-    loss = FedGen._loss(server, [(SimpleNamespace(n=10), up0), (SimpleNamespace(n=30), up1)])  # type: ignore[list-item]
+    up0 = Up(w=head(2.0, 0.0), counts=[10, 0])
+    up1 = Up(w=head(0.0, 2.0), counts=[10, 20])
+    fedgen = server(method="fedgen", fedgen__ensemble=ensemble, fedgen__diversity=0.0)
+    fedgen.generator = Ones()
+    loss = fedgen._loss(Ups.of([(client(0, 10), up0), (client(1, 30), up1)]))
     value = loss(torch.zeros(2, 1), torch.tensor([0, 0])).item()
     ce = [torch.log1p(torch.tensor(d).exp()).item() for d in (-2.0, 2.0)]
     if ensemble == "logits":  # ¼ (2, 0) + ¾ (0, 2) = (.5, 1.5): CE = log(1 + e)
@@ -90,9 +87,12 @@ def head(a: float, b: float) -> dict[str, torch.Tensor]:
 def test_counts_that_do_not_fit_are_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = Client.train
 
+    def other(up: Up) -> Up:
+        return up.model_copy(update={"counts": [c + 1 for c in up.counts]})
+
     def lying(self: Client, down: Down) -> Up:
         up = honest(self, down)
-        return up if up.k != 1 else Up(**{**dict(up), "counts": [c + 1 for c in up.counts]})
+        return up if self.participant.k != 1 else other(up)
 
     monkeypatch.setattr(Client, "train", lying)
     result = run(method="fedgen", rounds=1, min_replies=0.5, **SMALL)
@@ -101,4 +101,10 @@ def test_counts_that_do_not_fit_are_refused(run: Run, monkeypatch: pytest.Monkey
 
 
 def test_bounds_are_checked() -> None:
-    assert Config.model_fields["decay"].is_required()
+    given = {**defaults(), "method": "fedgen"}
+    for value in (0.0, 1.5):
+        with pytest.raises(ValueError, match=rf"fedgen\.decay = {value} is not allowed"):
+            parse({**given, "fedgen.decay": value})
+    del given["fedgen.decay"]
+    with pytest.raises(ValueError, match=r"key 'fedgen\.decay' is missing"):
+        parse(given)

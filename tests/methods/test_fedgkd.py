@@ -9,6 +9,7 @@ import torch
 
 from common import tree
 from common.methods.fedgkd import Up
+from server_app.method import Ups
 from server_app.methods.fedgkd import FedGKD
 from tests.support.tiny import TinyRun
 
@@ -39,8 +40,8 @@ def test_the_teacher_is_the_mean_of_the_last_models(
     teachers = []
     step, down = FedGKD.step, FedGKD.down
 
-    def stepping(self: FedGKD, t: int, ups: list[tuple[object, Up]]) -> dict[str, float]:
-        metrics = step(self, t, ups)  # type: ignore[arg-type]
+    def stepping(self: FedGKD, t: int, ups: Ups[Up]) -> dict[str, float]:
+        metrics = step(self, t, ups)
         models.append(self.w)
         return metrics
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
 import torch
-from flwr.app import Message
 
 from common import models
 from common.methods.fedgkt import Up
-from common.models.edge import Edge, behind, feature_shape, splittable
-from deploy.run.loopback import Loopback
+from common.models.split import Edge, behind, feature_shape, splittable
 from server_app.stopped import Stopped
+from tests.support.battery import Changing
 from tests.support.tiny import flat, play
 
 FLEET = {"fleet": "cnn2@0.5,cnn3@0.5", "global_model": "cnn3@0.5"}
@@ -68,7 +66,7 @@ def test_with_alpha_zero_the_clients_do_not_look_at_the_server(tmp_path):
             **{"fedgkt.alpha": 0.0, "fedgkt.server-epochs": 2},
         )
     )
-    assert one.journal[2]["clients"] == two.journal[2]["clients"]
+    assert one.journal[2]["client_metrics"] == two.journal[2]["client_metrics"]
     assert one.weights != two.weights
 
 
@@ -88,20 +86,6 @@ def test_features_of_another_shape_are_refused_with_the_clients_name(tmp_path):
         play(flat(tmp_path, **{**SMALL, "fleet": "cnn2@0.5,cnn2@0.25"}))
 
 
-class Changing(Loopback):  # type: ignore[misc]
-    """Client 1's upload goes through ``change`` on its way."""
-
-    change: Any = None
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        replies = list(super().pull_messages(list(message_ids)))
-        for reply in replies:
-            if reply.metadata.src_node_id == 2 and reply.metadata.message_type == "train":
-                up = Up.unpack(reply.content)
-                reply.content = up.model_copy(update=type(self).change(up)).pack()
-        return replies
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -112,7 +96,7 @@ class Changing(Loopback):  # type: ignore[misc]
 )
 def test_a_reply_that_cannot_be_is_refused_with_the_clients_name(tmp_path, change, reason: str):
     config = flat(tmp_path, **SMALL, min_replies=0.5)
-    grid = type("Grid", (Changing,), {"change": staticmethod(change)})
+    grid = Changing.by(Up, change)
     result = play(config, grid(config["clients"], config, workers=0))
     (failure,) = result.journal[1]["failures"]
     assert failure["k"] == 1 and reason in failure["reason"]

@@ -8,17 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from client_app.methods.fedin import Local, bounded
+from client_app.methods.fedin import FedIN, INTraining, Local, bounded
 from common import models, seeds, tree
-from common.config import Config as Whole
-from common.config import Run as WholeRun
-from common.config import Train
-from common.methods.fedin import Config, Down, Up
+from common.methods.fedin import Down, Options, Up
 from common.models.classifier import Split
+from common.models.split import common_shapes, shapes
 from common.records import Records
-from common.split import common_shapes, shapes
 from server_app.distil.feature_pool import FeaturePool
 from server_app.stopped import Stopped
+from tests.support.halves import task
 from tests.support.tiny import TinyRun
 
 Run = Callable[..., TinyRun]
@@ -29,7 +27,7 @@ RESNETS = [f"resnet{depth}" for depth in (10, 14, 18, 22, 26)]
 
 def results(run: TinyRun) -> list[Any]:
     """What a run computes, without what it sends for it."""
-    keys = ("accuracy", "loss", "accuracies", "clients", "metrics", "scores")
+    keys = ("accuracy", "loss", "accuracies", "client_metrics", "metrics", "scores", "clients")
     return [[entry.get(key) for key in keys] for entry in run.journal]
 
 
@@ -67,7 +65,7 @@ def test_one_architecture_layer_by_layer_is_the_global_model_as_always(run: Run)
     same = run(method="fedavg", fleet="cnn2@0.5", average__across="same")
     assert plain.weights == layerwise.weights
     for other in (layerwise, same):
-        for key in ("accuracy", "loss", "metrics", "clients", "scores"):
+        for key in ("accuracy", "loss", "metrics", "client_metrics", "scores", "clients"):
             ours, theirs = ([e.get(key) for e in r.journal] for r in (plain, other))
             assert ours == theirs, key
 
@@ -109,8 +107,8 @@ def test_two_widths_have_no_common_split(run: Run) -> None:
             'average.across = "layerwise": cnn2@0.5 is no sub-model of cnn3',
         ),
         (
-            {"method": "fedavg", "average__across": "same", "oca__aggregate": "on"},
-            'average.across = "same" is not allowed with fedavg.inactive',
+            {"method": "fedgkd", "average__across": "same"},
+            'average.across = "same" is not allowed with method = "fedgkd"; allowed: "none"',
         ),
     ],
 )
@@ -153,15 +151,15 @@ class OneStep:
     """Stands for a participant: trains one step of SGD with learning rate 1 on one batch."""
 
     def __init__(self, **options: Any) -> None:
-        method = Config.model_construct(
-            **{"mu": 0.0, "lambda_local": 1.0, "outer_scale": 0.5, "grad_mode": "eq14", **options}
-        )
+        given = {"mu": 0.0, "lambda_local": 1.0, "outer_scale": 0.5, "grad_mode": "eq14", **options}
         train = {"optimizer": "sgd", "lr": 1.0, "momentum": 0.0, "weight_decay": 0.0, "clip": 0.0}
-        self.config = Whole.model_construct(
-            method=method,
-            train=Train.model_construct(**train),
-            run=WholeRun.model_construct(precision="fp32"),
+        self.task = task(
+            method="fedin",
+            precision="fp32",
+            **{f"train__{key}": value for key, value in train.items()},
+            **{f"fedin__{key}": value for key, value in given.items()},
         )
+        self.config = self.task.config
 
     def train(self, t: int, parameters: Any, loss: Any) -> dict[str, float]:
         from common.fit import fit
@@ -169,17 +167,22 @@ class OneStep:
         return fit(torch.optim.SGD(parameters, lr=1.0), [batch()], loss)
 
 
-def stepped(**options: Any) -> tuple[dict[str, torch.Tensor], ...]:
-    """The step of ``together``, and by autograd G_local and G_IN, by parameter."""
-    from client_app.methods.fedin import INTraining, together
+def half(network: Split, **options: Any) -> FedIN:
+    """FedIN's client half with ``network`` as w_k."""
+    fedin = FedIN(OneStep(**options))  # type: ignore[arg-type]
+    fedin.local = Local(network, fedin.options.mu)
+    return fedin
 
+
+def stepped(**options: Any) -> tuple[dict[str, torch.Tensor], ...]:
+    """The step of both losses together, and by autograd G_local and G_IN, by parameter."""
     c, h, w = shapes("cnn3@0.25", (1, 8, 8), 3).s_in
     s_in = torch.randn(4, c, h, w, generator=seeds.stream(1, "s"))
     network = net()
     s_out = torch.zeros_like(network.intermediate(s_in)).detach()
     network = net()
     before = {name: p.detach().clone() for name, p in network.named_parameters()}
-    together(OneStep(**options), 1, Local(network, 0.0), INTraining(network, s_in, s_out))  # type: ignore[arg-type]
+    half(network, **options)._together(1, INTraining(network, s_in, s_out))
     step = {name: before[name] - p.detach() for name, p in network.named_parameters()}
     fresh = net()
     named = list(fresh.named_parameters())
@@ -215,13 +218,11 @@ def test_equation_13_drops_or_projects_the_local_gradient() -> None:
 
 
 def test_without_opt_a_step_on_the_features_follows_each_local_step() -> None:
-    from client_app.methods.fedin import INTraining, sequential
-
     s_in = torch.randn(4, 8, 4, 4, generator=seeds.stream(1, "s"))
     network, (x, y) = net(), batch()
     s_out = torch.zeros(4, 16, 2, 2)
     in_training = INTraining(network, s_in, s_out)
-    sequential(OneStep(), 1, Local(network, 0.0), in_training)  # type: ignore[arg-type]
+    half(network)._sequential(1, in_training)
     assert in_training.count == 1
 
     by_hand = net()
@@ -266,14 +267,14 @@ def test_the_features_kept_are_of_the_last_full_batch_in_train_mode() -> None:
 
 
 def test_clipping_bounds_each_sample_and_leaves_short_ones() -> None:
-    options = Config.model_construct(clip=5.0, noise=0.0)
+    options = Options(clip=5.0, noise=0.0)
     s = torch.tensor([6.0, 8.0, 3.0, 0.0]).view(2, 2, 1, 1)  # norms 10 and 3
     clipped = bounded(s, options, seeds.stream(1))
     assert clipped.flatten().tolist() == pytest.approx([3, 4, 3, 0])
 
 
 def test_noise_has_its_deviation_and_is_drawn_from_a_stream() -> None:
-    options = Config.model_construct(clip=0.0, noise=0.5)
+    options = Options(clip=0.0, noise=0.5)
     s = torch.zeros(4, 8, 10, 10)
     first, second = (bounded(s, options, seeds.stream(1, "n")) for _ in range(2))
     assert torch.equal(first, second)
@@ -361,8 +362,6 @@ def test_sixteen_samples_cost_73728_numbers_and_the_mean_model_is_12_28_million(
 
 
 def handcrafted(run: Run, monkeypatch: pytest.MonkeyPatch, change: Any) -> TinyRun:
-    from client_app.methods.fedin import FedIN
-
     honest = FedIN.train
 
     def train(self: FedIN, down: Down) -> Up:

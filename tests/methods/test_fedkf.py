@@ -5,23 +5,23 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from server_app.overall import overall
 
 from client_app.methods.fedkf import Memory
 from client_app.store import Store
 from common import optimise
 from common.fit import fit
+from common.journal import Fairness
 from common.models import build
-from common.models.passes import PassCounter, Passes
-from common.protocol import Peer
-from server_app.combine.uploads import Slot, Slots
-from server_app.talk.census import Client
+from common.protocol import Trained
+from server_app.combine.uploads import Upload
+from server_app.method import Ups
+from tests.support.cost import PassCounter, Passes
+from tests.support.halves import client, server
 from tests.support.tiny import TinyRun
 
 Run = Callable[..., TinyRun]
@@ -39,7 +39,7 @@ def test_with_gamma_zero_it_is_fedavg_bit_for_bit(run: Run, fleet: str) -> None:
     fedkf = run(method="fedkf", fleet=fleet, fedkf__gamma=0.0, **SMALL, **PARTIAL)
     fedavg = run(method="fedavg", fleet=fleet, oca__aggregate="on", **PARTIAL)
     assert fedkf.weights == fedavg.weights
-    told = ("bytes", "cost", "metrics", "clients")
+    told = ("bytes", "cost", "metrics", "client_metrics")
     assert without(fedkf, *told) == without(fedavg, *told)
     plain = run(method="fedavg", fleet=fleet, **PARTIAL)
     assert [e["accuracies"]["aca"] for e in fedkf.journal] == [e["accuracy"] for e in plain.journal]
@@ -78,36 +78,35 @@ def test_fedkf_minus_sends_one_model_less_and_round_one_no_teacher(run: Run) -> 
 
 
 def test_the_oca_model_is_the_mean_over_the_latest_uploads(tmp_path: Path) -> None:
-
-    def client(k: int, n: int) -> Client:
-        peer = Peer(
-            experiment="e",
-            k=k,
-            n=n,
-            n_test=0,
-            model="m",
-            classes=[],
-            counts=None,
-            task="",
-            public="",
-            version="",
-        )
-        return Client(peer, k)
-
     clients = [client(0, 10), client(1, 30), client(2, 60)]
-    net = torch.nn.Linear(1, 1, bias=False)
-    slots = Slots(tmp_path, 1)
-    slots.put(1, [(0, {"weight": torch.tensor([[1.0]])}), (1, {"weight": torch.tensor([[2.0]])})])
-    slots.put(2, [(0, {"weight": torch.tensor([[6.0]])})])
-    w0 = {"weight": torch.tensor([[10.0]])}
-    uploaded: Any = SimpleNamespace(
-        weights="samples", bn_buffers=True, oca_init="uploaded", robust="none"
-    )
+
+    def sent(*values: tuple[int, float]) -> Ups[Trained]:
+        return Ups.of(
+            [(clients[k], Trained(experiment="e", w=weight(value))) for k, value in values]
+        )
+
+    def overall(init: str) -> float:
+        folder = tmp_path / init
+        oca = server(
+            method="fedavg", oca__aggregate="on", oca__init=init, oca__in_memory=1, folder=folder
+        )
+        oca.begin(clients)
+        oca.inner.net, w0 = torch.nn.Linear(1, 1, bias=False), {oca.global_spec: weight(10.0)}
+        oca.inner.models = oca.inner.overall = w0
+        oca.inner.drawn = lambda: w0
+        oca.step(1, sent((0, 1.0), (1, 2.0)))
+        oca.step(2, sent((0, 6.0)))
+        assert oca.inner.w["weight"].item() == 6.0, "the active client's"
+        return float(oca.ask()["weight"])
+
     # client 2 never uploaded: (10·6 + 30·2) / 40 = 3
-    assert overall(slots, clients, w0, w0, uploaded, net)["weight"].item() == 3.0
-    first: Any = SimpleNamespace(weights="samples", bn_buffers=True, oca_init="w0", robust="none")
+    assert overall("uploaded") == 3.0
     # with w⁰ in its slot: (10·6 + 30·2 + 60·10) / 100 = 7.2
-    assert overall(slots, clients, w0, w0, first, net)["weight"].item() == pytest.approx(7.2)
+    assert overall("w0") == pytest.approx(7.2)
+
+
+def weight(value: float) -> dict[str, torch.Tensor]:
+    return {"weight": torch.tensor([[value]])}
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox"])
@@ -115,7 +114,7 @@ def test_active_inactive_aggregation_changes_what_is_scored_and_not_what_is_sent
     run: Run, method: str
 ) -> None:
     plain = run(method=method, **PARTIAL)
-    cached = run(method=method, **{f"{method}__inactive": True}, **PARTIAL)
+    cached = run(method=method, oca__aggregate="on", **PARTIAL)
     assert [e["accuracies"]["aca"] for e in cached.journal] == [
         e["accuracy"] for e in plain.journal
     ]
@@ -123,11 +122,11 @@ def test_active_inactive_aggregation_changes_what_is_scored_and_not_what_is_sent
     assert plain.summary["fairness"]["global"] == cached.summary["fairness"]["aca"]
 
 
-def test_the_number_of_slots_in_memory_changes_no_bit(run: Run) -> None:
+def test_the_number_of_uploads_in_memory_changes_no_bit(run: Run) -> None:
     many = run(method="fedkf", oca__in_memory=64, **SMALL, **PARTIAL)
     none = run(method="fedkf", oca__in_memory=0, **SMALL, **PARTIAL)
     assert many.timeless == none.timeless and many.weights == none.weights
-    assert list((none.folder / "slots").iterdir()) and not (many.folder / "slots").exists()
+    assert list((none.folder / "uploads").iterdir()) and not (many.folder / "uploads").exists()
 
 
 def test_every_client_scores_both_models_in_one_exchange(run: Run) -> None:
@@ -136,11 +135,12 @@ def test_every_client_scores_both_models_in_one_exchange(run: Run) -> None:
     assert [score["k"] for score in entry["scores"]] == [0, 1, 2, 3]
     for score in entry["scores"]:
         assert 0 <= score["accuracies"]["aca"] <= 1
-    told = entry["fairness"]
+    told, told_of = entry["fairness"]["main"], entry["fairness"]["models"]
     aca = [score["accuracies"]["aca"] for score in entry["scores"]]
-    assert told["aca"]["wlp"] == min(aca)
-    assert told["oca"]["amp"] == told["amp"]
-    assert result.summary["fairness"] == result.journal[-1]["fairness"]
+    assert told_of["aca"]["wlp"] == min(aca)
+    assert told_of["oca"]["amp"] == told["amp"]
+    last = Fairness.model_validate(result.journal[-1]["fairness"])
+    assert result.summary["fairness"] == last.flat()
     assert result.summary["accuracies"].keys() == {"aca", "oca"}
 
 
@@ -157,7 +157,7 @@ def test_generators_start_alike_and_become_each_clients_own(run: Run) -> None:
     assert len(alike) == 2 and torch.allclose(*alike, atol=1e-9)
     assert not torch.equal(a.generator["fc.weight"], b.generator["fc.weight"])
     steps = {int(moments["step"]) for moments in a.adam.values()}
-    assert steps == {int(sum(e["clients"]["0"]["steps"] for e in result.journal[2:]))}
+    assert steps == {int(sum(e["client_metrics"]["0"]["steps"] for e in result.journal[2:]))}
 
 
 def test_adam_goes_on_where_it_was_in_any_memory_format() -> None:
@@ -199,7 +199,8 @@ def test_a_clients_loss_is_cross_entropy_and_gamma_times_kl_from_the_teacher(
     def training(self: Participant, t: int, parameters: Any, loss: Any, *extend: Any) -> Any:
         if t == 2:
             student, teacher = nets[-2:]
-            for x, y, images, logits in extend[0](list(self.batches(t))[:2]):
+            own = self.task.batches(*self.train_set, self.k, t)
+            for x, y, images, logits in extend[0](list(own)[:2]):
                 with torch.no_grad():
                     p, q = teacher(images).softmax(1), student(images).softmax(1)
                     ours = -student(x).log_softmax(1)[range(len(y)), y].mean()
@@ -221,11 +222,12 @@ def counted(method: str, run: Run, monkeypatch: pytest.MonkeyPatch, **changes: A
     """Passes for each batch in round 2: through all classifiers, and through the generator."""
     from client_app.participant import Participant
     from common.models.classifier import Classifier
+    from common.task import Task
 
     counters: list[tuple[bool, PassCounter]] = []
-    place, train = Participant.place, Participant.train
+    place, train = Task.place, Participant.train
 
-    def watched(self: Participant, net: Any) -> Any:
+    def watched(self: Task, net: Any) -> Any:
         counters.append((isinstance(net, Classifier), PassCounter(net)))
         return place(self, net)
 
@@ -245,7 +247,7 @@ def counted(method: str, run: Run, monkeypatch: pytest.MonkeyPatch, **changes: A
         counters.clear()
         return metrics
 
-    monkeypatch.setattr(Participant, "place", watched)
+    monkeypatch.setattr(Task, "place", watched)
     monkeypatch.setattr(Participant, "train", training)
     run(method=method, fleet="lenet5@0.5", **changes)
     assert len(found) == 4 and len(set(found)) == 1
@@ -279,15 +281,14 @@ def test_equal_steps_give_every_client_the_same_work(run: Run) -> None:
     result = run(
         method="fedkf", train__steps=5, data__partition="label_dirichlet", data__alpha=0.5, **SMALL
     )
-    taken = {m["steps"] for e in result.journal[1:] for m in e["clients"].values()}
+    taken = {m["steps"] for e in result.journal[1:] for m in e["client_metrics"].values()}
     assert taken == {5.0}
     assert len({peer["n"] for peer in result.journal[0]["clients"]}) > 1
 
 
 def test_the_samples_of_a_finished_run_are_drawn_class_by_class(run: Run, tmp_path: Path) -> None:
-    from deploy.study.samples import imagine, write
-
     from deploy.run.settings import to_toml
+    from deploy.study.generated import imagine, write
     from tests.support.tiny import flat
 
     with pytest.raises(ValueError, match="no finished run"):
@@ -316,12 +317,13 @@ def test_the_samples_of_a_finished_run_are_drawn_class_by_class(run: Run, tmp_pa
 def test_the_final_model_on_disk_is_the_mean_over_the_latest_uploads(run: Run) -> None:
     on_disk = {**SMALL, "oca__in_memory": 0}
     result = run(method="fedkf", rounds=2, per_round=1, seed=3, **on_disk)
-    slots = [Slot.load(path) for path in sorted((result.folder / "slots").iterdir())]
-    assert len(slots) == 2, "the two rounds must select different clients: take another seed"
+    uploads = [Upload.load(path) for path in sorted((result.folder / "uploads").iterdir())]
+    assert len(uploads) == 2, "the two rounds must select different clients: take another seed"
     n = {client["k"]: client["n"] for client in result.journal[0]["clients"]}
-    total = sum(n[slot.k] for slot in slots)
+    total = sum(n[upload.k] for upload in uploads)
+    sent: list[tuple[int, Any]] = [(n[upload.k], upload.up["w"]) for upload in uploads]
     final = load_file(result.folder / "model.safetensors")
     for name, value in ((k, v) for k, v in final.items() if v.is_floating_point()):
-        mean = sum(n[slot.k] / total * slot.w[name].double() for slot in slots)
+        mean = sum(size / total * w[name].double() for size, w in sent)
         assert torch.allclose(value.double(), torch.as_tensor(mean), atol=1e-6), name
-        assert not any(torch.equal(value, slot.w[name]) for slot in slots), name
+        assert not any(torch.equal(value, w[name]) for _, w in sent), name

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from common.losses.proximal import proximal
+from common.losses.gradients import proximal
 from tests.support.tiny import TinyRun
 
 

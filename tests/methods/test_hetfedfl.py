@@ -47,8 +47,8 @@ def test_nothing_is_averaged(run: Callable[..., TinyRun]) -> None:
 def test_the_server_teaches_the_clients(run: Callable[..., TinyRun]) -> None:
     # In round 2 the clients hear a server that has stepped, or one that has not.
     loud, still = run(**TINY), run(**{**TINY, "noise__lr": 1e-38})
-    assert loud.journal[1]["clients"] == still.journal[1]["clients"]
-    assert loud.journal[2]["clients"] != still.journal[2]["clients"]
+    assert loud.journal[1]["client_metrics"] == still.journal[1]["client_metrics"]
+    assert loud.journal[2]["client_metrics"] != still.journal[2]["client_metrics"]
 
 
 def test_own_models_learn_from_their_data(run: Callable[..., TinyRun]) -> None:

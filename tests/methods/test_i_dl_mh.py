@@ -121,6 +121,11 @@ def test_the_next_round_goes_on_from_the_rewarded_model(tmp_path, monkeypatch):
 
 def test_a_method_without_a_second_exchange_says_so(tmp_path):
     from client_app.methods.dl_mh import DLMH
+    from client_app.participant import Participant
+    from common.parse import parse
+    from common.protocol import Down
 
+    given = {**SMALL, "method": "dl-mh"}
+    one = Participant(parse(flat(tmp_path, **given)), {"partition-id": 0}, "test")
     with pytest.raises(ValueError, match="DLMH has no second exchange"):
-        DLMH(None).second(None)  # type: ignore[arg-type]
+        DLMH(one).second(Down())

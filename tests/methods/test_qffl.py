@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from common.methods.qffl import Up
-from server_app.methods.qffl import QFFL
+from server_app.method import Ups
+from tests.support.halves import client, server
 from tests.support.tiny import TinyRun
 
 Run = Callable[..., TinyRun]
@@ -18,21 +18,14 @@ Run = Callable[..., TinyRun]
 
 def step(q: float, lr: float, w: float, ups: list[tuple[float, float]]) -> float:
     """The server's step on one weight; ``ups``: each client's (weight, loss)."""
-    server: Any = SimpleNamespace(
-        options=SimpleNamespace(q=q, bn_buffers=True),
-        config=SimpleNamespace(train=SimpleNamespace(lr=lr)),
-        net=torch.nn.Linear(1, 1, bias=False),
-        w={"weight": torch.tensor([[w]])},
-    )
-    sent: Any = [
-        (
-            SimpleNamespace(n=10),
-            Up(experiment="e", t=1, k=k, metrics={}, w={"weight": torch.tensor([[v]])}, loss=loss),
-        )
+    qffl = server(method="qffl", qffl__q=q, train__lr=lr)
+    qffl.net, qffl.w = torch.nn.Linear(1, 1, bias=False), {"weight": torch.tensor([[w]])}
+    sent = [
+        (client(k), Up(w={"weight": torch.tensor([[v]])}, loss=loss))
         for k, (v, loss) in enumerate(ups)
     ]
-    QFFL.step(server, 1, sent)
-    return float(server.w["weight"])
+    qffl.step(1, Ups.of(sent))
+    return float(qffl.w["weight"])
 
 
 def test_a_step_by_hand() -> None:
@@ -70,7 +63,7 @@ def test_the_loss_sent_is_that_of_the_model_received(run: Run, monkeypatch: Any)
         up = train(self, down)
         p = self.participant
         net = p.model(p.global_spec, down.w)
-        seen.append((up.loss, evaluate(net, *p.train_set, p.dataset, p.config).loss))
+        seen.append((up.loss, evaluate(net, *p.train_set, p.task).loss))
         return up
 
     monkeypatch.setattr(qffl.QFFL, "train", watching)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from common.models import build
-from common.models.cost import macs
+from tests.support.cost import macs
 
 
 def test_a_linear_layer_costs_inputs_times_outputs() -> None:

@@ -7,8 +7,8 @@ import torch
 
 from common import seeds
 from common.models import count
-from common.models.cost import macs
 from common.models.generator import Generator
+from tests.support.cost import macs
 
 
 def small(shape: tuple[int, int, int] = (1, 8, 8), width: int = 8) -> Generator:

@@ -19,6 +19,6 @@ def test_nothing_is_declared_beside_a_cuda_build() -> None:
     from common import vision
 
     if torch.version.cuda is not None:
-        assert not vision._DECLARED
+        assert vision.declared is None
     else:
-        assert bool(vision._DECLARED) is not vision._compiled_operators_load()
+        assert (vision.declared is None) is torchvision.extension._has_ops()

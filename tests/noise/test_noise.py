@@ -11,7 +11,7 @@ from torch import Tensor
 from common import noise, seeds
 from common.noise import NOISES
 from common.noise.dead_leaves import LARGEST, LEAVES, SMALLEST, _lay, radii
-from common.noise.standard import standard
+from common.noise.simple import standard
 from common.noise.stylegan import images, modulated
 
 every_kind = pytest.mark.parametrize("kind", sorted(NOISES))

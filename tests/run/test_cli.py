@@ -6,8 +6,6 @@ import io
 import json
 import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +18,12 @@ from common.data.partition import PARTITIONS
 from common.methods import names
 from common.models import MODELS
 from common.version import code_version
-from deploy import cli
 from deploy.report.listing import LISTINGS
 from deploy.report.table import terminal
 from deploy.run.settings import to_toml
+from tests.support.commandline import command_line, fedmosaic, typed
 from tests.support.tiny import flat
-
-
-def fedmosaic(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "deploy.cli", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
+from tests.support.waiting import PATIENCE, until
 
 
 def test_the_version_is_what_the_census_compares() -> None:
@@ -55,7 +45,7 @@ def toy(tmp_path: Path) -> Path:
 
 def test_a_run_leaves_everything_it_should(toy: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    done = fedmosaic("run", str(toy), "--out", str(out), "--workers", "0", "-s", "seed=5")
+    done = fedmosaic("run", toy, "--out", out, "--workers", "0", "-s", "seed=5")
     assert done.returncode == 0, done.stderr
     assert "round 2/2" in done.stdout and "cnn2@0.5" in done.stdout
     names = {path.name for path in out.iterdir()}
@@ -72,9 +62,9 @@ def test_a_run_leaves_everything_it_should(toy: Path, tmp_path: Path) -> None:
     assert summary["clients"][0].keys() >= {"k", "model", "n", "accuracy", "accuracy_global"}
     assert summary["bytes"]["up"] > 0 and summary["failures"] == []
     assert len(summary["weights_sha256"]) == 64
-    again = fedmosaic("run", str(toy), "--out", str(out))
+    again = typed("run", toy, "--out", out)
     assert again.returncode == 1 and "holds a run already" in again.stderr
-    both = fedmosaic("report", str(out), "--out", str(tmp_path / "page.html"))
+    both = typed("report", out, "--out", tmp_path / "page.html")
     assert both.returncode == 0 and (tmp_path / "page.html").exists()
 
 
@@ -104,16 +94,12 @@ def test_a_mistake_is_one_line_and_a_failing_exit_status(
     arguments: list[str],
     line: str,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["fedmosaic", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    said = capsys.readouterr()
-    assert ended.value.code == 1
-    assert line in said.err and said.err.count("\n") == 1, said.err
+    done = typed(*arguments)
+    assert done.returncode == 1
+    assert line in done.stderr and done.stderr.count("\n") == 1, done.stderr
     assert not list(tmp_path.iterdir()), "a mistake leaves nothing behind"
 
 
@@ -136,55 +122,45 @@ def test_a_list_names_everything_there_is(what: str, names: dict[str, Any]) -> N
 def test_ctrl_c_ends_with_one_line_that_says_how_to_go_on(toy: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "deploy.cli",
-            "run",
-            str(toy),
-            "-s",
-            "rounds=500",
-            "--out",
-            str(out),
-        ],
+        command_line("run", toy, "-s", "rounds=100000", "--out", out),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-    deadline = time.monotonic() + 120
-    while not (out / "checkpoint.safetensors").exists():
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    said = process.communicate(timeout=120)[1]
+    begun = out / "checkpoint.safetensors"
+    try:
+        until("the first round", lambda: begun.exists() or process.poll() is not None)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=PATIENCE)[1]
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert said == f"interrupted; go on with: fedmosaic run --resume {out}\n"
 
 
 def test_places_and_runtime_may_be_settings(toy: Path, tmp_path: Path) -> None:
     out = tmp_path / "chosen"
-    done = fedmosaic("run", str(toy), "-s", f"out={out}", "-s", "runtime=ray", "--warm-start")
+    done = typed("run", toy, "-s", f"out={out}", "-s", "runtime=ray", "--warm-start")
     assert done.returncode == 1 and "--warm-start is for --runtime grpc, not ray" in done.stderr
     more = ("--workers", "0", "-s", "runtime=loopback")
-    assert fedmosaic("run", str(toy), "-s", f"out={out}", *more).returncode == 0
+    assert typed("run", toy, "-s", f"out={out}", *more).returncode == 0
     assert (out / "summary.json").exists()
-    moved = fedmosaic("run", "--resume", str(out), "-s", f"out={tmp_path / 'other'}")
+    moved = typed("run", "--resume", out, "-s", f"out={tmp_path / 'other'}")
     assert moved.returncode == 1 and f"the run goes on in {out}" in moved.stderr
 
 
 def test_a_finished_run_is_repeated_from_its_config(toy: Path, tmp_path: Path) -> None:
     first, second, third = tmp_path / "first", tmp_path / "second", tmp_path / "third"
     quick = ("--workers", "0")
-    assert fedmosaic("run", str(toy), "--out", str(first), *quick).returncode == 0
+    assert typed("run", toy, "--out", first, *quick).returncode == 0
     before = {path: path.read_bytes() for path in first.rglob("*") if path.is_file()}
-    config = str(first / "config.toml")
-    assert fedmosaic("run", config, "--out", str(second), *quick).returncode == 0
+    assert typed("run", first / "config.toml", "--out", second, *quick).returncode == 0
     copied = tmp_path / "copied.toml"
     copied.write_bytes((first / "config.toml").read_bytes())
-    refused = fedmosaic("run", str(copied), *quick)
+    refused = typed("run", copied, *quick)
     assert refused.returncode == 1 and f"{first} holds a run already" in refused.stderr
-    assert fedmosaic("run", str(copied), "--out", str(third), *quick).returncode == 0
+    assert typed("run", copied, "--out", third, *quick).returncode == 0
     assert {path: path.read_bytes() for path in first.rglob("*") if path.is_file()} == before
     summaries = [json.loads((each / "summary.json").read_text()) for each in (first, second, third)]
     assert len({summary["weights_sha256"] for summary in summaries}) == 1

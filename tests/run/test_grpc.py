@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +28,7 @@ from deploy.run import doctor
 from deploy.run.grpc import node_config, start_federation, supernode_command
 from deploy.run.ray import _reason, run_simulation
 from server_app.stopped import Stopped
+from tests.support.waiting import PATIENCE, until
 
 PYPROJECT = """
 [project]
@@ -289,9 +289,7 @@ def test_a_process_that_ends_by_itself_is_reported_with_its_log(tmp_path: Path) 
     with Processes(tmp_path) as processes:
         processes.start("node-3", ["sh", "-c", "echo no such port; exit 7"], dict(os.environ))
         with pytest.raises(RuntimeError, match="node-3 ended with status 7") as caught:
-            for _ in range(1000):
-                time.sleep(0.05)
-                processes.check()
+            until("its end", processes.check)
     assert "    no such port" in str(caught.value)
 
 
@@ -299,9 +297,7 @@ def test_a_process_that_was_killed_is_reported_with_the_signal(tmp_path: Path) -
     with Processes(tmp_path) as processes:
         processes.start("superlink", ["sh", "-c", "kill -9 $$"], dict(os.environ))
         with pytest.raises(RuntimeError, match=r"superlink was killed by SIGKILL; its log is"):
-            for _ in range(1000):
-                time.sleep(0.05)
-                processes.check()
+            until("its end", processes.check)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -314,10 +310,8 @@ def test_leaving_the_context_ends_children_of_children(
     with pytest.raises(KeyboardInterrupt), Processes(tmp_path) as processes:
         for name in ("a", "b"):
             sleeper(processes, name, stubborn)
-        deadline = time.monotonic() + 60.0
-        while sum("sleep 600" in each for each in running(tmp_path)) < 6:  # a shell, two sleeps
-            assert time.monotonic() < deadline, running(tmp_path)
-            time.sleep(0.05)
+        begun = "sleep 600"  # a shell and two sleeps, each
+        until("their start", lambda: sum(begun in each for each in running(tmp_path)) == 6)
         raise KeyboardInterrupt
     assert running(tmp_path) == []
 
@@ -341,10 +335,7 @@ def test_the_death_of_the_launcher_ends_what_it_started(
     assert any("sleep 600" in each for each in running(tmp_path))
     launcher.send_signal(number)
     launcher.communicate()
-    deadline = time.monotonic() + 60.0
-    while running(tmp_path) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert running(tmp_path) == []
+    until("their end", lambda: running(tmp_path) == [])
 
 
 def test_a_federation_refuses_what_cannot_work_before_anything_starts(
@@ -371,9 +362,9 @@ def test_a_superlink_that_is_slow_to_answer_is_waited_for(tmp_path: Path) -> Non
                 raise answer
             return answer
 
-        processes.wait(ready, "2 SuperNodes", 10.0)
+        processes.wait(ready, "2 SuperNodes", PATIENCE)
         assert answers == []
-        answers += [grpc.RpcError("Deadline Exceeded")] * 9
+        answers += [grpc.RpcError("Deadline Exceeded")] * 10_000
         processes.log("superlink").write_text("the end\n")
         with pytest.raises(RuntimeError, match="waited 0 s in vain for 2 SuperNodes"):
             processes.wait(ready, "2 SuperNodes", 0.2)

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +21,9 @@ from deploy.run.loopback import Loopback, imported_ahead
 from deploy.run.ray import run_simulation
 from deploy.run.settings import app_folder, to_toml
 from tests.support.battery import config
+from tests.support.commandline import typed
 from tests.support.tiny import TinyRun, flat, play
+from tests.support.waiting import PATIENCE, until
 
 FEDERATION = {
     "method": "fedorion",
@@ -34,10 +35,6 @@ FEDERATION = {
 }
 
 
-def command_line(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "deploy.cli", *arguments]
-
-
 def experiment(folder: Path, **changes: object) -> Path:
     """The federation as a TOML file."""
     settings = flat(folder / "unused", **{**FEDERATION, **changes})
@@ -47,14 +44,11 @@ def experiment(folder: Path, **changes: object) -> Path:
     return path
 
 
-def launch(folder: Path, runtime: str, **changes: object) -> TinyRun:
-    out, file = folder / runtime, str(experiment(folder, **changes))
-    done = subprocess.run(
-        command_line("run", file, "--runtime", runtime, "--out", str(out)),
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
+def launch(folder: Path, runtime: str) -> TinyRun:
+    """The federation on ``runtime``; over gRPC without the cold starts of which other tests are."""
+    out, file = folder / runtime, experiment(folder)
+    warm = ["--warm-start"] if runtime == "grpc" and sys.platform == "linux" else []
+    done = typed("run", file, "--runtime", runtime, "--out", out, *warm)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert (out / "report.html").exists() and (out / "model.safetensors").exists()
     return TinyRun(out)
@@ -136,37 +130,53 @@ def test_the_number_of_workers_changes_nothing(workers: int, tmp_path: Path) -> 
     assert alone.weights == pooled.weights
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("killed_in", [1, 3])
-def test_a_run_killed_in_any_round_and_resumed_equals_the_uninterrupted_one(
-    killed_in: int, tmp_path: Path
-) -> None:
-    path = experiment(tmp_path, rounds=4, train__epochs=6)
-    whole, part = tmp_path / "whole", tmp_path / "part"
-    subprocess.run(command_line("run", str(path), "--out", str(whole)), check=True, timeout=400)
+LONGER = {"rounds": 4, "train__epochs": 6}
 
-    process = subprocess.Popen(
-        command_line("run", str(path), "--out", str(part)), start_new_session=True
-    )
-    journal = part / "journal.jsonl"
-    deadline = time.monotonic() + 120
-    while not journal.exists() or len(journal.read_text().splitlines()) < killed_in:
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.002)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    assert not (part / "summary.json").exists(), "killed too late to show anything"
-    deadline = time.monotonic() + 60
-    while living({process.pid}):
-        assert time.monotonic() < deadline, "its workers outlive the run"
-        time.sleep(0.1)
 
-    done = subprocess.run(
-        command_line("run", "--resume", str(part)), capture_output=True, text=True, timeout=400
-    )
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> TinyRun:
+    folder = tmp_path_factory.mktemp("whole")
+    done = typed("run", experiment(folder, **LONGER), "--workers", 0, "--out", folder / "out")
     assert done.returncode == 0, done.stderr
-    assert TinyRun(part).timeless == TinyRun(whole).timeless
-    assert TinyRun(part).weights == TinyRun(whole).weights
+    return TinyRun(folder / "out")
+
+
+KILLED = """
+import os, signal, sys
+from deploy.cli import main
+from deploy.run.loopback import Loopback
+push, killed_in = Loopback.push_messages, sys.argv.pop(1)
+def push_and_die(self, messages):
+    sent = list(messages)
+    names = push(self, sent)
+    if sent[0].metadata.message_type == "train" and sent[0].metadata.group_id == killed_in:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return names
+Loopback.push_messages = push_and_die
+main()
+"""
+"""``fedmosaic``, killed in a round: its clients have begun to train, in processes of their own."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed_in", [2, 4])
+def test_a_run_killed_in_any_round_and_resumed_equals_the_uninterrupted_one(
+    killed_in: int, whole: TinyRun, tmp_path: Path
+) -> None:
+    path, part = experiment(tmp_path, **LONGER), tmp_path / "part"
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(killed_in), "run", path, "--out", part],
+        start_new_session=True,
+    )
+    assert process.wait(PATIENCE) == -signal.SIGKILL
+    assert len((part / "journal.jsonl").read_text().splitlines()) == killed_in
+    assert not (part / "summary.json").exists(), "killed too late to show anything"
+    until("the end of its workers", lambda: not living({process.pid}))
+
+    done = typed("run", "--resume", part)
+    assert done.returncode == 0, done.stderr
+    assert TinyRun(part).timeless == whole.timeless
+    assert TinyRun(part).weights == whole.weights
 
 
 def test_a_lost_worker_is_reported_and_the_next_round_works(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from deploy.flower import warm, warm_client
+from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="passes files over a socket")
 
@@ -94,7 +95,7 @@ def test_who_waits_in_vain_has_not_agreed(address: str, monkeypatch: pytest.Monk
 
     def answer(connection: socket.socket) -> None:
         request(connection)
-        gone.wait(10.0)
+        gone.wait(PATIENCE)
         with contextlib.suppress(OSError):
             connection.sendall(warm_client.READY)
         late.append(connection.recv(1))

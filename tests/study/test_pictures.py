@@ -9,7 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from common.data.synthetic import points
+from common.data.embedded import points
 from common.models.classifier import Classifier
 from deploy.cli import app
 from deploy.run.settings import to_toml

@@ -67,7 +67,7 @@ def test_the_ratio_of_multiply_adds_is_not_the_ratio_of_parameters() -> None:
     import torch
 
     from common.models import build
-    from common.models.cost import macs
+    from tests.support.cost import macs
 
     with torch.device("meta"):
         shape = (3, 32, 32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 from flwr.app import Message, RecordDict
 
+from common.protocol import Up
 from deploy.run.loopback import Loopback
 from tests.support.tiny import flat
 
@@ -32,13 +33,13 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "fedgen": {"fedgen__server_steps": 4, "fedgen__hidden": 16, "fedgen__server_batch_size": 16},
     "dafl": {
         "fleet": "lenet5@0.5",
-        "train__epochs": 4,
+        "train__epochs": 3,
         "train__lr": 0.1,
         "generator__latent": 8,
         "generator__width": 8,
         "generator__lr": 0.01,
         "generator__lambda_a": 0.0,
-        "dafl__server_steps": 100,
+        "dafl__server_steps": 40,
         "dafl__server_batch_size": 16,
         "dafl__student_lr": 0.05,
     },
@@ -86,25 +87,37 @@ class Crash(Exception):
 class Crashing(Loopback):  # type: ignore[misc]
     """Dies in the middle of round 2, when the clients have trained and nobody knows."""
 
+    trained = True
+
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         sent = list(messages)
-        names = super().push_messages(sent)
-        if sent[0].metadata.message_type == "train" and sent[0].metadata.group_id == "2":
+        last = sent[0].metadata.message_type == "train" and sent[0].metadata.group_id == "2"
+        names = super().push_messages(sent) if self.trained or not last else []
+        if last:
             raise Crash
         return names
 
 
+class Ending(Crashing):
+    """Dies at the end of round 1."""
+
+    trained = False
+
+
 class Tampering(Loopback):  # type: ignore[misc]
-    """Applies ``tamper`` to client 1's answers to training messages."""
+    """Applies ``tamper`` to client 1's answers to training messages, or ``tampers`` by round."""
 
     tamper: Any = None
+    tampers: tuple[Any, ...] = ()
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         return [self._changed(reply) for reply in super().pull_messages(list(message_ids))]
 
     def _changed(self, reply: Message) -> Message:
         if reply.metadata.src_node_id == 2 and reply.metadata.message_type == "train":
-            reply.content = type(self).tamper(reply.content)
+            t = int(reply.metadata.group_id)
+            tamper = self.tampers[t - 1] if self.tampers else type(self).tamper
+            reply.content = tamper(reply.content)
         return reply
 
 
@@ -133,3 +146,22 @@ def fail_client(monkeypatch: pytest.MonkeyPatch, k: int) -> None:
         return honest(self, *args, **kwargs)
 
     monkeypatch.setattr(Participant, "train", train)
+
+
+class Changing(Loopback):  # type: ignore[misc]
+    """Client 1's upload, which is of type ``up``, goes through ``change`` on its way."""
+
+    up: type[Up] = Up
+    change: Any = None
+
+    @classmethod
+    def by(cls, up: type[Up], change: Callable[[Any], dict[str, Any]]) -> type[Changing]:
+        return type("Grid", (cls,), {"up": up, "change": staticmethod(change)})
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        replies = list(super().pull_messages(list(message_ids)))
+        for reply in replies:
+            if reply.metadata.src_node_id == 2 and reply.metadata.message_type == "train":
+                up = self.up.unpack(reply.content)
+                reply.content = up.model_copy(update=type(self).change(up)).pack()
+        return replies

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from client_app.private import Memory
 from common.config import Value
@@ -24,15 +24,14 @@ from deploy.flower.superlink import superlink_command
 from deploy.flower.watchdog import end
 from deploy.run.settings import to_toml
 from server_app.keep.summary import digest
+from tests.support.commandline import command_line, typed
 from tests.support.namespaces import Host
 from tests.support.tiny import TinyRun, flat
+from tests.support.waiting import PATIENCE, until
 
 CLIENTS = 3
 SERVER_APP, CLIENT_APP, NODE = "flwr-serverapp", "flwr-clientapp", "flower-supernode"
-PATIENCE = 600.0  #: seconds within which anything that is waited for must happen
 TORCH = "libtorch"  #: mapped by a ClientApp once it has taken its message
-
-T = TypeVar("T")
 
 
 def settings(out: Path, **changes: Any) -> dict[str, Value]:
@@ -52,15 +51,6 @@ def private_models(state: Path) -> dict[int, str]:
         found[int(folder.name)] = digest(Memory.load(files[-1]).local)
     assert sorted(found) == list(range(CLIENTS))
     return found
-
-
-def until(what: str, found: Callable[[], T], patience: float = PATIENCE) -> T:
-    """What ``found`` returns once it is true."""
-    deadline = time.monotonic() + patience
-    while not (result := found()):
-        assert time.monotonic() < deadline, f"waited {patience:g} s in vain for {what}"
-        time.sleep(0.02)
-    return result
 
 
 def processes(home: Path, program: str) -> set[int]:
@@ -159,7 +149,7 @@ class Launched(Run):
 
     def _start(self, *arguments: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "deploy.cli", *arguments],
+            command_line(*arguments),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -174,7 +164,7 @@ class Launched(Run):
             self.process.kill()
             self.process.communicate()
         for name in ("superlink", *(f"supernode-{k}" for k in range(CLIENTS))):
-            until(f"the end of {name}", lambda name=name: not processes(self.home(name), "flw"), 30)
+            until(f"the end of {name}", lambda name=name: not processes(self.home(name), "flw"))
 
     def check(self) -> None:
         assert not self.process.poll(), self.process.communicate()
@@ -188,6 +178,10 @@ class Launched(Run):
 
     def resume(self, runtime: str) -> TinyRun:
         """``fedmosaic run --resume``, to its end."""
+        if runtime == "loopback":
+            done = typed("run", "--resume", self.out, "--runtime", runtime, "--workers", 0)
+            assert done.returncode == 0, done.stdout + done.stderr
+            return TinyRun(self.out)
         self._start("run", "--resume", str(self.out), "--runtime", runtime)
         output, errors = self.process.communicate(timeout=PATIENCE)
         assert self.process.returncode == 0, output + errors
@@ -229,7 +223,7 @@ class Machines(Run):
         file = folder / "experiment.toml"
         file.write_text(to_toml(settings(self.out, **changes)))
         line = ["submit", str(file), "--insecure", "--superlink", self._control, "--wait", "90"]
-        self.submitted = self._start("submit", fedmosaic(*line), server)
+        self.submitted = self._start("submit", command_line(*line), server)
 
     def log(self, name: str) -> str:
         """What the process has said so far."""
@@ -243,7 +237,7 @@ class Machines(Run):
         host = self._clients[k] if self._clients else None
         line = ["node", "--superlink", self._fleet, "--insecure", "--k", str(k)]
         line += ["--clients", str(CLIENTS), "--home", str(self.home(f"supernode-{k}"))]
-        return self._start(f"supernode-{k}", fedmosaic(*line), host)
+        return self._start(f"supernode-{k}", command_line(*line), host)
 
     def _start(
         self, name: str, command: Sequence[str], host: Host | None, home: str = ""
@@ -282,10 +276,6 @@ class Machines(Run):
         status = self.submitted.wait(PATIENCE)
         assert status == 0, (self._logs / "submit.log").read_text()
         return TinyRun(self.out)
-
-
-def fedmosaic(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "deploy.cli", *arguments]
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,17 @@ TINY: dict[str, Value] = {
 
 
 class TinyRun:
-    """A finished run and what it left."""
+    """A run, finished or cut off, and what it left."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         lines = (folder / "journal.jsonl").read_text().splitlines()
         self.journal: list[dict[str, Any]] = [json.loads(line) for line in lines]
-        self.summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
+        return found
 
     @property
     def timeless(self) -> list[dict[str, Any]]:

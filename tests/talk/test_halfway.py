@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from flwr.app import Error, Message
@@ -15,20 +16,24 @@ from flwr.superlink.grid import grpc_grid
 from common.flower import rpc
 from deploy.run.loopback import Loopback
 from tests.support.tiny import flat, play
+from tests.support.waiting import PATIENCE
 
 
-def pulled(parts: dict[str, int]) -> dict[str, bytes]:
+def pulled(
+    parts: dict[str, int], in_vain: Callable[[], None] = lambda: None, **named: int
+) -> dict[str, bytes]:
     """``parts``: by name how often each is asked for in vain before it is there."""
     names, left = list(parts), dict(parts)
 
     def part(name: str) -> bytes:
         left[name] -= 1
         if left[name] >= 0:
+            in_vain()
             raise ObjectUnavailableError(name)
         return name.encode()
 
     found: dict[str, bytes] = grpc_grid.pull_objects(
-        names, part, initial_backoff=0.01, backoff_cap=0.02
+        names, part, initial_backoff=0.01, backoff_cap=0.02, **named
     )
     return found
 
@@ -38,7 +43,7 @@ NEVER = 10**6
 
 
 def test_a_reply_that_is_whole_in_time_is_as_flower_pulls_it() -> None:
-    with rpc.whole_by(time.monotonic() + 60.0):
+    with rpc.whole_by(time.monotonic() + PATIENCE):
         assert pulled({"a": 0, "b": 5}) == WHOLE
 
 
@@ -49,7 +54,7 @@ def test_what_has_not_come_by_the_deadline_is_given_up() -> None:
         pytest.raises(ObjectUnavailableError, match="the reply stopped halfway, without b"),
     ):
         pulled({"a": 0, "b": NEVER})
-    assert 0.2 <= time.monotonic() - begin < 60.0
+    assert 0.2 <= time.monotonic() - begin < PATIENCE
 
 
 def test_what_is_there_after_the_deadline_is_taken_all_the_same() -> None:
@@ -60,11 +65,17 @@ def test_what_is_there_after_the_deadline_is_taken_all_the_same() -> None:
 
 
 def test_a_reply_may_take_long_as_long_as_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rpc, "STALLED", 0.1)
-    with rpc.whole_by(time.monotonic() + 600.0):
-        assert pulled({"a": 1, "b": 2}) == WHOLE
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(rpc, "time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    def wait() -> None:
+        clock.now += rpc.STALLED / 2
+
+    with rpc.whole_by(1e9):
+        assert pulled({"a": 2, "b": 2}, wait, max_concurrent_pulls=1) == WHOLE
+        assert clock.now == 2 * rpc.STALLED
         with pytest.raises(ObjectUnavailableError):
-            pulled({"a": 0, "b": NEVER})
+            pulled({"a": 0, "b": NEVER}, wait)
 
 
 def test_flower_is_left_as_it_was() -> None:

@@ -21,9 +21,9 @@ from common.records import Records
 from server_app.method import Ups, mean_metrics
 from server_app.methods import half
 from server_app.stopped import Stopped
-from server_app.talk import replies
+from server_app.talk import post
 from server_app.talk.census import check_peers
-from server_app.talk.replies import check_finite, open_reply
+from server_app.talk.post import check_finite, open_reply
 from tests.support.hostile import (
     HUGE,
     Case,
@@ -58,7 +58,7 @@ def only_value_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     def surprised(*_: Any) -> None:
         raise AssertionError("a reply raised something other than ValueError")
 
-    monkeypatch.setattr(replies.log, "exception", surprised)
+    monkeypatch.setattr(post.log, "exception", surprised)
 
 
 def check_line(failure: Failure) -> None:

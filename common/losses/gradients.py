@@ -1,11 +1,11 @@
-"""Learning from features: IN training and the gradients that go with it (FedIN, section 4.2)."""
+"""What is added to gradient descent: staying near a reference, and gradients that are given."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def alleviated(g_in: Sequence[Tensor], g_local: Sequence[Tensor]) -> list[Tensor]:
@@ -29,3 +29,19 @@ def with_gradient(value: Tensor, gradient: Sequence[Tensor], at: Sequence[Tensor
     """
     linear = torch.stack([(g * w).sum() for g, w in zip(gradient, at, strict=True)]).sum()
     return linear - linear.detach() + value.detach()
+
+
+def proximal(named: Iterable[tuple[str, Tensor]], reference: Mapping[str, Tensor]) -> Tensor:
+    """½ ‖w − w_ref‖² over the parameters given, never over buffers.
+
+    ``named``: ``module.named_parameters()``; ``reference``: tensors of the same names and shapes.
+    Li et al. 2020 (FedProx), eq. 2 without μ.
+    """
+    return 0.5 * torch.stack([(p - reference[name]).square().sum() for name, p in named]).sum()
+
+
+def held_near(net: nn.Module) -> Callable[[], Tensor]:
+    """``proximal`` of ``net``'s parameters, whatever they become, to those that it has now."""
+    named = list(net.named_parameters())
+    reference = {name: value.detach().clone() for name, value in named}
+    return lambda: proximal(named, reference)

@@ -1,11 +1,44 @@
-"""How often data go through a network, forwards and backwards: the cost of a method's batch."""
+"""What a network costs: multiply-accumulates of a forward pass, and passes in training."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any, NamedTuple, final
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+
+from common.models.batchnorm import restored
+
+
+def macs(model: nn.Module, shape: tuple[int, ...]) -> int:
+    """Multiply-adds of convolutions and linear layers for one input of ``shape`` (no batch axis).
+
+    Norms, activations, poolings and biases are left out, as papers do. ``model`` runs once, in eval
+    mode and on zeros, on the device it is on (``meta`` will do), and is left as it was.
+    """
+    total = 0
+
+    def add(module: nn.Module, _: Any, output: Tensor) -> None:
+        nonlocal total
+        if isinstance(module, nn.Linear):
+            total += output.numel() * module.in_features
+        elif isinstance(module, nn.Conv2d):
+            window = math.prod(module.kernel_size) * module.in_channels // module.groups
+            total += output.numel() * window
+
+    layers = [m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    hooks = [layer.register_forward_hook(add) for layer in layers]
+    first = next(model.parameters())
+    try:
+        with restored(model), torch.no_grad():
+            model.eval()
+            model(torch.zeros(1, *shape, device=first.device, dtype=first.dtype))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return total
 
 
 class Passes(NamedTuple):

@@ -1,0 +1,162 @@
+"""What a server makes of several clients' predictions on the same public images.
+
+DL-SH weighs them sample by sample with the clients' confidences, of which ODIN's is one. Shapes: M
+clients, N public samples, C classes. Clients are taken in the order given.
+
+DL-MH's clients have heads of their own. A schema d (Figure 4) says which global class each output
+stands for: a list of |d| global classes, all different; the client's output j is class d[j].
+
+UHC makes one distribution over all classes from classifiers of different class sets (Vongkulbhisal
+et al., "Unifying Heterogeneous Classifiers with Distillation", CVPR 2019). Client i's posterior
+over its classes L_i relates to the whole q by p_i(l) = q(l) / Σ_{k∈L_i} q(k); q is estimated for
+each sample. Predictions p are [M, N, C], zero where a client has no class; ``held`` [M, C] says
+which classes it has; at least one client holds each class of the result's support. Where no two
+clients share a class, nothing tells how the mass divides between them: cross-entropy then keeps
+what its start and its steps give, the factorisation gives each client the same.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+EDGE = 1 / 510
+"""Confidences stay this far from 0 and 1 before their logit is taken: half a step of 8 bits."""
+TINY = 1e-12
+"""Least divisor of UHC's factorisation."""
+
+
+def client_weights(w: Tensor, T: float, space: str = "prob") -> Tensor:
+    """W_i(x) = exp(w_i(x)/T) / Σ_j exp(w_j(x)/T), a softmax over the clients (DL-SH, eq. 4).
+
+    ``w``: P("this sample is like mine") in [0, 1], [M, N]; T > 0. ``space = "logit"`` takes the
+    logit of w, which is not bounded, instead. Returns [M, N], columns summing to 1.
+    """
+    if space == "logit":
+        w = torch.logit(w, eps=EDGE)
+    return torch.softmax(w / T, dim=0)
+
+
+def weighted_sum(predictions: Sequence[Tensor], W: Tensor) -> Tensor:
+    """Σ_i W_i(x) M_i(x): predictions [N, C] of each client, W [M, N] (DL-SH, eq. 1)."""
+    assert len(predictions) == len(W)
+    total = torch.zeros_like(predictions[0])
+    for theta, weights in zip(predictions, W, strict=True):
+        total = total + weights[:, None] * theta
+    return total
+
+
+def literal_product(predictions: Sequence[Tensor], W: Tensor) -> Tensor:
+    """Mean of the predictions times the mean of the weights (DL-SH, Algorithm 2, lines 4-6).
+
+    Σ_i W_i = 1, so the weights come to the constant 1/M: the confidences have no effect.
+    """
+    return torch.stack(list(predictions)).mean(0) * W.mean(0)[:, None]
+
+
+def odin_score(
+    net: nn.Module, x: Tensor, *, T: float, epsilon: float, std: Sequence[float]
+) -> Tensor:
+    """max softmax(f(x')/T) with x' = x − ε sign(−∇_x log max softmax(f(x)/T)); [n] in (0, 1].
+
+    ``x``: normalised images [n, C, H, W]; ``std``: the deviations by which they were normalised, so
+    that ε is in units of pixels in [0, 1]. The network is in evaluation mode; its parameters and
+    their gradients stay as they are. Liang et al., "Enhancing the Reliability of
+    Out-of-distribution Image Detection in Neural Networks", ICLR 2018, equations 1 to 3; the paper
+    has T = 1000, ε = 0.0014.
+    """
+    x = x.detach().requires_grad_()
+    with torch.enable_grad():
+        logits = net(x) / T
+        loss = F.cross_entropy(logits, logits.argmax(1), reduction="sum")
+        (gradient,) = torch.autograd.grad(loss, x)
+    scale = torch.tensor(std, dtype=x.dtype, device=x.device).view(-1, 1, 1)
+    with torch.no_grad():
+        moved = x - epsilon * gradient.sign() / scale
+        return torch.softmax(net(moved) / T, dim=1).amax(1)
+
+
+def rescaled(scores: Tensor) -> Tensor:
+    """Scores [N] stretched to [0, 1]; all 0.5 if they are equal.
+
+    With T = 1000 all scores lie within a thousandth of 1/C; a softmax over clients would see none
+    of it.
+    """
+    low, high = scores.min(), scores.max()
+    if not bool(high > low):
+        return torch.full_like(scores, 0.5)
+    return (scores - low) / (high - low)
+
+
+def check_schema(d: Sequence[int], C: int) -> None:
+    """Raise a one-line ``ValueError`` for a schema that is empty, repeats a class or knows others.
+
+    C: classes of the task, 0 … C − 1.
+    """
+    if not d:
+        raise ValueError("the schema names no class")
+    if unknown := [c for c in d if not 0 <= c < C]:
+        raise ValueError(f"the schema has class {unknown[0]}; there are 0 to {C - 1}")
+    if repeated := sorted(c for c, times in Counter(d).items() if times > 1):
+        raise ValueError(f"the schema has class {repeated[0]} more than once")
+
+
+def to_local(y: Tensor, d: Sequence[int]) -> Tensor:
+    """Global labels y [n], all of them in d, as indices into d (Algorithm 3, lines 2-11)."""
+    index = torch.full((max(d) + 1,), -1, dtype=torch.int64, device=y.device)
+    index[torch.tensor(d, device=y.device)] = torch.arange(len(d), device=y.device)
+    local = index[y]
+    assert bool((local >= 0).all()), "a label that the schema does not have"
+    return local
+
+
+def scatter(theta: Tensor, d: Sequence[int], C: int) -> Tensor:
+    """Predictions [N, |d|] as [N, C], zeros where the client has no class (Algorithm 4, 2-9)."""
+    full = theta.new_zeros(len(theta), C)
+    full[:, torch.tensor(d, device=theta.device)] = theta
+    return full
+
+
+def nearest_class(theta: Tensor, d: Sequence[int]) -> Tensor:
+    """The client's best class for each sample, as an index into d: int64 [N] (Algorithm 5, 9-22).
+
+    ``theta`` [N, C]: the server's predictions. Of equal classes the first in d. The algorithm
+    starts from θ[k][0], the prediction for class 0; what it means is d[0], the client's first.
+    """
+    columns = theta[:, torch.tensor(d, device=theta.device)].cpu().numpy()
+    return torch.from_numpy(np.argmax(columns, axis=1))
+
+
+def by_cross_entropy(p: Tensor, held: Tensor, steps: int, lr: float) -> Tensor:
+    """q = softmax(u) after ``steps`` gradient steps from u = 0 on
+
+        −Σ_i Σ_{l∈L_i} p_i(l) (u_l − log Σ_{k∈L_i} exp u_k)          (section 3.3.1)
+
+    of size ``lr`` over the largest number of clients that share a class. Classes that nobody holds
+    get nothing. Returns [N, C].
+    """
+    outside = ~held[:, None, :]
+    u = torch.zeros_like(p[0])
+    size = lr / max(int(held.sum(0).max()), 1)
+    for _ in range(steps):
+        own = torch.softmax(u.masked_fill(outside, -torch.inf), dim=2)
+        u = u - size * (own - p).sum(0)
+    return torch.softmax(u.masked_fill(~held.any(0), -torch.inf), dim=1)
+
+
+def by_factorisation(p: Tensor, held: Tensor, steps: int) -> Tensor:
+    """q ∝ v where p_i(l) ≈ u_i v_l on the entries held: ``steps`` of alternating least squares.
+
+    Section 3.3.2, in probability space, from v = 1. Returns [N, C].
+    """
+    mask = held[:, None, :].to(p.dtype)
+    v = torch.ones_like(p[0])
+    for _ in range(steps):
+        u = (p * v).sum(2) / (mask * v.square()).sum(2).clamp_min(TINY)
+        v = (p * u[:, :, None]).sum(0) / (mask * u.square()[:, :, None]).sum(0).clamp_min(TINY)
+    return v / v.sum(1, keepdim=True).clamp_min(TINY)

@@ -1,1 +1,0 @@
-"""What a server makes of several clients' predictions on the same public images."""

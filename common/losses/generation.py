@@ -1,0 +1,75 @@
+"""What generators are trained on where there are no data.
+
+The answers of a teacher: DAFL (Chen et al., "Data-free learning of student networks", 2019, section
+3.2) and FedKF (section IV-C). Images that teachers know and the student does not: FedFTG (Zhang et
+al. 2022, "Fine-tuning Global Model via Data-Free Knowledge Distillation for Non-IID Federated
+Learning", section 3, with the released code's distances).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def one_hot(logits: Tensor) -> Tensor:
+    """L_OH = CE(p̂, argmax p̂), mean over the batch: be sure of one class.
+
+    ``logits``: the teacher's [n, C]. FedKF eq. 2.
+    """
+    return F.cross_entropy(logits, logits.detach().argmax(1))
+
+
+def information_entropy(logits: Tensor, *, normalised: bool) -> Tensor:
+    """L_IE = −H(mean_n p̂) in nats: cover all classes.
+
+    ``logits``: the teacher's [n, C], C ≥ 2. FedKF eq. 3. ``normalised``: 1 − H / log C, in [0, 1],
+    0 where the classes are balanced (the released code).
+    """
+    mean = F.softmax(logits, dim=1).mean(0)
+    entropy = -(mean * mean.clamp_min(1e-12).log()).sum()
+    return 1 - entropy / math.log(logits.shape[1]) if normalised else -entropy
+
+
+def activation(features: Tensor, reduction: Literal["mean", "sum"]) -> Tensor:
+    """L_A = −‖f̂‖₁: excite the teacher as real images do.
+
+    ``features``: the teacher's [n, a]. ``sum``: the norm of each row, mean over the batch (FedKF
+    eq. 4); ``mean``: the mean of |f̂| over batch and entries (the released code).
+    """
+    sizes = features.abs()
+    return -(sizes.mean() if reduction == "mean" else sizes.sum(1).mean())
+
+
+def disagreement(teacher: Tensor, student: Tensor, weights: Tensor) -> Tensor:
+    """Σ_j weights_j · mean_c |teacher_jc − student_jc| / n on logits [n, C]; weights [n].
+
+    The released code's form of the model discrepancy loss L_md: the generator maximises it.
+    """
+    return (weights * (teacher - student).abs().mean(1)).mean()
+
+
+def weighted_cross_entropy(logits: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+    """Σ_j weights_j · CE(logits_j, y_j) / n: logits [n, C], labels [n], weights [n] (L_cls)."""
+    return (weights * F.cross_entropy(logits, y, reduction="none")).mean()
+
+
+def weighted_soft_cross_entropy(teacher: Tensor, student: Tensor, weights: Tensor) -> Tensor:
+    """−Σ_j weights_j Σ_c softmax(teacher)_jc log softmax(student)_jc / n; logits [n, C]."""
+    per_sample = -(F.softmax(teacher, dim=1) * F.log_softmax(student, dim=1)).sum(1)
+    return (weights * per_sample).mean()
+
+
+def diversity(z: Tensor, x: Tensor) -> Tensor:
+    """exp(−1/n² Σ_ij d(x_i, x_j) · d(z_i, z_j)), in (0, 1]: 1 if all outputs are one (L_dis).
+
+    ``z``: latents [n, d], their distance the mean square; ``x``: images or features [n, ...],
+    theirs the mean absolute difference (FedGen and FedFTG, the released codes).
+    """
+    flat = x.flatten(1)
+    outputs = (flat[:, None] - flat[None]).abs().mean(2)
+    latents = (z[:, None] - z[None]).square().mean(2)
+    return (-(outputs * latents).mean()).exp()

@@ -1,0 +1,132 @@
+"""Small networks: perceptrons, CNNs for CPUs, and LeNet-5."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from common.models.classifier import Classifier, Split, pooled
+from common.models.layers import Shape, he_fan_out, scale
+
+SIDE = 32  #: pixels that LeNet-5's three 5×5 convolutions and two poolings reduce to one
+
+
+@final
+class MLP(Classifier):
+    """Flattened input, hidden layers of the given widths; the last one's are the features.
+
+    Two hidden layers for small images, and FedORION's toys for 2-D points. Every layer but the last
+    is followed by ReLU and then BatchNorm, as in FedORION, Figure 1.
+    """
+
+    def __init__(
+        self, shape: Shape, classes: int, factor: float, *, hidden: tuple[int, ...]
+    ) -> None:
+        super().__init__()
+        inputs = math.prod(shape)
+        layers: list[nn.Module] = []
+        for outputs in (scale(width, factor) for width in hidden):
+            layers += [nn.Linear(inputs, outputs), nn.ReLU(), nn.BatchNorm1d(outputs)]
+            inputs = outputs
+        self.layers = nn.Sequential(*layers)
+        self.head = nn.Linear(inputs, classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        features: Tensor = self.layers(x.flatten(1))
+        return features
+
+
+@final
+class Stage(nn.Module):
+    """3×3 convolution, BatchNorm, ReLU."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.bn = nn.BatchNorm2d(outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.bn(self.conv(x)))
+
+
+@final
+class CNN(Split):
+    """A stem and 1, 2 or 3 equal middle stages, hence ``depth`` 2, 3 or 4 convolutions.
+
+    s_in is 32 maps of half the input's side, s_out 64 maps of a quarter. All depths share these
+    shapes, and the state-dict keys of the shallower ones are among those of the deeper, so the
+    family serves FedIN and layer-wise aggregation at a small scale.
+    """
+
+    intermediate_prefixes: ClassVar[tuple[str, ...]] = ("layer1.",)
+
+    def __init__(self, shape: Shape, classes: int, factor: float, *, depth: int) -> None:
+        super().__init__()
+        stem, width = scale(32, factor), scale(64, factor)
+        self.stem = Stage(shape[0], stem, 1)
+        self.pool = nn.MaxPool2d(2)
+        middle = [Stage(stem, width, 2)]
+        middle += [Stage(width, width, 1) for _ in range(depth - 2)]
+        self.layer1 = nn.Sequential(*middle)
+        self.head = nn.Linear(width, classes)
+        he_fan_out(self)
+
+    def extractor(self, x: Tensor) -> Tensor:
+        s_in: Tensor = self.pool(self.stem(x))
+        return s_in
+
+    def intermediate(self, s_in: Tensor) -> Tensor:
+        s_out: Tensor = self.layer1(s_in)
+        return s_out
+
+
+def enlarge(x: Tensor, side: int = SIDE) -> Tensor:
+    """Images (n, C, h, w), made at least ``side`` high and wide.
+
+    Pixels are repeated by the largest whole factor that fits, then zeros are added around: 8×8
+    becomes 32×32, 28×28 gets a margin of 2. Unlike interpolation, its gradient is deterministic on
+    every device.
+    """
+    height, width = x.shape[-2:]
+    repeat = max(1, side // max(height, width))
+    if repeat > 1:
+        x = x[:, :, :, None, :, None].expand(-1, -1, -1, repeat, -1, repeat)
+        x = x.flatten(4).flatten(2, 3)
+    height, width = max(0, side - x.shape[-2]), max(0, side - x.shape[-1])
+    if height or width:
+        x = F.pad(x, (width // 2, width - width // 2, height // 2, height - height // 2))
+    return x
+
+
+@final
+class LeNet5(Classifier):
+    """Three 5×5 convolutions (6, 16, 120) and 84 features; larger inputs end in a mean.
+
+    As FedKF uses it on EMNIST: ReLU, max pooling, no normalisation, 32×32 inside.
+    """
+
+    def __init__(self, shape: Shape, classes: int, factor: float) -> None:
+        super().__init__()
+        c1, c2, c3, hidden = (scale(c, factor) for c in (6, 16, 120, 84))
+        self.conv1 = nn.Conv2d(shape[0], c1, 5)
+        self.conv2 = nn.Conv2d(c1, c2, 5)
+        self.conv3 = nn.Conv2d(c2, c3, 5)
+        self.fc = nn.Linear(c3, hidden)
+        self.head = nn.Linear(hidden, classes)
+
+    def activations(self, x: Tensor) -> Tensor:
+        """Images (n, C, H, W) to the last convolution's outputs (n, 120)."""
+        x = F.max_pool2d(torch.relu(self.conv1(enlarge(x))), 2)
+        x = F.max_pool2d(torch.relu(self.conv2(x)), 2)
+        return pooled(torch.relu(self.conv3(x)))
+
+    def features(self, x: Tensor) -> Tensor:
+        return torch.relu(self.fc(self.activations(x)))
+
+    def with_activations(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        activations = self.activations(x)
+        return self.head(torch.relu(self.fc(activations))), activations

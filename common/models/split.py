@@ -1,0 +1,120 @@
+"""Split networks: the two halves that FedGKT trains apart, and the one split of FedIN's fleets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor, nn
+
+from common import models, seeds
+from common.models.classifier import Classifier, Split, pooled
+from common.models.layers import Shape
+
+
+def splittable(net: Classifier) -> Split:
+    """``net``, if it has an extractor; a one-line ``ValueError`` if not."""
+    if not isinstance(net, Split):
+        raise ValueError(f"model {net.spec!r} cannot be split into extractor and rest")
+    return net
+
+
+@final
+class Edge(Classifier):
+    """The extractor of ``net`` and a linear classifier on the means of its features."""
+
+    def __init__(self, net: Split, classes: int, shape: Shape, seed: int) -> None:
+        super().__init__()
+        self.net, self.spec = net, net.spec
+        with seeds.scope(seed, "init", "edge"):
+            self.head = nn.Linear(feature_shape(net, shape)[0], classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        return pooled(self.net.extractor(x))
+
+    def trained(self) -> Iterator[nn.Parameter]:
+        """Parameters of the extractor and of the small classifier."""
+        for name, parameter in self.net.named_parameters():
+            if self.net.part(name) == "extractor":
+                yield parameter
+        yield from self.head.parameters()
+
+
+@torch.no_grad()
+def feature_shape(net: Split, shape: Shape) -> tuple[int, ...]:
+    """(c, h, w) of the extractor's features of an image of ``shape``."""
+    training = net.training
+    net.eval()
+    device = next(net.parameters()).device
+    out = tuple(net.extractor(torch.zeros(1, *shape, device=device)).shape[1:])
+    net.train(training)
+    return out
+
+
+def behind(net: Split, h: Tensor) -> Tensor:
+    """f_s(H): features [n, c, h, w] to logits [n, C]."""
+    return net.classifier(net.intermediate(h))
+
+
+@final
+class Whole(Classifier):
+    """f_s(f_e(x)): the client's extractor before the server's half."""
+
+    def __init__(self, edge: Edge, server: Classifier) -> None:
+        super().__init__()
+        self.edge, self.server = edge, splittable(server)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.edge.features(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return behind(self.server, self.edge.net.extractor(x))
+
+
+class Shapes(NamedTuple):
+    """Of one sample's feature input (c, h, w) and feature output (c', h', w')."""
+
+    s_in: tuple[int, ...]
+    s_out: tuple[int, ...]
+
+
+@lru_cache(maxsize=64)
+def shapes(spec: str, shape: Shape, classes: int, *, stem: str = "auto") -> Shapes:
+    """What an architecture's extractor and intermediate layers put out; nothing is computed.
+
+    Raises ``ValueError``, one line, for an architecture without intermediate layers of its own.
+    """
+    with torch.device("meta"):
+        net = models.build(spec, shape, classes, seed=0, stem=stem).eval()
+        if not isinstance(net, Split):
+            raise ValueError(
+                f"model {spec!r} has no split into extractor, intermediate layers and classifier"
+            )
+        with torch.no_grad():
+            s_in = net.extractor(torch.empty(1, *shape))
+            return Shapes(tuple(s_in.shape[1:]), tuple(net.intermediate(s_in).shape[1:]))
+
+
+def common_shapes(
+    specs: Iterable[str], shape: Shape, classes: int, *, stem: str = "auto"
+) -> Shapes:
+    """The one pair of shapes of all ``specs``, of which there is at least one.
+
+    Raises ``ValueError``, one line, naming two architectures that differ.
+    """
+    distinct = list(dict.fromkeys(specs))
+    found = {spec: shapes(spec, shape, classes, stem=stem) for spec in distinct}
+    first = distinct[0]
+    for spec, theirs in found.items():
+        if theirs != found[first]:
+            raise ValueError(
+                f"no common split: s_in and s_out are {_text(found[first])} in {first}, "
+                f"{_text(theirs)} in {spec}"
+            )
+    return found[first]
+
+
+def _text(shapes: Shapes) -> str:
+    return " and ".join("×".join(map(str, shape)) for shape in shapes)

@@ -1,0 +1,35 @@
+"""Tasks and server halves without a run, for numbers worked out by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from common.data.embedded import toy
+from common.fleet import global_spec
+from common.parse import parse
+from common.task import Task
+from server_app.method import Client
+from server_app.methods import AnyMethod, make
+from tests.support.peers import peer
+from tests.support.tiny import flat
+
+
+def task(**changes: Any) -> Task:
+    """The tiny run's task, over the toy set."""
+    config = parse(flat(changes.pop("folder", Path("nowhere")), **changes))
+    return Task.of(config, toy(), torch.device("cpu"))
+
+
+def server(**changes: Any) -> Any:
+    """A method's server half with its wrappers, as the ServerApp makes it."""
+    ours = task(**changes)
+    made: AnyMethod = make(ours, global_spec(ours))
+    return made
+
+
+def client(k: int = 0, n: int = 10, **changes: Any) -> Client:
+    """Client k with n samples, at node k + 1."""
+    return Client(peer(k=k, n=n, **changes), k + 1)
