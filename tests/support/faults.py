@@ -40,7 +40,7 @@ def settings(out: Path, **changes: Any) -> dict[str, Value]:
     return flat(out, **{**given, **changes})
 
 
-def private_models(state: Path) -> dict[int, str]:
+def private_models(state: Path, clients: int = CLIENTS) -> dict[int, str]:
     """A hash of the newest private model of every client; each must be whole."""
     found = {}
     for folder in (state / "faults").iterdir():
@@ -49,7 +49,7 @@ def private_models(state: Path) -> dict[int, str]:
         left = [path for path in folder.rglob("*") if path.is_file() and path.name.startswith(".")]
         assert not left, f"left behind: {left}"
         found[int(folder.name)] = digest(Memory.load(files[-1]).local)
-    assert sorted(found) == list(range(CLIENTS))
+    assert sorted(found) == list(range(clients))
     return found
 
 
