@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -23,6 +23,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Folders = Annotated[list[Path], typer.Argument(help="Folders of runs.")]
 
 
 def show_version(wanted: bool) -> None:
@@ -89,18 +94,10 @@ def run(
     else:
         whole = given.resolve(experiment or given.DEFAULT, settings or [])
         flat, folder = preflight.fresh(whole, runtime, to)
-    runtime = str(flat["runtime"])
-    if warm and runtime != "grpc":
-        raise ValueError(f"--warm-start is for --runtime grpc, not {runtime}")
+    if warm and flat["runtime"] != "grpc":
+        raise ValueError(f"--warm-start is for --runtime grpc, not {flat['runtime']}")
     with told_how_to_go_on(f"fedmosaic run --resume {folder}"):
-        launch.launch(
-            flat,
-            folder,
-            runtime=runtime,
-            workers=launch.default_workers() if workers is None else workers,
-            console=out,
-            warm_start=warm,
-        )
+        launch.launch(flat, folder, workers=workers, console=out, warm_start=warm)
     write_report([folder], folder / "report.html")
     show_summary(read(folder), out)
     plain(f"report: {folder / 'report.html'}")
@@ -125,7 +122,6 @@ def table(
     spec = tables.read(file)
     stem = find(file).stem
     folder = (to or Path("runs") / stem).resolve()
-    served = launch.default_workers() if workers is None else workers
 
     def announce(i: int, of: int, cell: tables.CellRun, recorded: bool) -> None:
         what = f"{cell.row} × {cell.column}, seed {cell.seed}"
@@ -134,7 +130,7 @@ def table(
     if not show:
         with told_how_to_go_on(f"fedmosaic table {file} --out {folder}"):
             tables.run(
-                spec, folder, lambda cell, at: launch.cell(cell.flat, at, served, out), announce
+                spec, folder, lambda cell, at: launch.cell(cell.flat, at, workers, out), announce
             )
     folder.mkdir(parents=True, exist_ok=True)
     filled = tables.collect(spec, folder)
@@ -164,7 +160,7 @@ def list_(
 
 @app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Folders of runs.")],
+    folders: Folders,
     to: Annotated[
         Path | None, typer.Option("--out", help="The page; default: report.html there.")
     ] = None,
@@ -175,6 +171,12 @@ def report(
     page = to or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
     write_report(folders, page)
     plain(f"report: {page.resolve()}")
+
+
+def save(figure: Figure, picture: Path) -> None:
+    """Write a figure and say where."""
+    figure.savefig(picture, dpi=150)
+    plain(f"picture: {picture.resolve()}")
 
 
 @app.command()
@@ -189,9 +191,8 @@ def noise(
     from deploy.study import noise_kinds
 
     times = noise_kinds.times(given.resolve(experiment or given.DEFAULT, settings or []))
-    noise_kinds.draw().savefig(to, dpi=150)
     out.print(*terminal(noise_kinds.table(times), ruled=False))
-    plain(f"picture: {to.resolve()}")
+    save(noise_kinds.draw(), to)
 
 
 @app.command()
@@ -204,9 +205,7 @@ def regions(
     """Draw the decision regions of a run's clients and server, before and after."""
     from deploy.study.regions import draw
 
-    picture = to or folder / "regions.png"
-    draw(folder).savefig(picture, dpi=150)
-    plain(f"picture: {picture.resolve()}")
+    save(draw(folder), to or folder / "regions.png")
 
 
 @app.command()
@@ -221,8 +220,7 @@ def speedup(
 
     if not 0 < ratio < float("inf"):
         raise ValueError(f"--ratio {ratio:g} is not allowed; it should be a number above 0")
-    draw(M=ratio).savefig(to, dpi=150)
-    plain(f"picture: {to.resolve()}")
+    save(draw(M=ratio), to)
 
 
 @app.command()
@@ -242,13 +240,13 @@ def samples(
 
 @app.command()
 def analyse(
-    folders: Annotated[list[Path], typer.Argument(help="Folders of finished runs.")],
-    to: Annotated[
-        Path | None, typer.Option("--out", help="Folder; default: analysis in the first run's.")
-    ] = None,
+    folders: Folders,
     clients: Annotated[int, typer.Option(help="The first so many clients.")] = 10,
     images: Annotated[int, typer.Option(help="The first so many test images.")] = 500,
     label: Annotated[int, typer.Option("--class", help="The class of the t-SNE.")] = 0,
+    to: Annotated[
+        Path | None, typer.Option("--out", help="Folder; default: analysis in the first run's.")
+    ] = None,
     workers: Workers = None,
 ) -> None:
     """Compare how clients' networks see: CKA by stage, t-SNE of one class, overheads."""

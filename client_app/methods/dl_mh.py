@@ -1,7 +1,4 @@
-"""DL-MH, client half: as DL-SH, about the client's own classes.
-
-Contract: common/methods/dl_mh.py.
-"""
+"""DL-MH, client half: as DL-SH, about the client's own classes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""DL-SH, client half: train, grow a confidence, speak once.
-
-Contract: common/methods/dl_sh.py.
-"""
+"""DL-SH, client half: train, grow a confidence, speak once."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""FedAvg, client half: train the global model on local data.
-
-Contract: common/methods/fedavg.py.
-"""
+"""FedAvg, client half: train the global model on local data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedGen, client half: the own data and generated features (contract: common/methods/fedgen.py)."""
+"""FedGen, client half: the own data and generated features."""
 
 from __future__ import annotations
 

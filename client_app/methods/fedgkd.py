@@ -1,7 +1,4 @@
-"""FedGKD, client half: FedAvg's, taught by past global models.
-
-Contract: common/methods/fedgkd.py.
-"""
+"""FedGKD, client half: FedAvg's, taught by past global models."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""FedGKT, client half: an extractor, a small classifier, and the server's opinion of each sample.
-
-Contract: common/methods/fedgkt.py.
-"""
+"""FedGKT, client half: an extractor, a small classifier, the server's opinion of each sample."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""FedIN, client half: local training and IN training at once.
-
-Contract: common/methods/fedin.py.
-"""
+"""FedIN, client half: local training and IN training at once."""
 
 from __future__ import annotations
 

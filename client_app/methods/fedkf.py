@@ -1,7 +1,4 @@
-"""FedKF, client half: the own data and a teacher's answers to generated images, fused.
-
-Contract: common/methods/fedkf.py.
-"""
+"""FedKF, client half: the own data and a teacher's answers to generated images, fused."""
 
 from __future__ import annotations
 

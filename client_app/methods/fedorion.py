@@ -1,7 +1,4 @@
-"""FedORION, client half: deep mutual learning of θ_i and the copy θ_gi.
-
-Contract: common/methods/fedorion.py.
-"""
+"""FedORION, client half: deep mutual learning of θ_i and the copy θ_gi."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedProx, client half: FedAvg's, held near w (contract: common/methods/fedprox.py).
+"""FedProx, client half: FedAvg's, held near w.
 
 FedFTG's clients are the same.
 """

@@ -1,7 +1,4 @@
-"""Heterogeneous FedFL, client half: learn from data and from the server's frozen model.
-
-Contract: common/methods/hetfedfl.py.
-"""
+"""Heterogeneous FedFL, client half: learn from data and from the server's frozen model."""
 
 from __future__ import annotations
 

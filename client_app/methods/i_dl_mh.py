@@ -1,7 +1,4 @@
-"""I-DL-MH, client half: DL-MH's, and afterwards a lesson from the server.
-
-Contract: common/methods/i_dl_mh.py.
-"""
+"""I-DL-MH, client half: DL-MH's, and afterwards a lesson from the server."""
 
 from __future__ import annotations
 

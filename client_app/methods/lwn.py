@@ -1,7 +1,4 @@
-"""LWN, client half: mutual learning of w_i and the small network.
-
-Contract: common/methods/lwn.py.
-"""
+"""LWN, client half: mutual learning of w_i and the small network."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""q-FFL, client half: FedAvg's, with the loss of the model received.
-
-Contract: common/methods/qffl.py.
-"""
+"""q-FFL, client half: FedAvg's, with the loss of the model received."""
 
 from __future__ import annotations
 

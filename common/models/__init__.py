@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import final
 
@@ -49,9 +49,10 @@ class Architecture:
     build: Callable[..., Classifier]  #: of input shape, classes, width factor; keyword: stem
     params: int  #: trainable numbers for 10 classes and the default input
     source: str
-    input: Shape  #: default (C, H, W)
-    stems: Mapping[str, int]  #: smallest side in pixels for each stem, the default one first
-    pretrained: str  #: torchvision's name for it where it has ImageNet weights, else empty
+    input: Shape = (3, 32, 32)  #: default (C, H, W)
+    #: smallest side in pixels for each stem, the default one first
+    stems: Mapping[str, int] = field(default_factory=lambda: {"own": 4})
+    pretrained: str = ""  #: torchvision's name for it where it has ImageNet weights
 
     @property
     def stem(self) -> str:

@@ -61,8 +61,8 @@ def start_federation(
     node k gets ``partition-id=k num-partitions=N``; ``work``: gets ``logs/*.log`` and Flower's own
     files; made if it does not exist; ``env``: added to the environment of all processes, so also of
     ServerApp and ClientApp; ``warm_start``: fork the processes of a round from one that has torch
-    imported (``deploy/flower/warm.py``); ``certificates``: the folder that ``fedmosaic certs`` made:
-    TLS, and every node shows its key. None: plaintext.
+    imported (``deploy/flower/warm.py``); ``certificates``: the folder that ``fedmosaic certs``
+    made: TLS, and every node shows its key. None: plaintext.
 
     Raises ``ValueError``: one of the arguments cannot work; before anything starts.
     ``RuntimeError``: a program is missing, ended by itself or did not come up in time.

@@ -113,7 +113,8 @@ class Loopback(Grid):
     def _submit(self, work: Work) -> Future[bytes]:
         for _ in range(2):
             if self._pool is None:
-                self._pool = _start_pool(self._workers)
+                ahead = imported_ahead(str(self._run_config["method"]))
+                self._pool = _start_pool(self._workers, ahead)
             try:
                 return self._pool.submit(_serve, *work)
             except BrokenProcessPool:  # a worker was killed earlier; the next pool is whole again
@@ -143,10 +144,21 @@ class Loopback(Grid):
         return self.pull_messages(names)
 
 
-def _start_pool(workers: int) -> ProcessPoolExecutor:
-    """Workers fork from a server that has imported the app, so each starts in milliseconds."""
+def imported_ahead(method: str) -> list[str]:
+    """The modules that a client of ``method`` needs."""
+    from client_app.methods import half
+
+    # every first step of a torch optimiser imports the last one, for a second
+    return ["client_app.app", "common.parse", half(method).__module__, "torch._dynamo"]
+
+
+def _start_pool(workers: int, ahead: list[str]) -> ProcessPoolExecutor:
+    """Workers fork from a server that has imported ``ahead``, so each starts in milliseconds.
+
+    The server is the process's own: one that serves several runs imported what the first one needs.
+    """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["client_app.app", "client_app.methods", "client_app.census"])
+    context.set_forkserver_preload(ahead)
     return ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker)
 
 

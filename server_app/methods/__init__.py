@@ -1,4 +1,4 @@
-"""The server halves, one file per method, found by its name; see ``common/methods``."""
+"""The server halves, one file per method, found by its name: that of its contract."""
 
 from __future__ import annotations
 

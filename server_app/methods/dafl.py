@@ -1,7 +1,4 @@
-"""DAFL, server half: distil the clients' model into a student without data.
-
-Contract: common/methods/dafl.py.
-"""
+"""DAFL, server half: distil the clients' model into a student without data."""
 
 from __future__ import annotations
 

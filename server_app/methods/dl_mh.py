@@ -1,7 +1,4 @@
-"""DL-MH, server half: map and mask, then weigh and distil.
-
-Contract: common/methods/dl_mh.py.
-"""
+"""DL-MH, server half: map and mask, then weigh and distil."""
 
 from __future__ import annotations
 

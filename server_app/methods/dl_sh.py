@@ -1,7 +1,4 @@
-"""DL-SH, server half: weigh the clients' predictions by their confidences and distil.
-
-Contract: common/methods/dl_sh.py.
-"""
+"""DL-SH, server half: weigh the clients' predictions by their confidences and distil."""
 
 from __future__ import annotations
 

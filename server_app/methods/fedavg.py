@@ -1,4 +1,4 @@
-"""FedAvg and FedProx, server half (contracts: common/methods/fedavg.py, fedprox.py)."""
+"""FedAvg and FedProx, server half."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""FedFTG, server half: average, then fine-tune against a generator.
-
-Contract: common/methods/fedftg.py.
-"""
+"""FedFTG, server half: average, then fine-tune against a generator."""
 
 from __future__ import annotations
 

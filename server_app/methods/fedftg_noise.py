@@ -1,7 +1,4 @@
-"""Modified FedFTG, server half: average, then distil the clients on noise.
-
-Contract: common/methods/fedftg_noise.py.
-"""
+"""Modified FedFTG, server half: average, then distil the clients on noise."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""FedGen, server half: FedAvg, and a generator that the clients' heads teach.
-
-Contract: common/methods/fedgen.py.
-"""
+"""FedGen, server half: FedAvg, and a generator that the clients' heads teach."""
 
 from __future__ import annotations
 

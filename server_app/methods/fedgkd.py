@@ -1,7 +1,4 @@
-"""FedGKD, server half: FedAvg, and the mean of the last global models for a teacher.
-
-Contract: common/methods/fedgkd.py.
-"""
+"""FedGKD, server half: FedAvg, and the mean of the last global models for a teacher."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""FedGKT, server half: learn from everybody's features, answer with logits.
-
-Contract: common/methods/fedgkt.py.
-"""
+"""FedGKT, server half: learn from everybody's features, answer with logits."""
 
 from __future__ import annotations
 

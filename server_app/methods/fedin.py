@@ -1,6 +1,6 @@
 """FedIN, server half: average across architectures, keep features, hand out samples of them.
 
-Contract: common/methods/fedin.py. The average is the work of ``server_app/combine/across.py``.
+The average is the work of ``server_app/combine/across.py``.
 """
 
 from __future__ import annotations

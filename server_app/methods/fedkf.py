@@ -1,6 +1,6 @@
 """FedKF, server half: the means over the active clients and over everybody's latest upload.
 
-Contract: common/methods/fedkf.py. ŵ is the work of ``server_app/combine/oca.py``.
+ŵ is the work of ``server_app/combine/oca.py``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""FedORION, server half: average the copies, then distil the clients' models on noise.
-
-Contract: common/methods/fedorion.py.
-"""
+"""FedORION, server half: average the copies, then distil the clients' models on noise."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Heterogeneous FedFL, server half: distil the clients' own models on noise, average nothing.
-
-Contract: common/methods/hetfedfl.py.
-"""
+"""Heterogeneous FedFL, server half: distil the clients' own models on noise, average nothing."""
 
 from __future__ import annotations
 

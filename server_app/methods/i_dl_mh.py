@@ -1,7 +1,4 @@
-"""I-DL-MH, server half: DL-MH's, then each client's share of what the server has learnt.
-
-Contract: common/methods/i_dl_mh.py.
-"""
+"""I-DL-MH, server half: DL-MH's, then each client's share of what the server has learnt."""
 
 from __future__ import annotations
 

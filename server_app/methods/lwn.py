@@ -1,7 +1,4 @@
-"""LWN, server half: distil the largest opinion of the small networks.
-
-Contract: common/methods/lwn.py.
-"""
+"""LWN, server half: distil the largest opinion of the small networks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""q-FFL, server half: the clients with larger losses weigh more.
-
-Contract: common/methods/qffl.py.
-"""
+"""q-FFL, server half: the clients with larger losses weigh more."""
 
 from __future__ import annotations
 

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.data.dirichlet import fedkf_dirichlet, label_dirichlet, quantity_dirichlet
-from common.data.niid import iid_draw, niid1, niid2, niid3
-from common.data.partition import PARTITIONS, iid, local_split, split
+from common.data.partition import PARTITIONS, iid, iid_draw, local_split, niid1, niid2, niid3, split
 from common.parse import defaults, parse
 from common.seeds import rng
 

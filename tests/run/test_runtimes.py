@@ -7,15 +7,17 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from client_app.methods import half
 from common.config import Value
 from common.methods import names
 from deploy.flower.watchdog import living
 from deploy.run.grpc import start_federation
-from deploy.run.loopback import Loopback
+from deploy.run.loopback import Loopback, imported_ahead
 from deploy.run.ray import run_simulation
 from deploy.run.settings import app_folder, to_toml
 from tests.support.battery import config
@@ -58,6 +60,13 @@ def test_loopback_ray_and_grpc_give_the_same_bits(tmp_path: Path) -> None:
     assert loopback.summary["runtime"] == "loopback" and grpc.summary["runtime"] == "grpc"
     assert loopback.timeless == ray.timeless == grpc.timeless
     assert loopback.weights == ray.weights == grpc.weights
+
+
+@pytest.mark.parametrize("method", names())
+def test_what_workers_import_ahead_is_there(method: str) -> None:
+    ahead = imported_ahead(method)
+    assert [name for name in ahead if find_spec(name) is None] == [], "a miss is passed over"
+    assert half(method).__module__ in ahead
 
 
 EXCHANGES = ("dl-mh", "fedgkt", "fedin", "fedkf", "i-dl-mh")
