@@ -32,19 +32,19 @@ def packed(kind: str, fields: Any, arrays: dict[str, Array]) -> RecordDict:
 
 def not_finite(fields: Any, w: Any, more: Arrays) -> RecordDict:
     w[7] = np.nan
-    return packed("fedavg.Up", fields, {**more, "float32": Array(w)})
+    return packed("protocol.Trained", fields, {**more, "float32": Array(w)})
 
 
 def bomb(fields: Any, w: Any, more: Arrays) -> RecordDict:
-    return packed("fedavg.Up", b" " * 10**8, more)
+    return packed("protocol.Trained", b" " * 10**8, more)
 
 
 def too_large(fields: Any, w: Any, more: Arrays) -> RecordDict:
-    return packed("fedavg.Up", fields, {**more, "float32": Array(np.zeros(10**6, np.float32))})
+    return packed("protocol.Trained", fields, {**more, "float32": Array(np.zeros(10**6, np.float32))})
 
 
 def pretender(fields: Any, w: Any, more: Arrays) -> RecordDict:
-    return packed("fedavg.Up", {**fields, "k": 0}, {**more, "float32": Array(w)})
+    return packed("protocol.Trained", {**fields, "k": 0}, {**more, "float32": Array(w)})
 
 
 def unreadable(fields: Any, w: Any, more: Arrays) -> RecordDict:
@@ -55,7 +55,7 @@ def unreadable(fields: Any, w: Any, more: Arrays) -> RecordDict:
         return whole(self).replace(b"arraychunk_ids", b"arraychunk_idz")
 
     Array.deflate = deflate
-    return packed("fedavg.Up", fields, {**more, "float32": Array(w)})
+    return packed("protocol.Trained", fields, {**more, "float32": Array(w)})
 
 
 ROUNDS: dict[str, Callable[[Any, Any, Arrays], RecordDict]] = {
