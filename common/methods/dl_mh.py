@@ -35,8 +35,8 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from common import protocol
-from common.methods.dl_sh import Distilling
-from common.protocol import Count, Down
+from common.methods.dl_sh import Distilling, Down
+from common.protocol import Count
 
 __all__ = ["Down", "Masking", "Options", "Schemed", "Up"]
 

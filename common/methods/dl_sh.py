@@ -56,7 +56,6 @@ from torch import Tensor
 
 from common import protocol
 from common.config import Config, MethodOptions, not_allowed
-from common.protocol import Down
 
 __all__ = ["Distilling", "Down", "Options", "Up"]
 
@@ -86,6 +85,11 @@ class Options(Distilling):
     """What travels and is weighed."""
     targets: Literal["ensemble", "labels"] = "ensemble"
     """What M_tgt learns: Y_g, or the true classes of X_dist (an upper bound)."""
+
+
+@final
+class Down(protocol.Down):
+    """Go: everything else is agreed."""
 
 
 @final

@@ -33,8 +33,8 @@ from jaxtyping import Integer, Shaped
 from torch import Tensor
 
 from common import protocol
-from common.methods.dl_mh import Masking, Schemed
-from common.protocol import Down, Share
+from common.methods.dl_mh import Down, Masking, Schemed
+from common.protocol import Share
 from common.section import AtLeastOne
 
 __all__ = ["Down", "Gain", "Options", "Reward", "Up"]

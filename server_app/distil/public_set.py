@@ -14,8 +14,7 @@ from common import quantise, tree
 from common.data.dataset import fingerprint
 from common.data.public import divide
 from common.ensemble import client_weights, literal_product, weighted_sum
-from common.methods.dl_sh import Distilling
-from common.protocol import Down
+from common.methods.dl_sh import Distilling, Down
 from common.records import Records
 from common.task import epochs
 from server_app.global_model import GlobalModel, Weights
@@ -52,7 +51,6 @@ class PublicSet(GlobalModel[D, U], ABC):
                 raise ValueError(f"client {client.k} has another public set than the server")
 
     def down(self, t: int) -> Down:
-        """Go: everything else is agreed."""
         return Down()
 
     def check_confidence(self, w: Tensor | None) -> None:

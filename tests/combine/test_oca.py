@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from common.submodel import cut
 from safetensors.torch import load_file
 
 from common import tree
