@@ -202,7 +202,7 @@ def regions(
     ] = None,
 ) -> None:
     """Draw the decision regions of a run's clients and server, before and after."""
-    from deploy.study.regions import draw
+    from deploy.study.pictures import regions as draw
 
     picture = to or folder / "regions.png"
     draw(folder).savefig(picture, dpi=150)
@@ -232,7 +232,7 @@ def samples(
     to: Annotated[Path | None, typer.Option("--out", help="The picture; default: there.")] = None,
 ) -> None:
     """Draw what a run's generators imagine: average images by class, under the real ones."""
-    from deploy.study.generated import write
+    from deploy.study.pictures import samples as write
 
     place = to or folder / "samples.png"
     generated = write(folder.resolve(), images, place)

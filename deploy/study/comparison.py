@@ -5,6 +5,7 @@ A cell that was not run stays visibly empty; a cell with fewer seeds than the ot
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Mapping
@@ -56,17 +57,13 @@ class Comparison:
     notes: tuple[str, ...] = field(default_factory=tuple)
 
     def __post_init__(self) -> None:
-        for what, names in (("row", self.rows), ("column", self.columns)):
+        for i, (what, names) in enumerate((("row", self.rows), ("column", self.columns))):
             for name in names:
                 if names.count(name) > 1:
                     raise ValueError(f"{what} {name!r} stands twice; every {what} needs its name")
-        for row, column in self.cells:
-            if row not in self.rows:
-                raise ValueError(f"cell in row {row!r}; the rows are {', '.join(self.rows)}")
-            if column not in self.columns:
-                raise ValueError(
-                    f"cell in column {column!r}; the columns are {', '.join(self.columns)}"
-                )
+            for name in (place[i] for place in self.cells):
+                if name not in names:
+                    raise ValueError(f"cell in {what} {name!r}; the {what}s are {', '.join(names)}")
         for better in (self.better, *self.better_in.values()):
             if better not in ("higher", "lower", ""):
                 raise ValueError(f"better = {better!r}; allowed are 'higher', 'lower' and ''")
@@ -133,16 +130,10 @@ class Comparison:
     def table(self) -> Table:
         """Rows and columns as the paper has them."""
         best = {column: self.best(column) for column in self.columns}
-        rows: list[list[str | Cell]] = [
-            [
-                clean(row),
-                *(
-                    Cell(self.ours(row, c), self.theirs(row, c), row in best[c])
-                    for c in self.columns
-                ),
-            ]
-            for row in self.rows
-        ]
+        rows: list[list[str | Cell]] = []
+        for row in self.rows:
+            told = [(self.ours(row, c), self.theirs(row, c), row in best[c]) for c in best]
+            rows.append([clean(row), *(Cell(*cell) for cell in told)])
         header = ["", *map(clean, self.columns)]
         return Table(header, rows, title=self.heading, notes=self.footnotes())
 
@@ -150,9 +141,8 @@ class Comparison:
         """A line for each cell, the numbers alone, for a spreadsheet; empty where there is none."""
         header = ("row", "column", "mean", "std", "seeds", "paper")
         rows = []
-        for row in self.rows:
-            for column in self.columns:
-                cell = self.cell(row, column)
-                numbers = (cell.mean, cell.std, len(cell.values), cell.expected)
-                rows.append([row, column, *("" if n is None else f"{n:.10g}" for n in numbers)])
+        for row, column in itertools.product(self.rows, self.columns):
+            cell = self.cell(row, column)
+            numbers = (cell.mean, cell.std, len(cell.values), cell.expected)
+            rows.append([row, column, *("" if n is None else f"{n:.10g}" for n in numbers)])
         return Table(header, rows, align="llr")
