@@ -196,14 +196,11 @@ def _entries(journal: Path, notes: list[str]) -> list[Entry]:
         except OtherVersion as error:
             raise ValueError(f"{journal}: {error}") from None
         except ValueError:
-            cut = i == len(lines)
-            notes.append(
-                f"journal.jsonl, line {i} is {'cut off' if cut else 'unreadable'}: left out."
-            )
+            what = "cut off" if i == len(lines) else "unreadable"
+            notes.append(f"journal.jsonl, line {i} is {what}: left out.")
             continue
-        by_round[entry.round] = Entry.model_validate(
-            _cleaned(entry.model_dump(exclude_unset=True), NAME)
-        )
+        told = _cleaned(entry.model_dump(exclude_unset=True), NAME)
+        by_round[entry.round] = Entry.model_validate(told)
     return [by_round[t] for t in sorted(by_round)]
 
 
@@ -236,12 +233,8 @@ def _cleaned(value: object, limit: int) -> object:
     """Every text in it, keys too, on one printable line of ``limit`` characters; a ``reason`` may
     be longer."""
     if isinstance(value, dict):
-        return {
-            clean(k, limit) if isinstance(k, str) else k: _cleaned(
-                v, LONGEST if k == "reason" else limit
-            )
-            for k, v in value.items()
-        }
+        most = {"reason": LONGEST}
+        return {_cleaned(k, limit): _cleaned(v, most.get(k, limit)) for k, v in value.items()}
     if isinstance(value, list):
         return [_cleaned(part, limit) for part in value]
     return clean(value, limit) if isinstance(value, str) else value
