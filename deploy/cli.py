@@ -254,12 +254,13 @@ def analyse(
     """Compare how clients' networks see: CKA by stage, t-SNE of one class, overheads."""
     from deploy.report.table import terminal
     from deploy.run import launch
-    from deploy.study.analyse import Options
     from deploy.study.analyse import analyse as run_analysis
 
     served = launch.default_workers() if workers is None else workers
     place = to or folders[0] / "analysis"
-    written, numbers = run_analysis(folders, place, Options(clients, images, label, served))
+    written, numbers = run_analysis(
+        folders, place, clients=clients, images=images, label=label, workers=served
+    )
     out.print(*terminal(numbers, ruled=False))
     for path in written:
         plain(str(path))

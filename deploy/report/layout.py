@@ -49,22 +49,12 @@ class Section:
 
 @final
 @dataclass(frozen=True)
-class Tile:
-    """One headline number: what it is, the number, and a word on it."""
-
-    name: str
-    value: str
-    hint: str = ""
-
-
-@final
-@dataclass(frozen=True)
 class Page:
     title: str
     subtitle: str
     state: str  # one of "done", "open", "failed": the colour of the pill beside the title
     pill: str
-    tiles: Sequence[Tile]
+    tiles: Sequence[tuple[str, str, str]]  # headline numbers: what it is, the number, a word on it
     notes: Sequence[str]
     sections: Sequence[Section | None] = ()  # what has nothing to show is None
 

@@ -52,8 +52,8 @@ def accuracy(runs: Named) -> Figure:
     figure, axes = frame(HALF)
     _lines(axes, runs, lambda run: _by_round(run.accuracies(), _share))
     for _, run in runs if len(runs) == 1 else ():
-        if points := run.accuracies():
-            t, best = max(points, key=lambda point: point[1])
+        if run.accuracies():
+            t, best = run.best()
             (dot,) = axes.plot([t], [best], "o", color=series(0), markersize=6)
             say(dot, [f"round {t}: {_share(best)}"])
             side = "right" if t > sum(axes.get_xlim()) / 2 else "left"

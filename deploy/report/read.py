@@ -73,6 +73,11 @@ class Run:
         return max((e.round for e in self.entries), default=0)
 
     @property
+    def reached(self) -> str:
+        """The same in words: "2 of 5"."""
+        return f"{self.done}" if self.rounds is None else f"{self.done} of {self.rounds}"
+
+    @property
     def finished(self) -> bool:
         return self.summary is not None and (self.rounds is None or self.done >= self.rounds)
 
@@ -93,6 +98,10 @@ class Run:
         """(round, accuracy) wherever the server scored its model."""
         scored = ((e.round, e.accuracy) for e in self.entries)
         return [(t, a) for t, a in scored if a is not None and math.isfinite(a)]
+
+    def best(self) -> tuple[int, float]:
+        """The first (round, accuracy) of the best accuracy, where there is one."""
+        return max(self.accuracies(), key=lambda point: point[1])
 
     def headline(self) -> dict[str, float | None]:
         """Final, best and last-10-mean accuracy so far; of the census where nothing else is."""
@@ -167,9 +176,8 @@ def read(path: Path) -> Run:
         notes=notes,
     )
     if not run.finished:
-        of = "" if run.rounds is None else f" of {run.rounds}"
         why = "" if run.summary is not None else " and there is no summary.json yet"
-        notes.insert(0, f"Unfinished: the journal ends at round {run.done}{of}{why}.")
+        notes.insert(0, f"Unfinished: the journal ends at round {run.reached}{why}.")
     return run
 
 

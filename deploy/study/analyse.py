@@ -46,17 +46,6 @@ STEPS = 2  #: training steps of which the memory is measured
 
 @final
 @dataclass(frozen=True)
-class Options:
-    """What to look at."""
-
-    clients: int  #: the first so many clients, at least 2
-    images: int  #: the first so many test images
-    label: int  #: the class of the t-SNE
-    workers: int
-
-
-@final
-@dataclass(frozen=True)
 class Overheads:
     """Means over the clients of one round; numbers are floating-point ones, one way."""
 
@@ -82,23 +71,27 @@ class Analysis:
     overheads: Overheads
 
 
-def analyse(folders: list[Path], to: Path, options: Options) -> tuple[list[Path], Table]:
+def analyse(
+    folders: list[Path], to: Path, *, clients: int, images: int, label: int, workers: int
+) -> tuple[list[Path], Table]:
     """Analyse each run; the files written under ``to``, and the numbers as a table.
+
+    The first ``clients`` clients and ``images`` test images, 2 or more; the t-SNE of class
+    ``label``.
 
     Raises ``ValueError``, one line, for a run that cannot be analysed.
     """
-    if options.clients < 2 or options.images < 2:
+    if clients < 2 or images < 2:
         raise ValueError("an analysis takes 2 or more clients and 2 or more images")
     to.mkdir(parents=True, exist_ok=True)
-    labels = _labels(folders)
+    names = _labels(folders)
     found: dict[str, Analysis] = {}
     written: list[Path] = []
-    for label, folder in zip(labels, folders, strict=True):
-        with further_round(folder, options.clients, options.workers) as further:
-            found[label], pictures = _one(further, options)
-        for name, figure in pictures.items():
-            written.append(_save(figure, to / f"{label}-{name}.png"))
-    drawn = bars({label: one.cka for label, one in found.items()})
+    for name, folder in zip(names, folders, strict=True):
+        with further_round(folder, clients, workers) as further:
+            found[name], pictures = _one(further, images, label)
+        written += [_save(figure, to / f"{name}-{of}.png") for of, figure in pictures.items()]
+    drawn = bars({name: one.cka for name, one in found.items()})
     written.append(_save(drawn, to / "cka.png"))
     path = to / "analysis.json"
     write_atomically(
@@ -107,15 +100,15 @@ def analyse(folders: list[Path], to: Path, options: Options) -> tuple[list[Path]
     return [*written, path], _table(found)
 
 
-def _one(further: Further, options: Options) -> tuple[Analysis, dict[str, Figure]]:
+def _one(further: Further, images: int, label: int) -> tuple[Analysis, dict[str, Figure]]:
     data, task = further.dataset, further.method.task
     owned = further.networks()
     if len(owned) < 2:
         raise ValueError(f"the run has {len(owned)} client; CKA compares 2 or more")
-    if not 0 <= options.label < data.num_classes:
-        raise ValueError(f"class {options.label}: the data set has 0 to {data.num_classes - 1}")
-    matrices = similarity([net for _, net in owned], data.x_test[: options.images], task)
-    drawn = class_map(_three(owned), options.label, data, task, CLASS_IMAGES)
+    if not 0 <= label < data.num_classes:
+        raise ValueError(f"class {label}: the data set has 0 to {data.num_classes - 1}")
+    matrices = similarity([net for _, net in owned], data.x_test[:images], task)
+    drawn = class_map(_three(owned), label, data, task, CLASS_IMAGES)
     names = [f"{client.k} {client.model}" for client, _ in owned]
     result = Analysis(
         method=task.config.run.method,
