@@ -125,12 +125,11 @@ def _results(named: Named) -> Table:
 
 def _curves(named: Named) -> Section:
     names = ", ".join(label for label, _ in named)
-    drawn = [("Accuracy by round", plots.accuracy(named))]
-    if any(e.loss is not None for _, run in named for e in run.entries):
-        drawn.append(("Loss by round", plots.loss(named)))
-    drawn.append(("Accuracy by bytes", plots.by_bytes(named)))
-    drawn.append(("Accuracy by time", plots.by_time(named)))
-    cards = [Card(title, figure, f"{title} of {names}.") for title, figure in drawn]
+    curves = {"Accuracy by round": plots.accuracy, "Loss by round": plots.loss}
+    if all(e.loss is None for _, run in named for e in run.entries):
+        del curves["Loss by round"]
+    curves |= {"Accuracy by bytes": plots.by_bytes, "Accuracy by time": plots.by_time}
+    cards = [Card(title, draw(named), f"{title} of {names}.") for title, draw in curves.items()]
     return Section("Learning", cards, "Each server's model on its test set.")
 
 

@@ -185,10 +185,8 @@ def flat(config: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     """Nested tables as dotted keys: ``{"data": {"alpha": 0.5}}`` -> ``{"data.alpha": 0.5}``."""
     out: dict[str, object] = {}
     for name, value in config.items():
-        if isinstance(value, dict):
-            out |= flat(value, f"{prefix}{name}.")
-        else:
-            out[f"{prefix}{name}"] = value
+        key = f"{prefix}{name}"
+        out |= flat(value, f"{key}.") if isinstance(value, dict) else {key: value}
     return out
 
 

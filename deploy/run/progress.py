@@ -153,14 +153,11 @@ def show_summary(run: Run, console: Console) -> None:
         console.print(*terminal(Table(header, rows, "rlr")))
     told, summary = run.headline(), run.summary
     what = f"{run.setting('method') or '?'} on {run.setting('dataset') or '?'}"
+    scored = f"final {percent(told['final'])}, best {percent(told['best'])}"
     lines = [
         ("run", f"{what}, {run.done} rounds, seed {run.setting('seed')}"),
         ("runtime", f"{run.setting('runtime') or NONE}, {duration(run.seconds())}"),
-        (
-            "accuracy",
-            f"final {percent(told['final'])}, best {percent(told['best'])}, "
-            f"mean of the last 10 rounds {percent(told['last10'])}",
-        ),
+        ("accuracy", f"{scored}, mean of the last 10 rounds {percent(told['last10'])}"),
         ("sent", f"{size(run.cost('down'))} down, {size(run.cost('up'))} up"),
         ("weights", f"SHA-256 {((summary and summary.weights_sha256) or NONE)[:16]}"),
     ]

@@ -84,7 +84,8 @@ def analyse(
     if clients < 2 or images < 2:
         raise ValueError("an analysis takes 2 or more clients and 2 or more images")
     to.mkdir(parents=True, exist_ok=True)
-    names = _labels(folders)
+    names = [folder.resolve().name for folder in folders]
+    names = [f"{n}-{i}" if names.count(n) > 1 else n for i, n in enumerate(names, 1)]
     found: dict[str, Analysis] = {}
     written: list[Path] = []
     for name, folder in zip(names, folders, strict=True):
@@ -94,9 +95,8 @@ def analyse(
     drawn = bars({name: one.cka for name, one in found.items()})
     written.append(_save(drawn, to / "cka.png"))
     path = to / "analysis.json"
-    write_atomically(
-        path, (json.dumps({k: asdict(one) for k, one in found.items()}, indent=1) + "\n").encode()
-    )
+    told = json.dumps({name: asdict(one) for name, one in found.items()}, indent=1)
+    write_atomically(path, f"{told}\n".encode())
     return [*written, path], _table(found)
 
 
@@ -129,12 +129,6 @@ def _three(owned: list[tuple[Client, Split]]) -> dict[str, Split]:
     return {spec: firsts[spec] for spec in chosen}
 
 
-def _labels(folders: list[Path]) -> list[str]:
-    """The folders' own names, told apart where they are equal."""
-    names = [folder.resolve().name for folder in folders]
-    return [f"{n}-{i}" if names.count(n) > 1 else n for i, n in enumerate(names, 1)]
-
-
 def _save(figure: Figure, path: Path) -> Path:
     stream = io.BytesIO()
     figure.savefig(stream, format="png", dpi=150)
@@ -144,17 +138,12 @@ def _save(figure: Figure, path: Path) -> Path:
 
 def _table(found: Mapping[str, Analysis]) -> Table:
     stages = list(dict.fromkeys(stage for one in found.values() for stage in one.cka))
-    rows = [
-        (
-            clean(label),
-            *(f"{one.cka.get(stage, float('nan')):.3f}" for stage in stages),
-            f"{one.tsne.separation:.3f}",
-            f"{one.overheads.parameters / 1e6:.2f} M",
-            f"{one.overheads.further_up:,.0f}",
-            f"{one.overheads.memory_mb:.1f} MB",
-        )
-        for label, one in found.items()
-    ]
+    rows = []
+    for label, one in found.items():
+        alike = (f"{one.cka.get(stage, float('nan')):.3f}" for stage in stages)
+        cost, apart = one.overheads, f"{one.tsne.separation:.3f}"
+        sent = (f"{cost.parameters / 1e6:.2f} M", f"{cost.further_up:,.0f}")
+        rows.append((clean(label), *alike, apart, *sent, f"{cost.memory_mb:.1f} MB"))
     header = ("run", *stages, "apart", "parameters", "more up", "memory")
     return Table(header, rows, notes=(NOTE,))
 
@@ -164,8 +153,7 @@ def overheads(further: Further) -> Overheads:
     counts = [_counts(further, client, up) for client, up in further.ups]
     firsts = {client.model: client.k for client, _ in reversed(further.ups)}
     memory = [_memory(further, k) for k in firsts.values()]
-    names = counts[0].keys()
-    means = {name: fmean(count[name] for count in counts) for name in names}
+    means = {name: fmean(count[name] for count in counts) for name in counts[0]}
     return Overheads(memory_mb=fmean(memory) / 1e6, **means)
 
 

@@ -33,16 +33,15 @@ def draw(shape: tuple[int, int, int] = (3, 32, 32), seed: int = 1) -> Figure:
 
     Raises ``ValueError`` unless samples have one channel (grey) or three.
     """
-    channels = shape[0]
-    if channels not in (1, 3):
-        raise ValueError(f"samples of {channels} channels are no pictures: 1 or 3 can be drawn")
+    if shape[0] not in (1, 3):
+        raise ValueError(f"samples of {shape[0]} channels are no pictures: 1 or 3 can be drawn")
     size = (SAMPLES * 1.05 + 1.1, len(NOISES) * 1.1)
     figure, grid = frames(size, len(NOISES), SAMPLES)
     for row, (kind, sampler) in zip(grid, NOISES.items(), strict=True):
         z = next(sampler(64, shape, seeds.stream(seed, "noise")))[:SAMPLES]
         images = (z / 5 + 0.5).clamp(0, 1).permute(0, 2, 3, 1)
         for axes, image in zip(row, images.numpy(), strict=True):
-            axes.imshow(image.squeeze(-1) if channels == 1 else image, cmap="gray", vmin=0)
+            axes.imshow(image.squeeze(-1) if shape[0] == 1 else image, cmap="gray", vmin=0)
         row[0].set_ylabel(kind)
     return figure
 

@@ -139,11 +139,9 @@ def imagine(folder: Path, images: int) -> tuple[Averages, Averages, Dataset]:
     draw = seeds.stream(config.run.seed, "samples")
     for i, generator in enumerate(generators):
         left = images * (i + 1) // len(generators) - images * i // len(generators)
-        while left > 0:
-            n = min(left, BATCH)
-            pixels = generator.pixels(generator.latents(n, draw))
+        for start in range(0, left, BATCH):
+            pixels = generator.pixels(generator.latents(min(left - start, BATCH), draw))
             generated.add(pixels, net((pixels - generator.mean) / generator.std).argmax(1))
-            left -= n
     real = Averages(dataset.num_classes, dataset.shape)
     nothing, one = (0.0,) * dataset.shape[0], (1.0,) * dataset.shape[0]
     for x, y in zip(dataset.x.split(BATCH), dataset.y.split(BATCH), strict=True):

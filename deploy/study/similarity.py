@@ -84,15 +84,13 @@ def class_map(nets: dict[str, Split], label: int, dataset: Dataset, task: Task, 
     seen = [features(net, x, task) for net in nets.values()]
     stage = list(seen[0])[:3][-1]
     stacked = np.concatenate([found[stage].flatten(1).numpy() for found in seen])
-    perplexity = min(30.0, (len(stacked) - 1) / 3)
-    plane = TSNE(  # type: ignore[no-untyped-call]
-        perplexity=perplexity, init="pca", random_state=task.seed
-    )
+    near = min(30.0, (len(stacked) - 1) / 3)
+    plane = TSNE(perplexity=near, init="pca", random_state=task.seed)  # type: ignore[no-untyped-call]
     points = plane.fit_transform(stacked).reshape(len(names), len(x), 2)
     owners = np.repeat(np.arange(len(names)), len(x))
     apart = float(silhouette_score(stacked, owners)) if len(names) > 1 else 0.0
-    found = {name: points[i].tolist() for i, name in enumerate(names)}
-    return Map(stage, dataset.classes[label], found, apart)
+    by_name = dict(zip(names, points.tolist(), strict=True))
+    return Map(stage, dataset.classes[label], by_name, apart)
 
 
 @style()
