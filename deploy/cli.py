@@ -203,7 +203,7 @@ def regions(
     ] = None,
 ) -> None:
     """Draw the decision regions of a run's clients and server, before and after."""
-    from deploy.study.regions import draw
+    from deploy.study.pictures import regions as draw
 
     save(draw(folder), to or folder / "regions.png")
 
@@ -230,7 +230,7 @@ def samples(
     to: Annotated[Path | None, typer.Option("--out", help="The picture; default: there.")] = None,
 ) -> None:
     """Draw what a run's generators imagine: average images by class, under the real ones."""
-    from deploy.study.generated import write
+    from deploy.study.pictures import samples as write
 
     place = to or folder / "samples.png"
     generated = write(folder.resolve(), images, place)
@@ -252,12 +252,13 @@ def analyse(
     """Compare how clients' networks see: CKA by stage, t-SNE of one class, overheads."""
     from deploy.report.table import terminal
     from deploy.run import launch
-    from deploy.study.analyse import Options
     from deploy.study.analyse import analyse as run_analysis
 
     served = launch.default_workers() if workers is None else workers
     place = to or folders[0] / "analysis"
-    written, numbers = run_analysis(folders, place, Options(clients, images, label, served))
+    written, numbers = run_analysis(
+        folders, place, clients=clients, images=images, label=label, workers=served
+    )
     out.print(*terminal(numbers, ruled=False))
     for path in written:
         plain(str(path))

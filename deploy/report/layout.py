@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import final
 
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from deploy.report.style import css
+from deploy.report.style import HERE, css
 from deploy.report.svg import inline
 from deploy.report.table import TEMPLATES, Table, html
-
-_HERE = Path(__file__).parent
 
 
 @final
@@ -49,28 +46,18 @@ class Section:
 
 @final
 @dataclass(frozen=True)
-class Tile:
-    """One headline number: what it is, the number, and a word on it."""
-
-    name: str
-    value: str
-    hint: str = ""
-
-
-@final
-@dataclass(frozen=True)
 class Page:
     title: str
     subtitle: str
     state: str  # one of "done", "open", "failed": the colour of the pill beside the title
     pill: str
-    tiles: Sequence[Tile]
+    tiles: Sequence[tuple[str, str, str]]  # headline numbers: what it is, the number, a word on it
     notes: Sequence[str]
     sections: Sequence[Section | None] = ()  # what has nothing to show is None
 
 
 def render(page: Page) -> str:
     """The page as one HTML document that needs nothing else."""
-    sheet = css() + "\n" + (_HERE / "page.css").read_text(encoding="utf-8")
+    sheet = css() + "\n" + (HERE / "page.css").read_text(encoding="utf-8")
     template = TEMPLATES.get_template("page.html.jinja")
     return template.render(page=page, css=Markup(sheet), html=html, inline=inline)  # our own file

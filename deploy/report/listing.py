@@ -36,11 +36,10 @@ def models() -> Table:
 def datasets() -> Table:
     from common.data import DATASETS
 
-    shapes = {name: "×".join(map(str, row.shape or ())) for name, row in DATASETS.items()}
-    rows = [
-        (name, shapes[name] or "any", str(row.classes or "any"), row.description)
-        for name, row in DATASETS.items()
-    ]
+    rows = []
+    for name, row in DATASETS.items():
+        shape = "×".join(map(str, row.shape or ())) or "any"
+        rows.append((name, shape, str(row.classes or "any"), row.description))
     return Table(("data set", "shape", "classes", "what it is"), rows, "l")
 
 
@@ -60,23 +59,22 @@ def settings(method: str = "") -> Table:
 
     Raises ``ValueError`` for a method that does not exist.
     """
-    from common.methods import names, options
     from common.parse import tables, usual
     from common.section import kebab, meanings
 
-    known = tables()
-    if method and method not in names():
-        raise ValueError(f"method {method!r} is unknown; allowed: {', '.join(names())}")
-    if method:
-        shared = (method, *options(method).uses, "", "data", "train", "score", "wire")
+    known, names = tables(), methods_.names()
+    if method and method not in names:
+        raise ValueError(f"method {method!r} is unknown; allowed: {', '.join(names)}")
+    own = methods_.options(method) if method else None
+    if own:
+        shared = (method, *own.uses, "", "data", "train", "score", "wire")
         known = {table: known[table] for table in shared}
-    auto = options(method).auto if method else {}
     rows = []
     for table, kind in known.items():
         said = meanings(kind)
         for name, field in kind.model_fields.items():
             key = f"{table}.{kebab(name)}".lstrip(".")
-            default = usual(key, field, auto) if method else field.default
+            default = usual(key, field, own.auto) if own else field.default
             shown = f'"{default}"' if isinstance(default, str) else str(default).lower()
             rows.append((key, shown, _allowed(field), said[name].replace("``", "")))
     return Table(("key", "default", "allowed", "meaning"), rows, "l")
@@ -91,12 +89,8 @@ def _allowed(field: FieldInfo) -> str:
     if field.annotation is str:
         return "text"
     signs = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))
-    bounds = [
-        f"{sign} {getattr(mark, name):,}"
-        for mark in field.metadata
-        for name, sign in signs
-        if hasattr(mark, name)
-    ]
+    told = ((mark, name, sign) for mark in field.metadata for name, sign in signs)
+    bounds = [f"{sign} {getattr(m, name):,}" for m, name, sign in told if hasattr(m, name)]
     return ", ".join(bounds) or "any number"
 
 

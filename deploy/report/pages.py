@@ -7,7 +7,7 @@ from pathlib import Path, PurePath
 
 from common.files import write_atomically
 from deploy.report import plots, sections
-from deploy.report.layout import Card, Page, Section, Tile, render
+from deploy.report.layout import Card, Page, Section, render
 from deploy.report.plots import Named
 from deploy.report.read import Run, flat, read
 from deploy.report.table import Cell, Table
@@ -41,7 +41,7 @@ def one(run: Run) -> Page:
         title=f"{run.name} on {dataset}" if dataset else run.name,
         subtitle=_subtitle(run),
         state="done" if run.finished else "open",
-        pill=_pill(run),
+        pill=f"{run.done} rounds" if run.finished else f"unfinished: round {run.reached}",
         tiles=_tiles(run),
         notes=run.notes,
         sections=[
@@ -84,32 +84,24 @@ def several(runs: list[Run]) -> Page:
 
 
 def _subtitle(run: Run) -> str:
+    told = [(name, run.setting(name)) for name in ("runtime", "seed")]
     parts = [f"{len(run.members)} clients" if run.members else "", ", ".join(run.models())]
-    for name in ("runtime", "seed"):
-        value = run.setting(name)
-        if value is not None:
-            parts.append(f"{name} {value}")
+    parts += [f"{name} {value}" for name, value in told if value is not None]
     return " · ".join(part for part in parts if part)
 
 
-def _pill(run: Run) -> str:
-    of = "" if run.rounds is None else f" of {run.rounds}"
-    return f"{run.done} rounds" if run.finished else f"unfinished: round {run.done}{of}"
-
-
-def _tiles(run: Run) -> list[Tile]:
+def _tiles(run: Run) -> list[tuple[str, str, str]]:
     told = run.headline()
-    points = run.accuracies()
-    best_at = f"round {max(points, key=lambda point: point[1])[0]}" if points else ""
+    best_at = f"round {run.best()[0]}" if run.accuracies() else ""
     failed = len(run.failures())
     return [
-        Tile("Final accuracy", percent(told["final"]), f"round {run.done}"),
-        Tile("Best accuracy", percent(told["best"]), best_at),
-        Tile("Last rounds", percent(told["last10"]), "mean of last 10"),
-        Tile("Down", size(run.cost("down")), "server to clients"),
-        Tile("Up", size(run.cost("up")), "clients to server"),
-        Tile("Time", duration(run.seconds()), f"{run.done} rounds"),
-        Tile("Failures", str(failed), "see below" if failed else "every reply was good"),
+        ("Final accuracy", percent(told["final"]), f"round {run.done}"),
+        ("Best accuracy", percent(told["best"]), best_at),
+        ("Last rounds", percent(told["last10"]), "mean of last 10"),
+        ("Down", size(run.cost("down")), "server to clients"),
+        ("Up", size(run.cost("up")), "clients to server"),
+        ("Time", duration(run.seconds()), f"{run.done} rounds"),
+        ("Failures", str(failed), "see below" if failed else "every reply was good"),
     ]
 
 
@@ -120,30 +112,24 @@ def _results(named: Named) -> Table:
         for name in ("final", "best", "last10")
         if any(t[name] is not None for t in told)
     }
-    rows: list[list[str | Cell]] = [
-        [
-            Cell(label, dot=i),
-            f"{run.done} / {number(run.rounds)}",
-            *(Cell(percent(v, 2), best=best.get(name) == i) for name, v in told[i].items()),
-            size(run.cost("down")),
-            size(run.cost("up")),
-            duration(run.seconds()),
-            str(len(run.failures())),
-        ]
-        for i, (label, run) in enumerate(named)
-    ]
+    rows: list[list[str | Cell]] = []
+    for i, (label, run) in enumerate(named):
+        marked = (Cell(percent(v, 2), best=best.get(name) == i) for name, v in told[i].items())
+        sent = (size(run.cost("down")), size(run.cost("up")))
+        spent = (duration(run.seconds()), str(len(run.failures())))
+        done = f"{run.done} / {number(run.rounds)}"
+        rows.append([Cell(label, dot=i), done, *marked, *sent, *spent])
     header = ("run", "rounds", "final", "best", "last 10", "down", "up", "time", "failures")
     return Table(header, rows)
 
 
 def _curves(named: Named) -> Section:
     names = ", ".join(label for label, _ in named)
-    drawn = [("Accuracy by round", plots.accuracy(named))]
-    if any(e.loss is not None for _, run in named for e in run.entries):
-        drawn.append(("Loss by round", plots.loss(named)))
-    drawn.append(("Accuracy by bytes", plots.by_bytes(named)))
-    drawn.append(("Accuracy by time", plots.by_time(named)))
-    cards = [Card(title, figure, f"{title} of {names}.") for title, figure in drawn]
+    curves = {"Accuracy by round": plots.accuracy, "Loss by round": plots.loss}
+    if all(e.loss is None for _, run in named for e in run.entries):
+        del curves["Loss by round"]
+    curves |= {"Accuracy by bytes": plots.by_bytes, "Accuracy by time": plots.by_time}
+    cards = [Card(title, draw(named), f"{title} of {names}.") for title, draw in curves.items()]
     return Section("Learning", cards, "Each server's model on its test set.")
 
 
@@ -159,10 +145,8 @@ def _different_settings(named: Named) -> Section | None:
     different = differences([run for _, run in named])
     if not different:
         return None
-    rows = [
-        (name, *(NONE if v is None else clean(v, 80) for v in values))
-        for name, values in different.items()
-    ]
+    shown = {n: (NONE if v is None else clean(v, 80) for v in of) for n, of in different.items()}
+    rows = [(name, *values) for name, values in shown.items()]
     table = Table(("setting", *(label for label, _ in named)), rows, "l")
     return Section("Settings that differ", [Card("", table=table, span=12)])
 
@@ -181,13 +165,9 @@ def labels(runs: Sequence[Run]) -> list[str]:
     if len(runs) == 1:
         return methods
     shared = set.intersection(*(set(flat(run.config)) for run in runs))
-    told = {
-        name: values
-        for name, values in differences(runs).items()
-        if name in shared
-        and name not in ("method", "experiment")
-        and not any(_is_place(v) for v in values)
-    }
+    shared -= {"method", "experiment"}
+    found = {n: values for n, values in differences(runs).items() if n in shared}
+    told = {n: values for n, values in found.items() if not any(map(_is_place, values))}
     named = [
         ", ".join([m, *(f"{n.rpartition('.')[2]}={clean(v[i], 24)}" for n, v in told.items())])
         for i, m in enumerate(methods)

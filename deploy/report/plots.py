@@ -8,8 +8,8 @@ Every point, bar and bubble says its value on hover (``svg.say``).
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -24,7 +24,7 @@ from common.journal import Entry
 from common.metrics import fairness, over_mixtures
 from common.seeds import rng
 from deploy.report.read import Run, scalars, total
-from deploy.report.style import MUTED, PAPER, series, style
+from deploy.report.style import MUTED, PAPER, frame, series, style
 from deploy.report.svg import say
 from deploy.report.text import duration, number, percent, size
 
@@ -48,12 +48,11 @@ Point = tuple[float, float, str]
 @style()
 def accuracy(runs: Named) -> Figure:
     """The server's test accuracy by round; for one run also the method's further accuracies."""
-    figure, axes = _axes()
-    for i, (label, run) in enumerate(runs):
-        points = run.accuracies()
-        _line(axes, _by_round(points, _who(runs, label), _share), label, i)
-        if len(runs) == 1 and points:
-            t, best = max(points, key=lambda point: point[1])
+    figure, axes = frame(HALF)
+    _lines(axes, runs, lambda run: _by_round(run.accuracies(), _share))
+    for _, run in runs if len(runs) == 1 else ():
+        if run.accuracies():
+            t, best = run.best()
             (dot,) = axes.plot([t], [best], "o", color=series(0), markersize=6)
             say(dot, [f"round {t}: {_share(best)}"])
             side = "right" if t > sum(axes.get_xlim()) / 2 else "left"
@@ -61,11 +60,10 @@ def accuracy(runs: Named) -> Figure:
                 f"best {percent(best)}", (t, best), (0, 8), textcoords="offset points",
                 ha=side, color=MUTED, fontsize=9.0,
             )  # fmt: skip
-    for _, run in runs[:1] if len(runs) == 1 else ():
         names = dict.fromkeys(name for e in run.entries for name in e.accuracies)
         for i, name in enumerate(names, start=1):
             told = [(e.round, e.accuracies[name]) for e in run.entries if name in e.accuracies]
-            _line(axes, _by_round(told, f"{name}, ", _share), name, i, further=True)
+            _line(axes, _by_round(told, _share, f"{name}, "), name, i, further=True)
     _over_rounds(axes)
     _as_shares(axes)
     return figure
@@ -85,7 +83,7 @@ def metric(runs: Named, name: str) -> Figure:
 def clients(run: Run) -> Figure:
     """Each client's own model and the global model on its own test share, by architecture."""
     scores = run.scores()
-    figure, axes = _axes(WIDE)
+    figure, axes = frame(WIDE)
     models = list(dict.fromkeys([*run.models(), *(member.model for member, _ in scores)]))
     both = any(score.accuracy_global is not None for _, score in scores)
     width, shift = (0.38, 0.19) if both else (0.7, 0.0)
@@ -121,10 +119,10 @@ def spread(runs: Named) -> Figure:
     rows = []
     for label, run in runs:
         told = [(s.k, _value(s.accuracy)) for _, s in run.scores()]
-        dots = {k: a for k, a in told if math.isfinite(a)}
-        texts = [f"client {k}: {percent(a)}" for k, a in dots.items()]
-        mean = sum(dots.values()) / len(dots) if dots else math.nan
-        rows.append((_short(label, 36), list(dots.values()), mean, texts))
+        dots = [(a, f"client {k}: {percent(a)}") for k, a in told if math.isfinite(a)]
+        values, texts = [a for a, _ in dots], [text for _, text in dots]
+        mean = sum(values) / len(values) if values else math.nan
+        rows.append((_short(label, 36), values, mean, texts))
     said = "accuracy of each client's own model on its own test share"
     return _dots((WIDE[0], 0.9 + 0.42 * len(runs)), rows, (None, 1.0), said)
 
@@ -142,7 +140,7 @@ def distribution(models: Models) -> Figure:
 @style()
 def mixtures(models: Models) -> Figure:
     """How accuracy is distributed over random mixtures of clients; dashed: WLP, its floor."""
-    figure, axes = _axes()
+    figure, axes = frame(HALF)
     for i, (name, (values, _)) in enumerate(models.items()):
         drawn = over_mixtures(values, DRAWS, rng(0, "mixtures"), CONCENTRATION)
         bins = np.linspace(min(values), max(max(values), min(values) + 0.01), 41).tolist()
@@ -162,7 +160,7 @@ def mixtures(models: Models) -> Figure:
 @style()
 def bytes_by_round(run: Run) -> Figure:
     """Bytes per round: down to the clients and up from them; round 0 is the census."""
-    figure, axes = _axes()
+    figure, axes = frame(HALF)
     for name, i, shift in (("down", 0, -0.2), ("up", 4, 0.2)):
         sent = [(e.round, e.bytes.get(name, 0)) for e in run.entries]
         told = [(t, n, f"round {t}, {name}: {size(n)}") for t, n in sent]
@@ -183,7 +181,7 @@ def bytes_by_round(run: Run) -> Figure:
 @style()
 def seconds_by_round(run: Run) -> Figure:
     """Where a round's time goes, stacked; what no phase accounts for is ``other``."""
-    figure, axes = _axes()
+    figure, axes = frame(HALF)
     found = dict.fromkeys(n for e in run.entries for n in e.seconds if n != "total")
     names = sorted(found, key=lambda n: PHASES.index(n) if n in PHASES else len(PHASES))
     t = np.array([e.round for e in run.entries], dtype=float)
@@ -192,22 +190,19 @@ def seconds_by_round(run: Run) -> Figure:
     other = np.maximum(whole - sum(stacks.values(), start=np.zeros(len(t))), 0.0)
     if other.sum() > 0.01 * whole.sum():
         stacks["other"] = other
-    base, texts = (
-        np.zeros(len(t)),
-        [f"round {x:.0f}: {duration(s)}" for x, s in zip(t, whole, strict=True)],
-    )
+    rounds, base = [f"round {x:.0f}" for x in t], np.zeros(len(t))
+    texts = [f"{name}: {duration(s)}" for name, s in zip(rounds, whole, strict=True)]
     for i, (name, height) in enumerate(stacks.items()):
         said = [f", {name} {duration(s)}" for s in height]
         if len(t) > BARS:
             axes.fill_between(t, base, base + height, step="mid", color=series(i), linewidth=0)
-            texts = [
-                a + b if s >= 0.005 else a for a, b, s in zip(texts, said, height, strict=True)
-            ]
+            seen = [text if s >= 0.005 else "" for text, s in zip(said, height, strict=True)]
+            texts = list(map(operator.add, texts, seen))
         else:
             drawn = axes.bar(
                 t, height, 0.72, bottom=base, color=series(i), edgecolor=PAPER, linewidth=0.5
             )
-            _say_each(drawn, [f"round {x:.0f}{text}" for x, text in zip(t, said, strict=True)])
+            _say_each(drawn, list(map(operator.add, rounds, said)))
         base = base + height
     if len(t) > BARS:
         _hover(axes, list(zip(t, base, texts, strict=True)), len(stacks) - 1)
@@ -217,22 +212,15 @@ def seconds_by_round(run: Run) -> Figure:
     return figure
 
 
-@style()
 def by_bytes(runs: Named) -> Figure:
     """Accuracy against the bytes sent so far, both ways: what an accuracy costs on the wire."""
-    figure, axes = _against(runs, lambda e: e.bytes.get("up", 0) + e.bytes.get("down", 0), size)
-    _sizes(axes.xaxis)
-    axes.set_xlabel("bytes sent, up and down")
-    return figure
+    cost = "bytes sent, up and down"
+    return _against(runs, lambda e: e.bytes.get("up", 0) + e.bytes.get("down", 0), size, cost)
 
 
-@style()
 def by_time(runs: Named) -> Figure:
     """Accuracy against the seconds spent so far."""
-    figure, axes = _against(runs, total, duration)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda s, _: f"{s:g}"))
-    axes.set_xlabel("seconds")
-    return figure
+    return _against(runs, total, duration, "seconds")
 
 
 @style()
@@ -251,11 +239,6 @@ def partition(run: Run) -> Figure | None:
     ]
     say(figure.axes[0].collections[0], texts)
     return figure
-
-
-def _axes(figsize: tuple[float, float] = HALF) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=figsize, layout="constrained")
-    return figure, figure.add_subplot()
 
 
 def _value(x: float | None) -> float:
@@ -279,13 +262,8 @@ def _visible(name: str) -> str:
     return _short("\u200b" + name if name.startswith("_") else name, 36)
 
 
-def _who(runs: Named, label: str) -> str:
-    """The run that a point belongs to, where there are several."""
-    return f"{_short(label, 36)}, " if len(runs) > 1 else ""
-
-
 def _by_round(
-    values: Iterable[tuple[int, float]], who: str, write: Callable[[float], str]
+    values: Iterable[tuple[int, float]], write: Callable[[float], str], who: str = ""
 ) -> list[Point]:
     return [(t, v, f"{who}round {t}: {write(v)}") for t, v in values]
 
@@ -322,6 +300,13 @@ def _line(
     _hover(axes, points, i)
 
 
+def _lines(axes: Axes, runs: Named, points: Callable[[Run], list[Point]]) -> None:
+    """A line for each run; where there are several, a point says its run too."""
+    for i, (label, run) in enumerate(runs):
+        who = f"{_short(label, 36)}, " if len(runs) > 1 else ""
+        _line(axes, [(x, y, who + text) for x, y, text in points(run)], label, i)
+
+
 @style()
 def _curves(
     runs: Named,
@@ -329,11 +314,12 @@ def _curves(
     figsize: tuple[float, float],
     legend: bool = True,
 ) -> Figure:
-    figure, axes = _axes(figsize)
-    for i, (label, run) in enumerate(runs):
+    def points(run: Run) -> list[Point]:
         chosen = ((e.round, _value(pick(e))) for e in run.entries)
-        finite = [(t, v) for t, v in chosen if math.isfinite(v)]
-        _line(axes, _by_round(finite, _who(runs, label), number), label, i)
+        return _by_round([(t, v) for t, v in chosen if math.isfinite(v)], number)
+
+    figure, axes = frame(figsize)
+    _lines(axes, runs, points)
     axes.yaxis.set_major_locator(MaxNLocator(5))
     _over_rounds(axes)
     if legend:
@@ -341,20 +327,26 @@ def _curves(
     return figure
 
 
+@style()
 def _against(
-    runs: Named, cost: Callable[[Entry], float], write: Callable[[float], str]
-) -> tuple[Figure, Axes]:
-    figure, axes = _axes()
-    for i, (label, run) in enumerate(runs):
-        spent, points = 0.0, []
-        for e in run.entries:
-            spent += float(np.nan_to_num(_value(cost(e))))
-            if e.accuracy is not None and math.isfinite(e.accuracy):
-                at = f"{_who(runs, label)}round {e.round}, {write(spent)}"
-                points.append((spent, e.accuracy, f"{at}: {_share(e.accuracy)}"))
-        _line(axes, points, label, i)
+    runs: Named, cost: Callable[[Entry], float], write: Callable[[float], str], said: str
+) -> Figure:
+    def points(run: Run) -> list[Point]:
+        spent = np.cumsum(_finite(cost(e) for e in run.entries)).tolist()
+        told = zip(run.entries, spent, strict=True)
+        scored = [(e.round, x, e.accuracy) for e, x in told if e.accuracy is not None]
+        found = [(t, x, a) for t, x, a in scored if math.isfinite(a)]
+        return [(x, a, f"round {t}, {write(x)}: {_share(a)}") for t, x, a in found]
+
+    figure, axes = frame(HALF)
+    _lines(axes, runs, points)
     _as_shares(axes)
-    return figure, axes
+    if write is size:
+        _sizes(axes.xaxis)
+    else:
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda s, _: f"{s:g}"))
+    axes.set_xlabel(said)
+    return figure
 
 
 @style()
@@ -365,7 +357,7 @@ def _dots(
     said: str,
 ) -> Figure:
     """A row each: its name, dots at its values, a stroke at its centre, what the dots say."""
-    figure, axes = _axes(figsize)
+    figure, axes = frame(figsize)
     for i, (_, values, centre, texts) in enumerate(rows):
         lift = 0.13 * np.sin(2.4 * np.arange(len(values)))  # so that equal dots stay visible
         (dots,) = axes.plot(values, i + lift, "o", color=series(i), alpha=0.55, markeredgewidth=0)
@@ -399,11 +391,10 @@ def _sizes(axis: Axis) -> None:
     axis.set_major_formatter(FuncFormatter(lambda n, _: size(n)))
 
 
-def _legend(axes: Axes, loc: Literal["lower right", "upper right"]) -> None:
+def _legend(axes: Axes, loc: str) -> None:
     """Names the lines inside the axes, where there is more than one and not too many."""
-    lines = [line for line in axes.lines if not str(line.get_label()).startswith("_")]
-    if 1 < len(lines) <= 10:
-        axes.legend(lines, [str(line.get_label()) for line in lines], loc=loc)
+    if 1 < len(axes.get_legend_handles_labels()[0]) <= 10:
+        axes.legend(loc=loc)
 
 
 def _legend_above(figure: Figure, handles: list[Patch], names: list[str]) -> None:

@@ -73,6 +73,11 @@ class Run:
         return max((e.round for e in self.entries), default=0)
 
     @property
+    def reached(self) -> str:
+        """The same in words: "2 of 5"."""
+        return f"{self.done}" if self.rounds is None else f"{self.done} of {self.rounds}"
+
+    @property
     def finished(self) -> bool:
         return self.summary is not None and (self.rounds is None or self.done >= self.rounds)
 
@@ -93,6 +98,10 @@ class Run:
         """(round, accuracy) wherever the server scored its model."""
         scored = ((e.round, e.accuracy) for e in self.entries)
         return [(t, a) for t, a in scored if a is not None and math.isfinite(a)]
+
+    def best(self) -> tuple[int, float]:
+        """The first (round, accuracy) of the best accuracy, where there is one."""
+        return max(self.accuracies(), key=lambda point: point[1])
 
     def headline(self) -> dict[str, float | None]:
         """Final, best and last-10-mean accuracy so far; of the census where nothing else is."""
@@ -167,9 +176,8 @@ def read(path: Path) -> Run:
         notes=notes,
     )
     if not run.finished:
-        of = "" if run.rounds is None else f" of {run.rounds}"
         why = "" if run.summary is not None else " and there is no summary.json yet"
-        notes.insert(0, f"Unfinished: the journal ends at round {run.done}{of}{why}.")
+        notes.insert(0, f"Unfinished: the journal ends at round {run.reached}{why}.")
     return run
 
 
@@ -177,10 +185,8 @@ def flat(config: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     """Nested tables as dotted keys: ``{"data": {"alpha": 0.5}}`` -> ``{"data.alpha": 0.5}``."""
     out: dict[str, object] = {}
     for name, value in config.items():
-        if isinstance(value, dict):
-            out |= flat(value, f"{prefix}{name}.")
-        else:
-            out[f"{prefix}{name}"] = value
+        key = f"{prefix}{name}"
+        out |= flat(value, f"{key}.") if isinstance(value, dict) else {key: value}
     return out
 
 
@@ -196,14 +202,11 @@ def _entries(journal: Path, notes: list[str]) -> list[Entry]:
         except OtherVersion as error:
             raise ValueError(f"{journal}: {error}") from None
         except ValueError:
-            cut = i == len(lines)
-            notes.append(
-                f"journal.jsonl, line {i} is {'cut off' if cut else 'unreadable'}: left out."
-            )
+            what = "cut off" if i == len(lines) else "unreadable"
+            notes.append(f"journal.jsonl, line {i} is {what}: left out.")
             continue
-        by_round[entry.round] = Entry.model_validate(
-            _cleaned(entry.model_dump(exclude_unset=True), NAME)
-        )
+        told = _cleaned(entry.model_dump(exclude_unset=True), NAME)
+        by_round[entry.round] = Entry.model_validate(told)
     return [by_round[t] for t in sorted(by_round)]
 
 
@@ -236,12 +239,8 @@ def _cleaned(value: object, limit: int) -> object:
     """Every text in it, keys too, on one printable line of ``limit`` characters; a ``reason`` may
     be longer."""
     if isinstance(value, dict):
-        return {
-            clean(k, limit) if isinstance(k, str) else k: _cleaned(
-                v, LONGEST if k == "reason" else limit
-            )
-            for k, v in value.items()
-        }
+        most = {"reason": LONGEST}
+        return {_cleaned(k, limit): _cleaned(v, most.get(k, limit)) for k, v in value.items()}
     if isinstance(value, list):
         return [_cleaned(part, limit) for part in value]
     return clean(value, limit) if isinstance(value, str) else value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 
 from common.config import SECTIONS
 from common.methods import names as methods
@@ -39,17 +38,11 @@ def clients(run: Run) -> Section | None:
     alt = f"Bars: accuracy of {len(scores)} clients on their own test shares; own models {mean}."
     models = run.models()
     header = ("client", "model", "samples", "parameters", "own model", "global model")
-    rows = [
-        (
-            Cell(str(s.k), dot=models.index(m.model) if m.model in models else 7),
-            m.model,
-            number(m.n),
-            number(m.parameters),
-            percent(s.accuracy),
-            percent(s.accuracy_global),
-        )
-        for m, s in scores
-    ]
+    rows = []
+    for m, s in scores:
+        k = Cell(str(s.k), dot=models.index(m.model) if m.model in models else 7)
+        shares = (percent(s.accuracy), percent(s.accuracy_global))
+        rows.append((k, m.model, number(m.n), number(m.parameters), *shares))
     card = Card("", plots.clients(run), alt, behind=Table(header, rows, "llr"), span=12)
     lead = f"Accuracy on each client's own test share. The clients' own models: {mean} on average."
     return Section("Clients", [card], lead)
@@ -195,14 +188,11 @@ def metrics(runs: Named) -> Section | None:
 def failures(runs: Named) -> Section:
     """Every reply that was missing, broken or refused, with its reason."""
     several = len(runs) > 1
-    rows = [
-        [*([label] if several else []), number(f.round), number(f.k), f.reason]
-        for label, run in runs
-        for f in run.failures()
-    ]
+    told = [(label, f) for label, run in runs for f in run.failures()]
+    rows = [(label, number(f.round), number(f.k), f.reason)[not several :] for label, f in told]
     if not rows:
         return Section("Failures", [Card("", text="None: every reply came and was good.", span=12)])
-    header = [*(["run"] if several else []), "round", "client", "reason"]
+    header = ("run", "round", "client", "reason")[not several :]
     lead = "Such a reply enters no average."
     return Section("Failures", [Card("", table=Table(header, rows, "l"), span=12)], lead)
 
@@ -217,28 +207,24 @@ def settings(run: Run) -> Section:
     read = {"data", "train", "score", "wire", method}
     read |= set(options(method).uses if method in methods() else SECTIONS)
     tables = {n: v for n, v in run.config.items() if isinstance(v, dict) and n in read}
-    cards = [_setting_card("run", top)] if top else []
-    cards += [_setting_card(name, table) for name, table in tables.items() if table]
     made = dict(run.summary.versions) if run.summary else {}
     if run.summary and run.summary.weights_sha256:
         made["weights, SHA-256"] = run.summary.weights_sha256
-    if made:
-        cards.append(_setting_card("made with", made))
+    cards = []
+    for name, values in (("run", top), *tables.items(), ("made with", made)):
+        rows = [(n, repr(v) if v == "" else clean(v, 400)) for n, v in values.items()]
+        if rows:
+            cards.append(Card(name, table=Table(("setting", "value"), rows, "l"), span=4))
     if not cards:
         cards = [Card("", text="Unknown: the run left no config.toml.", span=12)]
     return Section("Settings", cards, f"As resolved; the run lies in {run.path.name}.")
-
-
-def _setting_card(name: str, values: Mapping[str, object]) -> Card:
-    rows = [(n, repr(v) if v == "" else clean(v, 400)) for n, v in values.items()]
-    return Card(name, table=Table(("setting", "value"), rows, "l"), span=4)
 
 
 def _course(run: Run) -> str:
     points = run.accuracies()
     if not points:
         return "Accuracy by round: not scored yet."
-    t, best = max(points, key=lambda point: point[1])
+    t, best = run.best()
     (first, a), (last, z) = points[0], points[-1]
     return (
         f"Accuracy by round: {percent(a)} at round {first}, {percent(z)} at "
@@ -259,16 +245,9 @@ def _fleet(run: Run) -> Table:
 
 
 def _rounds(run: Run) -> Table:
-    rows = [
-        (
-            str(e.round),
-            percent(e.accuracy, 2),
-            number(e.loss),
-            f"{len(e.replied)} / {len(e.selected)}" if e.selected else NONE,
-            size(e.bytes.get("down")),
-            size(e.bytes.get("up")),
-            duration(total(e)),
-        )
-        for e in run.entries
-    ]
+    rows = []
+    for e in run.entries:
+        replied = f"{len(e.replied)} / {len(e.selected)}" if e.selected else NONE
+        spent = (size(e.bytes.get("down")), size(e.bytes.get("up")), duration(total(e)))
+        rows.append((str(e.round), percent(e.accuracy, 2), number(e.loss), replied, *spent))
     return Table(("round", "accuracy", "loss", "replied / selected", "down", "up", "time"), rows)

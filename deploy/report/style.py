@@ -14,6 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 HERE = Path(__file__).parent
 
@@ -58,3 +61,15 @@ def style(*, ticks: bool = True) -> Iterator[None]:
             mpl.rc_file(HERE / "pictures.mplstyle", use_default_template=False)
         warnings.filterwarnings("ignore", message="Glyph .* missing")
         yield
+
+
+def frames(size: tuple[float, float], rows: int, columns: int) -> tuple[Figure, np.ndarray]:
+    """A figure of ``size`` inches and its axes [rows, columns]."""
+    figure = Figure(figsize=size, layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def frame(size: tuple[float, float]) -> tuple[Figure, Axes]:
+    """The same with one pair of axes."""
+    figure = Figure(figsize=size, layout="constrained")
+    return figure, figure.add_subplot()

@@ -22,10 +22,10 @@ from rich import table as rich_table
 from rich.console import Console
 from rich.text import Text
 
-from deploy.report.style import INK, MUTED, PAPER, style
+from deploy.report.style import HERE, INK, MUTED, PAPER, style
 
 TEMPLATES = Environment(
-    loader=FileSystemLoader(Path(__file__).parent),
+    loader=FileSystemLoader(HERE),
     autoescape=True,
     undefined=StrictUndefined,
     trim_blocks=True,

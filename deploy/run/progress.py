@@ -87,12 +87,9 @@ class Progress:
 
     def on_phase(self, text: str) -> None:
         """Say what goes on between rounds: "starting 10 SuperNodes"."""
-        text = clean(text)
-        if text == self._phase:
-            return
-        self._phase = text
-        if self._live is None and text:
-            self._print(text)
+        known, self._phase = self._phase, clean(text)
+        if self._live is None and self._phase not in ("", known):
+            self._print(self._phase)
 
     def on_round(self, entry: Entry) -> None:
         """Take in one journal entry; round 0 is the census."""
@@ -123,13 +120,15 @@ class Progress:
     def _view(self) -> Group:
         ended = max(self._entries, default=0)
         now, left = self._entries.get(ended), ended < self._rounds
-        took = _whole(self.left) if left else duration(self._last - self._began)
+        took = self.left if left else self._last - self._began
+        whole = left and took is not None and took < 60  # fractions of a countdown flicker
+        shown = f"{took:.0f} s" if whole else duration(took)
         cells: list[ProgressBar | Text] = [
             Text(f"round {ended}/{self._rounds}", style="bold"),
             ProgressBar(total=max(1, self._rounds), completed=ended, width=28),
             Text.assemble(("accuracy ", "dim"), percent(now.accuracy if now else None)),
             Text.assemble(("best ", "dim"), percent(self.best)),
-            Text.assemble(("left " if left else "took ", "dim"), took),
+            Text.assemble(("left " if left else "took ", "dim"), shown),
         ]
         if self.failures:
             cells.append(Text(f"failures {self.failures}", style="yellow"))
@@ -154,14 +153,11 @@ def show_summary(run: Run, console: Console) -> None:
         console.print(*terminal(Table(header, rows, "rlr")))
     told, summary = run.headline(), run.summary
     what = f"{run.setting('method') or '?'} on {run.setting('dataset') or '?'}"
+    scored = f"final {percent(told['final'])}, best {percent(told['best'])}"
     lines = [
         ("run", f"{what}, {run.done} rounds, seed {run.setting('seed')}"),
         ("runtime", f"{run.setting('runtime') or NONE}, {duration(run.seconds())}"),
-        (
-            "accuracy",
-            f"final {percent(told['final'])}, best {percent(told['best'])}, "
-            f"mean of the last 10 rounds {percent(told['last10'])}",
-        ),
+        ("accuracy", f"{scored}, mean of the last 10 rounds {percent(told['last10'])}"),
         ("sent", f"{size(run.cost('down'))} down, {size(run.cost('up'))} up"),
         ("weights", f"SHA-256 {((summary and summary.weights_sha256) or NONE)[:16]}"),
     ]
@@ -173,12 +169,11 @@ def show_summary(run: Run, console: Console) -> None:
     for name, of in fairness.models.items() if fairness else ():
         line = f"mean {percent(of.amp)} (AMP), worst {percent(of.wlp)} (WLP)"
         lines.append((f"on clients: {name}", line))
+    failures = (f"client {f.k}, round {f.round}: {f.reason}" for f in run.failures())
+    lines += [("failure", clean(reason, 300)) for reason in failures]
     result = Lines.grid(padding=(0, 2))
     for name, text in lines:
-        result.add_row(Text(name, style="dim"), Text(text))
-    for f in run.failures():
-        reason = f"client {f.k}, round {f.round}: {f.reason}"
-        result.add_row(Text("failure", style="yellow"), Text(clean(reason, 300)))
+        result.add_row(Text(name, style="yellow" if name == "failure" else "dim"), Text(text))
     console.print(result)
 
 
@@ -228,8 +223,3 @@ def _read_on(path: Path, offset: int) -> tuple[int, list[str]]:
         return 0, []
     whole = new[: new.rfind(b"\n") + 1]
     return offset + len(whole), whole.decode(errors="replace").split("\n")[:-1]
-
-
-def _whole(seconds: float | None) -> str:
-    """Seconds of a countdown, without fractions that flicker."""
-    return NONE if seconds is None else duration(seconds) if seconds >= 60 else f"{seconds:.0f} s"

@@ -1,24 +1,39 @@
-"""A finished run, opened again."""
+"""A finished run, opened again, and one round more than it has, outside its folder."""
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
 import torch
+from flwr.app import Message
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from common import device
 from common.config import Config
 from common.data import load
 from common.data.dataset import Dataset
 from common.fleet import global_spec
-from common.models.classifier import Classifier
+from common.models.classifier import Classifier, Split
 from common.parse import parse
+from common.protocol import Up
+from common.records import StateDict
 from common.section import Value
 from common.task import Task
+from deploy.run.loopback import Loopback
 from deploy.run.settings import load as load_settings
+from server_app.keep import checkpoint
+from server_app.method import Client
+from server_app.methods import AnyMethod, make
+from server_app.talk.census import take_census
+from server_app.talk.exchange import exchange
+from server_app.talk.post import Post
 
 
 @final
@@ -60,3 +75,80 @@ def finished(folder: Path, needed: str = "model.safetensors") -> Finished:
             raise ValueError(f"{folder} holds no finished run: it has no {name}")
     flat = {**load_settings(folder / "config.toml"), "out": str(folder)}
     return Finished(folder, flat, parse(flat))
+
+
+@final
+@dataclass(frozen=True)
+class Further:
+    """The round after the last: what chosen clients were sent and what they answered."""
+
+    flat: dict[str, Value]
+    """The run config that the clients worked under."""
+    dataset: Dataset
+    method: AnyMethod
+    messages: dict[int, Message]
+    ups: list[tuple[Client, Up]]
+
+    def networks(self) -> list[tuple[Client, Split]]:
+        """Each client's own network as it uploaded it, in eval mode.
+
+        Raises ``ValueError`` if the method uploads none, or a network has no stages.
+        """
+        found = []
+        for client, up in self.ups:
+            net = self.method.build(client.model, _own(client, up, self.method)).eval()
+            if not isinstance(net, Split):
+                raise ValueError(f"model {client.model!r} of client {client.k} has no stages")
+            found.append((client, net))
+        return found
+
+
+@contextmanager
+def further_round(folder: Path, clients: int, workers: int) -> Iterator[Further]:
+    """Play the first ``clients`` clients' next round of the finished run in ``folder``.
+
+    Raises ``ValueError``, one line: no run there, no checkpoint, a client that failed.
+    """
+    flat = finished(folder, "config.toml").flat
+    if not checkpoint.path_in(folder).exists():
+        raise ValueError(
+            f"{folder} has no checkpoint, and a table's cells keep none; use fedmosaic run"
+        )
+    with tempfile.TemporaryDirectory(prefix="fedmosaic-") as place:
+        state = Path(str(flat["state-dir"]))
+        if state.exists():
+            shutil.copytree(state, Path(place) / "state")
+        flat["state-dir"] = str(Path(place) / "state")
+        yield _play(folder, flat, clients, workers)
+
+
+def _play(folder: Path, flat: dict[str, Value], size: int, workers: int) -> Further:
+    config = parse(flat)
+    saved = checkpoint.read(folder, config)
+    device.settle(config.run.threads)
+    dataset = load(config.data)
+    task = Task.of(config, dataset, device.choose(config.run.device))
+    method, post = make(task, global_spec(task)), Post(config, saved.experiment)
+    method.restore(method.keeps(**saved.state))
+    with Loopback(config.run.clients, flat, workers=workers) as grid:
+        clients = take_census(grid, sorted(grid.get_node_ids()), post, task)
+        method.begin(clients)
+        t = saved.t + 1
+        down = method.down(t)
+        sent = ((c, down(c) if callable(down) else down) for c in clients[:size])
+        messages = post.letters(t, "train", sent)
+        replies, failures = exchange(grid, messages, config.run.timeout, t)
+        ups, refused = post.open(t, replies, method.answers, clients, method.check)
+    for failure in [*failures, *refused]:
+        raise ValueError(f"client {failure.k} failed in the further round: {failure.reason}")
+    return Further(flat, dataset, method, messages, ups)
+
+
+def _own(client: Client, up: Up, method: AnyMethod) -> StateDict:
+    """The weights of the client's own architecture in its upload."""
+    expected = method.task.expected(client.model)
+    for name in ("local", "w"):
+        state = getattr(up, name, None)
+        if isinstance(state, dict) and state.keys() == expected.keys():
+            return {key: torch.as_tensor(value) for key, value in state.items()}
+    raise ValueError(f"method {method.config.run.method!r} uploads no network of client {client.k}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import final
 
 import torch
@@ -18,7 +19,7 @@ from common.noise import NOISES
 from common.parse import parse
 from common.section import Value
 from common.task import Task
-from deploy.report.style import style
+from deploy.report.style import frames, style
 from deploy.report.table import Table
 from server_app.distil.noise import distil, weighted
 from server_app.methods.fedorion import FedORION
@@ -32,16 +33,15 @@ def draw(shape: tuple[int, int, int] = (3, 32, 32), seed: int = 1) -> Figure:
 
     Raises ``ValueError`` unless samples have one channel (grey) or three.
     """
-    channels = shape[0]
-    if channels not in (1, 3):
-        raise ValueError(f"samples of {channels} channels are no pictures: 1 or 3 can be drawn")
-    figure = Figure(figsize=(SAMPLES * 1.05 + 1.1, len(NOISES) * 1.1), layout="constrained")
-    grid = figure.subplots(len(NOISES), SAMPLES, squeeze=False)
+    if shape[0] not in (1, 3):
+        raise ValueError(f"samples of {shape[0]} channels are no pictures: 1 or 3 can be drawn")
+    size = (SAMPLES * 1.05 + 1.1, len(NOISES) * 1.1)
+    figure, grid = frames(size, len(NOISES), SAMPLES)
     for row, (kind, sampler) in zip(grid, NOISES.items(), strict=True):
         z = next(sampler(64, shape, seeds.stream(seed, "noise")))[:SAMPLES]
         images = (z / 5 + 0.5).clamp(0, 1).permute(0, 2, 3, 1)
         for axes, image in zip(row, images.numpy(), strict=True):
-            axes.imshow(image.squeeze(-1) if channels == 1 else image, cmap="gray", vmin=0)
+            axes.imshow(image.squeeze(-1) if shape[0] == 1 else image, cmap="gray", vmin=0)
         row[0].set_ylabel(kind)
     return figure
 
@@ -87,23 +87,19 @@ def _time(kind: str, flat: Mapping[str, Value], batches: int) -> Time:
         for _ in noise.batches(kind, batches, config.noise.batch_size, task.shape, stream):
             pass
 
-    def step() -> None:
-        distil(method, 1, teachers, transfer)
+    def now() -> float:
+        if task.device.type == "cuda":
+            torch.cuda.synchronize(task.device)
+        return time.perf_counter()
 
-    alone, whole = (
-        min(_clocked(work, task.device) for _ in range(3)) for work in (noise_alone, step)
-    )
+    def clocked(work: Callable[[], object]) -> float:
+        start = now()
+        work()
+        return now() - start
+
+    step = partial(distil, method, 1, teachers, transfer)
+    alone, whole = (min(clocked(work) for _ in range(3)) for work in (noise_alone, step))
     return Time(kind, alone / batches, whole / batches)
-
-
-def _clocked(work: Callable[[], None], where: torch.device) -> float:
-    if where.type == "cuda":
-        torch.cuda.synchronize(where)
-    start = time.perf_counter()
-    work()
-    if where.type == "cuda":
-        torch.cuda.synchronize(where)
-    return time.perf_counter() - start
 
 
 def table(times: Sequence[Time]) -> Table:

@@ -3,17 +3,22 @@
 A table file is an experiment file with rows and columns: each cell is ``[base]`` plus what its row
 and column set, once for each seed. A cell whose run is recorded is not run again; two rows that
 differ only in what they measure share one run. The records lie under ``OUT/cells/<fingerprint>``.
+
+Ours is the mean ± standard deviation over seeds. A cell that was not run stays visibly empty; a
+cell with fewer seeds than the others says so.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import shutil
+import statistics
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, final
 
@@ -25,8 +30,9 @@ from common.journal import Entry
 from common.metrics import rounds_to
 from common.parse import defaults
 from deploy.report import table as rendering
+from deploy.report.table import Cell, Table
+from deploy.report.text import NONE, clean
 from deploy.run.settings import find, flatten, numbers
-from deploy.study.comparison import Comparison, Measured
 
 Flat = dict[str, Value]
 
@@ -73,6 +79,132 @@ class TableFile(BaseModel):
 
 @final
 @dataclass(frozen=True)
+class Measured:
+    """``values`` in the comparison's unit, one per seed; ``expected`` is the paper's number."""
+
+    values: tuple[float, ...] = ()
+    expected: float | None = None
+
+    @property
+    def mean(self) -> float | None:
+        return statistics.fmean(self.values) if self.values else None
+
+    @property
+    def std(self) -> float | None:
+        """The sample standard deviation (n − 1); None below two seeds."""
+        several = len(self.values) > 1 and all(map(math.isfinite, self.values))
+        return statistics.stdev(self.values) if several else None
+
+
+@final
+@dataclass(frozen=True)
+class Comparison:
+    """Rows (mostly methods) × columns (mostly settings); absent cells count as not run.
+
+    ``format`` is a format specification, ".2f"; ``better`` is "higher", "lower" or "" (no column's
+    best is marked). ValueError for a cell outside the rows and columns, or a name given twice.
+    """
+
+    title: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    cells: Mapping[tuple[str, str], Measured]
+    unit: str = "%"
+    format: str = ".2f"
+    better: str = "higher"
+    better_in: Mapping[str, str] = field(default_factory=dict)  # for columns that differ
+    notes: tuple[str, ...] = field(default_factory=tuple)
+
+    def __post_init__(self) -> None:
+        for i, (what, names) in enumerate((("row", self.rows), ("column", self.columns))):
+            for name in names:
+                if names.count(name) > 1:
+                    raise ValueError(f"{what} {name!r} stands twice; every {what} needs its name")
+            for name in (place[i] for place in self.cells):
+                if name not in names:
+                    raise ValueError(f"cell in {what} {name!r}; the {what}s are {', '.join(names)}")
+        for better in (self.better, *self.better_in.values()):
+            if better not in ("higher", "lower", ""):
+                raise ValueError(f"better = {better!r}; allowed are 'higher', 'lower' and ''")
+
+    def cell(self, row: str, column: str) -> Measured:
+        return self.cells.get((row, column), Measured())
+
+    def best(self, column: str) -> set[str]:
+        """The rows of a column's best mean, as printed: equal prints share the place."""
+        better = self.better_in.get(column, self.better)
+        if not better:
+            return set()
+        means = {r: self.cell(r, column).mean for r in self.rows}
+        finite = {r: m for r, m in means.items() if m is not None and math.isfinite(m)}
+        if len(finite) < 2:
+            return set()
+        top = (max if better == "higher" else min)(finite.values())
+        return {r for r, m in finite.items() if self._number(m) == self._number(top)}
+
+    def ours(self, row: str, column: str) -> str:
+        """``82.94 ± 0.21``; with ``[2]``, the number of seeds, where others have more."""
+        cell = self.cell(row, column)
+        if not cell.values or cell.mean is None:
+            return NONE
+        if never := sum(not math.isfinite(value) for value in cell.values):
+            return f"{self._number(max(cell.values))} ({never} of {len(cell.values)})"
+        most = max(len(c.values) for c in self.cells.values())
+        spread = "" if cell.std is None else f" ± {self._number(cell.std)}"
+        seeds = "" if len(cell.values) == most else f" [{len(cell.values)}]"
+        return f"{self._number(cell.mean)}{spread}{seeds}"
+
+    def theirs(self, row: str, column: str) -> str:
+        """``(83.36)``, or nothing where the paper gives no number."""
+        expected = self.cell(row, column).expected
+        return "" if expected is None else f"({self._number(expected)})"
+
+    def footnotes(self) -> list[str]:
+        """What the marks mean, as far as they occur, then the table's own notes."""
+        cells = list(self.cells.values())
+        counts = {len(c.values) for c in cells if c.values}
+        out = []
+        if any(c.expected is not None for c in cells):
+            out.append("In parentheses: the paper's number.")
+        if counts and max(counts) > 1:
+            out.append(f"Mean ± standard deviation over {max(counts)} seeds.")
+        if len(counts) > 1:
+            out.append("In square brackets: the number of seeds, where it is smaller.")
+        if any(math.inf in c.values for c in cells):
+            out.append("∞ (n of m): n of m seeds never reach it.")
+        if len(cells) < len(self.rows) * len(self.columns) or any(not c.values for c in cells):
+            out.append(f"{NONE} not run.")
+        return [*out, *(clean(note, 2000) for note in self.notes)]
+
+    def _number(self, value: float) -> str:
+        if not math.isfinite(value):
+            return "∞" if value > 0 else "not finite"
+        return format(value, self.format)
+
+    def table(self) -> Table:
+        """Rows and columns as the paper has them."""
+        best = {column: self.best(column) for column in self.columns}
+        rows: list[list[str | Cell]] = []
+        for row in self.rows:
+            told = [(self.ours(row, c), self.theirs(row, c), row in best[c]) for c in best]
+            rows.append([clean(row), *(Cell(*cell) for cell in told)])
+        header = ["", *map(clean, self.columns)]
+        title = clean(f"{self.title} ({self.unit})" if self.unit else self.title)
+        return Table(header, rows, title=title, notes=self.footnotes())
+
+    def numbers(self) -> Table:
+        """A line for each cell, the numbers alone, for a spreadsheet; empty where there is none."""
+        header = ("row", "column", "mean", "std", "seeds", "paper")
+        rows = []
+        for row, column in itertools.product(self.rows, self.columns):
+            cell = self.cell(row, column)
+            numbers = (cell.mean, cell.std, len(cell.values), cell.expected)
+            rows.append([row, column, *("" if n is None else f"{n:.10g}" for n in numbers)])
+        return Table(header, rows, align="llr")
+
+
+@final
+@dataclass(frozen=True)
 class CellRun:
     """One run of the table: where it stands, what it measures, and its whole run config."""
 
@@ -92,11 +224,6 @@ class CellRun:
 
 
 DEFAULTS = defaults()
-
-
-def is_table(path: Path) -> bool:
-    """Whether an experiment file has rows."""
-    return "row" in tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 def read(path: Path) -> TableFile:
@@ -121,22 +248,21 @@ def cells(file: TableFile) -> Iterator[CellRun]:
     Raises ``ValueError`` for a key that does not exist or an expected number without a cell.
     """
     rows, columns = [r.name for r in file.row], [c.name for c in file.column]
-    for row_name, numbers_ in file.expected.items():
-        for column_name in numbers_:
-            if row_name not in rows or column_name not in columns:
-                raise ValueError(f"expected.{row_name}.{column_name} stands for no cell")
+    for row_name, told in file.expected.items():
+        for name in told:
+            if row_name not in rows or name not in columns:
+                raise ValueError(f"expected.{row_name}.{name} stands for no cell")
     base = numbers(flatten(file.base))
-    for row in file.row:
-        for column in file.column:
-            flat = DEFAULTS | base | numbers(flatten(row.set)) | numbers(flatten(column.set))
-            if not flat["clients"]:
-                flat["clients"] = len(entries(str(flat["fleet"])))
-            measure = row.measure or column.measure or file.measure
-            measure = measure.replace("{model}", row.model)
-            if column.reach and column.reach not in rows:
-                raise ValueError(f"column {column.name!r}: reach = {column.reach!r} is no row")
-            for seed in row.seeds or file.seeds:
-                yield CellRun(row.name, column.name, seed, measure, {**flat, "seed": seed}, column)
+    for row, column in itertools.product(file.row, file.column):
+        flat = DEFAULTS | base | numbers(flatten(row.set)) | numbers(flatten(column.set))
+        if not flat["clients"]:
+            flat["clients"] = len(entries(str(flat["fleet"])))
+        measure = row.measure or column.measure or file.measure
+        measure = measure.replace("{model}", row.model)
+        if column.reach and column.reach not in rows:
+            raise ValueError(f"column {column.name!r}: reach = {column.reach!r} is no row")
+        for seed in row.seeds or file.seeds:
+            yield CellRun(row.name, column.name, seed, measure, {**flat, "seed": seed}, column)
 
 
 def run(
@@ -197,15 +323,10 @@ def write(filled: Comparison, file: TableFile, folder: Path, stem: str) -> list[
     The CSV has a line for each cell: mean, standard deviation, seeds, the paper's number.
     """
     table = filled.table()
-    told = [
-        {
-            "row": row,
-            "column": column,
-            "values": [v if math.isfinite(v) else None for v in cell.values] or None,
-            "expected": cell.expected,
-        }
-        for (row, column), cell in filled.cells.items()
-    ]
+    told = []
+    for (row, column), cell in filled.cells.items():
+        values = [v if math.isfinite(v) else None for v in cell.values] or None
+        told.append({"row": row, "column": column, "values": values, "expected": cell.expected})
     texts = {
         ".md": rendering.markdown(table),
         ".html": rendering.html(table),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import final
 
 import numpy as np
@@ -17,7 +18,7 @@ from common.cka import centred_gram, pairwise
 from common.data.dataset import Dataset
 from common.models.classifier import Split
 from common.task import Task
-from deploy.report.style import series, style
+from deploy.report.style import frame, frames, series, style
 
 
 @final
@@ -33,35 +34,24 @@ class Map:
     """Silhouette of the architectures in feature space, −1 to 1: 0 mixed, 1 apart."""
 
 
-def stages(net: Split) -> list[str]:
-    """Names of the intermediate layers' stages, such as ``layer1``."""
-    return [prefix.rstrip(".") for prefix in net.intermediate_prefixes]
-
-
 @torch.no_grad()
 def features(net: Split, x: Tensor, task: Task) -> dict[str, Tensor]:
     """The outputs [n, c, h, w] of every stage for images x, on the CPU, in eval mode.
 
     The network is on the task's device.
     """
-    kept: dict[str, list[Tensor]] = {stage: [] for stage in stages(net)}
-    with _listening(net, kept):
+    kept: dict[str, list[Tensor]] = {name.rstrip("."): [] for name in net.intermediate_prefixes}
+
+    def listen(stage: str, module: Module, given: object, output: Tensor) -> None:
+        kept[stage].append(output.float().cpu())
+
+    with ExitStack() as hooks:
+        for stage in kept:
+            hook = net.get_submodule(stage).register_forward_hook(partial(listen, stage))
+            hooks.callback(hook.remove)
         for images, _ in task.in_order(x):
             net(images)
     return {stage: torch.cat(parts) for stage, parts in kept.items()}
-
-
-@contextmanager
-def _listening(net: Split, kept: dict[str, list[Tensor]]) -> Iterator[None]:
-    def listener(stage: str) -> Callable[[Module, object, Tensor], None]:
-        return lambda module, given, output: kept[stage].append(output.float().cpu())
-
-    hooks = [net.get_submodule(s).register_forward_hook(listener(s)) for s in kept]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def similarity(nets: Sequence[Split], x: Tensor, task: Task) -> dict[str, Tensor]:
@@ -91,18 +81,16 @@ def class_map(nets: dict[str, Split], label: int, dataset: Dataset, task: Task, 
     if len(x) < 3:
         raise ValueError(f"class {label} has {len(x)} test images; t-SNE takes 3 or more")
     names = list(nets)
-    stage = stages(nets[names[0]])[:3][-1]
-    parts = [features(net, x, task)[stage].flatten(1).numpy() for net in nets.values()]
-    stacked = np.concatenate(parts)
-    perplexity = min(30.0, (len(stacked) - 1) / 3)
-    plane = TSNE(  # type: ignore[no-untyped-call]
-        perplexity=perplexity, init="pca", random_state=task.seed
-    )
+    seen = [features(net, x, task) for net in nets.values()]
+    stage = list(seen[0])[:3][-1]
+    stacked = np.concatenate([found[stage].flatten(1).numpy() for found in seen])
+    near = min(30.0, (len(stacked) - 1) / 3)
+    plane = TSNE(perplexity=near, init="pca", random_state=task.seed)  # type: ignore[no-untyped-call]
     points = plane.fit_transform(stacked).reshape(len(names), len(x), 2)
     owners = np.repeat(np.arange(len(names)), len(x))
     apart = float(silhouette_score(stacked, owners)) if len(names) > 1 else 0.0
-    found = {name: points[i].tolist() for i, name in enumerate(names)}
-    return Map(stage, dataset.classes[label], found, apart)
+    by_name = dict(zip(names, points.tolist(), strict=True))
+    return Map(stage, dataset.classes[label], by_name, apart)
 
 
 @style()
@@ -111,8 +99,7 @@ def bars(means: Mapping[str, Mapping[str, float]]) -> Figure:
 
     ``means``: by run, by stage.
     """
-    figure = Figure(figsize=(6.2, 3.1), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = frame((6.2, 3.1))
     names = list(dict.fromkeys(stage for stages in means.values() for stage in stages))
     width = 0.8 / len(means)
     for i, (label, stages) in enumerate(means.items()):
@@ -132,23 +119,22 @@ def heat_maps(matrices: Mapping[str, Tensor], labels: Sequence[str]) -> Figure:
 
     ``matrices``: [m, m] by stage; ``labels``: of the m clients.
     """
-    figure = Figure(figsize=(3.3 * len(matrices) + 0.8, 3.4), layout="constrained")
-    every = np.atleast_1d(figure.subplots(1, len(matrices)))
-    for i, (axes, (stage, matrix)) in enumerate(zip(every, matrices.items(), strict=True)):
+    figure, ((*every,),) = frames((3.3 * len(matrices) + 0.8, 3.4), 1, len(matrices))
+    for axes, (stage, matrix) in zip(every, matrices.items(), strict=True):
         image = axes.imshow(matrix.numpy(), vmin=0, vmax=1, cmap="viridis")
         axes.grid(visible=False)
         axes.set_title(stage, fontsize=9.5)
         axes.set_xticks(range(len(labels)), [label.partition(" ")[0] for label in labels])
-        axes.set_yticks(range(len(labels)), labels if i == 0 else [""] * len(labels))
-    figure.colorbar(image, ax=list(every), shrink=0.8)
+        axes.set_yticks(range(len(labels)), [""] * len(labels))
+    every[0].set_yticks(range(len(labels)), labels)
+    figure.colorbar(image, ax=every, shrink=0.8)
     return figure
 
 
 @style(ticks=False)
 def plane(found: Map) -> Figure:
     """One class's features, a colour for each architecture (Figure 7)."""
-    figure = Figure(figsize=(4.4, 3.9), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = frame((4.4, 3.9))
     for i, (name, points) in enumerate(found.points.items()):
         x, y = np.asarray(points).T
         axes.plot(x, y, "o", color=series(i), markersize=4, alpha=0.7, label=name)

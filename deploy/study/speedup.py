@@ -33,69 +33,65 @@ Where the paper's numbers disagree, with each other or with a count:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from deploy.report.style import series, style
+from deploy.report.style import frame, series, style
 
 I_C, I_S, P, K, M = 10, 5, 5, 3.0, 22.0  #: the paper's values
 CLIENTS = (10, 20, 30, 50, 100)  #: N of the curves; the paper's text names 20 and 30
 
 
-def teachers(alpha: float, N: int, *, K: float = K, M: float = M) -> float:
-    """T(N) in R_40: the clients' models answer one noise batch."""
-    return (alpha + (1 - alpha) * M) * N / (K + 1)
+@final
+@dataclass(frozen=True)
+class Costs:
+    """What both methods pay in R_40, at α in [0, 1] and N ≥ 1 clients."""
 
+    alpha: float
+    N: int
+    I_c: float = I_C
+    I_s: float = I_S
+    P: int = P
+    K: float = K
+    M: float = M
 
-def fedorion_clients(alpha: float, N: int, *, I_c: float = I_C, M: float = M) -> float:
-    """B.1.1: α N R_40 + (1 − α) N (R_18 + R_40) in every iteration, in R_40."""
-    return (1 + (1 - alpha) * M) * N * I_c
+    def teachers(self) -> float:
+        """T(N): the clients' models answer one noise batch."""
+        return (self.alpha + (1 - self.alpha) * self.M) * self.N / (self.K + 1)
 
+    def fedorion_clients(self) -> float:
+        """B.1.1: α N R_40 + (1 − α) N (R_18 + R_40) in every iteration."""
+        return (1 + (1 - self.alpha) * self.M) * self.N * self.I_c
 
-def fedorion_server(alpha: float, N: int, *, I_s: float = I_S, K: float = K, M: float = M) -> float:
-    """B.1.2: one student and all teachers, in R_40."""
-    return (teachers(alpha, N, K=K, M=M) + 1) * I_s
+    def fedorion_server(self) -> float:
+        """B.1.2: one student and all teachers."""
+        return (self.teachers() + 1) * self.I_s
 
+    def feddf_clients(self) -> float:
+        """B.2.1: no mutual learning."""
+        return (self.alpha + (1 - self.alpha) * self.M) * self.N * self.I_c
 
-def feddf_clients(alpha: float, N: int, *, I_c: float = I_C, M: float = M) -> float:
-    """B.2.1: no mutual learning, in R_40."""
-    return (alpha + (1 - alpha) * M) * N * I_c
+    def feddf_server(self) -> float:
+        """B.2.2: P students, of which one is a WRN-40-1, and all teachers for each."""
+        return (self.P * self.teachers() + self.M * self.P - (self.M - 1)) * self.I_s
 
-
-def feddf_server(
-    alpha: float, N: int, *, I_s: float = I_S, P: int = P, K: float = K, M: float = M
-) -> float:
-    """B.2.2: P students, of which one is a WRN-40-1, and all teachers for each, in R_40."""
-    return (P * teachers(alpha, N, K=K, M=M) + M * P - (M - 1)) * I_s
-
-
-def speedup(
-    alpha: float,
-    N: int,
-    *,
-    I_c: float = I_C,
-    I_s: float = I_S,
-    P: int = P,
-    K: float = K,
-    M: float = M,
-) -> float:
-    """B.3: cost of FedDF / cost of FedORION, at α in [0, 1] and N ≥ 1 clients."""
-    feddf = feddf_clients(alpha, N, I_c=I_c, M=M)
-    feddf += feddf_server(alpha, N, I_s=I_s, P=P, K=K, M=M)
-    fedorion = fedorion_clients(alpha, N, I_c=I_c, M=M)
-    return feddf / (fedorion + fedorion_server(alpha, N, I_s=I_s, K=K, M=M))
+    def speedup(self) -> float:
+        """B.3: cost of FedDF / cost of FedORION."""
+        feddf = self.feddf_clients() + self.feddf_server()
+        return feddf / (self.fedorion_clients() + self.fedorion_server())
 
 
 @style()
 def draw(clients: Sequence[int] = CLIENTS, *, M: float = M) -> Figure:
     """Figure 5: speed-up over the clients that skip mutual learning, a curve for each N."""
     alphas = np.linspace(0, 1, 101)
-    drawing = Figure(figsize=(6.2, 3.6), layout="constrained")
-    axes = drawing.add_subplot()
+    drawing, axes = frame((6.2, 3.6))
     for i, N in enumerate(clients):
-        curve = [speedup(float(alpha), N, M=M) for alpha in alphas]
+        curve = [Costs(float(alpha), N, M=M).speedup() for alpha in alphas]
         axes.plot(alphas, curve, color=series(i), label=f"N = {N}")
     axes.axhline(1, color=series(7), linewidth=1.0, linestyle=(0, (1, 1.5)))
     axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))

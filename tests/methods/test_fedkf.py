@@ -288,7 +288,7 @@ def test_equal_steps_give_every_client_the_same_work(run: Run) -> None:
 
 def test_the_samples_of_a_finished_run_are_drawn_class_by_class(run: Run, tmp_path: Path) -> None:
     from deploy.run.settings import to_toml
-    from deploy.study.generated import imagine, write
+    from deploy.study.pictures import imagine, samples
     from tests.support.tiny import flat
 
     with pytest.raises(ValueError, match="no finished run"):
@@ -296,7 +296,7 @@ def test_the_samples_of_a_finished_run_are_drawn_class_by_class(run: Run, tmp_pa
     result = run(method="fedkf", **SMALL)
     settings = flat(result.folder, method="fedkf", **SMALL)
     (result.folder / "config.toml").write_text(to_toml(settings))
-    generated = write(result.folder, 41, tmp_path / "samples.png")  # by four generators
+    generated = samples(result.folder, 41, tmp_path / "samples.png")  # by four generators
     assert int(generated.counts.sum()) == 41
     assert (tmp_path / "samples.png").stat().st_size > 1000
     copied = shutil.copytree(result.folder, tmp_path / "copied")
@@ -305,7 +305,7 @@ def test_the_samples_of_a_finished_run_are_drawn_class_by_class(run: Run, tmp_pa
     assert torch.equal(again.sums, generated.sums)
     shutil.move(tmp_path / "elsewhere", result.folder / "state")
     with pytest.raises(ValueError, match="the folder .* does not exist"):
-        write(copied, 10, tmp_path / "nowhere" / "x.png")
+        samples(copied, 10, tmp_path / "nowhere" / "x.png")
     (copied / "model.safetensors").write_bytes(b"half")
     with pytest.raises(ValueError, match="is damaged or no safetensors file"):
         imagine(copied, 10)

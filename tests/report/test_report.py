@@ -19,7 +19,7 @@ from deploy.report.read import flat, read
 from deploy.report.svg import inline, say
 from deploy.report.table import Cell, Table, csv, html, latex, markdown, png, terminal
 from deploy.report.text import clean, duration, percent, size
-from deploy.study.comparison import Comparison, Measured
+from deploy.study.paper_table import Comparison, Measured
 from tests.support.left import census, entry, finished, leave, said
 
 

@@ -17,9 +17,8 @@ from common.models.classifier import Split
 from common.parse import parse
 from common.task import Task
 from deploy.run.settings import to_toml
-from deploy.study.analyse import Options, analyse
-from deploy.study.further_round import further_round
-from deploy.study.overheads import overheads, peak
+from deploy.study.analyse import analyse, overheads, peak
+from deploy.study.finished import further_round
 from deploy.study.similarity import features, mean_pair, similarity
 from tests.support.tiny import TinyRun, flat, play
 
@@ -144,7 +143,7 @@ def test_fedavg_sends_nothing_beside_weights(finished: Callable[..., Path]) -> N
 
 def test_analyse_writes_numbers_and_figures(finished: Callable[..., Path], tmp_path: Path) -> None:
     folders = [finished(rounds=1), finished(rounds=1, method="fedavg", average__across="layerwise")]
-    written, table = analyse(folders, tmp_path / "out", Options(4, 40, 1, 0))
+    written, table = analyse(folders, tmp_path / "out", clients=4, images=40, label=1, workers=0)
     assert sorted(path.name for path in written) == [
         "analysis.json",
         "cka.png",
@@ -163,15 +162,15 @@ def test_analyse_writes_numbers_and_figures(finished: Callable[..., Path], tmp_p
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (Options(1, 40, 0, 0), "2 or more clients"),
-        (Options(2, 40, 3, 0), "class 3: the data set has 0 to 2"),
+        ({"clients": 1, "label": 0}, "2 or more clients"),
+        ({"clients": 2, "label": 3}, "class 3: the data set has 0 to 2"),
     ],
 )
 def test_what_cannot_be_analysed_is_refused(
-    finished: Callable[..., Path], tmp_path: Path, options: Options, reason: str
+    finished: Callable[..., Path], tmp_path: Path, options: dict[str, int], reason: str
 ) -> None:
     with pytest.raises(ValueError, match=reason):
-        analyse([finished(rounds=1)], tmp_path / "out", options)
+        analyse([finished(rounds=1)], tmp_path / "out", images=40, workers=0, **options)
 
 
 def test_the_summary_says_when_the_target_was_reached(run: Run) -> None:

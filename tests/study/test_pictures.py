@@ -13,7 +13,7 @@ from common.data.embedded import points
 from common.models.classifier import Classifier
 from deploy.cli import app
 from deploy.run.settings import to_toml
-from deploy.study import noise_kinds, regions
+from deploy.study import noise_kinds, pictures
 from tests.support.tiny import flat, play
 
 POINTS = {
@@ -40,7 +40,7 @@ class HalfPlanes(Classifier):
 
 def test_regions_are_laid_out_as_the_plane_is() -> None:
     net = HalfPlanes()
-    grid = regions.decisions(net, points(), 1.0, side=4)
+    grid = pictures.decisions(net, points(), 1.0, side=4)
     assert grid.tolist() == [[0, 0, 1, 1], [0, 0, 1, 1], [0, 0, 2, 2], [0, 0, 2, 2]]
 
 
@@ -48,7 +48,7 @@ def test_a_run_on_points_has_a_panel_for_each_network_before_and_after(tmp_path:
     settings = flat(tmp_path, **POINTS, rounds=3)
     play(settings)
     (tmp_path / "config.toml").write_text(to_toml(settings))
-    figure = regions.draw(tmp_path)
+    figure = pictures.regions(tmp_path)
     titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
     assert titles == [
         "client 0: points-mlp-1",
@@ -65,12 +65,12 @@ def test_a_run_on_points_has_a_panel_for_each_network_before_and_after(tmp_path:
 
 def test_regions_are_refused_for_what_has_none(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no finished run"):
-        regions.draw(tmp_path)
+        pictures.regions(tmp_path)
     settings = flat(tmp_path / "toy", rounds=1)
     play(settings)
     (tmp_path / "toy/config.toml").write_text(to_toml(settings))
     with pytest.raises(ValueError, match=r"shape \(1, 8, 8\), not on points"):
-        regions.draw(tmp_path / "toy")
+        pictures.regions(tmp_path / "toy")
 
 
 def test_every_kind_of_noise_is_drawn_eight_times() -> None:

@@ -5,31 +5,24 @@ from __future__ import annotations
 import pytest
 
 from deploy.study import speedup
-from deploy.study.speedup import (
-    draw,
-    feddf_clients,
-    feddf_server,
-    fedorion_clients,
-    fedorion_server,
-    teachers,
-)
+from deploy.study.speedup import Costs, draw
 
 
 def test_fedorion_at_half_the_clients() -> None:
     # α = ½, N = 20: α + (1 − α) M = 11.5, so T = 11.5 · 20 / 4 = 57.5
-    assert teachers(0.5, 20) == pytest.approx(57.5)
+    assert Costs(0.5, 20).teachers() == pytest.approx(57.5)
     # clients: 10 R_40 + 10 (22 + 1) R_40 = 240 an iteration, ten iterations
-    assert fedorion_clients(0.5, 20) == pytest.approx(2400)
+    assert Costs(0.5, 20).fedorion_clients() == pytest.approx(2400)
     # server: (57.5 + 1) · 5
-    assert fedorion_server(0.5, 20) == pytest.approx(292.5)
+    assert Costs(0.5, 20).fedorion_server() == pytest.approx(292.5)
 
 
 def test_feddf_at_half_the_clients() -> None:
     # clients: 10 + 10 · 22 = 230 an iteration
-    assert feddf_clients(0.5, 20) == pytest.approx(2300)
+    assert Costs(0.5, 20).feddf_clients() == pytest.approx(2300)
     # server: a WRN-40-1 student and four ResNet-18: 5 · 57.5 + 1 + 4 · 22 = 376.5, five iterations
-    assert feddf_server(0.5, 20) == pytest.approx(1882.5)
-    assert speedup.speedup(0.5, 20) == pytest.approx((2300 + 1882.5) / (2400 + 292.5))
+    assert Costs(0.5, 20).feddf_server() == pytest.approx(1882.5)
+    assert Costs(0.5, 20).speedup() == pytest.approx((2300 + 1882.5) / (2400 + 292.5))
 
 
 @pytest.mark.parametrize(
@@ -42,25 +35,25 @@ def test_feddf_at_half_the_clients() -> None:
     ],
 )
 def test_the_speed_up_at_the_ends(alpha: float, N: int, expected: float) -> None:
-    assert speedup.speedup(alpha, N) == pytest.approx(expected)
+    assert Costs(alpha, N).speedup() == pytest.approx(expected)
 
 
 def test_the_printed_constants_are_those_of_k_3_and_p_5() -> None:
     # B.2.2: ((α + (1 − α) M) 1.25 N + 5 M − (M − 1)) I_s
     for alpha in (0.0, 0.3, 1.0):
         printed = ((alpha + (1 - alpha) * 22) * 1.25 * 40 + 5 * 22 - 21) * 5
-        assert feddf_server(alpha, 40) == pytest.approx(printed)
+        assert Costs(alpha, 40).feddf_server() == pytest.approx(printed)
 
 
 def test_the_speed_up_grows_with_the_share_that_skips() -> None:
     for N in speedup.CLIENTS:
-        curve = [speedup.speedup(alpha / 20, N) for alpha in range(21)]
+        curve = [Costs(alpha / 20, N).speedup() for alpha in range(21)]
         assert curve == sorted(curve)
 
 
 def test_the_paper_s_largest_value_is_not_that_of_its_formula() -> None:
-    assert speedup.speedup(1.0, 20) == pytest.approx(3.35, abs=0.005)
-    assert speedup.speedup(1.0, 21) == pytest.approx(3.26, abs=0.005)
+    assert Costs(1.0, 20).speedup() == pytest.approx(3.35, abs=0.005)
+    assert Costs(1.0, 21).speedup() == pytest.approx(3.26, abs=0.005)
 
 
 def test_the_ratio_of_multiply_adds_is_not_the_ratio_of_parameters() -> None:

@@ -1,0 +1,208 @@
+"""What the models of a finished run see and imagine, as pictures.
+
+``fedmosaic regions``: decision regions on points in the plane (FedORION, Figure 1). ``fedmosaic
+samples``: the average of many generated images in each class, by the word of the run's own model,
+under the average of the real ones (FedKF, figures 2 and 3).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import final
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from client_app.methods import make
+from client_app.methods.fedkf import Memory
+from client_app.participant import Participant
+from client_app.store import Store
+from common import seeds
+from common.data import Dataset
+from common.data.batches import normalise
+from common.datafree import new_generator
+from common.models.batchnorm import recalibrate
+from common.models.classifier import Classifier
+from common.models.generator import Generator
+from common.section import Value
+from common.task import Task
+from deploy.report.style import PAPER, frames, series, style
+from deploy.study.finished import Finished, finished
+from server_app.keep import checkpoint
+from server_app.methods.dafl import State as DAFLState
+
+BATCH = 256
+SIDE = 200  #: points of the grid along each axis
+
+
+@style(ticks=False)
+def regions(folder: Path) -> Figure:
+    """Two rows: every client's model and the server's, before round 1 and after the last.
+
+    On a client's panels lie its own training points, on the server's all of them. A client without
+    a model of its own has no panel.
+
+    Raises ``ValueError`` if there is no finished run in ``folder`` or its samples are not points in
+    the plane.
+    """
+    run = finished(folder)
+    config, data = run.config, run.dataset()
+    if data.shape != (2, 1, 1):
+        raise ValueError(f"{folder} is a run on samples of shape {data.shape}, not on points")
+    columns: list[tuple[str, list[Classifier], tuple[Tensor, Tensor]]] = []
+    for k in range(config.run.clients):
+        node: dict[str, Value] = {"partition-id": k, "device": "cpu"}
+        participant = Participant(config, node, config.run.experiment)
+        handler = make(participant)
+        own = [handler.own_model(t) for t in (0, config.run.rounds)]
+        nets = [net for net in own if net is not None]
+        if len(nets) == 2:
+            columns.append((f"client {k}: {handler.spec}", nets, participant.train_set))
+    server = [run.server_model(run.task(data), trained=trained) for trained in (False, True)]
+    if config.score.bn != "running":
+        recalibrate(server[1], [normalise(data.x_test, data.mean, data.std)])
+    columns.append((f"server: {server[0].spec}", server, (data.x, data.y)))
+    drawing, grid = frames((2.3 * len(columns) + 0.3, 4.9), 2, len(columns))
+    for j, (title, nets, points) in enumerate(columns):
+        for axes, net in zip(grid[:, j], nets, strict=True):
+            _panel(axes, net, points, data)
+        grid[0, j].set_title(title, fontsize=9.5)
+    grid[0, 0].set_ylabel("before round 1")
+    grid[1, 0].set_ylabel(f"after round {config.run.rounds}")
+    return drawing
+
+
+def _panel(axes: Axes, net: Classifier, points: tuple[Tensor, Tensor], data: Dataset) -> None:
+    colours = [series(c) for c in range(data.num_classes)]
+    reach = 1.1 * float(data.x.abs().max())
+    axes.imshow(
+        decisions(net, data, reach),
+        origin="lower",
+        extent=(-reach, reach, -reach, reach),
+        cmap=ListedColormap(colours),
+        vmin=-0.5,
+        vmax=data.num_classes - 0.5,
+        alpha=0.3,
+        interpolation="nearest",
+    )
+    x, y = points[0].flatten(1).T.numpy()
+    shown = [colours[int(label)] for label in points[1]]
+    axes.scatter(x, y, c=shown, s=7, edgecolors=PAPER, linewidths=0.3)
+    axes.set(xlim=(-reach, reach), ylim=(-reach, reach))
+
+
+@torch.no_grad()
+def decisions(net: Classifier, data: Dataset, reach: float, side: int = SIDE) -> np.ndarray:
+    """The class of every point of a grid over [−reach, reach]²: int [side, side], rows upwards."""
+    axis = torch.linspace(-reach, reach, side)
+    second, first = torch.meshgrid(axis, axis, indexing="ij")
+    grid = torch.stack([first, second], dim=-1).reshape(-1, 2, 1, 1)
+    logits = net.eval()(normalise(grid, data.mean, data.std))
+    classes: np.ndarray = logits.argmax(1).view(side, side).numpy()
+    return classes
+
+
+@final
+class Averages:
+    """Mean pixels [C, H, W] in [0, 1] and number of images for every class."""
+
+    def __init__(self, classes: int, shape: tuple[int, int, int]) -> None:
+        self.sums = torch.zeros(classes, *shape, dtype=torch.float64)
+        self.counts = torch.zeros(classes, dtype=torch.int64)
+
+    def add(self, pixels: Tensor, labels: Tensor) -> None:
+        """``pixels`` [n, C, H, W] in [0, 1], ``labels`` [n]."""
+        self.sums.index_add_(0, labels, pixels.double())
+        self.counts += torch.bincount(labels, minlength=len(self.counts))
+
+    @property
+    def images(self) -> Tensor:
+        return self.sums / self.counts.clamp_min(1)[:, None, None, None]
+
+
+@torch.no_grad()
+def imagine(folder: Path, images: int) -> tuple[Averages, Averages, Dataset]:
+    """Averages of real and of ``images`` generated images in all, by class.
+
+    The generators are those that the clients of the run in ``folder`` kept, or the server's of
+    DAFL. Raises ``ValueError``, one line: no finished run, neither method's, no generator found.
+    """
+    run = _opened(folder)
+    config, dataset = run.config, run.dataset()
+    task = run.task(dataset)
+    net, generators = run.server_model(task), _generators(run, task)
+    generated = Averages(dataset.num_classes, dataset.shape)
+    draw = seeds.stream(config.run.seed, "samples")
+    for i, generator in enumerate(generators):
+        left = images * (i + 1) // len(generators) - images * i // len(generators)
+        for start in range(0, left, BATCH):
+            pixels = generator.pixels(generator.latents(min(left - start, BATCH), draw))
+            generated.add(pixels, net((pixels - generator.mean) / generator.std).argmax(1))
+    real = Averages(dataset.num_classes, dataset.shape)
+    nothing, one = (0.0,) * dataset.shape[0], (1.0,) * dataset.shape[0]
+    for x, y in zip(dataset.x.split(BATCH), dataset.y.split(BATCH), strict=True):
+        real.add(normalise(x, nothing, one), y)
+    return real, generated, dataset
+
+
+@style(ticks=False)
+def averages(real: Averages, generated: Averages, classes: tuple[str, ...]) -> Figure:
+    """A column for each class: the average real image above the average generated one."""
+    n = len(classes)
+    figure, grid = frames((max(3.0, 0.95 * n), 2.6), 2, n)
+    for row, found, what in zip(grid, (real, generated), ("real", "generated"), strict=True):
+        for axes, image, count in zip(row, found.images, found.counts, strict=True):
+            grey = len(image) == 1
+            picture = image[0] if grey else image.clamp(0, 1).permute(1, 2, 0)
+            axes.imshow(picture.numpy(), cmap="gray")
+            axes.set_xlabel(f"{int(count):,}", fontsize=7.0)
+        row[0].set_ylabel(what)
+    for axes, name in zip(grid[0], classes, strict=True):
+        axes.set_title(name, fontsize=7.5)
+    return figure
+
+
+def samples(folder: Path, images: int, out: Path) -> Averages:
+    """Draw to ``out`` (PNG); returns the generated averages.
+
+    Raises ``ValueError`` as ``imagine``, and for a file that cannot be written.
+    """
+    _opened(folder)  # its mistakes first
+    if not out.resolve().parent.is_dir():
+        raise ValueError(f"--out {out}: the folder {out.resolve().parent} does not exist")
+    real, generated, dataset = imagine(folder, images)
+    averages(real, generated, dataset.classes).savefig(out, format="png", dpi=160)
+    return generated
+
+
+def _opened(folder: Path) -> Finished:
+    run = finished(folder)
+    if run.config.run.method not in ("fedkf", "dafl"):
+        raise ValueError(
+            f"{folder} is a run of {run.config.run.method}; only fedkf and dafl train generators"
+        )
+    return run
+
+
+def _generators(run: Finished, task: Task) -> list[Generator]:
+    """The newest generator of every client that has one, in order of k; or the server's (DAFL)."""
+    folder, config = run.folder, run.config
+    if config.run.method == "dafl":
+        found = [DAFLState.model_validate(checkpoint.read(folder, config).state).generator]
+    else:
+        own = folder / "state"  # where a run keeps it unless told otherwise, also if copied
+        root = own if own.is_dir() else Path(config.run.state_dir)
+        places = ((k, root / config.run.experiment / str(k)) for k in range(config.run.clients))
+        kept = [Store(root, config.run.experiment, k) for k, place in places if place.is_dir()]
+        memories = (store.recall(config.run.rounds + 1, Memory) for store in kept)
+        found = [memory.generator for memory in memories if memory is not None]
+        if not found:
+            raise ValueError(f"no client of {folder} has kept a generator under {root}")
+    generators = [new_generator(task).eval() for _ in found]
+    for generator, weights in zip(generators, found, strict=True):
+        generator.load_state_dict(weights)
+    return generators
