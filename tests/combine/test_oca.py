@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from common.submodel import cut
 from safetensors.torch import load_file
 
 from common import tree
 from common.parse import defaults, parse
 from common.records import StateDict
+from common.tree import cut
 from server_app import rounds
 from server_app.combine.mean import average_layers as aggregate
 from server_app.combine.oca import Oca
