@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -391,7 +392,7 @@ def _sizes(axis: Axis) -> None:
     axis.set_major_formatter(FuncFormatter(lambda n, _: size(n)))
 
 
-def _legend(axes: Axes, loc: str) -> None:
+def _legend(axes: Axes, loc: Literal["lower right", "upper right"]) -> None:
     """Names the lines inside the axes, where there is more than one and not too many."""
     if 1 < len(axes.get_legend_handles_labels()[0]) <= 10:
         axes.legend(loc=loc)
