@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -23,6 +23,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def show_version(wanted: bool) -> None:
@@ -89,18 +92,10 @@ def run(
     else:
         whole = given.resolve(experiment or given.DEFAULT, settings or [])
         flat, folder = preflight.fresh(whole, runtime, to)
-    runtime = str(flat["runtime"])
-    if warm and runtime != "grpc":
-        raise ValueError(f"--warm-start is for --runtime grpc, not {runtime}")
+    if warm and flat["runtime"] != "grpc":
+        raise ValueError(f"--warm-start is for --runtime grpc, not {flat['runtime']}")
     with told_how_to_go_on(f"fedmosaic run --resume {folder}"):
-        launch.launch(
-            flat,
-            folder,
-            runtime=runtime,
-            workers=launch.default_workers() if workers is None else workers,
-            console=out,
-            warm_start=warm,
-        )
+        launch.launch(flat, folder, workers=workers, console=out, warm_start=warm)
     write_report([folder], folder / "report.html")
     show_summary(read(folder), out)
     plain(f"report: {folder / 'report.html'}")
@@ -125,7 +120,6 @@ def table(
     spec = tables.read(file)
     stem = find(file).stem
     folder = (to or Path("runs") / stem).resolve()
-    served = launch.default_workers() if workers is None else workers
 
     def announce(i: int, of: int, cell: tables.CellRun, recorded: bool) -> None:
         what = f"{cell.row} × {cell.column}, seed {cell.seed}"
@@ -134,7 +128,7 @@ def table(
     if not show:
         with told_how_to_go_on(f"fedmosaic table {file} --out {folder}"):
             tables.run(
-                spec, folder, lambda cell, at: launch.cell(cell.flat, at, served, out), announce
+                spec, folder, lambda cell, at: launch.cell(cell.flat, at, workers, out), announce
             )
     folder.mkdir(parents=True, exist_ok=True)
     filled = tables.collect(spec, folder)
@@ -177,6 +171,12 @@ def report(
     plain(f"report: {page.resolve()}")
 
 
+def save(figure: Figure, picture: Path) -> None:
+    """Write a figure and say where."""
+    figure.savefig(picture, dpi=150)
+    plain(f"picture: {picture.resolve()}")
+
+
 @app.command()
 def noise(
     experiment: Experiment = None,
@@ -189,9 +189,8 @@ def noise(
     from deploy.study import noise_kinds
 
     times = noise_kinds.times(given.resolve(experiment or given.DEFAULT, settings or []))
-    noise_kinds.draw().savefig(to, dpi=150)
     out.print(*terminal(noise_kinds.table(times), ruled=False))
-    plain(f"picture: {to.resolve()}")
+    save(noise_kinds.draw(), to)
 
 
 @app.command()
@@ -204,9 +203,7 @@ def regions(
     """Draw the decision regions of a run's clients and server, before and after."""
     from deploy.study.regions import draw
 
-    picture = to or folder / "regions.png"
-    draw(folder).savefig(picture, dpi=150)
-    plain(f"picture: {picture.resolve()}")
+    save(draw(folder), to or folder / "regions.png")
 
 
 @app.command()
@@ -221,8 +218,7 @@ def speedup(
 
     if not 0 < ratio < float("inf"):
         raise ValueError(f"--ratio {ratio:g} is not allowed; it should be a number above 0")
-    draw(M=ratio).savefig(to, dpi=150)
-    plain(f"picture: {to.resolve()}")
+    save(draw(M=ratio), to)
 
 
 @app.command()

@@ -15,13 +15,13 @@ from typing import final
 
 import torch
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from rich.table import Table as RichTable
 
 from common.config import Data
 from common.data import DATASETS
 from common.version import code_version
 from deploy.flower.processes import executable, free_ports
+from deploy.report.table import Cell, Table, terminal
 
 FLOWER_SERIES = "1.31."  #: the series whose programs and Control API the runtimes speak
 SHARED_PROGRAMS = ("flwr", "flower-superlink", "flower-superexec")
@@ -124,12 +124,7 @@ def _data_set(name: str) -> Check:
     return Check(name, True, f"{len(data.y)} + {len(data.y_test)} samples, {shape}")
 
 
-def _table(title: str, rows: list[Check]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column(title, no_wrap=True)
-    table.add_column("", no_wrap=True)
-    table.add_column("finding", overflow="fold")
-    for check in rows:
-        mark = Text("yes", style="green") if check.good else Text("no", style="yellow")
-        table.add_row(check.name, mark, Text(check.finding))
-    return table
+def _table(title: str, rows: list[Check]) -> RichTable:
+    lines = [(row.name, "yes" if row.good else Cell("no", best=True), row.finding) for row in rows]
+    (drawn,) = terminal(Table((title, "", "finding"), lines, "l"), ruled=False)
+    return drawn

@@ -29,17 +29,18 @@ def launch(
     flat: Mapping[str, Value],
     folder: Path,
     *,
-    runtime: str,
-    workers: int,
+    workers: int | None,
     console: Console,
     warm_start: bool = False,
-) -> dict[str, object]:
-    """Run, with progress on ``console``; returns the summary.
+) -> None:
+    """Run, with progress on ``console``; the results are in ``folder`` then.
+
+    ``workers``: processes that serve clients on loopback; None: as many as there are cores.
 
     Raises ``ValueError`` before anything starts, ``Stopped`` or ``RuntimeError`` if the run could
     not go on; each with one line.
     """
-    config = preflight(flat)
+    config, runtime = preflight(flat), flat["runtime"]
     if flat["resume"]:
         checkpoint.read(folder, config)
     title = f"[bold]{config.run.method}[/] on {config.data.name}: results go to {folder}"
@@ -67,16 +68,15 @@ def launch(
             raise Stopped(f"{failure or 'the run left no summary'}; see the logs in {where}")
     if summary["status"] != "completed":
         raise Stopped(str(summary["error"]))
-    return summary
 
 
-def cell(flat: Mapping[str, Value], folder: Path, workers: int, console: Console) -> None:
+def cell(flat: Mapping[str, Value], folder: Path, workers: int | None, console: Console) -> None:
     """One run of a table on loopback; a run that was cut off goes on from its checkpoint."""
     if checkpoint.path_in(folder).exists() and (folder / "config.toml").exists():
         resolved, folder = resumed(folder, {}, "loopback")
     else:
         resolved, folder = fresh(flat, "loopback", folder)
-    launch(resolved, folder, runtime="loopback", workers=workers, console=console)
+    launch(resolved, folder, workers=workers, console=console)
 
 
 @contextmanager
@@ -94,13 +94,14 @@ def _watched(config: Config, folder: Path, console: Console) -> Iterator[Progres
             thread.join(timeout=5)
 
 
-def _loopback(flat: Mapping[str, Value], config: Config, workers: int) -> None:
+def _loopback(flat: Mapping[str, Value], config: Config, workers: int | None) -> None:
     from flwr.app import Context, RecordDict  # here and below: only what the runtime needs
 
     from deploy.run.loopback import RUN_ID, Loopback
     from server_app.app import app
 
-    workers = min(workers, config.run.per_round or config.run.clients)
+    most = default_workers() if workers is None else workers
+    workers = min(most, config.run.per_round or config.run.clients)
     logging.getLogger("flwr").setLevel(logging.ERROR)  # the progress display says it better
     with Loopback(config.run.clients, flat, workers=workers) as grid:
         app(grid, Context(RUN_ID, 0, {}, RecordDict(), dict(flat)))

@@ -38,7 +38,6 @@ def seconds(changes: dict[str, Value], runtime: str, workers: int, warm: bool = 
         launch.launch(
             resolved,
             out,
-            runtime=runtime,
             workers=workers,
             console=Console(quiet=True),
             warm_start=warm,

@@ -65,7 +65,7 @@ def of_method(method: str) -> dict[str, Any]:
             numbers({**defaults(), **changes}), "loopback", Path(folder) / "run"
         )
         quiet = Console(quiet=True)
-        launch.launch(flat, out, runtime="loopback", workers=1, console=quiet)
+        launch.launch(flat, out, workers=1, console=quiet)
         lines = (out / "journal.jsonl").read_text(encoding="utf-8").splitlines()
     moved = json.loads(lines[-2])["bytes"]
     return {

@@ -6,8 +6,8 @@ import io
 import json
 import signal
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -112,7 +112,7 @@ def test_a_mistake_is_one_line_and_a_failing_exit_status(
         ("partitions", PARTITIONS),
     ],
 )
-def test_a_list_names_everything_there_is(what: str, names: dict[str, Any]) -> None:
+def test_a_list_names_everything_there_is(what: str, names: Iterable[str]) -> None:
     console = Console(width=200, file=io.StringIO())
     console.print(*terminal(LISTINGS[what](), ruled=False))
     first_words = {line.split()[0] for line in console.file.getvalue().splitlines() if line.strip()}
