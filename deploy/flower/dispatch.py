@@ -61,10 +61,8 @@ def dispatch(service: Service, begin: Callable[[list[str]], None]) -> None:
     Raises ``RuntimeError``: the SuperNode has another kind of task than this loop can start.
     ``grpc.RpcError``: the SuperNode lives, but does not answer as expected.
     """
-    channel = grpc.insecure_channel(  # type: ignore[no-untyped-call]
-        service.address, options=[("grpc.enable_http_proxy", 0)]
-    )
-    with channel:
+    options = [("grpc.enable_http_proxy", 0)]
+    with grpc.insecure_channel(service.address, options) as channel:
         stub = ClientAppIoStub(channel)
         last = time.monotonic()
         while _alive(service.parent):

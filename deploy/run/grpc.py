@@ -82,7 +82,7 @@ def start_federation(
             warm.start(processes, folder, full)
             own["PATH"] = os.pathsep.join([str(folder), full["PATH"]])
         control, fleet = superlink.start(processes, work, own, simulation=False, certificates=keys)
-        stack.callback(control.close)
+        stack.enter_context(control)
         if warm_start:
             processes.wait(lambda: warm.ready(processes, folder), "the warm process", 120.0)
         for k, config in enumerate(configs):

@@ -80,13 +80,13 @@ def run_simulation(
             ray_env = {**RAY, "RAY_TMPDIR": short, **env}
             control, _ = superlink.start(processes, work, ray_env, simulation=True)
             try:
-                run_id = control.submit(app, run_config, settings)
-                status = control.follow(run_id, collect, watch())
+                with control:
+                    run_id = control.submit(app, run_config, settings)
+                    status = control.follow(run_id, collect, watch())
                 gone = None
             except Stopped as error:
                 gone = error
             finally:
-                control.close()
                 log = "\n".join(lines)
                 processes.log("simulation").write_text(log, encoding="utf-8")
                 if late := LATE_START.search(log):
