@@ -30,8 +30,9 @@ from flwr.proto.control_pb2 import (
 from flwr.proto.control_pb2_grpc import ControlStub
 
 from common.flower.rpc import details
+from common.section import Value
 from deploy.flower.admission import OTHER_API, channel, check_tls
-from deploy.flower.arguments import Value, check_app, config_arguments, run_config_toml, stage_app
+from deploy.flower.arguments import check_app, config_arguments, run_config_toml, stage_app
 from deploy.flower.processes import environment, executable, plain
 from deploy.machines.certificates import read_public_key
 
@@ -195,7 +196,8 @@ class Control:
         take. ``RuntimeError``: Flower refused the app or the run, with Flower's own message; or
         what ``check`` raises.
         """
-        overrides = self._work / "run.toml"
+        overrides, empty = self._work / "run.toml", self._work / "empty"
+        empty.mkdir(exist_ok=True)
         folder = stage_app(check_app(app, run_config), self._work / "app")
         overrides.write_text(run_config_toml(run_config), encoding="utf-8")
         command = [executable("flwr"), "run", str(folder), CONNECTION, "--format", "json"]
@@ -203,8 +205,6 @@ class Control:
             command += ["--run-config", str(overrides)]
         if federation:
             command += ["--federation-config", config_arguments(federation)]
-        empty = self._work / "empty"
-        empty.mkdir(exist_ok=True)
         done = subprocess.run(
             command,
             cwd=empty,
@@ -223,14 +223,8 @@ class Control:
         """How the run stands now."""
         answer = self._control.ListRuns(ListRunsRequest(run_id=run_id), timeout=10.0)
         run = answer.run_dict[run_id]
-        parts = [run.status.status, run.status.sub_status]
-        return RunStatus(
-            run_id=run_id,
-            status=":".join(part for part in parts if part),
-            details=run.status.details,
-            bytes_sent=run.bytes_sent,
-            bytes_received=run.bytes_recv,
-        )
+        status = ":".join(filter(None, [run.status.status, run.status.sub_status]))
+        return RunStatus(run_id, status, run.status.details, run.bytes_sent, run.bytes_recv)
 
     def follow(
         self,

@@ -82,15 +82,8 @@ def pause(idle: float) -> float:
 
 def command(service: Service, token: str) -> list[str]:
     """The arguments with which ``flower-superexec`` would start ``flwr-clientapp``."""
-    return [
-        "--clientappio-api-address",
-        service.address,
-        "--token",
-        token,
-        "--insecure",
-        "--parent-pid",
-        str(os.getpid()),
-    ]
+    where = ["--clientappio-api-address", service.address, "--token", token]
+    return [*where, "--insecure", "--parent-pid", str(os.getpid())]
 
 
 def start(address: str, arguments: list[str]) -> None:

@@ -89,7 +89,11 @@ def make(folder: Path, hosts: Sequence[str], clients: int, days: int = 365) -> C
     files.clients.mkdir(parents=True, exist_ok=True)
     files.clients.chmod(0o755)
     if not files.ca.is_file():
-        _authority(files, max(days, AUTHORITY_DAYS))
+        # key_cert_sign and crl_sign: its key signs certificates and lists of them, and nothing else
+        uses = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
+        rights = [x509.BasicConstraints(ca=True, path_length=0), uses]
+        valid = timedelta(days=max(days, AUTHORITY_DAYS))
+        _issue((files.ca_key, files.ca), "authority", valid, rights, [])
     _server(files, names if hosts else _former(files) or names, days)
     for k in range(clients):
         if not files.key(k).is_file():
@@ -107,13 +111,6 @@ def _new_key(form: serialization.PrivateFormat) -> tuple[ec.EllipticCurvePrivate
     """A new key on a NIST curve, as Flower demands of clients; and what its file holds."""
     key = ec.generate_private_key(ec.SECP384R1())
     return key, key.private_bytes(Encoding.PEM, form, serialization.NoEncryption())
-
-
-def _authority(files: Certificates, days: int) -> None:
-    # key_cert_sign and crl_sign: its key signs certificates and lists of them, and nothing else
-    uses = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
-    constraints = x509.BasicConstraints(ca=True, path_length=0)
-    _issue((files.ca_key, files.ca), "authority", timedelta(days=days), [constraints, uses], [])
 
 
 def _server(files: Certificates, names: Sequence[x509.GeneralName], days: int) -> None:

@@ -34,6 +34,14 @@ Insecure = Annotated[bool, typer.Option("--insecure", help="No TLS: for trying o
 ControlApi = Annotated[
     str, typer.Option("--superlink", metavar="HOST:PORT", help="Its Control API.")
 ]
+NodeSettings = Annotated[
+    list[str] | None,
+    typer.Option(
+        *("-s", "--set"),
+        metavar="KEY=VALUE",
+        help="The node's own: model, device, threads, memory-mb, data-dir, state-dir, …",
+    ),
+]
 Keys = Annotated[list[Path], typer.Argument(help="Public keys, or folders of *.pub.")]
 Wait = Annotated[
     float,
@@ -174,18 +182,9 @@ def node(
         Path | None, typer.Option(help="Folder with K.key; default: clients beside --ca.")
     ] = None,
     insecure: Insecure = False,
-    more: Annotated[
-        list[str] | None,
-        typer.Option(
-            "-s",
-            "--set",
-            metavar="KEY=VALUE",
-            help="The node's own: model, device, threads, memory-mb, data-dir, state-dir, …",
-        ),
-    ] = None,
+    more: NodeSettings = None,
     home: Annotated[
-        Path | None,
-        typer.Option(help="Flower's own files; default: ~/.fedmosaic/nodes/K."),
+        Path | None, typer.Option(help="Flower's own files; default: ~/.fedmosaic/nodes/K.")
     ] = None,
     health: Annotated[str, typer.Option(help="HOST:PORT of a gRPC health service.")] = "",
     warm: WarmStart = False,
