@@ -269,8 +269,7 @@ def doctor() -> None:
     """Say what is installed, what data is found and which runtimes work."""
     from deploy.run.doctor import examine
 
-    sick = examine(out)
-    if sick:
+    if examine(out):
         raise typer.Exit(1)
 
 

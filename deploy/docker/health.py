@@ -18,8 +18,8 @@ SECONDS = 5.0
 def main(address: str) -> int:
     """0 if it serves, 1 if it answers otherwise or not at all."""
     options = [("grpc.enable_http_proxy", 0)]
-    with grpc.insecure_channel(address, options=options) as channel:  # type: ignore[no-untyped-call]
-        stub = HealthStub(channel)  # type: ignore[no-untyped-call]
+    with grpc.insecure_channel(address, options=options) as channel:
+        stub = HealthStub(channel)
         try:
             answer = stub.Check(HealthCheckRequest(), timeout=SECONDS)
         except grpc.RpcError as error:

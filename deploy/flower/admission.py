@@ -11,8 +11,9 @@ from __future__ import annotations
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import grpc
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -129,12 +130,18 @@ def _fleet(
 ) -> Iterator[FleetStub]:
     """The Fleet API, every request signed with ``key``."""
     signer = NodeAuthClientInterceptor(key, key.public_key())
-    credentials = grpc.ssl_channel_credentials(  # type: ignore[no-untyped-call]
-        trust.ca.read_bytes()
-    )
-    with grpc.secure_channel(address, credentials) as channel:  # type: ignore[no-untyped-call]
-        signed = grpc.intercept_channel(channel, signer)  # type: ignore[no-untyped-call]
-        yield FleetStub(signed)
+    with channel(address, trust.ca) as connection:
+        yield FleetStub(grpc.intercept_channel(connection, signer))
+
+
+def channel(address: str, ca: Path | None, options: Sequence[tuple[str, int]] = ()) -> grpc.Channel:
+    """A connection to come; with the authority's certificate ``ca`` it has TLS."""
+    if ca is None:
+        plain: grpc.Channel = grpc.insecure_channel(address, options)
+        return plain
+    trusted = grpc.ssl_channel_credentials(ca.read_bytes())
+    secure: grpc.Channel = grpc.secure_channel(address, trusted, options)
+    return secure
 
 
 def _refusal(stub: FleetStub, key: ec.EllipticCurvePrivateKey) -> str:
@@ -149,12 +156,12 @@ def _refusal(stub: FleetStub, key: ec.EllipticCurvePrivateKey) -> str:
         node = stub.ActivateNode(request, timeout=CALL).node_id
         stub.DeactivateNode(DeactivateNodeRequest(node_id=node), timeout=CALL)
     except grpc.RpcError as error:
-        code: grpc.StatusCode = error.code()  # type: ignore[attr-defined]
         if "CERTIFICATE_VERIFY_FAILED" in details(error):
             raise RuntimeError(
                 f"the server's certificate is not accepted; is --ca its authority, and its host in "
                 f"it? ({details(error)})"
             ) from None
+        code: grpc.StatusCode = error.code()  # type: ignore[attr-defined]
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
             return ""
         return details(error) or code.name

@@ -15,7 +15,7 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
-Value = bool | int | float | str  #: all that a run config or a node config can hold
+from common.section import Value
 
 
 def run_config_toml(run_config: Mapping[str, Value]) -> str:

@@ -30,9 +30,11 @@ from flwr.proto.control_pb2 import (
 from flwr.proto.control_pb2_grpc import ControlStub
 
 from common.flower.rpc import details
-from deploy.flower.admission import OTHER_API, check_tls
-from deploy.flower.arguments import Value, check_app, config_arguments, run_config_toml, stage_app
+from common.section import Value
+from deploy.flower.admission import OTHER_API, channel, check_tls
+from deploy.flower.arguments import check_app, config_arguments, run_config_toml, stage_app
 from deploy.flower.processes import environment, executable, plain
+from deploy.machines.certificates import read_public_key
 
 CONNECTION = "here"  #: the name of the SuperLink in the private config.toml
 POLL = 0.1  #: seconds between two looks at a run that ends
@@ -75,7 +77,7 @@ class RunStatus:
 
 @final
 class Control:
-    """The Control API at ``address``. Close it, or use it as a context."""
+    """The Control API at ``address``, a context that ends the connection."""
 
     def __init__(
         self,
@@ -93,7 +95,7 @@ class Control:
         FLWR_HOME below ``work``; ``check``: raises if it is of no use to go on, because a process
         has ended by itself.
 
-        Raises ``ValueError``: ``ca`` cannot be read.
+        Raises ``OSError``: ``ca`` cannot be read.
         """
         self.address = address
         self._tls, self._work, self._check = ca is not None, work, check
@@ -105,24 +107,13 @@ class Control:
             f'[superlink]\ndefault = "{CONNECTION}"\n\n'
             f"[superlink.{CONNECTION}]\naddress = {json.dumps(address)}\n{trust}\n"
         )
-        options = [("grpc.enable_http_proxy", 0)]
-        if ca is None:
-            self._channel = grpc.insecure_channel(address, options)  # type: ignore[no-untyped-call]
-        else:
-            trusted = grpc.ssl_channel_credentials(_read(ca))  # type: ignore[no-untyped-call]
-            self._channel = grpc.secure_channel(  # type: ignore[no-untyped-call]
-                address, trusted, options
-            )
+        self._channel = channel(address, ca, [("grpc.enable_http_proxy", 0)])
         self._control = ControlStub(self._channel)
 
     def __enter__(self) -> Control:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the connection."""
         self._channel.close()
 
     def await_answer(self, patience: float) -> None:
@@ -167,12 +158,13 @@ class Control:
         """
         key = read_public_key(public_key)
         try:
-            if self._accepted(key):
-                return True
-            if self._registered(key):
-                return False
+            self._control.RegisterNode(RegisterNodeRequest(public_key=key), timeout=10.0)
+            return True
         except grpc.RpcError as error:
-            raise RuntimeError(f"{public_key} was not registered: {details(error)}") from None
+            if TAKEN not in details(error):
+                raise RuntimeError(f"{public_key} was not registered: {details(error)}") from None
+        if self._registered(key):
+            return False
         raise Unregistered(
             f"{public_key} was unregistered and cannot come back: delete it and "
             f"{public_key.stem}.key, make a new key with fedmosaic certs and register that"
@@ -187,16 +179,6 @@ class Control:
         for node_id in found:
             self._control.UnregisterNode(UnregisterNodeRequest(node_id=node_id), timeout=10.0)
         return bool(found)
-
-    def _accepted(self, key: bytes) -> bool:
-        """Register the key; False if it was registered at any time before."""
-        try:
-            self._control.RegisterNode(RegisterNodeRequest(public_key=key), timeout=10.0)
-        except grpc.RpcError as error:
-            if TAKEN in details(error):
-                return False
-            raise
-        return True
 
     def _registered(self, key: bytes) -> list[int]:
         """The nodes that are registered with this key: one or none."""
@@ -214,7 +196,8 @@ class Control:
         take. ``RuntimeError``: Flower refused the app or the run, with Flower's own message; or
         what ``check`` raises.
         """
-        overrides = self._work / "run.toml"
+        overrides, empty = self._work / "run.toml", self._work / "empty"
+        empty.mkdir(exist_ok=True)
         folder = stage_app(check_app(app, run_config), self._work / "app")
         overrides.write_text(run_config_toml(run_config), encoding="utf-8")
         command = [executable("flwr"), "run", str(folder), CONNECTION, "--format", "json"]
@@ -222,8 +205,6 @@ class Control:
             command += ["--run-config", str(overrides)]
         if federation:
             command += ["--federation-config", config_arguments(federation)]
-        empty = self._work / "empty"
-        empty.mkdir(exist_ok=True)
         done = subprocess.run(
             command,
             cwd=empty,
@@ -242,14 +223,8 @@ class Control:
         """How the run stands now."""
         answer = self._control.ListRuns(ListRunsRequest(run_id=run_id), timeout=10.0)
         run = answer.run_dict[run_id]
-        parts = [run.status.status, run.status.sub_status]
-        return RunStatus(
-            run_id=run_id,
-            status=":".join(part for part in parts if part),
-            details=run.status.details,
-            bytes_sent=run.bytes_sent,
-            bytes_received=run.bytes_recv,
-        )
+        status = ":".join(filter(None, [run.status.status, run.status.sub_status]))
+        return RunStatus(run_id, status, run.status.details, run.bytes_sent, run.bytes_recv)
 
     def follow(
         self,
@@ -354,35 +329,3 @@ def run_id_from(stdout: str, stderr: str) -> int:
     if not answer.get("success"):
         raise RuntimeError(f"flwr run gave no run: {answer.get('error-message', stdout)}")
     return int(answer["run-id"])
-
-
-def read_public_key(path: Path) -> bytes:
-    """An OpenSSH public key file as the Control API takes it: PEM.
-
-    Raises ``ValueError``: the file cannot be read, or is no public key on a NIST curve.
-    """
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    content = _read(path)
-    try:
-        key = serialization.load_ssh_public_key(content)
-    except (ValueError, UnsupportedAlgorithm):
-        raise ValueError(
-            f"{path} is no OpenSSH public key; it should be a K.pub of fedmosaic certs"
-        ) from None
-    if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise ValueError(
-            f"{path} is no key on a NIST curve; it should be a K.pub of fedmosaic certs"
-        )
-    return key.public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from None

@@ -61,10 +61,8 @@ def dispatch(service: Service, begin: Callable[[list[str]], None]) -> None:
     Raises ``RuntimeError``: the SuperNode has another kind of task than this loop can start.
     ``grpc.RpcError``: the SuperNode lives, but does not answer as expected.
     """
-    channel = grpc.insecure_channel(  # type: ignore[no-untyped-call]
-        service.address, options=[("grpc.enable_http_proxy", 0)]
-    )
-    with channel:
+    options = [("grpc.enable_http_proxy", 0)]
+    with grpc.insecure_channel(service.address, options) as channel:
         stub = ClientAppIoStub(channel)
         last = time.monotonic()
         while _alive(service.parent):
@@ -84,15 +82,8 @@ def pause(idle: float) -> float:
 
 def command(service: Service, token: str) -> list[str]:
     """The arguments with which ``flower-superexec`` would start ``flwr-clientapp``."""
-    return [
-        "--clientappio-api-address",
-        service.address,
-        "--token",
-        token,
-        "--insecure",
-        "--parent-pid",
-        str(os.getpid()),
-    ]
+    where = ["--clientappio-api-address", service.address, "--token", token]
+    return [*where, "--insecure", "--parent-pid", str(os.getpid())]
 
 
 def start(address: str, arguments: list[str]) -> None:

@@ -137,9 +137,6 @@ class Processes:
         )
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
     def start(
         self, name: str, command: Sequence[str], env: Mapping[str, str], *, last: bool = False
     ) -> None:
@@ -218,8 +215,8 @@ class Processes:
                 )
             time.sleep(POLL)
 
-    def close(self) -> None:
-        """End every process and all that they started; may be called again."""
+    def __exit__(self, *error: object) -> None:
+        """End every process and all that they started."""
         for names in (self._started.keys() - self._last, self._last):
             watchdog.end({self._started[name].pid for name in names}, GRACE)
         for process in self._started.values():

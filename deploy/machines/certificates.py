@@ -11,8 +11,7 @@ import contextlib
 import ipaddress
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import final
@@ -21,6 +20,7 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from common.files import write_atomically
@@ -33,7 +33,6 @@ _LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
 
 
 @final
-@dataclass(frozen=True)
 class Certificates:
     """The files in ``folder``; they need not exist. On a client's machine they may lie elsewhere.
 
@@ -41,31 +40,14 @@ class Certificates:
     the authority's certificate, if not ``folder/ca.crt``.
     """
 
-    folder: Path
-    keys: Path | None = None
-    authority: Path | None = None
-
-    @property
-    def ca(self) -> Path:
-        """The authority's certificate: public, at the server and at every client."""
-        return self.authority or self.folder / "ca.crt"
-
-    @property
-    def ca_key(self) -> Path:
-        return self.folder / "ca.key"
-
-    @property
-    def server(self) -> Path:
-        return self.folder / "server.crt"
-
-    @property
-    def server_key(self) -> Path:
-        return self.folder / "server.key"
-
-    @property
-    def clients(self) -> Path:
-        """The folder of the clients' keys, ``K.key`` and ``K.pub``."""
-        return self.keys or self.folder / "clients"
+    def __init__(
+        self, folder: Path, keys: Path | None = None, authority: Path | None = None
+    ) -> None:
+        self.folder = folder
+        self.ca = authority or folder / "ca.crt"  #: public, at the server and at every client
+        self.server, self.server_key = folder / "server.crt", folder / "server.key"
+        self.ca_key = folder / "ca.key"
+        self.clients = keys or folder / "clients"  #: has ``K.key`` and ``K.pub``
 
     def key(self, k: int) -> Path:
         """Client k's private key."""
@@ -94,34 +76,41 @@ def make(folder: Path, hosts: Sequence[str], clients: int, days: int = 365) -> C
     file that is damaged, or an authority that has expired. ``OSError``: the folder cannot be
     written.
     """
-    names = _names([*hosts, *ALWAYS])
+    try:
+        names = [general_name(host) for host in dict.fromkeys([*hosts, *ALWAYS])]
+    except ValueError as error:
+        raise ValueError(f"--host {error}") from None
     _within("--clients", clients, 0, MAX_CLIENTS)
     _within("--days", days, 1, MAX_DAYS)
     files = Certificates(folder)
-    if files.ca.is_file() != files.ca_key.is_file():
-        there, lacking = files.ca, files.ca_key
-        if files.ca_key.is_file():
-            there, lacking = lacking, there
+    lacking, there = sorted((files.ca, files.ca_key), key=Path.is_file)
+    if there.is_file() and not lacking.is_file():
         raise ValueError(f"{there} is there without {lacking}: bring it or name another folder")
     files.clients.mkdir(parents=True, exist_ok=True)
     files.clients.chmod(0o755)
     if not files.ca.is_file():
-        _authority(files, max(days, AUTHORITY_DAYS))
+        # key_cert_sign and crl_sign: its key signs certificates and lists of them, and nothing else
+        uses = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
+        rights = [x509.BasicConstraints(ca=True, path_length=0), uses]
+        valid = timedelta(days=max(days, AUTHORITY_DAYS))
+        _issue((files.ca_key, files.ca), "authority", valid, rights, [])
     _server(files, names if hosts else _former(files) or names, days)
     for k in range(clients):
         if not files.key(k).is_file():
-            _client(files, k)
+            files.public(k).unlink(missing_ok=True)
+            _write((files.key(k), _new_key(serialization.PrivateFormat.OpenSSH)[1], SECRET))
     for path in files.clients.glob("[0-9]*.key"):
         if not path.with_suffix(".pub").is_file():
-            _publish(path)
+            public = ssh_key(path, "; delete it to have a new one made").public_key()
+            line = public.public_bytes(Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+            _write((path.with_suffix(".pub"), line + f" client-{path.stem}\n".encode(), PUBLIC))
     return files
 
 
-def _authority(files: Certificates, days: int) -> None:
-    # key_cert_sign and crl_sign: its key signs certificates and lists of them, and nothing else
-    uses = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
-    constraints = x509.BasicConstraints(ca=True, path_length=0)
-    _issue((files.ca_key, files.ca), "authority", timedelta(days=days), [constraints, uses], [])
+def _new_key(form: serialization.PrivateFormat) -> tuple[ec.EllipticCurvePrivateKey, bytes]:
+    """A new key on a NIST curve, as Flower demands of clients; and what its file holds."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    return key, key.private_bytes(Encoding.PEM, form, serialization.NoEncryption())
 
 
 def _server(files: Certificates, names: Sequence[x509.GeneralName], days: int) -> None:
@@ -157,7 +146,7 @@ def _issue(
     issuer: tuple[x509.Name, ec.EllipticCurvePrivateKey] | None = None,
 ) -> None:
     """Write a new key and its certificate to ``places``; without an ``issuer`` it is its own."""
-    key = ec.generate_private_key(ec.SECP384R1())
+    key, private = _new_key(serialization.PrivateFormat.PKCS8)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"fedmosaic {name}")])
     by, signer = issuer or (subject, key)
     identifier: x509.ExtensionType = (
@@ -177,9 +166,7 @@ def _issue(
     )
     for extension in (*critical, *others, identifier):
         builder = builder.add_extension(extension, critical=extension in critical)
-    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
-    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
-    certificate = builder.sign(signer, hashes.SHA384()).public_bytes(pem)
+    certificate = builder.sign(signer, hashes.SHA384()).public_bytes(Encoding.PEM)
     _write((places[0], private, SECRET), (places[1], certificate, PUBLIC))
 
 
@@ -213,28 +200,21 @@ def _private_key(
     return key
 
 
-def _client(files: Certificates, k: int) -> None:
-    key = ec.generate_private_key(ec.SECP384R1())  # a NIST curve, as Flower demands
-    private = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.OpenSSH,
-        serialization.NoEncryption(),
-    )
-    _write((files.public(k), _openssh(key, str(k)), PUBLIC), (files.key(k), private, SECRET))
+def read_public_key(path: Path) -> bytes:
+    """An OpenSSH public key file as the Control API takes it: PEM.
 
-
-def _publish(path: Path) -> None:
-    """Make the public key beside the private key of a client."""
-    key = ssh_key(path, "; delete it to have a new one made")
-    _write((path.with_suffix(".pub"), _openssh(key, path.stem), PUBLIC))
-
-
-def _openssh(key: ec.EllipticCurvePrivateKey, k: str) -> bytes:
-    """The public key of client ``k`` as the line of its file."""
-    public = key.public_key().public_bytes(
-        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-    )
-    return public + f" client-{k}\n".encode()
+    Raises ``ValueError``: the file cannot be read, or is no public key on a NIST curve.
+    """
+    ours = "it should be a K.pub of fedmosaic certs"
+    try:
+        key = serialization.load_ssh_public_key(path.read_bytes())
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, UnsupportedAlgorithm):
+        raise ValueError(f"{path} is no OpenSSH public key; {ours}") from None
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ValueError(f"{path} is no key on a NIST curve; {ours}")
+    return key.public_bytes(Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 def _former(files: Certificates) -> list[x509.GeneralName]:
@@ -245,16 +225,6 @@ def _former(files: Certificates) -> list[x509.GeneralName]:
     except (OSError, ValueError, x509.ExtensionNotFound):
         return []
     return list(found.value)
-
-
-def _names(hosts: Iterable[str]) -> list[x509.GeneralName]:
-    names: dict[str, x509.GeneralName] = {}
-    for host in hosts:
-        try:
-            names[host] = general_name(host)
-        except ValueError as error:
-            raise ValueError(f"--host {error}") from None
-    return list(names.values())
 
 
 def general_name(host: str) -> x509.DNSName | x509.IPAddress:
@@ -285,15 +255,13 @@ def _write(*files: tuple[Path, bytes, int]) -> None:
     readable by others for a moment.
     """
     ready = [path.with_name(f".{path.name}.new") for path, _, _ in files]
-    before = os.umask(0o077)
     try:
         for new, (_, content, mode) in zip(ready, files, strict=True):
-            write_atomically(new, content)
+            write_atomically(new, content, private=True)
             new.chmod(mode)
         for new, (path, _, _) in zip(ready, files, strict=True):
             os.replace(new, path)
     finally:
-        os.umask(before)
         for new in ready:
             new.unlink(missing_ok=True)
 

@@ -34,6 +34,14 @@ Insecure = Annotated[bool, typer.Option("--insecure", help="No TLS: for trying o
 ControlApi = Annotated[
     str, typer.Option("--superlink", metavar="HOST:PORT", help="Its Control API.")
 ]
+NodeSettings = Annotated[
+    list[str] | None,
+    typer.Option(
+        *("-s", "--set"),
+        metavar="KEY=VALUE",
+        help="The node's own: model, device, threads, memory-mb, data-dir, state-dir, …",
+    ),
+]
 Keys = Annotated[list[Path], typer.Argument(help="Public keys, or folders of *.pub.")]
 Wait = Annotated[
     float,
@@ -141,28 +149,16 @@ def submit(
     if if_any and flat["resume"] and sending.done(flat):
         plain(f"{flat['out']} holds the run already, complete")
         return
-    started: list[int] = []
-
-    def on_start(run: int) -> None:
-        started.append(run)
+    with _control(at, ca, insecure, wait) as control:
+        run = control.submit(given.app_folder(), flat, {})
         name = "goes on from its checkpoint" if flat["resume"] else flat["experiment"]
-        out.print(f"[bold]run {run}[/]: {name}", highlight=False)
-
-    try:
-        status = sending.submit(
-            flat,
-            sending.address(at),
-            _trusted(ca, insecure),
-            wait,
-            sending.without_tracebacks(plain),
-            on_start,
-        )
-    except KeyboardInterrupt:
-        if not started:
-            raise
-        line = f"fedmosaic stop {started[0]} --superlink {at} {_trust(ca)}"
-        red("left", f": the run goes on; stop it with: {line}")
-        raise typer.Exit(INTERRUPTED) from None
+        try:
+            out.print(f"[bold]run {run}[/]: {name}", highlight=False)
+            status = control.follow(run, sending.without_tracebacks(plain), patience=wait)
+        except KeyboardInterrupt:
+            line = f"fedmosaic stop {run} --superlink {at} {_trust(ca)}"
+            red("left", f": the run goes on; stop it with: {line}")
+            raise typer.Exit(INTERRUPTED) from None
     if status.failure:
         raise RuntimeError(status.failure)
     sent, received = status.bytes_sent, status.bytes_received
@@ -186,18 +182,9 @@ def node(
         Path | None, typer.Option(help="Folder with K.key; default: clients beside --ca.")
     ] = None,
     insecure: Insecure = False,
-    more: Annotated[
-        list[str] | None,
-        typer.Option(
-            "-s",
-            "--set",
-            metavar="KEY=VALUE",
-            help="The node's own: model, device, threads, memory-mb, data-dir, state-dir, …",
-        ),
-    ] = None,
+    more: NodeSettings = None,
     home: Annotated[
-        Path | None,
-        typer.Option(help="Flower's own files; default: ~/.fedmosaic/nodes/K."),
+        Path | None, typer.Option(help="Flower's own files; default: ~/.fedmosaic/nodes/K.")
     ] = None,
     health: Annotated[str, typer.Option(help="HOST:PORT of a gRPC health service.")] = "",
     warm: WarmStart = False,
@@ -267,7 +254,7 @@ def local(
     with contextlib.ExitStack() as stack:
         stack.enter_context(_alone(place))
         files = None if insecure else make(place / "certs", [], count)
-        signal.signal(signal.SIGTERM, _interrupt)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         federation = stack.enter_context(
             start_federation(
                 app=given.app_folder(),
@@ -294,10 +281,6 @@ def local(
         raise RuntimeError(status.failure)
 
 
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
 @contextlib.contextmanager
 def _alone(place: Path) -> Iterator[None]:
     """Keep a second ``fedmosaic local`` out of ``place``.
@@ -320,7 +303,10 @@ def _alone(place: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _control(superlink: str, ca: Path | None, insecure: bool, wait: float) -> Iterator[Control]:
-    """The SuperLink's Control API, as soon as it answers; what it refuses is a ``RuntimeError``."""
+    """The SuperLink's Control API, as soon as it answers, within ``wait`` seconds.
+
+    Raises ``RuntimeError``: it does not answer, or refuses what it is asked.
+    """
     import tempfile
 
     import grpc
@@ -381,23 +367,18 @@ def _public_keys(given: list[Path]) -> list[Path]:
 
     Raises ``ValueError``: one is not there, or is no public key.
     """
-    from deploy.flower.control import read_public_key
+    from deploy.machines.certificates import read_public_key
 
-    files = [path for each in given for path in _key_files(each)]
+    files: list[Path] = []
+    for each in given:
+        if not each.exists():
+            raise ValueError(f"{each} does not exist; it should be a public key or their folder")
+        files += (found := _in_order(each, "*.pub") if each.is_dir() else [each])
+        if not found:
+            raise ValueError(f"{each} holds no *.pub; make keys with: fedmosaic certs --clients N")
     for path in files:
         read_public_key(path)
     return files
-
-
-def _key_files(given: Path) -> list[Path]:
-    if not given.is_dir():
-        if not given.exists():
-            raise ValueError(f"{given} does not exist; it should be a public key or their folder")
-        return [given]
-    found = _in_order(given, "*.pub")
-    if not found:
-        raise ValueError(f"{given} holds no *.pub; make keys with: fedmosaic certs --clients N")
-    return found
 
 
 def _in_order(folder: Path, pattern: str) -> list[Path]:

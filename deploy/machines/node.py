@@ -13,8 +13,8 @@ from typing import NoReturn
 import filelock
 
 from client_app.node import KINDS, check
+from common.section import Value
 from deploy.flower import warm
-from deploy.flower.arguments import Value
 from deploy.flower.processes import Processes, environment, executable
 from deploy.machines.certificates import Certificates
 from deploy.run.grpc import node_config, supernode_command

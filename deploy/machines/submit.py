@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import ipaddress
 import re
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from common.config import Value
 from common.parse import parse
-from deploy.flower.control import Control, RunStatus
 from deploy.machines.certificates import general_name
 from deploy.run.preflight import check_names, counted, name_of
-from deploy.run.settings import app_folder
 from server_app.keep import checkpoint
 from server_app.keep.summary import complete
 
@@ -73,30 +70,6 @@ def done(flat: Mapping[str, Value]) -> bool:
     folder = Path(str(flat["out"]))
     checkpoint.read(folder, parse(flat))
     return complete(folder, int(flat["rounds"]))
-
-
-def submit(
-    flat: Mapping[str, Value],
-    superlink: str,
-    ca: Path | None,
-    wait: float,
-    on_log: Callable[[str], None],
-    on_start: Callable[[int], None],
-) -> RunStatus:
-    """Start the run and wait for its end; leaving early does not stop it.
-
-    ``wait``: seconds that the SuperLink may take to answer, at first and whenever it falls silent.
-
-    Raises ``RuntimeError`` if it stays silent or refuses the run.
-    """
-    with (
-        tempfile.TemporaryDirectory(prefix="fedmosaic-") as work,
-        Control(superlink, ca, Path(work)) as control,
-    ):
-        control.await_answer(wait)
-        run_id = control.submit(app_folder(), flat, {})
-        on_start(run_id)
-        return control.follow(run_id, on_log, patience=wait)
 
 
 def without_tracebacks(put: Callable[[str], None]) -> Callable[[str], None]:

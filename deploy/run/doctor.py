@@ -24,9 +24,6 @@ from deploy.flower.processes import executable, free_ports
 from deploy.report.table import Cell, Table, terminal
 
 FLOWER_SERIES = "1.31."  #: the series whose programs and Control API the runtimes speak
-SHARED_PROGRAMS = ("flwr", "flower-superlink", "flower-superexec")
-GRPC_PROGRAMS = (*SHARED_PROGRAMS, "flower-supernode", "flwr-serverapp", "flwr-clientapp")
-RAY_PROGRAMS = (*SHARED_PROGRAMS, "flwr-simulation")
 
 
 @final
@@ -55,9 +52,11 @@ def checks() -> dict[str, list[Check]]:
     The loopback runtime needs nothing beyond the packages that import this module.
     """
     shared = [flower_version(), _loopback_ports()]
+    shared += map(program, ("flwr", "flower-superlink", "flower-superexec"))
+    others = map(program, ("flower-supernode", "flwr-serverapp", "flwr-clientapp"))
     return {
-        "grpc": [*shared, *map(program, GRPC_PROGRAMS)],
-        "ray": [*shared, _ray_version(), *map(program, RAY_PROGRAMS)],
+        "grpc": [*shared, *others],
+        "ray": [*shared, _ray_version(), program("flwr-simulation")],
     }
 
 

@@ -14,16 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import final
 
+from common.section import Value
 from deploy.flower import superlink, warm
-from deploy.flower.arguments import Value, check_app, config_arguments
+from deploy.flower.arguments import check_app, config_arguments
 from deploy.flower.control import Control
 from deploy.flower.processes import Processes, environment
 from deploy.machines.certificates import Certificates
-
-NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 @final
@@ -47,7 +45,7 @@ def start_federation(
     app: Path,
     clients: int,
     work: Path,
-    env: Mapping[str, str] = NOTHING,
+    env: Mapping[str, str] | None = None,
     warm_start: bool = False,
     certificates: Path | None = None,
 ) -> Iterator[Federation]:
@@ -73,16 +71,16 @@ def start_federation(
         raise ValueError(f"warm_start on {sys.platform}: forking is safe enough on Linux only")
     keys = None if certificates is None else _complete(certificates, clients)
     configs = [node_config(k, clients, {}) for k in range(clients)]
-    app, work, own = check_app(app, {}), work.expanduser().resolve(), dict(env)
+    app, work, own = check_app(app, {}), work.expanduser().resolve(), dict(env or {})
     with ExitStack() as stack:
         processes = stack.enter_context(Processes(work))
         if warm_start:
             folder = stack.enter_context(warm.stand_ins())
-            full = environment(env, work / "home" / "warm")
+            full = environment(own, work / "home" / "warm")
             warm.start(processes, folder, full)
             own["PATH"] = os.pathsep.join([str(folder), full["PATH"]])
         control, fleet = superlink.start(processes, work, own, simulation=False, certificates=keys)
-        stack.callback(control.close)
+        stack.enter_context(control)
         if warm_start:
             processes.wait(lambda: warm.ready(processes, folder), "the warm process", 120.0)
         for k, config in enumerate(configs):
@@ -118,16 +116,9 @@ def supernode_command(
     if certificates is not None:
         trust = ["--root-certificates", str(certificates.ca)]
         trust += ["--auth-supernode-private-key", str(certificates.key(k))]
-    return [
-        "flower-supernode",
-        *trust,
-        "--superlink",
-        fleet,
-        "--clientappio-api-address",
-        "127.0.0.1:0",  # any free port: only the SuperNode's own children need to know it
-        "--node-config",
-        node_config,
-    ]
+    # any free port will do where only the SuperNode's own children need to know it
+    inner = ["--clientappio-api-address", "127.0.0.1:0", "--node-config", node_config]
+    return ["flower-supernode", *trust, "--superlink", fleet, *inner]
 
 
 def _complete(folder: Path, clients: int) -> Certificates:

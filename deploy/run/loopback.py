@@ -62,9 +62,6 @@ class Loopback(Grid):
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         """End the workers, also those that are at work."""
         pool, self._pool = self._pool, None
         if pool is not None:
@@ -118,7 +115,7 @@ class Loopback(Grid):
             try:
                 return self._pool.submit(_serve, *work)
             except BrokenProcessPool:  # a worker was killed earlier; the next pool is whole again
-                self.close()
+                self.__exit__()
         raise AssertionError("a new pool takes work")
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -181,11 +178,5 @@ def _serve(data: bytes, node: int, config: NodeConfig, run_config: dict[str, Val
     """What a SuperNode's client process does with one message."""
     from client_app.app import app
 
-    context = Context(
-        run_id=RUN_ID,
-        node_id=node,
-        node_config=config,
-        state=RecordDict(),
-        run_config=run_config,
-    )
+    context = Context(RUN_ID, node, config, RecordDict(), run_config)
     return to_bytes(app(from_bytes(data), context))

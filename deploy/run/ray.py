@@ -17,11 +17,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from common.section import Value
 from deploy.flower import superlink
-from deploy.flower.arguments import Value, check_app
+from deploy.flower.arguments import check_app
 from deploy.flower.control import RunStatus
 from deploy.flower.processes import Processes
-from deploy.run.grpc import NOTHING
 from server_app.stopped import Stopped
 
 RAY = {
@@ -42,7 +42,7 @@ def run_simulation(
     clients: int,
     run_config: Mapping[str, Value],
     work: Path,
-    env: Mapping[str, str] = NOTHING,
+    env: Mapping[str, str] | None = None,
     on_log: Callable[[str], None] = lambda line: None,
     watch: Callable[[], Callable[[], bool]] = lambda: lambda: False,
 ) -> RunStatus:
@@ -77,16 +77,16 @@ def run_simulation(
 
         # Ray's sockets need a short path; leaving the outer context removes what Ray wrote there
         with tempfile.TemporaryDirectory(prefix="ray-") as short, Processes(work) as processes:
-            ray_env = {**RAY, "RAY_TMPDIR": short, **env}
+            ray_env = {**RAY, "RAY_TMPDIR": short, **(env or {})}
             control, _ = superlink.start(processes, work, ray_env, simulation=True)
             try:
-                run_id = control.submit(app, run_config, settings)
-                status = control.follow(run_id, collect, watch())
+                with control:
+                    run_id = control.submit(app, run_config, settings)
+                    status = control.follow(run_id, collect, watch())
                 gone = None
             except Stopped as error:
                 gone = error
             finally:
-                control.close()
                 log = "\n".join(lines)
                 processes.log("simulation").write_text(log, encoding="utf-8")
                 if late := LATE_START.search(log):

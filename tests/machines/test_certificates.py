@@ -179,7 +179,7 @@ def test_a_full_disk_leaves_a_key_that_fits_its_certificate(
     files = make(tmp_path, [], 1)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
-    def write(path: Path, content: bytes) -> None:
+    def write(path: Path, content: bytes, private: bool) -> None:
         if "crt" in path.name:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         path.write_bytes(content)

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from concurrent import futures
 from pathlib import Path
-from typing import Any
 
 import grpc
 import numpy as np
@@ -30,7 +29,7 @@ from deploy.flower.processes import environment, free_ports
 from deploy.flower.superlink import superlink_command
 from deploy.machines import commands as machines
 from deploy.machines import node, submit
-from deploy.machines.certificates import make
+from deploy.machines.certificates import make, read_public_key
 from deploy.run.settings import resolve
 from server_app.keep.lock import hold
 from tests.support.commandline import command_line, fedmosaic, typed
@@ -168,7 +167,7 @@ def test_a_key_that_was_unregistered_is_not_called_registered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = make(tmp_path, [], 3)
-    keys = [control.read_public_key(files.public(k)) for k in range(3)]
+    keys = [read_public_key(files.public(k)) for k in range(3)]
     registry = Registry({keys[0]: "online", keys[1]: "unregistered"})
     monkeypatch.setattr(control, "ControlStub", lambda _: registry)
     assert called(["register", str(files.public(1)), "--insecure"], monkeypatch) == 1
@@ -193,12 +192,17 @@ def test_a_resumed_run_is_not_shown_under_a_name_that_is_not_its_own(
 ) -> None:
     sent: list[Mapping[str, object]] = []
 
-    def send(flat: Mapping[str, object], *rest: Any) -> control.RunStatus:
-        sent.append(flat)
-        rest[-1](7)
-        return control.RunStatus(7, "finished:completed", "", 0, 0)
+    class Server:
+        """A Control API that runs whatever it is sent."""
 
-    monkeypatch.setattr(submit, "submit", send)
+        def submit(self, app: Path, flat: Mapping[str, object], _: object) -> int:
+            sent.append(flat)
+            return 7
+
+        def follow(self, run: int, *_: object, **__: object) -> control.RunStatus:
+            return control.RunStatus(run, "finished:completed", "", 0, 0)
+
+    monkeypatch.setattr(machines, "_control", lambda *_: contextlib.nullcontext(Server()))
     arguments = ["submit", "--insecure", "-s", "out=/srv/out"]
     assert called(arguments, monkeypatch) == 0
     assert f"run 7: {sent[0]['experiment']}\n" in capsys.readouterr().out

@@ -84,7 +84,7 @@ class Scene:
         return self.log(name)
 
     def await_online(self, nodes: int) -> None:
-        until(f"{nodes} nodes", lambda: self.federation.superlink.online() == nodes)
+        until(f"{nodes} nodes", lambda: self.federation.control.online() == nodes)
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,9 @@ import grpc
 import pytest
 from flwr.common.config import parse_config_args
 
+from common.section import Value
 from deploy.flower import warm, watchdog
-from deploy.flower.arguments import Value, check_app, config_arguments, run_config_toml, stage_app
+from deploy.flower.arguments import check_app, config_arguments, run_config_toml, stage_app
 from deploy.flower.control import RunStatus, run_id_from
 from deploy.flower.processes import Processes, environment, executable, free_ports, tail
 from deploy.flower.superlink import superlink_command
@@ -473,7 +474,9 @@ def test_ray_that_starts_late_is_started_again_with_a_watch_that_knows_nothing_o
                 raise Stopped("the ServerApp ended")
             return RunStatus(1, "finished:completed", "", 0, 0)
 
-        def close(self) -> None: ...
+        def __enter__(self) -> None: ...
+
+        def __exit__(self, *_: object) -> None: ...
 
     def watch() -> Callable[[], bool]:
         watches.append(lambda: False)
