@@ -75,6 +75,7 @@ def settings(method: str = "") -> Table:
         for name, field in kind.model_fields.items():
             key = f"{table}.{kebab(name)}".lstrip(".")
             default = usual(key, field, own.auto) if own else field.default
+            default = method if own and key == "method" else default
             shown = f'"{default}"' if isinstance(default, str) else str(default).lower()
             rows.append((key, shown, _allowed(field), said[name].replace("``", "")))
     return Table(("key", "default", "allowed", "meaning"), rows, "l")

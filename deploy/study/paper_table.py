@@ -284,7 +284,7 @@ def run(
             continue
         launch(cell, place)
         shutil.rmtree(place / "state", ignore_errors=True)
-        shutil.rmtree(place / "slots", ignore_errors=True)
+        shutil.rmtree(place / "uploads", ignore_errors=True)
         (place / "checkpoint.safetensors").unlink(missing_ok=True)
 
 
