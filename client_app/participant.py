@@ -17,16 +17,15 @@ from torch import Tensor, nn
 
 from client_app.node import check, limit_memory
 from client_app.store import Store, look
-from common import device, fleet, models, seeds, tree
+from common import device, models, seeds, tree
 from common.config import Config, Data, Value
+from common.data import divide
 from common.data.dataset import Dataset
 from common.data.partition import local_split, split
-from common.data.public import divide
 from common.fit import Loss
 from common.models.classifier import Classifier
 from common.records import Records, StateDict
-from common.scoring import evaluate
-from common.task import Extend, Task, epochs
+from common.task import Extend, Task, epochs, evaluate, global_spec
 
 R = TypeVar("R", bound=Records)
 
@@ -126,7 +125,7 @@ class Participant:
     @cached_property
     def global_spec(self) -> str:
         """The server's architecture."""
-        return fleet.global_spec(self.task)
+        return global_spec(self.task)
 
     def model(
         self, spec: str, weights: StateDict | None = None, *, classes: int = 0, part: str = ""

@@ -5,13 +5,16 @@ The same on the server and at every client, but for the device.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import final
+from typing import NamedTuple, final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from common import models, optimise, seeds
@@ -20,6 +23,7 @@ from common.data.batches import Batches, evaluation_batches
 from common.data.dataset import Dataset
 from common.device import Net, arrange
 from common.fit import Loss, fit
+from common.models.batchnorm import batch_statistics, recalibrate
 from common.models.classifier import Classifier
 from common.models.layers import Shape
 from common.records import StateDict
@@ -179,3 +183,78 @@ def epochs(batches: Iterable[tuple[Tensor, ...]], count: int) -> Iterator[tuple[
 def _layers(spec: str, shape: Shape, classes: int, stem: str) -> StateDict:
     with torch.device("meta"):
         return dict(models.build(spec, shape, classes, seed=0, stem=stem).state_dict())
+
+
+class Result(NamedTuple):
+    accuracy: float  #: share of samples whose largest logit is the label's, in [0, 1]
+    loss: float  #: mean cross-entropy in nats
+
+
+@torch.no_grad()
+def evaluate(
+    net: Classifier,
+    x: Tensor,
+    y: Tensor,
+    task: Task,
+    *,
+    bn: str = "",
+    name: tuple[str | int, ...] = ("score",),
+) -> Result:
+    """Score ``net`` on x [n, C, H, W] and y [n], n ≥ 1.
+
+    ``bn``, by default ``score.bn``: ``running`` statistics; ``batch``: those of each test batch, in
+    an order drawn from the stream ``name`` so that no batch holds one class alone (transductive:
+    the answer for one image depends on its neighbours); ``recalibrated``: running statistics
+    re-estimated on x first.
+    """
+    bn, size = bn or task.config.score.bn, task.config.score.batch_size
+    if len(x) == 1:
+        bn = "running"
+    if bn != "running":
+        order = torch.randperm(len(x), generator=seeds.stream(task.seed, *name))
+        x, y = x[order.to(x.device)], y[order.to(y.device)]
+        size = -(-len(x) // -(-len(x) // size))  # equal batches, so that none has one sample
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        return task.in_order(x, y, size)
+
+    if bn == "recalibrated":
+        net = copy.deepcopy(net)
+        recalibrate(net, (images for images, _ in batches()))
+    was_training = net.training
+    net.eval()
+    correct, loss = 0, 0.0
+    with batch_statistics(net) if bn == "batch" else nullcontext():
+        for images, labels in batches():
+            logits = net(images)
+            correct += int((logits.argmax(1) == labels).sum())
+            loss += float(F.cross_entropy(logits, labels, reduction="sum"))
+    net.train(was_training)
+    return Result(correct / len(x), loss / len(x))
+
+
+def global_spec(task: Task) -> str:
+    """The server's architecture; ``smallest`` is the fleet's one with the fewest parameters."""
+    config = task.config
+    if config.run.global_model != "smallest":
+        return config.run.global_model
+    return models.smallest(config.fleet, task.shape, task.num_classes, stem=task.stem)
+
+
+def check_architectures(config: Config) -> None:
+    """Raise a one-line ``ValueError`` for an architecture that does not exist."""
+    own = config.run.global_model
+    for spec in (*config.fleet, *(() if own == "smallest" else (own,))):
+        models.parse(spec)
+
+
+def check_fleet(task: Task) -> None:
+    """Raise a one-line ``ValueError`` if an architecture is unknown or cannot take the input, or if
+    the method asks something of the fleet that it does not have.
+    """
+    config = task.config
+    for spec in config.fleet:
+        models.check(spec, task.shape, task.num_classes, stem=task.stem)
+    config.method.check_fleet(task, config.fleet)
+    if config.run.global_model != "smallest":
+        models.check(config.run.global_model, task.shape, task.num_classes, stem=task.stem)

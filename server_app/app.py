@@ -18,9 +18,8 @@ def main(grid: Grid, context: Context) -> None:
     """One run. Raises ``ValueError`` or ``Stopped`` with one clear line."""
     from common import device
     from common.data import load
-    from common.fleet import check_fleet, global_spec
     from common.parse import parse
-    from common.task import Task
+    from common.task import Task, check_fleet, global_spec
     from server_app.keep import checkpoint
     from server_app.keep.lock import hold
     from server_app.methods import make

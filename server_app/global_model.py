@@ -1,16 +1,22 @@
-"""A server half around one network: the global model w."""
+"""Server halves around a global model, and those whose model is a mean of what clients trained.
+
+``Averaged`` is the base of an averaging method; it overrides how the copies are combined, or what
+follows the combination. ``Combining`` is what the wrappers in ``combine/`` see of it: across
+architectures, and over the cached uploads of all clients (OCA).
+"""
 
 from __future__ import annotations
 
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from common import tree
 from common.models.classifier import Classifier
-from common.protocol import Down, Model
+from common.protocol import Down, Model, Trained
 from common.records import Records, StateDict
-from server_app.method import Client, Method, O, U
+from server_app.combine.mean import average
+from server_app.method import Client, Method, Metrics, Models, O, U, Ups
 
 
 class Weights(Records):
@@ -37,4 +43,107 @@ class GlobalModel(Method[O, U], ABC):
 
     def model(self) -> Classifier | None:
         self.net.load_state_dict(self.w)
+        return self.net
+
+
+T = TypeVar("T", bound=Trained)
+
+
+class Combining(Method[O, T], ABC):
+    """A server half that combines uploads into global models, one for each architecture."""
+
+    models: Models
+    """The combination of the active clients' uploads (ACA)."""
+    overall: Models
+    """The same over every client's latest upload (OCA); where nothing caches them, the first."""
+
+    @abstractmethod
+    def aggregate(self, ups: Ups[T], previous: Models) -> Models:
+        """The method's combination of the uploads; ``previous``: of the round before."""
+
+    @abstractmethod
+    def after(self, t: int, ups: Ups[T]) -> Metrics:
+        """What the method does once round t's uploads are combined."""
+
+    @abstractmethod
+    def drawn(self) -> Models:
+        """The models as they were before any round."""
+
+    @abstractmethod
+    def parts(self, models: Models) -> Models:
+        """What each architecture trains and is scored by, smallest first."""
+
+    @abstractmethod
+    def flat(self, models: Models) -> StateDict:
+        """All the weights of global models as one state dict."""
+
+    @abstractmethod
+    def network(self, spec: str) -> Classifier:
+        """The network of an architecture on the server's device, with any weights."""
+
+    def trains(self, client: Client) -> str:
+        """The architecture that a client trains."""
+        return self.global_spec if self.config.average.across == "none" else client.model
+
+    def classifiers(self, models: Models) -> dict[str, Classifier]:
+        """The networks with these weights, smallest first."""
+        found = {}
+        for spec, w in self.parts(models).items():
+            found[spec] = self.network(spec)
+            found[spec].load_state_dict(w)
+        return found
+
+    def cached(self, up: T) -> T:
+        """What of an upload a later combination needs."""
+        return up.model_copy(update={"metrics": {}})
+
+    def step(self, t: int, ups: Ups[T]) -> Metrics:
+        self.models = self.aggregate(ups, self.models)
+        return self.after(t, ups)
+
+    def ask(self) -> StateDict | None:
+        return self.flat(self.models)
+
+
+class Averaged(GlobalModel[O, T], Combining[O, T], ABC):
+    """w ← Σ_{k∈S_t} p_k w_k, as [average] says."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.overall = self.models
+
+    @property
+    def models(self) -> Models:
+        return {self.global_spec: self.w}
+
+    @models.setter
+    def models(self, models: Models) -> None:
+        self.w = models[self.global_spec]
+
+    def check(self, client: Client, up: T) -> None:
+        spec = self.trains(client)
+        what = "w" if self.config.average.across == "none" else f"w ({spec})"
+        tree.check_like(up.w, self.task.expected(spec), what)
+
+    def combine(self, ups: Ups[T], previous: StateDict) -> StateDict:
+        """The new w of one architecture from at least one upload."""
+        states = (up.w for _, up in ups)
+        return average(states, ups.sizes, previous, self.config.average, self.net)
+
+    def aggregate(self, ups: Ups[T], previous: Models) -> Models:
+        return {spec: self.combine(ups, w) for spec, w in previous.items()}
+
+    def after(self, t: int, ups: Ups[T]) -> Metrics:
+        return {}
+
+    def drawn(self) -> Models:
+        return {self.global_spec: tree.snapshot(self.build(self.global_spec))}
+
+    def parts(self, models: Models) -> Models:
+        return models
+
+    def flat(self, models: Models) -> StateDict:
+        return models[self.global_spec]
+
+    def network(self, spec: str) -> Classifier:
         return self.net

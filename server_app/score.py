@@ -18,7 +18,7 @@ from common.models.classifier import Classifier
 from common.protocol import Score as ClientReply
 from common.protocol import Up
 from common.records import tensors
-from common.scoring import evaluate
+from common.task import evaluate
 from server_app.method import Client, Method
 from server_app.stopped import Stopped
 

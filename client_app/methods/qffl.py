@@ -6,7 +6,7 @@ from typing import final
 
 from client_app.copy import Copy
 from common.methods.qffl import Down, Options, Up
-from common.scoring import evaluate
+from common.task import evaluate
 
 
 @final

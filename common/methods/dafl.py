@@ -27,8 +27,6 @@ from pydantic import Field
 from common.methods.fedavg import Averaging, Down, Up
 from common.section import AtLeastOne, Momentum, Positive
 
-__all__ = ["Down", "Options", "Up"]
-
 CLIENT = "fedavg"
 
 

@@ -38,8 +38,6 @@ from common import protocol
 from common.methods.dl_sh import Distilling, Down
 from common.protocol import Count
 
-__all__ = ["Down", "Masking", "Options", "Schemed", "Up"]
-
 
 class Masking(Distilling):
     """Of methods whose clients have heads of their own."""

@@ -57,8 +57,6 @@ from torch import Tensor
 from common import protocol
 from common.config import Config, MethodOptions, not_allowed
 
-__all__ = ["Distilling", "Down", "Options", "Up"]
-
 
 class Distilling(MethodOptions):
     """Of every method that distils clients' predictions on the public set."""

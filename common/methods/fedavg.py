@@ -36,8 +36,6 @@ from common.protocol import Trained as Up
 from common.task import Task
 from common.tree import check_nested
 
-__all__ = ["Down", "Options", "Up"]
-
 
 class Averaging(MethodOptions):
     """Of every method whose global model is a mean of what clients trained."""

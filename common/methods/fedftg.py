@@ -41,8 +41,6 @@ from pydantic import Field
 from common.methods.fedavg import Averaging, Down, Up
 from common.section import AtLeastOne, Momentum, NonNegative, Positive
 
-__all__ = ["Down", "Options", "Up"]
-
 CLIENT = "fedprox"
 
 

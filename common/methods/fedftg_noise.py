@@ -27,8 +27,6 @@ from typing import final
 from common.methods.fedavg import Averaging, Down, Up
 from common.section import NonNegative, Positive
 
-__all__ = ["Down", "Options", "Up"]
-
 CLIENT = "fedprox"
 
 

@@ -27,8 +27,6 @@ from common.methods.fedavg import Averaging, Up
 from common.records import StateDict
 from common.section import NonNegative, Positive
 
-__all__ = ["Down", "Options", "Up"]
-
 
 @final
 class Options(Averaging):

@@ -45,8 +45,6 @@ from common.methods.fedavg import Averaging, Up
 from common.records import StateDict
 from common.section import NonNegative
 
-__all__ = ["Down", "Options", "Up"]
-
 
 @final
 class Options(Averaging):

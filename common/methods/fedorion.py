@@ -56,8 +56,6 @@ from common import protocol
 from common.methods.fedavg import Averaging, Down
 from common.records import StateDict
 
-__all__ = ["Down", "Options", "Up"]
-
 
 @final
 class Options(Averaging):

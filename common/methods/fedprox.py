@@ -19,8 +19,6 @@ from typing import final
 from common.methods.fedavg import Averaging, Down, Up
 from common.section import NonNegative
 
-__all__ = ["Down", "Options", "Up"]
-
 SERVER = "fedavg"
 
 

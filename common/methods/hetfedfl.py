@@ -34,8 +34,6 @@ from common.config import MethodOptions
 from common.protocol import Model as Down
 from common.records import StateDict
 
-__all__ = ["Down", "Options", "Up"]
-
 
 @final
 class Options(MethodOptions):

@@ -37,8 +37,6 @@ from common.methods.dl_mh import Down, Masking, Schemed
 from common.protocol import Share
 from common.section import AtLeastOne
 
-__all__ = ["Down", "Gain", "Options", "Reward", "Up"]
-
 
 @final
 class Options(Masking):

@@ -27,8 +27,6 @@ from common.config import Config, not_allowed
 from common.methods.fedavg import Averaging, Down
 from common.section import NonNegative
 
-__all__ = ["Down", "Options", "Up"]
-
 
 @final
 class Options(Averaging):

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from common.section import Value
+from deploy.run.settings import flatten
 
 
 def run_config_toml(run_config: Mapping[str, Value]) -> str:
@@ -53,7 +54,7 @@ def check_app(app: Path, run_config: Mapping[str, Value]) -> Path:
         raise ValueError(f"{folder / 'pyproject.toml'} is not valid TOML: {error}") from None
     except KeyError:
         raise ValueError(f"{folder / 'pyproject.toml'} has no [tool.flwr.app] section") from None
-    allowed = _flat(section.get("config", {}))
+    allowed = list(flatten(section.get("config", {})))
     if unknown := [key for key in run_config if key not in allowed]:
         raise ValueError(
             f"unknown run config key {unknown[0]!r}: [tool.flwr.app.config] of {folder} has "
@@ -83,13 +84,6 @@ def stage_app(app: Path, to: Path) -> Path:
         elif (app / name).exists():
             shutil.copy2(app / name, to / name)
     return to
-
-
-def _flat(config: Mapping[str, object], prefix: str = "") -> list[str]:
-    keys: list[str] = []
-    for key, value in config.items():
-        keys += _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [prefix + key]
-    return keys
 
 
 def _key(key: str) -> str:

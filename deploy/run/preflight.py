@@ -9,13 +9,12 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from common import device, fleet
+from common import device
 from common.config import Config, Value, entries
-from common.data import DATASETS, load
+from common.data import DATASETS, divide, load
 from common.data.partition import PARTITIONS, split
-from common.data.public import divide
 from common.parse import parse
-from common.task import Task
+from common.task import Task, check_architectures, check_fleet
 from deploy.run.settings import load as load_settings
 from server_app.keep import checkpoint
 
@@ -79,7 +78,7 @@ def check_names(config: Config) -> None:
 
     All that can be seen without the data, which may lie on other machines.
     """
-    fleet.check_names(config)
+    check_architectures(config)
     names = (("name", config.data.name, DATASETS), ("partition", config.data.partition, PARTITIONS))
     for key, name, known in names:
         if name not in known:
@@ -95,7 +94,7 @@ def preflight(flat: Mapping[str, Value]) -> Config:
     config = parse(flat, every=True)
     check_names(config)
     chosen = device.choose(config.run.device)
-    fleet.check_fleet(Task.of(config, load(config.data), chosen))
+    check_fleet(Task.of(config, load(config.data), chosen))
     pool = divide(config.data, config.partition_seed).pool
     split(config.data, pool.y, pool.num_classes, config.run.clients, config.partition_seed)
     return config

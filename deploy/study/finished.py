@@ -19,13 +19,12 @@ from common import device
 from common.config import Config
 from common.data import load
 from common.data.dataset import Dataset
-from common.fleet import global_spec
 from common.models.classifier import Classifier, Split
 from common.parse import parse
 from common.protocol import Up
 from common.records import StateDict
 from common.section import Value
-from common.task import Task
+from common.task import Task, global_spec
 from deploy.run.loopback import Loopback
 from deploy.run.settings import load as load_settings
 from server_app.keep import checkpoint

@@ -13,12 +13,11 @@ from matplotlib.figure import Figure
 
 from common import device, noise, seeds
 from common.data import load
-from common.fleet import global_spec
 from common.losses.distillation import kl
 from common.noise import NOISES
 from common.parse import parse
 from common.section import Value
-from common.task import Task
+from common.task import Task, global_spec
 from deploy.report.style import frames, style
 from deploy.report.table import Table
 from server_app.distil.noise import distil, weighted

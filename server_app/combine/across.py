@@ -15,9 +15,9 @@ from common.models.classifier import Classifier
 from common.protocol import Down
 from common.records import Records, StateDict
 from common.tree import check_nested, cut
-from server_app.averaged import Combining, T
 from server_app.combine.mean import average, average_layers
 from server_app.combine.wrapper import Wrapper
+from server_app.global_model import Combining, T
 from server_app.method import Client, Models, O, Ups
 
 

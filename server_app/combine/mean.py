@@ -8,18 +8,28 @@ entry e of w
     w[e] ← Σ_{k has e} p_k w_k[e] / Σ_{k has e} p_k
 
 and what no selected client has stays. With one architecture it is the ordinary average.
+
+Robust means, that one poisoned client moves only so far: Yin, Chen, Ramchandran, Bartlett,
+"Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML 2018: the
+coordinate-wise median (Algorithm 1, option I) and the coordinate-wise trimmed mean (option II).
+Both count every client alike.
+
+Sun, Kairouz, Suresh, McMahan, "Can You Really Backdoor Federated Learning?", 2019: norm clipping,
+w_k ← w + (w_k − w) · min(1, M / ‖w_k − w‖), after which the clients are weighed as usual.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 
-from torch import nn
+import numpy as np
+import torch
+from flwr.serverapp.strategy.fedtrimmedavg import trim_mean
+from torch import Tensor, nn
 
 from common import tree
 from common.options import Average
 from common.records import StateDict
-from server_app.combine.robust import clipped, combine
 
 
 def average(
@@ -64,3 +74,67 @@ def average_layers(
         else:
             result[name] = before
     return result
+
+
+def combine(states: Iterable[StateDict], weights: Sequence[float], options: Average) -> StateDict:
+    """One state from the clients': the weighted mean, or under ``median`` and ``trimmed`` those,
+    coordinate by coordinate, with equal weights and all states in memory together. Integer
+    counters keep the largest.
+    """
+    if options.robust not in ("median", "trimmed"):
+        return tree.mean(states, weights)
+    held = list(states)
+    if not held:
+        raise ValueError("cannot combine 0 states")
+    return {name: _centre([state[name] for state in held], options) for name in held[0]}
+
+
+def _centre(values: list[Tensor], options: Average) -> Tensor:
+    if not values[0].is_floating_point():
+        return torch.stack(values).amax(0)
+    stacked = torch.stack([value.to(torch.float64) for value in values]).numpy()
+    if options.robust == "median":
+        centre = np.median(stacked, axis=0)
+    else:  # the half keeps Flower's int(fraction · m) from losing one to rounding
+        m = len(values)
+        centre = trim_mean(stacked, (trimmed(m, options.trim) + 0.5) / m)
+    return torch.as_tensor(centre).to(values[0].dtype)
+
+
+def trimmed(m: int, share: float) -> int:
+    """How many of m values are left out at each end: ⌈share · m⌉, but at least one value stays."""
+    return min(int(np.ceil(share * m - 1e-9)), (m - 1) // 2)
+
+
+def clipped(
+    states: Iterable[StateDict],
+    previous: Mapping[str, Tensor],
+    options: Average,
+    names: Set[str],
+) -> Iterable[StateDict]:
+    """The states, under ``robust = "clip"`` each moved to within ``clip-norm`` of ``previous``.
+
+    The norm runs over the floating-point entries that are averaged, which ``names`` has; a state
+    within it passes as it is, bit for bit.
+    """
+    if options.robust != "clip":
+        return states
+    return (_bounded(state, previous, options.clip_norm, names) for state in states)
+
+
+def _bounded(
+    state: StateDict, previous: Mapping[str, Tensor], most: float, names: Set[str]
+) -> StateDict:
+    moved = {
+        name: value.to(torch.float64) - previous[name].to(torch.float64)
+        for name, value in state.items()
+        if name in names and value.is_floating_point()
+    }
+    norm = sum(float(step.square().sum()) for step in moved.values()) ** 0.5
+    if norm <= most:
+        return state
+    near = {
+        name: (previous[name].to(torch.float64) + step * (most / norm)).to(state[name].dtype)
+        for name, step in moved.items()
+    }
+    return {**state, **near}

@@ -9,7 +9,7 @@ from common.journal import Entry
 from common.models.classifier import Classifier
 from common.protocol import Down, Up
 from common.records import StateDict
-from server_app.averaged import Combining, T
+from server_app.global_model import Combining, T
 from server_app.method import Client, Metrics, Models, O, Ups
 
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from common import quantise, tree
+from common.data import divide
 from common.data.dataset import fingerprint
-from common.data.public import divide
 from common.ensemble import client_weights, literal_product, weighted_sum
 from common.methods.dl_sh import Distilling, Down
 from common.records import Records

@@ -6,9 +6,9 @@ from common import methods
 from common.config import MethodOptions
 from common.protocol import Up
 from common.task import Task
-from server_app.averaged import Combining
 from server_app.combine.across import Across
 from server_app.combine.oca import Oca
+from server_app.global_model import Combining
 from server_app.method import Method
 
 AnyMethod = Method[MethodOptions, Up]

@@ -12,7 +12,7 @@ from common.fit import fit
 from common.methods.dafl import Options, Up
 from common.models.classifier import Classifier
 from common.records import Records, StateDict
-from server_app.averaged import Averaged
+from server_app.global_model import Averaged
 from server_app.method import Metrics, Models, Ups
 
 

@@ -6,7 +6,7 @@ from typing import final
 
 from common import communication
 from common.methods.fedavg import Averaging, Up
-from server_app.averaged import Averaged
+from server_app.global_model import Averaged
 from server_app.method import Ups
 
 

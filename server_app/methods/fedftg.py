@@ -17,7 +17,7 @@ from common.methods.fedftg import Options, Up
 from common.models.batchnorm import batch_statistics
 from common.models.generator import Generator
 from common.records import Records, StateDict
-from server_app.averaged import Averaged
+from server_app.global_model import Averaged
 from server_app.method import Client, Metrics, Ups
 
 

@@ -7,8 +7,8 @@ from typing import final
 from common.losses.distillation import kl
 from common.methods.fedftg_noise import Options, Up
 from common.records import StateDict
-from server_app.averaged import Averaged
 from server_app.distil.noise import distil, weighted
+from server_app.global_model import Averaged
 from server_app.method import Metrics, Ups
 
 

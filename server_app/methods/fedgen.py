@@ -15,7 +15,7 @@ from common.losses.generation import diversity
 from common.methods.fedgen import Down, Options, Up
 from common.models.generator import new_feature_generator
 from common.records import Records, StateDict
-from server_app.averaged import Averaged
+from server_app.global_model import Averaged
 from server_app.method import Client, Metrics, Ups
 
 

@@ -7,7 +7,7 @@ from typing import final
 from common import tree
 from common.methods.fedgkd import Down, Options, Up
 from common.records import Records, StateDict
-from server_app.averaged import Averaged
+from server_app.global_model import Averaged
 from server_app.method import Metrics, Ups
 
 

@@ -15,8 +15,8 @@ from common import seeds
 from common.methods.fedin import Down, Options, Up
 from common.models.split import Shapes, common_shapes
 from common.records import Records, StateDict
-from server_app.averaged import Averaged
 from server_app.distil.feature_pool import FeaturePool
+from server_app.global_model import Averaged
 from server_app.method import Client, Metrics, Ups
 
 

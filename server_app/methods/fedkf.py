@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import final
 
 from common.methods.fedkf import Down, Options, Up
-from server_app.averaged import Averaged
+from server_app.global_model import Averaged
 
 
 @final

@@ -9,8 +9,8 @@ from common import tree
 from common.losses.distillation import KD_LOSSES
 from common.methods.fedorion import Down, Options, Up
 from common.records import Records, StateDict
-from server_app.averaged import Averaged
 from server_app.distil.noise import distil, weighted
+from server_app.global_model import Averaged
 from server_app.method import Client, Metrics, Ups
 
 

@@ -6,8 +6,8 @@ from typing import final
 
 from common.methods.lwn import Options, Up
 from common.records import StateDict
-from server_app.averaged import Averaged
 from server_app.distil.noise import distil, largest
+from server_app.global_model import Averaged
 from server_app.method import Metrics, Ups
 
 

@@ -8,7 +8,7 @@ from typing import final
 from common import tree
 from common.methods.qffl import Options, Up
 from common.records import StateDict
-from server_app.averaged import Averaged
+from server_app.global_model import Averaged
 from server_app.method import Client, Metrics, Ups
 
 LEAST = 1e-10  #: added to every loss, so that F^(q−1) is finite

@@ -15,8 +15,7 @@ from common.records import StateDict
 from common.tree import cut
 from server_app import rounds
 from server_app.combine.mean import average_layers as aggregate
-from server_app.combine.oca import Oca
-from server_app.combine.uploads import Upload
+from server_app.combine.oca import Oca, Upload
 from server_app.keep.checkpoint import Checkpoint, path_in
 from server_app.keep.summary import digest
 from server_app.method import Models, Ups

@@ -19,9 +19,8 @@ from common.config import Value
 from common.options import Average
 from common.parse import defaults, parse
 from common.records import StateDict
-from server_app.combine.mean import average
+from server_app.combine.mean import average, combine, trimmed
 from server_app.combine.mean import average_layers as aggregate
-from server_app.combine.robust import combine, trimmed
 from server_app.stopped import Stopped
 from tests.support.battery import Tampering, changed_tensor
 from tests.support.tiny import flat, play

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from common.methods.qffl import Up
-from server_app.combine.uploads import Uploads
+from server_app.combine.oca import Uploads
 
 
 def upload(value: float) -> Up:

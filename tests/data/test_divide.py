@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from common.data import load
+from common.data import divide, load
 from common.data.dataset import fingerprint
-from common.data.public import divide
 from common.parse import defaults, parse
 
 

@@ -10,9 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from common.data import decoded, load
+from common.data import decoded, load, set_aside
 from common.data.folder import load_folder
-from common.data.public import set_aside
 
 
 def picture(path: Path, value: int = 0, size: tuple[int, int] = (8, 8), mode: str = "RGB") -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from common.data import set_aside
 from common.data.embedded import toy
-from common.data.public import set_aside
 
 
 def test_pool_and_public_set_share_the_training_set():

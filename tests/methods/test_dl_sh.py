@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from client_app.methods import dl_sh as half
-from common.data.public import Divided, divide
+from common.data import Divided, divide
 from common.ensemble import client_weights, weighted_sum
 from common.methods.dl_sh import Up
 from server_app.distil.public_set import PublicSet

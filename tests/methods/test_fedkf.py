@@ -18,7 +18,7 @@ from common.fit import fit
 from common.journal import Fairness
 from common.models import build
 from common.protocol import Trained
-from server_app.combine.uploads import Upload
+from server_app.combine.oca import Upload
 from server_app.method import Ups
 from tests.support.cost import PassCounter, Passes
 from tests.support.halves import client, server

@@ -54,7 +54,7 @@ def test_with_q_zero_it_is_fedavg_with_uniform_weights(run: Run) -> None:
 
 def test_the_loss_sent_is_that_of_the_model_received(run: Run, monkeypatch: Any) -> None:
     from client_app.methods import qffl
-    from common.scoring import evaluate
+    from common.task import evaluate
 
     seen = []
     train = qffl.QFFL.train

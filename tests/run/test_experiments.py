@@ -11,11 +11,10 @@ import torch
 from common.config import Config, Value
 from common.data import DATASETS
 from common.data.partition import PARTITIONS
-from common.fleet import check_fleet
 from common.models import count
 from common.models.generator import Generator
 from common.parse import parse
-from common.task import Task
+from common.task import Task, check_fleet
 from deploy.run.settings import EXPERIMENTS, resolve
 from deploy.study import paper_table as table
 

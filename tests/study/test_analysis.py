@@ -17,9 +17,8 @@ from common.models.classifier import Split
 from common.parse import parse
 from common.task import Task
 from deploy.run.settings import to_toml
-from deploy.study.analyse import analyse, overheads, peak
+from deploy.study.analyse import analyse, features, mean_pair, overheads, peak, similarity
 from deploy.study.finished import further_round
-from deploy.study.similarity import features, mean_pair, similarity
 from tests.support.tiny import TinyRun, flat, play
 
 Run = Callable[..., TinyRun]

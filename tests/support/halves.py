@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from common.data.embedded import toy
-from common.fleet import global_spec
 from common.parse import parse
-from common.task import Task
+from common.task import Task, global_spec
 from server_app.method import Client
 from server_app.methods import AnyMethod, make
 from tests.support.peers import peer
