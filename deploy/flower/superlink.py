@@ -42,10 +42,7 @@ def start(
 
 
 def superlink_command(
-    control: str,
-    fleet: str,
-    simulation: bool,
-    certificates: Certificates | None = None,
+    control: str, fleet: str, simulation: bool, certificates: Certificates | None = None
 ) -> Sequence[str]:
     """The command line of a SuperLink.
 
