@@ -41,9 +41,6 @@ def check(node: Mapping[str, Value], *, strict: bool = True) -> None:
             raise ValueError(f"node config {key} = {value!r}; it must be {NAMES[kind]}{bound}")
 
 
-MB = 10**6
-
-
 def limit_memory(megabytes: int) -> None:
     """From now on this process gets at most so many 10⁶ bytes of private memory; 0: no limit.
 
@@ -54,7 +51,7 @@ def limit_memory(megabytes: int) -> None:
     if sys.platform != "linux":
         return
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    wanted = megabytes * MB if megabytes else hard
+    wanted = megabytes * 10**6 if megabytes else hard
     if hard != resource.RLIM_INFINITY:
         wanted = hard if wanted == resource.RLIM_INFINITY else min(wanted, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))

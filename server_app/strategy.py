@@ -119,9 +119,8 @@ class MethodStrategy(Strategy):
     def aggregate_second(self, t: int, replies: Iterable[Message]) -> None:
         assert self.method.gains is not None, "somebody was asked"
         with clock(self.entry, "clients"):
-            gains, refused = self.post.open(
-                t, self._by_client(replies), self.method.gains, self.clients, _unchecked, "gain"
-            )
+            answers, kind = self._by_client(replies), self.method.gains
+            gains, refused = self.post.open(t, answers, kind, self.clients, what="gain")
             self.method.receive_second(gains, self.entry)
         self.failed(refused)
 
@@ -161,7 +160,3 @@ class MethodStrategy(Strategy):
             if reply.has_content() and reply.metadata.src_node_id in ids:
                 found.setdefault(ids[reply.metadata.src_node_id], reply)
         return found
-
-
-def _unchecked(client: Client, up: Up) -> None:
-    """Its type says all."""

@@ -60,7 +60,7 @@ class Post:
         replies: Mapping[int, Message],
         kind: type[R],
         clients: Sequence[Client],
-        check: Callable[[Client, R], None],
+        check: Callable[[Client, R], None] = lambda client, payload: None,
         what: str = "reply",
     ) -> tuple[list[tuple[Client, R]], list[Failure]]:
         """The good replies in order of k; one that is not good is a failure and enters nothing."""
