@@ -42,7 +42,7 @@ def average(
     """Σ_k p_k w_k with p_k ∝ n_k or uniform; ``net`` tells parameters from buffers.
 
     Without ``bn-buffers`` floating-point buffers stay as they are in ``previous``. ``robust`` puts
-    something sturdier in place of the mean (``robust.py``).
+    something sturdier in place of the mean (``combine``).
     """
     weights = sizes if options.weights == "samples" else [1] * len(sizes)
     names = previous.keys() if options.bn_buffers else tree.parameters_only(net)
