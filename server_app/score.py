@@ -8,7 +8,6 @@ from statistics import fmean
 from typing import final
 
 import torch
-from torch import Tensor
 
 from common.config import MethodOptions
 from common.data.dataset import Dataset
@@ -124,10 +123,7 @@ class Scorer:
 
 
 def _largest(up: Up) -> float:
-    def size(tensor: Tensor) -> float:
-        return float(tensor.abs().max()) if tensor.numel() else 0.0
-
-    return max((size(tensor) for _, tensor in tensors(up)), default=0.0)
+    return max((float(x.abs().max()) for _, x in tensors(up) if x.numel()), default=0.0)
 
 
 def write_client_scores(scores: list[ClientReply], name: str, entry: Entry) -> None:

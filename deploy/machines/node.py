@@ -19,6 +19,8 @@ from deploy.flower.processes import Processes, environment, executable
 from deploy.machines.certificates import Certificates
 from deploy.run.grpc import node_config, supernode_command
 
+STUCK = 30  #: seconds that a SuperNode may take to end; gRPC sometimes hangs at its exit
+
 
 def lowest_free(folder: Path, clients: int) -> tuple[int, int]:
     """How identical replicas that share ``folder`` become different clients.
@@ -137,7 +139,14 @@ def serve(line: Sequence[str], home: Path) -> int:
             time.sleep(0.1)
         path = os.pathsep.join([str(folder), env["PATH"]])
         processes.start("supernode", line, {**env, "PATH": path})
+        pid = processes.pid("supernode")
+
+        def stop(*_: object) -> None:
+            os.kill(pid, signal.SIGTERM)
+            signal.alarm(STUCK)
+
+        signal.signal(signal.SIGALRM, lambda *_: os.kill(pid, signal.SIGKILL))
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: os.kill(processes.pid("supernode"), signal.SIGTERM))
+            signal.signal(number, stop)
         status = processes.await_end("supernode")
     return status if status >= 0 else 128 - status

@@ -1,7 +1,4 @@
-"""Replies of clients with heads of their own: checked, mapped, masked, combined (Algorithm 4).
-
-Contract: common/methods/dl_mh.py.
-"""
+"""Replies of clients with heads of their own: checked, mapped, masked, combined (DL-MH)."""
 
 from __future__ import annotations
 
