@@ -50,11 +50,11 @@ def seen(method: str) -> Seen:
     """The replies of one round of ``method``; they are not to be changed in place."""
     caught: dict[str, Any] = {}
 
-    def catching(self: Post, t: int, replies: Any, *given: Any) -> Any:
+    def catching(self: Post, t: int, replies: Any, *given: Any, **named: Any) -> Any:
         if K in replies:
-            what = given[3] if len(given) > 3 else "reply"
+            what = given[3] if len(given) > 3 else named.get("what", "reply")
             caught[what] = copy.deepcopy(replies[K].content)
-        return original_post(self, t, replies, *given)
+        return original_post(self, t, replies, *given, **named)
 
     def aggregating(self: MethodStrategy, t: int, replies: Any) -> Any:
         caught["strategy"] = self
