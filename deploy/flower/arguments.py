@@ -37,12 +37,13 @@ def config_arguments(config: Mapping[str, Value]) -> str:
 
 
 def check_app(app: Path, run_config: Mapping[str, Value]) -> Path:
-    """The absolute folder of a Flower app that has every key of ``run_config``.
+    """The absolute folder of a Flower app that takes every key of ``run_config``.
 
-    Flower itself finds an unknown key only when the run has begun, in the ServerApp's process.
+    Flower itself finds an unknown key only when the run has begun, in the ServerApp's process. A
+    whole table that the app does not have is taken: ``stage_app`` adds it.
 
-    Raises ``ValueError``: no such folder, no Flower app in it, or a key that its config does not
-    have.
+    Raises ``ValueError``: no such folder, no Flower app in it, or a key that a table of its config
+    does not have.
     """
     folder = app.expanduser().resolve()
     try:
@@ -55,7 +56,9 @@ def check_app(app: Path, run_config: Mapping[str, Value]) -> Path:
     except KeyError:
         raise ValueError(f"{folder / 'pyproject.toml'} has no [tool.flwr.app] section") from None
     allowed = list(flatten(section.get("config", {})))
-    if unknown := [key for key in run_config if key not in allowed]:
+    tables = {_table(key) for key in allowed} | {""}
+    unknown = [key for key in run_config if key not in allowed and _table(key) in tables]
+    if unknown:
         raise ValueError(
             f"unknown run config key {unknown[0]!r}: [tool.flwr.app.config] of {folder} has "
             f"{', '.join(allowed) or 'no keys'}"
@@ -63,8 +66,11 @@ def check_app(app: Path, run_config: Mapping[str, Value]) -> Path:
     return folder
 
 
-def stage_app(app: Path, to: Path) -> Path:
+def stage_app(app: Path, to: Path, run_config: Mapping[str, Value]) -> Path:
     """A folder with nothing but the files that ``app`` bundles, made at ``to``; or ``app`` itself.
+
+    Flower refuses an override whose key is not in the app's own config, so tables of ``run_config``
+    that are not there (single nodes' settings, a plug-in's options) are added to the copy.
 
     Flower walks the whole folder of an app, virtual environments and results of former runs
     included, to find the few files of the bundle, and refuses the app when any of them lies too
@@ -83,7 +89,26 @@ def stage_app(app: Path, to: Path) -> Path:
             shutil.copytree(app / name, to / name, ignore=skip)
         elif (app / name).exists():
             shutil.copy2(app / name, to / name)
+    pyproject = to / "pyproject.toml"
+    with pyproject.open("a", encoding="utf-8") as file:
+        file.write(_added_tables(pyproject, run_config))
     return to
+
+
+def _added_tables(pyproject: Path, run_config: Mapping[str, Value]) -> str:
+    """The tables of ``run_config`` that an app's config lacks, as TOML."""
+    config = tomllib.loads(pyproject.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
+    there = {_table(key) for key in flatten(config.get("config", {}))} | {""}
+    added: dict[str, str] = {}
+    for key, value in run_config.items():
+        if (table := _table(key)) not in there:
+            line = f"{_key(key).rpartition('.')[2]} = {_toml(key, value)}\n"
+            added[table] = added.get(table, "") + line
+    return "".join(f"\n[tool.flwr.app.config.{table}]\n{lines}" for table, lines in added.items())
+
+
+def _table(key: str) -> str:
+    return key.rpartition(".")[0]
 
 
 def _key(key: str) -> str:

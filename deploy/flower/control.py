@@ -198,7 +198,7 @@ class Control:
         """
         overrides, empty = self._work / "run.toml", self._work / "empty"
         empty.mkdir(exist_ok=True)
-        folder = stage_app(check_app(app, run_config), self._work / "app")
+        folder = stage_app(check_app(app, run_config), self._work / "app", run_config)
         overrides.write_text(run_config_toml(run_config), encoding="utf-8")
         command = [executable("flwr"), "run", str(folder), CONNECTION, "--format", "json"]
         if run_config:

@@ -190,8 +190,11 @@ def test_a_list_is_refused_with_what_is_allowed() -> None:
 
 def test_an_unknown_run_config_key_is_refused_with_the_known_ones(app: Path) -> None:
     assert check_app(app, {"note.text": "x", "nodes": 2}) == app.resolve()
-    with pytest.raises(ValueError, match=r"'round'.* has out, nodes, fail, wait, note\.text"):
-        check_app(app, {"round": 3})
+    for unknown in ("round", "note.texts"):
+        with pytest.raises(
+            ValueError, match=rf"'{unknown}'.* has out, nodes, fail, wait, note\.text"
+        ):
+            check_app(app, {unknown: 3})
 
 
 def test_a_folder_that_is_no_flower_app_is_refused(tmp_path: Path) -> None:
@@ -210,15 +213,23 @@ def test_only_the_bundled_files_of_an_app_are_staged(app: Path, tmp_path: Path) 
     deep.mkdir(parents=True)
     (deep / "journal.json").write_text("{}")
     (app / ".gitignore").write_text("*.log\n")
-    staged = stage_app(app, tmp_path / "staged")
+    staged = stage_app(app, tmp_path / "staged", {})
     names = sorted(path.name for path in staged.rglob("*"))
     assert names == [".gitignore", "pyproject.toml", "tiny_client.py", "tiny_server.py"]
     (app / "tiny_client.py").write_text("app = 1\n")
-    assert (stage_app(app, tmp_path / "staged") / "tiny_client.py").read_text() == "app = 1\n"
+    assert (stage_app(app, tmp_path / "staged", {}) / "tiny_client.py").read_text() == "app = 1\n"
     for include in ("", 'fab-include = ["**/*.py"]'):
         text = re.sub("fab-include = .*", include, PYPROJECT)
         (app / "pyproject.toml").write_text(text)
-        assert stage_app(app, tmp_path / "other") == app
+        assert stage_app(app, tmp_path / "other", {}) == app
+
+
+def test_whole_tables_that_an_app_lacks_are_added_to_its_copy(app: Path, tmp_path: Path) -> None:
+    run_config = {"node.3.model": "a", "note.text": "x", "node.3.threads": 2, "mine.x": 0.5}
+    staged = stage_app(check_app(app, run_config), tmp_path / "staged", run_config)
+    config = tomllib.loads((staged / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    before = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    assert config == before | {"node": {"3": {"model": "a", "threads": 2}}, "mine": {"x": 0.5}}
 
 
 def test_a_node_knows_its_partition_and_what_is_set_beyond_it() -> None:
