@@ -35,7 +35,7 @@ clean:
 $(VENV)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet 'torch>=2.11,<2.14'
-	$(BIN)/python -m pip install --quiet --editable .
+	$(BIN)/python -m pip install --quiet --editable '.[sim,report]'
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

@@ -23,6 +23,17 @@ PLACES = ("data.dir", "data.public-dir", "state-dir")
 """Folders: made absolute, because Flower's processes work in another folder than the user."""
 
 
+def check_runtime(runtime: str, workers: int | None) -> None:
+    """Raise ``ValueError`` for a runtime that does not exist (empty: the config's), or a number of
+    workers that nobody means.
+    """
+    if runtime and runtime not in RUNTIMES:
+        known = ", ".join(RUNTIMES)
+        raise ValueError(f"--runtime {runtime} is unknown; allowed: {known}")
+    if workers is not None and not 0 <= workers <= 1024:
+        raise ValueError(f"--workers {workers} is not allowed; it should be 0 to 1024")
+
+
 def fresh(
     flat: Mapping[str, Value], runtime: str, out: Path | None
 ) -> tuple[dict[str, Value], Path]:

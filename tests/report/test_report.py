@@ -17,7 +17,8 @@ from deploy.report import plots
 from deploy.report.pages import differences, labels, write_report
 from deploy.report.read import flat, read
 from deploy.report.svg import inline, say
-from deploy.report.table import Cell, Table, csv, html, latex, markdown, png, terminal
+from deploy.report.table import Cell, Table, csv, html, latex, markdown, terminal
+from deploy.report.table_picture import png
 from deploy.report.text import clean, duration, percent, size
 from deploy.study.paper_table import Comparison, Measured
 from tests.support.left import census, entry, finished, leave, said
