@@ -6,13 +6,16 @@ export FLWR_TELEMETRY_ENABLED = 0
 export FLWR_DISABLE_UPDATE_CHECK = 1
 export OMP_NUM_THREADS = 1
 
-.PHONY: run test exhaustive faults check bench clean
+.PHONY: run test installed exhaustive faults check bench clean
 
 run: $(VENV)/.installed
 	$(BIN)/fedmosaic run
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+installed: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.support.installed
 
 exhaustive: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m exhaustive

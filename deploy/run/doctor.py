@@ -110,7 +110,7 @@ def _ray_version() -> Check:
     """Is Ray installed, for this Python and platform?"""
     found = _version("ray")
     here = f"Python {platform.python_version()} on {sys.platform}-{platform.machine()}"
-    missing = f"not installed for {here}; install flwr[simulation] or choose another runtime"
+    missing = f"not installed for {here}; pip install 'fedmosaic[sim]' or choose another runtime"
     return Check("ray", found is not None, found or missing)
 
 

@@ -9,11 +9,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
 
 from common.config import Config, Value
+from common.extras import missing
 from common.files import write_atomically
 from deploy.run.preflight import fresh, preflight, resumed
 from deploy.run.progress import Progress, follow
@@ -41,6 +43,8 @@ def launch(
     not go on; each with one line.
     """
     config, runtime = preflight(flat), flat["runtime"]
+    if runtime == "ray" and find_spec("ray") is None:
+        raise ValueError(missing(ModuleNotFoundError(name="ray")))
     if flat["resume"]:
         checkpoint.read(folder, config)
     title = f"[bold]{config.run.method}[/] on {config.data.name}: results go to {folder}"
