@@ -89,7 +89,7 @@ class Environment:
             capture_output=True,
             text=True,
         )
-        shown = " ".join(command)[:90].partition("\n")[0]
+        shown = " ".join(command)[:60].partition("\n")[0] + " … " + command[-1][-30:]
         print(f"{time.monotonic() - start:6.1f} s  {shown}", flush=True)
         if done.returncode:
             print(done.stdout, done.stderr, sep="\n")
@@ -111,7 +111,8 @@ def check(env: Environment) -> None:
     (env.elsewhere / "small.toml").write_text(TABLE)
     assert "FedAvg" in env.run("fedmosaic", "table", "small.toml")
     (env.elsewhere / "script.py").write_text(SCRIPT)
-    assert env.run("python", "script.py").split() == ["1", "2", "MLP", "report.html"]
+    said = env.run("python", "script.py")
+    assert said.split() == ["1", "2", "MLP", "report.html"], said
     folder = env.run("python", "-c", "import fedmosaic; print(fedmosaic.app_folder())").strip()
     out = env.elsewhere / "by-flower"
     overrides = f'method="fedavg" rounds=1 fleet="mlp,mlp" global-model="mlp" out="{out}"'
