@@ -102,7 +102,8 @@ def check(env: Environment) -> None:
     for name in ("common", "server_app", "client_app", "deploy"):
         (env.site / name).mkdir()
         (env.site / name / "__init__.py").write_text(HOSTILE)
-    assert "loopback" in env.run("fedmosaic", "doctor")
+    found = json.loads(env.run("fedmosaic", "doctor", "--json"))["runtimes"]
+    assert all(each["good"] for each in found), found
     weights = set()
     for runtime in ("loopback", "ray", "grpc"):
         said = env.run("fedmosaic", "run", *SMALL, "--runtime", runtime, "--json")
