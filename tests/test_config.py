@@ -13,6 +13,7 @@ from common import methods
 from common.config import SECTIONS, Config, Value
 from common.parse import auto_of, known_keys, parse, tables
 from common.section import Section, kebab, meanings
+from common.toml import to_toml
 from deploy.run import settings
 
 
@@ -81,7 +82,7 @@ def test_an_override_has_the_type_of_its_key() -> None:
 def test_a_resolved_config_survives_its_file(tmp_path: Path) -> None:
     flat = values(data__dir='C:\\some "odd" dir', train__lr=1e-7)
     path = tmp_path / "config.toml"
-    path.write_text(settings.to_toml(flat))
+    path.write_text(to_toml(flat))
     assert settings.load(path) == flat
 
 

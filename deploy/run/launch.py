@@ -14,12 +14,12 @@ from pathlib import Path
 from rich.console import Console
 
 from common.config import Config, Value
-from common.files import write_atomically
 from deploy.run.preflight import fresh, preflight, resumed
 from deploy.run.progress import Progress, follow
-from deploy.run.settings import app_folder, to_toml
+from deploy.run.settings import app_folder
 from server_app.keep import checkpoint
 from server_app.keep.lock import held
+from server_app.keep.summary import check_incomplete
 from server_app.stopped import Stopped
 
 GONE = 5.0  #: seconds without a sign of a ServerApp after which it counts as killed
@@ -43,6 +43,7 @@ def launch(
     config, runtime = preflight(flat), flat["runtime"]
     if flat["resume"]:
         checkpoint.read(folder, config)
+        check_incomplete(folder, config.run.rounds)
     title = f"[bold]{config.run.method}[/] on {config.data.name}: results go to {folder}"
     console.print(title, soft_wrap=True)
     try:
@@ -51,7 +52,6 @@ def launch(
         raise ValueError(
             f"out = {str(folder)!r} cannot be a folder for results: {error.strerror}"
         ) from None
-    write_atomically(folder / "config.toml", to_toml({**flat, "resume": False}).encode())
     started = time.time()
     with _told_how_to_go_on(folder), _watched(config, folder, console) as progress:
         progress.on_phase(f"starting {config.run.clients} clients on {runtime}")

@@ -17,10 +17,10 @@ from common.data import DATASETS
 from common.data.partition import PARTITIONS
 from common.methods import names
 from common.models import MODELS
+from common.toml import to_toml
 from common.version import code_version
 from deploy.report.listing import LISTINGS
 from deploy.report.table import terminal
-from deploy.run.settings import to_toml
 from tests.support.commandline import command_line, fedmosaic, typed
 from tests.support.tiny import flat
 from tests.support.waiting import PATIENCE, until
