@@ -75,11 +75,8 @@ def run(
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
 ) -> None:
     """Run an experiment; without one, the default: FedORION on digits, six clients."""
-    from deploy.report.pages import write_report
-    from deploy.report.read import read
-    from deploy.run import launch, preflight
+    from deploy.run import launch, preflight, results
     from deploy.run import settings as given
-    from deploy.run.progress import show_summary
 
     if runtime and runtime not in preflight.RUNTIMES:
         known = ", ".join(preflight.RUNTIMES)
@@ -98,9 +95,7 @@ def run(
         raise ValueError(f"--warm-start is for --runtime grpc, not {flat['runtime']}")
     with told_how_to_go_on(f"fedmosaic run --resume {folder}"):
         launch.launch(flat, folder, workers=workers, console=out, warm_start=warm)
-    write_report([folder], folder / "report.html")
-    show_summary(read(folder), out)
-    plain(f"report: {folder / 'report.html'}")
+    results.show(folder, str(flat["track"]), out)
 
 
 @app.command()

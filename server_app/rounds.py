@@ -40,7 +40,8 @@ def run(strategy: MethodStrategy, grid: Grid) -> None:
     saved = _checkpoint(config) if config.run.resume else None
     with strategy.sink:
         _play(strategy, grid, saved)
-    log.info("completed; make a page of it with: fedmosaic report %s", folder)
+    if not config.run.runtime:  # our commands make it themselves
+        log.info("completed; for its report: fedmosaic report %s", folder)
 
 
 def _play(strategy: MethodStrategy, grid: Grid, saved: Checkpoint | None) -> None:

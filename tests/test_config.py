@@ -50,6 +50,11 @@ def test_the_defaults_parse() -> None:
         ({"method": "fedavgg"}, 'method = "fedavgg" is unknown; allowed: '),
         ({"clients": 5, "per_round": 6}, "per-round = 6 is more than clients = 5"),
         ({"roundz": 3}, "key 'roundz' is unknown; did you mean 'rounds'?"),
+        ({"steps": 3}, "key 'steps' is unknown; did you mean 'train.steps'?"),
+        (
+            {"lr": 0.1},
+            "key 'lr' is unknown; did you mean 'train.lr', 'noise.lr' or 'generator.lr'?",
+        ),
         ({"fedorion__dmll": True}, "key 'fedorion.dmll' is unknown; did you mean 'fedorion.dml'?"),
         ({"nosuch__key": 1}, "key 'nosuch.key' is unknown"),
         ({"experiment": "../x"}, 'experiment = "../x" is not allowed; it should be letters'),

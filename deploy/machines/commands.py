@@ -6,6 +6,7 @@ import contextlib
 import math
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -142,10 +143,12 @@ def submit(
 ) -> None:
     """Run an experiment on a SuperLink and the clients connected to it."""
     from deploy.machines import submit as sending
+    from deploy.run import results
     from deploy.run import settings as given
 
     flat = given.resolve(experiment or given.DEFAULT, settings or [])
     flat = sending.prepared(flat, resume, if_any)
+    started = time.time()
     if if_any and flat["resume"] and sending.done(flat):
         plain(f"{flat['out']} holds the run already, complete")
         return
@@ -163,6 +166,7 @@ def submit(
         raise RuntimeError(status.failure)
     sent, received = status.bytes_sent, status.bytes_received
     out.print(f"completed; {sent:,} bytes to the clients, {received:,} from them")
+    results.show_if_here(flat, started, out)
 
 
 def node(
@@ -241,6 +245,7 @@ def local(
     """Start a SuperLink and its SuperNodes on this machine, with TLS and authentication."""
     from deploy.machines import submit as sending
     from deploy.machines.certificates import make
+    from deploy.run import results
     from deploy.run import settings as given
     from deploy.run.grpc import start_federation
     from deploy.run.preflight import preflight
@@ -275,10 +280,12 @@ def local(
             except KeyboardInterrupt:
                 plain("ended")
             return
+        started = time.time()
         run = federation.submit(flat)
         status = federation.control.follow(run, sending.without_tracebacks(plain))
     if status.failure:
         raise RuntimeError(status.failure)
+    results.show_if_here(flat, started, out)
 
 
 @contextlib.contextmanager

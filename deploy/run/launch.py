@@ -62,7 +62,7 @@ def launch(
             failure = _ray(flat, config, folder, started)
         else:
             failure = _grpc(flat, config, folder, started, warm_start)
-        summary = _summary_since(folder, started)
+        summary = summary_since(folder, started)
         if summary is None:  # otherwise the ServerApp's own word is the better reason
             where = logs if logs.exists() else folder
             raise Stopped(f"{failure or 'the run left no summary'}; see the logs in {where}")
@@ -166,7 +166,7 @@ def _finished(folder: Path, started: float) -> Callable[[], bool]:
 
     def finished() -> bool:
         nonlocal seen, since
-        if _summary_since(folder, started) is not None:
+        if summary_since(folder, started) is not None:
             return True
         if held(folder):
             seen, since = True, time.monotonic()
@@ -190,7 +190,7 @@ def _told_how_to_go_on(folder: Path) -> Iterator[None]:
         raise type(error)(line + newline + more) from error
 
 
-def _summary_since(folder: Path, started: float) -> dict[str, object] | None:
+def summary_since(folder: Path, started: float) -> dict[str, object] | None:
     """The summary, if this run wrote it."""
     path = folder / "summary.json"
     if not path.exists() or path.stat().st_mtime < started - 0.01:

@@ -1,0 +1,50 @@
+"""What is shown of a run that has ended: its clients, its result, its report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from rich.console import Console
+
+from common.section import Value
+from deploy.report.pages import write_report
+from deploy.report.read import read
+from deploy.report.text import clean
+from deploy.run.launch import summary_since
+from deploy.run.progress import show_summary
+from server_app.keep.summary import place
+from server_app.track import sink
+
+
+def show(folder: Path, track: str, console: Console) -> None:
+    """Write the run's report, add it to the trackers of ``track``, print clients and result."""
+    page = folder / "report.html"
+    write_report([folder], page)
+    sink.add_file(folder, track, page)
+    show_summary(read(folder), console)
+    for line in sink.failures(folder, track):
+        console.print(clean(line, 400), style="yellow", markup=False, soft_wrap=True)
+    console.print(f"report: {page}", markup=False, highlight=False, soft_wrap=True)
+
+
+def show_if_here(flat: Mapping[str, Value], started: float, console: Console) -> None:
+    """The same for a run whose server may have been another machine: one line if it was.
+
+    ``flat``: its run config; ``started``: seconds since the epoch, before it began.
+    """
+    out, experiment = str(flat["out"]), str(flat["experiment"])
+    folder, why = place(out, experiment), "on the server's machine"
+    try:
+        if summary_since(folder, started) is not None:
+            show(folder, str(flat["track"]), console)
+            return
+    except OSError as error:
+        why = f"but {error.filename or folder} cannot be used here: {error.strerror}"
+    where = out or f"~/{folder.relative_to(Path.home())}"
+    console.print(
+        f"the results are in {where}, {why}; there: fedmosaic report {where}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
