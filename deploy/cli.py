@@ -19,7 +19,6 @@ from deploy.machines import commands as machines
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )

@@ -165,7 +165,10 @@ class Progress:
 def show_summary(run: Run, console: Console) -> None:
     """The clients (own and global model's accuracy on their test shares), then the result."""
     rows = [
-        (str(s.k), m.model, number(m.n), percent(s.accuracy), percent(s.accuracy_global))
+        (
+            *(str(s.k), m.model, number(m.n)),
+            *(percent(s.accuracy if run.own_models else None), percent(s.accuracy_global)),
+        )
         for m, s in run.scores()
     ]
     if rows:
