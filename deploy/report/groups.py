@@ -26,8 +26,13 @@ PLACES = {
 class Group:
     """Runs of one setting, each with a seed of its own, and what they are called on a page."""
 
-    label: str
+    name: str
     runs: Sequence[Run]
+
+    @property
+    def label(self) -> str:
+        """The name, and how many seeds there are if there are several."""
+        return f"{self.name}, {len(self.runs)} seeds" if self.several else self.name
 
     @property
     def several(self) -> bool:
@@ -37,8 +42,8 @@ class Group:
     def named(self) -> list[tuple[str, Run]]:
         """Every run with a label of its own."""
         if not self.several:
-            return [(self.label, self.runs[0])]
-        return [(f"{self.label}, seed {run.setting('seed')}", run) for run in self.runs]
+            return [(self.name, self.runs[0])]
+        return [(f"{self.name}, seed {run.setting('seed')}", run) for run in self.runs]
 
     def values(self, of: Callable[[Run], float | None]) -> list[float]:
         """A number of each run; empty if one has none."""
@@ -52,7 +57,7 @@ def spread(values: Sequence[float]) -> tuple[float, float]:
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
-    """The runs in groups, in order of the first run of each; every label is another."""
+    """The runs in groups, in order of the first run of each; every name is another."""
     found: list[list[Run]] = []
     for run in runs:
         home = next((group for group in found if _belongs(run, group)), None)
@@ -60,7 +65,7 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
             found.append([run])
         else:
             home.append(run)
-    return [Group(label, group) for label, group in zip(_labels(found), found, strict=True)]
+    return [Group(name, group) for name, group in zip(_names(found), found, strict=True)]
 
 
 def _belongs(run: Run, group: Sequence[Run]) -> bool:
@@ -89,8 +94,8 @@ def differences(groups: Sequence[Sequence[Run]]) -> dict[str, list[object]]:
     return {n: v for n, v in values.items() if any(other != v[0] for other in v)}
 
 
-def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
-    """The method, and what differs or where it lies; how many seeds, where there are several."""
+def _names(groups: Sequence[Sequence[Run]]) -> list[str]:
+    """The method, and what differs or where it lies."""
     first = [runs[0] for runs in groups]
     methods = [run.name for run in first]
     shared = set.intersection(*(set(flat(run.config)) for run in first)) - {"method"}
@@ -104,6 +109,4 @@ def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
     placed = [f"{m} ({clean(run.path.name, 40)})" for m, run in zip(methods, first, strict=True)]
     paths = [clean(run.path, 160) for run in first]
     candidates = (methods, named if len(told) <= MOST else methods, placed, paths)
-    chosen = next((each for each in candidates if len(set(each)) == len(groups)), paths)
-    seeds = (f", {len(runs)} seeds" if len(runs) > 1 else "" for runs in groups)
-    return [label + more for label, more in zip(chosen, seeds, strict=True)]
+    return next((each for each in candidates if len(set(each)) == len(groups)), paths)

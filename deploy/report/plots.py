@@ -330,14 +330,15 @@ def _lines(
         found = [course(run) for run in group.runs]
         points, bands = list[Point](), list[tuple[float, float, float]]()
         for t in sorted(set.intersection(*map(set, found))):
-            x, _ = over_seeds([each[t][0] for each in found])
-            y, deviation = over_seeds([each[t][1] for each in found])
-            where = f", {at(x)}" if at else ""
+            there, _ = over_seeds([each[t][0] for each in found])
+            mean, deviation = over_seeds([each[t][1] for each in found])
+            where = f", {at(there)}" if at else ""
             more = f" ± {write(deviation)}" if group.several else ""
-            points.append((x, y, f"{who}round {t}{where}: {write(y)}{more}"))
-            bands.append((x, y - deviation, y + deviation))
+            points.append((there, mean, f"{who}round {t}{where}: {write(mean)}{more}"))
+            bands.append((there, mean - deviation, mean + deviation))
         if group.several and bands:
-            axes.fill_between(*zip(*bands, strict=True), color=series(i), alpha=0.18, linewidth=0)
+            x, low, high = zip(*bands, strict=True)
+            axes.fill_between(x, low, high, color=series(i), alpha=0.18, linewidth=0)
         _line(axes, points, group.label, i)
 
 

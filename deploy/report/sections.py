@@ -199,9 +199,11 @@ def settings(run: Run) -> Section:
 
 def _resolved(table: str, key: str, value: object, method: str) -> object:
     """What a shared key stood for with the method, where it was left at ``auto`` (a number: 0)."""
-    section = SECTIONS.get(table)
-    field = section and section.model_fields.get(key.replace("-", "_"))
-    if not field or not auto_of(field) or value not in ("auto", 0) or method not in methods():
+    fields = SECTIONS[table].model_fields if table in SECTIONS else {}
+    field = fields.get(key.replace("-", "_"))
+    if field is None or auto_of(field) is None or value not in ("auto", 0):
+        return value
+    if method not in methods():
         return value
     return usual(f"{table}.{key}", field, options(method).auto)
 

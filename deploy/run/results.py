@@ -19,11 +19,14 @@ from server_app.track import sink
 
 def show(folder: Path, track: str, console: Console) -> None:
     """Write the run's report, add it to the trackers of ``track``, print clients and result."""
-    page = folder / "report.html"
+    page, warnings = folder / "report.html", list[str]()
     write_report([folder], page)
-    sink.add_file(folder, track, page)
+    try:
+        sink.add_file(folder, track, page)
+    except ValueError as error:  # the server's machine has the tracker, this one has not
+        warnings.append(f"the report is not added: {error}")
     show_summary(read(folder), console)
-    for line in sink.failures(folder, track):
+    for line in (*sink.failures(folder, track), *warnings):
         console.print(clean(line, 400), style="yellow", markup=False, soft_wrap=True)
     console.print(f"report: {page}", markup=False, highlight=False, soft_wrap=True)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
@@ -53,7 +54,8 @@ class WandB(Tracker):
         self._run.log({**numbers.scalars(entry), **drawn}, step=entry.round)
 
     def add_file(self, path: Path) -> None:
-        self._run.save(str(path), base_path=str(path.parent), policy="now")
+        copied = shutil.copy(path, self._run.dir)  # of a file elsewhere it would keep a link
+        self._run.save(copied, base_path=self._run.dir, policy="now")
 
     def finish(self, completed: bool) -> None:
         self._run.finish(exit_code=0 if completed else 1)

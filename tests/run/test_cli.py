@@ -31,6 +31,14 @@ def test_the_version_is_what_the_census_compares() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, code_version() + "\n", "")
 
 
+def test_a_shell_can_complete_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "_FEDMOSAIC_COMPLETE=complete_bash" in typed("--show-completion", "bash").stdout
+    for name, value in (("COMP_WORDS", "fedmosaic re"), ("COMP_CWORD", "1")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("_FEDMOSAIC_COMPLETE", "complete_bash")
+    assert typed().stdout.split() == ["report", "regions", "register"]
+
+
 @pytest.fixture
 def toy(tmp_path: Path) -> Path:
     settings: dict[str, Value] = flat(tmp_path / "x", method="fedorion") | {
@@ -72,7 +80,11 @@ def test_a_run_leaves_everything_it_should(toy: Path, tmp_path: Path) -> None:
     ("arguments", "line"),
     [
         (["run", "nosuchfile"], "experiment file nosuchfile does not exist"),
-        (["run", "-s", "epochs=3"], "key 'epochs' is unknown"),
+        (
+            ["run", "-s", "epochs=3"],
+            "key 'epochs' is unknown; did you mean 'train.epochs', 'noise.epochs',",
+        ),
+        (["run", "-s", "track=tensorbord"], "track = 'tensorbord' is unknown; did you mean"),
         (
             ["run", "-s", "data.name=cifar10", "-s", "data.dir=/nonexistent"],
             "not found in /nonexistent",

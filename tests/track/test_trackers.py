@@ -16,11 +16,13 @@ import pytest
 from common.journal import Entry
 from common.parse import parse
 from common.section import Value
+from common.toml import to_toml
 from server_app.stopped import Stopped
 from server_app.track import numbers, sink, tracker
 from server_app.track.sink import Sink, told
 from server_app.track.tracker import Tracker
 from tests.support.battery import fail_client
+from tests.support.commandline import typed
 from tests.support.left import census, entry
 from tests.support.tiny import flat, play
 
@@ -181,6 +183,17 @@ def test_a_file_is_added_to_the_run_that_was_tracked(notes: list[object], tmp_pa
     assert notes == [("start", "id-1"), "report.html", True], "and to none that shows nothing"
 
 
+def test_the_command_adds_the_report_and_says_what_failed(
+    notes: list[object], tmp_path: Path
+) -> None:
+    settings = flat(tmp_path / "run", method="fedavg", rounds=1, track="seen,broken")
+    (tmp_path / "run.toml").write_text(to_toml(settings))
+    done = typed("run", tmp_path / "run.toml", "--workers", "0")
+    assert done.returncode == 0, done.stderr
+    assert notes == [("start", ""), 0, 1, True, ("start", "id-1"), "report.html", True]
+    assert done.stdout.count("track: broken failed, the run went on without it: SystemExit") == 1
+
+
 @pytest.mark.parametrize(
     ("track", "line"),
     [
@@ -245,6 +258,10 @@ def test_wandb_keeps_it_offline_in_the_runs_folder(
     monkeypatch.delenv("WANDB_MODE", raising=False)
     show(tmp_path, "wandb", ENTRIES[:2])
     show(tmp_path, "wandb", ENTRIES)
+    (tmp_path / "report.html").write_text("a page")
+    sink.add_file(tmp_path, "wandb", tmp_path / "report.html")
+    (kept,) = (tmp_path / "track/wandb").glob("offline-run-*/files/report.html")
+    assert kept.read_text() == "a page" and not kept.is_symlink()
     name = told(tmp_path, "wandb").known
     steps = []
     for path in sorted((tmp_path / "track/wandb").glob(f"offline-run-*/run-{name}.wandb")):
