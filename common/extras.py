@@ -7,6 +7,9 @@ EXTRAS: dict[str, str] = {
     "sklearn": "sim",
     "matplotlib": "report",
     "pandas": "report",
+    "tensorboard": "track",
+    "wandb": "track",
+    "mlflow": "track",
 }
 """Import name to the extra of ``pyproject.toml`` that brings it."""
 

@@ -143,5 +143,10 @@ def _explain(prefix: str, error: ErrorDetails) -> str:
 
 
 def _unknown(key: str) -> str:
-    near = difflib.get_close_matches(key, known_keys(), n=1, cutoff=0.5)
-    return f"key {key!r} is unknown" + (f"; did you mean {near[0]!r}?" if near else "")
+    """The refusal, with what may be meant: keys of this name in a table, else the nearest one."""
+    known = known_keys()
+    meant = [each for each in known if each.rpartition(".")[2] == key]
+    meant = meant or difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    *others, last = map(repr, meant or [""])
+    asked = f"{', '.join(others)} or {last}" if others else last
+    return f"key {key!r} is unknown" + (f"; did you mean {asked}?" if meant else "")

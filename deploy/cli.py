@@ -32,7 +32,6 @@ from deploy.machines import commands as machines
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
@@ -89,12 +88,8 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run an experiment; without one, the default: FedORION on digits, six clients."""
-    from deploy.api import Run
-    from deploy.report.pages import write_report
-    from deploy.report.read import read
-    from deploy.run import launch, preflight
+    from deploy.run import launch, preflight, results
     from deploy.run import settings as given
-    from deploy.run.progress import show_summary
 
     preflight.check_runtime(runtime, workers)
     if resume is not None:
@@ -109,10 +104,7 @@ def run(
         raise ValueError(f"--warm-start is for --runtime grpc, not {flat['runtime']}")
     with told_how_to_go_on(f"fedmosaic run --resume {folder}"):
         launch.launch(flat, folder, workers=workers, console=out, warm_start=warm)
-    write_report([folder], folder / "report.html")
-    show_summary(read(folder), out)
-    plain(f"report: {folder / 'report.html'}")
-    answer(as_json, {"folder": folder, "report": folder / "report.html", **Run(folder).summary})
+    answer(as_json, results.show(folder, str(flat["track"]), out))
 
 
 @app.command()

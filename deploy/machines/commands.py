@@ -6,6 +6,7 @@ import contextlib
 import math
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -170,13 +171,16 @@ def submit(
 ) -> None:
     """Run an experiment on a SuperLink and the clients connected to it."""
     from deploy.machines import submit as sending
+    from deploy.run import results
     from deploy.run import settings as given
 
     flat = given.resolve(experiment or given.DEFAULT, settings or [])
     flat = sending.prepared(flat, resume, if_any)
+    started = time.time()
     if if_any and flat["resume"] and sending.done(flat):
         plain(f"{flat['out']} holds the run already, complete")
-        answer(as_json, {"run": None, "out": flat["out"]})
+        told = results.show(Path(str(flat["out"])), str(flat["track"]), out)
+        answer(as_json, {"run": None, **told})
         return
     with _control(at, ca, insecure, wait) as control:
         run = control.submit(given.app_folder(), flat, {})
@@ -192,8 +196,8 @@ def submit(
         raise RuntimeError(status.failure)
     sent, received = status.bytes_sent, status.bytes_received
     out.print(f"completed; {sent:,} bytes to the clients, {received:,} from them")
-    told = {"run": run, "out": flat["out"], "bytes_sent": sent, "bytes_received": received}
-    answer(as_json, told)
+    told = {"run": run, "bytes_sent": sent, "bytes_received": received}
+    answer(as_json, {**told, **results.show_if_here(flat, started, out)})
 
 
 def node(
@@ -268,10 +272,12 @@ def local(
     work: Annotated[Path, typer.Option(help="Logs, certificates, Flower's files.")] = Path("local"),
     insecure: Insecure = False,
     warm: WarmStart = False,
+    as_json: Json = False,
 ) -> None:
     """Start a SuperLink and its SuperNodes on this machine, with TLS and authentication."""
     from deploy.machines import submit as sending
     from deploy.machines.certificates import make
+    from deploy.run import results
     from deploy.run import settings as given
     from deploy.run.grpc import start_federation
     from deploy.run.preflight import preflight
@@ -306,10 +312,12 @@ def local(
             except KeyboardInterrupt:
                 plain("ended")
             return
+        started = time.time()
         run = federation.submit(flat)
         status = federation.control.follow(run, sending.without_tracebacks(plain))
     if status.failure:
         raise RuntimeError(status.failure)
+    answer(as_json, results.show_if_here(flat, started, out))
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from common.parse import parse
 from common.task import Task, check_architectures, check_fleet
 from deploy.run.settings import load as load_settings
 from server_app.keep import checkpoint
+from server_app.track.tracker import check as check_trackers
 
 RUNTIMES = ("loopback", "ray", "grpc")
 PLACES = ("data.dir", "data.public-dir", "state-dir")
@@ -104,6 +105,7 @@ def preflight(flat: Mapping[str, Value]) -> Config:
     """
     config = parse(flat, every=True)
     check_names(config)
+    check_trackers(config.run.track)
     chosen = device.choose(config.run.device)
     check_fleet(Task.of(config, load(config.data), chosen))
     pool = divide(config.data, config.partition_seed).pool

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from common.files import write_atomically
-from common.parse import defaults, kind_of, known_keys, tables
+from common.parse import defaults, kind_of, tables
 from common.section import Value, kebab
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
@@ -122,19 +122,6 @@ def flatten(table: Mapping[str, object], prefix: str = "") -> dict[str, Value]:
                 "true or false"
             )
     return flat
-
-
-def to_toml(flat: Mapping[str, Value]) -> str:
-    """The flat config as nested TOML in the order of the known keys, as ``config.toml`` has it."""
-    lines: list[str] = []
-    current = ""
-    for key in known_keys():
-        table, _, leaf = key.rpartition(".")
-        if table != current:
-            lines += ["", f"[{table}]"]
-            current = table
-        lines.append(f"{leaf} = {json.dumps(flat[key], ensure_ascii=False)}")
-    return "\n".join(lines) + "\n"
 
 
 def _read(path: Path) -> dict[str, Any]:

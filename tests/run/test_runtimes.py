@@ -15,11 +15,12 @@ import pytest
 from client_app.methods import half
 from common.config import Value
 from common.methods import names
+from common.toml import to_toml
 from deploy.flower.watchdog import living
 from deploy.run.grpc import start_federation
 from deploy.run.loopback import Loopback, imported_ahead
 from deploy.run.ray import run_simulation
-from deploy.run.settings import app_folder, to_toml
+from deploy.run.settings import app_folder
 from tests.support.battery import config
 from tests.support.commandline import typed
 from tests.support.tiny import TinyRun, flat, play
