@@ -307,7 +307,7 @@ def main() -> NoReturn:
     """The console script: every foreseeable error is one line and a non-zero exit status."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's own lines, beside ours
     try:
-        app()
+        app(prog_name="fedmosaic")
     except (ValueError, RuntimeError, FloatingPointError, OSError, ModuleNotFoundError) as error:
         said = missing(error) if isinstance(error, ModuleNotFoundError) else str(error)
         red("error:", f" {said.strip().partition(chr(10))[0]}")
