@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from common.data.decoded import in_order
 from common.files import write_atomically
 from common.parse import defaults, kind_of, known_keys, tables
 from common.section import Value, kebab
@@ -125,10 +126,11 @@ def flatten(table: Mapping[str, object], prefix: str = "") -> dict[str, Value]:
 
 
 def to_toml(flat: Mapping[str, Value]) -> str:
-    """The flat config as nested TOML in the order of the known keys, as ``config.toml`` has it."""
+    """The flat config as nested TOML, as ``config.toml`` has it: known keys, then single nodes'."""
     lines: list[str] = []
     current = ""
-    for key in known_keys():
+    known = known_keys()
+    for key in [*known, *(key for key in sorted(flat, key=in_order) if key not in known)]:
         table, _, leaf = key.rpartition(".")
         if table != current:
             lines += ["", f"[{table}]"]

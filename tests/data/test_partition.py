@@ -29,20 +29,20 @@ def classes_of(shares: list[np.ndarray], labels: np.ndarray = LABELS) -> list[li
 @pytest.mark.parametrize("name", DISJOINT)
 @pytest.mark.parametrize("clients", [1, 2, 5, 13, 20])
 def test_every_sample_falls_to_exactly_one_client(options, name, clients):
-    shares = split(options(partition=name), LABELS, 10, clients, seed=3)
+    shares = split(options(partition=name), DATA, clients, seed=3)
     assert len(shares) == clients
     assert np.array_equal(np.sort(np.concatenate(shares)), np.arange(2000))
 
 
 def test_own_data_are_not_cut(options):
-    for share in split(options(partition="own"), LABELS, 10, 3, seed=1):
+    for share in split(options(partition="own"), DATA, 3, seed=1):
         assert share.tolist() == list(range(len(LABELS)))
 
 
 @pytest.mark.parametrize("name", [name for name in PARTITIONS if name != "own"])
 def test_same_seed_same_partition_and_another_seed_another(options, name):
     def draw(run_seed, **more):
-        shares = split(options(partition=name, **more), LABELS, 10, 5, run_seed)
+        shares = split(options(partition=name, **more), DATA, 5, run_seed)
         return [share.tolist() for share in shares]
 
     assert draw(1) == draw(1)
@@ -52,7 +52,7 @@ def test_same_seed_same_partition_and_another_seed_another(options, name):
 
 @pytest.mark.parametrize("name", PARTITIONS)
 def test_shares_are_sorted_and_not_empty(options, name):
-    for share in split(options(partition=name), LABELS, 10, 10, seed=1):
+    for share in split(options(partition=name), DATA, 10, seed=1):
         assert len(share) and np.array_equal(share, np.sort(share))
 
 
@@ -218,7 +218,7 @@ def test_niid_without_a_size_takes_an_equal_part_of_the_pool():
 )
 def test_an_impossible_partition_is_refused_in_one_line(options, change, clients, message):
     with pytest.raises(ValueError, match=message) as refusal:
-        split(options(**change), LABELS, 10, clients, seed=1)
+        split(options(**change), DATA, clients, seed=1)
     assert "\n" not in str(refusal.value)
 
 
