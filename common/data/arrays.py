@@ -35,9 +35,11 @@ def images(values: object) -> np.ndarray:
         raise ValueError(f"x has the shape {x.shape}, which is none of images")
     if x.dtype.kind in "biu" and (not x.size or (x.min() >= 0 and x.max() <= 255)):
         return np.ascontiguousarray(x, dtype=np.uint8)
+    with np.errstate(over="ignore"):
+        x = np.ascontiguousarray(x, dtype=np.float32)
     if not np.isfinite(x).all():
         raise ValueError("x holds numbers that are not finite")
-    return np.ascontiguousarray(x, dtype=np.float32)
+    return x
 
 
 def labels(values: object, samples: int) -> np.ndarray:

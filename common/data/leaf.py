@@ -65,6 +65,8 @@ def _users(path: Path) -> Pairs:
             raise ValueError("there is no 'user_data' by user in it")
         users = held.get("users", list(held["user_data"]))
         told = held.get("num_samples", [None] * len(users))
+        if len(told) != len(users):
+            raise ValueError(f"num_samples has {len(told)} entries for {len(users)} users")
         return {
             str(user): _pair(held["user_data"].get(user), str(user), n)
             for user, n in zip(users, told, strict=True)
