@@ -73,7 +73,7 @@ def natural(dataset: Dataset, clients: int, rng: np.random.Generator) -> list[np
     if dataset.owners != clients:
         raise ValueError(
             f"data.partition = {NATURAL!r}: the samples of {dataset.name!r} belong to "
-            f"{dataset.owners} owners, but clients = {clients}"
+            f"{dataset.owners} owners, but clients = {clients}; 0 stands for one of each owner"
         )
     return [np.flatnonzero(dataset.owner.numpy() == k) for k in range(clients)]
 

@@ -111,6 +111,9 @@ def _check_clients(config: Config, ours: Dataset) -> None:
         owners[fingerprint(divide(config.data, seed).pool.x)] = "the server"
     for k in range(config.run.clients):
         node = config.node(k)
+        for key in ("data-dir", "public-dir"):
+            if key in node and not Path(str(node[key])).is_dir():
+                raise ValueError(f"node.{k}.{key} = {node[key]!r} is not a folder")
         device.choose(str(node.get("device", config.run.device)))
         pool = share(config.data_of(k, node), k, config.run.clients, seed).pool
         if (pool.shape, pool.classes) != (ours.shape, ours.classes):
