@@ -55,7 +55,9 @@ def share(data: Data, k: int, clients: int, seed: int) -> Share:
 
     Raises ``ValueError`` for a partition that cannot be made, or a client that cannot train.
     """
-    pool, mine = divide(data, seed).pool, _partition(data, clients, seed)[k]
+    pool = divide(data, seed).pool
+    alone = data.partition == OWN
+    mine = _partition(data, 1, seed)[0] if alone else _partition(data, clients, seed)[k]
     if data.test == "own":
         train, test = mine, _own_test(data, pool, k, mine)
     else:

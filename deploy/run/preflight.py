@@ -107,7 +107,8 @@ def _check_clients(config: Config, ours: Dataset) -> None:
     task, a share that it cannot train on, or the very data of another, where each has its own.
     """
     seed, owners = config.partition_seed, dict[str, str]()
-    if config.data.test == "merge":  # the server is tested on what a client would train on
+    own = config.data.partition == OWN
+    if own and config.data.test == "merge":  # a client would train on what the server is tested on
         owners[fingerprint(divide(config.data, seed).pool.x)] = "the server"
     for k in range(config.run.clients):
         node = config.node(k)
@@ -122,8 +123,9 @@ def _check_clients(config: Config, ours: Dataset) -> None:
                 f"({', '.join(pool.classes)[:80]}), the server {ours.shape} of {ours.num_classes} "
                 f"({', '.join(ours.classes)[:80]})"
             )
-        other = owners.setdefault(fingerprint(pool.x), f"client {k}")
-        if other != f"client {k}" and config.data.partition == OWN:
+        if not own:
+            continue
+        if (other := owners.setdefault(fingerprint(pool.x), f"client {k}")) != f"client {k}":
             raise ValueError(
                 f"data.partition = {OWN!r}: client {k} has the very data of {other}; give each its "
                 "own folder by {k} in data.dir, or by data-dir under [node.K]"
