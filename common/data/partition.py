@@ -272,6 +272,11 @@ def split(data: Data, dataset: Dataset, clients: int, seed: int) -> list[np.ndar
         raise ValueError(f"{clients} clients: at least 1 is needed")
     if clients > samples and data.partition != OWN:
         raise ValueError(f"{clients} clients cannot share {samples} samples: some would have none")
+    known = {"num_classes", *Data.model_fields}
+    if strange := [name for name in partition.options if name not in known]:
+        raise ValueError(
+            f"data.partition = {data.partition!r} asks for {strange[0]!r}, no key of [data]"
+        )
     options = {
         name: dataset.num_classes if name == "num_classes" else getattr(data, name)
         for name in partition.options

@@ -108,6 +108,9 @@ def test_a_partition_of_a_users_own_is_handed_the_data_set_and_checked(given, li
     with pytest.raises(ValueError, match=line):
         split(Data(partition="mine", alpha=0.25), DATA, 2, 1)
     assert seen == [(DATA, 2, 0.25)]
+    monkeypatch.setitem(PARTITIONS, "mine", Partition(lambda d, c, r, *, beta: [], "", ""))
+    with pytest.raises(ValueError, match="'mine' asks for 'beta', no key of"):
+        split(Data(partition="mine"), DATA, 2, 1)
 
 
 def test_own_data_are_not_cut(options):

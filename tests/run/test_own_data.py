@@ -7,15 +7,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from common.config import Value
+from common.data import load
+from common.data.partition import split
+from common.parse import parse
 from deploy.machines.submit import prepared
 from deploy.run.loopback import Loopback
 from deploy.run.preflight import fresh
 from deploy.run.settings import resolve
 from tests.support.commandline import Done, typed
-from tests.support.npz import clients
+from tests.support.npz import clients, write
 from tests.support.tiny import TinyRun, flat, play
 
 QUICK = ("-s", "method=fedorion", "-s", "fleet=mlp@0.25,cnn2@0.5", "-s", "noise.epochs=1")
@@ -45,6 +49,24 @@ def test_a_whole_run_on_what_is_each_clients_own(tmp_path: Path) -> None:
     assert scores(tmp_path / "own") == [(24, 9), (25, 10), (26, 11)]
     models = [client["model"] for client in TinyRun(tmp_path / "own").summary["clients"]]
     assert models == ["mlp@0.25", "cnn3@0.25", "mlp@0.25"]
+
+
+def test_the_same_shares_from_files_give_the_same_bits(tmp_path: Path) -> None:
+    changes = {"method": "fedavg", "data__name": "digits", "data__samples": 0, "rounds": 1}
+    cut = flat(tmp_path / "cut", data__partition="label_dirichlet", **changes)
+    config = parse(cut)
+    dataset = load(config.data)
+    tests = torch.arange(len(dataset.y_test)).tensor_split(4)
+    for k, rows in enumerate(split(config.data, dataset, 4, config.partition_seed)):
+        for part, x, y in (
+            ("train", dataset.x[rows], dataset.y[rows]),
+            ("test", dataset.x_test[tests[k]], dataset.y_test[tests[k]]),
+        ):
+            write(tmp_path / "npz" / part / f"{k}.npz", {"x": x.numpy(), "y": y.numpy()})
+    changes |= {"data__name": "npz", "data__dir": str(tmp_path / "npz")}
+    own = flat(tmp_path / "own", data__partition="natural", **changes)
+    there, here = play(own), play(cut)
+    assert there.weights == here.weights and there.timeless == here.timeless
 
 
 def test_merged_data_are_cut_anew_for_clients_and_server(tmp_path: Path) -> None:
