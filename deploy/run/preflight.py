@@ -46,7 +46,7 @@ def fresh(
         raise ValueError(f"{folder} holds a run already; go on with --resume or name another --out")
     resolved["out"] = str(folder)
     resolved |= _absolute(resolved)
-    alone = bool(resolved["state-dir"])
+    alone = any(key.endswith("state-dir") for key in places(resolved))
     resolved["experiment"] = resolved["experiment"] or name_of(resolved, alone)
     resolved["state-dir"] = resolved["state-dir"] or str(folder / "state")
     resolved["runtime"] = runtime or str(resolved["runtime"]) or RUNTIMES[0]

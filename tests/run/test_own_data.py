@@ -187,6 +187,13 @@ def test_relative_folders_are_absolute_before_anything_starts(
         prepared(absolute, False, False)
 
 
+def test_a_nodes_state_folder_outlives_the_run_so_its_name_is_its_own(tmp_path: Path) -> None:
+    for key, names in (("node.1.state-dir=kept", 2), ("node.1.model=mlp", 1)):
+        whole = resolve(None, [key, "clients=2"])
+        named = {fresh(whole, "loopback", tmp_path / o)[0]["experiment"] for o in "ab"}
+        assert len(named) == names, key
+
+
 def test_what_is_natural_elsewhere_is_counted_there(tmp_path: Path) -> None:
     whole = resolve(None, ["data.name=npz", "data.dir=/elsewhere", "data.partition=natural"])
     assert prepared(whole, False, False)["clients"] == 0
