@@ -7,18 +7,22 @@ ClientApp imports one method and not all of them.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
-from typing import Annotated, Literal, TypeVar, get_args, get_origin
+from typing import TypeVar
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from common import methods
-from common.config import SECTIONS, Config, Run
-from common.section import Auto, Section, Value, kebab
+from common.config import SECTIONS, Config, Node, Run
+from common.section import Auto, Section, Value, kebab, plain
 
 S = TypeVar("S", bound=Section)
+
+NODE = re.compile(r"node\.(0|[1-9][0-9]{0,6})")
+"""A table of a single client, by its number."""
 
 PATTERNS = {
     "device": "auto, cpu, cuda or cuda:N",
@@ -38,6 +42,8 @@ def parse(flat: Mapping[str, Value], *, every: bool = False) -> Config:
     tables: dict[str, dict[str, Value]] = {name: {} for name in ["", *SECTIONS, *names]}
     for key, value in flat.items():
         table, _, leaf = key.rpartition(".")
+        if NODE.fullmatch(table):
+            tables.setdefault(table, {})
         if table not in tables:
             raise ValueError(_unknown(key))
         tables[table][leaf] = value
@@ -52,7 +58,18 @@ def parse(flat: Mapping[str, Value], *, every: bool = False) -> Config:
         name: _resolved(_section(kind, f"{name}.", tables[name]), name, options.auto)
         for name, kind in SECTIONS.items()
     }
-    config = Config.model_validate({"run": run, **shared, "method": options})
+    nodes = {
+        int(found[1]): _section(Node, f"{table}.", leaves)
+        for table, leaves in tables.items()
+        if (found := NODE.fullmatch(table))
+    }
+    config = Config.model_validate({"run": run, **shared, "method": options, "nodes": nodes})
+    if run.clients and max(nodes, default=0) >= run.clients:
+        raise ValueError(
+            f"[node.{max(nodes)}] is not allowed with clients = {run.clients}; it should be "
+            f"[node.0] to [node.{run.clients - 1}]"
+        )
+    config.data.check()
     if run.clients and run.per_round > run.clients:
         raise ValueError(f"per-round = {run.per_round} is more than clients = {run.clients}")
     if not config.fleet:
@@ -99,15 +116,11 @@ def kind_of(key: str) -> type[Value]:
     """
     table, _, leaf = key.rpartition(".")
     known, name = tables(), leaf.replace("-", "_")
+    if NODE.fullmatch(table):
+        known[table] = Node
     if table not in known or name not in known[table].model_fields:
         raise ValueError(_unknown(key))
-    annotation = known[table].model_fields[name].annotation
-    while get_origin(annotation) is Annotated:
-        annotation = get_args(annotation)[0]
-    if get_origin(annotation) is Literal:
-        annotation = type(get_args(annotation)[0])
-    kinds: dict[object, type[Value]] = {kind: kind for kind in (bool, int, float, str)}
-    return kinds[annotation]
+    return plain(known[table].model_fields[name].annotation)
 
 
 def _resolved(section: S, table: str, auto: Mapping[str, Value]) -> S:
@@ -121,7 +134,8 @@ def _resolved(section: S, table: str, auto: Mapping[str, Value]) -> S:
 
 def _section(kind: type[S], prefix: str, table: Mapping[str, Value]) -> S:
     try:
-        if missing := sorted({kebab(name) for name in kind.model_fields} - table.keys()):
+        needed = {kebab(name) for name, f in kind.model_fields.items() if f.default is not None}
+        if missing := sorted(needed - table.keys()):
             raise ValueError(f"key {prefix + missing[0]!r} is missing")
         return kind.model_validate(table)
     except ValidationError as error:
@@ -134,7 +148,7 @@ def _explain(prefix: str, error: ErrorDetails) -> str:
         return _unknown(key)
     allowed = error["msg"].removeprefix("Input should be ").removeprefix("a valid ")
     if error["type"] == "string_pattern_mismatch":
-        allowed = PATTERNS[key]
+        allowed = PATTERNS[key.rpartition(".")[2]]
     if error["type"] == "string_too_short":
         allowed = "a name"
     value = error["input"]
@@ -144,7 +158,9 @@ def _explain(prefix: str, error: ErrorDetails) -> str:
 
 def _unknown(key: str) -> str:
     """The refusal, with what may be meant: keys of this name in a table, else the nearest one."""
-    known = known_keys()
+    table = key.rpartition(".")[0]
+    own = table if NODE.fullmatch(table) else "node.K"
+    known = [*known_keys(), *(f"{own}.{kebab(name)}" for name in Node.model_fields)]
     meant = [each for each in known if each.rpartition(".")[2] == key]
     meant = meant or difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     *others, last = map(repr, meant or [""])

@@ -11,7 +11,8 @@ import functools
 import inspect
 import textwrap
 from dataclasses import dataclass
-from typing import Annotated, final
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, final, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -45,6 +46,16 @@ class Auto:
     """
 
     usual: Value
+
+
+def plain(annotation: Any) -> type[Value]:
+    """The Python type (bool, int, float or str) of a field's values."""
+    while get_origin(annotation) is Annotated or get_origin(annotation) in (Union, UnionType):
+        annotation = get_args(annotation)[0]
+    if get_origin(annotation) is Literal:
+        annotation = type(get_args(annotation)[0])
+    kinds: dict[object, type[Value]] = {kind: kind for kind in (bool, int, float, str)}
+    return kinds[annotation]
 
 
 @functools.cache

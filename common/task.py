@@ -244,7 +244,7 @@ def global_spec(task: Task) -> str:
 def check_architectures(config: Config) -> None:
     """Raise a one-line ``ValueError`` for an architecture that does not exist."""
     own = config.run.global_model
-    for spec in (*config.fleet, *(() if own == "smallest" else (own,))):
+    for spec in (*config.brought, *(() if own == "smallest" else (own,))):
         models.parse(spec)
 
 
@@ -253,8 +253,8 @@ def check_fleet(task: Task) -> None:
     the method asks something of the fleet that it does not have.
     """
     config = task.config
-    for spec in config.fleet:
+    for spec in config.brought:
         models.check(spec, task.shape, task.num_classes, stem=task.stem)
-    config.method.check_fleet(task, config.fleet)
+    config.method.check_fleet(task, config.brought)
     if config.run.global_model != "smallest":
         models.check(config.run.global_model, task.shape, task.num_classes, stem=task.stem)

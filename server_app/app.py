@@ -16,7 +16,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """One run. Raises ``ValueError`` or ``Stopped`` with one clear line."""
     from common import device
-    from common.data import load
+    from common.data.shares import for_testing
     from common.parse import parse
     from common.task import Task, check_fleet, global_spec
     from server_app.keep import checkpoint
@@ -42,7 +42,7 @@ def main(grid: Grid, context: Context) -> None:
             raise ValueError(f"out = {out} holds a run already; resume it or choose another folder")
         sink = Sink(out, config.run.track, numbers.settings(config))
         device.settle(config.run.threads)
-        dataset = load(config.data)
+        dataset = for_testing(config.data, config.run.clients, config.partition_seed)
         task = Task.of(config, dataset, device.choose(config.run.device))
         check_fleet(task)
         method = make(task, global_spec(task))

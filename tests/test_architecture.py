@@ -183,10 +183,16 @@ def dangers(source: str) -> list[str]:
     return found
 
 
+RESTRICTED = "common/data/unpickle.py"  #: opens pickles itself, for arrays and nothing else
+
+
 def test_nothing_that_is_read_can_run_code() -> None:
     for package in ("common", "server_app", "client_app", "deploy"):
         for path in (ROOT / package).rglob("*.py"):
-            assert dangers(path.read_text()) == [], path
+            allowed = ["pickle"] if path == ROOT / RESTRICTED else []
+            assert dangers(path.read_text()) == allowed, path
+    text = (ROOT / RESTRICTED).read_text()
+    assert "def find_class(" in text and "pickle.load" not in text
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,9 @@ class Batches:
     ) -> None:
         self._augment = AUGMENTS[augment]
         if augment != "none" and x.dtype != torch.uint8:
-            raise ValueError(f"data.augment = {augment!r} is for images: points take 'none'")
+            raise ValueError(
+                f"data.augment = {augment!r} is for images of bytes: floats take 'none'"
+            )
         assert len(x) == len(y) > 0, "batches of no samples"
         assert generator.device.type == "cpu", "random numbers are drawn on the CPU"
         target = x.device if device is None else torch.device(device)

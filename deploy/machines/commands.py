@@ -280,10 +280,11 @@ def local(
     from deploy.run import results
     from deploy.run import settings as given
     from deploy.run.grpc import start_federation
-    from deploy.run.preflight import preflight
+    from deploy.run.preflight import counted, preflight
 
     flat = given.resolve(experiment or given.DEFAULT, settings or [])
-    flat = sending.prepared({**flat, "clients": clients or flat["clients"]}, False, False)
+    flat = counted({**flat, "clients": clients or flat["clients"]})
+    flat = sending.prepared(flat, False, False)
     if experiment is not None:
         preflight(flat)
     count = int(flat["clients"])

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, final, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from common import methods as methods_
-from common.section import Value
+from common.section import Value, plain
 from deploy.report.table import Table
 
 
@@ -59,7 +59,7 @@ class Setting(NamedTuple):
     """A knob of the run config."""
 
     key: str  #: such as ``data.alpha``
-    default: Value
+    default: Value | None  #: None: the run's
     allowed: str  #: its words, or its bounds
     meaning: str  #: one line
 
@@ -69,15 +69,17 @@ def described(method: str = "") -> list[Setting]:
 
     Raises ``ValueError`` for a method that does not exist.
     """
+    from common.config import Node
     from common.parse import tables, usual
-    from common.section import kebab, meanings
+    from common.section import Section, kebab, meanings
 
-    known, names = tables(), methods_.names()
+    known: dict[str, type[Section]] = {**tables(), "node.K": Node}
+    names = methods_.names()
     if method and method not in names:
         raise ValueError(f"method {method!r} is unknown; allowed: {', '.join(names)}")
     own = methods_.options(method) if method else None
     if own:
-        shared = (method, *own.uses, "", "data", "train", "score", "wire")
+        shared = (method, *own.uses, "", "data", "train", "score", "wire", "node.K")
         known = {table: known[table] for table in shared}
     found = []
     for table, kind in known.items():
@@ -96,6 +98,7 @@ def settings(method: str = "") -> Table:
     for each in described(method):
         value = each.default
         shown = f'"{value}"' if isinstance(value, str) else str(value).lower()
+        shown = "the run's" if value is None else shown
         rows.append((each.key, shown, each.allowed, each.meaning))
     return Table(("key", "default", "allowed", "meaning"), rows, "l")
 
@@ -104,10 +107,8 @@ def _allowed(field: FieldInfo) -> str:
     """What a knob may be: its words, or its bounds."""
     if get_origin(field.annotation) is Literal:
         return ", ".join(str(word) or '""' for word in get_args(field.annotation))
-    if field.annotation is bool:
-        return "true, false"
-    if field.annotation is str:
-        return "text"
+    if (kind := plain(field.annotation)) is not int and kind is not float:
+        return "true, false" if kind is bool else "text"
     signs = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))
     told = ((mark, name, sign) for mark in field.metadata for name, sign in signs)
     bounds = [f"{sign} {getattr(m, name):,}" for m, name, sign in told if hasattr(m, name)]

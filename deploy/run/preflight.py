@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from common import device
-from common.config import Config, Value, entries
+from common.config import NATURAL, OWN, Config, Value, entries
 from common.data import DATASETS, divide, load
-from common.data.partition import PARTITIONS, split
-from common.parse import parse
+from common.data.dataset import Dataset, fingerprint
+from common.data.partition import PARTITIONS
+from common.data.shares import for_testing, share
+from common.parse import NODE, parse
 from common.task import Task, check_architectures, check_fleet
 from deploy.run.settings import load as load_settings
 from server_app.keep import checkpoint
@@ -21,7 +23,7 @@ from server_app.track.tracker import check as check_trackers
 
 RUNTIMES = ("loopback", "ray", "grpc")
 PLACES = ("data.dir", "data.public-dir", "state-dir")
-"""Folders: made absolute, because Flower's processes work in another folder than the user."""
+OF_A_NODE = ("data-dir", "public-dir", "state-dir")
 
 
 def check_runtime(runtime: str, workers: int | None) -> None:
@@ -55,10 +57,8 @@ def fresh(
     if checkpoint.path_in(folder).exists() or (folder / "journal.jsonl").exists():
         raise ValueError(f"{folder} holds a run already; go on with --resume or name another --out")
     resolved["out"] = str(folder)
-    for key in PLACES:
-        if resolved.get(key):
-            resolved[key] = str(Path(str(resolved[key])).expanduser().resolve())
-    alone = bool(resolved["state-dir"])
+    resolved |= _absolute(resolved)
+    alone = any(key.endswith("state-dir") for key in places(resolved))
     resolved["experiment"] = resolved["experiment"] or name_of(resolved, alone)
     resolved["state-dir"] = resolved["state-dir"] or str(folder / "state")
     resolved["runtime"] = runtime or str(resolved["runtime"]) or RUNTIMES[0]
@@ -79,7 +79,7 @@ def resumed(
         raise ValueError(f"out = {overrides['out']!r} is not allowed; the run goes on in {folder}")
     if not (folder / "config.toml").exists():
         raise ValueError(f"--resume {folder}: no config.toml there, so no run to go on with")
-    flat = load_settings(folder / "config.toml") | dict(overrides)
+    flat = load_settings(folder / "config.toml") | dict(overrides) | _absolute(overrides)
     runtime = runtime or str(flat.get("runtime") or RUNTIMES[0])
     flat |= {"resume": True, "runtime": runtime, "out": str(folder)}
     return flat, folder
@@ -107,15 +107,71 @@ def preflight(flat: Mapping[str, Value]) -> Config:
     check_names(config)
     check_trackers(config.run.track)
     chosen = device.choose(config.run.device)
-    check_fleet(Task.of(config, load(config.data), chosen))
-    pool = divide(config.data, config.partition_seed).pool
-    split(config.data, pool.y, pool.num_classes, config.run.clients, config.partition_seed)
+    dataset = for_testing(config.data, config.run.clients, config.partition_seed)
+    check_fleet(Task.of(config, dataset, chosen))
+    _check_clients(config, dataset)
     return config
 
 
-def counted(flat: Mapping[str, Value]) -> dict[str, Value]:
-    """The run config with the number of clients: one for each of the fleet, unless it says so."""
-    return {**flat, "clients": flat["clients"] or len(entries(str(flat["fleet"])))}
+def _check_clients(config: Config, ours: Dataset) -> None:
+    """Raise ``ValueError`` for a client that could not work on this machine.
+
+    That is one with a device that is missing, data that are not there or not those of the server's
+    task, a share that it cannot train on, or the very data of another, where each has its own.
+    """
+    seed, owners = config.partition_seed, dict[str, str]()
+    own = config.data.partition == OWN
+    if own and config.data.test == "merge":  # a client would train on what the server is tested on
+        owners[fingerprint(divide(config.data, seed).pool.x)] = "the server"
+    for k in range(config.run.clients):
+        node = config.node(k)
+        for key in ("data-dir", "public-dir"):
+            if key in node and not Path(str(node[key])).is_dir():
+                raise ValueError(f"node.{k}.{key} = {node[key]!r} is not a folder")
+        device.choose(str(node.get("device", config.run.device)))
+        pool = share(config.data_of(k, node), k, config.run.clients, seed).pool
+        if (pool.shape, pool.classes) != (ours.shape, ours.classes):
+            raise ValueError(
+                f"client {k} has images {pool.shape} of {pool.num_classes} classes "
+                f"({', '.join(pool.classes)[:80]}), the server {ours.shape} of {ours.num_classes} "
+                f"({', '.join(ours.classes)[:80]})"
+            )
+        if not own:
+            continue
+        if (other := owners.setdefault(fingerprint(pool.x), f"client {k}")) != f"client {k}":
+            raise ValueError(
+                f"data.partition = {OWN!r}: client {k} has the very data of {other}; give each its "
+                "own folder by {k} in data.dir, or by data-dir under [node.K]"
+            )
+
+
+def places(flat: Mapping[str, Value]) -> list[str]:
+    """The keys of folders that are said, of all or of one client."""
+    return [
+        key
+        for key, value in flat.items()
+        if value and (key in PLACES or (NODE.match(key) and key.rpartition(".")[2] in OF_A_NODE))
+    ]
+
+
+def _absolute(flat: Mapping[str, Value]) -> dict[str, Value]:
+    """The folders, absolute: Flower's processes work in another folder than the user."""
+    return {key: str(Path(str(flat[key])).expanduser().resolve()) for key in places(flat)}
+
+
+def counted(flat: Mapping[str, Value], *, here: bool = True) -> dict[str, Value]:
+    """The run config with the number of clients, unless it has one: one for each of the fleet.
+
+    With partition ``natural`` one for each owner of the data set, if the data are ``here``, and
+    as many as will be connected otherwise.
+    """
+    found = flat["clients"]
+    if not found and flat["data.partition"] == NATURAL:
+        if not here:
+            return dict(flat)
+        whole = {"samples": 0, "test_samples": 0}
+        found = load(parse(flat).data.model_copy(update=whole)).owners
+    return {**flat, "clients": found or len(entries(str(flat["fleet"])))}
 
 
 def name_of(flat: Mapping[str, Value], alone: bool) -> str:

@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 
 from common import device
 from common.config import Config
-from common.data import load
 from common.data.dataset import Dataset
+from common.data.shares import for_testing
 from common.models.classifier import Classifier, Split
 from common.parse import parse
 from common.protocol import Up
@@ -45,7 +45,8 @@ class Finished:
     config: Config
 
     def dataset(self) -> Dataset:
-        return load(self.config.data)
+        config = self.config
+        return for_testing(config.data, config.run.clients, config.partition_seed)
 
     def task(self, dataset: Dataset) -> Task:
         """What the run learnt, on the CPU."""
@@ -125,7 +126,7 @@ def _play(folder: Path, flat: dict[str, Value], size: int, workers: int) -> Furt
     config = parse(flat)
     saved = checkpoint.read(folder, config)
     device.settle(config.run.threads)
-    dataset = load(config.data)
+    dataset = for_testing(config.data, config.run.clients, config.partition_seed)
     task = Task.of(config, dataset, device.choose(config.run.device))
     method, post = make(task, global_spec(task)), Post(config, saved.experiment)
     method.restore(method.keeps(**saved.state))

@@ -24,7 +24,7 @@ from typing import Literal, final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from common.config import Value, entries
+from common.config import Value
 from common.files import write_atomically
 from common.journal import Entry
 from common.metrics import rounds_to
@@ -33,6 +33,7 @@ from deploy.report import table as rendering
 from deploy.report.table import Cell, Table
 from deploy.report.table_picture import png
 from deploy.report.text import NONE, clean
+from deploy.run.preflight import counted
 from deploy.run.settings import find, flatten, numbers
 
 Flat = dict[str, Value]
@@ -256,8 +257,7 @@ def cells(file: TableFile) -> Iterator[CellRun]:
     base = numbers(flatten(file.base))
     for row, column in itertools.product(file.row, file.column):
         flat = DEFAULTS | base | numbers(flatten(row.set)) | numbers(flatten(column.set))
-        if not flat["clients"]:
-            flat["clients"] = len(entries(str(flat["fleet"])))
+        flat = counted(flat)
         measure = row.measure or column.measure or file.measure
         measure = measure.replace("{model}", row.model)
         if column.reach and column.reach not in rows:

@@ -17,6 +17,7 @@ FREE = {
         *("max_samples", "rebind", "track"),
     },
     "wire": {"max_mb"},
+    "node": {"device", "memory_mb", "state_dir"},
 }
 """What a resumed run may change; all else decides the numbers."""
 
@@ -87,4 +88,6 @@ def _identity(config: Config) -> str:
         for name, section in config.tables.items()
         if name in needed
     }
+    for k, node in config.nodes.items():
+        dumped[f"node.{k}"] = node.model_dump(exclude=FREE["node"], exclude_none=True)
     return json.dumps(dumped, sort_keys=True)

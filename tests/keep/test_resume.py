@@ -40,6 +40,9 @@ def test_more_rounds_go_on_where_the_run_ended(tmp_path: Path) -> None:
         ({"seed": 9}, r"was written with seed = 1, this run has 9"),
         ({"method": "fedprox"}, r"was written with"),
         ({}, r"the run is complete: rounds = 2"),
+        ({"node__1__model": "cnn3"}, r"was written with node.1.model = None, this run has 'cnn3'"),
+        ({"node__3__data_dir": "/x"}, r"was written with node.3.data-dir = None"),
+        ({"data__test": "merge"}, r"was written with data.test = 'split', this run has 'merge'"),
     ],
 )
 def test_another_configuration_is_refused(
@@ -81,6 +84,14 @@ def test_a_run_started_by_flower_alone_is_resumed_from_the_config_that_it_left(
     assert more.returncode == 0, more.stderr
     whole = play(flat(tmp_path / "whole", method="fedorion"))
     assert TinyRun(folder).weights == whole.weights
+
+
+def test_a_resumed_runs_clients_may_move(tmp_path: Path) -> None:
+    whole = finished(tmp_path / "whole", rounds=3, node__1__model="mlp")
+    finished(tmp_path / "part", node__1__model="mlp", node__0__memory_mb=30_000)
+    moved = {"node__1__model": "mlp", "node__1__device": "cpu", "node__2__memory_mb": 20_000}
+    part = play(flat(tmp_path / "part", method="fedavg", rounds=3, resume=True, **moved))
+    assert part.weights == TinyRun(whole).weights
 
 
 def test_a_corrupt_checkpoint_is_named(tmp_path: Path) -> None:

@@ -30,7 +30,8 @@ FEDERATION = {
     "method": "fedorion",
     "clients": 3,
     "rounds": 2,
-    "fleet": "mlp@0.25,cnn2@0.5,lenet5",
+    "fleet": "mlp@0.25,cnn2@0.5",
+    "node__2__model": "lenet5",
     "data__partition": "label_dirichlet",
     "data__alpha": 1.0,
 }
@@ -61,6 +62,8 @@ def test_loopback_ray_and_grpc_give_the_same_bits(tmp_path: Path) -> None:
     assert loopback.summary["runtime"] == "loopback" and grpc.summary["runtime"] == "grpc"
     assert loopback.timeless == ray.timeless == grpc.timeless
     assert loopback.weights == ray.weights == grpc.weights
+    models = [client["model"] for client in grpc.summary["clients"]]
+    assert models == ["mlp@0.25", "cnn2@0.5", "lenet5"], "[node.2] is heard everywhere"
 
 
 @pytest.mark.parametrize("method", names())
