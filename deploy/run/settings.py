@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from common.data.decoded import in_order
 from common.files import write_atomically
 from common.parse import defaults, kind_of, known_keys, tables
 from common.section import Value, kebab
@@ -130,7 +129,9 @@ def to_toml(flat: Mapping[str, Value]) -> str:
     lines: list[str] = []
     current = ""
     known = known_keys()
-    for key in [*known, *(key for key in sorted(flat, key=in_order) if key not in known)]:
+    single = [key for key in flat if key not in known]
+    single.sort(key=lambda key: (len(key.rpartition(".")[0]), key))  # [node.2] before [node.10]
+    for key in [*known, *single]:
         table, _, leaf = key.rpartition(".")
         if table != current:
             lines += ["", f"[{table}]"]
