@@ -17,6 +17,5 @@ def imported(module: str, extra: str, what: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise ValueError(
-            f"{what} needs the package {error.name}: pip install 'fedmosaic[{extra}]'"
-        ) from None
+        package = str(error.name).partition(".")[0]
+        raise ValueError(f"{what} needs {package}: pip install 'fedmosaic[{extra}]'") from None

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.config import OWN, Data
+from common.config import NATURAL, OWN, Data
 from common.data import check_test_owners, divide, load
 from common.data.dataset import Dataset
 from common.data.partition import local_split, split
@@ -63,9 +63,10 @@ def share(data: Data, k: int, clients: int, seed: int) -> Share:
     else:
         train, test = local_split(mine, data.test_fraction, rng(seed, "local-split", k))
     if len(train) < LEAST:
+        remedy = ": raise data.alpha or data.min-size, or take fewer clients"
         raise ValueError(
-            f"client {k} has {len(train)} training samples, at least {LEAST} are needed: raise "
-            "data.alpha or data.min-size, or take fewer clients"
+            f"client {k} has {len(train)} training samples, at least {LEAST} are needed"
+            + ("" if data.partition in (NATURAL, OWN) else remedy)
         )
     own = data.test == "own"
     return Share(pool, torch.as_tensor(train), torch.as_tensor(test), own)
