@@ -275,7 +275,7 @@ def main() -> NoReturn:
     """The console script: every foreseeable error is one line and a non-zero exit status."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's own lines, beside ours
     try:
-        app()
+        app(prog_name="fedmosaic")
     except (ValueError, RuntimeError, FloatingPointError, OSError) as error:
         line = str(error).strip().partition("\n")[0]
         red("error:", f" {line}")
