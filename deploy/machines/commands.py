@@ -151,7 +151,7 @@ def submit(
     started = time.time()
     if if_any and flat["resume"] and sending.done(flat):
         plain(f"{flat['out']} holds the run already, complete")
-        results.show(Path(str(flat["out"])), str(flat["track"]), out)
+        results.show(Path(str(flat["out"])), out)
         return
     with _control(at, ca, insecure, wait) as control:
         run = control.submit(given.app_folder(), flat, {})

@@ -17,18 +17,33 @@ from server_app.keep.summary import place
 from server_app.track import sink
 
 
-def show(folder: Path, track: str, console: Console) -> None:
-    """Write the run's report, add it to the trackers of ``track``, print clients and result."""
-    page, warnings = folder / "report.html", list[str]()
-    write_report([folder], page)
+def show(folder: Path, console: Console) -> None:
+    """Print the run's clients and result, and write its report."""
+    show_summary(read(folder), console)
+    report([folder], folder / "report.html", console)
+
+
+def report(folders: list[Path], page: Path, console: Console) -> None:
+    """Write a page and say where; of a single run, its trackers get it too.
+
+    Raises ``ValueError`` for what is no run's folder.
+    """
+    write_report(folders, page)
+    if len(folders) == 1:
+        for line in _added(folders[0], page.resolve()):
+            console.print(clean(line, 400), style="yellow", markup=False, soft_wrap=True)
+    where = f"report: {page.resolve()}"
+    console.print(where, markup=False, highlight=False, soft_wrap=True)
+
+
+def _added(folder: Path, page: Path) -> list[str]:
+    """Hand the page to the run's trackers; a line for each that failed, then or earlier."""
+    track = str(read(folder).config.get("track", ""))
     try:
         sink.add_file(folder, track, page)
     except ValueError as error:  # the server's machine has the tracker, this one has not
-        warnings.append(f"the report is not added: {error}")
-    show_summary(read(folder), console)
-    for line in (*sink.failures(folder, track), *warnings):
-        console.print(clean(line, 400), style="yellow", markup=False, soft_wrap=True)
-    console.print(f"report: {page}", markup=False, highlight=False, soft_wrap=True)
+        return [f"the report is not added: {error}"]
+    return sink.failures(folder, track)
 
 
 def show_if_here(flat: Mapping[str, Value], started: float, console: Console) -> None:
@@ -40,7 +55,7 @@ def show_if_here(flat: Mapping[str, Value], started: float, console: Console) ->
     folder, why = place(out, experiment), "on the server's machine"
     try:
         if summary_since(folder, started) is not None:
-            show(folder, str(flat["track"]), console)
+            show(folder, console)
             return
     except OSError as error:
         why = f"but {error.filename or folder} cannot be used here: {error.strerror}"

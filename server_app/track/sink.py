@@ -100,11 +100,12 @@ class Sink:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """End the trackers; those that do not come to an end are left behind."""
-        hurried = kind is not None and not issubclass(kind, Exception)  # Ctrl-C
-        deadline = time.monotonic() + (0.0 if hurried else PATIENCE)
         for line in self._lines:
             line.do(lambda tracker: tracker.finish(completed=kind is None))
             line.end()
+        if kind is not None and not issubclass(kind, Exception):
+            return  # nobody waits after a Ctrl-C
+        deadline = time.monotonic() + PATIENCE
         for line in self._lines:
             line.join(max(0.0, deadline - time.monotonic()))
 
