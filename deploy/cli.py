@@ -104,7 +104,7 @@ def run(
         raise ValueError(f"--warm-start is for --runtime grpc, not {flat['runtime']}")
     with told_how_to_go_on(f"fedmosaic run --resume {folder}"):
         launch.launch(flat, folder, workers=workers, console=out, warm_start=warm)
-    answer(as_json, results.show(folder, str(flat["track"]), out))
+    answer(as_json, results.show(folder, out))
 
 
 @app.command()
@@ -177,11 +177,10 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write one page about a run, or about several compared."""
-    from deploy.report.pages import write_report
+    from deploy.run import results
 
     page = to or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
-    write_report(folders, page)
-    plain(f"report: {page.resolve()}")
+    results.report(folders, page, out)
     answer(as_json, {"report": page.resolve()})
 
 

@@ -179,7 +179,7 @@ def submit(
     started = time.time()
     if if_any and flat["resume"] and sending.done(flat):
         plain(f"{flat['out']} holds the run already, complete")
-        told = results.show(Path(str(flat["out"])), str(flat["track"]), out)
+        told = results.show(Path(str(flat["out"])), out)
         answer(as_json, {"run": None, **told})
         return
     with _control(at, ca, insecure, wait) as control:

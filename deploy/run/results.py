@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from common.extras import EXTRAS
+from common.extras import missing
 from common.section import Value
 from deploy.report.read import read
 from deploy.report.text import clean
@@ -17,35 +17,45 @@ from server_app.keep.summary import place
 from server_app.track import sink
 
 
-def show(folder: Path, track: str, console: Console) -> dict[str, object]:
-    """Write the run's report, add it to the trackers of ``track``, print clients and result.
+def show(folder: Path, console: Console) -> dict[str, object]:
+    """Print the run's clients and result, and write its report if what draws it is installed.
 
-    The same as data: ``folder``, ``report`` (None where what draws it is not installed) and what
-    ``summary.json`` holds.
+    The same as data: ``folder``, ``report`` (None: not written) and what ``summary.json`` holds.
     """
-    page, warnings = _report(folder), list[str]()
-    try:
-        if page is not None:
-            sink.add_file(folder, track, page)
-    except ValueError as error:  # the server's machine has the tracker, this one has not
-        warnings.append(f"the report is not added: {error}")
     show_summary(read(folder), console)
-    for line in (*sink.failures(folder, track), *warnings):
-        console.print(clean(line, 400), style="yellow", markup=False, soft_wrap=True)
-    where = page or "none; matplotlib is not installed here: pip install 'fedmosaic[report]'"
-    console.print(f"report: {where}", markup=False, highlight=False, soft_wrap=True)
+    page: Path | None = folder / "report.html"
+    try:
+        report([folder], folder / "report.html", console)
+    except ModuleNotFoundError as error:
+        console.print(f"no report: {missing(error)}", markup=False, soft_wrap=True)
+        page = None
     return {"folder": folder, "report": page, **(summary_since(folder, 0.0) or {})}
 
 
-def _report(folder: Path) -> Path | None:
+def report(folders: list[Path], page: Path, console: Console) -> None:
+    """Write a page and say where; of a single run, its trackers get it too.
+
+    Raises ``ValueError`` for what is no run's folder, ``ModuleNotFoundError`` without the extra
+    ``report``.
+    """
+    from deploy.report.pages import write_report
+
+    write_report(folders, page)
+    if len(folders) == 1:
+        for line in _added(folders[0], page.resolve()):
+            console.print(clean(line, 400), style="yellow", markup=False, soft_wrap=True)
+    where = f"report: {page.resolve()}"
+    console.print(where, markup=False, highlight=False, soft_wrap=True)
+
+
+def _added(folder: Path, page: Path) -> list[str]:
+    """Hand the page to the run's trackers; a line for each that failed, then or earlier."""
+    track = str(read(folder).config.get("track", ""))
     try:
-        from deploy.report.pages import write_report
-    except ModuleNotFoundError as error:
-        if EXTRAS.get(str(error.name)) != "report":
-            raise
-        return None
-    write_report([folder], folder / "report.html")
-    return folder / "report.html"
+        sink.add_file(folder, track, page)
+    except ValueError as error:  # the server's machine has the tracker, this one has not
+        return [f"the report is not added: {error}"]
+    return sink.failures(folder, track)
 
 
 def show_if_here(flat: Mapping[str, Value], started: float, console: Console) -> dict[str, object]:
@@ -57,7 +67,7 @@ def show_if_here(flat: Mapping[str, Value], started: float, console: Console) ->
     folder, why = place(out, experiment), "on the server's machine"
     try:
         if summary_since(folder, started) is not None:
-            return show(folder, str(flat["track"]), console)
+            return show(folder, console)
     except OSError as error:
         why = f"but {error.filename or folder} cannot be used here: {error.strerror}"
     where = out or f"~/{folder.relative_to(Path.home())}"

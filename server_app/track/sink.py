@@ -7,7 +7,6 @@ round that is repeated is not told again.
 
 from __future__ import annotations
 
-import json
 import logging
 import queue
 import threading
@@ -101,11 +100,12 @@ class Sink:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """End the trackers; those that do not come to an end are left behind."""
-        hurried = kind is not None and not issubclass(kind, Exception)  # Ctrl-C
-        deadline = time.monotonic() + (0.0 if hurried else PATIENCE)
         for line in self._lines:
             line.do(lambda tracker: tracker.finish(completed=kind is None))
             line.end()
+        if kind is not None and not issubclass(kind, Exception):
+            return  # nobody waits after a Ctrl-C
+        deadline = time.monotonic() + PATIENCE
         for line in self._lines:
             line.join(max(0.0, deadline - time.monotonic()))
 
@@ -121,8 +121,10 @@ class _Line:
         self, name: str, kind: type[Tracker], folder: Path, settings: Mapping[str, Value]
     ) -> None:
         self.name, self._kind, self._folder = name, kind, folder
-        self._settings, self._told = dict(settings), Told()
+        self._settings = dict(settings)
+        self._told = told(folder, name).model_copy(update={"failed": ""})
         self._waiting: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._lock = threading.RLock()  # of what is told, by the thread and by who waits for it
         self._thread = threading.Thread(target=self._work, name=f"track-{name}", daemon=True)
 
     def start(self) -> None:
@@ -141,22 +143,25 @@ class _Line:
     def join(self, patience: float) -> None:
         self._thread.join(patience)
         if self._thread.is_alive():
-            log.warning("track: %s has not ended, what is left of it is lost", self.name)
+            self._fail("it does not come to an end")
 
     def _work(self) -> None:
         try:
-            place = _path(self._folder, self.name).parent
-            place.mkdir(exist_ok=True)
-            self._told = told(self._folder, self.name).model_copy(update={"failed": ""})
+            self._keep()  # its folder is there now
             tracker = self._kind()
             self._keep(known=tracker.start(self._folder, self._settings, self._told.known))
             while work := self._waiting.get():
                 work(tracker)
         except BaseException as error:  # even of a tracker that wants to end the process
-            line = f"{type(error).__name__}: {error}".partition("\n")[0]
-            log.warning("track: %s fails, the run goes on without it: %s", self.name, line)
-            with suppress(OSError):
-                self._keep(failed=line)
+            self._fail(f"{type(error).__name__}: {error}".partition("\n")[0])
+
+    def _fail(self, why: str) -> None:
+        """Warn, once."""
+        with self._lock:
+            if not self._told.failed:
+                log.warning("track: %s fails, the run goes on without it: %s", self.name, why)
+                with suppress(OSError):
+                    self._keep(failed=why)
 
     def _tell(self, entry: Entry, tracker: Tracker) -> None:
         if entry.round > self._told.round:
@@ -164,6 +169,8 @@ class _Line:
             self._keep(round=entry.round)
 
     def _keep(self, **changes: str | int) -> None:
-        self._told = self._told.model_copy(update=changes)
-        text = json.dumps(self._told.model_dump()) + "\n"
-        write_atomically(_path(self._folder, self.name), text.encode())
+        path = _path(self._folder, self.name)
+        with self._lock:
+            self._told = self._told.model_copy(update=changes)
+            path.parent.mkdir(exist_ok=True)
+            write_atomically(path, self._told.model_dump_json().encode() + b"\n")

@@ -77,9 +77,11 @@ def find(name: str) -> type[Tracker]:
     where, package = _listed(name)
     module, _, attribute = where.partition(":")
     try:
-        found: type[Tracker] = getattr(importlib.import_module(module), attribute)
+        found = getattr(importlib.import_module(module), attribute, None)
     except ModuleNotFoundError as error:
         raise _missing(name, error.name or package) from error
+    if not isinstance(found, type) or not issubclass(found, Tracker):
+        raise ValueError(f"track = {name!r}: {where} is no {Tracker.__name__}")
     return found
 
 

@@ -20,7 +20,7 @@ from common.section import Value
 from server_app.track import numbers
 from server_app.track.tracker import PLACE, Tracker
 
-PATIENCE = 20.0  #: seconds that an upload may take at the end
+PATIENCE = 20.0  #: seconds for an answer at the beginning, and for uploads at the end
 
 
 @final
@@ -28,6 +28,9 @@ class WandB(Tracker):
     """Scalars, histograms, the settings as nested configuration, files of the run."""
 
     def start(self, folder: Path, settings: Mapping[str, Value], known: str) -> str:
+        mode = os.environ.get("WANDB_MODE", "offline")
+        if mode in ("online", "run", "shared") and not wandb.login(prompt=False):
+            raise RuntimeError("there is no login: call wandb login, or set WANDB_API_KEY")
         name = known or secrets.token_hex(4)
         own: dict[str, Any] = {}
         for key, value in settings.items() if not known else ():
@@ -40,10 +43,11 @@ class WandB(Tracker):
             config=own,
             resume="allow" if known else None,
             settings=wandb.Settings(
-                mode=os.environ.get("WANDB_MODE", "offline"),
+                mode=mode,
                 root_dir=str(folder / PLACE),
                 silent=True,
                 console="off",
+                init_timeout=PATIENCE,
                 finish_timeout=PATIENCE,
             ),
         )

@@ -173,7 +173,9 @@ def test_a_tracker_that_hangs_is_left_behind(
     with caplog.at_level(logging.WARNING):
         show(tmp_path, "seen", ENTRIES)  # returns
     released.set()
-    assert "track: seen has not ended" in caplog.text
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("track: seen fails") and line.endswith("it does not come to an end")
+    assert told(tmp_path, "seen").failed
 
 
 def test_a_file_is_added_to_the_run_that_was_tracked(notes: list[object], tmp_path: Path) -> None:
@@ -209,13 +211,19 @@ def test_what_is_no_tracker_here_is_refused_before_anything_starts(
     track: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(tracker.TRACKERS, "gone", ("nosuchpackage:X", "nosuchpackage"))
-    with pytest.raises(ValueError) as checked:
-        tracker.check(track)
-    with pytest.raises(ValueError) as started:
-        play(flat(tmp_path / "run", track=track))
-    allowed = str(checked.value).replace(", gone", "")
-    assert allowed == str(started.value).replace(", gone", "") == line
+    for refused in (tracker.check, lambda track: play(flat(tmp_path / "run", track=track))):
+        with pytest.raises(ValueError) as said:
+            refused(track)
+        assert str(said.value).removesuffix(", gone") == line
     assert not (tmp_path / "run/journal.jsonl").exists()
+
+
+def test_what_is_listed_and_is_no_tracker_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(tracker.TRACKERS, "none", ("json:dumps", "json"))
+    with pytest.raises(ValueError, match="track = 'none': json:dumps is no Tracker"):
+        Sink(tmp_path, "none", {})
 
 
 # Each of ours, read back with the program's own reader.
@@ -272,9 +280,22 @@ def test_wandb_keeps_it_offline_in_the_runs_folder(
     assert steps == [(0, 0.1), (1, 0.6), (2, 0.4)]
 
 
+def test_wandb_without_a_login_is_a_warning_and_asks_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    show(tmp_path, "wandb", ENTRIES[:1])
+    assert "there is no login" in told(tmp_path, "wandb").failed
+    assert "choice" not in capsys.readouterr().err
+
+
 def test_mlflow_keeps_it_in_a_database_in_the_runs_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from mlflow.telemetry import get_telemetry_client
+
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     show(tmp_path, "mlflow", ENTRIES[:2])
     show(tmp_path, "mlflow", ENTRIES)
@@ -288,5 +309,6 @@ def test_mlflow_keeps_it_in_a_database_in_the_runs_folder(
         params = dict(database.execute("select key, value from params"))
     assert name == told(tmp_path, "mlflow").known and status == "FINISHED"
     assert params["train.lr"] == "0.05" and params["data.name"] == "toy"
+    assert get_telemetry_client() is None, "nobody else is told of it"
     (report,) = (tmp_path / "track/mlflow-artifacts").rglob("report.html")
     assert report.read_text() == "a page"
