@@ -173,6 +173,9 @@ def test_a_tracker_that_hangs_is_left_behind(
     with caplog.at_level(logging.WARNING):
         show(tmp_path, "seen", ENTRIES)  # returns
     released.set()
+    for thread in threading.enumerate():
+        if thread.name == "track-seen":
+            thread.join()
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith("track: seen fails") and line.endswith("it does not come to an end")
     assert told(tmp_path, "seen").failed
