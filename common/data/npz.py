@@ -44,23 +44,23 @@ def _files(folder: Path) -> dict[int, Path]:
 
 def _decode(files: dict[str, dict[int, Path]]) -> dict[str, Tensor]:
     """x, y and owner of both parts."""
-    read = {part: {str(path): _pair(path) for path in files[part].values()} for part in PARTS}
-    arrays.check_alike(read["train"] | read["test"])
+    read = {part: {k: _pair(path) for k, path in of.items()} for part, of in files.items()}
+    pairs = {
+        part: {str(files[part][k]): p for k, p in of.items() if p} for part, of in read.items()
+    }
+    arrays.check_alike(pairs["train"] | pairs["test"])
     tensors = dict[str, Tensor]()
     for part, suffix in PARTS.items():
         names = (f"x{suffix}", f"y{suffix}", f"owner{suffix}")
-        tensors |= zip(names, arrays.joined(read[part], list(files[part])), strict=True)
+        owners = [k for k, found in read[part].items() if found]
+        tensors |= zip(names, arrays.joined(pairs[part], owners), strict=True)
     return tensors
 
 
-def _pair(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """One client's images and labels."""
+def _pair(path: Path) -> tuple[np.ndarray, np.ndarray] | None:
+    """One client's images and labels, if it has any."""
     held = read_npz(path, "data")
-    if not isinstance(held, dict) or not {"x", "y"} <= held.keys():
-        has = ", ".join(map(repr, held)) if isinstance(held, dict) else type(held).__name__
-        raise ValueError(f"{path}: 'data' has no 'x' and 'y'; it has {has or 'nothing'}")
     try:
-        x = arrays.images(held["x"])
-        return x, arrays.labels(held["y"], len(x))
+        return arrays.pair(held)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
