@@ -32,7 +32,7 @@ def pair(held: object) -> tuple[np.ndarray, np.ndarray] | None:
 
 def _nothing(values: object) -> bool:
     if isinstance(values, np.ndarray):
-        return values.shape[:1] == (0,)
+        return bool(values.shape[:1] == (0,))
     return bool(values == [])
 
 
