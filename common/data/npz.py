@@ -1,11 +1,12 @@
 """Clients' data in the layout of PFLlib and HtFLlib: ``train/K.npz`` and ``test/K.npz``.
 
 Each file keeps, under ``data``, a pickled dictionary of images ``x`` and labels ``y``. Client K is
-owner K. PFLlib (Zhang et al. 2023, "PFLlib: Personalized Federated Learning Library").
+owner K. ``config.json`` beside them may tell ``num_classes``. PFLlib (Zhang et al. 2023, "PFLlib: Personalized Federated Learning Library").
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -28,9 +29,23 @@ def load_npz(data: Data) -> Dataset:
         raise ValueError(f"{root / missing / str(odd[0])}.npz is missing")
     paths = [path for part in files.values() for path in part.values()]
     tensors = decoded.kept("npz", paths, lambda: _decode(files))
-    classes = arrays.numbered(tensors["y"], tensors["y_test"])
+    classes = _classes(root, arrays.numbered(tensors["y"], tensors["y_test"]))
     mean, std = channel_statistics(tensors["x"])
     return Dataset(root.name, classes, mean=mean, std=std, **tensors)
+
+
+def _classes(root: Path, seen: tuple[str, ...]) -> tuple[str, ...]:
+    """All classes, where the generator's ``config.json`` tells of more than are ``seen``."""
+    path = root / "config.json"
+    if not path.is_file():
+        return seen
+    try:
+        told = json.loads(path.read_bytes())["num_classes"]
+    except (OSError, ValueError, TypeError, KeyError):
+        raise ValueError(f"{path}: damaged, or without 'num_classes'") from None
+    if type(told) is not int or told < len(seen):
+        raise ValueError(f"{path}: num_classes = {told!r}, but there are labels to {seen[-1]}")
+    return tuple(str(c) for c in range(told))
 
 
 def _files(folder: Path) -> dict[int, Path]:

@@ -40,6 +40,22 @@ def test_each_file_is_an_owners(options: Options, tmp_path: Path) -> None:
     assert data.mean == pytest.approx((float(data.x.mean()),))
 
 
+def test_the_generators_config_tells_of_classes_that_are_not_seen(
+    options: Options, tmp_path: Path
+) -> None:
+    folder = clients(tmp_path, 1)
+    (folder / "config.json").write_text('{"num_clients": 1, "num_classes": 5}')
+    assert opened(options, folder, partition="own").num_classes == 5
+    for text, line in (
+        ('{"num_classes": 2}', "num_classes = 2, but there are labels to 2"),
+        ('{"num_clients": 1}', "damaged, or without 'num_classes'"),
+        ('{"num_classes": 5', "damaged, or without 'num_classes'"),
+    ):
+        (folder / "config.json").write_text(text)
+        with pytest.raises(ValueError, match=f"config.json: {line}"):
+            load_npz(options(name="npz", dir=str(folder)))
+
+
 def test_a_client_may_have_nothing_for_testing(options: Options, tmp_path: Path) -> None:
     folder = clients(tmp_path, 3)
     for nothing in (np.zeros((0, 1, 8, 8)), np.zeros(0), []):
