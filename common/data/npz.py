@@ -1,7 +1,9 @@
 """Clients' data in the layout of PFLlib and HtFLlib: ``train/K.npz`` and ``test/K.npz``.
 
 Each file keeps, under ``data``, a pickled dictionary of images ``x`` and labels ``y``. Client K is
-owner K. ``config.json`` beside them may tell ``num_classes``. PFLlib (Zhang et al. 2023, "PFLlib: Personalized Federated Learning Library").
+owner K. ``config.json`` beside them may tell ``num_classes``.
+
+PFLlib (Zhang et al. 2023, "PFLlib: Personalized Federated Learning Library").
 """
 
 from __future__ import annotations
