@@ -8,8 +8,8 @@
 
 No client is tested on a sample that it trains on, and the server on none that anybody trains on;
 a partition that draws with replacement may give one client's test sample to another for training.
-With partition ``own``, the server has a data
-set of its own too, and is tested on that one's test samples.
+With partition ``own``, the server has a data set of its own too, and is tested on that one's test
+samples.
 """
 
 from __future__ import annotations
