@@ -6,13 +6,16 @@ export FLWR_TELEMETRY_ENABLED = 0
 export FLWR_DISABLE_UPDATE_CHECK = 1
 export OMP_NUM_THREADS = 1
 
-.PHONY: run test exhaustive faults check bench clean
+.PHONY: run test installed exhaustive faults check bench clean
 
 run: $(VENV)/.installed
 	$(BIN)/fedmosaic run
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+installed: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.support.installed
 
 exhaustive: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m exhaustive
@@ -35,9 +38,9 @@ clean:
 $(VENV)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet 'torch>=2.11,<2.14'
-	$(BIN)/python -m pip install --quiet --editable .
+	$(BIN)/python -m pip install --quiet --editable '.[sim,report]'
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --editable '.[dev,hub]'
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@

@@ -100,6 +100,8 @@ class Run(Section):
     where SuperNodes have registered keys: a key keeps its node id, so another id is another key."""
     share_counts: bool = True
     """Clients tell the server how many samples of each class they hold (for pictures)."""
+    track: str = ""
+    """Programs that show the run as it goes on: tensorboard, wandb, mlflow; comma-separated."""
 
 
 @final

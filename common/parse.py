@@ -157,8 +157,12 @@ def _explain(prefix: str, error: ErrorDetails) -> str:
 
 
 def _unknown(key: str) -> str:
+    """The refusal, with what may be meant: keys of this name in a table, else the nearest one."""
     table = key.rpartition(".")[0]
     own = table if NODE.fullmatch(table) else "node.K"
     known = [*known_keys(), *(f"{own}.{kebab(name)}" for name in Node.model_fields)]
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    return f"key {key!r} is unknown" + (f"; did you mean {near[0]!r}?" if near else "")
+    meant = [each for each in known if each.rpartition(".")[2] == key]
+    meant = meant or difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    *others, last = map(repr, meant or [""])
+    asked = f"{', '.join(others)} or {last}" if others else last
+    return f"key {key!r} is unknown" + (f"; did you mean {asked}?" if meant else "")

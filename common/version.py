@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import tomllib
 from pathlib import Path
 
-VERSION = "0.1.0"
+ROOT = Path(__file__).parents[1]  #: of the Flower app, where its ``pyproject.toml`` is
+VERSION: str = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
 
 
 @functools.cache

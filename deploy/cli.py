@@ -9,17 +9,29 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from deploy.console import INTERRUPTED, Experiment, Settings, WarmStart, Workers, out, plain, red
+from common.extras import missing
+from deploy.console import (
+    INTERRUPTED,
+    Experiment,
+    Json,
+    Settings,
+    WarmStart,
+    Workers,
+    answer,
+    out,
+    plain,
+    red,
+)
 from deploy.machines import commands as machines
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
@@ -73,19 +85,13 @@ def run(
     warm: WarmStart = False,
     to: Annotated[Path | None, typer.Option("--out", help="Folder of the results.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
+    as_json: Json = False,
 ) -> None:
     """Run an experiment; without one, the default: FedORION on digits, six clients."""
-    from deploy.report.pages import write_report
-    from deploy.report.read import read
-    from deploy.run import launch, preflight
+    from deploy.run import launch, preflight, results
     from deploy.run import settings as given
-    from deploy.run.progress import show_summary
 
-    if runtime and runtime not in preflight.RUNTIMES:
-        known = ", ".join(preflight.RUNTIMES)
-        raise ValueError(f"--runtime {runtime} is unknown; allowed: {known}")
-    if workers is not None and not 0 <= workers <= 1024:
-        raise ValueError(f"--workers {workers} is not allowed; it should be 0 to 1024")
+    preflight.check_runtime(runtime, workers)
     if resume is not None:
         if experiment is not None or to is not None:
             raise ValueError("--resume goes on with a folder's own experiment: give no other")
@@ -98,9 +104,7 @@ def run(
         raise ValueError(f"--warm-start is for --runtime grpc, not {flat['runtime']}")
     with told_how_to_go_on(f"fedmosaic run --resume {folder}"):
         launch.launch(flat, folder, workers=workers, console=out, warm_start=warm)
-    write_report([folder], folder / "report.html")
-    show_summary(read(folder), out)
-    plain(f"report: {folder / 'report.html'}")
+    answer(as_json, results.show(folder, out))
 
 
 @app.command()
@@ -109,6 +113,7 @@ def table(
     to: Annotated[Path | None, typer.Option("--out", help="Folder of the records.")] = None,
     workers: Workers = None,
     show: Annotated[bool, typer.Option("--show", help="Only show what is recorded.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Run a paper's table cell by cell and show ours beside the paper's numbers.
 
@@ -135,8 +140,10 @@ def table(
     folder.mkdir(parents=True, exist_ok=True)
     filled = tables.collect(spec, folder)
     out.print(*terminal(filled.table(), out.width), sep="\n")
-    for path in tables.write(filled, spec, folder, stem):
+    written = tables.write(filled, spec, folder, stem)
+    for path in written:
         plain(str(path))
+    answer(as_json, {**tables.told(filled, spec), "files": written})
 
 
 @app.command("list")
@@ -145,9 +152,10 @@ def list_(
     method: Annotated[
         str, typer.Argument(help="settings: those that this method reads, as it resolves them.")
     ] = "",
+    as_json: Json = False,
 ) -> None:
     """List methods, models, datasets or partitions, with their sources; or every setting."""
-    from deploy.report.listing import LISTINGS, settings
+    from deploy.report.listing import LISTINGS, described, settings
     from deploy.report.table import terminal
 
     if what not in LISTINGS:
@@ -156,6 +164,8 @@ def list_(
         raise ValueError(f"list {what} takes no method, but {method!r} is given")
     listed = settings(method) if method else LISTINGS[what]()
     out.print(*terminal(listed, ruled=False))
+    every = [each._asdict() for each in described(method)] if what == "settings" else None
+    answer(as_json, every or listed.records())
 
 
 @app.command()
@@ -164,13 +174,14 @@ def report(
     to: Annotated[
         Path | None, typer.Option("--out", help="The page; default: report.html there.")
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Write one page about a run, or about several compared."""
-    from deploy.report.pages import write_report
+    from deploy.run import results
 
     page = to or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
-    write_report(folders, page)
-    plain(f"report: {page.resolve()}")
+    results.report(folders, page, out)
+    answer(as_json, {"report": page.resolve()})
 
 
 def save(figure: Figure, picture: Path) -> None:
@@ -184,6 +195,7 @@ def noise(
     experiment: Experiment = None,
     settings: Settings = None,
     to: Annotated[Path, typer.Option("--out", help="The picture.")] = Path("noise.png"),
+    as_json: Json = False,
 ) -> None:
     """Draw eight samples of each kind of noise, and time each in the experiment's server step."""
     from deploy.report.table import terminal
@@ -193,6 +205,7 @@ def noise(
     times = noise_kinds.times(given.resolve(experiment or given.DEFAULT, settings or []))
     out.print(*terminal(noise_kinds.table(times), ruled=False))
     save(noise_kinds.draw(), to)
+    answer(as_json, {"seconds": [asdict(each) for each in times], "picture": to.resolve()})
 
 
 @app.command()
@@ -201,11 +214,14 @@ def regions(
     to: Annotated[
         Path | None, typer.Option("--out", help="The picture; default: regions.png there.")
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Draw the decision regions of a run's clients and server, before and after."""
     from deploy.study.pictures import regions as draw
 
-    save(draw(folder), to or folder / "regions.png")
+    picture = to or folder / "regions.png"
+    save(draw(folder), picture)
+    answer(as_json, {"picture": picture.resolve()})
 
 
 @app.command()
@@ -214,6 +230,7 @@ def speedup(
     ratio: Annotated[
         float, typer.Option(help="M, cost of ResNet-18 / cost of WRN-40-1; the paper's is 22.")
     ] = 22.0,
+    as_json: Json = False,
 ) -> None:
     """Draw FedORION's speed-up over FedDF by the paper's cost model (Appendix B, Figure 5)."""
     from deploy.study.speedup import draw
@@ -221,6 +238,7 @@ def speedup(
     if not 0 < ratio < float("inf"):
         raise ValueError(f"--ratio {ratio:g} is not allowed; it should be a number above 0")
     save(draw(M=ratio), to)
+    answer(as_json, {"picture": to.resolve()})
 
 
 @app.command()
@@ -228,6 +246,7 @@ def samples(
     folder: Annotated[Path, typer.Argument(help="Folder of a finished run of fedkf or dafl.")],
     images: Annotated[int, typer.Option(min=1, help="Generated images in all.")] = 2000,
     to: Annotated[Path | None, typer.Option("--out", help="The picture; default: there.")] = None,
+    as_json: Json = False,
 ) -> None:
     """Draw what a run's generators imagine: average images by class, under the real ones."""
     from deploy.study.pictures import samples as write
@@ -236,6 +255,7 @@ def samples(
     generated = write(folder.resolve(), images, place)
     out.print(f"images by class: {generated.counts.tolist()}")
     plain(f"samples: {place.resolve()}")
+    answer(as_json, {"images_by_class": generated.counts.tolist(), "picture": place.resolve()})
 
 
 @app.command()
@@ -248,6 +268,7 @@ def analyse(
         Path | None, typer.Option("--out", help="Folder; default: analysis in the first run's.")
     ] = None,
     workers: Workers = None,
+    as_json: Json = False,
 ) -> None:
     """Compare how clients' networks see: CKA by stage, t-SNE of one class, overheads."""
     from deploy.report.table import terminal
@@ -256,20 +277,24 @@ def analyse(
 
     served = launch.default_workers() if workers is None else workers
     place = to or folders[0] / "analysis"
-    written, numbers = run_analysis(
+    written, numbers, found = run_analysis(
         folders, place, clients=clients, images=images, label=label, workers=served
     )
     out.print(*terminal(numbers, ruled=False))
     for path in written:
         plain(str(path))
+    answer(as_json, {"runs": found, "files": written})
 
 
 @app.command()
-def doctor() -> None:
+def doctor(as_json: Json = False) -> None:
     """Say what is installed, what data is found and which runtimes work."""
-    from deploy.run.doctor import examine
+    from deploy.run.doctor import examine, show
 
-    if examine(out):
+    found = examine()
+    show(found, out)
+    answer(as_json, asdict(found))
+    if not any(check.good for check in found.runtimes if check.name != "loopback"):
         raise typer.Exit(1)
 
 
@@ -281,10 +306,10 @@ def main() -> NoReturn:
     """The console script: every foreseeable error is one line and a non-zero exit status."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's own lines, beside ours
     try:
-        app()
-    except (ValueError, RuntimeError, FloatingPointError, OSError) as error:
-        line = str(error).strip().partition("\n")[0]
-        red("error:", f" {line}")
+        app(prog_name="fedmosaic")
+    except (ValueError, RuntimeError, FloatingPointError, OSError, ModuleNotFoundError) as error:
+        said = missing(error) if isinstance(error, ModuleNotFoundError) else str(error)
+        red("error:", f" {said.strip().partition(chr(10))[0]}")
         sys.exit(1)
     sys.exit(0)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +27,38 @@ Workers = Annotated[
 WarmStart = Annotated[
     bool, typer.Option("--warm-start", help="Fork client processes from a warm one (Linux, gRPC).")
 ]
+
+
+def _aside(wanted: bool) -> bool:
+    out.stderr = wanted
+    return wanted
+
+
+Json = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        callback=_aside,
+        help="Print the result as JSON, and everything else to standard error.",
+    ),
+]
+
+
+def answer(wanted: bool, result: object) -> None:
+    """Print ``result`` as JSON on standard output if it is ``wanted``; what is not finite is null.
+
+    Everything else that a command with ``--json`` prints goes to standard error.
+    """
+    if wanted:
+        print(json.dumps(_finite(result), indent=1, ensure_ascii=False, default=str))
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _finite(part) for name, part in value.items()}
+    return [_finite(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def plain(line: str) -> None:

@@ -13,6 +13,7 @@ from common import methods
 from common.config import SECTIONS, Config, Value
 from common.parse import auto_of, known_keys, parse, tables
 from common.section import Section, kebab, meanings
+from common.toml import to_toml
 from deploy.run import settings
 
 
@@ -49,6 +50,11 @@ def test_the_defaults_parse() -> None:
         ({"method": "fedavgg"}, 'method = "fedavgg" is unknown; allowed: '),
         ({"clients": 5, "per_round": 6}, "per-round = 6 is more than clients = 5"),
         ({"roundz": 3}, "key 'roundz' is unknown; did you mean 'rounds'?"),
+        ({"steps": 3}, "key 'steps' is unknown; did you mean 'train.steps'?"),
+        (
+            {"lr": 0.1},
+            "key 'lr' is unknown; did you mean 'train.lr', 'noise.lr' or 'generator.lr'?",
+        ),
         ({"fedorion__dmll": True}, "key 'fedorion.dmll' is unknown; did you mean 'fedorion.dml'?"),
         ({"nosuch__key": 1}, "key 'nosuch.key' is unknown"),
         ({"experiment": "../x"}, 'experiment = "../x" is not allowed; it should be letters'),
@@ -102,7 +108,7 @@ def test_single_nodes_have_settings_of_their_own() -> None:
 def test_settings_of_single_nodes_survive_their_file(tmp_path: Path) -> None:
     flat = values(node__10__model="mlp", node__2__data_dir="/data/2", node__2__threads=2)
     path = tmp_path / "config.toml"
-    path.write_text(settings.to_toml(flat))
+    path.write_text(to_toml(flat))
     assert settings.load(path) == flat
     text = path.read_text()
     assert text.index("[node.2]") < text.index("[node.10]")
@@ -127,7 +133,7 @@ def test_an_override_has_the_type_of_its_key() -> None:
 def test_a_resolved_config_survives_its_file(tmp_path: Path) -> None:
     flat = values(data__dir='C:\\some "odd" dir', train__lr=1e-7)
     path = tmp_path / "config.toml"
-    path.write_text(settings.to_toml(flat))
+    path.write_text(to_toml(flat))
     assert settings.load(path) == flat
 
 

@@ -15,13 +15,14 @@ from common.config import Data
 from common.data import decoded
 from common.data.dataset import Dataset, channel_statistics, holdout
 from common.data.folder import Part, decode, listed, subfolders
+from common.files import in_order
 from common.seeds import rng
 
 
 def load_client_folders(data: Data) -> Dataset:
     """The images of all clients; otherwise as :func:`common.data.folder.load_folder`."""
     root = decoded.given(data, "client-folders")
-    clients = sorted(subfolders(root), key=decoded.in_order)
+    clients = sorted(subfolders(root), key=in_order)
     if not clients:
         raise ValueError(f"{root}: no client's folder in it")
     classes = tuple(sorted({c for name in clients for c in subfolders(_training(root / name))}))

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
 import struct
 import uuid
 from collections.abc import Callable, Iterable, Sequence
@@ -46,13 +45,6 @@ def given(data: Data, name: str) -> Path:
     if not folder.is_dir():
         raise ValueError(f"data.dir = {data.dir!r} is not a folder")
     return folder
-
-
-def in_order(name: str) -> list[tuple[int, str]]:
-    """A key that sorts names with numbers in them as people do: a2 before a10."""
-    return [
-        (int(part or 0) if i % 2 else 0, part) for i, part in enumerate(re.split(r"(\d+)", name))
-    ]
 
 
 def how_to_get(name: str, tried: list[Path], more: str = "") -> str:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from common.data.dataset import Dataset, channel_statistics, holdout
+from common.extras import missing
 from common.seeds import rng
 
 
@@ -44,8 +45,10 @@ def _table() -> np.ndarray:
         path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
         if path.is_file():
             return np.loadtxt(path, delimiter=",", dtype=np.float64)
-    from sklearn.datasets import load_digits as embedded
-
+    try:
+        from sklearn.datasets import load_digits as embedded
+    except ModuleNotFoundError as error:
+        raise ValueError(missing(error)) from error
     images, labels = embedded(return_X_y=True)
     return np.column_stack([images, labels])
 

@@ -18,6 +18,7 @@ from common.data import decoded
 from common.data.dataset import Dataset, channel_statistics, holdout
 from common.data.extra import imported
 from common.data.folder import GREY, as_bytes
+from common.files import in_order
 from common.seeds import rng
 
 
@@ -110,7 +111,7 @@ def _owners(root: Path, parts: dict[str, Any], column: str) -> dict[str, Tensor]
             told[suffix] = [str(value) for value in part[column]]
         elif not suffix:
             raise ValueError(f"{root}: no column {column!r}; there are {_told(part.features)}")
-    number = {name: i for i, name in enumerate(sorted(set(told[""]), key=decoded.in_order))}
+    number = {name: i for i, name in enumerate(sorted(set(told[""]), key=in_order))}
     return {
         f"owner{suffix}": torch.tensor([number[name] for name in names], dtype=torch.int64)
         for suffix, names in told.items()

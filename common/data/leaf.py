@@ -17,6 +17,7 @@ from torch import Tensor
 from common.config import Data
 from common.data import arrays, decoded
 from common.data.dataset import Dataset, channel_statistics
+from common.files import in_order
 
 Pairs = dict[str, tuple[np.ndarray, np.ndarray]]  #: images and labels
 NOBODY = -1  #: who trains
@@ -42,7 +43,7 @@ def _decode(files: dict[str, list[Path]]) -> dict[str, Tensor]:
     """x, y and owner of both parts."""
     read = {part: [(path, _users(path)) for path in found] for part, found in files.items()}
     names = {user for _, users in read["train"] for user in users}
-    number = {user: i for i, user in enumerate(sorted(names, key=decoded.in_order))}
+    number = {user: i for i, user in enumerate(sorted(names, key=in_order))}
     pairs, owners = dict[str, Pairs](), dict[str, list[int]]()
     for part, told in read.items():
         pairs[part] = {f"{path}: user {u!r}": us[u] for path, us in told for u in us}

@@ -37,8 +37,8 @@ def executable(name: str) -> str:
     found = str(beside) if os.access(beside, os.X_OK) else shutil.which(name)
     if found is None:
         raise RuntimeError(
-            f"{name} was found neither in {beside.parent} nor on PATH: install flwr[simulation] "
-            "into the environment of this Python"
+            f"{name} was found neither in {beside.parent} nor on PATH: install flwr into "
+            "the environment of this Python"
         )
     return found
 

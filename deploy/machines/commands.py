@@ -6,13 +6,24 @@ import contextlib
 import math
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deploy.console import INTERRUPTED, Experiment, Settings, WarmStart, out, plain, red
+from deploy.console import (
+    INTERRUPTED,
+    Experiment,
+    Json,
+    Settings,
+    WarmStart,
+    answer,
+    out,
+    plain,
+    red,
+)
 
 if TYPE_CHECKING:
     from deploy.flower.control import Control
@@ -57,6 +68,7 @@ def certs(
     ] = None,
     clients: Annotated[int, typer.Option(help="Key pairs: one for each client.")] = 0,
     days: Annotated[int, typer.Option(help="How long certificates are valid.")] = 365,
+    as_json: Json = False,
 ) -> None:
     """Make an authority, the server's certificate and a key pair for each client."""
     from deploy.machines.certificates import make
@@ -73,10 +85,17 @@ def certs(
             f"{len(made)} clients      {made[0]} … {made[-1].name}  (secret: each at its client), "
             "*.pub (register them)"
         )
+    told = {"ca": files.ca, "ca_key": files.ca_key, "server": files.server}
+    answer(as_json, {**told, "server_key": files.server_key, "client_keys": made})
 
 
 def register(
-    keys: Keys, at: ControlApi = HERE, ca: Ca = None, insecure: Insecure = False, wait: Wait = 60.0
+    keys: Keys,
+    at: ControlApi = HERE,
+    ca: Ca = None,
+    insecure: Insecure = False,
+    wait: Wait = 60.0,
+    as_json: Json = False,
 ) -> None:
     """Let SuperNodes with these keys connect; keys that are registered already stay so."""
     from deploy.flower.control import Unregistered
@@ -95,10 +114,16 @@ def register(
     out.print(f"{new} of {len(files)} keys registered, {already} were already")
     for line in final:
         plain(line)
+    answer(as_json, {"keys": len(files), "registered": new, "already": already, "final": final})
 
 
 def unregister(
-    keys: Keys, at: ControlApi = HERE, ca: Ca = None, insecure: Insecure = False, wait: Wait = 60.0
+    keys: Keys,
+    at: ControlApi = HERE,
+    ca: Ca = None,
+    insecure: Insecure = False,
+    wait: Wait = 60.0,
+    as_json: Json = False,
 ) -> None:
     """Let SuperNodes with these keys never connect again, such as one whose key was stolen.
 
@@ -108,6 +133,7 @@ def unregister(
     with _control(at, ca, insecure, wait) as control:
         gone = sum(control.unregister(path) for path in files)
     out.print(f"{gone} of {len(files)} keys unregistered, {len(files) - gone} were unknown")
+    answer(as_json, {"keys": len(files), "unregistered": gone})
 
 
 def stop(
@@ -116,6 +142,7 @@ def stop(
     ca: Ca = None,
     insecure: Insecure = False,
     wait: Wait = 60.0,
+    as_json: Json = False,
 ) -> None:
     """Stop a run; without a number, say which runs go on."""
     with _control(at, ca, insecure, wait) as control:
@@ -126,6 +153,7 @@ def stop(
     if run is not None and run not in running:
         raise ValueError(f"no run {run} goes on at {at}; those that do: {shown}")
     plain(f"runs that go on: {shown}" if run is None else f"run {run} is stopped")
+    answer(as_json, {"running": [each for each in running if each != run], "stopped": run})
 
 
 def submit(
@@ -139,15 +167,20 @@ def submit(
     if_any: Annotated[
         bool, typer.Option("--resume-if-any", help="The same if there is one here, else begin.")
     ] = False,
+    as_json: Json = False,
 ) -> None:
     """Run an experiment on a SuperLink and the clients connected to it."""
     from deploy.machines import submit as sending
+    from deploy.run import results
     from deploy.run import settings as given
 
     flat = given.resolve(experiment or given.DEFAULT, settings or [])
     flat = sending.prepared(flat, resume, if_any)
+    started = time.time()
     if if_any and flat["resume"] and sending.done(flat):
         plain(f"{flat['out']} holds the run already, complete")
+        told = results.show(Path(str(flat["out"])), out)
+        answer(as_json, {"run": None, **told})
         return
     with _control(at, ca, insecure, wait) as control:
         run = control.submit(given.app_folder(), flat, {})
@@ -163,6 +196,8 @@ def submit(
         raise RuntimeError(status.failure)
     sent, received = status.bytes_sent, status.bytes_received
     out.print(f"completed; {sent:,} bytes to the clients, {received:,} from them")
+    told = {"run": run, "bytes_sent": sent, "bytes_received": received}
+    answer(as_json, {**told, **results.show_if_here(flat, started, out)})
 
 
 def node(
@@ -237,10 +272,12 @@ def local(
     work: Annotated[Path, typer.Option(help="Logs, certificates, Flower's files.")] = Path("local"),
     insecure: Insecure = False,
     warm: WarmStart = False,
+    as_json: Json = False,
 ) -> None:
     """Start a SuperLink and its SuperNodes on this machine, with TLS and authentication."""
     from deploy.machines import submit as sending
     from deploy.machines.certificates import make
+    from deploy.run import results
     from deploy.run import settings as given
     from deploy.run.grpc import start_federation
     from deploy.run.preflight import counted, preflight
@@ -276,10 +313,12 @@ def local(
             except KeyboardInterrupt:
                 plain("ended")
             return
+        started = time.time()
         run = federation.submit(flat)
         status = federation.control.follow(run, sending.without_tracebacks(plain))
     if status.failure:
         raise RuntimeError(status.failure)
+    answer(as_json, results.show_if_here(flat, started, out))
 
 
 @contextlib.contextmanager

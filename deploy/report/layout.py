@@ -13,9 +13,9 @@ from typing import final
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from deploy.report.style import HERE, css
+from deploy.report.style import css
 from deploy.report.svg import inline
-from deploy.report.table import TEMPLATES, Table, html
+from deploy.report.table import HERE, TEMPLATES, Table, html
 
 
 @final

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, get_args, get_origin
+from typing import Literal, NamedTuple, final, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
 from common import methods as methods_
-from common.section import plain
+from common.section import Value, plain
 from deploy.report.table import Table
 
 
@@ -54,9 +54,18 @@ def partitions() -> Table:
     return Table(("partition", "what it does", "source", "keys"), rows, "l")
 
 
-def settings(method: str = "") -> Table:
-    """Every knob: key, default, what is allowed, meaning; with a method those that it reads, their
-    defaults resolved for it.
+@final
+class Setting(NamedTuple):
+    """A knob of the run config."""
+
+    key: str  #: such as ``data.alpha``
+    default: Value | None  #: None: the run's
+    allowed: str  #: its words, or its bounds
+    meaning: str  #: one line
+
+
+def described(method: str = "") -> list[Setting]:
+    """Every knob; with a method those that it reads, their defaults resolved for it.
 
     Raises ``ValueError`` for a method that does not exist.
     """
@@ -72,16 +81,25 @@ def settings(method: str = "") -> Table:
     if own:
         shared = (method, *own.uses, "", "data", "train", "score", "wire", "node.K")
         known = {table: known[table] for table in shared}
-    rows = []
+    found = []
     for table, kind in known.items():
         said = meanings(kind)
         for name, field in kind.model_fields.items():
             key = f"{table}.{kebab(name)}".lstrip(".")
             default = usual(key, field, own.auto) if own else field.default
             default = method if own and key == "method" else default
-            shown = f'"{default}"' if isinstance(default, str) else str(default).lower()
-            shown = "the run's" if default is None else shown
-            rows.append((key, shown, _allowed(field), said[name].replace("``", "")))
+            found.append(Setting(key, default, _allowed(field), said[name].replace("``", "")))
+    return found
+
+
+def settings(method: str = "") -> Table:
+    """The same as a table."""
+    rows = []
+    for each in described(method):
+        value = each.default
+        shown = f'"{value}"' if isinstance(value, str) else str(value).lower()
+        shown = "the run's" if value is None else shown
+        rows.append((each.key, shown, each.allowed, each.meaning))
     return Table(("key", "default", "allowed", "meaning"), rows, "l")
 
 

@@ -19,6 +19,7 @@ from rich.table import Table as RichTable
 
 from common.config import Data
 from common.data import DATASETS
+from common.extras import missing
 from common.version import code_version
 from deploy.flower.processes import executable, free_ports
 from deploy.report.table import Cell, Table, terminal
@@ -36,14 +37,40 @@ class Check:
     finding: str  #: one line: what was found, or what is wrong and what would mend it
 
 
-def examine(console: Console) -> bool:
-    """Print every finding; True if neither of the runtimes beside loopback works."""
-    console.print(f"fedmosaic {code_version()}, Python {platform.python_version()}")
-    console.print(f"torch {torch.__version__}, devices: {', '.join(_devices())}")
-    console.print(_table("data set", [_data_set(name) for name in DATASETS]))
-    works = [_runtime(name, group) for name, group in checks().items()]
-    console.print(_table("runtime", [Check("loopback", True, "works"), *works]))
-    return not any(check.good for check in works)
+@final
+@dataclass(frozen=True)
+class Findings:
+    """What this installation is, and what of it works."""
+
+    version: str
+    python: str
+    torch: str
+    devices: list[str]
+    data_sets: list[Check]
+    runtimes: list[Check]
+
+
+def examine() -> Findings:
+    """Look at everything."""
+    return Findings(
+        version=code_version(),
+        python=platform.python_version(),
+        torch=torch.__version__,
+        devices=_devices(),
+        data_sets=[_data_set(name) for name in DATASETS],
+        runtimes=[
+            Check("loopback", True, "works"),
+            *(_runtime(name, group) for name, group in checks().items()),
+        ],
+    )
+
+
+def show(found: Findings, console: Console) -> None:
+    """Print every finding."""
+    console.print(f"fedmosaic {found.version}, Python {found.python}")
+    console.print(f"torch {found.torch}, devices: {', '.join(found.devices)}")
+    console.print(_table("data set", found.data_sets))
+    console.print(_table("runtime", found.runtimes))
 
 
 def checks() -> dict[str, list[Check]]:
@@ -83,7 +110,7 @@ def _ray_version() -> Check:
     """Is Ray installed, for this Python and platform?"""
     found = _version("ray")
     here = f"Python {platform.python_version()} on {sys.platform}-{platform.machine()}"
-    missing = f"not installed for {here}; install flwr[simulation] or choose another runtime"
+    missing = f"not installed for {here}; pip install 'fedmosaic[sim]' or choose another runtime"
     return Check("ray", found is not None, found or missing)
 
 
@@ -119,6 +146,8 @@ def _data_set(name: str) -> Check:
         data = DATASETS[name].load(Data(name=name))
     except ValueError as error:
         return Check(name, False, str(error).partition("\n")[0])
+    except ModuleNotFoundError as error:
+        return Check(name, False, missing(error))
     shape = "×".join(map(str, data.shape))
     return Check(name, True, f"{len(data.y)} + {len(data.y_test)} samples, {shape}")
 

@@ -9,17 +9,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
 
 from common.config import Config, Value
-from common.files import write_atomically
+from common.extras import missing
 from deploy.run.preflight import fresh, preflight, resumed
 from deploy.run.progress import Progress, follow
-from deploy.run.settings import app_folder, to_toml
+from deploy.run.settings import app_folder
 from server_app.keep import checkpoint
 from server_app.keep.lock import held
+from server_app.keep.summary import check_incomplete
 from server_app.stopped import Stopped
 
 GONE = 5.0  #: seconds without a sign of a ServerApp after which it counts as killed
@@ -41,8 +43,11 @@ def launch(
     not go on; each with one line.
     """
     config, runtime = preflight(flat), flat["runtime"]
+    if runtime == "ray" and find_spec("ray") is None:
+        raise ValueError(missing(ModuleNotFoundError(name="ray")))
     if flat["resume"]:
         checkpoint.read(folder, config)
+        check_incomplete(folder, config.run.rounds)
     title = f"[bold]{config.run.method}[/] on {config.data.name}: results go to {folder}"
     console.print(title, soft_wrap=True)
     try:
@@ -51,7 +56,6 @@ def launch(
         raise ValueError(
             f"out = {str(folder)!r} cannot be a folder for results: {error.strerror}"
         ) from None
-    write_atomically(folder / "config.toml", to_toml({**flat, "resume": False}).encode())
     started = time.time()
     with _told_how_to_go_on(folder), _watched(config, folder, console) as progress:
         progress.on_phase(f"starting {config.run.clients} clients on {runtime}")
@@ -62,7 +66,7 @@ def launch(
             failure = _ray(flat, config, folder, started)
         else:
             failure = _grpc(flat, config, folder, started, warm_start)
-        summary = _summary_since(folder, started)
+        summary = summary_since(folder, started)
         if summary is None:  # otherwise the ServerApp's own word is the better reason
             where = logs if logs.exists() else folder
             raise Stopped(f"{failure or 'the run left no summary'}; see the logs in {where}")
@@ -166,7 +170,7 @@ def _finished(folder: Path, started: float) -> Callable[[], bool]:
 
     def finished() -> bool:
         nonlocal seen, since
-        if _summary_since(folder, started) is not None:
+        if summary_since(folder, started) is not None:
             return True
         if held(folder):
             seen, since = True, time.monotonic()
@@ -190,7 +194,7 @@ def _told_how_to_go_on(folder: Path) -> Iterator[None]:
         raise type(error)(line + newline + more) from error
 
 
-def _summary_since(folder: Path, started: float) -> dict[str, object] | None:
+def summary_since(folder: Path, started: float) -> dict[str, object] | None:
     """The summary, if this run wrote it."""
     path = folder / "summary.json"
     if not path.exists() or path.stat().st_mtime < started - 0.01:

@@ -10,17 +10,21 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import connection
+from contextlib import contextmanager
+from multiprocessing import connection, forkserver
+from types import ModuleType
 from typing import Self, final
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from common.config import Value
+from common.version import ROOT
 from deploy.flower.messages import from_bytes, nameless_run, sent, to_bytes
 
 RUN_ID = 1
@@ -113,7 +117,8 @@ class Loopback(Grid):
                 ahead = imported_ahead(str(self._run_config["method"]))
                 self._pool = _start_pool(self._workers, ahead)
             try:
-                return self._pool.submit(_serve, *work)
+                with _no_main():
+                    return self._pool.submit(_serve, *work)
             except BrokenProcessPool:  # a worker was killed earlier; the next pool is whole again
                 self.__exit__()
         raise AssertionError("a new pool takes work")
@@ -149,6 +154,21 @@ def imported_ahead(method: str) -> list[str]:
     return ["client_app.app", "common.parse", half(method).__module__, "torch._dynamo"]
 
 
+@contextmanager
+def _no_main() -> Iterator[None]:
+    """A block in which ``multiprocessing`` sees no main module.
+
+    It would have every worker run the user's script again, which then starts a run of its own
+    unless it is guarded by ``if __name__ == "__main__"``. Workers need nothing of it.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
 def _start_pool(workers: int, ahead: list[str]) -> ProcessPoolExecutor:
     """Workers fork from a server that has imported ``ahead``, so each starts in milliseconds.
 
@@ -156,7 +176,24 @@ def _start_pool(workers: int, ahead: list[str]) -> ProcessPoolExecutor:
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(ahead)
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    with _environment("PYTHONPATH", path):  # the server looks nowhere else for what it imports
+        forkserver.ensure_running()
     return ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker)
+
+
+@contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    """A block in which an environment variable has this value."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def _begin_worker() -> None:

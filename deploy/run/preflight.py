@@ -20,10 +20,22 @@ from common.parse import NODE, parse
 from common.task import Task, check_architectures, check_fleet
 from deploy.run.settings import load as load_settings
 from server_app.keep import checkpoint
+from server_app.track.tracker import check as check_trackers
 
 RUNTIMES = ("loopback", "ray", "grpc")
 PLACES = ("data.dir", "data.public-dir", "state-dir")
 OF_A_NODE = ("data-dir", "public-dir", "state-dir")
+
+
+def check_runtime(runtime: str, workers: int | None) -> None:
+    """Raise ``ValueError`` for a runtime that does not exist (empty: the config's), or a number of
+    workers that nobody means.
+    """
+    if runtime and runtime not in RUNTIMES:
+        known = ", ".join(RUNTIMES)
+        raise ValueError(f"--runtime {runtime} is unknown; allowed: {known}")
+    if workers is not None and not 0 <= workers <= 1024:
+        raise ValueError(f"--workers {workers} is not allowed; it should be 0 to 1024")
 
 
 def fresh(
@@ -94,6 +106,7 @@ def preflight(flat: Mapping[str, Value]) -> Config:
     """
     config = parse(flat, every=True)
     check_names(config)
+    check_trackers(config.run.track)
     chosen = device.choose(config.run.device)
     dataset = for_testing(config.data, config.run.clients, config.partition_seed)
     check_augment(config.data.augment, dataset.x)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from common.extras import missing
 from common.section import Value
 from deploy.flower import superlink
 from deploy.flower.arguments import check_app
@@ -65,7 +66,7 @@ def run_simulation(
         raise ValueError(f"clients={clients}: at least 1 is needed")
     check_app(app, run_config)
     if importlib.util.find_spec("ray") is None:
-        raise RuntimeError("the ray runtime needs Ray: install flwr[simulation]")
+        raise RuntimeError(missing(ModuleNotFoundError(name="ray")))
     settings: dict[str, Value] = {"client-resources-num-cpus": 1, "num-supernodes": clients}
     work = work.expanduser().resolve()
     for attempt in range(1, ATTEMPTS + 1):

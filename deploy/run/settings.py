@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from common.files import write_atomically
-from common.parse import defaults, kind_of, known_keys, tables
+from common.parse import defaults, kind_of, tables
 from common.section import Value, kebab
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
@@ -122,22 +122,6 @@ def flatten(table: Mapping[str, object], prefix: str = "") -> dict[str, Value]:
                 "true or false"
             )
     return flat
-
-
-def to_toml(flat: Mapping[str, Value]) -> str:
-    """The flat config as nested TOML, as ``config.toml`` has it: known keys, then single nodes'."""
-    lines: list[str] = []
-    current = ""
-    known = known_keys()
-    single = [key for key in flat if key not in known]
-    single.sort(key=lambda key: (len(key.rpartition(".")[0]), key))  # [node.2] before [node.10]
-    for key in [*known, *single]:
-        table, _, leaf = key.rpartition(".")
-        if table != current:
-            lines += ["", f"[{table}]"]
-            current = table
-        lines.append(f"{leaf} = {json.dumps(flat[key], ensure_ascii=False)}")
-    return "\n".join(lines) + "\n"
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -80,8 +80,8 @@ class Analysis:
 
 def analyse(
     folders: list[Path], to: Path, *, clients: int, images: int, label: int, workers: int
-) -> tuple[list[Path], Table]:
-    """Analyse each run; the files written under ``to``, and the numbers as a table.
+) -> tuple[list[Path], Table, dict[str, object]]:
+    """Analyse each run; the files written under ``to``, the numbers as a table, and all by run.
 
     The first ``clients`` clients and ``images`` test images, 2 or more; the t-SNE of class
     ``label``.
@@ -102,9 +102,9 @@ def analyse(
     drawn = bars({name: one.cka for name, one in found.items()})
     written.append(_save(drawn, to / "cka.png"))
     path = to / "analysis.json"
-    told = json.dumps({name: asdict(one) for name, one in found.items()}, indent=1)
-    write_atomically(path, f"{told}\n".encode())
-    return [*written, path], _table(found)
+    told: dict[str, object] = {name: asdict(one) for name, one in found.items()}
+    write_atomically(path, f"{json.dumps(told, indent=1)}\n".encode())
+    return [*written, path], _table(found), told
 
 
 def _one(further: Further, images: int, label: int) -> tuple[Analysis, dict[str, Figure]]:

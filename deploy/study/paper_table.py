@@ -31,6 +31,7 @@ from common.metrics import rounds_to
 from common.parse import defaults
 from deploy.report import table as rendering
 from deploy.report.table import Cell, Table
+from deploy.report.table_picture import png
 from deploy.report.text import NONE, clean
 from deploy.run.preflight import counted
 from deploy.run.settings import find, flatten, numbers
@@ -317,26 +318,31 @@ def collect(file: TableFile, folder: Path) -> Comparison:
     )
 
 
+def told(filled: Comparison, file: TableFile) -> dict[str, object]:
+    """The bare numbers: every cell's values by seed (None: never), and the paper's."""
+    cells = []
+    for (row, column), cell in filled.cells.items():
+        values = [v if math.isfinite(v) else None for v in cell.values] or None
+        cells.append({"row": row, "column": column, "values": values, "expected": cell.expected})
+    return {"title": file.title, "seeds": file.seeds, "cells": cells}
+
+
 def write(filled: Comparison, file: TableFile, folder: Path, stem: str) -> list[Path]:
     """Markdown, HTML, LaTeX, CSV, PNG, and the bare numbers as JSON (null: never), in ``folder``.
 
     The CSV has a line for each cell: mean, standard deviation, seeds, the paper's number.
     """
     table = filled.table()
-    told = []
-    for (row, column), cell in filled.cells.items():
-        values = [v if math.isfinite(v) else None for v in cell.values] or None
-        told.append({"row": row, "column": column, "values": values, "expected": cell.expected})
     texts = {
         ".md": rendering.markdown(table),
         ".html": rendering.html(table),
         ".tex": rendering.latex(table),
         ".csv": rendering.csv(filled.numbers()),
-        ".json": json.dumps({"title": file.title, "seeds": file.seeds, "cells": told}, indent=1),
+        ".json": json.dumps(told(filled, file), indent=1),
     }
     for suffix, text in texts.items():
         write_atomically(folder / (stem + suffix), text.encode())
-    rendering.png(table, folder / f"{stem}.png")
+    png(table, folder / f"{stem}.png")
     return [folder / (stem + suffix) for suffix in (*texts, ".png")]
 
 

@@ -14,7 +14,7 @@ from common.records import Records
 FREE = {
     "run": {
         *("resume", "runtime", "out", "state_dir", "rounds", "timeout", "wait", "experiment"),
-        *("max_samples", "rebind"),
+        *("max_samples", "rebind", "track"),
     },
     "wire": {"max_mb"},
     "node": {"device", "memory_mb", "state_dir"},
@@ -66,6 +66,8 @@ def read(folder: Path, config: Config) -> Checkpoint:
         raise ValueError(f"{folder} has no checkpoint to resume from")
     checkpoint = Checkpoint.load(path)
     theirs, ours = json.loads(checkpoint.config), json.loads(_identity(config))
+    for each in (theirs["run"], ours["run"]):  # 0: as many as were connected
+        each["clients"] = each["clients"] or len(checkpoint.nodes)
     for table in sorted(theirs.keys() | ours.keys()):
         a, b = theirs.get(table, {}), ours.get(table, {})
         for key in sorted(a.keys() | b.keys()):

@@ -17,10 +17,10 @@ from common.data import DATASETS
 from common.data.partition import PARTITIONS
 from common.methods import names
 from common.models import MODELS
+from common.toml import to_toml
 from common.version import code_version
 from deploy.report.listing import LISTINGS
 from deploy.report.table import terminal
-from deploy.run.settings import to_toml
 from tests.support.commandline import command_line, fedmosaic, typed
 from tests.support.tiny import flat
 from tests.support.waiting import PATIENCE, until
@@ -29,6 +29,14 @@ from tests.support.waiting import PATIENCE, until
 def test_the_version_is_what_the_census_compares() -> None:
     done = fedmosaic("--version")
     assert (done.returncode, done.stdout, done.stderr) == (0, code_version() + "\n", "")
+
+
+def test_a_shell_can_complete_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "_FEDMOSAIC_COMPLETE=complete_bash" in typed("--show-completion", "bash").stdout
+    for name, value in (("COMP_WORDS", "fedmosaic re"), ("COMP_CWORD", "1")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("_FEDMOSAIC_COMPLETE", "complete_bash")
+    assert typed().stdout.split() == ["report", "regions", "register"]
 
 
 @pytest.fixture
@@ -64,15 +72,20 @@ def test_a_run_leaves_everything_it_should(toy: Path, tmp_path: Path) -> None:
     assert len(summary["weights_sha256"]) == 64
     again = typed("run", toy, "--out", out)
     assert again.returncode == 1 and "holds a run already" in again.stderr
-    both = typed("report", out, "--out", tmp_path / "page.html")
-    assert both.returncode == 0 and (tmp_path / "page.html").exists()
+    page = tmp_path / "page.html"
+    told = typed("report", out, "--out", page, "--json")
+    assert json.loads(told.stdout) == {"report": str(page)} and page.exists()
 
 
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
         (["run", "nosuchfile"], "experiment file nosuchfile does not exist"),
-        (["run", "-s", "epochs=3"], "key 'epochs' is unknown"),
+        (
+            ["run", "-s", "epochs=3"],
+            "key 'epochs' is unknown; did you mean 'train.epochs', 'noise.epochs',",
+        ),
+        (["run", "-s", "track=tensorbord"], "track = 'tensorbord' is unknown; did you mean"),
         (
             ["run", "-s", "data.name=cifar10", "-s", "data.dir=/nonexistent"],
             "not found in /nonexistent",
@@ -117,6 +130,23 @@ def test_a_list_names_everything_there_is(what: str, names: Iterable[str]) -> No
     console.print(*terminal(LISTINGS[what](), ruled=False))
     first_words = {line.split()[0] for line in console.file.getvalue().splitlines() if line.strip()}
     assert set(names) <= first_words
+
+
+def test_a_result_as_json_stands_alone_on_standard_output(toy: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run = typed("run", toy, "--out", out, "--workers", "0", "--json")
+    result = json.loads(run.stdout)
+    assert result.pop("folder") == str(out) and result.pop("report") == str(out / "report.html")
+    assert result == json.loads((out / "summary.json").read_text())
+    assert "round 2/2" in run.stderr
+    assert "round 2/2" not in typed("list", "methods").stdout, "the next command prints as usual"
+    listed = json.loads(typed("list", "settings", "fedprox", "--json").stdout)
+    mu = next(each for each in listed if each["key"] == "fedprox.mu")
+    assert mu["default"] == 0.01 and mu.keys() == {"key", "default", "allowed", "meaning"}
+    models = json.loads(typed("list", "models", "--json").stdout)
+    assert {model["model"] for model in models} == set(MODELS)
+    wrong = typed("list", "nothing", "--json")
+    assert (wrong.returncode, wrong.stdout) == (1, "") and "allowed: methods" in wrong.stderr
 
 
 def test_ctrl_c_ends_with_one_line_that_says_how_to_go_on(toy: Path, tmp_path: Path) -> None:

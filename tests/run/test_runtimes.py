@@ -15,11 +15,13 @@ import pytest
 from client_app.methods import half
 from common.config import Value
 from common.methods import names
+from common.toml import to_toml
 from deploy.flower.watchdog import living
 from deploy.run.grpc import start_federation
 from deploy.run.loopback import Loopback, imported_ahead
 from deploy.run.ray import run_simulation
-from deploy.run.settings import app_folder, to_toml
+from deploy.run.settings import app_folder, load
+from server_app.track.sink import told
 from tests.support.battery import config
 from tests.support.commandline import typed
 from tests.support.tiny import TinyRun, flat, play
@@ -47,11 +49,12 @@ def experiment(folder: Path, **changes: object) -> Path:
 
 def launch(folder: Path, runtime: str) -> TinyRun:
     """The federation on ``runtime``; over gRPC without the cold starts of which other tests are."""
-    out, file = folder / runtime, experiment(folder)
+    out, file = folder / runtime, experiment(folder, track="tensorboard")
     warm = ["--warm-start"] if runtime == "grpc" and sys.platform == "linux" else []
     done = typed("run", file, "--runtime", runtime, "--out", out, *warm)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert (out / "report.html").exists() and (out / "model.safetensors").exists()
+    assert told(out, "tensorboard").round == 2 and load(out / "config.toml")["runtime"] == runtime
     return TinyRun(out)
 
 

@@ -16,7 +16,7 @@ from common.data import load
 from common.models.classifier import Split
 from common.parse import parse
 from common.task import Task
-from deploy.run.settings import to_toml
+from common.toml import to_toml
 from deploy.study.analyse import analyse, features, mean_pair, overheads, peak, similarity
 from deploy.study.finished import further_round
 from tests.support.tiny import TinyRun, flat, play
@@ -142,7 +142,7 @@ def test_fedavg_sends_nothing_beside_weights(finished: Callable[..., Path]) -> N
 
 def test_analyse_writes_numbers_and_figures(finished: Callable[..., Path], tmp_path: Path) -> None:
     folders = [finished(rounds=1), finished(rounds=1, method="fedavg", average__across="layerwise")]
-    written, table = analyse(folders, tmp_path / "out", clients=4, images=40, label=1, workers=0)
+    written, table, _ = analyse(folders, tmp_path / "out", clients=4, images=40, label=1, workers=0)
     assert sorted(path.name for path in written) == [
         "analysis.json",
         "cka.png",

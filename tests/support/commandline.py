@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from common.version import ROOT
 from deploy.cli import main
 from tests.support.waiting import PATIENCE
 
@@ -36,8 +37,9 @@ def typed(*arguments: object) -> Done:
 
 
 def command_line(*arguments: object) -> list[str]:
-    """The same as the command line of a process."""
-    return [sys.executable, "-m", "deploy.cli", *map(str, arguments)]
+    """The same as the command line of a process, wherever it is started."""
+    source = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from deploy.cli import main; main()"
+    return [sys.executable, "-c", source, *map(str, arguments)]
 
 
 def fedmosaic(*arguments: object, **env: str) -> Done:

@@ -1,0 +1,174 @@
+"""``import fedmosaic``: runs from Python, in a script and in a notebook."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+import torch
+from nbclient import NotebookClient
+
+from common.version import ROOT, VERSION
+from deploy import api
+from server_app.keep.summary import digest
+from tests.support.tiny import TinyRun
+from tests.support.waiting import PATIENCE
+
+PACKAGE = {"PYTHONPATH": str(ROOT / "deploy")}
+"""Where ``fedmosaic`` is found, as in an editable installation."""
+SHARED = {
+    "data": {"name": "toy", "min_size": 2},
+    "train": {"epochs": 1},
+    "clients": 2,
+    "rounds": 2,
+    "quiet": True,
+}
+
+
+def python(source: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """What a script prints that ``source`` is, run in ``folder``."""
+    (folder / "script.py").write_text(source)
+    return subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=folder,
+        env={**os.environ, **PACKAGE},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> api.Run:
+    out = tmp_path_factory.mktemp("api") / "run"
+    return api.run(
+        method="fedorion",
+        fleet=["mlp", "cnn2@0.5"],
+        noise={"batches": 2},
+        out=out,
+        workers=0,
+        **SHARED,
+    )
+
+
+def test_a_run_is_an_object_with_tables_and_a_model(done: api.Run) -> None:
+    record = TinyRun(done.folder)
+    assert done.finished and done.accuracy == record.summary["accuracy"]["final"]
+    assert done.config["noise.batches"] == 2 and done.config["fleet"] == "mlp,cnn2@0.5"
+    assert list(done.journal.index) == [1, 2]
+    assert done.journal["accuracy"].iloc[-1] == done.accuracy
+    assert (done.journal[["bytes_up", "bytes_down", "seconds_total"]] > 0).all(axis=None)
+    assert list(done.clients["model"]) == ["mlp", "cnn2@0.5"]
+    assert done.clients["accuracy"].between(0, 1).all()
+    model = done.model()
+    assert not model.training and model(torch.zeros(3, 1, 8, 8)).shape == (3, 3)
+    assert digest(dict(model.state_dict())) == record.weights
+    assert done.report() == done.folder / "report.html" and done.report().exists()
+    assert repr(done).startswith("<Run fedorion: accuracy") and "<table>" in done._repr_html_()
+
+
+def test_a_run_is_opened_again_compared_and_gone_on_with(done: api.Run, tmp_path: Path) -> None:
+    again = api.load(str(done.folder))
+    assert again.summary == done.summary and [e.round for e in again.entries] == [0, 1, 2]
+    threads = torch.get_num_threads()
+    other = api.run(
+        method="fedavg",
+        fleet="mlp,mlp",
+        global_model="mlp",
+        workers=0,
+        out=tmp_path / "other",
+        **SHARED,
+    )
+    assert torch.get_num_threads() == threads
+    page = api.compare([done, other.folder], tmp_path / "page.html")
+    assert "fedavg" in page.read_text() and "fedorion" in page.read_text()
+    longer = api.run(resume=other.folder, rounds=3, workers=0, quiet=True)
+    assert longer.folder == other.folder and list(longer.journal.index) == [1, 2, 3]
+
+
+def test_settings_are_keyword_arguments() -> None:
+    given = {"dl_sh": {"balance": "plain"}, "fleet": ("a", "b"), "data": {"dir": Path("x")}}
+    assert api._flat(given) == {"dl-sh.balance": "plain", "fleet": "a,b", "data.dir": "x"}
+    told = api.settings("fedprox")["fedprox.mu"]
+    assert (told.default, told.allowed) == (0.01, "≥ 0") and "proximal" in told.meaning
+    assert "fedkf.temperature" not in api.settings("fedprox")
+    assert api.settings().keys() > api.settings("fedprox").keys()
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"rouns": 2}, "key 'rouns' is unknown; did you mean 'rounds'"),
+        ({"data": {"alpa": 1}}, "did you mean 'data.alpha'"),
+        ({"method": "fedag"}, 'method = "fedag" is unknown'),
+        ({"rounds": 0}, "rounds = 0 is not allowed"),
+        ({"rounds": [1, 2]}, 'rounds = "1,2" is not allowed'),
+        ({"train": {"lr": None}}, "train.lr = None is not allowed"),
+        ({"runtime": "mpi"}, "mpi is unknown; allowed: loopback, ray, grpc"),
+        ({"experiment": "nosuchfile"}, "experiment file nosuchfile does not exist"),
+        ({"resume": "nowhere"}, "no config.toml there"),
+        ({"resume": "nowhere", "out": "x"}, "give no other"),
+    ],
+)
+def test_a_mistake_is_one_line_before_anything_starts(
+    settings: dict[str, object], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=line) as raised:
+        api.run(**settings)  # type: ignore[arg-type]
+    assert "\n" not in str(raised.value) and list(tmp_path.iterdir()) == []
+    with pytest.raises(ValueError, match="not a directory"):
+        api.load("nowhere")
+
+
+@pytest.mark.slow
+def test_a_script_needs_no_guard(tmp_path: Path) -> None:
+    settings = {**SHARED, "method": "fedavg", "fleet": "mlp,mlp", "global_model": "mlp"}
+    source = f"import fedmosaic\nrun = fedmosaic.run(workers=2, out='out', **{settings!r})\n"
+    source += "print(fedmosaic.__version__, run.accuracy, run.summary['failures'])\n"
+    ran = python(source, tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    accuracy = TinyRun(tmp_path / "out").summary["accuracy"]["final"]
+    assert ran.stdout == f"{VERSION} {accuracy} []\n"
+
+
+def test_a_foreign_package_of_the_same_name_is_never_taken_for_ours(tmp_path: Path) -> None:
+    (tmp_path / "common").mkdir()
+    (tmp_path / "common" / "__init__.py").write_text("mine = True\n")
+    ran = python("import fedmosaic, common; print(hasattr(common, 'mine'))", tmp_path)
+    assert ran.stdout == "False\n", ran.stderr
+    ran = python("import common\nimport fedmosaic\n", tmp_path)
+    last = ran.stderr.splitlines()[-1]
+    assert ran.returncode == 1 and last.startswith("ImportError: fedmosaic has a package 'common'")
+    assert str(tmp_path / "common") in last
+
+
+def test_importing_it_loads_no_torch(tmp_path: Path) -> None:
+    source = "import sys, fedmosaic\nprint('torch' in sys.modules, sorted(dir(fedmosaic))[:2])"
+    assert python(source, tmp_path).stdout == "False ['Run', 'Setting']\n"
+
+
+@pytest.mark.slow
+def test_the_example_notebook_runs(tmp_path: Path) -> None:
+    notebook = nbformat.read(ROOT / "docs" / "notebook.ipynb", as_version=4)
+    assert all(cell.get("outputs", []) == [] for cell in notebook.cells), (
+        "commit it without outputs"
+    )
+    client = NotebookClient(
+        notebook, timeout=PATIENCE, resources={"metadata": {"path": str(tmp_path)}}
+    )
+    client.execute(env={**os.environ, **PACKAGE})
+    assert (tmp_path / "runs" / "comparison.html").exists()
+    names = {
+        node.attr
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+        for node in ast.walk(ast.parse(cell.source))
+        if isinstance(node, ast.Attribute)
+    }
+    assert names >= {"run", "load", "compare", "settings", "journal", "clients", "model"}

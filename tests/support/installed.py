@@ -1,0 +1,145 @@
+"""The wheel, installed into an empty environment in another folder: everything runs there.
+
+    python -m tests.support.installed [--sizes]
+
+Packages that are called as the Flower app's are, and break when they are imported, lie in the
+environment's site-packages meanwhile: whoever shares it with fedmosaic may have some. It prints
+what it does, and ends with 1 at the first thing that does not work. ``--sizes`` installs without
+extras too and says how many bytes each environment has, torch and what came with it left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+HERE = Path(__file__).parents[2]
+TORCH = "torch>=2.11,<2.14"
+HOSTILE = 'raise RuntimeError("a foreign package was imported")\n'
+SMALL = ("-s", "rounds=1", "-s", "fleet=mlp,cnn2", "-s", "clients=2", "-s", "train.epochs=1")
+SMALL += ("-s", "noise.batches=3", "-s", "experiment=installed")
+TABLE = """
+title = "installed"
+seeds = [1]
+measure = "accuracy.final"
+[base]
+rounds = 1
+fleet = "mlp,mlp"
+global-model = "mlp"
+[base.train]
+epochs = 1
+[[row]]
+name = "FedAvg"
+set = { method = "fedavg" }
+[[column]]
+name = "digits"
+"""
+SCRIPT = """
+import fedmosaic
+run = fedmosaic.run(method="fedavg", rounds=1, fleet=["mlp", "mlp"], global_model="mlp", workers=2,
+                    train={"epochs": 1}, quiet=True)
+print(len(run.journal), len(run.clients), type(run.model()).__name__, run.report().name)
+"""
+
+
+class Environment:
+    """A virtual environment with the wheel."""
+
+    def __init__(self, folder: Path, requirement: str) -> None:
+        self.folder, self.elsewhere = folder, folder / "elsewhere"
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        self.elsewhere.mkdir()
+        self.pip(TORCH)
+        self.before = self.size()
+        self.pip(requirement)
+
+    def pip(self, requirement: str) -> None:
+        command = [self.program("python"), "-m", "pip", "install", "--quiet", requirement]
+        subprocess.run(command, check=True)
+
+    def program(self, name: str) -> str:
+        return str(self.folder / "bin" / name)
+
+    def size(self) -> int:
+        """Bytes of all packages."""
+        return sum(p.stat().st_size for p in self.site.rglob("*") if p.is_file())
+
+    @property
+    def site(self) -> Path:
+        (site,) = self.folder.glob("lib/python*/site-packages")
+        return site
+
+    def run(self, *command: str, env: Mapping[str, str] | None = None) -> str:
+        """What a program of the environment prints on standard output; it must end with 0."""
+        start, words = time.monotonic(), [self.program(command[0]), *command[1:]]
+        clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
+        path = os.pathsep.join([str(self.folder / "bin"), os.environ["PATH"]])
+        done = subprocess.run(
+            words,
+            cwd=self.elsewhere,
+            env={**clean, "PATH": path, "OMP_NUM_THREADS": "1", **(env or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        shown = " ".join(command)[:60].partition("\n")[0] + " … " + command[-1][-30:]
+        print(f"{time.monotonic() - start:6.1f} s  {shown}", flush=True)
+        if done.returncode:
+            print(done.stdout, done.stderr, sep="\n")
+            sys.exit(f"ended with {done.returncode}: {shown}")
+        return done.stdout
+
+
+def check(env: Environment) -> None:
+    """Run everything; a line for each."""
+    for name in ("common", "server_app", "client_app", "deploy"):
+        (env.site / name).mkdir()
+        (env.site / name / "__init__.py").write_text(HOSTILE)
+    found = json.loads(env.run("fedmosaic", "doctor", "--json"))["runtimes"]
+    assert all(each["good"] for each in found), found
+    weights = set()
+    for runtime in ("loopback", "ray", "grpc"):
+        said = env.run("fedmosaic", "run", *SMALL, "--runtime", runtime, "--json")
+        weights.add(json.loads(said)["weights_sha256"])
+    assert len(weights) == 1, f"three runtimes, {len(weights)} results"
+    (env.elsewhere / "small.toml").write_text(TABLE)
+    assert "FedAvg" in env.run("fedmosaic", "table", "small.toml")
+    (env.elsewhere / "script.py").write_text(SCRIPT)
+    said = env.run("python", "script.py")
+    assert said.split() == ["1", "2", "MLP", "report.html"], said
+    folder = env.run("python", "-c", "import fedmosaic; print(fedmosaic.app_folder())").strip()
+    out = env.elsewhere / "by-flower"
+    overrides = f'method="fedavg" rounds=1 fleet="mlp,mlp" global-model="mlp" out="{out}"'
+    flower = {"FLWR_HOME": str(env.elsewhere / "flwr"), "GRPC_ENABLE_FORK_SUPPORT": "0"}
+    command = ("flwr", "run", folder, "local", "--federation-config", "num-supernodes=2")
+    env.run(*command, "--run-config", overrides, "--stream", env=flower)
+    assert (out / "summary.json").exists(), "flwr run left no summary"
+    env.run("fedmosaic", "report", str(out))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sizes", action="store_true", help="measure the environments too")
+    wanted = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="installed-") as place:
+        folder = Path(place)
+        build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", str(HERE)]
+        subprocess.run([*build, "--wheel-dir", place], check=True, cwd=place)
+        (wheel,) = folder.glob("*.whl")
+        full = Environment(folder / "full", f"{wheel}[sim,report]")
+        check(full)
+        if wanted.sizes:
+            lean = Environment(folder / "lean", str(wheel))
+            for name, env in (("[sim,report]", full), ("no extras", lean)):
+                print(f"{name}: {(env.size() - env.before) / 1e6:,.0f} MB beside torch")
+
+
+if __name__ == "__main__":
+    main()
