@@ -184,7 +184,8 @@ def divide(data: Data, seed: int) -> Divided:
     """
     dataset = load(data)
     if data.test == "merge":
-        check_test_owners(data, dataset)
+        if data.partition == NATURAL:
+            check_test_owners(data, dataset)
         dataset = merged(dataset)
     if data.public_dir:
         away = {"dir": data.public_dir, "samples": 0, "test_samples": 0}
@@ -202,7 +203,7 @@ def divide(data: Data, seed: int) -> Divided:
 
 def check_test_owners(data: Data, dataset: Dataset) -> None:
     """Raise ``ValueError`` if clients shall get their own test samples, but nobody knows which."""
-    if data.partition == NATURAL and dataset.owner is not None and dataset.owner_test is None:
+    if dataset.owner is not None and dataset.owner_test is None:
         raise ValueError(
             f"data.test = {data.test!r}: data set {dataset.name!r} does not say whose its test "
             "samples are; set data.test to 'split'"

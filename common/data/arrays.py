@@ -15,6 +15,27 @@ from torch import Tensor
 CHANNELS = (1, 3)  #: of an image whose last axis is taken for its channels
 
 
+def pair(held: object) -> tuple[np.ndarray, np.ndarray] | None:
+    """Images and labels of a dictionary with ``x`` and ``y``; None if it holds no samples.
+
+    Raises ``ValueError``, one line, for anything else.
+    """
+    if not isinstance(held, dict) or not {"x", "y"} <= held.keys():
+        has = ", ".join(map(repr, held)) if isinstance(held, dict) else type(held).__name__
+        raise ValueError(f"there are no 'x' and 'y', but {has or 'nothing'}")
+    x, y = held["x"], held["y"]
+    if _nothing(x) and _nothing(y):
+        return None
+    pictures = images(x)
+    return pictures, labels(y, len(pictures))
+
+
+def _nothing(values: object) -> bool:
+    if isinstance(values, np.ndarray):
+        return bool(values.shape[:1] == (0,))
+    return bool(values == [])
+
+
 def images(values: object) -> np.ndarray:
     """uint8 or float32 (N, C, H, W) from (N, H, W, C), (N, C, H, W), (N, H, W) or square (N, H·W).
 
@@ -70,6 +91,8 @@ Pairs = Mapping[str, tuple[np.ndarray, np.ndarray]]  #: images and labels by whe
 
 def check_alike(pairs: Pairs) -> None:
     """Raise ``ValueError`` for images that differ in shape or type, and say where they are from."""
+    if not pairs:
+        return
     first = next(iter(pairs))
     like = pairs[first][0]
     for name, (x, _) in pairs.items():
@@ -81,7 +104,12 @@ def check_alike(pairs: Pairs) -> None:
 
 
 def joined(pairs: Pairs, owners: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Images, labels and owners, one after the other; ``owners``: of each pair."""
+    """Images, labels and owners, one after the other; ``owners``: of each pair.
+
+    Raises ``ValueError`` if there is no pair.
+    """
+    if not pairs:
+        raise ValueError("there are no samples for training, or none for testing")
     x, y = (np.concatenate(side) for side in zip(*pairs.values(), strict=True))
     sizes = torch.tensor([len(labels) for _, labels in pairs.values()])
     owner = torch.tensor(owners).repeat_interleave(sizes)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from common.data.extra import imported
+from common.extras import imported
 
 LABEL, ROW = "label", "row"
 
@@ -63,8 +63,7 @@ def _dealt(
 ) -> list[np.ndarray]:
     """What the partitioner ``name`` makes of the labels (N,); one line for what it cannot make."""
     what = f"data.partition = 'flwr-{name.lower()}'"
-    datasets = imported("datasets", "hub", what)
-    partitioners = imported("flwr_datasets.partitioner", "hub", what)
+    datasets, partitioners = imported("datasets"), imported("flwr_datasets.partitioner")
     if options:
         options["seed"] = int(rng.integers(2**31))
     rows = rng.permutation(len(labels))

@@ -16,8 +16,8 @@ from torch import Tensor
 from common.config import Data
 from common.data import decoded
 from common.data.dataset import Dataset, channel_statistics, holdout
-from common.data.extra import imported
 from common.data.folder import GREY, as_bytes
+from common.extras import imported
 from common.files import in_order
 from common.seeds import rng
 
@@ -46,7 +46,7 @@ def load_hub(data: Data) -> Dataset:
 
 def _decode(root: Path, data: Data) -> dict[str, Tensor]:
     """Everything as tensors, the classes' names too."""
-    datasets = imported("datasets", "hub", "data.name = 'hub'")
+    datasets = imported("datasets")
     try:
         held = datasets.load_from_disk(str(root))
     except Exception as error:  # Arrow's, fsspec's and its own, which have no common base

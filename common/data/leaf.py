@@ -56,7 +56,7 @@ def _decode(files: dict[str, list[Path]]) -> dict[str, Tensor]:
 
 
 def _users(path: Path) -> Pairs:
-    """The users of one file."""
+    """The users of one file who have samples."""
     try:
         held = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -68,22 +68,21 @@ def _users(path: Path) -> Pairs:
         told = held.get("num_samples", [None] * len(users))
         if len(told) != len(users):
             raise ValueError(f"num_samples has {len(told)} entries for {len(users)} users")
-        return {
+        pairs = {
             str(user): _pair(held["user_data"].get(user), str(user), n)
             for user, n in zip(users, told, strict=True)
         }
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+    return {user: pair for user, pair in pairs.items() if pair}
 
 
-def _pair(held: Any, user: str, told: int | None) -> tuple[np.ndarray, np.ndarray]:
-    if not isinstance(held, dict) or not {"x", "y"} <= held.keys():
-        raise ValueError(f"user {user!r} has no 'x' and 'y'")
+def _pair(held: Any, user: str, told: int | None) -> tuple[np.ndarray, np.ndarray] | None:
+    """One user's images and labels, if there are any."""
     try:
-        x = arrays.images(held["x"])
-        y = arrays.labels(held["y"], len(x))
+        pair = arrays.pair(held)
+        if told not in (None, len(pair[1]) if pair else 0):
+            raise ValueError(f"not {told} samples, as num_samples says")
     except ValueError as error:
         raise ValueError(f"user {user!r}: {error}") from None
-    if told not in (None, len(y)):
-        raise ValueError(f"user {user!r} has {len(y)} samples, num_samples says {told}")
-    return x, y
+    return pair

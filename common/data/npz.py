@@ -1,11 +1,14 @@
 """Clients' data in the layout of PFLlib and HtFLlib: ``train/K.npz`` and ``test/K.npz``.
 
 Each file keeps, under ``data``, a pickled dictionary of images ``x`` and labels ``y``. Client K is
-owner K. PFLlib (Zhang et al. 2023, "PFLlib: Personalized Federated Learning Library").
+owner K. ``config.json`` beside them may tell ``num_classes``.
+
+PFLlib (Zhang et al. 2023, "PFLlib: Personalized Federated Learning Library").
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -28,9 +31,23 @@ def load_npz(data: Data) -> Dataset:
         raise ValueError(f"{root / missing / str(odd[0])}.npz is missing")
     paths = [path for part in files.values() for path in part.values()]
     tensors = decoded.kept("npz", paths, lambda: _decode(files))
-    classes = arrays.numbered(tensors["y"], tensors["y_test"])
+    classes = _classes(root, arrays.numbered(tensors["y"], tensors["y_test"]))
     mean, std = channel_statistics(tensors["x"])
     return Dataset(root.name, classes, mean=mean, std=std, **tensors)
+
+
+def _classes(root: Path, seen: tuple[str, ...]) -> tuple[str, ...]:
+    """All classes, where the generator's ``config.json`` tells of more than are ``seen``."""
+    path = root / "config.json"
+    if not path.is_file():
+        return seen
+    try:
+        told = json.loads(path.read_bytes())["num_classes"]
+    except (OSError, ValueError, TypeError, KeyError):
+        raise ValueError(f"{path}: damaged, or without 'num_classes'") from None
+    if type(told) is not int or told < len(seen):
+        raise ValueError(f"{path}: num_classes = {told!r}, but there are labels to {seen[-1]}")
+    return tuple(str(c) for c in range(told))
 
 
 def _files(folder: Path) -> dict[int, Path]:
@@ -44,23 +61,23 @@ def _files(folder: Path) -> dict[int, Path]:
 
 def _decode(files: dict[str, dict[int, Path]]) -> dict[str, Tensor]:
     """x, y and owner of both parts."""
-    read = {part: {str(path): _pair(path) for path in files[part].values()} for part in PARTS}
-    arrays.check_alike(read["train"] | read["test"])
+    read = {part: {k: _pair(path) for k, path in of.items()} for part, of in files.items()}
+    pairs = {
+        part: {str(files[part][k]): p for k, p in of.items() if p} for part, of in read.items()
+    }
+    arrays.check_alike(pairs["train"] | pairs["test"])
     tensors = dict[str, Tensor]()
     for part, suffix in PARTS.items():
         names = (f"x{suffix}", f"y{suffix}", f"owner{suffix}")
-        tensors |= zip(names, arrays.joined(read[part], list(files[part])), strict=True)
+        owners = [k for k, found in read[part].items() if found]
+        tensors |= zip(names, arrays.joined(pairs[part], owners), strict=True)
     return tensors
 
 
-def _pair(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """One client's images and labels."""
+def _pair(path: Path) -> tuple[np.ndarray, np.ndarray] | None:
+    """One client's images and labels, if it has any."""
     held = read_npz(path, "data")
-    if not isinstance(held, dict) or not {"x", "y"} <= held.keys():
-        has = ", ".join(map(repr, held)) if isinstance(held, dict) else type(held).__name__
-        raise ValueError(f"{path}: 'data' has no 'x' and 'y'; it has {has or 'nothing'}")
     try:
-        x = arrays.images(held["x"])
-        return x, arrays.labels(held["y"], len(x))
+        return arrays.pair(held)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None

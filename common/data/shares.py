@@ -6,8 +6,10 @@
 | own | the data set's test samples that are its own | the same of all clients |
 | merge | a share of its training and test samples | the test shares of all clients |
 
-Nobody is tested on a sample that anybody trains on. With partition ``own``, the server has a data
-set of its own too, and is tested on that one's test samples.
+No client is tested on a sample that it trains on, and the server on none that anybody trains on;
+a partition that draws with replacement may give one client's test sample to another for training.
+With partition ``own``, the server has a data set of its own too, and is tested on that one's test
+samples.
 """
 
 from __future__ import annotations

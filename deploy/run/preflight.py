@@ -12,6 +12,7 @@ from pathlib import Path
 from common import device
 from common.config import NATURAL, OWN, Config, Value, entries
 from common.data import DATASETS, divide, load
+from common.data.batches import check_augment
 from common.data.dataset import Dataset, fingerprint
 from common.data.partition import PARTITIONS
 from common.data.shares import for_testing, share
@@ -108,6 +109,7 @@ def preflight(flat: Mapping[str, Value]) -> Config:
     check_trackers(config.run.track)
     chosen = device.choose(config.run.device)
     dataset = for_testing(config.data, config.run.clients, config.partition_seed)
+    check_augment(config.data.augment, dataset.x)
     check_fleet(Task.of(config, dataset, chosen))
     _check_clients(config, dataset)
     return config

@@ -109,5 +109,5 @@ def test_without_the_extra_the_command_that_installs_it_is_told(
     options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match=r"'hub' needs .*datasets: pip install 'fedmosaic\[hub\]'"):
+    with pytest.raises(ValueError, match=r"datasets is not .*: pip install 'fedmosaic\[hub\]'"):
         hub(options, tmp_path)

@@ -35,7 +35,7 @@ def leaf(options: Options, folder: Path) -> Any:
 def test_users_are_owners_in_the_order_of_their_names(options: Options, tmp_path: Path) -> None:
     users(tmp_path / "train" / "a.json", {"f10": 3, "f9": 4})
     users(tmp_path / "train" / "b.json", {"f2": 5}, first=100)
-    users(tmp_path / "test" / "a.json", {"f9": 2, "f2": 1})
+    users(tmp_path / "test" / "a.json", {"f9": 2, "f10": 0, "f2": 1})
     data = leaf(options, tmp_path)
     assert data.shape == (1, 28, 28) and data.x.dtype == torch.float32
     assert torch.bincount(data.owner).tolist() == [5, 4, 3]  # f2, f9, f10
@@ -65,9 +65,12 @@ def test_nested_lists_say_their_own_shape(options: Options, tmp_path: Path) -> N
     ("changes", "line"),
     [
         ({"user_data": [1]}, "there is no 'user_data' by user in it"),
-        ({"user_data": {"a": {"x": []}}}, "user 'a' has no 'x' and 'y'"),
-        ({"users": ["a", "c"], "num_samples": [3, 3]}, "user 'c' has no 'x' and 'y'"),
-        ({"num_samples": [4]}, "user 'a' has 3 samples, num_samples says 4"),
+        ({"user_data": {"a": {"x": []}}}, "user 'a': there are no 'x' and 'y', but 'x'"),
+        (
+            {"users": ["a", "c"], "num_samples": [3, 3]},
+            "user 'c': there are no 'x' and 'y', but NoneType",
+        ),
+        ({"num_samples": [4]}, "user 'a': not 4 samples, as num_samples says"),
         ({"num_samples": [3, 3]}, "num_samples has 2 entries for 1 users"),
         (
             {"user_data": {"a": {"x": ["to be", "or not", "to"], "y": [0, 1, 2]}}},

@@ -15,6 +15,7 @@ import torch
 
 from common.config import Data
 from common.data import Dataset, decoded, load
+from common.data.npz import load_npz
 from common.data.unpickle import read_npz
 from tests.support.npz import clients, write
 
@@ -39,6 +40,35 @@ def test_each_file_is_an_owners(options: Options, tmp_path: Path) -> None:
     assert data.mean == pytest.approx((float(data.x.mean()),))
 
 
+def test_the_generators_config_tells_of_classes_that_are_not_seen(
+    options: Options, tmp_path: Path
+) -> None:
+    folder = clients(tmp_path, 1)
+    (folder / "config.json").write_text('{"num_clients": 1, "num_classes": 5}')
+    assert opened(options, folder, partition="own").num_classes == 5
+    for text, line in (
+        ('{"num_classes": 2}', "num_classes = 2, but there are labels to 2"),
+        ('{"num_clients": 1}', "damaged, or without 'num_classes'"),
+        ('{"num_classes": 5', "damaged, or without 'num_classes'"),
+    ):
+        (folder / "config.json").write_text(text)
+        with pytest.raises(ValueError, match=f"config.json: {line}"):
+            load_npz(options(name="npz", dir=str(folder)))
+
+
+def test_a_client_may_have_nothing_for_testing(options: Options, tmp_path: Path) -> None:
+    folder = clients(tmp_path, 3)
+    for nothing in (np.zeros((0, 1, 8, 8)), np.zeros(0), []):
+        write(folder / "test" / "1.npz", {"x": nothing, "y": []})
+        data = load_npz(options(name="npz", dir=str(folder)))
+        assert data.owner_test is not None and data.owners == 3
+        assert torch.bincount(data.owner_test).tolist() == [9, 0, 11]
+    for k in range(3):
+        write(folder / "test" / f"{k}.npz", {"x": [], "y": []})
+    with pytest.raises(ValueError, match="there are no samples for training, or none for testing"):
+        load_npz(options(name="npz", dir=str(folder)))
+
+
 def test_large_files_are_unpickled_once(
     options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -47,8 +77,6 @@ def test_large_files_are_unpickled_once(
     monkeypatch.setattr(
         "common.data.npz.read_npz", lambda path, key: (read.append(path), read_npz(path, key))[1]
     )
-    from common.data.npz import load_npz
-
     first, second = (load_npz(options(name="npz", dir=str(folder))) for _ in range(2))
     assert len(read) == 4 and first.x.equal(second.x)
     assert first.owner_test is not None and first.owner_test.equal(second.owner_test)
@@ -95,9 +123,9 @@ GOOD: dict[str, Any] = {"x": np.zeros((3, 1, 4, 4)), "y": np.arange(3)}
         (GOOD | {"extra": Command()}, "its pickle asks for posix.system"),
         (GOOD | {"x": torch.zeros(3, 1, 4, 4)}, "its pickle asks for torch._utils._rebuild_tenso"),
         (GOOD | {"x": Path("/")}, "its pickle asks for pathlib.PosixPath"),
-        ({"images": 1, "y": 2}, "'data' has no 'x' and 'y'; it has 'images', 'y'"),
+        ({"images": 1, "y": 2}, "there are no 'x' and 'y', but 'images', 'y'"),
         ([1, None], "it is no pickled dictionary"),
-        (None, "'data' has no 'x' and 'y'; it has NoneType"),
+        (None, "there are no 'x' and 'y', but NoneType"),
         (GOOD | {"y": np.arange(4)}, r"y has the shape \(4,\), but there are 3 samples"),
         (GOOD | {"y": np.array([0, 1, -1])}, "y holds what are no classes"),
         (GOOD | {"y": ["a", "b", "c"]}, "it holds <U1, not numbers"),

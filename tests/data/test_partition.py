@@ -84,7 +84,9 @@ def test_a_partition_of_a_missing_package_says_how_to_install_it(options, monkey
     monkeypatch.setitem(sys.modules, "flwr_datasets", None)
     monkeypatch.setitem(sys.modules, "flwr_datasets.partitioner", None)
     monkeypatch.setitem(sys.modules, "datasets", types.ModuleType("datasets"))
-    with pytest.raises(ValueError, match=r"'flwr-linear' needs .*: pip install 'fedmosaic\[hub\]'"):
+    with pytest.raises(
+        ValueError, match=r"flwr_datasets is not .*: pip install 'fedmosaic\[hub\]'"
+    ):
         split(options(partition="flwr-linear"), DATA, 4, 1)
 
 

@@ -51,6 +51,34 @@ def test_a_whole_run_on_what_is_each_clients_own(tmp_path: Path) -> None:
     assert models == ["mlp@0.25", "cnn3@0.25", "mlp@0.25"]
 
 
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        (("clients=4",), "belong to 3 owners, but clients = 4"),
+        (("data.augment=flip",), "data.augment = 'flip' is for images of bytes"),
+        (("data.image-size=4",), "data.image-size is for images of bytes"),
+        (("data.partition=iid", "data.test=own"), "data.test = 'own' is not allowed with"),
+    ],
+)
+def test_a_mistake_about_owners_is_one_line_before_anything_starts(
+    settings: tuple[str, ...], line: str, tmp_path: Path
+) -> None:
+    folder = clients(tmp_path / "mine", 3)
+    own = ("data.name=npz", f"data.dir={folder}", "data.partition=natural", "clients=3")
+    done = run(tmp_path / "out", *own, *settings)
+    assert done.returncode == 1 and line in done.stderr.replace("\n", " "), done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_that_is_cut_off_is_named_before_anything_starts(tmp_path: Path) -> None:
+    folder = clients(tmp_path / "mine", 3)
+    path = folder / "test" / "1.npz"
+    path.write_bytes(path.read_bytes()[:300])
+    done = run(tmp_path / "out", "data.name=npz", f"data.dir={folder}", "data.partition=natural")
+    assert done.returncode == 1 and f"{path}: damaged or no .npz file" in done.stderr
+    assert done.stderr.count("\n") == 1 and not (tmp_path / "out").exists()
+
+
 def test_the_same_shares_from_files_give_the_same_bits(tmp_path: Path) -> None:
     changes = {"method": "fedavg", "data__name": "digits", "data__samples": 0, "rounds": 1}
     cut = flat(tmp_path / "cut", data__partition="label_dirichlet", **changes)
