@@ -6,9 +6,8 @@ ClientApp imports one method and not all of them.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
-from typing import Annotated, Literal, TypeVar, get_args, get_origin
+from typing import TypeVar
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -16,7 +15,8 @@ from pydantic_core import ErrorDetails
 
 from common import methods
 from common.config import SECTIONS, Config, Run
-from common.section import Auto, Section, Value, kebab
+from common.plugins import nearest, table_of
+from common.section import Auto, Section, Value, kebab, value_kind
 
 S = TypeVar("S", bound=Section)
 
@@ -34,20 +34,19 @@ def parse(flat: Mapping[str, Value], *, every: bool = False) -> Config:
     Raises ``ValueError``, one line: an unknown key (with the nearest known one), a missing key, a
     value of the wrong type or out of bounds, a method that does not exist.
     """
-    names = methods.names()
-    tables: dict[str, dict[str, Value]] = {name: {} for name in ["", *SECTIONS, *names]}
+    names, own = methods.names(), table_of(str(flat.get("method", "")))
+    tables: dict[str, dict[str, Value]] = {name: {} for name in ["", *SECTIONS, *names, own]}
     for key, value in flat.items():
         table, _, leaf = key.rpartition(".")
         if table not in tables:
             raise ValueError(_unknown(key))
         tables[table][leaf] = value
     run = _section(Run, "", tables[""])
-    if run.method not in names:
-        raise ValueError(f'method = "{run.method}" is unknown; allowed: {", ".join(names)}')
+    kind = methods.options(run.method)
     for name in names if every else ():
         if name != run.method:
             _section(methods.options(name), f"{name}.", tables[name])
-    options = _section(methods.options(run.method), f"{run.method}.", tables[run.method])
+    options = _section(kind, f"{own}.", tables[own])
     shared = {
         name: _resolved(_section(kind, f"{name}.", tables[name]), name, options.auto)
         for name, kind in SECTIONS.items()
@@ -61,23 +60,30 @@ def parse(flat: Mapping[str, Value], *, every: bool = False) -> Config:
     return config
 
 
-def tables() -> dict[str, type[Section]]:
-    """Every table of the run config by its name; the top level has none."""
-    return {"": Run, **SECTIONS, **{name: methods.options(name) for name in methods.names()}}
+def tables(method: str = "") -> dict[str, type[Section]]:
+    """Every table of the run config by its name; the top level has none.
+
+    ``method``: with the table of this one too, if it is a plug-in's.
+
+    Raises ``ValueError``, one line, for a method that does not exist.
+    """
+    ours = {name: methods.options(name) for name in methods.names()}
+    own = {table_of(method): methods.options(method)} if method else {}
+    return {"": Run, **SECTIONS, **ours, **own}
 
 
-def defaults() -> dict[str, Value]:
-    """Every key with its default, flat; ``auto`` stays."""
+def defaults(method: str = "") -> dict[str, Value]:
+    """Every key with its default, flat; ``auto`` stays. ``method``: as for ``tables``."""
     return {
         f"{table}.{kebab(name)}".lstrip("."): field.default
-        for table, kind in tables().items()
+        for table, kind in tables(method).items()
         for name, field in kind.model_fields.items()
     }
 
 
-def known_keys() -> list[str]:
-    """Every key of the run config, flat."""
-    return list(defaults())
+def known_keys(method: str = "") -> list[str]:
+    """Every key of the run config, flat. ``method``: as for ``tables``."""
+    return list(defaults(method))
 
 
 def auto_of(field: FieldInfo) -> Auto | None:
@@ -92,22 +98,18 @@ def usual(key: str, field: FieldInfo, auto: Mapping[str, Value]) -> Value:
     return default
 
 
-def kind_of(key: str) -> type[Value]:
+def kind_of(key: str, method: str = "") -> type[Value]:
     """The Python type (bool, int, float or str) that a key's value has.
 
-    Raises ``ValueError`` for an unknown key.
+    ``method``: as for ``tables``. Raises ``ValueError`` for an unknown key.
     """
     table, _, leaf = key.rpartition(".")
-    known, name = tables(), leaf.replace("-", "_")
+    known, name = tables(method), leaf.replace("-", "_")
     if table not in known or name not in known[table].model_fields:
-        raise ValueError(_unknown(key))
-    annotation = known[table].model_fields[name].annotation
-    while get_origin(annotation) is Annotated:
-        annotation = get_args(annotation)[0]
-    if get_origin(annotation) is Literal:
-        annotation = type(get_args(annotation)[0])
-    kinds: dict[object, type[Value]] = {kind: kind for kind in (bool, int, float, str)}
-    return kinds[annotation]
+        raise ValueError(_unknown(key, method))
+    kind = value_kind(known[table].model_fields[name])
+    assert kind is not None, key
+    return kind
 
 
 def _resolved(section: S, table: str, auto: Mapping[str, Value]) -> S:
@@ -142,6 +144,5 @@ def _explain(prefix: str, error: ErrorDetails) -> str:
     return f"{key} = {shown} is not allowed; it should be {allowed}"
 
 
-def _unknown(key: str) -> str:
-    near = difflib.get_close_matches(key, known_keys(), n=1, cutoff=0.5)
-    return f"key {key!r} is unknown" + (f"; did you mean {near[0]!r}?" if near else "")
+def _unknown(key: str, method: str = "") -> str:
+    return f"key {key!r} is unknown{nearest(key, known_keys(method))}"
