@@ -14,9 +14,17 @@ from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
 
 from common.options import Average, Confidence, Ensemble, GeneratorTraining, NoiseTraining, Oca
 from common.plugins import table_of
-from common.section import AtLeastOne, Auto, Fraction, Momentum, NonNegative, Positive, Section
+from common.section import (
+    AtLeastOne,
+    Auto,
+    Fraction,
+    Momentum,
+    NonNegative,
+    Positive,
+    Section,
+    kebab,
+)
 from common.section import Value as Value
-from common.section import kebab
 
 if TYPE_CHECKING:
     from common.task import Task

@@ -39,7 +39,7 @@ def parse(flat: Mapping[str, Value], *, every: bool = False) -> Config:
     for key, value in flat.items():
         table, _, leaf = key.rpartition(".")
         if table not in tables:
-            raise ValueError(_unknown(key))
+            raise ValueError(_unknown(key, known_keys()))
         tables[table][leaf] = value
     run = _section(Run, "", tables[""])
     kind = methods.options(run.method)
@@ -106,7 +106,7 @@ def kind_of(key: str, method: str = "") -> type[Value]:
     table, _, leaf = key.rpartition(".")
     known, name = tables(method), leaf.replace("-", "_")
     if table not in known or name not in known[table].model_fields:
-        raise ValueError(_unknown(key, method))
+        raise ValueError(_unknown(key, known_keys(method)))
     kind = value_kind(known[table].model_fields[name])
     assert kind is not None, key
     return kind
@@ -127,13 +127,13 @@ def _section(kind: type[S], prefix: str, table: Mapping[str, Value]) -> S:
             raise ValueError(f"key {prefix + missing[0]!r} is missing")
         return kind.model_validate(table)
     except ValidationError as error:
-        raise ValueError(_explain(prefix, error.errors()[0])) from None
+        raise ValueError(_explain(kind, prefix, error.errors()[0])) from None
 
 
-def _explain(prefix: str, error: ErrorDetails) -> str:
+def _explain(kind: type[Section], prefix: str, error: ErrorDetails) -> str:
     key = prefix + kebab(str(error["loc"][0]))
     if error["type"] == "extra_forbidden":
-        return _unknown(key)
+        return _unknown(key, [*known_keys(), *(prefix + kebab(name) for name in kind.model_fields)])
     allowed = error["msg"].removeprefix("Input should be ").removeprefix("a valid ")
     if error["type"] == "string_pattern_mismatch":
         allowed = PATTERNS[key]
@@ -144,5 +144,5 @@ def _explain(prefix: str, error: ErrorDetails) -> str:
     return f"{key} = {shown} is not allowed; it should be {allowed}"
 
 
-def _unknown(key: str, method: str = "") -> str:
-    return f"key {key!r} is unknown{nearest(key, known_keys(method))}"
+def _unknown(key: str, known: list[str]) -> str:
+    return f"key {key!r} is unknown{nearest(key, known)}"

@@ -78,7 +78,7 @@ def imported(what: str, name: str) -> ModuleType:
         raise ValueError(f"{what}: {root!r} is not allowed; it is {_whose(root)} own name")
     try:
         module = importlib.import_module(name)
-        digest(root)  # as of now: a file that is changed later is not what runs here
+        _digest(root)  # as of now: a file that is changed later is not what runs here
         return module
     except (Exception, SystemExit) as error:  # whatever the plug-in's author did
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
@@ -112,8 +112,14 @@ def named(flat: Mapping[str, object]) -> Iterator[tuple[str, str]]:
 
 def roots(flat: Mapping[str, object]) -> list[str]:
     """The top modules of the ``module:attribute`` names in a flat run config, each once."""
-    found = [name.partition(":")[0] for _, name in named(flat) if _REFERENCE.fullmatch(name)]
-    return list(dict.fromkeys(module.partition(".")[0] for module in found if not _family(module)))
+    found = [name for _, name in named(flat) if is_reference(name) and _REFERENCE.fullmatch(name)]
+    return list(dict.fromkeys(re.split("[.:]", name)[0] for name in found))
+
+
+def is_reference(name: str) -> bool:
+    """Whether a name is ``module:attribute``, and not of a family of models."""
+    module, colon, _ = name.partition(":")
+    return bool(colon) and not _family(module)
 
 
 def table_of(method: str) -> str:
@@ -124,17 +130,26 @@ def table_of(method: str) -> str:
 
 def root_of(kind: str, name: str) -> str | None:
     """The top module of a plug-in; None for what is none."""
-    if kind == "models" and _family(name.partition(":")[0]):
-        return None
-    reference = _reference(kind, name)
+    reference = None if _family(name.partition(":")[0]) else _reference(kind, name)
     return None if reference is None else re.split("[.:]", reference)[0]
 
 
+def digest(what: str, root: str) -> str:
+    """A fingerprint over the sources of a top module, as they were when it was first imported.
+
+    Raises ``ValueError``, one line, if the module, which ``what`` needs, is not there.
+    """
+    try:
+        return _digest(root)
+    except ModuleNotFoundError:
+        raise ValueError(f"{what}: no module named {root!r}") from None
+
+
 @functools.cache
-def digest(root: str) -> str:
-    """A fingerprint over the sources of a top module, as they were when it was first imported."""
+def _digest(root: str) -> str:
     spec = importlib.util.find_spec(root)
-    assert spec is not None, root
+    if spec is None:
+        raise ModuleNotFoundError(root)
     sha = hashlib.sha256()
     folders = [Path(each) for each in spec.submodule_search_locations or ()]
     files = {path.relative_to(folder): path for folder in folders for path in folder.rglob("*.py")}

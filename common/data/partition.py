@@ -21,8 +21,10 @@ from typing import final
 import numpy as np
 from torch import Tensor
 
+from common import plugins
 from common.config import Data
 from common.data.dirichlet import fedkf_dirichlet, label_dirichlet, quantity_dirichlet
+from common.data.outside import check_shares
 from common.seeds import rng
 
 SLOTS = 10  #: of DL-MH's patterns
@@ -200,6 +202,30 @@ PARTITIONS: dict[str, Partition] = {
 }
 
 
+def rule(name: str) -> Partition:
+    """The partition of a name: ours, or a plug-in's ``Partition`` or function.
+
+    Raises ``ValueError``, one line: there is none of this name, or the plug-in is no partition.
+    """
+    if name in PARTITIONS:
+        return PARTITIONS[name]
+    found = plugins.find("partitions", name)
+    if found is None:
+        known = [*PARTITIONS, *plugins.installed("partitions")]
+        near = plugins.nearest(name, known)
+        raise ValueError(f"unknown data.partition {name!r}: choose from {', '.join(known)}{near}")
+    if not isinstance(found, Partition):
+        if not callable(found):
+            raise ValueError(
+                f"partition {name!r} is a {type(found).__name__}; it should be a function"
+            )
+        found = Partition(found, (inspect.getdoc(found) or "").partition("\n")[0], name)
+    keys = {"num_classes", *Data.model_fields}
+    if other := [option for option in found.options if option not in keys]:
+        raise ValueError(f"partition {name!r}: [data] has no {other[0]!r} to give it")
+    return found
+
+
 def split(
     data: Data, labels: np.ndarray | Tensor, num_classes: int, clients: int, seed: int
 ) -> list[np.ndarray]:
@@ -210,11 +236,7 @@ def split(
     ValueError for an unknown partition, fewer samples than clients, or a rule that cannot be
     satisfied.
     """
-    partition = PARTITIONS.get(data.partition)
-    if partition is None:
-        raise ValueError(
-            f"unknown data.partition {data.partition!r}: choose from {', '.join(PARTITIONS)}"
-        )
+    partition = rule(data.partition)
     y = np.asarray(labels)
     if clients < 1:
         raise ValueError(f"{clients} clients: at least 1 is needed")
@@ -225,6 +247,8 @@ def split(
         for name in partition.options
     }
     shares = partition.function(y, clients, rng(data.seed or seed, "partition"), **options)
+    if data.partition not in PARTITIONS:
+        check_shares(data.partition, shares, len(y), clients)
     assert len(shares) == clients and all(len(share) for share in shares)
     return shares
 

@@ -68,6 +68,7 @@ def half(package: str, name: str, kind: type) -> type:
     return own[0]
 
 
+@functools.cache
 def _part(package: str, part: str, name: str) -> ModuleType:
     """The module of a method that is its ``contract``, or its ``server`` or ``client`` half."""
     if name in names():

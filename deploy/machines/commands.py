@@ -141,6 +141,7 @@ def submit(
     ] = False,
 ) -> None:
     """Run an experiment on a SuperLink and the clients connected to it."""
+    from deploy.flower.bundle import told
     from deploy.machines import submit as sending
     from deploy.run import settings as given
 
@@ -149,6 +150,8 @@ def submit(
     if if_any and flat["resume"] and sending.done(flat):
         plain(f"{flat['out']} holds the run already, complete")
         return
+    for line in told(flat, bundled=True):
+        plain(line)
     with _control(at, ca, insecure, wait) as control:
         run = control.submit(given.app_folder(), flat, {})
         name = "goes on from its checkpoint" if flat["resume"] else flat["experiment"]
@@ -239,6 +242,7 @@ def local(
     warm: WarmStart = False,
 ) -> None:
     """Start a SuperLink and its SuperNodes on this machine, with TLS and authentication."""
+    from deploy.flower.bundle import told
     from deploy.machines import submit as sending
     from deploy.machines.certificates import make
     from deploy.run import settings as given
@@ -249,6 +253,8 @@ def local(
     flat = sending.prepared({**flat, "clients": clients or flat["clients"]}, False, False)
     if experiment is not None:
         preflight(flat)
+        for line in told(flat, bundled=True):
+            plain(line)
     count = int(flat["clients"])
     place = _folder(work, "--work")
     with contextlib.ExitStack() as stack:

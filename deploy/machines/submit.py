@@ -47,7 +47,7 @@ def prepared(flat: Mapping[str, Value], resume: bool, if_any: bool) -> dict[str,
     Raises ``ValueError`` for what no machine could run.
     """
     flat = {**counted(flat), "runtime": "grpc"}
-    for key in ("out", "state-dir", "data.dir", "data.public-dir"):
+    for key in ("out", "state-dir", "data.dir", "data.public-dir", "weights"):
         folder = Path(str(flat[key]))
         if flat[key] and not folder.is_absolute():
             raise ValueError(f"{key} = {flat[key]!r} is relative; other machines need it absolute")

@@ -15,7 +15,9 @@ from typing import Any
 
 from common.files import write_atomically
 from common.parse import defaults, kind_of, known_keys, tables
+from common.plugins import table_of
 from common.section import Value, kebab
+from deploy.run import beside
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 DEFAULT = EXPERIMENTS / "default.toml"
@@ -39,13 +41,33 @@ def resolve(experiment: Path | None, overrides: Iterable[str] = ()) -> dict[str,
 
     Raises ``ValueError``, one line: no such file, not TOML, an unknown key, a bad override.
     """
-    flat = defaults()
-    if experiment is not None:
-        flat |= numbers(_anew(load(experiment), find(experiment)))
-    for override in overrides:
-        key, value = parse_override(override)
-        flat[key] = value
-    return flat
+    own = {} if experiment is None else _anew(load(experiment), find(experiment))
+    overrides = list(overrides)
+    words = (text.partition("=") for text in overrides)
+    chosen = own | {key.strip(): value.strip(" \"'") for key, _, value in words}
+    folder = _plugins(experiment, str(chosen.get("plugins", "")))
+    found, method = beside.look_in(folder, chosen), str(chosen.get("method", ""))
+    if "method" in own and method != own["method"]:  # the file's own plug-in is not wanted
+        own = _without(own, table_of(str(own["method"])))
+    flat = defaults(method) | numbers(own, method)
+    flat |= dict(parse_override(text, method) for text in overrides)
+    return flat | {"plugins": str(folder.resolve()) if found else ""}
+
+
+def _plugins(experiment: Path | None, said: str) -> Path:
+    """Where modules of the user's own are looked for; ``said``: what the key ``plugins`` says."""
+    if said and Path(said).expanduser().is_dir():
+        return Path(said).expanduser()
+    if experiment is None or find(experiment).parent == EXPERIMENTS:
+        return Path()
+    folder = find(experiment).parent
+    return folder / beside.COPIES if (folder / beside.COPIES).is_dir() else folder
+
+
+def _without(own: Mapping[str, Value], table: str) -> dict[str, Value]:
+    """Without a table that is none of ours."""
+    ours = table in tables()
+    return {k: v for k, v in own.items() if ours or k.rpartition(".")[0] != table}
 
 
 def _anew(own: dict[str, Value], path: Path) -> dict[str, Value]:
@@ -79,24 +101,36 @@ def load(experiment: Path) -> dict[str, Value]:
     return flatten(table)
 
 
-def numbers(flat: Mapping[str, Value]) -> dict[str, Value]:
+def load_run(folder: Path) -> dict[str, Value]:
+    """The run config of the run in ``folder``, whose plug-ins can be imported then."""
+    flat = load(folder / "config.toml")
+    copies = folder / beside.COPIES
+    if beside.look_in(copies, flat):
+        flat["plugins"] = str(copies)
+    return flat
+
+
+def numbers(flat: Mapping[str, Value], method: str = "") -> dict[str, Value]:
     """The same with integers made floats where the key takes any number; keys are checked.
 
-    What else a value may be is left to ``parse``.
+    ``method``: whose table is known too. What else a value may be is left to ``parse``.
     """
     return {
-        key: float(value) if kind_of(key) is float and type(value) is int else value
+        key: float(value) if kind_of(key, method) is float and type(value) is int else value
         for key, value in flat.items()
     }
 
 
-def parse_override(text: str) -> tuple[str, Value]:
-    """``key=value`` to the key and its value, of the type that the key has."""
+def parse_override(text: str, method: str = "") -> tuple[str, Value]:
+    """``key=value`` to the key and its value, of the type that the key has.
+
+    ``method``: whose table is known too.
+    """
     key, equals, raw = text.partition("=")
     key, raw = key.strip(), raw.strip()
     if not equals or not key:
         raise ValueError(f"-s {text!r}: expected key=value")
-    kind = kind_of(key)
+    kind = kind_of(key, method)
     try:
         if kind is bool:
             return key, {"true": True, "false": False}[raw.lower()]
@@ -128,7 +162,7 @@ def to_toml(flat: Mapping[str, Value]) -> str:
     """The flat config as nested TOML in the order of the known keys, as ``config.toml`` has it."""
     lines: list[str] = []
     current = ""
-    for key in known_keys():
+    for key in known_keys(str(flat["method"])):
         table, _, leaf = key.rpartition(".")
         if table != current:
             lines += ["", f"[{table}]"]

@@ -57,10 +57,10 @@ def test_a_first_convolution_of_another_shape_stays_fresh(monkeypatch: pytest.Mo
 
 
 def test_old_densenet_names_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
-    from common.models import imagenet
+    from common.models import weights
 
     old = "features.denseblock1.denselayer2.norm.1.weight"
-    assert imagenet._OLD_DENSE.sub(r"\1\2", old) == old.replace("norm.1", "norm1")
+    assert weights._OLD_DENSE.sub(r"\1\2", old) == old.replace("norm.1", "norm1")
 
 
 @pytest.mark.parametrize("name", [name for name, row in MODELS.items() if row.pretrained])

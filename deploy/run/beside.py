@@ -1,0 +1,103 @@
+"""Modules of the user's own: found beside an experiment file, importable, and carried along.
+
+They are looked for in one folder (the key ``plugins``) and come last in Python's search, so that
+nothing else there is ever imported in the place of an installed package. A module that is carried
+takes with it what it imports from the same folder.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from common import plugins
+
+COPIES = "plugins"  #: in a run's folder, the modules that it was made with
+
+
+def look_in(folder: Path, flat: Mapping[str, object]) -> bool:
+    """Make the modules in ``folder`` importable that a flat run config names; whether there are.
+
+    Raises ``ValueError``, one line, for a module that is already another one's name.
+    """
+    folder = folder.resolve()
+    found = [root for root in plugins.roots(flat) if place_of(folder, root)]
+    for root in found:
+        _check_alone(folder, root)
+    if found and str(folder) not in sys.path:
+        sys.path.append(str(folder))
+        importlib.invalidate_caches()
+    return bool(found)
+
+
+def carried(flat: Mapping[str, object]) -> dict[str, Path]:
+    """The file or folder of every module that the run takes along, by name.
+
+    Raises ``ValueError``, one line: a file that is not Python, or a name that is another one's.
+    """
+    if not flat.get("plugins"):
+        return {}
+    folder, found, left = Path(str(flat["plugins"])), dict[str, Path](), plugins.roots(flat)
+    while left:
+        root = left.pop()
+        place = place_of(folder, root)
+        if place is None or root in found or plugins.reserved(root):
+            continue
+        _check_alone(folder, root)
+        found[root] = place
+        for file in [place] if place.is_file() else sorted(place.rglob("*.py")):
+            left += _imports(file)
+    return found
+
+
+def copy(flat: Mapping[str, object], to: Path) -> None:
+    """Put what ``carried`` finds into the folder ``to``, where the run then finds it again."""
+    for place in carried(flat).values():
+        target = to / place.name
+        if target.exists() and target.samefile(place):
+            continue
+        to.mkdir(parents=True, exist_ok=True)
+        if place.is_file():
+            shutil.copy2(place, target)
+        else:
+            skip = shutil.ignore_patterns("__pycache__", ".*")
+            shutil.copytree(place, target, ignore=skip, dirs_exist_ok=True)
+
+
+def place_of(folder: Path, root: str) -> Path | None:
+    """The module ``root`` in ``folder``: its file, or a folder with Python in it."""
+    if (folder / root).is_dir() and any((folder / root).rglob("*.py")):
+        return folder / root
+    file = folder / f"{root}.py"
+    return file if file.is_file() else None
+
+
+def _check_alone(folder: Path, root: str) -> None:
+    """Refuse a module that Python would not import from ``folder``."""
+    if plugins.reserved(root):
+        return  # whoever looks the name up says so
+    spec, mine = importlib.util.find_spec(root), place_of(folder, root)
+    if spec is None or mine is None:
+        return
+    places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
+    if not any(Path(place).resolve().is_relative_to(mine.resolve()) for place in places):
+        again = "start a new process" if root in sys.modules else "rename it"
+        raise ValueError(f"{mine} has the name of {places[0]}, which Python takes instead: {again}")
+
+
+def _imports(file: Path) -> Iterator[str]:
+    """The top names that a file imports, wherever in it."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError) as error:
+        raise ValueError(f"{file} cannot be imported: {error}".partition("\n")[0]) from None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]
