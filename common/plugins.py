@@ -12,6 +12,7 @@ import functools
 import hashlib
 import importlib
 import importlib.util
+import pkgutil
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -187,7 +188,8 @@ def _attribute(what: str, found: object, part: str) -> object:
         raise ValueError(f"{what}: {type(found).__name__} has no attribute {part!r}")
     if hasattr(found, "__path__") and importlib.util.find_spec(f"{found.__name__}.{part}"):
         return imported(what, f"{found.__name__}.{part}")
-    known = [name for name in vars(found) if not name.startswith("_")]
+    below = [info.name for info in pkgutil.iter_modules(getattr(found, "__path__", ()))]
+    known = [*below, *(name for name in vars(found) if not name.startswith("_"))]
     near = nearest(part, known)
     raise ValueError(f"{what}: module {found.__name__!r} has no attribute {part!r}{near}")
 

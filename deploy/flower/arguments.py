@@ -17,7 +17,7 @@ from pathlib import Path
 
 from common.section import Value
 from deploy.run import beside
-from deploy.run.settings import flatten
+from deploy.run.settings import app_folder, flatten, with_app_config
 
 TAKEN = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}
 """The ends of files that Flower's bundle takes."""
@@ -100,6 +100,27 @@ def stage_app(app: Path, to: Path, run_config: Mapping[str, Value]) -> Path:
     with pyproject.open("a", encoding="utf-8") as file:
         file.write(_added_tables(pyproject, run_config))
     return to
+
+
+def write_app(to: Path, run_config: Mapping[str, Value]) -> Path:
+    """Our Flower app at ``to`` as ``stage_app`` makes it, with ``run_config`` as its defaults.
+
+    Raises ``ValueError``: there is something at ``to``, or Flower does not take its name.
+    """
+    place = to.expanduser().resolve()
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9-]{0,31}", place.name):
+        raise ValueError(
+            f"app {to}: Flower wants a folder whose name is letters, digits and '-', at most 32, "
+            "beginning with a letter"
+        )
+    if place.exists() and not (place.is_dir() and not any(place.iterdir())):
+        raise ValueError(f"app {to}: there is something already; name another folder")
+    staged = stage_app(app_folder(), place, run_config)
+    assert staged == place, "our own app names folders only"
+    pyproject = place / "pyproject.toml"
+    text = with_app_config(pyproject.read_text(encoding="utf-8"), {**run_config, "plugins": ""})
+    pyproject.write_text(text, encoding="utf-8")
+    return place
 
 
 def _of_modules(to: Path, run_config: Mapping[str, Value]) -> list[str]:

@@ -168,6 +168,28 @@ def submit(
     out.print(f"completed; {sent:,} bytes to the clients, {received:,} from them")
 
 
+def app(
+    folder: Annotated[Path, typer.Argument(help="The folder that is made.")],
+    experiment: Experiment = None,
+    settings: Settings = None,
+) -> None:
+    """Write an experiment as an app for plain `flwr run`, with your own modules in it."""
+    from deploy.flower.arguments import write_app
+    from deploy.flower.bundle import told
+    from deploy.machines import submit as sending
+    from deploy.run import settings as given
+
+    flat = sending.prepared(
+        given.resolve(experiment or given.DEFAULT, settings or []), False, False
+    )
+    flat |= {"experiment": "", "runtime": ""}  # each run is one of its own
+    for line in told(flat, bundled=True):
+        plain(line)
+    written = write_app(folder, flat)
+    clients = f'--federation-config "num-supernodes={flat["clients"]}"'
+    plain(f"run it with: flwr run {written} local {clients} --stream")
+
+
 def node(
     superlink: Annotated[
         str, typer.Option("--superlink", metavar="HOST:PORT", help="Its Fleet API.")
@@ -392,4 +414,4 @@ def _in_order(folder: Path, pattern: str) -> list[Path]:
     return sorted(folder.glob(pattern), key=lambda path: (len(path.name), path.name))
 
 
-COMMANDS = (certs, register, unregister, submit, stop, node, local)
+COMMANDS = (certs, register, unregister, submit, app, stop, node, local)

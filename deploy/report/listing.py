@@ -8,6 +8,8 @@ from typing import Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from common import methods as methods_
+from common import plugins
+from common.names import OURS
 from deploy.report.table import Table
 
 
@@ -20,6 +22,7 @@ def methods() -> Table:
         title, source = (part.strip().rstrip(".") for part in (*parts, "")[:2])
         title = title.partition(":")[2].strip() or title
         rows.append((name, title, source, module.__name__.replace(".", "/") + ".py"))
+    rows += [(name, about, "", place) for name, about, place in _plugged("methods")]
     return Table(("method", "what it is", "source", "contract"), rows, "l")
 
 
@@ -29,6 +32,11 @@ def models() -> Table:
     rows = [
         (name, f"{row.params:,}", "×".join(map(str, row.input)), str(row.smallest), row.source)
         for name, row in MODELS.items()
+    ]
+    for family, about in (("torchvision", "its classifiers"), ("timm", "PyTorch Image Models")):
+        rows.append((f"{family}:NAME", "", "any", "", f"{about} with a linear head"))
+    rows += [
+        (name, "", "any", "", f"{about}: {place}") for name, about, place in _plugged("models")
     ]
     return Table(("model", "parameters", "input", "smallest side", "source"), rows, "l")
 
@@ -40,6 +48,7 @@ def datasets() -> Table:
     for name, row in DATASETS.items():
         shape = "×".join(map(str, row.shape or ())) or "any"
         rows.append((name, shape, str(row.classes or "any"), row.description))
+    rows += [(name, "any", "any", f"{about}: {at}") for name, about, at in _plugged("datasets")]
     return Table(("data set", "shape", "classes", "what it is"), rows, "l")
 
 
@@ -50,24 +59,36 @@ def partitions() -> Table:
     for name, row in PARTITIONS.items():
         keys = [f"data.{key.replace('_', '-')}" for key in row.options if key != "num_classes"]
         rows.append((name, row.description, row.source, ", ".join(keys)))
+    rows += [(name, about, place, "") for name, about, place in _plugged("partitions")]
     return Table(("partition", "what it does", "source", "keys"), rows, "l")
+
+
+def _plugged(kind: str) -> list[tuple[str, str, str]]:
+    """Name, package and place of the installed plug-ins of a kind; nothing is imported."""
+    found = []
+    for name, points in plugins.installed(kind).items():
+        for point in points:
+            package = point.dist.name if point.dist else "?"
+            ours = f"; {name} is ours, so write the place" if name in OURS[kind] else ""
+            found.append((name, f"plug-in of {package}{ours}", point.value))
+    return found
 
 
 def settings(method: str = "") -> Table:
     """Every knob: key, default, what is allowed, meaning; with a method those that it reads, their
     defaults resolved for it.
 
-    Raises ``ValueError`` for a method that does not exist.
+    Raises ``ValueError`` for a method that does not exist, and for an installed one that is none.
     """
     from common.parse import tables, usual
     from common.section import kebab, meanings
 
-    known, names = tables(), methods_.names()
-    if method and method not in names:
-        raise ValueError(f"method {method!r} is unknown; allowed: {', '.join(names)}")
+    known = tables(method)
+    for name in () if method else plugins.installed("methods"):
+        known = known | tables(name)
     own = methods_.options(method) if method else None
     if own:
-        shared = (method, *own.uses, "", "data", "train", "score", "wire")
+        shared = (plugins.table_of(method), *own.uses, "", "data", "train", "score", "wire")
         known = {table: known[table] for table in shared}
     rows = []
     for table, kind in known.items():
@@ -77,7 +98,8 @@ def settings(method: str = "") -> Table:
             default = usual(key, field, own.auto) if own else field.default
             default = method if own and key == "method" else default
             shown = f'"{default}"' if isinstance(default, str) else str(default).lower()
-            rows.append((key, shown, _allowed(field), said[name].replace("``", "")))
+            meaning = said.get(name, "").replace("``", "")  # a plug-in may not say it
+            rows.append((key, shown, _allowed(field), meaning))
     return Table(("key", "default", "allowed", "meaning"), rows, "l")
 
 

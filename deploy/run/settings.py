@@ -183,25 +183,26 @@ def _read(path: Path) -> dict[str, Any]:
 APP_CONFIG = "tool.flwr.app.config"
 
 
-def app_config() -> str:
-    """The defaults as the TOML tables that Flower reads."""
+def app_config(flat: Mapping[str, Value]) -> str:
+    """Our tables with the values of ``flat``, as the TOML that Flower reads."""
     lines = []
     for table, kind in tables().items():
         lines += ["", f"[{APP_CONFIG}{'.' if table else ''}{table}]"]
-        for name, field in kind.model_fields.items():
-            lines.append(f"{kebab(name)} = {json.dumps(field.default, ensure_ascii=False)}")
+        for name in map(kebab, kind.model_fields):
+            value = flat[f"{table}.{name}".lstrip(".")]
+            lines.append(f"{name} = {json.dumps(value, ensure_ascii=False)}")
         if not kind.model_fields:
             del lines[-2:]
     return "\n".join(lines[1:]) + "\n"
 
 
-def with_app_config(pyproject: str) -> str:
-    """The text of a ``pyproject.toml`` with today's defaults in it."""
+def with_app_config(pyproject: str, flat: Mapping[str, Value]) -> str:
+    """The text of a ``pyproject.toml`` with the values of ``flat`` in it."""
     before, _, rest = pyproject.partition(f"[{APP_CONFIG}]")
     after = re.search(rf"^\[(?!{re.escape(APP_CONFIG)})", rest, re.MULTILINE)
-    return before + app_config() + "\n" + (rest[after.start() :] if after else "")
+    return before + app_config(flat) + "\n" + (rest[after.start() :] if after else "")
 
 
 if __name__ == "__main__":
     path = app_folder() / "pyproject.toml"
-    write_atomically(path, with_app_config(path.read_text(encoding="utf-8")).encode())
+    write_atomically(path, with_app_config(path.read_text(encoding="utf-8"), defaults()).encode())
