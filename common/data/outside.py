@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,28 +28,34 @@ def loader(name: str, found: object) -> Load:
         return lambda data: _checked(name, found)
     if not callable(found):
         raise ValueError(
-            f"data set {name!r} is a {type(found).__name__}; it should be a Dataset or a function "
-            "that gives one"
+            f"data set {name!r} is of type {type(found).__name__}; it should be a Dataset or a "
+            "function that gives one"
         )
-    takes = len(inspect.signature(found).parameters)
+    takes, make = len(inspect.signature(found).parameters), guarded(f"data set {name!r}", found)
+    return lambda data: _checked(name, make(data) if takes else make())
 
-    def load(data: Data) -> Dataset:
+
+def guarded(what: str, function: Callable[..., object]) -> Callable[..., Any]:
+    """``function`` of a plug-in, of which every exception is a ``ValueError`` of one line."""
+
+    @functools.wraps(function)
+    def call(*given: object, **options: object) -> object:
         try:
-            made = found(data) if takes else found()
-        except ValueError as error:
-            raise ValueError(f"data set {name!r}: {error}") from error
+            return function(*given, **options)
         except Exception as error:  # whatever the plug-in's author did
-            line = f"{type(error).__name__}: {error}".partition("\n")[0]
-            raise ValueError(f"data set {name!r} cannot be loaded: {line}") from error
-        return _checked(name, made)
+            line = str(error).strip().partition("\n")[0]
+            kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+            raise ValueError(f"{what} cannot be made: {kind}{line}") from error
 
-    return load
+    return call
 
 
 def _checked(name: str, made: object) -> Dataset:
     """``made``, if it is what a ``Dataset`` promises; else a one-line ``ValueError``."""
     if not isinstance(made, Dataset):
-        raise ValueError(f"data set {name!r} gives a {type(made).__name__}, it should be a Dataset")
+        raise ValueError(
+            f"data set {name!r} gives a value of type {type(made).__name__}; it should be a Dataset"
+        )
 
     def check(what: str, x: Tensor, should: str, *, good: bool) -> None:
         if not good:

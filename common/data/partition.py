@@ -24,7 +24,7 @@ from torch import Tensor
 from common import plugins
 from common.config import Data
 from common.data.dirichlet import fedkf_dirichlet, label_dirichlet, quantity_dirichlet
-from common.data.outside import check_shares
+from common.data.outside import check_shares, guarded
 from common.seeds import rng
 
 SLOTS = 10  #: of DL-MH's patterns
@@ -217,9 +217,10 @@ def rule(name: str) -> Partition:
     if not isinstance(found, Partition):
         if not callable(found):
             raise ValueError(
-                f"partition {name!r} is a {type(found).__name__}; it should be a function"
+                f"partition {name!r} is of type {type(found).__name__}; it should be a function"
             )
-        found = Partition(found, (inspect.getdoc(found) or "").partition("\n")[0], name)
+        made = guarded(f"partition {name!r}", found)
+        found = Partition(made, (inspect.getdoc(found) or "").partition("\n")[0], name)
     keys = {"num_classes", *Data.model_fields}
     if other := [option for option in found.options if option not in keys]:
         raise ValueError(f"partition {name!r}: [data] has no {other[0]!r} to give it")

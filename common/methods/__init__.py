@@ -80,8 +80,8 @@ def _part(package: str, part: str, name: str) -> ModuleType:
         raise ValueError(f'method = "{name}" is unknown; allowed: {", ".join(known)}{near}')
     if not isinstance(found, ModuleType):
         raise ValueError(
-            f"{what} is a {type(found).__name__}; it should be a package with contract, server and "
-            "client, or a module that holds all three"
+            f"{what} is of type {type(found).__name__}; it should be a package with contract, "
+            "server and client, or a module that holds all three"
         )
     whole = not hasattr(found, "__path__")
     return found if whole else plugins.imported(what, f"{found.__name__}.{part}")

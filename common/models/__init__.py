@@ -225,8 +225,8 @@ def architecture(name: str) -> Architecture:
         return found
     if not callable(found):
         raise ValueError(
-            f"model {name!r} is a {type(found).__name__}; it should be a class or function that "
-            "makes an nn.Module"
+            f"model {name!r} is of type {type(found).__name__}; it should be a class or function "
+            "that makes an nn.Module"
         )
     whole = isinstance(found, type) and issubclass(found, Classifier)
     tried = outside.of_plugin(name, found)

@@ -84,7 +84,7 @@ class Outside:
         except Exception as error:  # whatever the plug-in's author did
             raise self.refusal(f"it cannot be built: {_told(error)}") from error
         if not isinstance(net, nn.Module):
-            raise self.refusal(f"it makes a {type(net).__name__}, it should make an nn.Module")
+            raise self.refusal(f"it makes a value of type {type(net).__name__}, not an nn.Module")
         return net
 
     def _outputs(self, shape: Shape, classes: int, device: str) -> tuple[object, str]:
