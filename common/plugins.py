@@ -148,17 +148,27 @@ def digest(what: str, root: str) -> str:
 
 @functools.cache
 def _digest(root: str) -> str:
+    found = places(root)
+    if not found:
+        raise ModuleNotFoundError(root)
+    return fingerprint(found[0])
+
+
+def places(root: str) -> list[Path]:
+    """The file or the folders of a top module as Python finds it; none if it does not."""
     spec = importlib.util.find_spec(root)
     if spec is None:
-        raise ModuleNotFoundError(root)
+        return []
+    folders = list(spec.submodule_search_locations or ())
+    return [Path(place).resolve() for place in folders or [spec.origin or ""]]
+
+
+def fingerprint(place: Path) -> str:
+    """Eight digits over the sources of a file or folder; tests, which no bundle has, left out."""
     sha = hashlib.sha256()
-    folders = [Path(each) for each in spec.submodule_search_locations or ()]
-    files = {path.relative_to(folder): path for folder in folders for path in folder.rglob("*.py")}
-    if not folders and spec.origin:
-        files = {Path(f"{root}.py"): Path(spec.origin)}
-    for name, path in sorted(files.items()):
-        if not re.match(r"test_|.*_test\.py$", name.name):  # Flower's bundle leaves tests out
-            sha.update(name.as_posix().encode())
+    for path in [place] if place.is_file() else sorted(place.rglob("*.py")):
+        if not re.match(r"test_|.*_test\.py$", path.name):
+            sha.update(path.relative_to(place.parent).as_posix().encode())
             sha.update(path.read_bytes())
     return sha.hexdigest()[:8]
 

@@ -15,7 +15,7 @@ from common import methods, plugins
 from common.config import MethodOptions, Value
 from common.data import load, source
 from common.data.partition import rule
-from common.models import architecture
+from common.models import architecture, parameters
 from common.names import check_brought, shadowed, version_of
 from common.parse import defaults, known_keys, parse, tables
 from common.version import code_version
@@ -126,9 +126,7 @@ def test_an_installed_plugin_is_found_by_its_name_and_listed(folder: Path) -> No
     assert issubclass(methods.options(name), MethodOptions)
     assert f"{name}.factor" in known_keys(name) and tables(name)[name] is methods.options(name)
     assert parse(defaults(name) | {"method": name, f"{name}.factor": 2.0}).method.factor == 2.0  # type: ignore[attr-defined]
-    assert architecture(f"{own}-net").build((1, 8, 8), 3, 1.0)(
-        __import__("torch").zeros(1, 1, 8, 8)
-    ).shape == (1, 3)
+    assert parameters(f"{own}-net", (1, 8, 8), 3) == 64 * 16 + 16 + 16 * 3 + 3
     listed = {kind: LISTINGS[kind]().rows for kind in ("methods", "models", "settings")}
     assert any(row[0] == name and f"plug-in of {own}" in str(row) for row in listed["methods"])
     assert any(row[0] == f"{own}-net" for row in listed["models"])

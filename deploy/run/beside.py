@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.util
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
@@ -29,7 +28,7 @@ def look_in(folder: Path, flat: Mapping[str, object]) -> bool:
     found = [root for root in plugins.roots(flat) if place_of(folder, root)]
     for root in found:
         _check_alone(folder, root)
-    if found and str(folder) not in sys.path:
+    if not all(map(plugins.places, found)):
         sys.path.append(str(folder))
         importlib.invalidate_caches()
     return bool(found)
@@ -81,13 +80,14 @@ def _check_alone(folder: Path, root: str) -> None:
     """Refuse a module that Python would not import from ``folder``."""
     if plugins.reserved(root):
         return  # whoever looks the name up says so
-    spec, mine = importlib.util.find_spec(root), place_of(folder, root)
-    if spec is None or mine is None:
+    mine = place_of(folder, root)
+    if mine is None:
         return
-    places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
-    if not any(Path(place).resolve().is_relative_to(mine.resolve()) for place in places):
-        again = "start a new process" if root in sys.modules else "rename it"
-        raise ValueError(f"{mine} has the name of {places[0]}, which Python takes instead: {again}")
+    for theirs in plugins.places(root):
+        if mine.resolve() == theirs or plugins.fingerprint(mine) == plugins.fingerprint(theirs):
+            continue  # this one, or the copy that an earlier run has made
+        how = "start a new process" if root in sys.modules else "rename it"
+        raise ValueError(f"{mine} has the name of {theirs}, which Python takes instead: {how}")
 
 
 def _imports(file: Path) -> Iterator[str]:

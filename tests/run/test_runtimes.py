@@ -20,7 +20,7 @@ from deploy.run.grpc import start_federation
 from deploy.run.loopback import Loopback, imported_ahead
 from deploy.run.ray import run_simulation
 from deploy.run.settings import app_folder, to_toml
-from tests.support.battery import EXAMPLE, METHODS, config
+from tests.support.battery import EXAMPLE, METHODS, PLUGIN, config
 from tests.support.commandline import typed
 from tests.support.tiny import TinyRun, flat, play
 from tests.support.waiting import PATIENCE, until
@@ -29,7 +29,8 @@ FEDERATION = {
     "method": "fedorion",
     "clients": 3,
     "rounds": 2,
-    "fleet": "mlp@0.25,cnn2@0.5,lenet5",
+    "fleet": "mlp@0.25,cnn2@0.5,lab.nets:Shallow",
+    "plugins": str(PLUGIN),
     "data__partition": "label_dirichlet",
     "data__alpha": 1.0,
 }
