@@ -177,19 +177,18 @@ def of_family(family: str, name: str) -> tuple[Outside, str]:
         known = torchvision.models.list_models(module=torchvision.models)
         make: Factory = partial(_of_torchvision, name)
     else:
-        try:
-            timm = importlib.import_module("timm")
-        except ImportError:
-            raise ValueError(
-                f"model {whole!r} needs timm: pip install 'fedmosaic[vision]'"
-            ) from None
-        known, make = timm.list_models(), partial(_of_timm, name)
+        known, make = _timm(whole).list_models(), partial(_of_timm, name)
     if name not in known:
         raise ValueError(f"model {whole!r}: {family} has no network {name!r}{nearest(name, known)}")
-    published = ""
-    if family == "torchvision":
-        published = torchvision.models.get_model_weights(name).__name__.removesuffix("_Weights")
-    return Outside(whole, make), published
+    return Outside(whole, make), _published(name) if family == "torchvision" else ""
+
+
+def _published(name: str) -> str:
+    """What torchvision calls the published weights of its network ``name``: ``ResNet18``."""
+    from common.vision import torchvision
+
+    weights: str = torchvision.models.get_model_weights(name).__name__
+    return weights.removesuffix("_Weights")
 
 
 def _of_torchvision(name: str, shape: Shape, classes: int) -> nn.Module:
@@ -213,11 +212,19 @@ def _of_torchvision(name: str, shape: Shape, classes: int) -> nn.Module:
     return net
 
 
+def _timm(what: str) -> Any:
+    importlib.import_module("common.vision")  # timm imports torchvision
+    try:
+        return importlib.import_module("timm")
+    except ImportError:
+        raise ValueError(f"model {what!r} needs timm: pip install 'fedmosaic[vision]'") from None
+
+
 def _of_timm(name: str, shape: Shape, classes: int) -> nn.Module:
-    timm = importlib.import_module("timm")
+    timm = _timm(name)
     more: dict[str, object] = {"num_classes": classes, "in_chans": shape[0]}
-    published = timm.get_pretrained_cfg(name)
-    if published is not None and published.fixed_input_size:
+    usual = timm.get_pretrained_cfg(name)
+    if usual is not None and usual.fixed_input_size:
         more["img_size"] = shape[1:]
     net: nn.Module = timm.create_model(name, pretrained=False, **more)
     return net
