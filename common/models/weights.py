@@ -19,6 +19,8 @@ from common.models.classifier import Classifier
 #: torchvision's published DenseNets say ``norm.1`` where its modules say ``norm1``
 _OLD_DENSE = re.compile(r"(denselayer\d+\.(?:norm|relu|conv))\.([12]\.)")
 
+HEAD = ("head.weight", "head.bias")
+
 
 def load_published(model: Classifier, name: str) -> None:
     """Copy torchvision's weights ``name`` into the layers of ``model`` of equal key and shape.
@@ -83,23 +85,24 @@ def fitted(model: Classifier, state: Mapping[str, Tensor], path: Path) -> dict[s
 
     Raises ``ValueError``, one line, naming a layer that is missing, unknown or of another shape.
     """
-    own, found = model.state_dict(), dict[str, Tensor]()
-    last = f"{getattr(model, 'last', 'head')}."
+    own, last = model.state_dict(), f"{getattr(model, 'last', 'head')}."
+    named: dict[str, Tensor] = {}
     for key, value in state.items():
         head = key.startswith(("head.", last))
         name = f"head.{key.rpartition('.')[2]}" if head else _ours(key, own)
-        if name not in own and not head:
+        if name not in own:
             raise _unfit(path, model, f"it has {key!r}, which the model does not have")
-        if name in own and own[name].shape == value.shape:
-            found[name] = value
-        elif not head:
-            shapes = f"{tuple(value.shape)}, the model's {tuple(own[name].shape)}"
-            raise _unfit(path, model, f"its {key!r} is {shapes}")
-    for name in own.keys() - found.keys():
-        if not name.startswith("head.") and not name.endswith("num_batches_tracked"):
+        named[name] = value
+    for name, value in own.items():
+        if name.startswith("head.") or (name not in named and name.endswith("tracked")):
+            continue
+        if name not in named:
             raise _unfit(path, model, f"it lacks {name!r}")
-    whole = {"head.weight", "head.bias"} <= found.keys()
-    return found if whole else {k: v for k, v in found.items() if not k.startswith("head.")}
+        if named[name].shape != value.shape:
+            shapes = f"{tuple(named[name].shape)}, the model's {tuple(value.shape)}"
+            raise _unfit(path, model, f"its {name!r} is {shapes}")
+    head_fits = all(k in named and named[k].shape == own[k].shape for k in HEAD)
+    return {k: v for k, v in named.items() if head_fits or k not in HEAD}
 
 
 def _unfit(path: Path, model: Classifier, why: str) -> ValueError:
