@@ -187,7 +187,8 @@ def parse(spec: str) -> tuple[str, float]:
     An unknown name or a factor outside (0, 16] is a ``ValueError``.
     """
     name, at, width = spec.partition("@")
-    if at and not architecture(name).scales:
+    scales = architecture(name).scales
+    if at and not scales:
         raise ValueError(f"model {spec!r}: {name} has no width factor")
     try:
         factor = float(width) if at else 1.0

@@ -87,39 +87,34 @@ class Outside:
             raise self.refusal(f"it makes a value of type {type(net).__name__}, not an nn.Module")
         return net
 
-    def _outputs(self, shape: Shape, classes: int, device: str) -> tuple[object, str]:
+    def _tried(self, shape: Shape, classes: int, device: str) -> tuple[object, str]:
         """What a new network gives for two images in training, and which linear layer gave it."""
+        called: list[tuple[str, object]] = []
         with torch.device(device), seeds.scope(0, "probe"), torch.no_grad():
-            net, last = self._made(shape, classes).train(), ""
-            called: list[tuple[str, object]] = []
+            net = self._made(shape, classes).train()
             for name, module in net.named_modules():
                 if isinstance(module, nn.Linear):
                     module.register_forward_hook(partial(_remember, called, name))
-            out = net(torch.zeros(2, *shape))
-        for name, output in called:
-            last = name if output is out else last
-        return out, last
+            try:
+                out = net(torch.zeros(2, *shape))
+            except Exception as error:  # whatever the plug-in's author did
+                if device == "meta":  # it may only want to look at numbers
+                    return self._tried(shape, classes, "cpu")
+                size = "×".join(map(str, shape))
+                raise self.refusal(f"it does not take images {size}: {_told(error)}") from error
+        return out, next((name for name, output in reversed(called) if output is out), "")
 
 
 @lru_cache(maxsize=64)
 def _last(outside: Outside, shape: Shape, classes: int) -> str:
-    size = "×".join(map(str, shape))
-    try:
-        try:
-            out, last = outside._outputs(shape, classes, "meta")
-        except (NotImplementedError, RuntimeError):  # it looks at numbers
-            out, last = outside._outputs(shape, classes, "cpu")
-    except ValueError:
-        raise
-    except Exception as error:  # whatever the plug-in's author did
-        raise outside.refusal(f"it does not take images {size}: {_told(error)}") from error
+    out, last = outside._tried(shape, classes, "meta")
     if not last:
         raise outside.refusal("its output is not that of a linear layer, so it has no head")
     assert isinstance(out, Tensor)
     if out.ndim != 2 or len(out) != 2:
-        raise outside.refusal(
-            f"two images {size} give {tuple(out.shape)}, it should be (2, logits)"
-        )
+        size = "×".join(map(str, shape))
+        given = tuple(out.shape)
+        raise outside.refusal(f"two images {size} give {given}; it should be (2, logits)")
     return last
 
 

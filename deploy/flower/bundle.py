@@ -30,17 +30,21 @@ def told(run_config: Mapping[str, Value], *, bundled: bool) -> list[str]:
     return lines
 
 
-def _left_out(run_config: Mapping[str, Value]) -> list[str]:
+def bundle(app: Path) -> zipfile.ZipFile:
+    """What Flower makes of an app's folder. Raises ``ValueError`` with Flower's own message."""
     from flwr.cli.build import build_fab_from_disk  # a command line of its own
 
+    return zipfile.ZipFile(io.BytesIO(build_fab_from_disk(app)))
+
+
+def _left_out(run_config: Mapping[str, Value]) -> list[str]:
     with tempfile.TemporaryDirectory(prefix="fedmosaic-") as place:
         app = stage_app(app_folder(), Path(place) / "app", run_config)
         try:
-            fab = build_fab_from_disk(app)
+            inside = set(bundle(app).namelist())
         except ValueError as error:
             line = str(error).partition("\n")[0]
             raise ValueError(f"the modules cannot travel to the clients: {line}") from None
-        inside = set(zipfile.ZipFile(io.BytesIO(fab)).namelist())
         left = []
         for name, original in beside.carried(run_config).items():
             top = app / original.name

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import sys
 import tomllib
-import zipfile
 from pathlib import Path
 
 import pytest
-from flwr.cli import build
 
 from common.parse import parse
 from common.section import Value
-from deploy.flower.bundle import told
+from deploy.flower.bundle import bundle, told
 from deploy.run.settings import flatten, resolve
 from tests.support.battery import EXAMPLE, PLUGIN
 from tests.support.commandline import typed
@@ -46,7 +43,7 @@ def test_a_bundle_that_is_too_large_is_refused_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = module(tmp_path, "def x(): ...\n")
-    monkeypatch.setattr(build, "FAB_MAX_SIZE", 1000)
+    monkeypatch.setattr("flwr.cli.build.FAB_MAX_SIZE", 1000)
     with pytest.raises(ValueError, match="modules cannot travel .* exceeds maximum .* 1,000 bytes"):
         told(carrying(tmp_path, name), bundled=True)
 
@@ -65,9 +62,9 @@ def test_the_written_app_is_a_flower_app_with_the_experiment_as_its_defaults(
     done = typed("app", app, file, "-s", "halfway.smoothing=0.3", "-s", "train.lr=0.2")
     assert done.returncode == 0, done.stderr
     assert f"flwr run {app} local" in done.stdout and "num-supernodes=4" in done.stdout
-    bundle = zipfile.ZipFile(io.BytesIO(build.build_fab_from_disk(app)))
-    assert {"lab/halfway/client.py", "lab/nets.py", "client_app/app.py"} <= {*bundle.namelist()}
-    written = tomllib.loads(bundle.read("pyproject.toml").decode())["tool"]["flwr"]["app"]["config"]
+    made = bundle(app)
+    assert {"lab/halfway/client.py", "lab/nets.py", "client_app/app.py"} <= {*made.namelist()}
+    written = tomllib.loads(made.read("pyproject.toml").decode())["tool"]["flwr"]["app"]["config"]
     given = resolve(file, ["halfway.smoothing=0.3", "train.lr=0.2"])
     assert flatten(written) == given | {"plugins": ""}
     assert parse(flatten(written)).run.method == EXAMPLE

@@ -10,9 +10,8 @@ PAGE = PLUGIN.parents[1] / "docs" / "extending.md"
 
 
 def test_every_file_of_the_example_is_printed_as_it_is() -> None:
-    blocks = re.findall(
-        r"^```\w+\n# (\S+\.\w+)\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE
-    )
+    block = re.compile(r"^```\w+\n# (\S+\.\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+    blocks = block.findall(PAGE.read_text())
     printed = {name: text for name, text in blocks if (PLUGIN / name).exists()}
     files = [*PLUGIN.rglob("*.py"), *PLUGIN.glob("*.toml")]
     assert printed.keys() == {
