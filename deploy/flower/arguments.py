@@ -94,7 +94,7 @@ def stage_app(app: Path, to: Path, run_config: Mapping[str, Value]) -> Path:
             shutil.copytree(app / name, to / name, ignore=skip)
         elif (app / name).exists():
             shutil.copy2(app / name, to / name)
-    beside.copy(run_config, to)
+    beside.copy(run_config, to, TAKEN)
     pyproject = to / "pyproject.toml"
     _include(pyproject, _of_modules(to, run_config))
     with pyproject.open("a", encoding="utf-8") as file:

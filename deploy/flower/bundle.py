@@ -47,9 +47,9 @@ def _left_out(run_config: Mapping[str, Value]) -> list[str]:
             raise ValueError(f"the modules cannot travel to the clients: {line}") from None
         left = []
         for name, original in beside.carried(run_config).items():
-            top = app / original.name
-            files = [top] if top.is_file() else [p for p in top.rglob("*") if p.is_file()]
-            named = [file.relative_to(app).as_posix() for file in sorted(files)]
+            files = [p for p in (original, *original.rglob("*")) if p.is_file()]
+            named = [file.relative_to(original.parent).as_posix() for file in sorted(files)]
+            named = [file for file in named if "__pycache__" not in file and "/." not in file]
             if not any(file in inside for file in named if file.endswith(".py")):
                 raise ValueError(
                     f"module {name!r} cannot travel to the clients: Flower's bundle takes nothing "

@@ -11,7 +11,7 @@ import ast
 import importlib
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from common import plugins
@@ -54,8 +54,14 @@ def carried(flat: Mapping[str, object]) -> dict[str, Path]:
     return found
 
 
-def copy(flat: Mapping[str, object], to: Path) -> None:
-    """Put what ``carried`` finds into the folder ``to``, where the run then finds it again."""
+def copy(flat: Mapping[str, object], to: Path, ends: Collection[str] = ()) -> None:
+    """Put what ``carried`` finds into the folder ``to``; ``ends``: only files with these, if any."""
+
+    def skipped(folder: str, names: list[str]) -> list[str]:
+        files = (Path(folder, name) for name in names)
+        other = [f.name for f in files if ends and f.is_file() and f.suffix not in ends]
+        return [*other, *(name for name in names if name.startswith((".", "__pycache__")))]
+
     for place in carried(flat).values():
         target = to / place.name
         if target.exists() and target.samefile(place):
@@ -64,8 +70,7 @@ def copy(flat: Mapping[str, object], to: Path) -> None:
         if place.is_file():
             shutil.copy2(place, target)
         else:
-            skip = shutil.ignore_patterns("__pycache__", ".*")
-            shutil.copytree(place, target, ignore=skip, dirs_exist_ok=True)
+            shutil.copytree(place, target, ignore=skipped, dirs_exist_ok=True)
 
 
 def place_of(folder: Path, root: str) -> Path | None:

@@ -58,10 +58,12 @@ def _plugins(experiment: Path | None, said: str) -> Path:
     """Where modules of the user's own are looked for; ``said``: what the key ``plugins`` says."""
     if said and Path(said).expanduser().is_dir():
         return Path(said).expanduser()
-    if experiment is None or find(experiment).parent == EXPERIMENTS:
-        return Path()
-    folder = find(experiment).parent
-    return folder / beside.COPIES if (folder / beside.COPIES).is_dir() else folder
+    folder = Path() if experiment is None else find(experiment).parent
+    if (folder / beside.COPIES).is_dir() and experiment is not None:
+        return folder / beside.COPIES  # of a run's folder that may have been moved
+    if said:
+        raise ValueError(f"plugins = {said!r} is not a folder")
+    return Path() if folder == EXPERIMENTS else folder
 
 
 def _without(own: Mapping[str, Value], table: str) -> dict[str, Value]:

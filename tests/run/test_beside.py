@@ -124,6 +124,7 @@ def test_a_module_that_is_no_python_is_named(tmp_path: Path) -> None:
     ("setting", "line"),
     [
         (f"method={new_name()}:x", "error: method 'own"),
+        ("plugins=/nowhere", "plugins = '/nowhere' is not a folder"),
         ("fleet=lab.nets:Shallow@0.5", "lab.nets:Shallow has no width factor"),
         ("data.name=lab.nets:Shallow", "data set 'lab.nets:Shallow' cannot be made: TypeError"),
         ("data.partition=lab.data:stripes", "partition 'lab.data:stripes' cannot be made: TypeErr"),
