@@ -52,6 +52,8 @@ class Outside:
 
     name: str
     make: Callable[[Shape, int], object]
+    light: bool = False
+    """It can be tried without numbers; so a client may bring one, whatever its size."""
 
     def __call__(self, shape: Shape, classes: int, factor: float) -> Classifier:
         last = self.check(shape, classes)
@@ -76,7 +78,7 @@ class Outside:
                 net = self.make(shape, classes)
             except (NotImplementedError, RuntimeError):
                 device = torch.get_default_device()
-                if device.type != "meta":
+                if device.type != "meta" or self.light:
                     raise
                 with torch.device("cpu"):
                     net = self.make(shape, classes)
@@ -98,7 +100,7 @@ class Outside:
             try:
                 out = net(torch.zeros(2, *shape))
             except Exception as error:  # whatever the plug-in's author did
-                if device == "meta":  # it may only want to look at numbers
+                if device == "meta" and not self.light:  # it may want to look at numbers
                     return self._tried(shape, classes, "cpu")
                 size = "×".join(map(str, shape))
                 raise self.refusal(f"it does not take images {size}: {_told(error)}") from error
@@ -175,7 +177,7 @@ def of_family(family: str, name: str) -> tuple[Outside, str]:
         known, make = _timm(whole).list_models(), partial(_of_timm, name)
     if name not in known:
         raise ValueError(f"model {whole!r}: {family} has no network {name!r}{nearest(name, known)}")
-    return Outside(whole, make), _published(name) if family == "torchvision" else ""
+    return Outside(whole, make, light=True), _published(name) if family == "torchvision" else ""
 
 
 def _published(name: str) -> str:

@@ -55,7 +55,7 @@ def carried(flat: Mapping[str, object]) -> dict[str, Path]:
 
 
 def copy(flat: Mapping[str, object], to: Path, ends: Collection[str] = ()) -> None:
-    """Put what ``carried`` finds into the folder ``to``; ``ends``: only files with these, if any."""
+    """Put what ``carried`` finds into the folder ``to``; ``ends``: only files that end so."""
 
     def skipped(folder: str, names: list[str]) -> list[str]:
         files = (Path(folder, name) for name in names)

@@ -190,6 +190,23 @@ def test_a_network_that_torchvision_lacks_or_that_does_not_fit_is_refused(
     assert line in str(refused.value) and "\n" not in str(refused.value)
 
 
+def test_a_large_network_that_does_not_fit_is_refused_without_being_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from common.vision import torchvision
+
+    made, devices = torchvision.models.get_model, []
+
+    def watched(*given: Any, **more: Any) -> Any:
+        devices.append(torch.get_default_device().type)
+        return made(*given, **more)
+
+    monkeypatch.setattr(torchvision.models, "get_model", watched)
+    with pytest.raises(ValueError, match="Wrong image height"):
+        check("torchvision:vit_h_14", COLOUR, 10)
+    assert devices == ["meta"]
+
+
 @pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="needs the extra vision")
 def test_timms_take_channels_and_sizes() -> None:
     assert build("timm:test_resnet", GREY, 3, seed=0)(torch.rand(2, *GREY)).shape == (2, 3)
