@@ -45,25 +45,32 @@ def resolve(experiment: Path | None, overrides: Iterable[str] = ()) -> dict[str,
     overrides = list(overrides)
     words = (text.partition("=") for text in overrides)
     chosen = own | {key.strip(): value.strip(" \"'") for key, _, value in words}
-    folder = _plugins(experiment, str(chosen.get("plugins", "")))
-    found, method = beside.look_in(folder, chosen), str(chosen.get("method", ""))
+    folder, method = _plugins(experiment, chosen), str(chosen.get("method", ""))
     if "method" in own and method != own["method"]:  # the file's own plug-in is not wanted
         own = _without(own, table_of(str(own["method"])))
     flat = defaults(method) | numbers(own, method)
     flat |= dict(parse_override(text, method) for text in overrides)
-    return flat | {"plugins": str(folder.resolve()) if found else ""}
+    return flat | {"plugins": folder}
 
 
-def _plugins(experiment: Path | None, said: str) -> Path:
-    """Where modules of the user's own are looked for; ``said``: what the key ``plugins`` says."""
-    if said and Path(said).expanduser().is_dir():
-        return Path(said).expanduser()
-    folder = Path() if experiment is None else find(experiment).parent
-    if (folder / beside.COPIES).is_dir() and experiment is not None:
-        return folder / beside.COPIES  # of a run's folder that may have been moved
-    if said:
-        raise ValueError(f"plugins = {said!r} is not a folder")
-    return Path() if folder == EXPERIMENTS else folder
+def _plugins(experiment: Path | None, chosen: Mapping[str, Value]) -> str:
+    """The folder with modules of the user's own that ``chosen`` names; empty if it names none.
+
+    It is that of the key ``plugins``, of the experiment file, or of the copies of the run whose
+    ``config.toml`` the file is.
+
+    Raises ``ValueError`` if the key names no folder, and the file's has no copies either.
+    """
+    said = Path(str(chosen.get("plugins", ""))).expanduser()
+    file = find(experiment or DEFAULT)
+    beside_it = Path() if file.parent == EXPERIMENTS else file.parent
+    asked = [said] if chosen.get("plugins") else [beside_it]
+    for folder in (*asked, beside_it / beside.COPIES):
+        if folder.is_dir() and beside.look_in(folder, chosen):
+            return str(folder.resolve())
+    if not said.is_dir():
+        raise ValueError(f"plugins = {chosen['plugins']!r} is not a folder")
+    return ""
 
 
 def _without(own: Mapping[str, Value], table: str) -> dict[str, Value]:

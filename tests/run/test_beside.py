@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from deploy.run import beside
-from deploy.run.settings import resolve, to_toml
+from deploy.run.settings import DEFAULT, resolve, to_toml
 from tests.support.battery import EXAMPLE, PLUGIN
 from tests.support.commandline import fedmosaic, typed
 from tests.support.own_modules import ONE_MODULE, module, new_name, package
@@ -59,8 +59,9 @@ def test_modules_are_looked_for_in_the_current_folder_where_no_file_is_given(
 ) -> None:
     name = package(tmp_path, {"factor": ONE_MODULE})
     monkeypatch.chdir(tmp_path)
-    given = resolve(None, [f"method={name}:factor", "factor.factor=3"])
-    assert given["factor.factor"] == 3.0 and given["plugins"] == str(tmp_path)
+    for experiment in (None, DEFAULT, Path("default")):
+        given = resolve(experiment, [f"method={name}:factor", "factor.factor=3"])
+        assert given["factor.factor"] == 3.0 and given["plugins"] == str(tmp_path)
     assert resolve(None, ["method=fedavg"])["plugins"] == ""
 
 
@@ -68,6 +69,13 @@ def test_the_folder_can_be_named(tmp_path: Path) -> None:
     name = package(tmp_path, {"factor": ONE_MODULE})
     given = resolve(None, [f"method={name}:factor", f"plugins={tmp_path}"])
     assert given["plugins"] == str(tmp_path) and list(beside.carried(given)) == [name]
+
+
+def test_a_folder_called_plugins_is_in_nobodys_way(tmp_path: Path) -> None:
+    name = package(tmp_path, {"factor": ONE_MODULE})
+    (tmp_path / "plugins").mkdir()
+    file = experiment(tmp_path, f"{name}:factor")
+    assert resolve(file)["plugins"] == str(tmp_path)
 
 
 def test_a_file_with_a_plugins_table_runs_with_another_method_too(tmp_path: Path) -> None:
