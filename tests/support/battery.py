@@ -44,6 +44,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "data__name": "lab.data:stripes",
         "data__partition": "lab.data:shuffled",
         "data__test_samples": 30,
+        "train__epochs": 1,
+        "train__lr": 0.1,
         "halfway__step": 0.8,
     },
     "fedgen": {"fedgen__server_steps": 4, "fedgen__hidden": 16, "fedgen__server_batch_size": 16},
