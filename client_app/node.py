@@ -10,12 +10,12 @@ import sys
 from collections.abc import Mapping
 
 from common.config import Node
-from common.section import Value, kebab, plain
+from common.section import Value, kebab, value_kind
 
 KINDS: dict[str, type] = {
     "partition-id": int,  #: which client this is: 0 … num-partitions − 1; required
     "num-partitions": int,  #: how many clients there are; needed where the run does not say
-    **{kebab(name): plain(field.annotation) for name, field in Node.model_fields.items()},
+    **{kebab(name): value_kind(field) or str for name, field in Node.model_fields.items()},
 }
 LEAST = {"partition-id": 0, "num-partitions": 1, "threads": 1, "memory-mb": 200}
 NAMES = {int: "an integer", str: "text", bool: "true or false"}

@@ -130,6 +130,7 @@ class Participant:
             name=("init", *([part] if part else []), "client", self.k),
             classes=classes,
             pretrained=weights is None and run.pretrained and models.published(spec),
+            first=not part,
         )
 
     def train(

@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, final
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
 
 from common.options import Average, Confidence, Ensemble, GeneratorTraining, NoiseTraining, Oca
-from common.section import AtLeastOne, Auto, Fraction, Momentum, NonNegative, Positive, Section
+from common.plugins import table_of
+from common.section import (
+    AtLeastOne,
+    Auto,
+    Fraction,
+    Momentum,
+    NonNegative,
+    Positive,
+    Section,
+    kebab,
+)
 from common.section import Value as Value
 
 if TYPE_CHECKING:
@@ -51,7 +61,7 @@ class Run(Section):
     """The top level: who takes part and where things are."""
 
     method: str = "fedorion"
-    """A name of ``fedmosaic list methods``."""
+    """A name of ``fedmosaic list methods``, or ``module:attribute``."""
     experiment: Annotated[
         str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$|^$", max_length=100)
     ] = ""
@@ -67,12 +77,15 @@ class Run(Section):
     min_replies: Fraction = 1.0
     """A round counts if at least this fraction of the selected clients answered well."""
     fleet: Annotated[str, Field(min_length=1)] = "lenet5,resnet8,resnet20,wrn-16-1,mlp,cnn3"
-    """Comma-separated architectures, or a preset; client k gets entry k mod length, unless its
-    node names one."""
+    """Comma-separated architectures (names of ``fedmosaic list models``, or ``module:attribute``),
+    or a preset; client k gets entry k mod length, unless its node names one."""
     global_model: Annotated[str, Field(min_length=1)] = "smallest"
     """The server's architecture; ``smallest``: the one of the fleet with the fewest parameters."""
     pretrained: bool = False
     """Clients' own models start from torchvision's ImageNet weights where there are some."""
+    weights: str = ""
+    """File of weights that the first networks start from, the server's and the clients'
+    (.safetensors, or a state dict of torch); ``{model}`` in it is the architecture's name."""
     stem: Literal["auto", "imagenet", "cifar"] = "auto"
     """First layers of the architectures that have both; ``auto``: each one's own default."""
     out: str = ""
@@ -81,6 +94,9 @@ class Run(Section):
     """Folder on each client's machine for private state; a node's own ``state-dir`` wins."""
     resume: bool = False
     """Go on from the checkpoint in ``out``."""
+    plugins: str = ""
+    """Folder where ``module:attribute`` names are looked for and from where such modules travel to
+    the clients; empty: the experiment file's, or the one you are in."""
     runtime: Literal["", "loopback", "ray", "grpc"] = ""
     """Written to the summary by the launcher; changes nothing else."""
     timeout: Positive = 3600.0
@@ -109,7 +125,7 @@ class Data(Section):
     """Which images, how they are cut into clients and how batches are made of them."""
 
     name: str = "digits"
-    """A name of ``fedmosaic list datasets``."""
+    """A name of ``fedmosaic list datasets``, or ``module:attribute``."""
     dir: str = ""
     """Folder of the data; empty: where such a data set usually lies. With partition ``own``,
     ``{k}`` in it is each client's number, and ``server`` at the server."""
@@ -122,7 +138,7 @@ class Data(Section):
     test_samples: Annotated[int, Field(ge=0)] = 0
     """Test samples taken, every class keeping its share; 0: all."""
     partition: str = "label_dirichlet"
-    """A name of ``fedmosaic list partitions``."""
+    """A name of ``fedmosaic list partitions``, or ``module:attribute``."""
     alpha: Positive = 0.5
     """Concentration of the Dirichlet partitions; the smaller, the more skewed."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
@@ -313,8 +329,19 @@ class Config(BaseModel):
     def tables(self) -> dict[str, Section]:
         """Every table by its name; the top level is ``run``, the method's has the method's name."""
         return {"run": self.run, **{name: getattr(self, name) for name in SECTIONS}} | {
-            self.run.method: self.method
+            table_of(self.run.method): self.method
         }
+
+    @property
+    def flat(self) -> dict[str, Value]:
+        """The same as a flat run config, without the tables that the method does not have."""
+        shared = {
+            kebab(name) if table == "run" else f"{table}.{kebab(name)}": value
+            for table, section in self.tables.items()
+            for name, value in section
+        }
+        own = ((k, leaf, v) for k in sorted(self.nodes) for leaf, v in self.node(k).items())
+        return shared | {f"node.{k}.{leaf}": value for k, leaf, value in own}
 
     @property
     def fleet(self) -> tuple[str, ...]:

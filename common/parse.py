@@ -6,7 +6,6 @@ ClientApp imports one method and not all of them.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from typing import TypeVar
@@ -17,7 +16,8 @@ from pydantic_core import ErrorDetails
 
 from common import methods
 from common.config import SECTIONS, Config, Node, Run
-from common.section import Auto, Section, Value, kebab, plain
+from common.plugins import nearest, table_of
+from common.section import Auto, Section, Value, kebab, value_kind
 
 S = TypeVar("S", bound=Section)
 
@@ -38,22 +38,21 @@ def parse(flat: Mapping[str, Value], *, every: bool = False) -> Config:
     Raises ``ValueError``, one line: an unknown key (with the nearest known one), a missing key, a
     value of the wrong type or out of bounds, a method that does not exist.
     """
-    names = methods.names()
-    tables: dict[str, dict[str, Value]] = {name: {} for name in ["", *SECTIONS, *names]}
+    names, own = methods.names(), table_of(str(flat.get("method", "")))
+    tables: dict[str, dict[str, Value]] = {name: {} for name in ["", *SECTIONS, *names, own]}
     for key, value in flat.items():
         table, _, leaf = key.rpartition(".")
         if NODE.fullmatch(table):
             tables.setdefault(table, {})
         if table not in tables:
-            raise ValueError(_unknown(key))
+            raise ValueError(_unknown(key, known_keys()))
         tables[table][leaf] = value
     run = _section(Run, "", tables[""])
-    if run.method not in names:
-        raise ValueError(f'method = "{run.method}" is unknown; allowed: {", ".join(names)}')
+    kind = methods.options(run.method)
     for name in names if every else ():
         if name != run.method:
             _section(methods.options(name), f"{name}.", tables[name])
-    options = _section(methods.options(run.method), f"{run.method}.", tables[run.method])
+    options = _section(kind, f"{own}.", tables[own])
     shared = {
         name: _resolved(_section(kind, f"{name}.", tables[name]), name, options.auto)
         for name, kind in SECTIONS.items()
@@ -78,23 +77,30 @@ def parse(flat: Mapping[str, Value], *, every: bool = False) -> Config:
     return config
 
 
-def tables() -> dict[str, type[Section]]:
-    """Every table of the run config by its name; the top level has none."""
-    return {"": Run, **SECTIONS, **{name: methods.options(name) for name in methods.names()}}
+def tables(method: str = "") -> dict[str, type[Section]]:
+    """Every table of the run config by its name; the top level has none.
+
+    ``method``: with the table of this one too, if it is a plug-in's.
+
+    Raises ``ValueError``, one line, for a method that does not exist.
+    """
+    ours = {name: methods.options(name) for name in methods.names()}
+    own = {table_of(method): methods.options(method)} if method else {}
+    return {"": Run, **SECTIONS, **ours, **own}
 
 
-def defaults() -> dict[str, Value]:
-    """Every key with its default, flat; ``auto`` stays."""
+def defaults(method: str = "") -> dict[str, Value]:
+    """Every key with its default, flat; ``auto`` stays. ``method``: as for ``tables``."""
     return {
         f"{table}.{kebab(name)}".lstrip("."): field.default
-        for table, kind in tables().items()
+        for table, kind in tables(method).items()
         for name, field in kind.model_fields.items()
     }
 
 
-def known_keys() -> list[str]:
-    """Every key of the run config, flat."""
-    return list(defaults())
+def known_keys(method: str = "") -> list[str]:
+    """Every key of the run config, flat. ``method``: as for ``tables``."""
+    return list(defaults(method))
 
 
 def auto_of(field: FieldInfo) -> Auto | None:
@@ -109,18 +115,20 @@ def usual(key: str, field: FieldInfo, auto: Mapping[str, Value]) -> Value:
     return default
 
 
-def kind_of(key: str) -> type[Value]:
+def kind_of(key: str, method: str = "") -> type[Value]:
     """The Python type (bool, int, float or str) that a key's value has.
 
-    Raises ``ValueError`` for an unknown key.
+    ``method``: as for ``tables``. Raises ``ValueError`` for an unknown key.
     """
     table, _, leaf = key.rpartition(".")
-    known, name = tables(), leaf.replace("-", "_")
+    known, name = tables(method), leaf.replace("-", "_")
     if NODE.fullmatch(table):
         known[table] = Node
     if table not in known or name not in known[table].model_fields:
-        raise ValueError(_unknown(key))
-    return plain(known[table].model_fields[name].annotation)
+        raise ValueError(_unknown(key, known_keys(method)))
+    kind = value_kind(known[table].model_fields[name])
+    assert kind is not None, key
+    return kind
 
 
 def _resolved(section: S, table: str, auto: Mapping[str, Value]) -> S:
@@ -139,13 +147,13 @@ def _section(kind: type[S], prefix: str, table: Mapping[str, Value]) -> S:
             raise ValueError(f"key {prefix + missing[0]!r} is missing")
         return kind.model_validate(table)
     except ValidationError as error:
-        raise ValueError(_explain(prefix, error.errors()[0])) from None
+        raise ValueError(_explain(kind, prefix, error.errors()[0])) from None
 
 
-def _explain(prefix: str, error: ErrorDetails) -> str:
+def _explain(kind: type[Section], prefix: str, error: ErrorDetails) -> str:
     key = prefix + kebab(str(error["loc"][0]))
     if error["type"] == "extra_forbidden":
-        return _unknown(key)
+        return _unknown(key, [*known_keys(), *(prefix + kebab(name) for name in kind.model_fields)])
     allowed = error["msg"].removeprefix("Input should be ").removeprefix("a valid ")
     if error["type"] == "string_pattern_mismatch":
         allowed = PATTERNS[key.rpartition(".")[2]]
@@ -156,13 +164,14 @@ def _explain(prefix: str, error: ErrorDetails) -> str:
     return f"{key} = {shown} is not allowed; it should be {allowed}"
 
 
-def _unknown(key: str) -> str:
+def _unknown(key: str, known: list[str]) -> str:
     """The refusal, with what may be meant: keys of this name in a table, else the nearest one."""
     table = key.rpartition(".")[0]
     own = table if NODE.fullmatch(table) else "node.K"
-    known = [*known_keys(), *(f"{own}.{kebab(name)}" for name in Node.model_fields)]
+    known = [*known, *(f"{own}.{kebab(name)}" for name in Node.model_fields)]
     meant = [each for each in known if each.rpartition(".")[2] == key]
-    meant = meant or difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     *others, last = map(repr, meant or [""])
     asked = f"{', '.join(others)} or {last}" if others else last
-    return f"key {key!r} is unknown" + (f"; did you mean {asked}?" if meant else "")
+    return f"key {key!r} is unknown" + (
+        f"; did you mean {asked}?" if meant else nearest(key, known)
+    )

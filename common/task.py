@@ -23,6 +23,7 @@ from common.data.batches import Batches, evaluation_batches
 from common.data.dataset import Dataset
 from common.device import Net, arrange
 from common.fit import Loss, fit
+from common.models import weights as weights_
 from common.models.batchnorm import batch_statistics, recalibrate
 from common.models.classifier import Classifier
 from common.models.layers import Shape
@@ -80,10 +81,12 @@ class Task:
         name: tuple[str | int, ...],
         classes: int = 0,
         pretrained: bool = False,
+        first: bool = False,
     ) -> Classifier:
         """A network on the device: with ``weights``, else as the draw ``name`` makes it.
 
-        ``classes``: outputs; 0: all classes of the task.
+        ``classes``: outputs; 0: all classes of the task. ``first``: without ``weights`` it starts
+        from the run's file of weights, if there is one.
         """
         net = models.build(
             spec,
@@ -96,7 +99,22 @@ class Task:
         )
         if weights is not None:
             net.load_state_dict(weights)
+        elif first and (file := self.config.run.weights):
+            net.load_state_dict(self._from_file(net, file), strict=False)
         return self.place(net)
+
+    def check_weights(self, spec: str) -> None:
+        """Raise a one-line ``ValueError`` if a network of this architecture cannot start from the
+        run's file of weights.
+        """
+        if file := self.config.run.weights:
+            with torch.device("meta"):
+                net = models.build(spec, self.shape, self.num_classes, seed=0, stem=self.stem)
+            self._from_file(net, file)
+
+    def _from_file(self, net: Classifier, file: str) -> StateDict:
+        path = weights_.path_of(file, net.spec)
+        return weights_.fitted(net, weights_.read(path), path)
 
     def place(self, net: Net) -> Net:
         """Move a network to the device, in the configured memory format."""

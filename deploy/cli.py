@@ -157,11 +157,13 @@ def list_(
     """List methods, models, datasets or partitions, with their sources; or every setting."""
     from deploy.report.listing import LISTINGS, described, settings
     from deploy.report.table import terminal
+    from deploy.run import beside
 
     if what not in LISTINGS:
         raise ValueError(f"list {what} is unknown; allowed: {', '.join(LISTINGS)}")
     if method and what != "settings":
         raise ValueError(f"list {what} takes no method, but {method!r} is given")
+    beside.look_in(Path(), {"method": method})
     listed = settings(method) if method else LISTINGS[what]()
     out.print(*terminal(listed, ruled=False))
     every = [each._asdict() for each in described(method)] if what == "settings" else None

@@ -175,7 +175,8 @@ def dangers(source: str) -> list[str]:
         allowed = given.get("allow_pickle", "False")
         if (
             name in CALLS
-            or name in ("torch.load", "yaml.load", "yaml.unsafe_load")
+            or name in ("yaml.load", "yaml.unsafe_load")
+            or (name == "torch.load" and given.get("weights_only") != "True")
             or (name.endswith("read_pickle"))
             or (allowed != "False")
         ):
@@ -201,6 +202,7 @@ def test_nothing_that_is_read_can_run_code() -> None:
         "import pickle",
         "from cloudpickle import loads",
         "import torch\ntorch.load('x')",
+        "import torch\ntorch.load('x', weights_only=False)",
         "import numpy as np\nnp.load('x', allow_pickle=True)",
         "eval('1')",
         "import pandas\npandas.read_pickle('x')",

@@ -229,9 +229,9 @@ def test_a_knob_means_what_the_docstring_below_it_says() -> None:
 
 def test_pyproject_hands_flower_todays_defaults() -> None:
     pyproject = (settings.app_folder() / "pyproject.toml").read_text(encoding="utf-8")
-    assert settings.with_app_config(pyproject) == pyproject
+    assert settings.with_app_config(pyproject, settings.defaults()) == pyproject
     stale = pyproject.replace("rounds = 6\n", "rounds = 7\ngone = true\n")
-    assert stale != pyproject and settings.with_app_config(stale) == pyproject
+    assert stale != pyproject and settings.with_app_config(stale, settings.defaults()) == pyproject
 
 
 @pytest.mark.parametrize(

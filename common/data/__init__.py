@@ -6,6 +6,7 @@ Partitions act on what remains, the pool; ``shares.py`` says what each client ge
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -15,7 +16,9 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
+from common import plugins
 from common.config import NATURAL, OWN, SERVER, WHO, Data
+from common.data import outside
 from common.data.client_folders import load_client_folders
 from common.data.colour import CIFAR10, CIFAR100, SVHN
 from common.data.dataset import Dataset, merged, resize, stratified
@@ -28,7 +31,7 @@ from common.data.npz import load_npz
 from common.data.partition import PARTITIONS
 from common.seeds import rng
 
-__all__ = ["DATASETS", "PARTITIONS", "Dataset", "Source", "load"]
+__all__ = ["DATASETS", "PARTITIONS", "Dataset", "Source", "load", "source"]
 
 
 @final
@@ -77,6 +80,25 @@ DATASETS: dict[str, Source] = {
     "points": Source(lambda _: points(), "three spiral arms in the plane", (2, 1, 1), 3),
 }
 
+
+def source(name: str) -> Source:
+    """Where the data set of a name comes from: ours, or a plug-in's.
+
+    Raises ``ValueError``, one line: there is none of this name, or the plug-in is no data set.
+    """
+    if name in DATASETS:
+        return DATASETS[name]
+    found = plugins.find("datasets", name)
+    if found is None:
+        known = [*DATASETS, *plugins.installed("datasets")]
+        near = plugins.nearest(name, known)
+        raise ValueError(f"unknown data.name {name!r}: choose from {', '.join(known)}{near}")
+    if isinstance(found, Source):
+        return replace(found, load=outside.loader(name, found.load))
+    about = (inspect.getdoc(found) or "").partition("\n")[0]
+    return Source(outside.loader(name, found), about, None, None)
+
+
 _DECIDE = {
     *("name", "dir", "download", "image_size", "samples", "test_samples", "seed"),
     *("label_column", "owner_column"),
@@ -104,10 +126,7 @@ def load(data: Data) -> Dataset:
 
 @lru_cache(maxsize=4)
 def _load(data: Data) -> Dataset:
-    source = DATASETS.get(data.name)
-    if source is None:
-        raise ValueError(f"unknown data.name {data.name!r}: choose from {', '.join(DATASETS)}")
-    dataset = source.load(data)
+    dataset = source(data.name).load(data)
     _check(dataset, every_class=data.partition != OWN)
     if data.samples:
         rows = stratified(dataset.y, data.samples, rng(data.seed, "samples"))

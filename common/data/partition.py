@@ -22,10 +22,12 @@ from typing import final
 
 import numpy as np
 
+from common import plugins
 from common.config import NATURAL, OWN, Data
 from common.data import flwr_partitions as flower
 from common.data.dataset import Dataset
 from common.data.dirichlet import fedkf_dirichlet, label_dirichlet, quantity_dirichlet
+from common.data.outside import check_shares, guarded
 from common.seeds import rng
 
 SLOTS = 10  #: of DL-MH's patterns
@@ -254,6 +256,31 @@ PARTITIONS: dict[str, Partition] = {
 }
 
 
+def rule(name: str) -> Partition:
+    """The partition of a name: ours, or a plug-in's ``Partition`` or function.
+
+    Raises ``ValueError``, one line: there is none of this name, or the plug-in is no partition.
+    """
+    if name in PARTITIONS:
+        return PARTITIONS[name]
+    found = plugins.find("partitions", name)
+    if found is None:
+        known = [*PARTITIONS, *plugins.installed("partitions")]
+        near = plugins.nearest(name, known)
+        raise ValueError(f"unknown data.partition {name!r}: choose from {', '.join(known)}{near}")
+    if not isinstance(found, Partition):
+        if not callable(found):
+            raise ValueError(
+                f"partition {name!r} is of type {type(found).__name__}; it should be a function"
+            )
+        made = guarded(f"partition {name!r}", found)
+        found = Partition(made, (inspect.getdoc(found) or "").partition("\n")[0], name)
+    keys = {"num_classes", *Data.model_fields}
+    if other := [option for option in found.options if option not in keys]:
+        raise ValueError(f"partition {name!r}: [data] has no {other[0]!r} to give it")
+    return found
+
+
 def split(data: Data, dataset: Dataset, clients: int, seed: int) -> list[np.ndarray]:
     """Sorted int64 indices into the training samples for every client, by ``data.partition``.
 
@@ -262,46 +289,19 @@ def split(data: Data, dataset: Dataset, clients: int, seed: int) -> list[np.ndar
     ValueError for an unknown partition, fewer samples than clients, a rule that cannot be
     satisfied, or shares that are none.
     """
-    partition = PARTITIONS.get(data.partition)
-    if partition is None:
-        raise ValueError(
-            f"unknown data.partition {data.partition!r}: choose from {', '.join(PARTITIONS)}"
-        )
+    partition = rule(data.partition)
     samples = len(dataset.y)
     if clients < 1:
         raise ValueError(f"{clients} clients: at least 1 is needed")
     if clients > samples and data.partition != OWN:
         raise ValueError(f"{clients} clients cannot share {samples} samples: some would have none")
-    known = {"num_classes", *Data.model_fields}
-    if strange := [name for name in partition.options if name not in known]:
-        raise ValueError(
-            f"data.partition = {data.partition!r} asks for {strange[0]!r}, no key of [data]"
-        )
     options = {
         name: dataset.num_classes if name == "num_classes" else getattr(data, name)
         for name in partition.options
     }
     shares = partition.function(dataset, clients, rng(data.seed or seed, "partition"), **options)
-    if len(shares) != clients:
-        raise ValueError(
-            f"data.partition = {data.partition!r} gave {len(shares)} shares for {clients} clients"
-        )
-    return [_share(data.partition, k, share, samples) for k, share in enumerate(shares)]
-
-
-def _share(partition: str, k: int, share: np.ndarray, samples: int) -> np.ndarray:
-    """Client k's share, sorted; raises ``ValueError`` if it holds nothing, or no indices."""
-    rows = np.sort(np.asarray(share))
-    if not len(rows):
-        raise ValueError(
-            f"data.partition = {partition!r} leaves client {k} without training samples"
-        )
-    if rows.ndim != 1 or rows.dtype.kind not in "iu" or rows[0] < 0 or rows[-1] >= samples:
-        raise ValueError(
-            f"data.partition = {partition!r}: client {k}'s share is no array of indices from 0 to "
-            f"{samples - 1}"
-        )
-    return rows.astype(np.int64)
+    check_shares(data.partition, shares, samples, clients)
+    return [np.sort(np.asarray(share)).astype(np.int64) for share in shares]
 
 
 def local_split(

@@ -8,7 +8,9 @@ from typing import Literal, NamedTuple, final, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from common import methods as methods_
-from common.section import Value, plain
+from common import plugins
+from common.names import OURS
+from common.section import Value, value_kind
 from deploy.report.table import Table
 
 
@@ -21,6 +23,7 @@ def methods() -> Table:
         title, source = (part.strip().rstrip(".") for part in (*parts, "")[:2])
         title = title.partition(":")[2].strip() or title
         rows.append((name, title, source, module.__name__.replace(".", "/") + ".py"))
+    rows += [(name, about, "", place) for name, about, place in _plugged("methods")]
     return Table(("method", "what it is", "source", "contract"), rows, "l")
 
 
@@ -30,6 +33,11 @@ def models() -> Table:
     rows = [
         (name, f"{row.params:,}", "×".join(map(str, row.input)), str(row.smallest), row.source)
         for name, row in MODELS.items()
+    ]
+    for family, about in (("torchvision", "its classifiers"), ("timm", "PyTorch Image Models")):
+        rows.append((f"{family}:NAME", "", "any", "", f"{about} with a linear head"))
+    rows += [
+        (name, "", "any", "", f"{about}: {place}") for name, about, place in _plugged("models")
     ]
     return Table(("model", "parameters", "input", "smallest side", "source"), rows, "l")
 
@@ -41,6 +49,7 @@ def datasets() -> Table:
     for name, row in DATASETS.items():
         shape = "×".join(map(str, row.shape or ())) or "any"
         rows.append((name, shape, str(row.classes or "any"), row.description))
+    rows += [(name, "any", "any", f"{about}: {at}") for name, about, at in _plugged("datasets")]
     return Table(("data set", "shape", "classes", "what it is"), rows, "l")
 
 
@@ -51,7 +60,19 @@ def partitions() -> Table:
     for name, row in PARTITIONS.items():
         keys = [f"data.{key.replace('_', '-')}" for key in row.options if key != "num_classes"]
         rows.append((name, row.description, row.source, ", ".join(keys)))
+    rows += [(name, about, place, "") for name, about, place in _plugged("partitions")]
     return Table(("partition", "what it does", "source", "keys"), rows, "l")
+
+
+def _plugged(kind: str) -> list[tuple[str, str, str]]:
+    """Name, package and place of the installed plug-ins of a kind; nothing is imported."""
+    found = []
+    for name, points in plugins.installed(kind).items():
+        for point in points:
+            package = point.dist.name if point.dist else "?"
+            ours = f"; {name} is ours, so write the place" if name in OURS[kind] else ""
+            found.append((name, f"plug-in of {package}{ours}", point.value))
+    return found
 
 
 @final
@@ -67,19 +88,19 @@ class Setting(NamedTuple):
 def described(method: str = "") -> list[Setting]:
     """Every knob; with a method those that it reads, their defaults resolved for it.
 
-    Raises ``ValueError`` for a method that does not exist.
+    Raises ``ValueError`` for a method that does not exist, and for an installed one that is none.
     """
     from common.config import Node
     from common.parse import tables, usual
     from common.section import Section, kebab, meanings
 
-    known: dict[str, type[Section]] = {**tables(), "node.K": Node}
-    names = methods_.names()
-    if method and method not in names:
-        raise ValueError(f"method {method!r} is unknown; allowed: {', '.join(names)}")
+    known: dict[str, type[Section]] = {**tables(method), "node.K": Node}
+    for name in () if method else plugins.installed("methods"):
+        known = known | tables(name)
     own = methods_.options(method) if method else None
     if own:
-        shared = (method, *own.uses, "", "data", "train", "score", "wire", "node.K")
+        table = plugins.table_of(method)
+        shared = (table, *own.uses, "", "data", "train", "score", "wire", "node.K")
         known = {table: known[table] for table in shared}
     found = []
     for table, kind in known.items():
@@ -88,7 +109,8 @@ def described(method: str = "") -> list[Setting]:
             key = f"{table}.{kebab(name)}".lstrip(".")
             default = usual(key, field, own.auto) if own else field.default
             default = method if own and key == "method" else default
-            found.append(Setting(key, default, _allowed(field), said[name].replace("``", "")))
+            meaning = said.get(name, "").replace("``", "")  # a plug-in may not say it
+            found.append(Setting(key, default, _allowed(field), meaning))
     return found
 
 
@@ -107,7 +129,7 @@ def _allowed(field: FieldInfo) -> str:
     """What a knob may be: its words, or its bounds."""
     if get_origin(field.annotation) is Literal:
         return ", ".join(str(word) or '""' for word in get_args(field.annotation))
-    if (kind := plain(field.annotation)) is not int and kind is not float:
+    if (kind := value_kind(field)) is not int and kind is not float:
         return "true, false" if kind is bool else "text"
     signs = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))
     told = ((mark, name, sign) for mark in field.metadata for name, sign in signs)

@@ -16,6 +16,8 @@ from rich.console import Console
 
 from common.config import Config, Value
 from common.extras import missing
+from deploy.flower.bundle import told
+from deploy.run import beside
 from deploy.run.preflight import fresh, preflight, resumed
 from deploy.run.progress import Progress, follow
 from deploy.run.settings import app_folder
@@ -48,6 +50,8 @@ def launch(
     if flat["resume"]:
         checkpoint.read(folder, config)
         check_incomplete(folder, config.run.rounds)
+    for line in told(flat, bundled=runtime != "loopback"):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     title = f"[bold]{config.run.method}[/] on {config.data.name}: results go to {folder}"
     console.print(title, soft_wrap=True)
     try:
@@ -56,6 +60,9 @@ def launch(
         raise ValueError(
             f"out = {str(folder)!r} cannot be a folder for results: {error.strerror}"
         ) from None
+    if beside.carried(flat):
+        beside.copy(flat, folder / beside.COPIES)
+        flat = {**flat, "plugins": str(folder / beside.COPIES)}
     started = time.time()
     with _told_how_to_go_on(folder), _watched(config, folder, console) as progress:
         progress.on_phase(f"starting {config.run.clients} clients on {runtime}")

@@ -9,21 +9,23 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import client_app.methods
+import server_app.methods
 from common import device
 from common.config import NATURAL, OWN, Config, Value, entries
-from common.data import DATASETS, divide, load
+from common.data import divide, load, source
 from common.data.batches import check_augment
 from common.data.dataset import Dataset, fingerprint
-from common.data.partition import PARTITIONS
+from common.data.partition import rule
 from common.data.shares import for_testing, share
 from common.parse import NODE, parse
-from common.task import Task, check_architectures, check_fleet
-from deploy.run.settings import load as load_settings
+from common.task import Task, check_architectures, check_fleet, global_spec
+from deploy.run.settings import load_run
 from server_app.keep import checkpoint
 from server_app.track.tracker import check as check_trackers
 
 RUNTIMES = ("loopback", "ray", "grpc")
-PLACES = ("data.dir", "data.public-dir", "state-dir")
+PLACES = ("data.dir", "data.public-dir", "state-dir", "weights")
 OF_A_NODE = ("data-dir", "public-dir", "state-dir")
 
 
@@ -50,7 +52,7 @@ def fresh(
     resolved = counted(flat)
     check_names(parse(resolved, every=True))
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    name = f"{resolved['method']}-{resolved['data.name']}-{stamp}"
+    name = f"{_plain(resolved['method'])}-{_plain(resolved['data.name'])}-{stamp}"
     said = Path(str(resolved["out"])).expanduser() if resolved["out"] else None
     folder = (out or said or _unused(Path("runs") / name)).expanduser().resolve()
     if said and folder != said.resolve() and resolved["state-dir"] == str(said / "state"):
@@ -80,22 +82,21 @@ def resumed(
         raise ValueError(f"out = {overrides['out']!r} is not allowed; the run goes on in {folder}")
     if not (folder / "config.toml").exists():
         raise ValueError(f"--resume {folder}: no config.toml there, so no run to go on with")
-    flat = load_settings(folder / "config.toml") | dict(overrides) | _absolute(overrides)
+    flat = load_run(folder) | dict(overrides) | _absolute(overrides)
     runtime = runtime or str(flat.get("runtime") or RUNTIMES[0])
     flat |= {"resume": True, "runtime": runtime, "out": str(folder)}
     return flat, folder
 
 
 def check_names(config: Config) -> None:
-    """Raise a one-line ``ValueError`` for an unknown architecture, data set or partition.
+    """Raise a one-line ``ValueError`` for an unknown architecture, data set or partition, or a
+    plug-in that is none.
 
     All that can be seen without the data, which may lie on other machines.
     """
     check_architectures(config)
-    names = (("name", config.data.name, DATASETS), ("partition", config.data.partition, PARTITIONS))
-    for key, name, known in names:
-        if name not in known:
-            raise ValueError(f"unknown data.{key} {name!r}: choose from {', '.join(known)}")
+    source(config.data.name), rule(config.data.partition)
+    server_app.methods.half(config.run.method), client_app.methods.half(config.run.method)
 
 
 def preflight(flat: Mapping[str, Value]) -> Config:
@@ -110,7 +111,10 @@ def preflight(flat: Mapping[str, Value]) -> Config:
     chosen = device.choose(config.run.device)
     dataset = for_testing(config.data, config.run.clients, config.partition_seed)
     check_augment(config.data.augment, dataset.x)
-    check_fleet(Task.of(config, dataset, chosen))
+    task = Task.of(config, dataset, chosen)
+    check_fleet(task)
+    for spec in {*config.brought, global_spec(task)} if config.run.weights else ():
+        task.check_weights(spec)
     _check_clients(config, dataset)
     return config
 
@@ -187,7 +191,13 @@ def name_of(flat: Mapping[str, Value], alone: bool) -> str:
     text = json.dumps({key: value for key, value in sorted(flat.items()) if key not in free})
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     own = f"-{secrets.token_hex(4)}" if alone else ""
-    return f"{flat['method']}-{flat['data.name']}-{digest}{own}"
+    names = f"{_plain(flat['method'])}-{_plain(flat['data.name'])}"[:60]
+    return f"{names}-{digest}{own}"
+
+
+def _plain(name: Value) -> str:
+    """A name as a part of a folder's."""
+    return str(name).replace(":", "-")
 
 
 def _unused(path: Path) -> Path:

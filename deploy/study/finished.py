@@ -26,7 +26,7 @@ from common.records import StateDict
 from common.section import Value
 from common.task import Task, global_spec
 from deploy.run.loopback import Loopback
-from deploy.run.settings import load as load_settings
+from deploy.run.settings import load_run
 from server_app.keep import checkpoint
 from server_app.method import Client
 from server_app.methods import AnyMethod, make
@@ -73,7 +73,7 @@ def finished(folder: Path, needed: str = "model.safetensors") -> Finished:
     for name in ("config.toml", needed):
         if not (folder / name).exists():
             raise ValueError(f"{folder} holds no finished run: it has no {name}")
-    flat = {**load_settings(folder / "config.toml"), "out": str(folder)}
+    flat = {**load_run(folder), "out": str(folder)}
     return Finished(folder, flat, parse(flat))
 
 

@@ -9,12 +9,13 @@ from typing import final
 from common.config import Config
 from common.files import write_atomically
 from common.journal import Entry
+from common.plugins import table_of
 from common.records import Records
 
 FREE = {
     "run": {
         *("resume", "runtime", "out", "state_dir", "rounds", "timeout", "wait", "experiment"),
-        *("max_samples", "rebind", "track"),
+        *("max_samples", "rebind", "track", "plugins"),
     },
     "wire": {"max_mb"},
     "node": {"device", "memory_mb", "state_dir"},
@@ -82,7 +83,8 @@ def read(folder: Path, config: Config) -> Checkpoint:
 
 def _identity(config: Config) -> str:
     """What decides the numbers: the tables that the method reads, without what is free."""
-    needed = {"run", "data", "train", "score", "wire", config.run.method, *config.method.uses}
+    own = table_of(config.run.method)
+    needed = {"run", "data", "train", "score", "wire", own, *config.method.uses}
     dumped = {
         name: section.model_dump(exclude=FREE.get(name))
         for name, section in config.tables.items()

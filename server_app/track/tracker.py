@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 
+from common import plugins
 from common.extras import missing
 from common.journal import Entry
 from common.section import Value
@@ -64,34 +64,35 @@ def named(track: str) -> list[str]:
 def check(track: str) -> None:
     """Raise ``ValueError``, one line, for a tracker that does not exist or is not installed."""
     for name in named(track):
-        _, package = _listed(name)
-        if importlib.util.find_spec(package) is None:
-            raise _missing(name, package)
+        if name not in TRACKERS:
+            find(name)
+        elif importlib.util.find_spec(TRACKERS[name][1]) is None:
+            raise _missing(name, TRACKERS[name][1])
 
 
 def find(name: str) -> type[Tracker]:
-    """The tracker of this name, imported.
+    """The tracker of this name, imported: ours, or a plug-in's.
 
-    Raises ``ValueError``, one line: it does not exist, or cannot be imported here.
+    Raises ``ValueError``, one line: it does not exist, cannot be imported here, or is no tracker.
     """
-    where, package = _listed(name)
-    module, _, attribute = where.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute, None)
-    except ModuleNotFoundError as error:
-        raise _missing(name, error.name or package) from error
-    if not isinstance(found, type) or not issubclass(found, Tracker):
-        raise ValueError(f"track = {name!r}: {where} is no {Tracker.__name__}")
+    found = _ours(name) if name in TRACKERS else plugins.find("trackers", name)
+    if found is None:
+        known = [*TRACKERS, *plugins.installed("trackers")]
+        near = plugins.nearest(name, known) or f"; allowed: {', '.join(known)}"
+        raise ValueError(f"track = {name!r} is unknown{near}")
+    if not (isinstance(found, type) and issubclass(found, Tracker)):
+        where = TRACKERS.get(name, (name,))[0]
+        raise ValueError(f"track = {name!r}: {where} is no Tracker")
     return found
 
 
-def _listed(name: str) -> tuple[str, str]:
-    """The line of ``TRACKERS``; raises ``ValueError`` if there is none."""
-    if name in TRACKERS:
-        return TRACKERS[name]
-    near = difflib.get_close_matches(name, TRACKERS, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(TRACKERS)}"
-    raise ValueError(f"track = {name!r} is unknown; {hint}")
+def _ours(name: str) -> object:
+    where, package = TRACKERS[name]
+    module, _, attribute = where.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        raise _missing(name, error.name or package) from error
 
 
 def _missing(name: str, package: str) -> ValueError:

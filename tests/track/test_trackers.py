@@ -227,6 +227,11 @@ def test_what_is_listed_and_is_no_tracker_is_refused(
     monkeypatch.setitem(tracker.TRACKERS, "none", ("json:dumps", "json"))
     with pytest.raises(ValueError, match="track = 'none': json:dumps is no Tracker"):
         Sink(tmp_path, "none", {})
+    own = f"{__name__}:Seen"
+    assert tracker.find(own) is Seen, "a plug-in's"
+    tracker.check(own)
+    with pytest.raises(ValueError, match="SCORES is no Tracker"):
+        tracker.check(f"{__name__}:SCORES")
 
 
 # Each of ours, read back with the program's own reader.
