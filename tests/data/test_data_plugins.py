@@ -13,6 +13,7 @@ from common.config import Data
 from common.data import Dataset
 from common.data.embedded import toy
 from common.data.outside import check_shares, guarded, loader
+from common.data.partition import rule
 
 
 def test_a_plugin_is_a_data_set_or_a_function_of_the_settings_or_of_nothing() -> None:
@@ -87,3 +88,13 @@ def test_a_partition_must_give_every_client_samples(shares: object, line: str) -
         check_shares("own", shares, 10, 2)
     assert line in str(refused.value)
     check_shares("own", [np.arange(4), [4, 5]], 10, 2)
+
+
+def greedy(dataset: Dataset, clients: int, rng: np.random.Generator, *, beta: float) -> list[Any]:
+    """A partition that asks for what [data] does not have."""
+    raise AssertionError("it is never called")
+
+
+def test_a_partition_that_asks_for_no_key_of_data_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"greedy': \[data\] has no 'beta' to give it"):
+        rule(f"{__name__}:greedy")
