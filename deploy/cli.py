@@ -148,13 +148,15 @@ def table(
 
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(help="methods, models, datasets, partitions or settings.")],
+    what: Annotated[
+        str, typer.Argument(help="methods, models, datasets, partitions, trackers or settings.")
+    ],
     method: Annotated[
         str, typer.Argument(help="settings: those that this method reads, as it resolves them.")
     ] = "",
     as_json: Json = False,
 ) -> None:
-    """List methods, models, datasets or partitions, with their sources; or every setting."""
+    """List methods, models, datasets, partitions or trackers; or every setting."""
     from deploy.report.listing import LISTINGS, described, settings
     from deploy.report.table import terminal
     from deploy.run import beside

@@ -1,4 +1,4 @@
-"""What there is: methods, models, data sets, partitions, each with its source; every setting."""
+"""What there is: methods, models, data sets, partitions, trackers; every setting."""
 
 from __future__ import annotations
 
@@ -64,13 +64,23 @@ def partitions() -> Table:
     return Table(("partition", "what it does", "source", "keys"), rows, "l")
 
 
+def trackers() -> Table:
+    from server_app.track.tracker import TRACKERS
+
+    rows = [
+        (name, f"{place}, with the package {needs}") for name, (place, needs) in TRACKERS.items()
+    ]
+    rows += [(name, f"{about}: {place}") for name, about, place in _plugged("trackers")]
+    return Table(("tracker", "what it is"), rows, "l")
+
+
 def _plugged(kind: str) -> list[tuple[str, str, str]]:
     """Name, package and place of the installed plug-ins of a kind; nothing is imported."""
     found = []
     for name, points in plugins.installed(kind).items():
         for point in points:
             package = point.dist.name if point.dist else "?"
-            ours = f"; {name} is ours, so write the place" if name in OURS[kind] else ""
+            ours = f"; {name} is ours, so write the place" if name in OURS.get(kind, ()) else ""
             found.append((name, f"plug-in of {package}{ours}", point.value))
     return found
 
@@ -142,5 +152,6 @@ LISTINGS: dict[str, Callable[[], Table]] = {
     "models": models,
     "datasets": datasets,
     "partitions": partitions,
+    "trackers": trackers,
     "settings": settings,
 }
