@@ -113,9 +113,14 @@ def _loopback(flat: Mapping[str, Value], config: Config, workers: int | None) ->
 
     most = default_workers() if workers is None else workers
     workers = min(most, config.run.per_round or config.run.clients)
-    logging.getLogger("flwr").setLevel(logging.ERROR)  # the progress display says it better
-    with Loopback(config.run.clients, flat, workers=workers) as grid:
-        app(grid, Context(RUN_ID, 0, {}, RecordDict(), dict(flat)))
+    log = logging.getLogger("flwr")
+    level = log.level
+    log.setLevel(logging.ERROR)  # the progress display says it better
+    try:
+        with Loopback(config.run.clients, flat, workers=workers) as grid:
+            app(grid, Context(RUN_ID, 0, {}, RecordDict(), dict(flat)))
+    finally:
+        log.setLevel(level)
 
 
 def _ray(flat: Mapping[str, Value], config: Config, folder: Path, started: float) -> str:
