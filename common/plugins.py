@@ -102,6 +102,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
+def choices(kind: str, name: str, ours: Iterable[str]) -> str:
+    """Ours and the installed ones, and which of them is nearest to ``name``, which is none."""
+    known = [*ours, *installed(kind)]
+    return f"{', '.join(known)}{nearest(name, known)}"
+
+
 def named(flat: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     """(kind, name) of everything that a flat run config names; models without a width factor."""
     for key, value in flat.items():

@@ -90,9 +90,8 @@ def source(name: str) -> Source:
         return DATASETS[name]
     found = plugins.find("datasets", name)
     if found is None:
-        known = [*DATASETS, *plugins.installed("datasets")]
-        near = plugins.nearest(name, known)
-        raise ValueError(f"unknown data.name {name!r}: choose from {', '.join(known)}{near}")
+        there = plugins.choices("datasets", name, DATASETS)
+        raise ValueError(f"unknown data.name {name!r}: choose from {there}")
     if isinstance(found, Source):
         return replace(found, load=outside.loader(name, found.load))
     about = (inspect.getdoc(found) or "").partition("\n")[0]

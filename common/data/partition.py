@@ -265,9 +265,8 @@ def rule(name: str) -> Partition:
         return PARTITIONS[name]
     found = plugins.find("partitions", name)
     if found is None:
-        known = [*PARTITIONS, *plugins.installed("partitions")]
-        near = plugins.nearest(name, known)
-        raise ValueError(f"unknown data.partition {name!r}: choose from {', '.join(known)}{near}")
+        there = plugins.choices("partitions", name, PARTITIONS)
+        raise ValueError(f"unknown data.partition {name!r}: choose from {there}")
     if not isinstance(found, Partition):
         if not callable(found):
             raise ValueError(

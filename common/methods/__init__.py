@@ -75,9 +75,8 @@ def _part(package: str, part: str, name: str) -> ModuleType:
         return importlib.import_module(f"{package}.{name.replace('-', '_')}")
     found, what = plugins.find("methods", name), f"method {name!r}"
     if found is None:
-        known = [*names(), *plugins.installed("methods")]
-        near = plugins.nearest(name, known)
-        raise ValueError(f'method = "{name}" is unknown; allowed: {", ".join(known)}{near}')
+        there = plugins.choices("methods", name, names())
+        raise ValueError(f'method = "{name}" is unknown; allowed: {there}')
     if not isinstance(found, ModuleType):
         raise ValueError(
             f"{what} is of type {type(found).__name__}; it should be a package with contract, "

@@ -216,12 +216,9 @@ def architecture(name: str) -> Architecture:
         return _outside(build, build, pretrained=published)
     found = plugins.find("models", name)
     if found is None:
-        known = [*MODELS, *plugins.installed("models")]
-        near = plugins.nearest(name, known)
-        raise ValueError(
-            f"model {name!r}: no architecture {name!r}; there are {', '.join(known)}, "
-            f"torchvision:NAME, timm:NAME{near}"
-        )
+        families = (f"{family}:NAME" for family in plugins.FAMILIES)
+        there = plugins.choices("models", name, [*MODELS, *families])
+        raise ValueError(f"model {name!r}: no architecture {name!r}; there are {there}")
     if isinstance(found, Architecture):
         return found
     if not callable(found):

@@ -77,9 +77,8 @@ def find(name: str) -> type[Tracker]:
     """
     found = _ours(name) if name in TRACKERS else plugins.find("trackers", name)
     if found is None:
-        known = [*TRACKERS, *plugins.installed("trackers")]
-        near = plugins.nearest(name, known) or f"; allowed: {', '.join(known)}"
-        raise ValueError(f"track = {name!r} is unknown{near}")
+        there = plugins.choices("trackers", name, TRACKERS)
+        raise ValueError(f"track = {name!r} is unknown: choose from {there}")
     if not (isinstance(found, type) and issubclass(found, Tracker)):
         where = TRACKERS.get(name, (name,))[0]
         raise ValueError(f"track = {name!r}: {where} is no Tracker")
