@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -130,7 +131,11 @@ def main() -> None:
     wanted = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="installed-") as place:
         folder = Path(place)
-        build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", str(HERE)]
+        ours = (
+            folder / "source"
+        )  # a copy, since what was built in a folder before is built in again
+        shutil.copytree(HERE, ours, ignore=shutil.ignore_patterns(".*", "build", "runs", "tests"))
+        build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", str(ours)]
         subprocess.run([*build, "--wheel-dir", place], check=True, cwd=place)
         (wheel,) = folder.glob("*.whl")
         full = Environment(folder / "full", f"{wheel}[sim,report]")
