@@ -12,8 +12,16 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, final
 
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
 
-from common.options import Average, Confidence, Ensemble, GeneratorTraining, NoiseTraining, Oca
-from common.section import AtLeastOne, Auto, Fraction, Momentum, NonNegative, Positive, Section
+from common.options import (
+    Average,
+    Confidence,
+    Descent,
+    Ensemble,
+    GeneratorTraining,
+    NoiseTraining,
+    Oca,
+)
+from common.section import AtLeastOne, Auto, Fraction, NonNegative, Positive, Section
 from common.section import Value as Value
 
 if TYPE_CHECKING:
@@ -137,7 +145,7 @@ class Data(Section):
 
 
 @final
-class Train(Section):
+class Train(Descent):
     """Local training, the same for every method unless its contract says otherwise."""
 
     epochs: Annotated[int, Field(ge=1, le=100_000)] = 5
@@ -146,14 +154,6 @@ class Train(Section):
     """Local training takes exactly so many full batches, round and round; 0: ``epochs`` epochs."""
     batch_size: AtLeastOne = 32
     """Images in a batch."""
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    """Of local training."""
-    lr: Positive = 0.01
-    """Learning rate."""
-    momentum: Momentum = 0.9
-    """Of SGD."""
-    weight_decay: NonNegative = 0.0
-    """L2 penalty on the weights."""
     clip: NonNegative = 0.0
     """Largest gradient norm; 0: no clipping."""
     memory_format: MemoryFormat = "auto"

@@ -16,6 +16,7 @@ from pydantic_core import ErrorDetails
 
 from common import methods
 from common.config import SECTIONS, Config, Run
+from common.options import Descent
 from common.section import Auto, Section, Value, kebab
 
 S = TypeVar("S", bound=Section)
@@ -23,6 +24,7 @@ S = TypeVar("S", bound=Section)
 PATTERNS = {
     "device": "auto, cpu, cuda or cuda:N",
     "experiment": "letters, digits, '.', '_' and '-', beginning with a letter or digit",
+    **dict.fromkeys(("train.milestones", "noise.milestones"), "rounds, such as 100,150"),
 }
 
 
@@ -34,6 +36,8 @@ def parse(flat: Mapping[str, Value], *, every: bool = False) -> Config:
     Raises ``ValueError``, one line: an unknown key (with the nearest known one), a missing key, a
     value of the wrong type or out of bounds, a method that does not exist.
     """
+    from common import optimise  # it imports torch, which who only asks for the keys does without
+
     names = methods.names()
     tables: dict[str, dict[str, Value]] = {name: {} for name in ["", *SECTIONS, *names]}
     for key, value in flat.items():
@@ -57,6 +61,9 @@ def parse(flat: Mapping[str, Value], *, every: bool = False) -> Config:
         raise ValueError(f"per-round = {run.per_round} is more than clients = {run.clients}")
     if not config.fleet:
         raise ValueError(f'fleet = "{run.fleet}" names no architecture')
+    for name, section in config.tables.items():
+        if isinstance(section, Descent):
+            optimise.check(name, section)
     options.check(config)
     return config
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from common import models, optimise, seeds
 from common.config import Config
-from common.data.batches import Batches, evaluation_batches
+from common.data.batches import Batches, evaluation_batches, lengths
 from common.data.dataset import Dataset
 from common.device import Net, arrange
 from common.fit import Loss, fit
@@ -112,16 +112,18 @@ class Task:
 
     # Training and evaluation.
 
-    def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """What [train] asks for."""
+    def optimizer(self, t: int, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """What [train] asks for in round t."""
+        return optimise.of(parameters, self.config.train, t, self.config.run.rounds)
+
+    def lr(self, t: int) -> float:
+        """The learning rate of local training in round t."""
+        return self.config.train.lr_at(t, self.config.run.rounds)
+
+    def steps(self, n: int) -> int:
+        """How many optimiser steps local training takes in a round on n samples."""
         train = self.config.train
-        return optimise.make(
-            parameters,
-            train.optimizer,
-            train.lr,
-            momentum=train.momentum,
-            weight_decay=train.weight_decay,
-        )
+        return train.steps or train.epochs * len(lengths(n, train.batch_size))
 
     def batches(self, x: Tensor, y: Tensor, *name: str | int, drop_last: bool = False) -> Batches:
         """Training batches of x [n, C, H, W] and y [n, ...], from the stream ("batches", *name)."""
@@ -154,13 +156,23 @@ class Task:
 
     def fit(
         self,
+        t: int,
         parameters: Iterable[nn.Parameter],
         batches: Iterable[tuple[Tensor, ...]],
         loss: Loss,
+        after: Callable[[], None] | None = None,
     ) -> dict[str, float]:
-        """``common.fit`` with the optimiser, the clipping and the precision of the run."""
+        """``common.fit`` with round t's optimiser, the clipping and the precision of the run.
+
+        ``after``: called after each step, without gradients, for what corrects the weights that an
+        optimiser such as Adam leaves.
+        """
+        optimizer = self.optimizer(t, parameters)
+        if after is not None:
+            correct = torch.no_grad()(after)
+            optimizer.register_step_post_hook(lambda *_: correct())
         return fit(
-            self.optimizer(parameters),
+            optimizer,
             batches,
             loss,
             clip=self.config.train.clip,

@@ -77,7 +77,7 @@ class FedIN(Copy[Options, Down]):
     def _sequential(self, t: int, in_training: INTraining) -> dict[str, float]:
         """After each step of l_local one of l_IN, on w_in alone, with an optimiser of its own."""
         local = self.local
-        optimizer, pending = self.task.optimizer(parts(local.net)[0]), False
+        optimizer, pending = self.task.optimizer(t, parts(local.net)[0]), False
         clip, precision = self.config.train.clip, self.config.run.precision
 
         def step() -> None:

@@ -18,7 +18,8 @@ FREE = {
     },
     "wire": {"max_mb"},
 }
-"""What a resumed run may change; all else decides the numbers."""
+"""What a resumed run may change; all else decides the numbers, and so do ``rounds`` if a learning
+rate falls over the whole run (``cosine``)."""
 
 
 @final
@@ -80,8 +81,10 @@ def read(folder: Path, config: Config) -> Checkpoint:
 def _identity(config: Config) -> str:
     """What decides the numbers: the tables that the method reads, without what is free."""
     needed = {"run", "data", "train", "score", "wire", config.run.method, *config.method.uses}
+    cosine = config.train.cosine or ("noise" in needed and config.noise.cosine)
+    fixed = {"rounds"} if cosine else set()
     dumped = {
-        name: section.model_dump(exclude=FREE.get(name))
+        name: section.model_dump(exclude=FREE.get(name, set()) - fixed)
         for name, section in config.tables.items()
         if name in needed
     }
