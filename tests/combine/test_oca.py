@@ -189,6 +189,7 @@ def test_what_a_method_itself_would_score_keeps_its_name(tmp_path: Path) -> None
         ("hetfedfl", 'method = "hetfedfl"'),
         ("lwn", 'lwn.init = "previous"'),
         ("fedgkt", 'method = "fedgkt"'),
+        ("local", 'method = "local"'),
         ("dl-sh", 'method = "dl-sh"'),
     ],
 )
