@@ -183,9 +183,13 @@ class Participant:
         """What this client kept in the newest round before t."""
         return self._store.recall(t, kind)
 
-    def remember(self, t: int, state: Records) -> None:
-        """Keep ``state`` for later rounds, durably."""
-        self._store.remember(t, state)
+    def recall_of(self, t: int, kind: type[R]) -> R:
+        """What this client kept in round t and no other; ``ValueError`` if it is not there."""
+        return self._store.recall_of(t, kind)
+
+    def remember(self, t: int, state: Records, also: int = 0) -> None:
+        """Keep ``state`` for later rounds, durably; ``also``: a round not to be dropped for it."""
+        self._store.remember(t, state, also)
 
     def accuracy(self, net: Classifier) -> float | None:
         """Share of the local test samples that ``net`` gets right; None if there are none."""

@@ -66,6 +66,15 @@ def of(
     )
 
 
+def effective(steps: int, momentum: float) -> float:
+    """How many steps of size lr so many of SGD amount to on a constant gradient.
+
+    (τ − ρ (1 − ρ^τ) / (1 − ρ)) / (1 − ρ), τ steps, momentum ρ in [0, 1): Wang et al. 2020, FedNova.
+    """
+    rho = momentum
+    return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
+
+
 def is_sgd(o: Descent) -> bool:
     """Whether a table asks for SGD, whose momentum is ``o.momentum``."""
     return KINDS[o.optimizer.lower()] is optim.SGD

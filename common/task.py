@@ -125,6 +125,12 @@ class Task:
         train = self.config.train
         return train.steps or train.epochs * len(lengths(n, train.batch_size))
 
+    def effective_steps(self, n: int) -> float:
+        """What those steps amount to on a constant gradient: more than they are under momentum."""
+        train = self.config.train
+        momentum = train.momentum if optimise.is_sgd(train) else 0.0
+        return optimise.effective(self.steps(n), momentum)
+
     def batches(self, x: Tensor, y: Tensor, *name: str | int, drop_last: bool = False) -> Batches:
         """Training batches of x [n, C, H, W] and y [n, ...], from the stream ("batches", *name)."""
         return Batches(
