@@ -76,6 +76,8 @@ class Run(Section):
     """Clients' own models start from torchvision's ImageNet weights where there are some."""
     stem: Literal["auto", "imagenet", "cifar"] = "auto"
     """First layers of the architectures that have both; ``auto``: each one's own default."""
+    projection: Annotated[Literal["auto", "on", "off"], Auto("off")] = "auto"
+    """MOON's projection of the features to 256 before every network's head."""
     out: str = ""
     """Folder on the server's machine for journal, checkpoint, summary, model."""
     state_dir: str = ""
@@ -202,6 +204,9 @@ class MethodOptions(Section):
     auto: ClassVar[Mapping[str, Value]] = {}
     """What ``auto`` (numbers: 0) stands for with this method, by key, where it is not the usual."""
 
+    projects: ClassVar[bool] = True
+    """Whether its networks may have a projection before their heads."""
+
     @property
     def averages_nothing(self) -> str:
         """A setting that leaves no mean of the clients' models; empty if none does."""
@@ -209,6 +214,9 @@ class MethodOptions(Section):
 
     def check(self, config: Config) -> None:
         """Raise ``ValueError``, one line, for settings that do not go together."""
+        if config.run.projection == "on" and not self.projects:
+            why = f'method = "{config.run.method}", which cuts networks apart'
+            raise not_allowed("projection", "on", why, "off")
         robust, unused = config.average.robust, self.averages_nothing
         if "average" not in self.uses:
             unused = f'method = "{config.run.method}"'

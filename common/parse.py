@@ -56,6 +56,7 @@ def parse(flat: Mapping[str, Value], *, every: bool = False) -> Config:
         name: _resolved(_section(kind, f"{name}.", tables[name]), name, options.auto)
         for name, kind in SECTIONS.items()
     }
+    run = _resolved(run, "", options.auto)
     config = Config.model_validate({"run": run, **shared, "method": options})
     if run.clients and run.per_round > run.clients:
         raise ValueError(f"per-round = {run.per_round} is more than clients = {run.clients}")
@@ -119,7 +120,7 @@ def kind_of(key: str) -> type[Value]:
 
 def _resolved(section: S, table: str, auto: Mapping[str, Value]) -> S:
     found = {
-        name: usual(f"{table}.{kebab(name)}", field, auto)
+        name: usual(f"{table}.{kebab(name)}".lstrip("."), field, auto)
         for name, field in type(section).model_fields.items()
         if auto_of(field) and getattr(section, name) in ("auto", 0)
     }

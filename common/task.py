@@ -65,6 +65,11 @@ class Task:
         return self.config.run.stem
 
     @property
+    def projection(self) -> bool:
+        """Whether networks have MOON's projection before their heads."""
+        return self.config.run.projection == "on"
+
+    @property
     def fingerprint(self) -> str:
         """Input shape and digest of the class names in order, for the census."""
         digest = hashlib.sha256("\n".join(self.classes).encode()).hexdigest()[:12]
@@ -92,6 +97,7 @@ class Task:
             seed=self.seed,
             name=name,
             stem=self.stem,
+            projection=self.projection,
             pretrained=pretrained,
         )
         if weights is not None:
@@ -104,11 +110,13 @@ class Task:
 
     def expected(self, spec: str) -> StateDict:
         """Names, shapes and dtypes of an architecture's state dict; the values mean nothing."""
-        return _layers(spec, self.shape, self.num_classes, self.stem)
+        return _layers(spec, self.shape, self.num_classes, self.stem, self.projection)
 
     def parameters(self, spec: str) -> int:
         """How many parameters an architecture has for this task."""
-        return models.parameters(spec, self.shape, self.num_classes, stem=self.stem)
+        return models.parameters(
+            spec, self.shape, self.num_classes, stem=self.stem, projection=self.projection
+        )
 
     # Training and evaluation.
 
@@ -198,9 +206,10 @@ def epochs(batches: Iterable[tuple[Tensor, ...]], count: int) -> Iterator[tuple[
 
 
 @lru_cache(maxsize=64)
-def _layers(spec: str, shape: Shape, classes: int, stem: str) -> StateDict:
+def _layers(spec: str, shape: Shape, classes: int, stem: str, projection: bool) -> StateDict:
     with torch.device("meta"):
-        return dict(models.build(spec, shape, classes, seed=0, stem=stem).state_dict())
+        net = models.build(spec, shape, classes, seed=0, stem=stem, projection=projection)
+        return dict(net.state_dict())
 
 
 class Result(NamedTuple):

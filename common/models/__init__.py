@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from common import seeds
-from common.models.classifier import Classifier, Split
+from common.models.classifier import Classifier, Projected, Split
 from common.models.densenet import CifarDenseNet
 from common.models.imagenet import DenseNet121, MobileNetV2, ShuffleNetV2, load_published
 from common.models.layers import Shape, single, sixteen
@@ -248,14 +248,17 @@ def build(
     seed: int,
     name: tuple[str | int, ...] = ("init",),
     stem: str = "auto",
+    projection: bool = False,
     pretrained: bool = False,
 ) -> Classifier:
     """The network ``spec`` for images (C, H, W), in train mode, on torch's default device.
 
     The initial weights are a function of ``seed`` and ``name``; the global random state is left as
     it was. ``stem`` (``auto``, ``cifar``, ``imagenet``) matters to the architectures that have
-    both; the others have one of their own. Errors are those of ``check``, and a ``ValueError`` when
-    ``pretrained`` weights (torchvision's, ImageNet) cannot be fetched.
+    both; the others have one of their own. ``projection``: MOON's, before the head.
+
+    Errors are those of ``check``, and a ``ValueError`` when ``pretrained`` weights (torchvision's,
+    ImageNet) cannot be fetched.
     """
     check(spec, shape, classes, stem=stem, pretrained=pretrained)
     architecture_name, factor = parse(spec)
@@ -266,6 +269,9 @@ def build(
         model = architecture.build(tuple(shape), classes, factor, **options)
     if pretrained:
         load_published(model, f"{architecture.pretrained}_Weights.IMAGENET1K_V1")
+    if projection:
+        with seeds.scope(seed, *name, "projection"):
+            model = Projected(model)
     model.spec = spec
     return model
 
@@ -275,10 +281,12 @@ def count(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def parameters(spec: str, shape: Shape, classes: int, *, stem: str = "auto") -> int:
+def parameters(
+    spec: str, shape: Shape, classes: int, *, stem: str = "auto", projection: bool = False
+) -> int:
     """The number of parameters of a network that is not built."""
     with torch.device("meta"):
-        return count(build(spec, shape, classes, seed=0, stem=stem))
+        return count(build(spec, shape, classes, seed=0, stem=stem, projection=projection))
 
 
 def smallest(specs: Iterable[str], shape: Shape, classes: int, *, stem: str = "auto") -> str:

@@ -7,7 +7,7 @@ from typing import final
 
 import torch
 
-from common import communication, tree
+from common import tree
 from common.methods.scaffold import Down, Options, Up
 from common.records import Records, StateDict
 from server_app.combine.mean import combine
@@ -70,8 +70,3 @@ class Scaffold(Averaged[Options, Up]):
 
     def cached(self, up: Up) -> Up:
         return super().cached(up).model_copy(update={"dc": {}})
-
-    def numbers(self, ups: Ups[Up]) -> int:
-        """Twice FedAvg's: the variates are as large as the models."""
-        P = self.task.parameters(self.global_spec)
-        return len(ups) * communication.fedavg(2 * P, 2 * P, 1)
