@@ -65,7 +65,10 @@ class Store:
 
         Raises ``ValueError`` naming the file if it is not there or damaged.
         """
-        return kind.load(self._path(t, kind))
+        path = self._path(t, kind)
+        if not path.exists():
+            raise ValueError(f"{path} is missing: what this client kept of round {t}")
+        return kind.load(path)
 
     def remember(self, t: int, state: Records, also: int = 0) -> None:
         """Keep ``state`` as of round t, atomically; drop what no repeated round can ask for.

@@ -54,7 +54,7 @@ def test_a_round_that_is_named_is_kept_beside_the_newest_two(tmp_path: Path) -> 
     assert store.rounds() == [1, 3, 4] and store.recall_of(1, Memory).w["w"].item() == 1.0
     store.remember(5, memory(5), also=4)
     assert store.rounds() == [4, 5]
-    with pytest.raises(ValueError, match=r"/e/0/3/.*Memory.safetensors cannot be read"):
+    with pytest.raises(ValueError, match=r"/e/0/3/.*Memory.safetensors is missing: .* of round 3"):
         store.recall_of(3, Memory)
 
 

@@ -29,6 +29,10 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedin": {},
     "fedgkd": {},
     "fedgen": {},
+    "scaffold": {},
+    "fednova": {},
+    "fedntd": {},
+    "moon": {},
     "qffl": {},
     "qffl with q = 1": {"qffl__q": 1.0},
 }

@@ -102,7 +102,9 @@ def test_a_client_without_that_round_says_so(
     descend(monkeypatch, (0.0, 4.0))
     first = play(flat(tmp_path, **HAND, rounds=1))
     shutil.rmtree(kept(first.folder, 1, 1, Memory.kind).parent)
-    with pytest.raises(Stopped, match=r"client 1: .*/1/1/scaffold.Memory.* cannot be read"):
+    with pytest.raises(
+        Stopped, match=r"client 1: .*/1/1/scaffold.Memory.* is missing: .* of round 1"
+    ):
         play(flat(tmp_path, **HAND, rounds=2, resume=True))
 
 
