@@ -106,15 +106,18 @@ class NoiseTraining(Descent):
 
 
 @final
-class GeneratorTraining(Section):
+class GeneratorTraining(Descent):
     """A generator of images, and the losses of data-free distillation (FedKF, eq. 2-5)."""
+
+    optimizer: str = "adam"
+    """Of the generator: adam as in the papers, or another class of torch.optim by its name."""
+    lr: Annotated[float, Field(ge=0, allow_inf_nan=False), Auto(0.001)] = 0.0
+    """Learning rate of the generator in the first round; 0: the method's own."""
 
     latent: Annotated[int, Field(ge=1, le=100_000)] = 100
     """Length of z."""
     width: Annotated[int, Field(ge=2, le=4096)] = 128
     """Channels of the generator: 128 in the papers; less for a CPU."""
-    lr: Annotated[float, Field(ge=0, allow_inf_nan=False), Auto(0.001)] = 0.0
-    """Learning rate of the generator's Adam; 0: the method's own."""
     lambda_oh: NonNegative = 0.1
     """λ₁, the weight of the one-hot loss."""
     lambda_a: NonNegative = 0.1

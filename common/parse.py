@@ -24,7 +24,7 @@ S = TypeVar("S", bound=Section)
 PATTERNS = {
     "device": "auto, cpu, cuda or cuda:N",
     "experiment": "letters, digits, '.', '_' and '-', beginning with a letter or digit",
-    **dict.fromkeys(("train.milestones", "noise.milestones"), "rounds, such as 100,150"),
+    **{f"{name}.milestones": "rounds, such as 100,150" for name in ("train", "noise", "generator")},
 }
 
 

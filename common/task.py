@@ -124,6 +124,12 @@ class Task:
         """What [train] asks for in round t."""
         return optimise.of(parameters, self.config.train, t, self.config.run.rounds)
 
+    def generator_optimizer(
+        self, t: int, parameters: Iterable[nn.Parameter]
+    ) -> torch.optim.Optimizer:
+        """What [generator] asks for in round t."""
+        return optimise.of(parameters, self.config.generator, t, self.config.run.rounds)
+
     def lr(self, t: int) -> float:
         """The learning rate of local training in round t."""
         return self.config.train.lr_at(t, self.config.run.rounds)

@@ -15,6 +15,7 @@ from common.fit import fit
 from common.options import Descent, NoiseTraining
 from common.parse import parse
 from server_app.stopped import Stopped
+from tests.support.battery import config
 from tests.support.halves import task
 from tests.support.tiny import TinyRun, flat, play
 
@@ -63,6 +64,24 @@ def test_clients_and_server_follow_their_own_schedules(
     settings = {"train__lr": 0.1, "train__lr_decay": 0.5, "noise__lr": 0.2, "noise__cosine": True}
     run(method="fedftg-noise", clients=1, **settings)
     assert seen == [("client", 0.1), ("server", 0.2), ("client", 0.05), ("server", 0.1)]
+
+
+@pytest.mark.parametrize("method", ["fedkf", "dafl", "fedgen", "fedftg"])
+def test_generators_follow_theirs(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[float, None] = {}
+    step = optim.RMSprop.step
+
+    def watching(self: optim.RMSprop, *given: Any) -> Any:
+        seen[self.param_groups[0]["lr"]] = None
+        return step(self, *given)
+
+    monkeypatch.setattr(optim.RMSprop, "step", watching)
+    rates = {"generator__lr": 0.01, "generator__lr_decay": 0.5, "generator__optimizer": "rmsprop"}
+    play(config(method, tmp_path, rounds=3, clients=2, **rates))
+    expected = [0.005, 0.0025] if method == "fedkf" else [0.01, 0.005, 0.0025]
+    assert list(seen) == expected
 
 
 def test_adamw_and_any_other_class_of_torch_by_its_name() -> None:

@@ -9,6 +9,7 @@ from typing import final
 from common.config import Config
 from common.files import write_atomically
 from common.journal import Entry
+from common.options import Descent
 from common.records import Records
 
 FREE = {
@@ -81,11 +82,11 @@ def read(folder: Path, config: Config) -> Checkpoint:
 def _identity(config: Config) -> str:
     """What decides the numbers: the tables that the method reads, without what is free."""
     needed = {"run", "data", "train", "score", "wire", config.run.method, *config.method.uses}
-    cosine = config.train.cosine or ("noise" in needed and config.noise.cosine)
-    fixed = {"rounds"} if cosine else set()
+    tables = {name: section for name, section in config.tables.items() if name in needed}
+    falls = any(isinstance(each, Descent) and each.cosine for each in tables.values())
+    fixed = {"rounds"} if falls else set()
     dumped = {
         name: section.model_dump(exclude=FREE.get(name, set()) - fixed)
-        for name, section in config.tables.items()
-        if name in needed
+        for name, section in tables.items()
     }
     return json.dumps(dumped, sort_keys=True)
