@@ -20,8 +20,9 @@ more steps pulls no harder for it.
 ``train.steps``: a client cannot claim more steps than its samples make.
 
 Deviations: momentum is counted as the authors' code does, Nesterov's and that of other optimisers
-than SGD is not. With ``average.robust`` the normalised models are combined. Under OCA, the cached
-uploads are normalised as if they had started from the last ŵ.
+than SGD is not. There is no proximal term, with which their a_k would differ. With
+``average.robust`` the normalised models are combined. Under OCA, the cached uploads are normalised
+as if they had started from the last ŵ.
 """
 
 from __future__ import annotations
