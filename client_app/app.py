@@ -84,7 +84,10 @@ def _answer(
         answer = work(handler(participant), question).stamped(question, participant.k)
         return Message(answer.pack(), reply_to=message)
     except Exception as error:  # whatever it was, the server must hear of it
-        log.exception("client failed on %s", message.metadata.message_type)
+        about = message.metadata.message_type
+        log.exception("client failed on %s", about)
         line = str(error).strip().partition("\n")[0]
         reason = f"{type(error).__name__}: {line}"[:500]
+        if about == "query.hello":  # the server does not know yet which client this is
+            reason = f"client {context.node_config.get('partition-id', '?')}: {reason}"
         return Message(Error(code=CLIENT_FAILED, reason=reason), reply_to=message)

@@ -9,8 +9,8 @@ from client_app.participant import Participant
 from common import models
 from common.config import MethodOptions
 from common.models.classifier import Classifier
+from common.names import version_of
 from common.protocol import Ask, Down, Hello, Peer, Score, Up
-from common.version import code_version
 
 O = TypeVar("O", bound=MethodOptions)  # noqa: E741 - a method's options
 D = TypeVar("D", bound=Down)
@@ -61,7 +61,7 @@ class Handler(ABC, Generic[O, D]):
             counts=p.counts if self.config.run.share_counts else None,
             task=task.fingerprint,
             public=self.public(),
-            version=code_version(),
+            version=version_of(self.config),
         )
 
     @abstractmethod

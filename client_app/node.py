@@ -1,4 +1,4 @@
-"""What a node's own configuration may say; every entry wins over the run's.
+"""What a node's own configuration may say; every entry wins over the run's, ``[node.K]`` too.
 
 ``flower-supernode --node-config 'partition-id=0 num-partitions=2 model="resnet8" memory-mb=2000'``
 """
@@ -9,19 +9,13 @@ import resource
 import sys
 from collections.abc import Mapping
 
-from common.config import Value
+from common.config import Node
+from common.section import Value, kebab, value_kind
 
 KINDS: dict[str, type] = {
     "partition-id": int,  #: which client this is: 0 … num-partitions − 1; required
     "num-partitions": int,  #: how many clients there are; needed where the run does not say
-    "model": str,  #: architecture, such as ``resnet8@0.5``
-    "device": str,  #: auto, cpu, cuda or cuda:N
-    "threads": int,  #: processor threads of torch
-    "memory-mb": int,  #: most memory that a process of this client may take, in 10⁶ bytes
-    "data-dir": str,  #: folder of the client's data
-    "public-dir": str,  #: folder of the public set
-    "state-dir": str,  #: folder of what the client keeps between rounds
-    "incentive": bool,  #: i-dl-mh: whether this client wants what the server gives back
+    **{kebab(name): value_kind(field) or str for name, field in Node.model_fields.items()},
 }
 LEAST = {"partition-id": 0, "num-partitions": 1, "threads": 1, "memory-mb": 200}
 NAMES = {int: "an integer", str: "text", bool: "true or false"}

@@ -7,21 +7,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import TypeVar, final
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from client_app.node import check, limit_memory
 from client_app.store import Store, look
 from common import device, models, seeds, tree
-from common.config import Config, Data, Value
+from common.config import OWN, Config, Value
 from common.data import divide
 from common.data.dataset import Dataset
-from common.data.partition import local_split, split
+from common.data.shares import Share, for_testing, share
 from common.fit import Loss
 from common.models.classifier import Classifier
 from common.records import Records, StateDict
@@ -34,15 +33,17 @@ R = TypeVar("R", bound=Records)
 class Participant:
     """Client k of ``clients``, as its node and the run configure it.
 
-    ``node``: the node's own settings (``client_app/node.py``), which win over the run's.
+    ``node``: the node's own settings (``client_app/node.py``), which win over the run's for this
+    client, and these over the run's for all.
 
     Raises ``ValueError`` for settings that do not make a client.
     """
 
     def __init__(self, config: Config, node: Mapping[str, Value], experiment: str) -> None:
-        self.config, self.node, self.experiment = config, node, experiment
+        self.config, self.experiment = config, experiment
         check(node, strict=False)
         self.k = _required(node, "partition-id")
+        self.node = node = {**config.node(self.k), **node}
         self.clients = config.run.clients or _required(node, "num-partitions")
         if self.k >= self.clients:
             raise ValueError(f"partition-id = {self.k}, but the federation has {self.clients}")
@@ -50,9 +51,7 @@ class Participant:
         limit_memory(int(node.get("memory-mb", 0)))
         device.settle(int(node.get("threads", config.run.threads)))
         self.device = device.choose(str(node.get("device", config.run.device)))
-        folder = str(node.get("data-dir", config.data.dir))
-        public = str(node.get("public-dir", config.data.public_dir))
-        self._data = config.data.model_copy(update={"dir": folder, "public_dir": public})
+        self._data = config.data_of(self.k, node)
         self._state_dir = Path(
             str(node.get("state-dir", ""))
             or os.environ.get("FEDMOSAIC_STATE_DIR", "")
@@ -75,46 +74,35 @@ class Participant:
         return public
 
     @cached_property
-    def _shares(self) -> tuple[Tensor, Tensor]:
-        """Indices of the local training and test samples."""
-        seed = self.config.partition_seed
-        mine = _partition(self._data, self.clients, seed)[self.k]
-        train, test = local_split(
-            mine, self.config.data.test_fraction, seeds.rng(seed, "local-split", self.k)
-        )
-        if len(train) < 2:
-            raise ValueError(
-                f"client {self.k} has {len(train)} training samples, at least 2 are needed: raise "
-                "data.alpha or data.min-size, or take fewer clients"
-            )
-        return torch.as_tensor(train), torch.as_tensor(test)
+    def _share(self) -> Share:
+        return share(self._data, self.k, self.clients, self.config.partition_seed)
 
     @cached_property
     def train_set(self) -> tuple[Tensor, Tensor]:
         """(x uint8 [n, C, H, W], y int64 [n]) on the client's device."""
-        return self._gather(self._shares[0])
+        return self._here(*self._share.train_set)
 
     @cached_property
     def test_set(self) -> tuple[Tensor, Tensor]:
-        return self._gather(self._shares[1])
+        """Likewise what the client is tested on."""
+        return self._here(*self._share.test_set)
 
-    def _gather(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        data = self.dataset
-        return data.x[rows].to(self.device), data.y[rows].to(self.device)
+    def _here(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x.to(self.device), y.to(self.device)
 
     @property
     def n(self) -> int:
         """Local training samples n_k."""
-        return len(self._shares[0])
+        return len(self._share.train)
 
     @property
     def n_test(self) -> int:
-        return len(self._shares[1])
+        return len(self._share.test)
 
     @cached_property
     def counts(self) -> list[int]:
         """Local training samples of each class."""
-        y = self.dataset.y[self._shares[0]]
+        y = self.dataset.y[self._share.train]
         return torch.bincount(y, minlength=self.dataset.num_classes).tolist()
 
     @cached_property
@@ -142,6 +130,7 @@ class Participant:
             name=("init", *([part] if part else []), "client", self.k),
             classes=classes,
             pretrained=weights is None and run.pretrained and models.published(spec),
+            first=not part,
         )
 
     def train(
@@ -199,19 +188,21 @@ class Participant:
 
     def test_accuracy(self, net: Classifier) -> float:
         """Share of the whole test set of the task that ``net`` gets right."""
-        return evaluate(net, self.dataset.x_test, self.dataset.y_test, self.task).accuracy
+        return evaluate(net, *self._task_test, self.task).accuracy
+
+    @cached_property
+    def _task_test(self) -> tuple[Tensor, Tensor]:
+        """The server's test set; of a data set of the client's own, the test part of that."""
+        data = self._data
+        if data.partition == OWN and data.test == "merge":
+            return self.test_set
+        found = for_testing(data, self.clients, self.config.partition_seed)
+        return found.x_test, found.y_test
 
 
 def upload(net: nn.Module) -> StateDict:
     """A network's weights and buffers as they travel: on the CPU, contiguous."""
     return {name: value.contiguous() for name, value in tree.snapshot(net).items()}
-
-
-@lru_cache(maxsize=4)
-def _partition(data: Data, clients: int, seed: int) -> list[np.ndarray]:
-    """Every client's samples; cached for a process of many clients."""
-    dataset = divide(data, seed).pool
-    return split(data, dataset.y.numpy(), dataset.num_classes, clients, seed)
 
 
 def _required(node: Mapping[str, Value], key: str) -> int:

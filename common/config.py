@@ -21,11 +21,19 @@ from common.options import (
     NoiseTraining,
     Oca,
 )
-from common.section import AtLeastOne, Auto, Fraction, NonNegative, Positive, Section
+from common.plugins import table_of
+from common.section import AtLeastOne, Auto, Fraction, NonNegative, Positive, Section, kebab
 from common.section import Value as Value
 
 if TYPE_CHECKING:
     from common.task import Task
+
+NATURAL, OWN = "natural", "own"
+"""Partitions in which data belong to clients: to the owners that a data set tells of, or to each
+client a data set of its own."""
+WHO = "{k}"
+"""Stands in ``data.dir`` for the client's number, and for ``SERVER`` at the server."""
+SERVER = "server"
 
 DEVICES = r"^(auto|cpu|cuda|cuda:[0-9]+)$"
 MemoryFormat = Literal["auto", "channels-last", "contiguous"]
@@ -52,7 +60,7 @@ class Run(Section):
     """The top level: who takes part and where things are."""
 
     method: str = "fedorion"
-    """A name of ``fedmosaic list methods``."""
+    """A name of ``fedmosaic list methods``, or ``module:attribute``."""
     experiment: Annotated[
         str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$|^$", max_length=100)
     ] = ""
@@ -68,12 +76,15 @@ class Run(Section):
     min_replies: Fraction = 1.0
     """A round counts if at least this fraction of the selected clients answered well."""
     fleet: Annotated[str, Field(min_length=1)] = "lenet5,resnet8,resnet20,wrn-16-1,mlp,cnn3"
-    """Comma-separated architectures, or a preset; client k gets entry k mod length, unless its
-    node names one."""
+    """Comma-separated architectures (names of ``fedmosaic list models``, or ``module:attribute``),
+    or a preset; client k gets entry k mod length, unless its node names one."""
     global_model: Annotated[str, Field(min_length=1)] = "smallest"
     """The server's architecture; ``smallest``: the one of the fleet with the fewest parameters."""
     pretrained: bool = False
     """Clients' own models start from torchvision's ImageNet weights where there are some."""
+    weights: str = ""
+    """File of weights that the first networks start from, the server's and the clients'
+    (.safetensors, or a state dict of torch); ``{model}`` in it is the architecture's name."""
     stem: Literal["auto", "imagenet", "cifar"] = "auto"
     """First layers of the architectures that have both; ``auto``: each one's own default."""
     projection: Annotated[Literal["auto", "on", "off"], Auto("off")] = "auto"
@@ -84,6 +95,9 @@ class Run(Section):
     """Folder on each client's machine for private state; a node's own ``state-dir`` wins."""
     resume: bool = False
     """Go on from the checkpoint in ``out``."""
+    plugins: str = ""
+    """Folder where ``module:attribute`` names are looked for and from where such modules travel to
+    the clients; empty: the experiment file's, or the one you are in."""
     runtime: Literal["", "loopback", "ray", "grpc"] = ""
     """Written to the summary by the launcher; changes nothing else."""
     timeout: Positive = 3600.0
@@ -103,6 +117,8 @@ class Run(Section):
     where SuperNodes have registered keys: a key keeps its node id, so another id is another key."""
     share_counts: bool = True
     """Clients tell the server how many samples of each class they hold (for pictures)."""
+    track: str = ""
+    """Programs that show the run as it goes on: tensorboard, wandb, mlflow; comma-separated."""
 
 
 @final
@@ -110,9 +126,10 @@ class Data(Section):
     """Which images, how they are cut into clients and how batches are made of them."""
 
     name: str = "digits"
-    """A name of ``fedmosaic list datasets``."""
+    """A name of ``fedmosaic list datasets``, or ``module:attribute``."""
     dir: str = ""
-    """Folder of the data; empty: where such a data set usually lies."""
+    """Folder of the data; empty: where such a data set usually lies. With partition ``own``,
+    ``{k}`` in it is each client's number, and ``server`` at the server."""
     download: bool = False
     """Fetch a data set that is not here, where its source allows it."""
     image_size: Annotated[int, Field(ge=0, le=1024)] = 0
@@ -122,7 +139,7 @@ class Data(Section):
     test_samples: Annotated[int, Field(ge=0)] = 0
     """Test samples taken, every class keeping its share; 0: all."""
     partition: str = "label_dirichlet"
-    """A name of ``fedmosaic list partitions``."""
+    """A name of ``fedmosaic list partitions``, or ``module:attribute``."""
     alpha: Positive = 0.5
     """Concentration of the Dirichlet partitions; the smaller, the more skewed."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
@@ -133,17 +150,36 @@ class Data(Section):
     """Samples of each client of DL-MH's partitions; 0: an equal share."""
     niid_scale: Literal["period5", "adapt"] = "period5"
     """DL-MH's partitions with other than five clients: repeated, or adapted to the number."""
+    classes_per_client: AtLeastOne = 2
+    """Classes of each client of ``flwr-pathological``, shards of ``flwr-shard``."""
+    label_column: str = ""
+    """``hub``: the column of the classes; empty: the only one that its features call so."""
+    owner_column: str = ""
+    """``hub``: the column that says whose each sample is; empty: nobody's."""
     public: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of the training set that becomes the unlabelled public set (of the images that the
     data set itself sets apart, if it does); the clients' shares are cut from the rest. 0: none."""
     public_dir: str = ""
     """Folder with a public set of its own, read as ``name`` is; a node's ``public-dir`` wins."""
+    test: Literal["split", "own", "merge"] = "split"
+    """A client's own test: a share of its training samples (``split``), the test samples that are
+    its own as the data set says (``own``), or a share of both taken together (``merge``)."""
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
-    """Share of each client's samples kept for its own test."""
+    """Share of each client's samples kept for its own test, unless ``test`` is ``own``."""
     augment: Literal["none", "flip", "flip-0.6", "crop-flip", "cutout", "cutout-only"] = "none"
     """What is done to training images."""
     standardize: Literal["dataset", "batch"] = "dataset"
     """Images are normalised by the data set's statistics, or by those of their batch."""
+
+    def check(self) -> None:
+        """Raise ``ValueError``, one line, for settings that do not go together."""
+        if WHO in self.dir and self.partition != OWN:
+            raise ValueError(
+                f"data.dir = {self.dir!r} is not allowed with data.partition = "
+                f"{self.partition!r}; {WHO} is for data.partition = {OWN!r}"
+            )
+        if self.test == "merge" and self.test_fraction == 0:
+            raise ValueError('data.test = "merge" needs a data.test-fraction above 0')
 
 
 @final
@@ -187,6 +223,28 @@ class Score(Section):
     bn: Annotated[Literal["auto", "running", "batch", "recalibrated"], Auto("running")] = "auto"
     """BatchNorm's statistics when models are scored: the running ones, those of each test batch
     (transductive), or running ones measured anew on the test inputs."""
+
+
+@final
+class Node(Section):
+    """One client's own settings, ``[node.K]``; what its machine says itself wins over them."""
+
+    model: str | None = None
+    """Its architecture, such as ``resnet8@0.5``."""
+    device: Annotated[str | None, Field(pattern=DEVICES)] = None
+    """Where its networks are computed: auto, cpu, cuda or cuda:N."""
+    threads: Annotated[int | None, Field(ge=1, le=256)] = None
+    """Processor threads of torch."""
+    memory_mb: Annotated[int | None, Field(ge=200)] = None
+    """Most memory that a process of this client may take, in 10⁶ bytes."""
+    data_dir: str | None = None
+    """Folder of its data."""
+    public_dir: str | None = None
+    """Folder of its copy of the public set."""
+    state_dir: str | None = None
+    """Folder of what it keeps between rounds."""
+    incentive: bool | None = None
+    """``i-dl-mh``: whether it wants what the server gives back."""
 
 
 def not_allowed(key: str, value: Value, why: str, *allowed: str) -> ValueError:
@@ -263,17 +321,49 @@ class Config(BaseModel):
     ensemble: Ensemble
     method: SerializeAsAny[MethodOptions]
     """The chosen method's own table."""
+    nodes: dict[int, Node] = {}
+    """What single clients have of their own, by their number."""
 
     @property
     def tables(self) -> dict[str, Section]:
         """Every table by its name; the top level is ``run``, the method's has the method's name."""
         return {"run": self.run, **{name: getattr(self, name) for name in SECTIONS}} | {
-            self.run.method: self.method
+            table_of(self.run.method): self.method
         }
+
+    @property
+    def flat(self) -> dict[str, Value]:
+        """The same as a flat run config, without the tables that the method does not have."""
+        shared = {
+            kebab(name) if table == "run" else f"{table}.{kebab(name)}": value
+            for table, section in self.tables.items()
+            for name, value in section
+        }
+        own = ((k, leaf, v) for k in sorted(self.nodes) for leaf, v in self.node(k).items())
+        return shared | {f"node.{k}.{leaf}": value for k, leaf, value in own}
 
     @property
     def fleet(self) -> tuple[str, ...]:
         return entries(self.run.fleet)
+
+    @property
+    def brought(self) -> tuple[str, ...]:
+        """Every architecture of the fleet and of single nodes, once."""
+        own = (node.model for _, node in sorted(self.nodes.items()) if node.model)
+        return tuple(dict.fromkeys((*self.fleet, *own)))
+
+    def node(self, k: int) -> dict[str, Value]:
+        """Client k's own settings, such as ``{"data-dir": "/data/3"}``."""
+        node = self.nodes.get(k)
+        return node.model_dump(by_alias=True, exclude_none=True) if node else {}
+
+    def data_of(self, k: int, node: Mapping[str, Value]) -> Data:
+        """[data] as client k has it with these settings of its own."""
+        places = {
+            "dir": str(node.get("data-dir", self.data.dir)).replace(WHO, str(k)),
+            "public_dir": str(node.get("public-dir", self.data.public_dir)),
+        }
+        return self.data.model_copy(update=places)
 
     def with_out(self, out: str) -> Config:
         """The same configuration with its results in ``out``."""

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 EXTRAS: dict[str, str] = {
+    "datasets": "hub",
+    "flwr_datasets": "hub",
     "ray": "sim",
     "sklearn": "sim",
     "matplotlib": "report",
     "pandas": "report",
+    "tensorboard": "track",
+    "wandb": "track",
+    "mlflow": "track",
 }
 """Import name to the extra of ``pyproject.toml`` that brings it."""
 
@@ -20,3 +28,11 @@ def missing(error: ModuleNotFoundError) -> str:
         f"{package} is not installed here, and this needs it: "
         f"pip install 'fedmosaic[{EXTRAS[package]}]'"
     )
+
+
+def imported(module: str) -> Any:
+    """A module of an extra; raises ``ValueError``, one line, where it is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ValueError(missing(error)) from None

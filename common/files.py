@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+import re
 from pathlib import Path
 
 FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
@@ -62,3 +63,10 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(opened)
         finally:
             os.close(opened)
+
+
+def in_order(name: str) -> list[tuple[int, str]]:
+    """A key that sorts names with numbers in them as people do: a2 before a10."""
+    return [
+        (int(part or 0) if i % 2 else 0, part) for i, part in enumerate(re.split(r"(\d+)", name))
+    ]

@@ -6,25 +6,29 @@ ClientApp imports one method and not all of them.
 
 from __future__ import annotations
 
-import difflib
+import re
 from collections.abc import Mapping
-from typing import Annotated, Literal, TypeVar, get_args, get_origin
+from typing import TypeVar
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from common import methods
-from common.config import SECTIONS, Config, Run
+from common.config import SECTIONS, Config, Node, Run
 from common.options import Descent
-from common.section import Auto, Section, Value, kebab
+from common.plugins import nearest, table_of
+from common.section import Auto, Section, Value, kebab, value_kind
 
 S = TypeVar("S", bound=Section)
+
+NODE = re.compile(r"node\.(0|[1-9][0-9]{0,6})")
+"""A table of a single client, by its number."""
 
 PATTERNS = {
     "device": "auto, cpu, cuda or cuda:N",
     "experiment": "letters, digits, '.', '_' and '-', beginning with a letter or digit",
-    **{f"{name}.milestones": "rounds, such as 100,150" for name in ("train", "noise", "generator")},
+    "milestones": "rounds, such as 100,150",
 }
 
 
@@ -38,26 +42,38 @@ def parse(flat: Mapping[str, Value], *, every: bool = False) -> Config:
     """
     from common import optimise  # it imports torch, which who only asks for the keys does without
 
-    names = methods.names()
-    tables: dict[str, dict[str, Value]] = {name: {} for name in ["", *SECTIONS, *names]}
+    names, own = methods.names(), table_of(str(flat.get("method", "")))
+    tables: dict[str, dict[str, Value]] = {name: {} for name in ["", *SECTIONS, *names, own]}
     for key, value in flat.items():
         table, _, leaf = key.rpartition(".")
+        if NODE.fullmatch(table):
+            tables.setdefault(table, {})
         if table not in tables:
-            raise ValueError(_unknown(key))
+            raise ValueError(_unknown(key, known_keys()))
         tables[table][leaf] = value
     run = _section(Run, "", tables[""])
-    if run.method not in names:
-        raise ValueError(f'method = "{run.method}" is unknown; allowed: {", ".join(names)}')
+    kind = methods.options(run.method)
     for name in names if every else ():
         if name != run.method:
             _section(methods.options(name), f"{name}.", tables[name])
-    options = _section(methods.options(run.method), f"{run.method}.", tables[run.method])
+    options = _section(kind, f"{own}.", tables[own])
     shared = {
         name: _resolved(_section(kind, f"{name}.", tables[name]), name, options.auto)
         for name, kind in SECTIONS.items()
     }
+    nodes = {
+        int(found[1]): _section(Node, f"{table}.", leaves)
+        for table, leaves in tables.items()
+        if (found := NODE.fullmatch(table))
+    }
     run = _resolved(run, "", options.auto)
-    config = Config.model_validate({"run": run, **shared, "method": options})
+    config = Config.model_validate({"run": run, **shared, "method": options, "nodes": nodes})
+    if run.clients and max(nodes, default=0) >= run.clients:
+        raise ValueError(
+            f"[node.{max(nodes)}] is not allowed with clients = {run.clients}; it should be "
+            f"[node.0] to [node.{run.clients - 1}]"
+        )
+    config.data.check()
     if run.clients and run.per_round > run.clients:
         raise ValueError(f"per-round = {run.per_round} is more than clients = {run.clients}")
     if not config.fleet:
@@ -69,23 +85,30 @@ def parse(flat: Mapping[str, Value], *, every: bool = False) -> Config:
     return config
 
 
-def tables() -> dict[str, type[Section]]:
-    """Every table of the run config by its name; the top level has none."""
-    return {"": Run, **SECTIONS, **{name: methods.options(name) for name in methods.names()}}
+def tables(method: str = "") -> dict[str, type[Section]]:
+    """Every table of the run config by its name; the top level has none.
+
+    ``method``: with the table of this one too, if it is a plug-in's.
+
+    Raises ``ValueError``, one line, for a method that does not exist.
+    """
+    ours = {name: methods.options(name) for name in methods.names()}
+    own = {table_of(method): methods.options(method)} if method else {}
+    return {"": Run, **SECTIONS, **ours, **own}
 
 
-def defaults() -> dict[str, Value]:
-    """Every key with its default, flat; ``auto`` stays."""
+def defaults(method: str = "") -> dict[str, Value]:
+    """Every key with its default, flat; ``auto`` stays. ``method``: as for ``tables``."""
     return {
         f"{table}.{kebab(name)}".lstrip("."): field.default
-        for table, kind in tables().items()
+        for table, kind in tables(method).items()
         for name, field in kind.model_fields.items()
     }
 
 
-def known_keys() -> list[str]:
-    """Every key of the run config, flat."""
-    return list(defaults())
+def known_keys(method: str = "") -> list[str]:
+    """Every key of the run config, flat. ``method``: as for ``tables``."""
+    return list(defaults(method))
 
 
 def auto_of(field: FieldInfo) -> Auto | None:
@@ -100,22 +123,20 @@ def usual(key: str, field: FieldInfo, auto: Mapping[str, Value]) -> Value:
     return default
 
 
-def kind_of(key: str) -> type[Value]:
+def kind_of(key: str, method: str = "") -> type[Value]:
     """The Python type (bool, int, float or str) that a key's value has.
 
-    Raises ``ValueError`` for an unknown key.
+    ``method``: as for ``tables``. Raises ``ValueError`` for an unknown key.
     """
     table, _, leaf = key.rpartition(".")
-    known, name = tables(), leaf.replace("-", "_")
+    known, name = tables(method), leaf.replace("-", "_")
+    if NODE.fullmatch(table):
+        known[table] = Node
     if table not in known or name not in known[table].model_fields:
-        raise ValueError(_unknown(key))
-    annotation = known[table].model_fields[name].annotation
-    while get_origin(annotation) is Annotated:
-        annotation = get_args(annotation)[0]
-    if get_origin(annotation) is Literal:
-        annotation = type(get_args(annotation)[0])
-    kinds: dict[object, type[Value]] = {kind: kind for kind in (bool, int, float, str)}
-    return kinds[annotation]
+        raise ValueError(_unknown(key, known_keys(method)))
+    kind = value_kind(known[table].model_fields[name])
+    assert kind is not None, key
+    return kind
 
 
 def _resolved(section: S, table: str, auto: Mapping[str, Value]) -> S:
@@ -129,20 +150,21 @@ def _resolved(section: S, table: str, auto: Mapping[str, Value]) -> S:
 
 def _section(kind: type[S], prefix: str, table: Mapping[str, Value]) -> S:
     try:
-        if missing := sorted({kebab(name) for name in kind.model_fields} - table.keys()):
+        needed = {kebab(name) for name, f in kind.model_fields.items() if f.default is not None}
+        if missing := sorted(needed - table.keys()):
             raise ValueError(f"key {prefix + missing[0]!r} is missing")
         return kind.model_validate(table)
     except ValidationError as error:
-        raise ValueError(_explain(prefix, error.errors()[0])) from None
+        raise ValueError(_explain(kind, prefix, error.errors()[0])) from None
 
 
-def _explain(prefix: str, error: ErrorDetails) -> str:
+def _explain(kind: type[Section], prefix: str, error: ErrorDetails) -> str:
     key = prefix + kebab(str(error["loc"][0]))
     if error["type"] == "extra_forbidden":
-        return _unknown(key)
+        return _unknown(key, [*known_keys(), *(prefix + kebab(name) for name in kind.model_fields)])
     allowed = error["msg"].removeprefix("Input should be ").removeprefix("a valid ")
     if error["type"] == "string_pattern_mismatch":
-        allowed = PATTERNS[key]
+        allowed = PATTERNS[key.rpartition(".")[2]]
     if error["type"] == "string_too_short":
         allowed = "a name"
     value = error["input"]
@@ -150,6 +172,14 @@ def _explain(prefix: str, error: ErrorDetails) -> str:
     return f"{key} = {shown} is not allowed; it should be {allowed}"
 
 
-def _unknown(key: str) -> str:
-    near = difflib.get_close_matches(key, known_keys(), n=1, cutoff=0.5)
-    return f"key {key!r} is unknown" + (f"; did you mean {near[0]!r}?" if near else "")
+def _unknown(key: str, known: list[str]) -> str:
+    """The refusal, with what may be meant: keys of this name in a table, else the nearest one."""
+    table = key.rpartition(".")[0]
+    own = table if NODE.fullmatch(table) else "node.K"
+    known = [*known, *(f"{own}.{kebab(name)}" for name in Node.model_fields)]
+    meant = [each for each in known if each.rpartition(".")[2] == key]
+    *others, last = map(repr, meant or [""])
+    asked = f"{', '.join(others)} or {last}" if others else last
+    return f"key {key!r} is unknown" + (
+        f"; did you mean {asked}?" if meant else nearest(key, known)
+    )

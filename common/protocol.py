@@ -20,7 +20,7 @@ Count = Annotated[int, Field(ge=0, lt=2**40)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Number = Annotated[float, Field(ge=-1e30, le=1e30, allow_inf_nan=False)]
 """Finite, and so far from overflow that means of them are finite too."""
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9@._-]{1,100}$")]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9@.:_-]{1,100}$")]
 Experiment = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 """Clients keep their state in a folder of this name, so it can name no other folder."""
 MAX_CLASSES = 100_000
@@ -116,8 +116,8 @@ class Peer(ToServer):
     """Input shape and fingerprint of the class names, the same at every client."""
     public: Annotated[str, Field(max_length=100)]
     """Fingerprint of the public set as this client sees it; empty if the method has none."""
-    version: Annotated[str, Field(max_length=100)]
-    """Version and fingerprint of the code this client runs."""
+    version: Annotated[str, Field(max_length=1000)]
+    """Version and fingerprint of the code this client runs, its plug-ins' included."""
 
 
 class Ask(ToClient):

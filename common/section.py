@@ -11,9 +11,11 @@ import functools
 import inspect
 import textwrap
 from dataclasses import dataclass
-from typing import Annotated, final
+from types import UnionType
+from typing import Annotated, Literal, Union, final, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.fields import FieldInfo
 
 Value = bool | int | float | str
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -26,6 +28,17 @@ AtLeastOne = Annotated[int, Field(ge=1)]
 def kebab(name: str) -> str:
     """A field's name as the run config writes it: ``batch_size`` is ``batch-size``."""
     return name.replace("_", "-")
+
+
+def value_kind(field: FieldInfo) -> type[Value] | None:
+    """The Python type (bool, int, float or str) of a knob's values; None if it is another."""
+    annotation = field.annotation
+    while get_origin(annotation) in (Annotated, Union, UnionType):
+        annotation = get_args(annotation)[0]
+    if get_origin(annotation) is Literal:
+        annotation = type(get_args(annotation)[0])
+    kinds: dict[object, type[Value]] = {kind: kind for kind in (bool, int, float, str)}
+    return kinds.get(annotation)
 
 
 class Section(BaseModel):

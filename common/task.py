@@ -23,6 +23,7 @@ from common.data.batches import Batches, evaluation_batches, lengths
 from common.data.dataset import Dataset
 from common.device import Net, arrange
 from common.fit import Loss, fit
+from common.models import weights as weights_
 from common.models.batchnorm import batch_statistics, recalibrate
 from common.models.classifier import Classifier
 from common.models.layers import Shape
@@ -85,10 +86,12 @@ class Task:
         name: tuple[str | int, ...],
         classes: int = 0,
         pretrained: bool = False,
+        first: bool = False,
     ) -> Classifier:
         """A network on the device: with ``weights``, else as the draw ``name`` makes it.
 
-        ``classes``: outputs; 0: all classes of the task.
+        ``classes``: outputs; 0: all classes of the task. ``first``: without ``weights`` it starts
+        from the run's file of weights, if there is one.
         """
         net = models.build(
             spec,
@@ -102,7 +105,29 @@ class Task:
         )
         if weights is not None:
             net.load_state_dict(weights)
+        elif first and (file := self.config.run.weights):
+            net.load_state_dict(self._from_file(net, file), strict=False)
         return self.place(net)
+
+    def check_weights(self, spec: str) -> None:
+        """Raise a one-line ``ValueError`` if a network of this architecture cannot start from the
+        run's file of weights.
+        """
+        if file := self.config.run.weights:
+            with torch.device("meta"):
+                net = models.build(
+                    spec,
+                    self.shape,
+                    self.num_classes,
+                    seed=0,
+                    stem=self.stem,
+                    projection=self.projection,
+                )
+            self._from_file(net, file)
+
+    def _from_file(self, net: Classifier, file: str) -> StateDict:
+        path = weights_.path_of(file, net.spec)
+        return weights_.fitted(net, weights_.read(path), path)
 
     def place(self, net: Net) -> Net:
         """Move a network to the device, in the configured memory format."""
@@ -277,7 +302,7 @@ def global_spec(task: Task) -> str:
 def check_architectures(config: Config) -> None:
     """Raise a one-line ``ValueError`` for an architecture that does not exist."""
     own = config.run.global_model
-    for spec in (*config.fleet, *(() if own == "smallest" else (own,))):
+    for spec in (*config.brought, *(() if own == "smallest" else (own,))):
         models.parse(spec)
 
 
@@ -286,8 +311,8 @@ def check_fleet(task: Task) -> None:
     the method asks something of the fleet that it does not have.
     """
     config = task.config
-    for spec in config.fleet:
+    for spec in config.brought:
         models.check(spec, task.shape, task.num_classes, stem=task.stem)
-    config.method.check_fleet(task, config.fleet)
+    config.method.check_fleet(task, config.brought)
     if config.run.global_model != "smallest":
         models.check(config.run.global_model, task.shape, task.num_classes, stem=task.stem)

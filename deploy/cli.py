@@ -32,7 +32,6 @@ from deploy.machines import commands as machines
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
@@ -89,12 +88,8 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run an experiment; without one, the default: FedORION on digits, six clients."""
-    from deploy.api import Run
-    from deploy.report.pages import write_report
-    from deploy.report.read import read
-    from deploy.run import launch, preflight
+    from deploy.run import launch, preflight, results
     from deploy.run import settings as given
-    from deploy.run.progress import show_summary
 
     preflight.check_runtime(runtime, workers)
     if resume is not None:
@@ -109,10 +104,7 @@ def run(
         raise ValueError(f"--warm-start is for --runtime grpc, not {flat['runtime']}")
     with told_how_to_go_on(f"fedmosaic run --resume {folder}"):
         launch.launch(flat, folder, workers=workers, console=out, warm_start=warm)
-    write_report([folder], folder / "report.html")
-    show_summary(read(folder), out)
-    plain(f"report: {folder / 'report.html'}")
-    answer(as_json, {"folder": folder, "report": folder / "report.html", **Run(folder).summary})
+    answer(as_json, results.show(folder, out))
 
 
 @app.command()
@@ -156,20 +148,24 @@ def table(
 
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(help="methods, models, datasets, partitions or settings.")],
+    what: Annotated[
+        str, typer.Argument(help="methods, models, datasets, partitions, trackers or settings.")
+    ],
     method: Annotated[
         str, typer.Argument(help="settings: those that this method reads, as it resolves them.")
     ] = "",
     as_json: Json = False,
 ) -> None:
-    """List methods, models, datasets or partitions, with their sources; or every setting."""
+    """List methods, models, datasets, partitions or trackers; or every setting."""
     from deploy.report.listing import LISTINGS, described, settings
     from deploy.report.table import terminal
+    from deploy.run import beside
 
     if what not in LISTINGS:
         raise ValueError(f"list {what} is unknown; allowed: {', '.join(LISTINGS)}")
     if method and what != "settings":
         raise ValueError(f"list {what} takes no method, but {method!r} is given")
+    beside.look_in(Path(), {"method": method})
     listed = settings(method) if method else LISTINGS[what]()
     out.print(*terminal(listed, ruled=False))
     every = [each._asdict() for each in described(method)] if what == "settings" else None
@@ -185,11 +181,10 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write one page about a run, or about several compared."""
-    from deploy.report.pages import write_report
+    from deploy.run import results
 
     page = to or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
-    write_report(folders, page)
-    plain(f"report: {page.resolve()}")
+    results.report(folders, page, out)
     answer(as_json, {"report": page.resolve()})
 
 
@@ -315,7 +310,7 @@ def main() -> NoReturn:
     """The console script: every foreseeable error is one line and a non-zero exit status."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's own lines, beside ours
     try:
-        app()
+        app(prog_name="fedmosaic")
     except (ValueError, RuntimeError, FloatingPointError, OSError, ModuleNotFoundError) as error:
         said = missing(error) if isinstance(error, ModuleNotFoundError) else str(error)
         red("error:", f" {said.strip().partition(chr(10))[0]}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -17,19 +16,22 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """One run. Raises ``ValueError`` or ``Stopped`` with one clear line."""
     from common import device
-    from common.data import load
+    from common.data.shares import for_testing
     from common.parse import parse
     from common.task import Task, check_fleet, global_spec
     from server_app.keep import checkpoint
     from server_app.keep.lock import hold
+    from server_app.keep.summary import place
     from server_app.methods import make
     from server_app.score import Scorer
     from server_app.strategy import MethodStrategy
     from server_app.talk.post import Post
+    from server_app.track import numbers
+    from server_app.track.sink import Sink
 
     config = parse(context.run_config)
     experiment = config.run.experiment or f"run-{context.run_id}"
-    out = Path(config.run.out or Path.home() / ".fedmosaic" / "runs" / experiment)
+    out = place(config.run.out, experiment).resolve()
     config = config.with_out(str(out))
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -38,10 +40,12 @@ def main(grid: Grid, context: Context) -> None:
     with hold(out):
         if not config.run.resume and checkpoint.path_in(out).exists():
             raise ValueError(f"out = {out} holds a run already; resume it or choose another folder")
+        sink = Sink(out, config.run.track, numbers.settings(config))
         device.settle(config.run.threads)
-        dataset = load(config.data)
+        dataset = for_testing(config.data, config.run.clients, config.partition_seed)
         task = Task.of(config, dataset, device.choose(config.run.device))
         check_fleet(task)
         method = make(task, global_spec(task))
         log.info("%s: results go to %s", experiment, out)
-        MethodStrategy(method, Post(config, experiment), Scorer(method, dataset)).start(grid)
+        post, scorer = Post(config, experiment), Scorer(method, dataset)
+        MethodStrategy(method, post, scorer, sink, context.run_config).start(grid)

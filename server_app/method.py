@@ -181,7 +181,8 @@ class Method(ABC, Generic[O, U]):
 
     def build(self, spec: str, weights: StateDict | None = None, *name: str | int) -> Classifier:
         """A network on the server's device: with ``weights``, or as first drawn for the server."""
-        return self.task.build(spec, weights, name=("init", *(name or ("global",))))
+        named = ("init", *(name or ("global",)))
+        return self.task.build(spec, weights, name=named, first=not name)
 
     def check_size(self, client: Client) -> None:
         """Raise ``ValueError`` if a client's model could not be sent: then it is not built here."""

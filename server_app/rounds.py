@@ -11,8 +11,12 @@ from typing import TYPE_CHECKING
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from common.config import Config
+from common.files import write_atomically
 from common.journal import Cost, Entry, Member
+from common.toml import to_toml
 from server_app.keep import checkpoint, summary
+from server_app.keep.checkpoint import Checkpoint
 from server_app.keep.journal import Journal, clock
 from server_app.stopped import Stopped
 from server_app.talk.census import take_census, wait_for_nodes
@@ -28,22 +32,37 @@ log = logging.getLogger("flwr.fedmosaic")
 def run(strategy: MethodStrategy, grid: Grid) -> None:
     """Run the strategy's method over ``grid`` as configured; its summary is left on disk.
 
-    Raises ``Stopped`` if the run cannot go on; the checkpoint of the last good round is kept.
+    Raises ``Stopped`` if the run cannot go on; the checkpoint of the last good round is kept. What
+    cannot be resumed, or is complete, stays as it is.
     """
+    config = strategy.method.config
+    folder = Path(config.run.out)
+    saved = _checkpoint(config) if config.run.resume else None
+    with strategy.sink:
+        _play(strategy, grid, saved)
+    if not config.run.runtime:  # our commands make it themselves
+        log.info("completed; for its report: fedmosaic report %s", folder)
+
+
+def _play(strategy: MethodStrategy, grid: Grid, saved: Checkpoint | None) -> None:
+    """Everything that leaves a summary, also if the run cannot go on; then raises ``Stopped``."""
     config = strategy.method.config
     folder = Path(config.run.out)
     journal = Journal(folder)
     try:
-        done, nodes = _resume(strategy, journal) if config.run.resume else (-1, {})
-        _census(strategy, grid, journal, done, nodes)
+        if saved is not None:
+            _resume(strategy, journal, saved)
+        _census(strategy, grid, journal, saved)
+        strategy.sink.tell(journal.entries())
         readmission = Readmission(strategy.post, grid)
-        for t in range(max(done, 0) + 1, config.run.rounds + 1):
+        for t in range(saved.t + 1 if saved else 1, config.run.rounds + 1):
             strategy.clients, strangers = readmission.renew(t, strategy.clients)
             entry = play_round(strategy, grid, t)
             entry.failures = strangers + entry.failures
             with clock(entry, "checkpoint"):
                 _keep(strategy)
             journal.append(entry)
+            strategy.sink.tell([entry])
             _tell(entry, config.run.rounds)
         summary.write(folder, config, journal.entries(), strategy.method.ask())
     except (Stopped, ValueError, FloatingPointError, OSError) as error:
@@ -123,12 +142,9 @@ def _keep(strategy: MethodStrategy) -> None:
 
 
 def _census(
-    strategy: MethodStrategy, grid: Grid, journal: Journal, done: int, bound: dict[int, int]
+    strategy: MethodStrategy, grid: Grid, journal: Journal, saved: Checkpoint | None
 ) -> None:
-    """Find the clients; without a checkpoint, write round 0 of the journal.
-
-    ``bound``: the nodes of a checkpoint's clients.
-    """
+    """Find the clients; without a checkpoint, write round 0 of the journal."""
     method, post = strategy.method, strategy.post
     run, entry = method.config.run, strategy.entry
     with clock(entry, "total"):
@@ -137,9 +153,10 @@ def _census(
             if run.per_round > len(nodes):
                 raise Stopped(f"per-round = {run.per_round} is more than the {len(nodes)} clients")
             strategy.clients = take_census(grid, nodes, post, method.task)
-            check_bound(strategy.clients, bound, run.rebind)
+            check_bound(strategy.clients, saved.nodes if saved else {}, run.rebind)
             method.begin(strategy.clients)
-        if done >= 0:
+        _keep_settings(strategy)
+        if saved is not None:
             return
         with clock(entry, "score"):
             strategy.scorer.score(entry)
@@ -163,18 +180,37 @@ def _census(
     journal.append(entry)
 
 
-def _resume(strategy: MethodStrategy, journal: Journal) -> tuple[int, dict[int, int]]:
-    """Take up the state of the checkpoint; the round it was written after, and the nodes then."""
-    method, config = strategy.method, strategy.method.config
+def _keep_settings(strategy: MethodStrategy) -> None:
+    """Write ``config.toml``: the run config as it came, with what was still open in it."""
+    out = strategy.method.config.run.out
+    settings = {
+        **strategy.settings,
+        "out": out,
+        "experiment": strategy.post.experiment,
+        "clients": len(strategy.clients),
+        "resume": False,
+    }
+    write_atomically(Path(out) / "config.toml", to_toml(settings).encode())
+
+
+def _checkpoint(config: Config) -> Checkpoint:
+    """The checkpoint to go on from; raises ``Stopped`` if there is none, or all rounds are done."""
     folder = Path(config.run.out)
-    saved = checkpoint.read(folder, config)
+    try:
+        saved = checkpoint.read(folder, config)
+        summary.check_incomplete(folder, config.run.rounds)
+    except ValueError as error:
+        raise Stopped(str(error)) from error
+    return saved
+
+
+def _resume(strategy: MethodStrategy, journal: Journal, saved: Checkpoint) -> None:
+    """Take up the state of the checkpoint."""
+    method, name = strategy.method, strategy.method.config.run.method
     try:
         state = method.keeps(**saved.state)
     except ValueError as error:
-        raise ValueError(f"the checkpoint's state is not that of {config.run.method}") from error
+        raise ValueError(f"the checkpoint's state is not that of {name}") from error
     method.restore(state)
     strategy.post.experiment = saved.experiment
     journal.rewind(Entry.read(saved.entry))
-    if saved.t >= config.run.rounds and summary.complete(folder, saved.t):
-        raise ValueError(f"the run is complete: rounds = {config.run.rounds}, all of them done")
-    return saved.t, saved.nodes

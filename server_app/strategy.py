@@ -7,7 +7,7 @@ demands equal reply keys, turns integer buffers into floats, and averages on ove
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import final
 
 from flwr.app import ArrayRecord, Message, MetricRecord
@@ -19,6 +19,7 @@ from common.config import MethodOptions
 from common.journal import Entry, Failure
 from common.protocol import Ask, Score, Up
 from common.records import StateDict
+from common.section import Value
 from common.tree import snapshot
 from server_app import rounds
 from server_app.keep.journal import clock
@@ -26,6 +27,7 @@ from server_app.method import Client, Method, Ups, mean_metrics
 from server_app.score import Scorer, write_client_scores
 from server_app.stopped import Stopped
 from server_app.talk.post import Post
+from server_app.track.sink import Sink
 
 
 @final
@@ -33,11 +35,19 @@ class MethodStrategy(Strategy):
     """Turns a method's hooks into messages and back, and writes down what came of each round.
 
     ``clients``: who they are and at which nodes they are now, in order of k; ``entry``: the
-    journal's, of the round at hand.
+    journal's, of the round at hand; ``settings``: the run config as it came.
     """
 
-    def __init__(self, method: Method[MethodOptions, Up], post: Post, scorer: Scorer) -> None:
-        self.method, self.post, self.scorer = method, post, scorer
+    def __init__(
+        self,
+        method: Method[MethodOptions, Up],
+        post: Post,
+        scorer: Scorer,
+        sink: Sink,
+        settings: Mapping[str, Value],
+    ) -> None:
+        self.method, self.post, self.scorer, self.sink = method, post, scorer, sink
+        self.settings = settings
         self.clients: list[Client] = []
         self.entry = Entry(round=0)
         self.good: list[tuple[Client, Up]] = []

@@ -13,6 +13,7 @@ from common import methods
 from common.config import SECTIONS, Config, Run, Value
 from common.parse import auto_of, known_keys, parse, tables
 from common.section import Section, kebab, meanings
+from common.toml import to_toml
 from deploy.run import settings
 
 
@@ -49,9 +50,40 @@ def test_the_defaults_parse() -> None:
         ({"method": "fedavgg"}, 'method = "fedavgg" is unknown; allowed: '),
         ({"clients": 5, "per_round": 6}, "per-round = 6 is more than clients = 5"),
         ({"roundz": 3}, "key 'roundz' is unknown; did you mean 'rounds'?"),
+        ({"steps": 3}, "key 'steps' is unknown; did you mean 'train.steps'?"),
+        (
+            {"lr": 0.1},
+            "key 'lr' is unknown; did you mean 'train.lr', 'noise.lr' or 'generator.lr'?",
+        ),
         ({"fedorion__dmll": True}, "key 'fedorion.dmll' is unknown; did you mean 'fedorion.dml'?"),
         ({"nosuch__key": 1}, "key 'nosuch.key' is unknown"),
         ({"experiment": "../x"}, 'experiment = "../x" is not allowed; it should be letters'),
+        (
+            {"node__3__modell": "mlp"},
+            "key 'node.3.modell' is unknown; did you mean 'node.3.model'?",
+        ),
+        ({"node__3__partition_id": 1}, "key 'node.3.partition-id' is unknown"),
+        ({"node__x__model": "mlp"}, "key 'node.x.model' is unknown; did you mean 'node.K.model'?"),
+        ({"node__03__model": "mlp"}, "key 'node.03.model' is unknown"),
+        (
+            {"node__3__device": "gpu"},
+            'node.3.device = "gpu" is not allowed; it should be auto, cpu,',
+        ),
+        ({"node__3__threads": 0}, "node.3.threads = 0 is not allowed; it should be greater than"),
+        ({"node__3__memory_mb": 9}, "node.3.memory-mb = 9 is not allowed; it should be greater"),
+        ({"node__3__incentive": "no"}, 'node.3.incentive = "no" is not allowed; it should be bool'),
+        (
+            {"node__3__model": "mlp", "clients": 3},
+            "[node.3] is not allowed with clients = 3; it should be [node.0] to [node.2]",
+        ),
+        (
+            {"data__dir": "h/{k}"},
+            "data.dir = 'h/{k}' is not allowed with data.partition = 'label_dirichlet'; {k} is for",
+        ),
+        (
+            {"data__test": "merge", "data__test_fraction": 0.0},
+            'data.test = "merge" needs a data.te',
+        ),
     ],
 )
 def test_a_mistake_is_one_line_with_key_value_and_what_is_allowed(
@@ -60,6 +92,26 @@ def test_a_mistake_is_one_line_with_key_value_and_what_is_allowed(
     with pytest.raises(ValueError) as caught:
         parse(values(**changes))
     assert str(caught.value).startswith(line) and "\n" not in str(caught.value)
+
+
+def test_single_nodes_have_settings_of_their_own() -> None:
+    own = {"node.11.model": "mlp", "node.2.threads": 2, "node.2.incentive": False}
+    config = parse({**values(clients=12), **own})
+    assert config.node(2) == {"threads": 2, "incentive": False} and config.node(3) == {}
+    assert config.node(11) == {"model": "mlp"}
+    assert config.brought == (*config.fleet, "mlp")[: len(config.fleet)], "mlp is in the fleet"
+    assert settings.parse_override("node.4.memory-mb=500") == ("node.4.memory-mb", 500)
+    assert settings.parse_override("node.4.incentive=false") == ("node.4.incentive", False)
+    assert config.data_of(5, {"data-dir": "/x", "threads": 1}).dir == "/x"
+
+
+def test_settings_of_single_nodes_survive_their_file(tmp_path: Path) -> None:
+    flat = values(node__10__model="mlp", node__2__data_dir="/data/2", node__2__threads=2)
+    path = tmp_path / "config.toml"
+    path.write_text(to_toml(flat))
+    assert settings.load(path) == flat
+    text = path.read_text()
+    assert text.index("[node.2]") < text.index("[node.10]")
 
 
 def test_a_missing_key_is_named() -> None:
@@ -81,7 +133,7 @@ def test_an_override_has_the_type_of_its_key() -> None:
 def test_a_resolved_config_survives_its_file(tmp_path: Path) -> None:
     flat = values(data__dir='C:\\some "odd" dir', train__lr=1e-7)
     path = tmp_path / "config.toml"
-    path.write_text(settings.to_toml(flat))
+    path.write_text(to_toml(flat))
     assert settings.load(path) == flat
 
 
@@ -180,9 +232,9 @@ def test_a_knob_means_what_the_docstring_below_it_says() -> None:
 
 def test_pyproject_hands_flower_todays_defaults() -> None:
     pyproject = (settings.app_folder() / "pyproject.toml").read_text(encoding="utf-8")
-    assert settings.with_app_config(pyproject) == pyproject
+    assert settings.with_app_config(pyproject, settings.defaults()) == pyproject
     stale = pyproject.replace("rounds = 6\n", "rounds = 7\ngone = true\n")
-    assert stale != pyproject and settings.with_app_config(stale) == pyproject
+    assert stale != pyproject and settings.with_app_config(stale, settings.defaults()) == pyproject
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,12 @@ import client_app.methods
 import server_app.methods
 from client_app.handler import Handler
 from common.config import MethodOptions
-from common.methods import names, options
+from common.methods import options
 from common.records import Records, tensors
 from server_app.method import Method
 from server_app.stopped import Stopped
 from tests.support.battery import (
+    METHODS,
     Backwards,
     Crash,
     Crashing,
@@ -36,7 +37,7 @@ from tests.support.battery import (
 )
 from tests.support.tiny import TinyRun, play
 
-every_method = pytest.mark.parametrize("method", names(), scope="module")
+every_method = pytest.mark.parametrize("method", METHODS, scope="module")
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def reference(method: str, tmp_path_factory: pytest.TempPathFactory) -> Referenc
 
 
 def test_a_method_has_its_contract_and_both_halves() -> None:
-    for name in names():
+    for name in METHODS:
         assert issubclass(options(name), MethodOptions)
         assert issubclass(server_app.methods.half(name), Method)
         assert issubclass(client_app.methods.half(name), Handler)

@@ -1,29 +1,37 @@
 """Data: what there is to learn, how it falls to the clients, and the batches they train on.
 
 A public (proxy) set is unlabelled images that everybody may see, set apart from the clients'.
-Partitions act on what remains, the pool.
+Partitions act on what remains, the pool; ``shares.py`` says what each client gets of it.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
 
-from common.config import Data
+from common import plugins
+from common.config import NATURAL, OWN, SERVER, WHO, Data
+from common.data import outside
+from common.data.client_folders import load_client_folders
 from common.data.colour import CIFAR10, CIFAR100, SVHN
-from common.data.dataset import Dataset, resize, stratified
+from common.data.dataset import Dataset, merged, resize, stratified
 from common.data.embedded import digits, points, toy
 from common.data.folder import load_folder
+from common.data.hub import load_hub
 from common.data.idx import EMNIST_LETTERS, FASHION_MNIST, MNIST
-from common.data.partition import OWN, PARTITIONS
+from common.data.leaf import load_leaf
+from common.data.npz import load_npz
+from common.data.partition import PARTITIONS
 from common.seeds import rng
 
-__all__ = ["DATASETS", "PARTITIONS", "Dataset", "Source", "load"]
+__all__ = ["DATASETS", "PARTITIONS", "Dataset", "Source", "load", "source"]
 
 
 @final
@@ -55,11 +63,46 @@ DATASETS: dict[str, Source] = {
     ),
     "svhn": Source(SVHN.load, "house numbers (Netzer et al. 2011); torchvision", (3, 32, 32), 10),
     "folder": Source(load_folder, "images in data.dir, one folder per class", None, None),
+    "client-folders": Source(
+        load_client_folders,
+        "images in data.dir, one folder per client with one folder per class",
+        None,
+        None,
+    ),
+    "npz": Source(
+        load_npz, "clients' train/K.npz and test/K.npz in data.dir (PFLlib, HtFLlib)", None, None
+    ),
+    "leaf": Source(
+        load_leaf, "train/*.json and test/*.json by user in data.dir (LEAF)", None, None
+    ),
+    "hub": Source(load_hub, "a Hugging Face data set saved to data.dir; extra hub", None, None),
     "toy": Source(lambda _: toy(), "random patterns with noise, made on the spot", (1, 8, 8), 3),
     "points": Source(lambda _: points(), "three spiral arms in the plane", (2, 1, 1), 3),
 }
 
-_DECIDE = {"name", "dir", "download", "image_size", "samples", "test_samples", "seed"}
+
+def source(name: str) -> Source:
+    """Where the data set of a name comes from: ours, or a plug-in's.
+
+    Raises ``ValueError``, one line: there is none of this name, or the plug-in is no data set.
+    """
+    if name in DATASETS:
+        return DATASETS[name]
+    found = plugins.find("datasets", name)
+    if found is None:
+        known = [*DATASETS, *plugins.installed("datasets")]
+        near = plugins.nearest(name, known)
+        raise ValueError(f"unknown data.name {name!r}: choose from {', '.join(known)}{near}")
+    if isinstance(found, Source):
+        return replace(found, load=outside.loader(name, found.load))
+    about = (inspect.getdoc(found) or "").partition("\n")[0]
+    return Source(outside.loader(name, found), about, None, None)
+
+
+_DECIDE = {
+    *("name", "dir", "download", "image_size", "samples", "test_samples", "seed"),
+    *("label_column", "owner_column"),
+}
 """What decides which samples there are, beside whether they are one client's own."""
 
 
@@ -69,25 +112,28 @@ def load(data: Data) -> Dataset:
     ``data.samples`` and ``data.test_samples`` (0: all) take class-stratified subsets, drawn from
     the streams "samples" and "test-samples" of ``data.seed``. ``data.image_size`` (0: as is)
     resizes to a square once, bilinearly. Mean and standard deviation stay those of the full
-    training set. Tensors are shared between callers and must not be changed in place.
+    training set. Tensors are shared between callers and must not be changed in place. Where
+    ``data.dir`` still asks for a client's number, it is the server's.
     """
-    decides = data.model_dump(include=_DECIDE)
+    place = data.dir.replace(WHO, SERVER)
+    if place != data.dir and not Path(place).expanduser().is_dir():
+        raise ValueError(
+            f"data.dir = {data.dir!r}: the server needs test data of its own in {place}"
+        )
+    decides = data.model_dump(include=_DECIDE) | {"dir": place}
     return _load(Data(**decides, partition=OWN if data.partition == OWN else "iid"))
 
 
 @lru_cache(maxsize=4)
 def _load(data: Data) -> Dataset:
-    source = DATASETS.get(data.name)
-    if source is None:
-        raise ValueError(f"unknown data.name {data.name!r}: choose from {', '.join(DATASETS)}")
-    dataset = source.load(data)
+    dataset = source(data.name).load(data)
     _check(dataset, every_class=data.partition != OWN)
     if data.samples:
         rows = stratified(dataset.y, data.samples, rng(data.seed, "samples"))
-        dataset = replace(dataset, x=dataset.x[rows], y=dataset.y[rows])
+        dataset = dataset.trained_on(rows)
     if data.test_samples:
         rows = stratified(dataset.y_test, data.test_samples, rng(data.seed, "test-samples"))
-        dataset = replace(dataset, x_test=dataset.x_test[rows], y_test=dataset.y_test[rows])
+        dataset = dataset.tested_on(rows)
     if data.image_size:
         public = dataset.x_public
         dataset = replace(
@@ -100,22 +146,44 @@ def _load(data: Data) -> Dataset:
 
 
 def _check(dataset: Dataset, *, every_class: bool) -> None:
-    """Refuse a data set that cannot be learnt from; the loaders' own promises are asserted.
+    """Refuse a data set that cannot be learnt from, or is none.
 
     ``every_class``: it is all there is, so each class needs samples; a client's own need not have
     them.
     """
+    if wrong := _broken(dataset):
+        raise ValueError(f"data set {dataset.name!r}: {wrong}")
     counts = torch.bincount(dataset.y, minlength=dataset.num_classes)
     for name, count in zip(dataset.classes, counts.tolist(), strict=True):
         if count == 0 and every_class:
             raise ValueError(f"data set {dataset.name!r}: class {name!r} has no samples")
     if not len(dataset.y_test):
         raise ValueError(f"data set {dataset.name!r} has no test samples")
-    assert dataset.x.dtype in (torch.uint8, torch.float32) and dataset.x.ndim == 4
-    assert dataset.y.dtype == dataset.y_test.dtype == torch.int64
-    assert len(dataset.x) == len(dataset.y) and len(dataset.x_test) == len(dataset.y_test)
-    assert dataset.x.shape[1:] == dataset.x_test.shape[1:]
-    assert len(dataset.mean) == len(dataset.std) == dataset.x.shape[1]
+
+
+def _broken(dataset: Dataset) -> str:
+    """Which promise of ``Dataset`` is not kept; empty if all are."""
+    sides = (
+        ("", dataset.x, dataset.y, dataset.owner),
+        ("_test", dataset.x_test, dataset.y_test, dataset.owner_test),
+    )
+    for side, x, y, owner in sides:
+        if x.dtype not in (torch.uint8, torch.float32) or x.ndim != 4:
+            return f"x{side} is {x.dtype} {tuple(x.shape)}, not uint8 or float32 (N, C, H, W)"
+        if x.shape[1:] != dataset.x.shape[1:]:
+            return f"x{side} has samples {tuple(x.shape[1:])}, x {dataset.shape}"
+        for name, of in ((f"y{side}", y), (f"owner{side}", owner)):
+            if of is None:
+                continue
+            if of.dtype != torch.int64 or of.shape != (len(x),):
+                return f"{name} is {of.dtype} {tuple(of.shape)}, not int64 ({len(x)},)"
+            if len(of) and int(of.min()) < 0:
+                return f"{name} has {int(of.min())}"
+        if len(y) and int(y.max()) >= dataset.num_classes:
+            return f"y{side} has {int(y.max())}, but there are {dataset.num_classes} classes"
+    if not len(dataset.mean) == len(dataset.std) == dataset.shape[0]:
+        return f"{len(dataset.mean)} means and {len(dataset.std)} deviations of channels"
+    return ""
 
 
 class Divided(NamedTuple):
@@ -129,10 +197,15 @@ class Divided(NamedTuple):
 def divide(data: Data, seed: int) -> Divided:
     """The pool and the public set as ``data`` says: ``public-dir``, else a ``public`` share.
 
+    With ``data.test = "merge"`` the test samples belong to what is divided.
     The images of ``public-dir``, read as ``data.name`` is read, are public as a whole: for clients
     whose own data no common seed could divide. Raises ``ValueError`` if they have another shape.
     """
     dataset = load(data)
+    if data.test == "merge":
+        if data.partition == NATURAL:
+            check_test_owners(data, dataset)
+        dataset = merged(dataset)
     if data.public_dir:
         away = {"dir": data.public_dir, "samples": 0, "test_samples": 0}
         other = load(data.model_copy(update=away))
@@ -145,6 +218,15 @@ def divide(data: Data, seed: int) -> Divided:
     if data.public == 0:
         return Divided(dataset, None, None)
     return set_aside(dataset, data.public, seed)
+
+
+def check_test_owners(data: Data, dataset: Dataset) -> None:
+    """Raise ``ValueError`` if clients shall get their own test samples, but nobody knows which."""
+    if dataset.owner is not None and dataset.owner_test is None:
+        raise ValueError(
+            f"data.test = {data.test!r}: data set {dataset.name!r} does not say whose its test "
+            "samples are; set data.test to 'split'"
+        )
 
 
 @lru_cache(maxsize=4)
@@ -169,5 +251,4 @@ def set_aside(dataset: Dataset, fraction: float, seed: int) -> Divided:
     known = None if labels is None else labels[public]
     if dataset.x_public is not None:
         return Divided(dataset, whole[public], known)
-    pool = replace(dataset, x=dataset.x[rest], y=dataset.y[rest])
-    return Divided(pool, whole[public], known)
+    return Divided(dataset.trained_on(rest), whole[public], known)

@@ -36,6 +36,12 @@ AUGMENTS: dict[str, Augment] = {
 }
 
 
+def check_augment(augment: str, x: Tensor) -> None:
+    """Raise ``ValueError`` if samples x cannot be augmented so."""
+    if augment != "none" and x.dtype != torch.uint8:
+        raise ValueError(f"data.augment = {augment!r} is for images of bytes: floats take 'none'")
+
+
 def normalise(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """(x / 255 − mean) / std per channel for bytes (n, C, H, W); floats are not divided by 255."""
     values = x.to(torch.float32, copy=True)
@@ -86,8 +92,7 @@ class Batches:
         skip_single: bool = True,
     ) -> None:
         self._augment = AUGMENTS[augment]
-        if augment != "none" and x.dtype != torch.uint8:
-            raise ValueError(f"data.augment = {augment!r} is for images: points take 'none'")
+        check_augment(augment, x)
         assert len(x) == len(y) > 0, "batches of no samples"
         assert generator.device.type == "cpu", "random numbers are drawn on the CPU"
         target = x.device if device is None else torch.device(device)

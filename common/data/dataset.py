@@ -7,7 +7,8 @@ rows.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import final
 
 import numpy as np
@@ -29,6 +30,10 @@ class Dataset:
     ``x_public`` holds images that the data set itself sets apart from training and testing
     (CINIC-10's ``valid``) and ``y_public`` their classes, which only upper bounds look at; None for
     most.
+
+    ``owner`` (N,) and ``owner_test`` (N_test,) are int64 in 0..owners - 1 and say whose each sample
+    is, where samples come from somebody; ``owner_test`` alone may be None, which is a test that is
+    nobody's own. With partition ``natural`` client k is owner k.
     """
 
     name: str
@@ -41,6 +46,8 @@ class Dataset:
     std: tuple[float, ...]
     x_public: Tensor | None = None
     y_public: Tensor | None = None
+    owner: Tensor | None = None
+    owner_test: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -51,6 +58,38 @@ class Dataset:
     @property
     def num_classes(self) -> int:
         return len(self.classes)
+
+    @property
+    def owners(self) -> int:
+        """How many the samples belong to; 0 where nothing is said."""
+        told = [each for each in (self.owner, self.owner_test) if each is not None and len(each)]
+        return max((int(each.max()) + 1 for each in told), default=0)
+
+    def trained_on(self, rows: Tensor) -> Dataset:
+        """The same with no other training samples than ``rows``."""
+        owner = None if self.owner is None else self.owner[rows]
+        return replace(self, x=self.x[rows], y=self.y[rows], owner=owner)
+
+    def tested_on(self, rows: Tensor) -> Dataset:
+        """The same with no other test samples than ``rows``."""
+        owner = None if self.owner_test is None else self.owner_test[rows]
+        return replace(self, x_test=self.x_test[rows], y_test=self.y_test[rows], owner_test=owner)
+
+
+@lru_cache(maxsize=4)
+def merged(dataset: Dataset) -> Dataset:
+    """Training samples followed by test samples, all for training; none are left for testing.
+
+    ``mean`` and ``std`` stay as they are. Samples whose owner is known for one part only have none.
+    """
+    none = torch.empty(0, dtype=torch.int64)
+    owner, owner_test = dataset.owner, dataset.owner_test
+    return replace(
+        dataset.tested_on(none),
+        x=torch.cat([dataset.x, dataset.x_test]),
+        y=torch.cat([dataset.y, dataset.y_test]),
+        owner=None if owner is None or owner_test is None else torch.cat([owner, owner_test]),
+    )
 
 
 def channel_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -78,7 +117,7 @@ def resize(x: Tensor, size: int) -> Tensor:
     """(N, C, H, W) bytes to (N, C, size, size), bilinear, antialiased when shrinking."""
     if x.dtype != torch.uint8:
         raise ValueError(
-            "data.image-size: points are not images and cannot be resized; set it to 0"
+            "data.image-size is for images of bytes: floats and points cannot be resized"
         )
     if x.shape[-2:] == (size, size):
         return x

@@ -20,6 +20,8 @@ from pathlib import Path
 
 from torch import Tensor
 
+from common.config import Data
+
 VERSION = 1  #: raised whenever the same files would be decoded differently
 SMALL = 2**20  #: bytes of source files that are decoded every time rather than kept
 
@@ -35,6 +37,16 @@ def root(directory: str) -> Path:
     return Path(directory).expanduser() if directory else cache_dir() / "data"
 
 
+def given(data: Data, name: str) -> Path:
+    """The folder ``data.dir``; raises ``ValueError`` if it is not said, or none."""
+    if not data.dir:
+        raise ValueError(f"data set {name!r} needs data.dir, the folder of its files")
+    folder = Path(data.dir).expanduser().resolve()
+    if not folder.is_dir():
+        raise ValueError(f"data.dir = {data.dir!r} is not a folder")
+    return folder
+
+
 def how_to_get(name: str, tried: list[Path], more: str = "") -> str:
     """One line for a data set that is not there: the places tried and the ways to it."""
     places = ", ".join(str(path) for path in tried)
@@ -45,14 +57,19 @@ def how_to_get(name: str, tried: list[Path], more: str = "") -> str:
 
 
 def cached(
-    root: Path, paths: list[str], size: int, decode: Callable[[], dict[str, Tensor]]
+    root: Path,
+    paths: list[str],
+    size: int,
+    decode: Callable[[], dict[str, Tensor]],
+    kind: str = "",
 ) -> dict[str, Tensor]:
     """What ``decode`` returns for ``paths``, all below ``root``; decoded at most once per content.
 
+    ``kind``: of what, where several things are made of one folder.
     A copy is written under a temporary name and renamed, so readers never see half of it.
     """
-    beside = root.parent / f".{root.name}-{size}.safetensors"
-    elsewhere = cache_dir() / "folders" / f"{_digest([str(root)])}-{size}.safetensors"
+    beside = root.parent / f".{root.name}-{kind}{size}.safetensors"
+    elsewhere = cache_dir() / "folders" / f"{_digest([str(root)])}-{kind}{size}.safetensors"
     return _through([beside, elsewhere], _key(str(root), paths, size), decode)
 
 

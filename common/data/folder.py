@@ -37,17 +37,13 @@ def load_folder(data: Data) -> Dataset:
     Grey images stay one channel if all of them are grey, else everything becomes RGB. All must
     have one size unless ``data.image_size`` is set. The name is that of the folder.
     """
-    if not data.dir:
-        raise ValueError("data set 'folder' needs data.dir, the folder of images")
-    root = Path(data.dir).expanduser().resolve()
-    if not root.is_dir():
-        raise ValueError(f"data.dir = {data.dir!r} is not a folder")
+    root = decoded.given(data, "folder")
     classes, parts = _parts(root)
     tensors = decoded.cached(
         root,
         [path for part in parts.values() for path, _ in part],
         data.image_size,
-        lambda: _decode(parts, data.image_size),
+        lambda: decode(parts, data.image_size),
     )
     labels = {
         name: torch.tensor([c for _, c in part], dtype=torch.int64) for name, part in parts.items()
@@ -75,10 +71,10 @@ def _parts(root: Path) -> tuple[tuple[str, ...], dict[str, Part]]:
     """Class names and the files of the parts "train" and, where there are any, "test", "public"."""
     split = (root / "train").is_dir()
     train = root / "train" if split else root
-    classes = tuple(sorted(p.name for p in train.iterdir() if p.is_dir() and p.name[0] != "."))
+    classes = tuple(sorted(subfolders(train)))
     if len(classes) < 2:
         raise ValueError(f"{train}: {len(classes)} class folders, at least 2 are needed")
-    parts = {"train": _listed(train, classes)}
+    parts = {"train": listed(train, classes)}
     if not parts["train"]:
         raise ValueError(f"{train}: no images")
     if not split:
@@ -91,19 +87,24 @@ def _parts(root: Path) -> tuple[tuple[str, ...], dict[str, Part]]:
         valid, test = None, valid
     if test is None:
         raise ValueError(f"{root}: there is a train folder, but neither test nor valid beside it")
-    parts["test"] = _listed(test, classes)
+    parts["test"] = listed(test, classes)
     if not parts["test"]:
         raise ValueError(f"{test}: no images")
     if valid is not None:
-        parts["public"] = _listed(valid, classes)
+        parts["public"] = listed(valid, classes)
     return classes, parts
 
 
-def _listed(folder: Path, classes: tuple[str, ...]) -> Part:
+def subfolders(folder: Path) -> set[str]:
+    """Names of the folders in a folder, without hidden ones."""
+    return {p.name for p in folder.iterdir() if p.is_dir() and p.name[0] != "."}
+
+
+def listed(folder: Path, classes: tuple[str, ...]) -> Part:
     """Every image below ``folder/<class>``, in order of class and path."""
     if (folder / ANNOTATIONS).is_file():
         return _annotated(folder, classes)
-    found = {p.name for p in folder.iterdir() if p.is_dir() and p.name[0] != "."}
+    found = subfolders(folder)
     if unknown := sorted(found - set(classes)):
         raise ValueError(f"{folder / unknown[0]}: class {unknown[0]!r} has no training folder")
     return [
@@ -132,7 +133,7 @@ def _images(folder: str) -> Iterator[str]:
                 yield os.path.join(where, name)
 
 
-def _decode(parts: dict[str, Part], size: int) -> dict[str, Tensor]:
+def decode(parts: dict[str, Part], size: int) -> dict[str, Tensor]:
     """uint8 (N, C, H, W) per part."""
     paths = {name: [path for path, _ in part] for name, part in parts.items()}
     everything = [path for part in paths.values() for path in part]
@@ -163,12 +164,17 @@ def _header(path: str) -> tuple[str, tuple[int, int]]:
 def _pixels(path: str, mode: str, size: int) -> np.ndarray:
     """uint8 (C, H, W), resized bilinearly to size × size unless ``size`` is 0."""
     with _naming(path), Image.open(path) as image:
-        if image.mode in DEEP:
-            raise ValueError("more than 8 bits per channel")
-        picture = image.convert(mode)
-        if size and picture.size != (size, size):
-            picture = picture.resize((size, size), Image.Resampling.BILINEAR)
-        return np.asarray(picture).reshape(picture.height, picture.width, -1).transpose(2, 0, 1)
+        return as_bytes(image, mode, size)
+
+
+def as_bytes(image: Image.Image, mode: str, size: int) -> np.ndarray:
+    """The same of an opened image; raises ``ValueError`` if bytes cannot hold its values."""
+    if image.mode in DEEP:
+        raise ValueError("more than 8 bits per channel")
+    picture = image.convert(mode)
+    if size and picture.size != (size, size):
+        picture = picture.resize((size, size), Image.Resampling.BILINEAR)
+    return np.asarray(picture).reshape(picture.height, picture.width, -1).transpose(2, 0, 1)
 
 
 @contextmanager

@@ -1,8 +1,9 @@
 """How the training samples fall to the clients.
 
-A partition is a pure function from labels (N,) to one index array per client; what it draws comes
+A partition is a pure function from a data set to one index array per client; what it draws comes
 from the generator it is given. ``split`` is the one entry: it looks the partition up by name,
-hands it the options it takes, and names the draw.
+hands it the options it takes, names the draw, and checks what comes back. Most rules look at the
+labels (N,) alone, and are written so.
 
 NIID-1, NIID-2 and NIID-3 are DL-MH's: fixed class patterns over devices, drawn with replacement,
 stated for 10 classes and 5 devices. ``niid_scale`` says what happens otherwise: "period5" repeats
@@ -15,27 +16,31 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from itertools import combinations
 from typing import final
 
 import numpy as np
-from torch import Tensor
 
-from common.config import Data
+from common import plugins
+from common.config import NATURAL, OWN, Data
+from common.data import flwr_partitions as flower
+from common.data.dataset import Dataset
 from common.data.dirichlet import fedkf_dirichlet, label_dirichlet, quantity_dirichlet
+from common.data.outside import check_shares, guarded
 from common.seeds import rng
 
 SLOTS = 10  #: of DL-MH's patterns
 PERIOD = 5  #: devices of DL-MH's patterns
 
 Pattern = Callable[[int, int], list[list[int]]]  #: devices and slots to the slots of each device
-Rule = Callable[..., list[np.ndarray]]  #: labels, clients, rng and options to the shares
+Rule = Callable[..., list[np.ndarray]]  #: data set, clients, rng and options to the shares
 
 
 @final
 @dataclass(frozen=True)
 class Partition:
-    """``function(labels, clients, rng, **options)`` and where the rule comes from."""
+    """``function(dataset, clients, rng, **options)`` and where the rule comes from."""
 
     function: Rule
     description: str
@@ -48,13 +53,40 @@ class Partition:
         return tuple(each.name for each in named if each.kind is each.KEYWORD_ONLY)
 
 
+def of_labels(rule: Rule) -> Rule:
+    """A rule for labels (N,) as a rule for data sets."""
+
+    @wraps(rule)
+    def partition(
+        dataset: Dataset, clients: int, rng: np.random.Generator, **options: object
+    ) -> list[np.ndarray]:
+        return rule(dataset.y.numpy(), clients, rng, **options)
+
+    return partition
+
+
+def natural(dataset: Dataset, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Client k gets what is owner k's, as the data set says."""
+    if dataset.owner is None:
+        raise ValueError(
+            f"data.partition = {NATURAL!r}: data set {dataset.name!r} does not say whose its "
+            "samples are; choose another partition"
+        )
+    if dataset.owners != clients:
+        raise ValueError(
+            f"data.partition = {NATURAL!r}: the samples of {dataset.name!r} belong to "
+            f"{dataset.owners} owners, but clients = {clients}; 0 stands for one of each owner"
+        )
+    return [np.flatnonzero(dataset.owner.numpy() == k) for k in range(clients)]
+
+
 def iid(labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
     """A random split into disjoint shares whose sizes differ by one at most."""
     return [np.sort(share) for share in np.array_split(rng.permutation(len(labels)), clients)]
 
 
 def own(labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Everything here is this client's: each machine has a data set of its own."""
+    """Everything here is this client's: each client loads a data set of its own."""
     return [np.arange(len(labels))] * clients
 
 
@@ -172,61 +204,104 @@ def _draw(
     return shares
 
 
-OWN = "own"  #: the one in which each client has a data set of its own
 PARTITIONS: dict[str, Partition] = {
-    "iid": Partition(iid, "equal random shares", "McMahan et al. 2017"),
-    OWN: Partition(own, "each client's data set is its own: nothing is cut", "deployments"),
+    "iid": Partition(of_labels(iid), "equal random shares", "McMahan et al. 2017"),
+    NATURAL: Partition(
+        natural, "each client has what is its own, as the data set says", "LEAF, PFLlib"
+    ),
+    OWN: Partition(
+        of_labels(own), "each client's data set is its own: nothing is cut", "deployments"
+    ),
     "label_dirichlet": Partition(
-        label_dirichlet,
+        of_labels(label_dirichlet),
         "every class is dealt out by a Dirichlet draw; redrawn until each client has min_size",
         "Li et al. 2022 (NIID-Bench)",
     ),
     "quantity_dirichlet": Partition(
-        quantity_dirichlet,
+        of_labels(quantity_dirichlet),
         "the sizes are a Dirichlet draw, the labels stay IID",
         "FedORION, the released code",
     ),
     "fedkf_dirichlet": Partition(
-        fedkf_dirichlet,
+        of_labels(fedkf_dirichlet),
         "per-class Dirichlet in groups of clients, with a distinct dominant client per class",
         "FedKF, the released code",
     ),
     "iid_draw": Partition(
-        iid_draw, "all classes in equal parts, drawn with replacement", "DL-MH, IID"
+        of_labels(iid_draw), "all classes in equal parts, drawn with replacement", "DL-MH, IID"
     ),
-    "niid1": Partition(niid1, "two classes of ten per client", "DL-MH, NIID-1"),
-    "niid2": Partition(niid2, "five shared classes and one of its own", "DL-MH, NIID-2"),
-    "niid3": Partition(niid3, "four classes, each on two devices", "DL-MH, NIID-3"),
+    "niid1": Partition(of_labels(niid1), "two classes of ten per client", "DL-MH, NIID-1"),
+    "niid2": Partition(of_labels(niid2), "five shared classes and one of its own", "DL-MH, NIID-2"),
+    "niid3": Partition(of_labels(niid3), "four classes, each on two devices", "DL-MH, NIID-3"),
+    "flwr-dirichlet": Partition(
+        of_labels(flower.dirichlet), "DirichletPartitioner", "flwr-datasets (extra hub)"
+    ),
+    "flwr-pathological": Partition(
+        of_labels(flower.pathological), "PathologicalPartitioner", "flwr-datasets (extra hub)"
+    ),
+    "flwr-shard": Partition(
+        of_labels(flower.shard), "ShardPartitioner", "flwr-datasets (extra hub)"
+    ),
+    "flwr-linear": Partition(
+        of_labels(flower.linear), "LinearPartitioner: sizes 1, 2, 3, …", "flwr-datasets (extra hub)"
+    ),
+    "flwr-square": Partition(
+        of_labels(flower.square), "SquarePartitioner: sizes 1, 4, 9, …", "flwr-datasets (extra hub)"
+    ),
+    "flwr-exponential": Partition(
+        of_labels(flower.exponential),
+        "ExponentialPartitioner: sizes e, e², e³, …",
+        "flwr-datasets (extra hub)",
+    ),
 }
 
 
-def split(
-    data: Data, labels: np.ndarray | Tensor, num_classes: int, clients: int, seed: int
-) -> list[np.ndarray]:
-    """Sorted int64 indices into ``labels`` (N,) for every client, by ``data.partition``.
+def rule(name: str) -> Partition:
+    """The partition of a name: ours, or a plug-in's ``Partition`` or function.
+
+    Raises ``ValueError``, one line: there is none of this name, or the plug-in is no partition.
+    """
+    if name in PARTITIONS:
+        return PARTITIONS[name]
+    found = plugins.find("partitions", name)
+    if found is None:
+        known = [*PARTITIONS, *plugins.installed("partitions")]
+        near = plugins.nearest(name, known)
+        raise ValueError(f"unknown data.partition {name!r}: choose from {', '.join(known)}{near}")
+    if not isinstance(found, Partition):
+        if not callable(found):
+            raise ValueError(
+                f"partition {name!r} is of type {type(found).__name__}; it should be a function"
+            )
+        made = guarded(f"partition {name!r}", found)
+        found = Partition(made, (inspect.getdoc(found) or "").partition("\n")[0], name)
+    keys = {"num_classes", *Data.model_fields}
+    if other := [option for option in found.options if option not in keys]:
+        raise ValueError(f"partition {name!r}: [data] has no {other[0]!r} to give it")
+    return found
+
+
+def split(data: Data, dataset: Dataset, clients: int, seed: int) -> list[np.ndarray]:
+    """Sorted int64 indices into the training samples for every client, by ``data.partition``.
 
     Drawn from the stream "partition" of ``data.seed``, or of ``seed`` where that is 0.
     Shares are disjoint except for ``niid*`` and ``iid_draw``, which draw with replacement. Raises
-    ValueError for an unknown partition, fewer samples than clients, or a rule that cannot be
-    satisfied.
+    ValueError for an unknown partition, fewer samples than clients, a rule that cannot be
+    satisfied, or shares that are none.
     """
-    partition = PARTITIONS.get(data.partition)
-    if partition is None:
-        raise ValueError(
-            f"unknown data.partition {data.partition!r}: choose from {', '.join(PARTITIONS)}"
-        )
-    y = np.asarray(labels)
+    partition = rule(data.partition)
+    samples = len(dataset.y)
     if clients < 1:
         raise ValueError(f"{clients} clients: at least 1 is needed")
-    if clients > len(y):
-        raise ValueError(f"{clients} clients cannot share {len(y)} samples: some would have none")
+    if clients > samples and data.partition != OWN:
+        raise ValueError(f"{clients} clients cannot share {samples} samples: some would have none")
     options = {
-        name: num_classes if name == "num_classes" else getattr(data, name)
+        name: dataset.num_classes if name == "num_classes" else getattr(data, name)
         for name in partition.options
     }
-    shares = partition.function(y, clients, rng(data.seed or seed, "partition"), **options)
-    assert len(shares) == clients and all(len(share) for share in shares)
-    return shares
+    shares = partition.function(dataset, clients, rng(data.seed or seed, "partition"), **options)
+    check_shares(data.partition, shares, samples, clients)
+    return [np.sort(np.asarray(share)).astype(np.int64) for share in shares]
 
 
 def local_split(

@@ -1,7 +1,8 @@
 """The architectures by name: ``build("resnet8", (3, 32, 32), 10, seed=0)``.
 
 A spec is a name from ``MODELS``, or a name and a width factor: ``resnet18@0.25`` has a quarter of
-the channels everywhere (at least 4 in a layer).
+the channels everywhere (at least 4 in a layer). Networks of others (``torchvision:NAME``,
+``timm:NAME``, a plug-in's) have no width factor.
 """
 
 from __future__ import annotations
@@ -9,19 +10,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import final
 
 import torch
 from torch import nn
 
-from common import seeds
+from common import plugins, seeds
+from common.models import outside
 from common.models.classifier import Classifier, Projected, Split
 from common.models.densenet import CifarDenseNet
-from common.models.imagenet import DenseNet121, MobileNetV2, ShuffleNetV2, load_published
+from common.models.imagenet import DenseNet121, MobileNetV2, ShuffleNetV2
 from common.models.layers import Shape, single, sixteen
 from common.models.resnet import CifarResNet, ResNet, WideResNet
 from common.models.small import CNN, MLP, LeNet5
+from common.models.weights import load_published
 
 __all__ = [
     "MODELS",
@@ -29,6 +32,7 @@ __all__ = [
     "Classifier",
     "Shape",
     "Split",
+    "architecture",
     "build",
     "check",
     "count",
@@ -53,6 +57,8 @@ class Architecture:
     #: smallest side in pixels for each stem, the default one first
     stems: Mapping[str, int] = field(default_factory=lambda: {"own": 4})
     pretrained: str = ""  #: torchvision's name for it where it has ImageNet weights
+    scales: bool = True  #: it takes a width factor
+    check: Callable[[Shape, int], object] | None = None  #: tries a network that is not ours
 
     @property
     def stem(self) -> str:
@@ -181,8 +187,9 @@ def parse(spec: str) -> tuple[str, float]:
     An unknown name or a factor outside (0, 16] is a ``ValueError``.
     """
     name, at, width = spec.partition("@")
-    if name not in MODELS:
-        raise ValueError(f"model {spec!r}: no architecture {name!r}; there are {', '.join(MODELS)}")
+    scales = architecture(name).scales
+    if at and not scales:
+        raise ValueError(f"model {spec!r}: {name} has no width factor")
     try:
         factor = float(width) if at else 1.0
     except ValueError:
@@ -193,6 +200,50 @@ def parse(spec: str) -> tuple[str, float]:
             f"as in {name}@0.5"
         )
     return name, factor
+
+
+@lru_cache(maxsize=256)
+def architecture(name: str) -> Architecture:
+    """The architecture of a name: ours, a family's or a plug-in's.
+
+    Raises ``ValueError``, one line: there is none of this name, or the plug-in is no network.
+    """
+    if name in MODELS:
+        return MODELS[name]
+    family, _, network = name.partition(":")
+    if family in plugins.FAMILIES:
+        build, published = outside.of_family(family, network)
+        return _outside(build, build, pretrained=published)
+    found = plugins.find("models", name)
+    if found is None:
+        known = [*MODELS, *plugins.installed("models")]
+        near = plugins.nearest(name, known)
+        raise ValueError(
+            f"model {name!r}: no architecture {name!r}; there are {', '.join(known)}, "
+            f"torchvision:NAME, timm:NAME{near}"
+        )
+    if isinstance(found, Architecture):
+        return found
+    if not callable(found):
+        raise ValueError(
+            f"model {name!r} is of type {type(found).__name__}; it should be a class or function "
+            "that makes an nn.Module"
+        )
+    whole = isinstance(found, type) and issubclass(found, Classifier)
+    tried = outside.of_plugin(name, found)
+    return _outside(tried, found if whole else tried, scales=whole)
+
+
+def _outside(
+    tried: outside.Outside,
+    build: Callable[..., Classifier],
+    *,
+    pretrained: str = "",
+    scales: bool = False,
+) -> Architecture:
+    return Architecture(
+        build, 0, tried.name, (0, 0, 0), {"own": 1}, pretrained, scales, tried.check
+    )
 
 
 def check(
@@ -209,7 +260,7 @@ def check(
     classes, an input smaller than the architecture takes, pretrained weights that do not exist.
     """
     name, _ = parse(spec)
-    architecture = MODELS[name]
+    row = architecture(name)
     if stem not in STEMS:
         raise ValueError(f"stem {stem!r}: must be one of {', '.join(STEMS)}")
     if len(shape) != 3 or min(shape) < 1:
@@ -219,8 +270,8 @@ def check(
         )
     if classes < 2:
         raise ValueError(f"model {spec!r}: {classes} classes; at least 2 are needed")
-    chosen = _stem(architecture, stem)
-    least = architecture.stems[chosen]
+    chosen = _stem(row, stem)
+    least = row.stems[chosen]
     if min(shape[1:]) < least:
         size = "×".join(map(str, shape[1:]))
         kind = "" if chosen == "own" else f" (stem {chosen})"
@@ -232,12 +283,15 @@ def check(
         raise ValueError(
             f"model {spec!r}: no pretrained weights; at width 1 there are some for {known}"
         )
+    if row.check:
+        channels, height, width = shape
+        row.check((channels, height, width), classes)
 
 
 def published(spec: str) -> bool:
     """Whether torchvision has ImageNet weights for ``spec``: some architectures, at width 1."""
     name, factor = parse(spec)
-    return bool(MODELS[name].pretrained) and factor == 1
+    return bool(architecture(name).pretrained) and factor == 1
 
 
 def build(
@@ -261,14 +315,14 @@ def build(
     ImageNet) cannot be fetched.
     """
     check(spec, shape, classes, stem=stem, pretrained=pretrained)
-    architecture_name, factor = parse(spec)
-    architecture = MODELS[architecture_name]
-    chosen = _stem(architecture, stem)
+    own, factor = parse(spec)
+    row = architecture(own)
+    chosen = _stem(row, stem)
     options = {} if chosen == "own" else {"stem": chosen}
     with seeds.scope(seed, *name):
-        model = architecture.build(tuple(shape), classes, factor, **options)
+        model = row.build(tuple(shape), classes, factor, **options)
     if pretrained:
-        load_published(model, f"{architecture.pretrained}_Weights.IMAGENET1K_V1")
+        load_published(model, f"{row.pretrained}_Weights.IMAGENET1K_V1")
     if projection:
         with seeds.scope(seed, *name, "projection"):
             model = Projected(model)
@@ -297,5 +351,5 @@ def smallest(specs: Iterable[str], shape: Shape, classes: int, *, stem: str = "a
     return min(found, key=lambda spec: parameters(spec, shape, classes, stem=stem))
 
 
-def _stem(architecture: Architecture, stem: str) -> str:
-    return stem if stem in architecture.stems else architecture.stem
+def _stem(row: Architecture, stem: str) -> str:
+    return stem if stem in row.stems else row.stem

@@ -1,11 +1,7 @@
-"""torchvision's MobileNetV2, ShuffleNetV2 and DenseNet-121, and its ImageNet weights.
-
-FedORION's code starts from the weights; the default everywhere is to start from scratch.
-"""
+"""torchvision's MobileNetV2, ShuffleNetV2 and DenseNet-121."""
 
 from __future__ import annotations
 
-import re
 from typing import final
 
 import torch
@@ -13,9 +9,6 @@ from torch import Tensor, nn
 
 from common.models.classifier import Classifier, pooled
 from common.models.layers import Shape, Stem, first_convolution, scale
-
-#: torchvision's published DenseNets say ``norm.1`` where its modules say ``norm1``
-_OLD_DENSE = re.compile(r"(denselayer\d+\.(?:norm|relu|conv))\.([12]\.)")
 
 
 @final
@@ -84,33 +77,3 @@ class DenseNet121(Classifier):
 
     def features(self, x: Tensor) -> Tensor:
         return pooled(torch.relu(self.trunk(x)))
-
-
-def load_published(model: nn.Module, name: str) -> None:
-    """Copy torchvision's weights ``name`` into the layers of ``model`` of equal key and shape.
-
-    torchvision's ``features`` are ``trunk`` here. The head stays fresh; so does a first convolution
-    of another shape. Without a network: ``ValueError``.
-    """
-    from common.vision import torchvision
-
-    published = torchvision.models.get_weight(name)
-    try:
-        state = published.get_state_dict(progress=False, check_hash=True, weights_only=True)
-    except OSError as error:
-        raise ValueError(
-            f"the pretrained weights {name} cannot be fetched from {published.url} ({error}): "
-            "run with pretrained = false or with network access"
-        ) from error
-    own = model.state_dict()
-    loaded = {}
-    for key, value in state.items():
-        key = _OLD_DENSE.sub(r"\1\2", key)
-        if key.startswith("features."):
-            key = "trunk." + key.removeprefix("features.")
-        if key in own and own[key].shape == value.shape:
-            loaded[key] = value
-    model.load_state_dict(loaded, strict=False)
-    missing = [k for k in own if k not in loaded and not k.endswith("num_batches_tracked")]
-    stem = next(iter(own))
-    assert all(k.startswith("head.") or k == stem for k in missing), missing

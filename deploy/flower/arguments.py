@@ -16,7 +16,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from common.section import Value
-from deploy.run.settings import flatten
+from deploy.run import beside
+from deploy.run.settings import app_folder, flatten, with_app_config
+
+TAKEN = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}
+"""The ends of files that Flower's bundle takes."""
 
 
 def run_config_toml(run_config: Mapping[str, Value]) -> str:
@@ -70,7 +74,8 @@ def stage_app(app: Path, to: Path, run_config: Mapping[str, Value]) -> Path:
     """A folder with nothing but the files that ``app`` bundles, made at ``to``; or ``app`` itself.
 
     Flower refuses an override whose key is not in the app's own config, so tables of ``run_config``
-    that are not there (single nodes' settings, a plug-in's options) are added to the copy.
+    that are not there (single nodes' settings, a plug-in's options) are added to the copy; so are
+    the modules of the user's own that the run carries.
 
     Flower walks the whole folder of an app, virtual environments and results of former runs
     included, to find the few files of the bundle, and refuses the app when any of them lies too
@@ -89,10 +94,58 @@ def stage_app(app: Path, to: Path, run_config: Mapping[str, Value]) -> Path:
             shutil.copytree(app / name, to / name, ignore=skip)
         elif (app / name).exists():
             shutil.copy2(app / name, to / name)
+    beside.copy(run_config, to, TAKEN)
     pyproject = to / "pyproject.toml"
+    _include(pyproject, _of_modules(to, run_config))
     with pyproject.open("a", encoding="utf-8") as file:
         file.write(_added_tables(pyproject, run_config))
     return to
+
+
+def write_app(to: Path, run_config: Mapping[str, Value]) -> Path:
+    """Our Flower app at ``to`` as ``stage_app`` makes it, with ``run_config`` as its defaults.
+
+    Raises ``ValueError``: there is something at ``to``, or Flower does not take its name.
+    """
+    place = to.expanduser().resolve()
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9-]{0,31}", place.name):
+        raise ValueError(
+            f"app {to}: Flower wants a folder whose name is letters, digits and '-', at most 32, "
+            "beginning with a letter"
+        )
+    if place.exists() and not (place.is_dir() and not any(place.iterdir())):
+        raise ValueError(f"app {to}: there is something already; name another folder")
+    staged = stage_app(app_folder(), place, run_config)
+    assert staged == place, "our own app names folders only"
+    pyproject = place / "pyproject.toml"
+    text = with_app_config(pyproject.read_text(encoding="utf-8"), {**run_config, "plugins": ""})
+    pyproject.write_text(text, encoding="utf-8")
+    return place
+
+
+def _of_modules(to: Path, run_config: Mapping[str, Value]) -> list[str]:
+    """Patterns for what Flower can take of the modules in ``to``; others would be an error."""
+    patterns = []
+    for name in sorted(place.name for place in beside.carried(run_config).values()):
+        files = [to / name] if name.endswith(".py") else [*(to / name).rglob("*.*")]
+        ends = sorted({file.suffix for file in files} & TAKEN)
+        patterns += [f"/{name}"] if name.endswith(".py") else [f"/{name}/**/*{end}" for end in ends]
+    return patterns
+
+
+def _include(pyproject: Path, patterns: list[str]) -> None:
+    """Add patterns to ``fab-include``."""
+    if patterns:
+        text = pyproject.read_text(encoding="utf-8")
+        more = "".join(f", {json.dumps(pattern)}" for pattern in patterns)
+        text = re.sub(
+            r"^(fab-include\s*=\s*\[[^\]]*?),?\s*\]",
+            lambda found: f"{found[1]}{more}]",
+            text,
+            count=1,
+            flags=re.MULTILINE,
+        )
+        pyproject.write_text(text, encoding="utf-8")
 
 
 def _added_tables(pyproject: Path, run_config: Mapping[str, Value]) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import math
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -169,15 +170,21 @@ def submit(
     as_json: Json = False,
 ) -> None:
     """Run an experiment on a SuperLink and the clients connected to it."""
+    from deploy.flower.bundle import told
     from deploy.machines import submit as sending
+    from deploy.run import results
     from deploy.run import settings as given
 
     flat = given.resolve(experiment or given.DEFAULT, settings or [])
     flat = sending.prepared(flat, resume, if_any)
+    started = time.time()
     if if_any and flat["resume"] and sending.done(flat):
         plain(f"{flat['out']} holds the run already, complete")
-        answer(as_json, {"run": None, "out": flat["out"]})
+        result = results.show(Path(str(flat["out"])), out)
+        answer(as_json, {"run": None, **result})
         return
+    for line in told(flat, bundled=True):
+        plain(line)
     with _control(at, ca, insecure, wait) as control:
         run = control.submit(given.app_folder(), flat, {})
         name = "goes on from its checkpoint" if flat["resume"] else flat["experiment"]
@@ -192,8 +199,32 @@ def submit(
         raise RuntimeError(status.failure)
     sent, received = status.bytes_sent, status.bytes_received
     out.print(f"completed; {sent:,} bytes to the clients, {received:,} from them")
-    told = {"run": run, "out": flat["out"], "bytes_sent": sent, "bytes_received": received}
-    answer(as_json, told)
+    result = {"run": run, "bytes_sent": sent, "bytes_received": received}
+    answer(as_json, {**result, **results.show_if_here(flat, started, out)})
+
+
+def app(
+    folder: Annotated[Path, typer.Argument(help="The folder that is made.")],
+    experiment: Experiment = None,
+    settings: Settings = None,
+    as_json: Json = False,
+) -> None:
+    """Write an experiment as an app for plain `flwr run`, with your own modules in it."""
+    from deploy.flower.arguments import write_app
+    from deploy.flower.bundle import told
+    from deploy.machines import submit as sending
+    from deploy.run import settings as given
+
+    flat = sending.prepared(
+        given.resolve(experiment or given.DEFAULT, settings or []), False, False
+    )
+    flat |= {"experiment": "", "runtime": ""}  # each run is one of its own
+    for line in told(flat, bundled=True):
+        plain(line)
+    written = write_app(folder, flat)
+    clients = f'--federation-config "num-supernodes={flat["clients"]}"'
+    plain(f"run it with: flwr run {written} local {clients} --stream")
+    answer(as_json, {"app": written})
 
 
 def node(
@@ -268,18 +299,24 @@ def local(
     work: Annotated[Path, typer.Option(help="Logs, certificates, Flower's files.")] = Path("local"),
     insecure: Insecure = False,
     warm: WarmStart = False,
+    as_json: Json = False,
 ) -> None:
     """Start a SuperLink and its SuperNodes on this machine, with TLS and authentication."""
+    from deploy.flower.bundle import told
     from deploy.machines import submit as sending
     from deploy.machines.certificates import make
+    from deploy.run import results
     from deploy.run import settings as given
     from deploy.run.grpc import start_federation
-    from deploy.run.preflight import preflight
+    from deploy.run.preflight import counted, preflight
 
     flat = given.resolve(experiment or given.DEFAULT, settings or [])
-    flat = sending.prepared({**flat, "clients": clients or flat["clients"]}, False, False)
+    flat = counted({**flat, "clients": clients or flat["clients"]})
+    flat = sending.prepared(flat, False, False)
     if experiment is not None:
         preflight(flat)
+        for line in told(flat, bundled=True):
+            plain(line)
     count = int(flat["clients"])
     place = _folder(work, "--work")
     with contextlib.ExitStack() as stack:
@@ -306,10 +343,12 @@ def local(
             except KeyboardInterrupt:
                 plain("ended")
             return
+        started = time.time()
         run = federation.submit(flat)
         status = federation.control.follow(run, sending.without_tracebacks(plain))
     if status.failure:
         raise RuntimeError(status.failure)
+    answer(as_json, results.show_if_here(flat, started, out))
 
 
 @contextlib.contextmanager
@@ -417,4 +456,4 @@ def _in_order(folder: Path, pattern: str) -> list[Path]:
     return sorted(folder.glob(pattern), key=lambda path: (len(path.name), path.name))
 
 
-COMMANDS = (certs, register, unregister, submit, stop, node, local)
+COMMANDS = (certs, register, unregister, submit, app, stop, node, local)

@@ -73,10 +73,10 @@ def check_here(more: Mapping[str, Value]) -> None:
     Unknown architectures and devices, folders of data that are not there, a folder for state that
     cannot be written: else only the census finds them, and stops the run for everybody.
     """
-    from common import device, models  # torch takes a second
+    from common import device, models, plugins  # torch takes a second
 
-    if "model" in more:
-        models.parse(str(more["model"]))
+    if "model" in more and not plugins.is_reference(str(more["model"])):
+        models.parse(str(more["model"]))  # a module may yet come with the run
     if "device" in more:
         device.choose(str(more["device"]))
     for key in ("data-dir", "public-dir"):

@@ -10,7 +10,7 @@ from pathlib import Path
 from common.config import Value
 from common.parse import parse
 from deploy.machines.certificates import general_name
-from deploy.run.preflight import check_names, counted, name_of
+from deploy.run.preflight import check_names, counted, name_of, places
 from server_app.keep import checkpoint
 from server_app.keep.summary import complete
 
@@ -46,10 +46,9 @@ def prepared(flat: Mapping[str, Value], resume: bool, if_any: bool) -> dict[str,
 
     Raises ``ValueError`` for what no machine could run.
     """
-    flat = {**counted(flat), "runtime": "grpc"}
-    for key in ("out", "state-dir", "data.dir", "data.public-dir"):
-        folder = Path(str(flat[key]))
-        if flat[key] and not folder.is_absolute():
+    flat = {**counted(flat, here=False), "runtime": "grpc"}
+    for key in ("out", *places(flat)):
+        if flat[key] and not Path(str(flat[key])).is_absolute():
             raise ValueError(f"{key} = {flat[key]!r} is relative; other machines need it absolute")
     if (resume or if_any) and not flat["out"]:
         option = "--resume-if-any" if if_any else "--resume"

@@ -1,4 +1,4 @@
-"""What there is: methods, models, data sets, partitions, each with its source; every setting."""
+"""What there is: methods, models, data sets, partitions, trackers; every setting."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Literal, NamedTuple, final, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from common import methods as methods_
-from common.section import Value
+from common import plugins
+from common.names import OURS
+from common.section import Value, value_kind
 from deploy.report.table import Table
 
 
@@ -21,6 +23,7 @@ def methods() -> Table:
         title, source = (part.strip().rstrip(".") for part in (*parts, "")[:2])
         title = title.partition(":")[2].strip() or title
         rows.append((name, title, source, module.__name__.replace(".", "/") + ".py"))
+    rows += [(name, about, "", place) for name, about, place in _plugged("methods")]
     return Table(("method", "what it is", "source", "contract"), rows, "l")
 
 
@@ -30,6 +33,11 @@ def models() -> Table:
     rows = [
         (name, f"{row.params:,}", "×".join(map(str, row.input)), str(row.smallest), row.source)
         for name, row in MODELS.items()
+    ]
+    for family, about in (("torchvision", "its classifiers"), ("timm", "PyTorch Image Models")):
+        rows.append((f"{family}:NAME", "", "any", "", f"{about} with a linear head"))
+    rows += [
+        (name, "", "any", "", f"{about}: {place}") for name, about, place in _plugged("models")
     ]
     return Table(("model", "parameters", "input", "smallest side", "source"), rows, "l")
 
@@ -41,6 +49,7 @@ def datasets() -> Table:
     for name, row in DATASETS.items():
         shape = "×".join(map(str, row.shape or ())) or "any"
         rows.append((name, shape, str(row.classes or "any"), row.description))
+    rows += [(name, "any", "any", f"{about}: {at}") for name, about, at in _plugged("datasets")]
     return Table(("data set", "shape", "classes", "what it is"), rows, "l")
 
 
@@ -51,7 +60,29 @@ def partitions() -> Table:
     for name, row in PARTITIONS.items():
         keys = [f"data.{key.replace('_', '-')}" for key in row.options if key != "num_classes"]
         rows.append((name, row.description, row.source, ", ".join(keys)))
+    rows += [(name, about, place, "") for name, about, place in _plugged("partitions")]
     return Table(("partition", "what it does", "source", "keys"), rows, "l")
+
+
+def trackers() -> Table:
+    from server_app.track.tracker import TRACKERS
+
+    rows = [
+        (name, f"{place}, with the package {needs}") for name, (place, needs) in TRACKERS.items()
+    ]
+    rows += [(name, f"{about}: {place}") for name, about, place in _plugged("trackers")]
+    return Table(("tracker", "what it is"), rows, "l")
+
+
+def _plugged(kind: str) -> list[tuple[str, str, str]]:
+    """Name, package and place of the installed plug-ins of a kind; nothing is imported."""
+    found = []
+    for name, points in plugins.installed(kind).items():
+        for point in points:
+            package = point.dist.name if point.dist else "?"
+            ours = f"; {name} is ours, so write the place" if name in OURS.get(kind, ()) else ""
+            found.append((name, f"plug-in of {package}{ours}", point.value))
+    return found
 
 
 @final
@@ -59,7 +90,7 @@ class Setting(NamedTuple):
     """A knob of the run config."""
 
     key: str  #: such as ``data.alpha``
-    default: Value
+    default: Value | None  #: None: the run's
     allowed: str  #: its words, or its bounds
     meaning: str  #: one line
 
@@ -67,17 +98,19 @@ class Setting(NamedTuple):
 def described(method: str = "") -> list[Setting]:
     """Every knob; with a method those that it reads, their defaults resolved for it.
 
-    Raises ``ValueError`` for a method that does not exist.
+    Raises ``ValueError`` for a method that does not exist, and for an installed one that is none.
     """
+    from common.config import Node
     from common.parse import tables, usual
-    from common.section import kebab, meanings
+    from common.section import Section, kebab, meanings
 
-    known, names = tables(), methods_.names()
-    if method and method not in names:
-        raise ValueError(f"method {method!r} is unknown; allowed: {', '.join(names)}")
+    known: dict[str, type[Section]] = {**tables(method), "node.K": Node}
+    for name in () if method else plugins.installed("methods"):
+        known = known | tables(name)
     own = methods_.options(method) if method else None
     if own:
-        shared = (method, *own.uses, "", "data", "train", "score", "wire")
+        table = plugins.table_of(method)
+        shared = (table, *own.uses, "", "data", "train", "score", "wire", "node.K")
         known = {table: known[table] for table in shared}
     found = []
     for table, kind in known.items():
@@ -86,7 +119,8 @@ def described(method: str = "") -> list[Setting]:
             key = f"{table}.{kebab(name)}".lstrip(".")
             default = usual(key, field, own.auto) if own else field.default
             default = method if own and key == "method" else default
-            found.append(Setting(key, default, _allowed(field), said[name].replace("``", "")))
+            meaning = said.get(name, "").replace("``", "")  # a plug-in may not say it
+            found.append(Setting(key, default, _allowed(field), meaning))
     return found
 
 
@@ -96,6 +130,7 @@ def settings(method: str = "") -> Table:
     for each in described(method):
         value = each.default
         shown = f'"{value}"' if isinstance(value, str) else str(value).lower()
+        shown = "the run's" if value is None else shown
         rows.append((each.key, shown, each.allowed, each.meaning))
     return Table(("key", "default", "allowed", "meaning"), rows, "l")
 
@@ -104,10 +139,8 @@ def _allowed(field: FieldInfo) -> str:
     """What a knob may be: its words, or its bounds."""
     if get_origin(field.annotation) is Literal:
         return ", ".join(str(word) or '""' for word in get_args(field.annotation))
-    if field.annotation is bool:
-        return "true, false"
-    if field.annotation is str:
-        return "text"
+    if (kind := value_kind(field)) is not int and kind is not float:
+        return "true, false" if kind is bool else "text"
     signs = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))
     told = ((mark, name, sign) for mark in field.metadata for name, sign in signs)
     bounds = [f"{sign} {getattr(m, name):,}" for m, name, sign in told if hasattr(m, name)]
@@ -119,5 +152,6 @@ LISTINGS: dict[str, Callable[[], Table]] = {
     "models": models,
     "datasets": datasets,
     "partitions": partitions,
+    "trackers": trackers,
     "settings": settings,
 }

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path, PurePath
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 from common.files import write_atomically
 from deploy.report import plots, sections
+from deploy.report.groups import Group, differences, grouped, spread
 from deploy.report.layout import Card, Page, Section, render
-from deploy.report.plots import Named
-from deploy.report.read import Run, flat, read
+from deploy.report.plots import Groups
+from deploy.report.read import Run, read
 from deploy.report.table import Cell, Table
 from deploy.report.text import NONE, clean, duration, number, percent, size
 
-MOST = 3  # settings in a label beside the method; more would not be read
+STROKE = "The stroke is their mean, weighted by their test samples"
 
 
 def write_report(dirs: list[Path], out: Path) -> None:
@@ -36,7 +39,7 @@ def write_report(dirs: list[Path], out: Path) -> None:
 def one(run: Run) -> Page:
     """The page of a single run."""
     dataset = run.setting("dataset")
-    named = [(run.name, run)]
+    alone = [Group(run.name, [run])]
     return Page(
         title=f"{run.name} on {dataset}" if dataset else run.name,
         subtitle=_subtitle(run),
@@ -50,10 +53,10 @@ def one(run: Run) -> Page:
             sections.fairness(run),
             sections.data(run),
             sections.cost(run),
-            sections.formula_cost(named),
+            sections.formula_cost(alone),
             sections.incentive(run),
-            sections.metrics(named),
-            sections.failures(named),
+            sections.metrics(alone),
+            sections.failures(alone),
             sections.settings(run),
         ],
     )
@@ -61,7 +64,8 @@ def one(run: Run) -> Page:
 
 def several(runs: list[Run]) -> Page:
     """The page of runs compared: their curves overlaid, their numbers in one table."""
-    named = list(zip(labels(runs), runs, strict=True))
+    groups = grouped(runs)
+    named = [each for group in groups for each in group.named]
     open_ = sum(not run.finished for run in runs)
     datasets = dict.fromkeys(run.setting("dataset") or "unknown data" for run in runs)
     return Page(
@@ -72,13 +76,13 @@ def several(runs: list[Run]) -> Page:
         tiles=(),
         notes=[f"{label}: {note}" for label, run in named for note in run.notes],
         sections=[
-            Section("Results", [Card("", table=_results(named), span=12)]),
-            _curves(named),
-            _client_spread(named),
-            sections.formula_cost(named),
-            sections.metrics(named),
-            _different_settings(named),
-            sections.failures(named),
+            _results(groups),
+            _curves(groups),
+            _client_spread(groups),
+            sections.formula_cost(groups),
+            sections.metrics(groups),
+            _different_settings(groups),
+            sections.failures(groups),
         ],
     )
 
@@ -105,80 +109,91 @@ def _tiles(run: Run) -> list[tuple[str, str, str]]:
     ]
 
 
-def _results(named: Named) -> Table:
-    told = [run.headline() for _, run in named]
-    best = {
-        name: max(range(len(told)), key=lambda i: told[i][name] or -1.0)
-        for name in ("final", "best", "last10")
-        if any(t[name] is not None for t in told)
-    }
+def _results(groups: Groups) -> Section:
+    """A row for each group: means over its seeds, with the sample standard deviation."""
+    measures: list[Callable[[Run], float | None]] = [
+        *(partial(_headline, name) for name in ("final", "best", "last10")),
+        lambda run: run.mean_on_clients()[1],
+    ]
+    shares = [[group.values(measure) for group in groups] for measure in measures]
+    columns = [_marked(each, groups) for each in shares]
+    columns[-1] = [
+        replace(cell, aside=f"{cell.aside} {group.runs[0].mean_on_clients()[0]}".strip())
+        for cell, group in zip(columns[-1], groups, strict=True)
+    ]
     rows: list[list[str | Cell]] = []
-    for i, (label, run) in enumerate(named):
-        marked = (Cell(percent(v, 2), best=best.get(name) == i) for name, v in told[i].items())
-        sent = (size(run.cost("down")), size(run.cost("up")))
-        spent = (duration(run.seconds()), str(len(run.failures())))
-        done = f"{run.done} / {number(run.rounds)}"
-        rows.append([Cell(label, dot=i), done, *marked, *sent, *spent])
-    header = ("run", "rounds", "final", "best", "last 10", "down", "up", "time", "failures")
-    return Table(header, rows)
+    for i, group in enumerate(groups):
+        rounds = dict.fromkeys(f"{run.done} / {number(run.rounds)}" for run in group.runs)
+        down, up, spent = (
+            spread(group.values(of))[0]
+            for of in (lambda run: run.cost("down"), lambda run: run.cost("up"), Run.seconds)
+        )
+        failed = str(sum(len(run.failures()) for run in group.runs))
+        cells = [column[i] for column in columns]
+        costs = (size(down), size(up), duration(spent), failed)
+        rows.append([Cell(group.label, dot=i), ", ".join(rounds), *cells, *costs])
+    header = ("run", "rounds", "final", "best", "last 10", "on clients")
+    table = Table((*header, "down", "up", "time", "failures"), rows)
+    lead = (
+        "Final, best and last 10: the server's model on its test set. On clients: their own "
+        "models, or the global one where they have none, on their test shares; "
+        f"{sections.MEAN[0].lower()}{sections.MEAN[1:]}."
+    )
+    if any(group.several for group in groups):
+        lead += " Runs that differ by seed alone are one row: the mean ± sample standard deviation."
+    return Section("Results", [Card("", table=table, span=12)], lead)
 
 
-def _curves(named: Named) -> Section:
-    names = ", ".join(label for label, _ in named)
+def _headline(name: str, run: Run) -> float | None:
+    return run.headline()[name]
+
+
+def _marked(values: Sequence[Sequence[float]], groups: Groups) -> list[Cell]:
+    """A column of the results: each group's mean, the best in bold, and how far its seeds lie
+    apart."""
+    found = [spread(each) if each else None for each in values]
+    best = max((mean for mean, _ in filter(None, found)), default=None)
+    cells = []
+    for each, group in zip(found, groups, strict=True):
+        mean, deviation = each or (None, 0.0)
+        aside = f"± {100 * deviation:.2f}" if each and group.several else ""
+        cells.append(Cell(percent(mean, 2), aside, best=mean is not None and mean == best))
+    return cells
+
+
+def _curves(groups: Groups) -> Section:
+    names = ", ".join(group.label for group in groups)
     curves = {"Accuracy by round": plots.accuracy, "Loss by round": plots.loss}
-    if all(e.loss is None for _, run in named for e in run.entries):
+    if all(e.loss is None for group in groups for run in group.runs for e in run.entries):
         del curves["Loss by round"]
     curves |= {"Accuracy by bytes": plots.by_bytes, "Accuracy by time": plots.by_time}
-    cards = [Card(title, draw(named), f"{title} of {names}.") for title, draw in curves.items()]
-    return Section("Learning", cards, "Each server's model on its test set.")
+    cards = [
+        Card(f"{title}, server's model", draw(groups), f"{title} of {names}.")
+        for title, draw in curves.items()
+    ]
+    lead = "Every curve is of the server's model on its test set."
+    if seeds := [group.label for group in groups if group.several]:
+        lead += (
+            f" A band is one sample standard deviation either side of the mean ({'; '.join(seeds)})"
+            ", over the rounds that all seeds have."
+        )
+    return Section("Learning", cards, lead)
 
 
-def _client_spread(named: Named) -> Section | None:
-    if not any(s.accuracy is not None for _, run in named for _, s in run.scores()):
+def _client_spread(groups: Groups) -> Section | None:
+    if not any(run.on_clients() for group in groups for run in group.runs):
         return None
     alt = "Dots: every client's accuracy by run; a stroke marks the mean."
-    card = Card("", plots.spread(named), alt, span=12)
-    return Section("Clients", [card], "A dot is a client, the stroke their mean.")
+    card = Card("", plots.spread(groups), alt, span=12)
+    lead = f"A dot is a client, with its own model or the global one, as its row says. {STROKE}."
+    return Section("Clients", [card], lead)
 
 
-def _different_settings(named: Named) -> Section | None:
-    different = differences([run for _, run in named])
+def _different_settings(groups: Groups) -> Section | None:
+    different = differences([group.runs for group in groups])
     if not different:
         return None
     shown = {n: (NONE if v is None else clean(v, 80) for v in of) for n, of in different.items()}
     rows = [(name, *values) for name, values in shown.items()]
-    table = Table(("setting", *(label for label, _ in named)), rows, "l")
+    table = Table(("setting", *(group.label for group in groups)), rows, "l")
     return Section("Settings that differ", [Card("", table=table, span=12)])
-
-
-def differences(runs: Sequence[Run]) -> dict[str, list[object]]:
-    """Setting -> its value in each run (None: not set), for the settings that are not all equal."""
-    configs = [flat(run.config) for run in runs]
-    names = dict.fromkeys(name for config in configs for name in config)
-    values = {name: [config.get(name) for config in configs] for name in names}
-    return {n: v for n, v in values.items() if any(other != v[0] for other in v)}
-
-
-def labels(runs: Sequence[Run]) -> list[str]:
-    """One label per run, all different: the method, and what differs or where it lies."""
-    methods = [run.name for run in runs]
-    if len(runs) == 1:
-        return methods
-    shared = set.intersection(*(set(flat(run.config)) for run in runs))
-    shared -= {"method", "experiment"}
-    found = {n: values for n, values in differences(runs).items() if n in shared}
-    told = {n: values for n, values in found.items() if not any(map(_is_place, values))}
-    named = [
-        ", ".join([m, *(f"{n.rpartition('.')[2]}={clean(v[i], 24)}" for n, v in told.items())])
-        for i, m in enumerate(methods)
-    ]
-    placed = [f"{m} ({clean(run.path.name, 40)})" for m, run in zip(methods, runs, strict=True)]
-    for candidate in (methods, named if len(told) <= MOST else methods, placed):
-        if len(set(candidate)) == len(runs):
-            return candidate
-    return [clean(run.path, 160) for run in runs]
-
-
-def _is_place(value: object) -> bool:
-    """Directories differ between runs without telling them apart."""
-    return isinstance(value, str) and len(PurePath(value).parts) > 1

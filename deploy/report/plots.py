@@ -1,6 +1,7 @@
 """The report's plots, one function each, on matplotlib's objects alone (no pyplot, no state).
 
-A function takes runs as ``(label, run)`` pairs, or one run, and returns a Figure. Every text is
+A function takes groups of runs, or one run, and returns a Figure. A group of several runs is a
+mean over its seeds, and a band of one sample standard deviation on either side. Every text is
 drawn as it stands: model and metric names come from clients, and ``$`` in them is no formula.
 Every point, bar and bubble says its value on hover (``svg.say``).
 """
@@ -24,12 +25,14 @@ from common.data.picture import bubbles
 from common.journal import Entry
 from common.metrics import fairness, over_mixtures
 from common.seeds import rng
+from deploy.report.groups import Group
+from deploy.report.groups import spread as over_seeds
 from deploy.report.read import Run, scalars, total
 from deploy.report.style import MUTED, PAPER, frame, series, style
 from deploy.report.svg import say
 from deploy.report.text import duration, number, percent, size
 
-Named = Sequence[tuple[str, Run]]
+Groups = Sequence[Group]
 Models = Mapping[str, tuple[list[float], list[int]]]
 """Name to the clients' accuracies, each in [0, 1], and their test samples."""
 
@@ -37,6 +40,7 @@ Models = Mapping[str, tuple[list[float], list[int]]]
 HALF, WIDE, THIRD = (6.2, 3.1), (13.0, 3.4), (3.95, 2.1)
 PHASES = ("select", "clients", "step", "score", "checkpoint")  # in a round's order
 BARS = 80  # rounds; more of them are drawn as steps and areas
+LEAST = 5  # clients for whose bars there is room; fewer stand in the middle
 LABELLED = 60  # clients that can all be named under their bars
 MARKS = 60  # points of a line that say their value
 DRAWS = 2000  #: random mixtures of the clients' distributions
@@ -44,14 +48,16 @@ CONCENTRATION = 0.3  #: of their Dirichlet: mixtures of a few clients each
 
 Point = tuple[float, float, str]
 """Where it lies, and what it says on hover."""
+Course = dict[int, tuple[float, float]]
+"""Round to where its point lies."""
 
 
 @style()
-def accuracy(runs: Named) -> Figure:
+def accuracy(groups: Groups) -> Figure:
     """The server's test accuracy by round; for one run also the method's further accuracies."""
     figure, axes = frame(HALF)
-    _lines(axes, runs, lambda run: _by_round(run.accuracies(), _share))
-    for _, run in runs if len(runs) == 1 else ():
+    _lines(axes, groups, lambda run: {t: (t, a) for t, a in run.accuracies()}, _share)
+    for run in groups[0].runs if len(groups) == 1 and not groups[0].several else ():
         if run.accuracies():
             t, best = run.best()
             (dot,) = axes.plot([t], [best], "o", color=series(0), markersize=6)
@@ -64,33 +70,37 @@ def accuracy(runs: Named) -> Figure:
         names = dict.fromkeys(name for e in run.entries for name in e.accuracies)
         for i, name in enumerate(names, start=1):
             told = [(e.round, e.accuracies[name]) for e in run.entries if name in e.accuracies]
-            _line(axes, _by_round(told, _share, f"{name}, "), name, i, further=True)
+            points = [(t, v, f"{name}, round {t}: {_share(v)}") for t, v in told]
+            _line(axes, points, name, i, further=True)
     _over_rounds(axes)
     _as_shares(axes)
     return figure
 
 
-def loss(runs: Named) -> Figure:
+def loss(groups: Groups) -> Figure:
     """The server's test loss by round."""
-    return _curves(runs, lambda e: e.loss, HALF)
+    return _curves(groups, lambda e: e.loss, HALF)
 
 
-def metric(runs: Named, name: str) -> Figure:
+def metric(groups: Groups, name: str) -> Figure:
     """One of the method's own scalars by round, as a small multiple."""
-    return _curves(runs, lambda e: scalars(e).get(name), THIRD, legend=False)
+    return _curves(groups, lambda e: scalars(e).get(name), THIRD, legend=False)
 
 
 @style()
 def clients(run: Run) -> Figure:
-    """Each client's own model and the global model on its own test share, by architecture."""
+    """Each client's own model, if it has one, and the global one on its test share; by
+    architecture."""
     scores = run.scores()
     figure, axes = frame(WIDE)
     models = list(dict.fromkeys([*run.models(), *(member.model for member, _ in scores)]))
-    both = any(score.accuracy_global is not None for _, score in scores)
+    both = run.own_models and any(score.accuracy_global is not None for _, score in scores)
     width, shift = (0.38, 0.19) if both else (0.7, 0.0)
+    sole = "own" if run.own_models else "global"
     for j, (member, score) in enumerate(scores):
         i = models.index(member.model)
-        bars = [(j - shift, score.accuracy, "own", series(i), 1.0)]
+        of_it = score.accuracy if run.own_models else score.accuracy_global
+        bars = [(j - shift, of_it, sole, series(i), 1.0)]
         if both:  # on a ground of paper, else the grid would shine through
             bars.append((j + shift, score.accuracy_global, "global", PAPER, 1.0))
             bars.append((j + shift, score.accuracy_global, "global", series(i), 0.38))
@@ -103,7 +113,8 @@ def clients(run: Run) -> Figure:
                 _say_each(drawn, [f"client {score.k}, {whose} model: {percent(value)}"])
     axes.set_ylim(0, 1)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.set_xlim(-0.7, max(len(scores), 8) - 0.3)
+    middle, half = (len(scores) - 1) / 2, max(len(scores), LEAST) / 2 + 0.2
+    axes.set_xlim(middle - half, middle + half)
     ticks = range(0, len(scores), max(1, math.ceil(len(scores) / LABELLED)))
     axes.set_xticks(ticks, [str(scores[j][1].k) for j in ticks])
     axes.set_xlabel("client")
@@ -111,21 +122,29 @@ def clients(run: Run) -> Figure:
     if both:
         handles += [Patch(color=MUTED), Patch(color=MUTED, alpha=0.38)]
         models += ["own model", "global model"]
+    else:
+        axes.set_ylabel(f"{sole} model")
     _legend_above(figure, handles, models)
     return figure
 
 
-def spread(runs: Named) -> Figure:
-    """Every client's own accuracy as a dot, the mean as a stroke, one row per run."""
+def spread(groups: Groups) -> Figure:
+    """Every client as a dot, the mean over clients, and seeds, as a stroke, one row per group."""
     rows = []
-    for label, run in runs:
-        told = [(s.k, _value(s.accuracy)) for _, s in run.scores()]
-        dots = [(a, f"client {k}: {percent(a)}") for k, a in told if math.isfinite(a)]
+    for group in groups:
+        dots = []
+        for run in group.runs:
+            who = f"seed {run.setting('seed')}, " if group.several else ""
+            for _, s in run.scores():
+                a = _value(s.accuracy if run.own_models else s.accuracy_global)
+                dots += [(a, f"{who}client {s.k}: {percent(a)}")] * math.isfinite(a)
+        means = group.values(lambda run: run.mean_on_clients()[1])
+        mean = over_seeds(means)[0] if means else math.nan
+        whose = group.runs[0].mean_on_clients()[0]
         values, texts = [a for a, _ in dots], [text for _, text in dots]
-        mean = sum(values) / len(values) if values else math.nan
-        rows.append((_short(label, 36), values, mean, texts))
-    said = "accuracy of each client's own model on its own test share"
-    return _dots((WIDE[0], 0.9 + 0.42 * len(runs)), rows, (None, 1.0), said)
+        rows.append((f"{_short(group.label, 36)}\n{whose}", values, mean, texts))
+    said = "accuracy on each client's own test share"
+    return _dots((WIDE[0], 0.9 + 0.5 * len(groups)), rows, (None, 1.0), said)
 
 
 def distribution(models: Models) -> Figure:
@@ -213,15 +232,15 @@ def seconds_by_round(run: Run) -> Figure:
     return figure
 
 
-def by_bytes(runs: Named) -> Figure:
+def by_bytes(groups: Groups) -> Figure:
     """Accuracy against the bytes sent so far, both ways: what an accuracy costs on the wire."""
     cost = "bytes sent, up and down"
-    return _against(runs, lambda e: e.bytes.get("up", 0) + e.bytes.get("down", 0), size, cost)
+    return _against(groups, lambda e: e.bytes.get("up", 0) + e.bytes.get("down", 0), size, cost)
 
 
-def by_time(runs: Named) -> Figure:
+def by_time(groups: Groups) -> Figure:
     """Accuracy against the seconds spent so far."""
-    return _against(runs, total, duration, "seconds")
+    return _against(groups, total, duration, "seconds")
 
 
 @style()
@@ -263,12 +282,6 @@ def _visible(name: str) -> str:
     return _short("\u200b" + name if name.startswith("_") else name, 36)
 
 
-def _by_round(
-    values: Iterable[tuple[int, float]], write: Callable[[float], str], who: str = ""
-) -> list[Point]:
-    return [(t, v, f"{who}round {t}: {write(v)}") for t, v in values]
-
-
 def _say_each(bars: BarContainer, texts: Sequence[str]) -> None:
     for bar, text in zip(bars, texts, strict=True):
         say(bar, [text])
@@ -301,26 +314,47 @@ def _line(
     _hover(axes, points, i)
 
 
-def _lines(axes: Axes, runs: Named, points: Callable[[Run], list[Point]]) -> None:
-    """A line for each run; where there are several, a point says its run too."""
-    for i, (label, run) in enumerate(runs):
-        who = f"{_short(label, 36)}, " if len(runs) > 1 else ""
-        _line(axes, [(x, y, who + text) for x, y, text in points(run)], label, i)
+def _lines(
+    axes: Axes,
+    groups: Groups,
+    course: Callable[[Run], Course],
+    write: Callable[[float], str],
+    at: Callable[[float], str] | None = None,
+) -> None:
+    """A line for each group: the mean over the rounds that all its runs have, and its band.
+
+    A point says its round, with ``at`` where it lies too, and where there are several its group.
+    """
+    for i, group in enumerate(groups):
+        who = f"{_short(group.label, 36)}, " if len(groups) > 1 else ""
+        found = [course(run) for run in group.runs]
+        points, bands = list[Point](), list[tuple[float, float, float]]()
+        for t in sorted(set.intersection(*map(set, found))):
+            there, _ = over_seeds([each[t][0] for each in found])
+            mean, deviation = over_seeds([each[t][1] for each in found])
+            where = f", {at(there)}" if at else ""
+            more = f" ± {write(deviation)}" if group.several else ""
+            points.append((there, mean, f"{who}round {t}{where}: {write(mean)}{more}"))
+            bands.append((there, mean - deviation, mean + deviation))
+        if group.several and bands:
+            x, low, high = zip(*bands, strict=True)
+            axes.fill_between(x, low, high, color=series(i), alpha=0.18, linewidth=0)
+        _line(axes, points, group.label, i)
 
 
 @style()
 def _curves(
-    runs: Named,
+    groups: Groups,
     pick: Callable[[Entry], float | None],
     figsize: tuple[float, float],
     legend: bool = True,
 ) -> Figure:
-    def points(run: Run) -> list[Point]:
+    def course(run: Run) -> Course:
         chosen = ((e.round, _value(pick(e))) for e in run.entries)
-        return _by_round([(t, v) for t, v in chosen if math.isfinite(v)], number)
+        return {t: (t, v) for t, v in chosen if math.isfinite(v)}
 
     figure, axes = frame(figsize)
-    _lines(axes, runs, points)
+    _lines(axes, groups, course, number)
     axes.yaxis.set_major_locator(MaxNLocator(5))
     _over_rounds(axes)
     if legend:
@@ -330,17 +364,16 @@ def _curves(
 
 @style()
 def _against(
-    runs: Named, cost: Callable[[Entry], float], write: Callable[[float], str], said: str
+    groups: Groups, cost: Callable[[Entry], float], write: Callable[[float], str], said: str
 ) -> Figure:
-    def points(run: Run) -> list[Point]:
+    def course(run: Run) -> Course:
         spent = np.cumsum(_finite(cost(e) for e in run.entries)).tolist()
         told = zip(run.entries, spent, strict=True)
         scored = [(e.round, x, e.accuracy) for e, x in told if e.accuracy is not None]
-        found = [(t, x, a) for t, x, a in scored if math.isfinite(a)]
-        return [(x, a, f"round {t}, {write(x)}: {_share(a)}") for t, x, a in found]
+        return {t: (x, a) for t, x, a in scored if math.isfinite(a)}
 
     figure, axes = frame(HALF)
-    _lines(axes, runs, points)
+    _lines(axes, groups, course, _share, write)
     _as_shares(axes)
     if write is size:
         _sizes(axes.xaxis)

@@ -18,7 +18,7 @@ from typing import final
 from pydantic import ValidationError
 
 from common.journal import ClientScore, Entry, Failure, Member, OtherVersion, Part
-from common.metrics import over_rounds
+from common.metrics import fairness, over_rounds
 from deploy.report.text import clean
 
 NAME, LONGEST = 40, 500  #: characters of a name, and of any other text
@@ -123,6 +123,46 @@ class Run:
         by_k = {score.k: score for entry in self.entries for score in entry.scores}
         members = {member.k: member for member in self.members}
         return [(members.get(k, Member(k=k)), by_k[k]) for k in sorted(by_k)]
+
+    @property
+    def own_models(self) -> bool:
+        """Whether clients scored models of their own, and not the global one again."""
+        told = [(s.accuracy, s.accuracy_global) for _, s in self.scores() if s.accuracy is not None]
+        return any(own != shared for own, shared in told)
+
+    def on_clients(self) -> dict[str, tuple[list[float], list[int]]]:
+        """Every model that all scored clients scored: their accuracies and test samples.
+
+        First the clients' own models, if they have any, then the global one, then further ones by
+        name.
+        """
+        told = [(m, s) for m, s in self.scores() if (s.accuracy, s.accuracy_global) != (None, None)]
+        columns: dict[str, list[float | None]] = {}
+        if self.own_models:
+            columns["own models"] = [s.accuracy for _, s in told]
+        columns[self._global()] = [s.accuracy_global for _, s in told]
+        for name in told[0][1].accuracies if told else ():
+            columns[name] = [s.accuracies.get(name) for _, s in told]
+        sizes = [max(m.n_test or s.n or 0, 1) for m, s in told]
+        known = {name: [v for v in values if v is not None] for name, values in columns.items()}
+        return {name: (v, sizes) for name, v in known.items() if v and len(v) == len(told)}
+
+    def mean_on_clients(self) -> tuple[str, float | None]:
+        """Whose models clients were scored with, their own or the global one; the mean accuracy.
+
+        Every client weighs as its test samples (AMP), so that it is the accuracy on all of them.
+        """
+        for name, (values, sizes) in self.on_clients().items():
+            whose = "own models" if name == "own models" else "global model"
+            return whose, fairness(values, sizes)["amp"]
+        return "", None
+
+    def _global(self) -> str:
+        """What the run's own model is called where several are scored."""
+        told = [e.fairness.models for e in self.entries if e.fairness is not None]
+        further = {name for _, s in self.scores() for name in s.accuracies}
+        rest = [name for name in (told[-1] if told else {}) if name not in {*further, "own"}]
+        return rest[0] if rest else "global"
 
     def failures(self) -> list[Failure]:
         """Every failure, round by round."""

@@ -8,22 +8,25 @@ from common.config import SECTIONS
 from common.methods import names as methods
 from common.methods import options
 from common.metrics import fairness as measures
+from common.parse import auto_of, usual
 from deploy.report import plots
+from deploy.report.groups import Group
 from deploy.report.layout import Card, Section
-from deploy.report.plots import Models, Named
+from deploy.report.plots import Groups
 from deploy.report.read import Run, scalars, total
 from deploy.report.table import Cell, Table
 from deploy.report.text import NONE, clean, duration, number, percent, size
 
 MOST_METRICS = 24  # a page of more small figures is not read
+MEAN = "Mean over clients, weighted by their test samples"
 
 
 def learning(run: Run) -> Section:
     """Accuracy and loss on the server's test set."""
-    named = [(run.name, run)]
-    cards = [Card("Accuracy", plots.accuracy(named), _course(run), behind=_rounds(run))]
+    alone = [Group(run.name, [run])]
+    cards = [Card("Accuracy", plots.accuracy(alone), _course(run), behind=_rounds(run))]
     if any(e.loss is not None for e in run.entries):
-        cards.append(Card("Loss", plots.loss(named), f"Test loss by round, {run.done} rounds."))
+        cards.append(Card("Loss", plots.loss(alone), f"Test loss by round, {run.done} rounds."))
     lead = "The server's model on the server's test set, after each round; round 0 is before any."
     return Section("Learning", cards, lead)
 
@@ -33,18 +36,18 @@ def clients(run: Run) -> Section | None:
     scores = run.scores()
     if not scores:
         return None
-    own = [s.accuracy for _, s in scores if s.accuracy is not None]
-    mean = percent(sum(own) / len(own)) if own else NONE
-    alt = f"Bars: accuracy of {len(scores)} clients on their own test shares; own models {mean}."
+    whose, mean = run.mean_on_clients()
+    told = f"{whose} {percent(mean)}"
+    alt = f"Bars: accuracy of {len(scores)} clients on their own test shares; {told}."
     models = run.models()
     header = ("client", "model", "samples", "parameters", "own model", "global model")
     rows = []
     for m, s in scores:
         k = Cell(str(s.k), dot=models.index(m.model) if m.model in models else 7)
-        shares = (percent(s.accuracy), percent(s.accuracy_global))
+        shares = (percent(s.accuracy if run.own_models else None), percent(s.accuracy_global))
         rows.append((k, m.model, number(m.n), number(m.parameters), *shares))
     card = Card("", plots.clients(run), alt, behind=Table(header, rows, "llr"), span=12)
-    lead = f"Accuracy on each client's own test share. The clients' own models: {mean} on average."
+    lead = f"Accuracy on each client's own test share. {MEAN}: {told}."
     return Section("Clients", [card], lead)
 
 
@@ -53,13 +56,13 @@ def fairness(run: Run) -> Section | None:
 
     None if fewer than two clients were scored.
     """
-    models = _models(run)
-    if not models:
+    models = run.on_clients()
+    if not models or len(run.scores()) < 2:
         return None
     worst = {name: min(values) for name, (values, _) in models.items()}
     told = "; ".join(f"{name} {percent(low)}" for name, low in worst.items())
     lead = (
-        "AMP: mean over clients, weighted by test samples; FM: variance over clients; WLP: the "
+        f"AMP: {MEAN.lower()}; FM: variance over clients; WLP: the "
         "worst client. Whatever mixture of clients a model meets, it does no worse than WLP."
     )
     rows = []
@@ -75,35 +78,6 @@ def fairness(run: Run) -> Section | None:
         Card(mixed, plots.mixtures(models), alts[1]),
     ]
     return Section("Fairness", cards, lead)
-
-
-def _models(run: Run) -> Models:
-    """Every model that all tested clients scored: named ones, else the global, else the own."""
-    scores = [
-        (m, s) for m, s in run.scores() if s.accuracy is not None or s.accuracy_global is not None
-    ]
-    if len(scores) < 2:
-        return {}
-    main = _main(run)
-    columns: dict[str, list[float | None]] = {
-        "own models": [s.accuracy for _, s in scores],
-        main: [s.accuracy_global for _, s in scores],
-    }
-    for name in scores[0][1].accuracies:
-        columns[name] = [s.accuracies.get(name) for _, s in scores]
-    if columns["own models"] == columns[main]:
-        del columns["own models"]
-    sizes = [max(m.n_test, 1) for m, _ in scores]
-    known = {name: [v for v in values if v is not None] for name, values in columns.items()}
-    return {name: (v, sizes) for name, v in known.items() if len(v) == len(scores)}
-
-
-def _main(run: Run) -> str:
-    """What the run's own model is called where several are scored."""
-    told = [e.fairness.models for e in run.entries if e.fairness is not None]
-    further = {name for _, s in run.scores() for name in s.accuracies}
-    rest = [name for name in (told[-1] if told else {}) if name not in {*further, "own"}]
-    return rest[0] if rest else "global"
 
 
 def data(run: Run) -> Section | None:
@@ -135,10 +109,10 @@ def cost(run: Run) -> Section | None:
     return Section("Cost", cards, "What each round took; round 0 is the census.") if cards else None
 
 
-def formula_cost(runs: Named) -> Section | None:
+def formula_cost(groups: Groups) -> Section | None:
     """Numbers by DL-MH's equations 7 to 10, bytes sent, and the ratio; a row for each run."""
     rows = []
-    for label, run in runs:
+    for label, run in (each for group in groups for each in group.named):
         costs = [e.cost for e in run.entries if e.cost and e.cost.numbers]
         if costs:
             numbers, sent = sum(c.numbers for c in costs), sum(c.bytes for c in costs)
@@ -171,22 +145,24 @@ def incentive(run: Run) -> Section | None:
     return Section("Incentive", [Card("", table=table, span=12)], lead)
 
 
-def metrics(runs: Named) -> Section | None:
+def metrics(groups: Groups) -> Section | None:
     """The scalars a method reports about itself, one small figure each; a point is no curve."""
-    seen = Counter(n for _, run in runs for e in run.entries for n in scalars(e))
-    short = all(run.done < 2 for _, run in runs)
+    runs = [run for group in groups for run in group.runs]
+    seen = Counter(n for run in runs for e in run.entries for n in scalars(e))
+    short = all(run.done < 2 for run in runs)
     names = [name for name, times in seen.items() if short or times > len(runs)]
     more = len(names) - MOST_METRICS
     cards = [
-        Card(name, plots.metric(runs, name), f"{name} by round.", span=4)
+        Card(name, plots.metric(groups, name), f"{name} by round.", span=4)
         for name in names[:MOST_METRICS]
     ]
     lead = f"{more} more are in the journal." if more > 0 else ""
     return Section("The method's own numbers", cards, lead) if cards else None
 
 
-def failures(runs: Named) -> Section:
+def failures(groups: Groups) -> Section:
     """Every reply that was missing, broken or refused, with its reason."""
+    runs = [each for group in groups for each in group.named]
     several = len(runs) > 1
     told = [(label, f) for label, run in runs for f in run.failures()]
     rows = [(label, number(f.round), number(f.k), f.reason)[not several :] for label, f in told]
@@ -212,12 +188,24 @@ def settings(run: Run) -> Section:
         made["weights, SHA-256"] = run.summary.weights_sha256
     cards = []
     for name, values in (("run", top), *tables.items(), ("made with", made)):
-        rows = [(n, repr(v) if v == "" else clean(v, 400)) for n, v in values.items()]
+        resolved = {n: _resolved(name, n, v, method) for n, v in values.items()}
+        rows = [(n, repr(v) if v == "" else clean(v, 400)) for n, v in resolved.items()]
         if rows:
             cards.append(Card(name, table=Table(("setting", "value"), rows, "l"), span=4))
     if not cards:
         cards = [Card("", text="Unknown: the run left no config.toml.", span=12)]
     return Section("Settings", cards, f"As resolved; the run lies in {run.path.name}.")
+
+
+def _resolved(table: str, key: str, value: object, method: str) -> object:
+    """What a shared key stood for with the method, where it was left at ``auto`` (a number: 0)."""
+    fields = SECTIONS[table].model_fields if table in SECTIONS else {}
+    field = fields.get(key.replace("-", "_"))
+    if field is None or auto_of(field) is None or value not in ("auto", 0):
+        return value
+    if method not in methods():
+        return value
+    return usual(f"{table}.{key}", field, options(method).auto)
 
 
 def _course(run: Run) -> str:

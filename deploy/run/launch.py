@@ -16,12 +16,14 @@ from rich.console import Console
 
 from common.config import Config, Value
 from common.extras import missing
-from common.files import write_atomically
+from deploy.flower.bundle import told
+from deploy.run import beside
 from deploy.run.preflight import fresh, preflight, resumed
 from deploy.run.progress import Progress, follow
-from deploy.run.settings import app_folder, to_toml
+from deploy.run.settings import app_folder
 from server_app.keep import checkpoint
 from server_app.keep.lock import held
+from server_app.keep.summary import check_incomplete
 from server_app.stopped import Stopped
 
 GONE = 5.0  #: seconds without a sign of a ServerApp after which it counts as killed
@@ -47,6 +49,9 @@ def launch(
         raise ValueError(missing(ModuleNotFoundError(name="ray")))
     if flat["resume"]:
         checkpoint.read(folder, config)
+        check_incomplete(folder, config.run.rounds)
+    for line in told(flat, bundled=runtime != "loopback"):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     title = f"[bold]{config.run.method}[/] on {config.data.name}: results go to {folder}"
     console.print(title, soft_wrap=True)
     try:
@@ -55,7 +60,9 @@ def launch(
         raise ValueError(
             f"out = {str(folder)!r} cannot be a folder for results: {error.strerror}"
         ) from None
-    write_atomically(folder / "config.toml", to_toml({**flat, "resume": False}).encode())
+    if beside.carried(flat):
+        beside.copy(flat, folder / beside.COPIES)
+        flat = {**flat, "plugins": str(folder / beside.COPIES)}
     started = time.time()
     with _told_how_to_go_on(folder), _watched(config, folder, console) as progress:
         progress.on_phase(f"starting {config.run.clients} clients on {runtime}")
@@ -66,7 +73,7 @@ def launch(
             failure = _ray(flat, config, folder, started)
         else:
             failure = _grpc(flat, config, folder, started, warm_start)
-        summary = _summary_since(folder, started)
+        summary = summary_since(folder, started)
         if summary is None:  # otherwise the ServerApp's own word is the better reason
             where = logs if logs.exists() else folder
             raise Stopped(f"{failure or 'the run left no summary'}; see the logs in {where}")
@@ -106,9 +113,14 @@ def _loopback(flat: Mapping[str, Value], config: Config, workers: int | None) ->
 
     most = default_workers() if workers is None else workers
     workers = min(most, config.run.per_round or config.run.clients)
-    logging.getLogger("flwr").setLevel(logging.ERROR)  # the progress display says it better
-    with Loopback(config.run.clients, flat, workers=workers) as grid:
-        app(grid, Context(RUN_ID, 0, {}, RecordDict(), dict(flat)))
+    log = logging.getLogger("flwr")
+    level = log.level
+    log.setLevel(logging.ERROR)  # the progress display says it better
+    try:
+        with Loopback(config.run.clients, flat, workers=workers) as grid:
+            app(grid, Context(RUN_ID, 0, {}, RecordDict(), dict(flat)))
+    finally:
+        log.setLevel(level)
 
 
 def _ray(flat: Mapping[str, Value], config: Config, folder: Path, started: float) -> str:
@@ -170,7 +182,7 @@ def _finished(folder: Path, started: float) -> Callable[[], bool]:
 
     def finished() -> bool:
         nonlocal seen, since
-        if _summary_since(folder, started) is not None:
+        if summary_since(folder, started) is not None:
             return True
         if held(folder):
             seen, since = True, time.monotonic()
@@ -194,7 +206,7 @@ def _told_how_to_go_on(folder: Path) -> Iterator[None]:
         raise type(error)(line + newline + more) from error
 
 
-def _summary_since(folder: Path, started: float) -> dict[str, object] | None:
+def summary_since(folder: Path, started: float) -> dict[str, object] | None:
     """The summary, if this run wrote it."""
     path = folder / "summary.json"
     if not path.exists() or path.stat().st_mtime < started - 0.01:

@@ -24,6 +24,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from common.config import Value
+from common.methods import names
 from common.version import ROOT
 from deploy.flower.messages import from_bytes, nameless_run, sent, to_bytes
 
@@ -147,11 +148,15 @@ class Loopback(Grid):
 
 
 def imported_ahead(method: str) -> list[str]:
-    """The modules that a client of ``method`` needs."""
+    """The modules that a client of ``method`` needs, but for a plug-in's own.
+
+    Those may change between two runs, and lie where the server of the workers does not look.
+    """
     from client_app.methods import half
 
+    own = half(method).__module__ if method in names() else "client_app.methods"
     # every first step of a torch optimiser imports the last one, for a second
-    return ["client_app.app", "common.parse", half(method).__module__, "torch._dynamo"]
+    return ["client_app.app", "common.parse", own, "torch._dynamo"]
 
 
 @contextmanager

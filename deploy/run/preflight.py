@@ -9,18 +9,24 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import client_app.methods
+import server_app.methods
 from common import device
-from common.config import Config, Value, entries
-from common.data import DATASETS, divide, load
-from common.data.partition import PARTITIONS, split
-from common.parse import parse
-from common.task import Task, check_architectures, check_fleet
-from deploy.run.settings import load as load_settings
+from common.config import NATURAL, OWN, Config, Value, entries
+from common.data import divide, load, source
+from common.data.batches import check_augment
+from common.data.dataset import Dataset, fingerprint
+from common.data.partition import rule
+from common.data.shares import for_testing, share
+from common.parse import NODE, parse
+from common.task import Task, check_architectures, check_fleet, global_spec
+from deploy.run.settings import load_run
 from server_app.keep import checkpoint
+from server_app.track.tracker import check as check_trackers
 
 RUNTIMES = ("loopback", "ray", "grpc")
-PLACES = ("data.dir", "data.public-dir", "state-dir")
-"""Folders: made absolute, because Flower's processes work in another folder than the user."""
+PLACES = ("data.dir", "data.public-dir", "state-dir", "weights")
+OF_A_NODE = ("data-dir", "public-dir", "state-dir")
 
 
 def check_runtime(runtime: str, workers: int | None) -> None:
@@ -46,7 +52,7 @@ def fresh(
     resolved = counted(flat)
     check_names(parse(resolved, every=True))
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    name = f"{resolved['method']}-{resolved['data.name']}-{stamp}"
+    name = f"{_plain(resolved['method'])}-{_plain(resolved['data.name'])}-{stamp}"
     said = Path(str(resolved["out"])).expanduser() if resolved["out"] else None
     folder = (out or said or _unused(Path("runs") / name)).expanduser().resolve()
     if said and folder != said.resolve() and resolved["state-dir"] == str(said / "state"):
@@ -54,10 +60,8 @@ def fresh(
     if checkpoint.path_in(folder).exists() or (folder / "journal.jsonl").exists():
         raise ValueError(f"{folder} holds a run already; go on with --resume or name another --out")
     resolved["out"] = str(folder)
-    for key in PLACES:
-        if resolved.get(key):
-            resolved[key] = str(Path(str(resolved[key])).expanduser().resolve())
-    alone = bool(resolved["state-dir"])
+    resolved |= _absolute(resolved)
+    alone = any(key.endswith("state-dir") for key in places(resolved))
     resolved["experiment"] = resolved["experiment"] or name_of(resolved, alone)
     resolved["state-dir"] = resolved["state-dir"] or str(folder / "state")
     resolved["runtime"] = runtime or str(resolved["runtime"]) or RUNTIMES[0]
@@ -78,22 +82,21 @@ def resumed(
         raise ValueError(f"out = {overrides['out']!r} is not allowed; the run goes on in {folder}")
     if not (folder / "config.toml").exists():
         raise ValueError(f"--resume {folder}: no config.toml there, so no run to go on with")
-    flat = load_settings(folder / "config.toml") | dict(overrides)
+    flat = load_run(folder) | dict(overrides) | _absolute(overrides)
     runtime = runtime or str(flat.get("runtime") or RUNTIMES[0])
     flat |= {"resume": True, "runtime": runtime, "out": str(folder)}
     return flat, folder
 
 
 def check_names(config: Config) -> None:
-    """Raise a one-line ``ValueError`` for an unknown architecture, data set or partition.
+    """Raise a one-line ``ValueError`` for an unknown architecture, data set or partition, or a
+    plug-in that is none.
 
     All that can be seen without the data, which may lie on other machines.
     """
     check_architectures(config)
-    names = (("name", config.data.name, DATASETS), ("partition", config.data.partition, PARTITIONS))
-    for key, name, known in names:
-        if name not in known:
-            raise ValueError(f"unknown data.{key} {name!r}: choose from {', '.join(known)}")
+    source(config.data.name), rule(config.data.partition)
+    server_app.methods.half(config.run.method), client_app.methods.half(config.run.method)
 
 
 def preflight(flat: Mapping[str, Value]) -> Config:
@@ -104,16 +107,77 @@ def preflight(flat: Mapping[str, Value]) -> Config:
     """
     config = parse(flat, every=True)
     check_names(config)
+    check_trackers(config.run.track)
     chosen = device.choose(config.run.device)
-    check_fleet(Task.of(config, load(config.data), chosen))
-    pool = divide(config.data, config.partition_seed).pool
-    split(config.data, pool.y, pool.num_classes, config.run.clients, config.partition_seed)
+    dataset = for_testing(config.data, config.run.clients, config.partition_seed)
+    check_augment(config.data.augment, dataset.x)
+    task = Task.of(config, dataset, chosen)
+    check_fleet(task)
+    for spec in {*config.brought, global_spec(task)} if config.run.weights else ():
+        task.check_weights(spec)
+    _check_clients(config, dataset)
     return config
 
 
-def counted(flat: Mapping[str, Value]) -> dict[str, Value]:
-    """The run config with the number of clients: one for each of the fleet, unless it says so."""
-    return {**flat, "clients": flat["clients"] or len(entries(str(flat["fleet"])))}
+def _check_clients(config: Config, ours: Dataset) -> None:
+    """Raise ``ValueError`` for a client that could not work on this machine.
+
+    That is one with a device that is missing, data that are not there or not those of the server's
+    task, a share that it cannot train on, or the very data of another, where each has its own.
+    """
+    seed, owners = config.partition_seed, dict[str, str]()
+    own = config.data.partition == OWN
+    if own and config.data.test == "merge":  # a client would train on what the server is tested on
+        owners[fingerprint(divide(config.data, seed).pool.x)] = "the server"
+    for k in range(config.run.clients):
+        node = config.node(k)
+        for key in ("data-dir", "public-dir"):
+            if key in node and not Path(str(node[key])).is_dir():
+                raise ValueError(f"node.{k}.{key} = {node[key]!r} is not a folder")
+        device.choose(str(node.get("device", config.run.device)))
+        pool = share(config.data_of(k, node), k, config.run.clients, seed).pool
+        if (pool.shape, pool.classes) != (ours.shape, ours.classes):
+            raise ValueError(
+                f"client {k} has images {pool.shape} of {pool.num_classes} classes "
+                f"({', '.join(pool.classes)[:80]}), the server {ours.shape} of {ours.num_classes} "
+                f"({', '.join(ours.classes)[:80]})"
+            )
+        if not own:
+            continue
+        if (other := owners.setdefault(fingerprint(pool.x), f"client {k}")) != f"client {k}":
+            raise ValueError(
+                f"data.partition = {OWN!r}: client {k} has the very data of {other}; give each its "
+                "own folder by {k} in data.dir, or by data-dir under [node.K]"
+            )
+
+
+def places(flat: Mapping[str, Value]) -> list[str]:
+    """The keys of folders that are said, of all or of one client."""
+    return [
+        key
+        for key, value in flat.items()
+        if value and (key in PLACES or (NODE.match(key) and key.rpartition(".")[2] in OF_A_NODE))
+    ]
+
+
+def _absolute(flat: Mapping[str, Value]) -> dict[str, Value]:
+    """The folders, absolute: Flower's processes work in another folder than the user."""
+    return {key: str(Path(str(flat[key])).expanduser().resolve()) for key in places(flat)}
+
+
+def counted(flat: Mapping[str, Value], *, here: bool = True) -> dict[str, Value]:
+    """The run config with the number of clients, unless it has one: one for each of the fleet.
+
+    With partition ``natural`` one for each owner of the data set, if the data are ``here``, and
+    as many as will be connected otherwise.
+    """
+    found = flat["clients"]
+    if not found and flat["data.partition"] == NATURAL:
+        if not here:
+            return dict(flat)
+        whole = {"samples": 0, "test_samples": 0}
+        found = load(parse(flat).data.model_copy(update=whole)).owners
+    return {**flat, "clients": found or len(entries(str(flat["fleet"])))}
 
 
 def name_of(flat: Mapping[str, Value], alone: bool) -> str:
@@ -127,7 +191,13 @@ def name_of(flat: Mapping[str, Value], alone: bool) -> str:
     text = json.dumps({key: value for key, value in sorted(flat.items()) if key not in free})
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     own = f"-{secrets.token_hex(4)}" if alone else ""
-    return f"{flat['method']}-{flat['data.name']}-{digest}{own}"
+    names = f"{_plain(flat['method'])}-{_plain(flat['data.name'])}"[:60]
+    return f"{names}-{digest}{own}"
+
+
+def _plain(name: Value) -> str:
+    """A name as a part of a folder's."""
+    return str(name).replace(":", "-")
 
 
 def _unused(path: Path) -> Path:

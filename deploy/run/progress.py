@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
@@ -23,6 +24,20 @@ from common.journal import Entry, OtherVersion
 from deploy.report.read import Run
 from deploy.report.table import Table, terminal
 from deploy.report.text import NONE, clean, duration, number, percent, size
+
+
+@final
+@dataclass(frozen=True)
+class Left:
+    """Seconds that a run will go on; unless ``sure``, it may well be more."""
+
+    seconds: float
+    sure: bool
+
+    def __str__(self) -> str:
+        # fractions of a countdown flicker
+        shown = f"{self.seconds:.0f} s" if self.seconds < 59.5 else duration(self.seconds)
+        return shown if self.sure else f"{shown} or more"
 
 
 @final
@@ -75,15 +90,22 @@ class Progress:
         return sum(len(e.failures) for e in self._entries.values())
 
     @property
-    def left(self) -> float | None:
-        """Seconds to go, from the last five rounds' times; None before the first round."""
+    def left(self) -> Left | None:
+        """How long the run will go on; None before the first round.
+
+        Rounds are taken to last as the last five did on average, or as the newest where that was
+        longer: with some methods later rounds cost more. A round that is under way for longer than
+        that counts as it is by now.
+        """
         ended = max(self._entries, default=0)
         if ended == 0:
             return None
         last = [self._entries[t] for t in sorted(self._entries) if t > 0][-5:]
         known = [e.seconds["total"] for e in last if "total" in e.seconds]
-        each = sum(known) / len(known) if known else (self._last - self._began) / ended
-        return max(0.0, each * (self._rounds - ended) - (self._clock() - self._last))
+        known = known or [(self._last - self._began) / ended]
+        each, running = max(sum(known) / len(known), known[-1]), self._clock() - self._last
+        sure = len(last) > 1 and running <= max(known)
+        return Left(max(each, running) * (self._rounds - ended) - running, sure)
 
     def on_phase(self, text: str) -> None:
         """Say what goes on between rounds: "starting 10 SuperNodes"."""
@@ -112,7 +134,7 @@ class Progress:
             return f"census: {len(entry.clients)} clients, accuracy {accuracy} before training"
         parts = [f"round {t}/{self._rounds}", f"accuracy {accuracy}", f"best {percent(self.best)}"]
         if t < self._rounds and self.left is not None:
-            parts.append(f"{duration(self.left)} left")
+            parts.append(f"{self.left} left")
         if self.failures:
             parts.append(f"failures {self.failures}")
         return ", ".join(parts)
@@ -120,9 +142,7 @@ class Progress:
     def _view(self) -> Group:
         ended = max(self._entries, default=0)
         now, left = self._entries.get(ended), ended < self._rounds
-        took = self.left if left else self._last - self._began
-        whole = left and took is not None and took < 60  # fractions of a countdown flicker
-        shown = f"{took:.0f} s" if whole else duration(took)
+        shown = str(self.left or NONE) if left else duration(self._last - self._began)
         cells: list[ProgressBar | Text] = [
             Text(f"round {ended}/{self._rounds}", style="bold"),
             ProgressBar(total=max(1, self._rounds), completed=ended, width=28),
@@ -145,7 +165,10 @@ class Progress:
 def show_summary(run: Run, console: Console) -> None:
     """The clients (own and global model's accuracy on their test shares), then the result."""
     rows = [
-        (str(s.k), m.model, number(m.n), percent(s.accuracy), percent(s.accuracy_global))
+        (
+            *(str(s.k), m.model, number(m.n)),
+            *(percent(s.accuracy if run.own_models else None), percent(s.accuracy_global)),
+        )
         for m, s in run.scores()
     ]
     if rows:

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from common.files import write_atomically
-from common.parse import defaults, kind_of, known_keys, tables
+from common.parse import defaults, kind_of, tables
+from common.plugins import table_of
 from common.section import Value, kebab
+from deploy.run import beside
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 DEFAULT = EXPERIMENTS / "default.toml"
@@ -39,13 +41,42 @@ def resolve(experiment: Path | None, overrides: Iterable[str] = ()) -> dict[str,
 
     Raises ``ValueError``, one line: no such file, not TOML, an unknown key, a bad override.
     """
-    flat = defaults()
-    if experiment is not None:
-        flat |= numbers(_anew(load(experiment), find(experiment)))
-    for override in overrides:
-        key, value = parse_override(override)
-        flat[key] = value
-    return flat
+    own = {} if experiment is None else _anew(load(experiment), find(experiment))
+    overrides = list(overrides)
+    words = (text.partition("=") for text in overrides)
+    chosen = own | {key.strip(): value.strip(" \"'") for key, _, value in words}
+    folder, method = _plugins(experiment, chosen), str(chosen.get("method", ""))
+    if "method" in own and method != own["method"]:  # the file's own plug-in is not wanted
+        own = _without(own, table_of(str(own["method"])))
+    flat = defaults(method) | numbers(own, method)
+    flat |= dict(parse_override(text, method) for text in overrides)
+    return flat | {"plugins": folder}
+
+
+def _plugins(experiment: Path | None, chosen: Mapping[str, Value]) -> str:
+    """The folder with modules of the user's own that ``chosen`` names; empty if it names none.
+
+    It is that of the key ``plugins``, of the experiment file, or of the copies of the run whose
+    ``config.toml`` the file is.
+
+    Raises ``ValueError`` if the key names no folder, and the file's has no copies either.
+    """
+    said = Path(str(chosen.get("plugins", ""))).expanduser()
+    file = find(experiment or DEFAULT)
+    beside_it = Path() if file.parent == EXPERIMENTS else file.parent
+    asked = [said] if chosen.get("plugins") else [beside_it]
+    for folder in (*asked, beside_it / beside.COPIES):
+        if folder.is_dir() and beside.look_in(folder, chosen):
+            return str(folder.resolve())
+    if not said.is_dir():
+        raise ValueError(f"plugins = {chosen['plugins']!r} is not a folder")
+    return ""
+
+
+def _without(own: Mapping[str, Value], table: str) -> dict[str, Value]:
+    """Without a table that is none of ours."""
+    ours = table in tables()
+    return {k: v for k, v in own.items() if ours or k.rpartition(".")[0] != table}
 
 
 def _anew(own: dict[str, Value], path: Path) -> dict[str, Value]:
@@ -79,24 +110,36 @@ def load(experiment: Path) -> dict[str, Value]:
     return flatten(table)
 
 
-def numbers(flat: Mapping[str, Value]) -> dict[str, Value]:
+def load_run(folder: Path) -> dict[str, Value]:
+    """The run config of the run in ``folder``, whose plug-ins can be imported then."""
+    flat = load(folder / "config.toml")
+    copies = folder / beside.COPIES
+    if beside.look_in(copies, flat):
+        flat["plugins"] = str(copies)
+    return flat
+
+
+def numbers(flat: Mapping[str, Value], method: str = "") -> dict[str, Value]:
     """The same with integers made floats where the key takes any number; keys are checked.
 
-    What else a value may be is left to ``parse``.
+    ``method``: whose table is known too. What else a value may be is left to ``parse``.
     """
     return {
-        key: float(value) if kind_of(key) is float and type(value) is int else value
+        key: float(value) if kind_of(key, method) is float and type(value) is int else value
         for key, value in flat.items()
     }
 
 
-def parse_override(text: str) -> tuple[str, Value]:
-    """``key=value`` to the key and its value, of the type that the key has."""
+def parse_override(text: str, method: str = "") -> tuple[str, Value]:
+    """``key=value`` to the key and its value, of the type that the key has.
+
+    ``method``: whose table is known too.
+    """
     key, equals, raw = text.partition("=")
     key, raw = key.strip(), raw.strip()
     if not equals or not key:
         raise ValueError(f"-s {text!r}: expected key=value")
-    kind = kind_of(key)
+    kind = kind_of(key, method)
     try:
         if kind is bool:
             return key, {"true": True, "false": False}[raw.lower()]
@@ -124,19 +167,6 @@ def flatten(table: Mapping[str, object], prefix: str = "") -> dict[str, Value]:
     return flat
 
 
-def to_toml(flat: Mapping[str, Value]) -> str:
-    """The flat config as nested TOML in the order of the known keys, as ``config.toml`` has it."""
-    lines: list[str] = []
-    current = ""
-    for key in known_keys():
-        table, _, leaf = key.rpartition(".")
-        if table != current:
-            lines += ["", f"[{table}]"]
-            current = table
-        lines.append(f"{leaf} = {json.dumps(flat[key], ensure_ascii=False)}")
-    return "\n".join(lines) + "\n"
-
-
 def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -149,25 +179,26 @@ def _read(path: Path) -> dict[str, Any]:
 APP_CONFIG = "tool.flwr.app.config"
 
 
-def app_config() -> str:
-    """The defaults as the TOML tables that Flower reads."""
+def app_config(flat: Mapping[str, Value]) -> str:
+    """Our tables with the values of ``flat``, as the TOML that Flower reads."""
     lines = []
     for table, kind in tables().items():
         lines += ["", f"[{APP_CONFIG}{'.' if table else ''}{table}]"]
-        for name, field in kind.model_fields.items():
-            lines.append(f"{kebab(name)} = {json.dumps(field.default, ensure_ascii=False)}")
+        for name in map(kebab, kind.model_fields):
+            value = flat[f"{table}.{name}".lstrip(".")]
+            lines.append(f"{name} = {json.dumps(value, ensure_ascii=False)}")
         if not kind.model_fields:
             del lines[-2:]
     return "\n".join(lines[1:]) + "\n"
 
 
-def with_app_config(pyproject: str) -> str:
-    """The text of a ``pyproject.toml`` with today's defaults in it."""
+def with_app_config(pyproject: str, flat: Mapping[str, Value]) -> str:
+    """The text of a ``pyproject.toml`` with the values of ``flat`` in it."""
     before, _, rest = pyproject.partition(f"[{APP_CONFIG}]")
     after = re.search(rf"^\[(?!{re.escape(APP_CONFIG)})", rest, re.MULTILINE)
-    return before + app_config() + "\n" + (rest[after.start() :] if after else "")
+    return before + app_config(flat) + "\n" + (rest[after.start() :] if after else "")
 
 
 if __name__ == "__main__":
     path = app_folder() / "pyproject.toml"
-    write_atomically(path, with_app_config(path.read_text(encoding="utf-8")).encode())
+    write_atomically(path, with_app_config(path.read_text(encoding="utf-8"), defaults()).encode())

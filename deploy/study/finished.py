@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 
 from common import device
 from common.config import Config
-from common.data import load
 from common.data.dataset import Dataset
+from common.data.shares import for_testing
 from common.models.classifier import Classifier, Split
 from common.parse import parse
 from common.protocol import Up
@@ -26,7 +26,7 @@ from common.records import StateDict
 from common.section import Value
 from common.task import Task, global_spec
 from deploy.run.loopback import Loopback
-from deploy.run.settings import load as load_settings
+from deploy.run.settings import load_run
 from server_app.keep import checkpoint
 from server_app.method import Client
 from server_app.methods import AnyMethod, make
@@ -45,7 +45,8 @@ class Finished:
     config: Config
 
     def dataset(self) -> Dataset:
-        return load(self.config.data)
+        config = self.config
+        return for_testing(config.data, config.run.clients, config.partition_seed)
 
     def task(self, dataset: Dataset) -> Task:
         """What the run learnt, on the CPU."""
@@ -72,7 +73,7 @@ def finished(folder: Path, needed: str = "model.safetensors") -> Finished:
     for name in ("config.toml", needed):
         if not (folder / name).exists():
             raise ValueError(f"{folder} holds no finished run: it has no {name}")
-    flat = {**load_settings(folder / "config.toml"), "out": str(folder)}
+    flat = {**load_run(folder), "out": str(folder)}
     return Finished(folder, flat, parse(flat))
 
 
@@ -125,7 +126,7 @@ def _play(folder: Path, flat: dict[str, Value], size: int, workers: int) -> Furt
     config = parse(flat)
     saved = checkpoint.read(folder, config)
     device.settle(config.run.threads)
-    dataset = load(config.data)
+    dataset = for_testing(config.data, config.run.clients, config.partition_seed)
     task = Task.of(config, dataset, device.choose(config.run.device))
     method, post = make(task, global_spec(task)), Post(config, saved.experiment)
     method.restore(method.keeps(**saved.state))

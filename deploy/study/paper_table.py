@@ -24,7 +24,7 @@ from typing import Literal, final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from common.config import Value, entries
+from common.config import Value
 from common.files import write_atomically
 from common.journal import Entry
 from common.metrics import rounds_to
@@ -33,6 +33,8 @@ from deploy.report import table as rendering
 from deploy.report.table import Cell, Table
 from deploy.report.table_picture import png
 from deploy.report.text import NONE, clean
+from deploy.run.beside import look_in
+from deploy.run.preflight import counted
 from deploy.run.settings import find, flatten, numbers
 
 Flat = dict[str, Value]
@@ -234,7 +236,10 @@ def read(path: Path) -> TableFile:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
         if "row" not in content:
             raise ValueError(f"{path} has no [[row]], so it is no table: fedmosaic run takes it")
-        return TableFile.model_validate(content)
+        file = TableFile.model_validate(content)
+        for line in (*file.row, *file.column):
+            look_in(path.parent, flatten(file.base) | flatten(line.set))
+        return file
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path} is not valid TOML: {error}") from error
     except ValidationError as error:
@@ -253,11 +258,10 @@ def cells(file: TableFile) -> Iterator[CellRun]:
         for name in told:
             if row_name not in rows or name not in columns:
                 raise ValueError(f"expected.{row_name}.{name} stands for no cell")
-    base = numbers(flatten(file.base))
     for row, column in itertools.product(file.row, file.column):
-        flat = DEFAULTS | base | numbers(flatten(row.set)) | numbers(flatten(column.set))
-        if not flat["clients"]:
-            flat["clients"] = len(entries(str(flat["fleet"])))
+        own = flatten(file.base) | flatten(row.set) | flatten(column.set)
+        method = str(own.get("method", ""))
+        flat = counted(defaults(method) | numbers(own, method))
         measure = row.measure or column.measure or file.measure
         measure = measure.replace("{model}", row.model)
         if column.reach and column.reach not in rows:

@@ -10,14 +10,16 @@ from common.config import Config
 from common.files import write_atomically
 from common.journal import Entry
 from common.options import Descent
+from common.plugins import table_of
 from common.records import Records
 
 FREE = {
     "run": {
         *("resume", "runtime", "out", "state_dir", "rounds", "timeout", "wait", "experiment"),
-        *("max_samples", "rebind"),
+        *("max_samples", "rebind", "track", "plugins"),
     },
     "wire": {"max_mb"},
+    "node": {"device", "memory_mb", "state_dir"},
 }
 """What a resumed run may change; all else decides the numbers, and so do ``rounds`` if a learning
 rate falls over the whole run (``cosine``)."""
@@ -67,6 +69,8 @@ def read(folder: Path, config: Config) -> Checkpoint:
         raise ValueError(f"{folder} has no checkpoint to resume from")
     checkpoint = Checkpoint.load(path)
     theirs, ours = json.loads(checkpoint.config), json.loads(_identity(config))
+    for each in (theirs["run"], ours["run"]):  # 0: as many as were connected
+        each["clients"] = each["clients"] or len(checkpoint.nodes)
     for table in sorted(theirs.keys() | ours.keys()):
         a, b = theirs.get(table, {}), ours.get(table, {})
         for key in sorted(a.keys() | b.keys()):
@@ -81,7 +85,8 @@ def read(folder: Path, config: Config) -> Checkpoint:
 
 def _identity(config: Config) -> str:
     """What decides the numbers: the tables that the method reads, without what is free."""
-    needed = {"run", "data", "train", "score", "wire", config.run.method, *config.method.uses}
+    own = table_of(config.run.method)
+    needed = {"run", "data", "train", "score", "wire", own, *config.method.uses}
     tables = {name: section for name, section in config.tables.items() if name in needed}
     falls = any(isinstance(each, Descent) and each.cosine for each in tables.values())
     fixed = {"rounds"} if falls else set()
@@ -89,4 +94,6 @@ def _identity(config: Config) -> str:
         name: section.model_dump(exclude=FREE.get(name, set()) - fixed)
         for name, section in tables.items()
     }
+    for k, node in config.nodes.items():
+        dumped[f"node.{k}"] = node.model_dump(exclude=FREE["node"], exclude_none=True)
     return json.dumps(dumped, sort_keys=True)

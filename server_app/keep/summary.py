@@ -73,6 +73,11 @@ def write(
     write_atomically(folder / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
 
 
+def place(out: str, experiment: str) -> Path:
+    """The folder of a run's results: ``out``, or one named after the run, of the server's user."""
+    return Path(out).expanduser() if out else Path.home() / ".fedmosaic" / "runs" / experiment
+
+
 def complete(folder: Path, rounds: int) -> bool:
     """Whether the folder has the summary of a completed run of at least ``rounds`` rounds."""
     try:
@@ -80,6 +85,14 @@ def complete(folder: Path, rounds: int) -> bool:
         return bool(found["status"] == "completed" and found["rounds"] >= rounds)
     except (OSError, ValueError, KeyError):
         return False
+
+
+def check_incomplete(folder: Path, rounds: int) -> None:
+    """Raise ``ValueError`` if the folder has a completed run of at least ``rounds`` rounds."""
+    if complete(folder, rounds):
+        raise ValueError(
+            f"the run is complete: rounds = {rounds}, all of them done; for more: -s rounds=N"
+        )
 
 
 def digest(weights: StateDict) -> str:

@@ -10,9 +10,9 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from common.config import Config
+from common.names import check_brought, version_of
 from common.protocol import Hello, Peer
 from common.task import Task
-from common.version import code_version
 from server_app.method import Client
 from server_app.stopped import Stopped
 from server_app.talk.exchange import exchange
@@ -98,7 +98,7 @@ def check_peers(
     peers: list[Peer], size: int, experiment: str, task: Task, max_samples: int = 2**40
 ) -> None:
     """Raise ``Stopped`` unless the peers are clients 0 … size−1 of this experiment and task."""
-    claimed = Counter(peer.k for peer in peers)
+    claimed, version = Counter(peer.k for peer in peers), version_of(task.config)
     for peer in peers:
         if claimed[peer.k] > 1:
             raise Stopped(f"census: {claimed[peer.k]} nodes claim to be client {peer.k}")
@@ -106,11 +106,15 @@ def check_peers(
             raise Stopped(f"census: client {peer.k} in a federation of {size}")
         for what, theirs, ours in (
             ("experiment", peer.experiment, experiment),
-            ("code version", peer.version, code_version()),
+            ("code version", peer.version, version),
             ("task (shape/classes/names)", peer.task, task.fingerprint),
         ):
             if theirs != ours:
                 raise Stopped(f"census: client {peer.k} has {what} {theirs!r}, the server {ours!r}")
+        try:
+            check_brought(peer.model, task.config)
+        except ValueError as error:
+            raise Stopped(f"census: client {peer.k}: {error}") from None
         if wrong := _wrong_numbers(peer, task.num_classes, max_samples):
             raise Stopped(f"census: client {peer.k} {wrong}")
     prints = Counter(peer.public for peer in peers)

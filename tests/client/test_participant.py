@@ -53,7 +53,7 @@ def test_a_node_that_cannot_be_a_client_is_refused(
 
 def test_a_clients_shares_are_disjoint_and_make_up_its_part(tmp_path: Path) -> None:
     p = participant(tmp_path, {}, data__test_fraction=0.2)
-    train, test = (set(share.tolist()) for share in p._shares)
+    train, test = (set(rows.tolist()) for rows in (p._share.train, p._share.test))
     assert not train & test and (len(train), len(test)) == (24, 6)
     assert sum(p.counts) == p.n == 24
 

@@ -195,5 +195,5 @@ def test_the_gpu_sees_the_same_batches(augment):
 
 
 def test_points_cannot_be_augmented():
-    with pytest.raises(ValueError, match="points take 'none'"):
+    with pytest.raises(ValueError, match="floats take 'none'"):
         batches(torch.zeros(4, 2, 1, 1), torch.zeros(4, dtype=torch.int64), augment="flip")

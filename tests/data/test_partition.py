@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
+import sys
+import types
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.config import Data
 from common.data.dirichlet import fedkf_dirichlet, label_dirichlet, quantity_dirichlet
-from common.data.partition import PARTITIONS, iid, iid_draw, local_split, niid1, niid2, niid3, split
+from common.data.embedded import toy
+from common.data.partition import (
+    PARTITIONS,
+    Partition,
+    iid,
+    iid_draw,
+    local_split,
+    niid1,
+    niid2,
+    niid3,
+    split,
+)
 from common.parse import defaults, parse
 from common.seeds import rng
 
 LABELS = np.arange(2000) % 10
-SHARED = ("niid1", "niid2", "niid3", "iid_draw", "own")
-DISJOINT = [name for name in PARTITIONS if name not in SHARED]
+DATA = toy(classes=10, shape=(1, 1, 1), train=2000, test=10)  # of which y is LABELS
+OWNED = ("own", "natural")  # data belong to clients: tests/data/test_owners.py
+FLOWER = [name for name in PARTITIONS if name.startswith("flwr-")]
+RULES = [name for name in PARTITIONS if name not in (*OWNED, *FLOWER)]
+SHARED = ("niid1", "niid2", "niid3", "iid_draw")
+DISJOINT = [name for name in RULES if name not in SHARED]
 
 
 def class_counts(labels: np.ndarray, shares: list[np.ndarray], classes: int) -> np.ndarray:
@@ -29,20 +49,80 @@ def classes_of(shares: list[np.ndarray], labels: np.ndarray = LABELS) -> list[li
 @pytest.mark.parametrize("name", DISJOINT)
 @pytest.mark.parametrize("clients", [1, 2, 5, 13, 20])
 def test_every_sample_falls_to_exactly_one_client(options, name, clients):
-    shares = split(options(partition=name), LABELS, 10, clients, seed=3)
+    shares = split(options(partition=name), DATA, clients, seed=3)
     assert len(shares) == clients
     assert np.array_equal(np.sort(np.concatenate(shares)), np.arange(2000))
 
 
+def test_the_flower_rules_are_what_their_names_say_and_repeat(options):
+    pytest.importorskip("flwr_datasets")
+    few = {"classes_per_client": 3, "alpha": 0.3, "min_size": 40}
+    found = {
+        name: [split(options(partition=name, **few), DATA, 4, seed) for seed in (1, 1, 2)]
+        for name in FLOWER
+    }
+    for name, (first, again, other) in found.items():
+        shares = [[share.tolist() for share in each] for each in (first, again, other)]
+        assert shares[0] == shares[1] != shares[2], name
+        rows = np.concatenate(first)
+        assert len(np.unique(rows)) == len(rows) <= len(LABELS), name
+        assert len(rows) > len(LABELS) - 10 or name == "flwr-pathological"
+    sizes = {name: [len(share) for share in first] for name, (first, _, _) in found.items()}
+    assert sizes["flwr-linear"] == [200, 400, 600, 800]
+    assert sizes["flwr-square"][0] < 80 and sizes["flwr-exponential"][3] > 1200
+    assert min(sizes["flwr-dirichlet"]) >= 40 and len(set(sizes["flwr-dirichlet"])) > 1
+    assert sizes["flwr-shard"] == [498] * 4  # 12 equal shards; a rest of 8 is left out
+    assert [len(held) for held in classes_of(found["flwr-pathological"][0])] == [3] * 4
+    with pytest.raises(
+        ValueError, match="'flwr-pathological': The specified `num_classes_per_"
+    ) as e:
+        split(options(partition="flwr-pathological", classes_per_client=11), DATA, 4, 1)
+    assert "\n" not in str(e.value)
+
+
+def test_a_partition_of_a_missing_package_says_how_to_install_it(options, monkeypatch):
+    monkeypatch.setitem(sys.modules, "flwr_datasets", None)
+    monkeypatch.setitem(sys.modules, "flwr_datasets.partitioner", None)
+    monkeypatch.setitem(sys.modules, "datasets", types.ModuleType("datasets"))
+    with pytest.raises(
+        ValueError, match=r"flwr_datasets is not .*: pip install 'fedmosaic\[hub\]'"
+    ):
+        split(options(partition="flwr-linear"), DATA, 4, 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ([[0, 1]], "'mine' gives 1 shares; it should be a list of 2 index arrays"),
+        ([[0, 1], []], "'mine' leaves client 1 without training samples"),
+        ([[0, 1], [2000]], "'mine': client 1 has samples 2000 to 2000; there are 0 to 1999"),
+        ([[0.5], [1.0]], "'mine': client 0 has float64 .*; it should be an array of indices"),
+    ],
+)
+def test_a_partition_of_a_users_own_is_handed_the_data_set_and_checked(given, line, monkeypatch):
+    seen = []
+
+    def mine(dataset, clients, rng, *, alpha):
+        seen.append((dataset, clients, alpha))
+        return [np.array(share) for share in given]
+
+    monkeypatch.setitem(PARTITIONS, "mine", Partition(mine, "", ""))
+    with pytest.raises(ValueError, match=line):
+        split(Data(partition="mine", alpha=0.25), DATA, 2, 1)
+    assert seen == [(DATA, 2, 0.25)]
+
+
 def test_own_data_are_not_cut(options):
-    for share in split(options(partition="own"), LABELS, 10, 3, seed=1):
+    for share in split(options(partition="own"), DATA, 3, seed=1):
         assert share.tolist() == list(range(len(LABELS)))
+    few = DATA.trained_on(torch.arange(2))
+    assert len(split(options(partition="own"), few, 3, seed=1)) == 3  # no need to share
 
 
-@pytest.mark.parametrize("name", [name for name in PARTITIONS if name != "own"])
+@pytest.mark.parametrize("name", RULES)
 def test_same_seed_same_partition_and_another_seed_another(options, name):
     def draw(run_seed, **more):
-        shares = split(options(partition=name, **more), LABELS, 10, 5, run_seed)
+        shares = split(options(partition=name, **more), DATA, 5, run_seed)
         return [share.tolist() for share in shares]
 
     assert draw(1) == draw(1)
@@ -50,9 +130,9 @@ def test_same_seed_same_partition_and_another_seed_another(options, name):
     assert draw(1, seed=7) == draw(2, seed=7) == draw(7)
 
 
-@pytest.mark.parametrize("name", PARTITIONS)
+@pytest.mark.parametrize("name", RULES)
 def test_shares_are_sorted_and_not_empty(options, name):
-    for share in split(options(partition=name), LABELS, 10, 10, seed=1):
+    for share in split(options(partition=name), DATA, 10, seed=1):
         assert len(share) and np.array_equal(share, np.sort(share))
 
 
@@ -218,7 +298,7 @@ def test_niid_without_a_size_takes_an_equal_part_of_the_pool():
 )
 def test_an_impossible_partition_is_refused_in_one_line(options, change, clients, message):
     with pytest.raises(ValueError, match=message) as refusal:
-        split(options(**change), LABELS, 10, clients, seed=1)
+        split(options(**change), DATA, clients, seed=1)
     assert "\n" not in str(refusal.value)
 
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from flwr.app import Context, RecordDict
 
+from deploy.run.loopback import RUN_ID, Loopback
 from deploy.run.preflight import fresh
+from deploy.run.settings import load
+from server_app.app import app
 from server_app.keep import checkpoint
 from server_app.stopped import Stopped
+from tests.support.commandline import typed
 from tests.support.tiny import TinyRun, flat, play
 
 
@@ -34,6 +40,9 @@ def test_more_rounds_go_on_where_the_run_ended(tmp_path: Path) -> None:
         ({"seed": 9}, r"was written with seed = 1, this run has 9"),
         ({"method": "fedprox"}, r"was written with"),
         ({}, r"the run is complete: rounds = 2"),
+        ({"node__1__model": "cnn3"}, r"was written with node.1.model = None, this run has 'cnn3'"),
+        ({"node__3__data_dir": "/x"}, r"was written with node.3.data-dir = None"),
+        ({"data__test": "merge"}, r"was written with data.test = 'split', this run has 'merge'"),
     ],
 )
 def test_another_configuration_is_refused(
@@ -42,6 +51,47 @@ def test_another_configuration_is_refused(
     finished(tmp_path)
     with pytest.raises(Stopped, match=reason):
         play(flat(tmp_path, **{"method": "fedavg", "resume": True, **changes}))
+
+
+def test_a_complete_run_that_is_resumed_stays_as_it_is(tmp_path: Path) -> None:
+    settings = flat(tmp_path, method="fedavg", runtime="loopback")
+    play(settings)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(Stopped, match="the run is complete: rounds = 2, all of them done") as told:
+        play({**settings, "resume": True})
+    assert "for more: -s rounds=N" in str(told.value) and "--resume" not in str(told.value)
+    typed_again = typed("run", "--resume", tmp_path, "--workers", "0")
+    assert typed_again.returncode == 1
+    assert typed_again.stderr == f"error: {told.value}\n"
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_started_by_flower_alone_is_resumed_from_the_config_that_it_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    settings = flat(tmp_path, method="fedorion", rounds=1)
+    settings |= {"clients": 0, "out": "", "state-dir": "", "experiment": ""}
+    with caplog.at_level(logging.INFO, "flwr.fedmosaic"), Loopback(4, settings, workers=0) as grid:
+        app(grid, Context(RUN_ID, 0, {}, RecordDict(), settings))
+    folder = tmp_path / ".fedmosaic/runs/run-1"
+    assert f"for its report: fedmosaic report {folder}" in caplog.text
+    left = load(folder / "config.toml")
+    assert (left["clients"], left["experiment"], left["out"]) == (4, "run-1", str(folder))
+    assert left.keys() == settings.keys()
+    assert typed("report", folder).returncode == 0
+    more = typed("run", "--resume", folder, "-s", "rounds=2", "--workers", "0")
+    assert more.returncode == 0, more.stderr
+    whole = play(flat(tmp_path / "whole", method="fedorion"))
+    assert TinyRun(folder).weights == whole.weights
+
+
+def test_a_resumed_runs_clients_may_move(tmp_path: Path) -> None:
+    whole = finished(tmp_path / "whole", rounds=3, node__1__model="mlp")
+    finished(tmp_path / "part", node__1__model="mlp", node__0__memory_mb=30_000)
+    moved = {"node__1__model": "mlp", "node__1__device": "cpu", "node__2__memory_mb": 20_000}
+    part = play(flat(tmp_path / "part", method="fedavg", rounds=3, resume=True, **moved))
+    assert part.weights == TinyRun(whole).weights
 
 
 def test_a_corrupt_checkpoint_is_named(tmp_path: Path) -> None:

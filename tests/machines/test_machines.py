@@ -205,7 +205,13 @@ def test_a_resumed_run_is_not_shown_under_a_name_that_is_not_its_own(
     monkeypatch.setattr(machines, "_control", lambda *_: contextlib.nullcontext(Server()))
     arguments = ["submit", "--insecure", "-s", "out=/srv/out"]
     assert called(arguments, monkeypatch) == 0
-    assert f"run 7: {sent[0]['experiment']}\n" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"run 7: {sent[0]['experiment']}\n" in said
+    there = "the results are in /srv/out, on the server's machine; there: fedmosaic report /srv/out"
+    assert said.endswith(f"{there}\n")
+    assert called([*arguments, "-s", "out="], monkeypatch) == 0
+    place = f"~/.fedmosaic/runs/{sent[-1]['experiment']}"
+    assert f"there: fedmosaic report {place}\n" in capsys.readouterr().out
     assert called([*arguments, "--resume"], monkeypatch) == 0
     assert "run 7: goes on from its checkpoint\n" in capsys.readouterr().out
 
@@ -376,6 +382,9 @@ def test_certs_register_nodes_and_submit_make_a_federation_over_tls(tmp_path: Pa
         done = typed("submit", *sets, *to)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "completed;" in done.stdout
+        # this machine sees the folder, so the clients and the report are shown as after a run here
+        assert "own model" in done.stdout and (out / "report.html").exists()
+        assert done.stdout.endswith(f"report: {out / 'report.html'}\n")
         # a run that fails says why, and its status is not 0
         again = typed("submit", *sets, *to)
         assert again.returncode == 1 and "holds a run already" in again.stderr, again.stderr

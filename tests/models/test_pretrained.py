@@ -16,6 +16,7 @@ CONSTRUCTORS = {
     "mobilenetv2": "mobilenet_v2",
     "shufflenetv2-x0.5": "shufflenet_v2_x0_5",
     "densenet121": "densenet121",
+    "torchvision:resnet18": "resnet18",
 }
 
 
@@ -33,7 +34,7 @@ def published(monkeypatch: pytest.MonkeyPatch, spec: str) -> dict[str, torch.Ten
     return dict(state)
 
 
-@pytest.mark.parametrize("spec", CONSTRUCTORS)
+@pytest.mark.parametrize("spec", [spec for spec in CONSTRUCTORS if ":" not in spec])
 def test_all_but_head_are_loaded(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     state = published(monkeypatch, spec)
     own = build(spec, (3, 32, 32), 10, seed=0, stem="imagenet", pretrained=True).state_dict()
@@ -48,6 +49,16 @@ def test_all_but_head_are_loaded(spec: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert own["head.weight"].shape[0] == 10
 
 
+def test_a_network_of_torchvisions_takes_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = "torchvision:resnet18"
+    state = published(monkeypatch, spec)
+    for shape in ((3, 32, 32), (1, 32, 32)):
+        net = build(spec, shape, 10, seed=0, pretrained=True)
+        body = {k.removeprefix("trunk."): v for k, v in net.trunk.state_dict().items()}
+        same = {key for key, value in body.items() if torch.equal(value, state[key])}
+        assert body.keys() - same == ({"conv1.weight"} if shape[0] == 1 else set())
+
+
 def test_a_first_convolution_of_another_shape_stays_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     state = published(monkeypatch, "resnet18")
     grey = build("resnet18", (1, 32, 32), 10, seed=0, pretrained=True)
@@ -57,10 +68,10 @@ def test_a_first_convolution_of_another_shape_stays_fresh(monkeypatch: pytest.Mo
 
 
 def test_old_densenet_names_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
-    from common.models import imagenet
+    from common.models import weights
 
     old = "features.denseblock1.denselayer2.norm.1.weight"
-    assert imagenet._OLD_DENSE.sub(r"\1\2", old) == old.replace("norm.1", "norm1")
+    assert weights._OLD_DENSE.sub(r"\1\2", old) == old.replace("norm.1", "norm1")
 
 
 @pytest.mark.parametrize("name", [name for name, row in MODELS.items() if row.pretrained])

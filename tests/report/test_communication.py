@@ -49,6 +49,7 @@ def test_every_formula_grows_with_the_clients():
 
 
 def test_the_report_shows_the_formulas_count_the_bytes_and_their_ratio(run):
+    from deploy.report.groups import Group
     from deploy.report.layout import render
     from deploy.report.pages import one
     from deploy.report.read import read
@@ -57,7 +58,7 @@ def test_the_report_shows_the_formulas_count_the_bytes_and_their_ratio(run):
     knobs = {"data__public": 0.6, "data__samples": 200, "confidence.epochs": 1}
     done = run(method="i-dl-mh", rounds=1, **knobs)
     record = read(done.folder)
-    section = formula_cost([("i-dl-mh", record)])
+    section = formula_cost([Group("i-dl-mh", [record])])
     assert section is not None and section.cards[0].table is not None
     (row,) = section.cards[0].table.rows
     cost = done.summary["cost"]
@@ -74,11 +75,12 @@ def test_the_report_shows_the_formulas_count_the_bytes_and_their_ratio(run):
 
 
 def test_a_run_without_a_formula_has_no_such_section(run):
+    from deploy.report.groups import Group
     from deploy.report.read import read
     from deploy.report.sections import formula_cost, incentive
 
     record = read(run(method="fedorion", rounds=1).folder)
-    assert formula_cost([("fedorion", record)]) is None and incentive(record) is None
+    assert formula_cost([Group("fedorion", [record])]) is None and incentive(record) is None
 
 
 def test_fedavg_counts_its_parameters_twice_per_client_and_round(run):

@@ -14,8 +14,9 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from deploy.report import plots
-from deploy.report.pages import differences, labels, write_report
-from deploy.report.read import flat, read
+from deploy.report.groups import Group, differences, grouped
+from deploy.report.pages import write_report
+from deploy.report.read import Run, flat, read
 from deploy.report.svg import inline, say
 from deploy.report.table import Cell, Table, csv, html, latex, markdown, terminal
 from deploy.report.table_picture import png
@@ -180,7 +181,7 @@ def test_what_a_client_names_is_text_and_never_markup(tmp_path: Path) -> None:
 
 def test_colours_and_type_of_a_figure_are_the_pages(tmp_path: Path) -> None:
     run = read(finished(tmp_path / "a"))
-    drawn = inline(plots.accuracy([("fedkf", run)]), "accuracy", 'says "this" & <that>')
+    drawn = inline(plots.accuracy([Group("fedkf", [run])]), "accuracy", 'says "this" & <that>')
     assert "var(--c0)" in drawn and "var(--muted)" in drawn
     assert "<text" in drawn and not re.search(r"font-family|font:|DejaVu", drawn)
     assert not re.search(r"#[0-9a-f]{6}\b", drawn)
@@ -237,11 +238,90 @@ def test_compared_runs_are_labelled_by_what_tells_them_apart(tmp_path: Path) -> 
         read(finished(tmp_path / "b", method="fedavg")),
     ]
     assert labels(by_method) == ["fedkf", "fedavg"]
-    by_seed = [by_method[0], read(finished(tmp_path / "c", seed=2))]
-    assert labels(by_seed) == ["fedkf, seed=1", "fedkf, seed=2"]
-    assert differences(by_seed)["seed"] == [1, 2] and "rounds" not in differences(by_seed)
+    by_rounds = [by_method[0], read(finished(tmp_path / "c", rounds=3, seed=2))]
+    assert labels(by_rounds) == ["fedkf, rounds=2, seed=1", "fedkf, rounds=3, seed=2"]
+    assert differences([[run] for run in by_rounds]) == {"rounds": [2, 3], "seed": [1, 2]}
     alike = [by_method[0], read(finished(tmp_path / "d"))]
     assert labels(alike) == ["fedkf (a)", "fedkf (d)"]
+
+
+def labels(runs: list[Run]) -> list[str]:
+    return [group.label for group in grouped(runs)]
+
+
+def test_runs_that_differ_by_seed_alone_are_a_mean_with_a_band(tmp_path: Path) -> None:
+    two = leave(tmp_path / "b", [census(), entry(1, 0.8), entry(2, 0.6)], seed=2, summary={})
+    other = finished(tmp_path / "c", method="fedavg")
+    runs = [read(finished(tmp_path / "a")), read(two), read(other)]
+    groups = grouped(runs)
+    assert [group.label for group in groups] == ["fedkf, 2 seeds", "fedavg"]
+    axes = plots.accuracy(groups).axes[0]
+    assert list(axes.lines[0].get_ydata()) == pytest.approx([0.1, 0.7, 0.5])
+    (band,) = axes.collections  # of 0.6 and 0.8: deviations ±0.1, variance (0.01 + 0.01) / 1
+    highest = band.get_paths()[0].vertices[:, 1].max()  # type: ignore[index, union-attr]
+    assert highest == pytest.approx(0.7 + 0.02**0.5)
+    drawn = inline(plots.accuracy(groups), "accuracy", "")
+    assert "<title>fedkf, 2 seeds, round 1: 70.00 % ± 14.14 %</title>" in drawn
+    tags = Tags(page_of(tmp_path / "a", two, other))
+    assert "50.00 % ± 14.14" in tags.text and "fedkf, seed 2" not in tags.text
+    assert differences([group.runs for group in groups])["seed"] == ["1, 2", 1]
+
+
+def test_places_tell_no_runs_apart(tmp_path: Path) -> None:
+    runs = [finished(tmp_path / "a"), finished(tmp_path / "b", method="fedavg")]
+    for run, where in zip(runs, ("loopback", "ray"), strict=True):
+        config = (run / "config.toml").read_text()
+        (run / "config.toml").write_text(f'runtime = "{where}"\nout = "{run}"\n{config}')
+    found = differences([[read(run)] for run in runs])
+    assert found == {"method": ["fedkf", "fedavg"]}
+    assert "/somewhere" not in page_of(*runs)
+
+
+GLOBAL = [
+    {"k": 0, "n": 1, "accuracy": 0.4, "accuracy_global": 0.4},
+    {"k": 1, "n": 3, "accuracy": 0.8, "accuracy_global": 0.8},
+]
+
+
+def test_every_row_of_clients_says_whose_model_it_is(tmp_path: Path) -> None:
+    shared = [census(), entry(1, 0.6), entry(2, 0.4, scores=GLOBAL)]
+    runs = [
+        finished(tmp_path / "a"),
+        leave(tmp_path / "b", shared, method="fedavg", summary={}),
+    ]
+    figure = plots.spread(grouped([read(run) for run in runs]))
+    names = [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    assert names == ["fedkf\nown models", "fedavg\nglobal model"]
+    alone = plots.clients(read(runs[1]))
+    assert "own" not in inline(alone, "clients", "") and len(alone.axes[0].patches) == 2
+    assert "<title>client 1, global model: 80.0 %" in inline(alone, "clients", "")
+
+
+def test_the_mean_over_clients_is_one_number_on_a_page(tmp_path: Path) -> None:
+    where = leave(tmp_path / "a", [census(), entry(2, 0.4, scores=GLOBAL)], method="fedavg")
+    tags = Tags(page_of(where))
+    # (1 · 0.4 + 3 · 0.8) / 4; each client alike it would be 60 %
+    assert "weighted by their test samples: global model 70.0 %" in tags.text
+    assert "70.00 %" in tags.text and "models 60.0" not in tags.text
+    both = Tags(page_of(where, finished(tmp_path / "b")))
+    assert "70.00 % global model" in both.text and "50.00 % own models" in both.text
+
+
+def test_six_clients_fill_the_width(tmp_path: Path) -> None:
+    for n in (2, 6):
+        scores = [{"k": k, "n": 3, "accuracy": 0.5, "accuracy_global": 0.4} for k in range(n)]
+        where = leave(tmp_path / str(n), [census(), entry(1, 0.4, scores=scores)])
+        low, high = plots.clients(read(where)).axes[0].get_xlim()
+        assert low + high == pytest.approx(n - 1), "as much room on the right as on the left"
+        assert high - low == pytest.approx(max(n, 5) + 0.4)
+
+
+def test_settings_are_shown_as_the_method_resolves_them(tmp_path: Path) -> None:
+    where = finished(tmp_path / "a", method="fedavg")
+    with (where / "config.toml").open("a") as file:
+        file.write('[average]\nweights = "auto"\nacross = "none"\n')
+    text = Tags(page_of(where)).text
+    assert text.split()[-2:] == ["weightssamples", "acrossnone"]
 
 
 def test_a_comparison_marks_the_best_run(tmp_path: Path) -> None:
@@ -270,9 +350,9 @@ def test_a_summary_that_is_none_is_left_out_and_said(tmp_path: Path) -> None:
 
 def test_points_bars_and_bubbles_say_their_values_on_hover(tmp_path: Path) -> None:
     run = read(finished(tmp_path / "a"))
-    line = inline(plots.accuracy([("fedkf", run)]), "accuracy", "")
+    line = inline(plots.accuracy([Group("fedkf", [run])]), "accuracy", "")
     assert "<title>round 1: 60.00 %</title>" in line and "<title>round 2: 40.00 %" in line
-    both = inline(plots.accuracy([("fedkf", run), ("other", run)]), "accuracy", "")
+    both = inline(plots.accuracy([Group("fedkf", [run]), Group("other", [run])]), "accuracy", "")
     assert "<title>other, round 2: 40.00 %</title>" in both
     bars = inline(plots.clients(run), "clients", "")
     assert "<title>client 1, own model: 75.0 %</title>" in bars

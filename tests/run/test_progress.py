@@ -13,7 +13,7 @@ from rich.console import Console
 
 from common.journal import Entry
 from deploy.report.read import Run, read
-from deploy.run.progress import Progress, follow, show_summary
+from deploy.run.progress import Left, Progress, follow, show_summary
 from tests.support.left import leave, said
 
 
@@ -58,17 +58,40 @@ def test_a_failure_is_named_and_cannot_steer_the_terminal() -> None:
     assert all(c.isprintable() for c in first + second)
 
 
-def test_time_left_is_the_last_rounds_mean_times_the_rounds_to_go() -> None:
+def watched(rounds: int, *seconds: float) -> tuple[Progress, list[float], io.StringIO]:
+    """A run of ``rounds`` of which those that took so long are done; its clock; its log."""
     now = [100.0]
-    progress = Progress(10, log()[0], clock=lambda: now[0])
+    console, file = log()
+    progress = Progress(rounds, console, clock=lambda: now[0])
     assert progress.left is None
-    for t in range(1, 7):  # a slow first round leaves the mean of the last five
-        progress.on_round(entry(t, seconds={"total": 50.0 if t == 1 else 3.0}))
-    assert progress.left == pytest.approx(3.0 * 4)
+    for t, spent in enumerate(seconds, start=1):
+        progress.on_round(entry(t, seconds={"total": spent}))
+    return progress, now, file
+
+
+def test_time_left_is_the_last_rounds_mean_times_the_rounds_to_go() -> None:
+    # a slow first round leaves the mean of the last five
+    progress, now, file = watched(10, 50.0, 3.0, 3.0, 3.0, 3.0, 3.0)
+    assert progress.left == Left(3.0 * 4, sure=True)
+    assert file.getvalue().splitlines()[-1].endswith(", 12 s left")
     now[0] += 2.0
-    assert progress.left == pytest.approx(3.0 * 4 - 2.0)
-    now[0] += 1000.0
-    assert progress.left == 0.0
+    assert progress.left == Left(3.0 * 4 - 2.0, sure=True)
+
+
+def test_where_rounds_grow_longer_the_newest_counts() -> None:
+    progress, _, file = watched(10, 5.0, 100.0)
+    assert progress.left == Left(100.0 * 8, sure=True)
+    first, second = file.getvalue().splitlines()
+    assert first.endswith(", 45 s or more left"), "one round says little about the others"
+    assert second.endswith(", 13 min 20 s left")
+
+
+def test_a_round_that_outlasts_all_before_makes_the_estimate_a_lower_bound() -> None:
+    progress, now, _ = watched(6, 5.0, 6.0)
+    now[0] += 6.0
+    assert str(progress.left) == "18 s"
+    now[0] += 54.0  # the third round has taken a minute, and so will the three after it, at least
+    assert progress.left == Left(180.0, sure=False) and str(progress.left) == "3 min 00 s or more"
 
 
 def test_the_best_leaves_out_the_census_and_rounds_without_a_score() -> None:

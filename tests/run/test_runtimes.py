@@ -15,12 +15,14 @@ import pytest
 from client_app.methods import half
 from common.config import Value
 from common.methods import names
+from common.toml import to_toml
 from deploy.flower.watchdog import living
 from deploy.run.grpc import start_federation
 from deploy.run.loopback import Loopback, imported_ahead
 from deploy.run.ray import run_simulation
-from deploy.run.settings import app_folder, to_toml
-from tests.support.battery import config
+from deploy.run.settings import app_folder, load
+from server_app.track.sink import told
+from tests.support.battery import EXAMPLE, METHODS, PLUGIN, config
 from tests.support.commandline import typed
 from tests.support.tiny import TinyRun, flat, play
 from tests.support.waiting import PATIENCE, until
@@ -29,7 +31,9 @@ FEDERATION = {
     "method": "fedorion",
     "clients": 3,
     "rounds": 2,
-    "fleet": "mlp@0.25,cnn2@0.5,lenet5",
+    "fleet": "mlp@0.25,cnn2@0.5,lab.nets:Shallow",
+    "node__1__model": "lenet5",
+    "plugins": str(PLUGIN),
     "data__partition": "label_dirichlet",
     "data__alpha": 1.0,
 }
@@ -46,11 +50,12 @@ def experiment(folder: Path, **changes: object) -> Path:
 
 def launch(folder: Path, runtime: str) -> TinyRun:
     """The federation on ``runtime``; over gRPC without the cold starts of which other tests are."""
-    out, file = folder / runtime, experiment(folder)
+    out, file = folder / runtime, experiment(folder, track="tensorboard")
     warm = ["--warm-start"] if runtime == "grpc" and sys.platform == "linux" else []
     done = typed("run", file, "--runtime", runtime, "--out", out, *warm)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert (out / "report.html").exists() and (out / "model.safetensors").exists()
+    assert told(out, "tensorboard").round == 2 and load(out / "config.toml")["runtime"] == runtime
     return TinyRun(out)
 
 
@@ -60,6 +65,8 @@ def test_loopback_ray_and_grpc_give_the_same_bits(tmp_path: Path) -> None:
     assert loopback.summary["runtime"] == "loopback" and grpc.summary["runtime"] == "grpc"
     assert loopback.timeless == ray.timeless == grpc.timeless
     assert loopback.weights == ray.weights == grpc.weights
+    models = [client["model"] for client in grpc.summary["clients"]]
+    assert models == ["mlp@0.25", "lenet5", "lab.nets:Shallow"], "[node.1] is heard everywhere"
 
 
 @pytest.mark.parametrize("method", names())
@@ -69,8 +76,9 @@ def test_what_workers_import_ahead_is_there(method: str) -> None:
     assert half(method).__module__ in ahead
 
 
-EXCHANGES = ("dl-mh", "fedgkt", "fedin", "fedkf", "i-dl-mh", "scaffold")
-"""Methods that between them send everything that is ever sent, and keep what is ever kept."""
+EXCHANGES = ("dl-mh", "fedgkt", "fedin", "fedkf", "i-dl-mh", "scaffold", EXAMPLE)
+"""Methods that between them send everything that is ever sent, and keep what is ever kept; and one
+that travels in the bundle."""
 
 
 def two_clients(method: str, out: Path) -> dict[str, Value]:
@@ -106,11 +114,11 @@ def test_every_kind_of_exchange_gives_the_same_bits_over_grpc(tmp_path: Path) ->
 
 @pytest.mark.exhaustive
 def test_every_method_gives_the_same_bits_over_grpc(tmp_path: Path) -> None:
-    same_over_grpc(names(), tmp_path, warm_start=False)
+    same_over_grpc(METHODS, tmp_path, warm_start=False)
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("method", names())
+@pytest.mark.parametrize("method", METHODS)
 def test_every_method_gives_the_same_bits_in_ray(method: str, tmp_path: Path) -> None:
     here = two_clients(method, tmp_path / "here")
     out = tmp_path / "there"

@@ -16,7 +16,7 @@ from common.data import load
 from common.models.classifier import Split
 from common.parse import parse
 from common.task import Task
-from deploy.run.settings import to_toml
+from common.toml import to_toml
 from deploy.study.analyse import analyse, features, mean_pair, overheads, peak, similarity
 from deploy.study.finished import further_round
 from tests.support.tiny import TinyRun, flat, play

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from common.data.embedded import points
 from common.models.classifier import Classifier
+from common.toml import to_toml
 from deploy.cli import app
-from deploy.run.settings import to_toml
 from deploy.study import noise_kinds, pictures
 from tests.support.tiny import flat, play
 

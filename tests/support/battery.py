@@ -10,9 +10,17 @@ import pytest
 import torch
 from flwr.app import Message, RecordDict
 
+from common.methods import names
 from common.protocol import Up
+from deploy.run.beside import look_in
 from deploy.run.loopback import Loopback
 from tests.support.tiny import flat
+
+PLUGIN = Path(__file__).parents[1] / "example_plugin"
+"""The folder of an experiment with modules of its own."""
+EXAMPLE = "lab:halfway"
+look_in(PLUGIN, {"method": EXAMPLE})
+METHODS = (*names(), EXAMPLE)
 
 # What a method needs to be quick or to fit the toy data, beyond the tiny run of tiny.py.
 OVERRIDES: dict[str, dict[str, Any]] = {
@@ -30,6 +38,16 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "fedin": {"fleet": "cnn2@0.5,cnn3@0.5", "rounds": 2, "fedin__samples": 4},
     "fedkf": {"generator__latent": 8, "generator__width": 8, "oca__in_memory": 2},
     "fedgkd": {"fedgkd__buffer": 1},
+    EXAMPLE: {
+        "plugins": str(PLUGIN),
+        "fleet": "lab.nets:Shallow,cnn2@0.5",
+        "data__name": "lab.data:stripes",
+        "data__partition": "lab.data:shuffled",
+        "data__test_samples": 30,
+        "train__epochs": 1,
+        "train__lr": 0.1,
+        "halfway__step": 0.8,
+    },
     "fedgen": {"fedgen__server_steps": 4, "fedgen__hidden": 16, "fedgen__server_batch_size": 16},
     "dafl": {
         "fleet": "lenet5@0.5",

@@ -58,15 +58,17 @@ class TinyRun:
 def flat(out: Path, **changes: Any) -> dict[str, Value]:
     """A whole run config: the defaults, the tiny run's, and ``changes`` (dots as ``__``)."""
     named = {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
+    method = str(changes.get("method", ""))
     return numbers(
         {
-            **defaults(),
+            **defaults(method),
             **TINY,
             "out": str(out),
             "state-dir": str(out / "state"),
             "experiment": "test",
             **named,
-        }
+        },
+        method,
     )
 
 

@@ -237,6 +237,6 @@ class Topology:
         return {
             **image,
             "PATH": f"{image['PATH']}:{SYSTEM_PATH}",
-            **({} if IMAGE else {"PYTHONPATH": "/app"}),  # where an image has it installed
+            **({} if IMAGE else {"PYTHONPATH": "/app/deploy"}),  # an image has it installed
             **{name: str(value) for name, value in (said.get("environment") or {}).items()},
         }

@@ -1,0 +1,59 @@
+"""What of a user's own modules Flower's bundle holds, found out by making one."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from common.names import shadowed
+from common.section import Value
+from deploy.flower.arguments import TAKEN, stage_app
+from deploy.run import beside
+from deploy.run.settings import app_folder
+
+
+def told(run_config: Mapping[str, Value], *, bundled: bool) -> list[str]:
+    """Lines to say before a run about its plug-ins; ``bundled``: they travel in Flower's bundle.
+
+    Raises ``ValueError``, one line: the bundle cannot be made, or a module would not be in it.
+    """
+    lines = shadowed(run_config)
+    if bundled and beside.carried(run_config) and (left := _left_out(run_config)):
+        more = f" and {len(left) - 5} more" if len(left) > 5 else ""
+        lines.append(
+            f"not in the bundle, so not at the clients: {', '.join(left[:5])}{more}; Flower takes "
+            f"{' '.join(sorted(TAKEN))}, and no tests"
+        )
+    return lines
+
+
+def bundle(app: Path) -> zipfile.ZipFile:
+    """What Flower makes of an app's folder. Raises ``ValueError`` with Flower's own message."""
+    from flwr.cli.build import build_fab_from_disk  # a command line of its own
+
+    return zipfile.ZipFile(io.BytesIO(build_fab_from_disk(app)))
+
+
+def _left_out(run_config: Mapping[str, Value]) -> list[str]:
+    with tempfile.TemporaryDirectory(prefix="fedmosaic-") as place:
+        app = stage_app(app_folder(), Path(place) / "app", run_config)
+        try:
+            inside = set(bundle(app).namelist())
+        except ValueError as error:
+            line = str(error).partition("\n")[0]
+            raise ValueError(f"the modules cannot travel to the clients: {line}") from None
+        left = []
+        for name, original in beside.carried(run_config).items():
+            files = [p for p in (original, *original.rglob("*")) if p.is_file()]
+            named = [file.relative_to(original.parent).as_posix() for file in sorted(files)]
+            named = [file for file in named if "__pycache__" not in file and "/." not in file]
+            if not any(file in inside for file in named if file.endswith(".py")):
+                raise ValueError(
+                    f"module {name!r} cannot travel to the clients: Flower's bundle takes nothing "
+                    f"of {original.name}; rename it"
+                )
+            left += [file for file in named if file not in inside]
+    return left

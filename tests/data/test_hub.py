@@ -1,0 +1,113 @@
+"""Hugging Face data sets from a folder, without a network."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from common.config import Data
+from common.data import Dataset, load
+
+Options = Callable[..., Data]
+datasets: Any = pytest.importorskip("datasets")
+NAMES = ["cat", "dog", "emu"]
+
+
+def table(n: int, *, hospitals: list[str] | None = None, **more: Any) -> Any:
+    """Grey images 0, 1, 2, …, labelled in turn."""
+    columns = {
+        "picture": [Image.new("L", (6, 6), i) for i in range(n)],
+        "animal": [i % 3 for i in range(n)],
+        "row": list(range(n)),
+        **({"hospital": hospitals} if hospitals else {}),
+    }
+    kinds = {
+        "picture": datasets.Image(),
+        "animal": datasets.ClassLabel(names=NAMES),
+        "row": datasets.Value("int64"),
+        **({"hospital": datasets.Value("string")} if hospitals else {}),
+    }
+    columns, kinds = (
+        {**known, **more.get(name, {})} for name, known in (("columns", columns), ("kinds", kinds))
+    )
+    return datasets.Dataset.from_dict(columns, features=datasets.Features(kinds))
+
+
+def saved(folder: Path, **parts: Any) -> Path:
+    datasets.disable_progress_bars()
+    datasets.DatasetDict(parts).save_to_disk(str(folder))
+    return folder
+
+
+def hub(options: Options, folder: Path, **changes: Any) -> Dataset:
+    return load(options(name="hub", dir=str(folder), **changes))
+
+
+def test_columns_are_found_by_their_features_and_owners_by_name(
+    options: Options, tmp_path: Path
+) -> None:
+    train = table(9, hospitals=["h10", "h2", "h2"] * 3)
+    folder = saved(tmp_path / "animals", train=train, test=table(6, hospitals=["h2"] * 6))
+    data = hub(options, folder)
+    assert (data.name, data.classes, data.shape) == ("animals", tuple(NAMES), (1, 6, 6))
+    assert data.x[:, 0, 0, 0].tolist() == list(range(9)) and data.x.dtype == torch.uint8
+    assert data.y_test.tolist() == [0, 1, 2] * 2 and data.owner is None
+    owned = hub(options, folder, owner_column="hospital")
+    assert owned.owner is not None and owned.owner_test is not None
+    assert owned.owner.tolist() == [1, 0, 0] * 3 and owned.owner_test.tolist() == [0] * 6
+    assert hub(options, folder, image_size=4).shape == (1, 4, 4)
+    with pytest.raises(ValueError, match="no column 'clinic'; there are picture"):
+        hub(options, folder, owner_column="clinic")
+
+
+def test_a_test_of_strangers_is_nobodys_and_a_single_table_is_cut_four_to_one(
+    options: Options, tmp_path: Path
+) -> None:
+    parts = {"train": table(6, hospitals=["a", "b"] * 3), "test": table(3, hospitals=["c"] * 3)}
+    folder = saved(tmp_path / "strangers", **parts)
+    data = hub(options, folder, owner_column="hospital")
+    assert data.owners == 2 and data.owner_test is None
+    table(30, hospitals=["a", "b", "c"] * 10).save_to_disk(str(tmp_path / "single"))
+    single = hub(options, tmp_path / "single", owner_column="hospital")
+    assert torch.bincount(single.y).tolist() == [8] * 3 and len(single.y_test) == 6
+    assert single.owner is not None and single.owner.equal(single.y)
+
+
+def test_what_is_ambiguous_missing_or_damaged_is_one_line(options: Options, tmp_path: Path) -> None:
+    coarse = {"columns": {"kind": [0] * 6}, "kinds": {"kind": datasets.ClassLabel(names=["a"])}}
+    two = saved(tmp_path / "two", train=table(6, **coarse), test=table(6, **coarse))
+    assert hub(options, two, label_column="animal").num_classes == 3
+    unnamed = table(6).remove_columns("animal")
+    cut = saved(tmp_path / "cut", train=table(6), test=table(6))
+    (arrow,) = (cut / "train").glob("*.arrow")
+    arrow.write_bytes(arrow.read_bytes()[:200])
+    cases = [
+        (two, {}, "two: 2 label columns, one is needed; choose with data.label-column; there are"),
+        (two, {"label_column": "row"}, "two: column 'row' holds no classes; there are picture"),
+        (
+            saved(tmp_path / "u", train=unnamed, test=unnamed),
+            {},
+            "u: 0 label columns, one is needed",
+        ),
+        (saved(tmp_path / "t", train=table(6)), {}, "t: no split 'test'; it has train"),
+        (cut, {}, "cut: damaged or not saved by save_to_disk"),
+        (tmp_path, {}, "damaged or not saved by save_to_disk"),
+    ]
+    for folder, changes, line in cases:
+        with pytest.raises(ValueError, match=line) as refused:
+            hub(options, folder, **changes)
+        assert "\n" not in str(refused.value) and str(folder) in str(refused.value)
+
+
+def test_without_the_extra_the_command_that_installs_it_is_told(
+    options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ValueError, match=r"datasets is not .*: pip install 'fedmosaic\[hub\]'"):
+        hub(options, tmp_path)

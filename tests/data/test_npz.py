@@ -1,0 +1,229 @@
+"""PFLlib's and HtFLlib's files: what they hold, and what is never opened."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from common.config import Data
+from common.data import Dataset, decoded, load
+from common.data.npz import load_npz
+from common.data.unpickle import read_npz
+from tests.support.npz import clients, write
+
+Options = Callable[..., Data]
+
+
+def opened(options: Options, folder: Path, **changes: object) -> Dataset:
+    return load(options(**{"name": "npz", "dir": str(folder), **changes}))
+
+
+def test_each_file_is_an_owners(options: Options, tmp_path: Path) -> None:
+    data = opened(options, clients(tmp_path / "mine", 12))
+    assert (data.name, data.shape, data.classes) == ("mine", (1, 8, 8), ("0", "1", "2"))
+    assert data.owners == 12 and data.owner is not None and data.owner_test is not None
+    assert torch.bincount(data.owner).tolist() == [24 + k for k in range(12)]
+    assert torch.bincount(data.owner_test).tolist() == [9 + k for k in range(12)]
+    held = read_npz(tmp_path / "mine" / "test" / "10.npz", "data")
+    assert data.x_test[data.owner_test == 10].numpy().tobytes() == held["x"].tobytes()
+    assert data.y_test[data.owner_test == 10].tolist() == held["y"].tolist()
+    # floats stay floats, and their own statistics normalise them
+    assert data.x.dtype == torch.float32 and float(data.x.min()) < 0
+    assert data.mean == pytest.approx((float(data.x.mean()),))
+
+
+def test_the_generators_config_tells_of_classes_that_are_not_seen(
+    options: Options, tmp_path: Path
+) -> None:
+    folder = clients(tmp_path, 1)
+    (folder / "config.json").write_text('{"num_clients": 1, "num_classes": 5}')
+    assert opened(options, folder, partition="own").num_classes == 5
+    for text, line in (
+        ('{"num_classes": 2}', "num_classes = 2, but there are labels to 2"),
+        ('{"num_clients": 1}', "damaged, or without 'num_classes'"),
+        ('{"num_classes": 5', "damaged, or without 'num_classes'"),
+    ):
+        (folder / "config.json").write_text(text)
+        with pytest.raises(ValueError, match=f"config.json: {line}"):
+            load_npz(options(name="npz", dir=str(folder)))
+
+
+def test_a_client_may_have_nothing_for_testing(options: Options, tmp_path: Path) -> None:
+    folder = clients(tmp_path, 3)
+    for nothing in (np.zeros((0, 1, 8, 8)), np.zeros(0), []):
+        write(folder / "test" / "1.npz", {"x": nothing, "y": []})
+        data = load_npz(options(name="npz", dir=str(folder)))
+        assert data.owner_test is not None and data.owners == 3
+        assert torch.bincount(data.owner_test).tolist() == [9, 0, 11]
+    for k in range(3):
+        write(folder / "test" / f"{k}.npz", {"x": [], "y": []})
+    with pytest.raises(ValueError, match="there are no samples for training, or none for testing"):
+        load_npz(options(name="npz", dir=str(folder)))
+
+
+def test_large_files_are_unpickled_once(
+    options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, read = clients(tmp_path, 2), []
+    monkeypatch.setattr(decoded, "SMALL", 0)
+    monkeypatch.setattr(
+        "common.data.npz.read_npz", lambda path, key: (read.append(path), read_npz(path, key))[1]
+    )
+    first, second = (load_npz(options(name="npz", dir=str(folder))) for _ in range(2))
+    assert len(read) == 4 and first.x.equal(second.x)
+    assert first.owner_test is not None and first.owner_test.equal(second.owner_test)
+
+
+@pytest.mark.parametrize(
+    ("x", "shape", "dtype"),
+    [
+        (np.zeros((6, 4, 4, 3), np.uint8), (3, 4, 4), torch.uint8),
+        (np.zeros((6, 3, 4, 4), np.uint8), (3, 4, 4), torch.uint8),
+        (np.full((6, 4, 4), 255), (1, 4, 4), torch.uint8),
+        (np.zeros((6, 16)), (1, 4, 4), torch.float32),
+        (np.full((6, 1, 4, 4), -3), (1, 4, 4), torch.float32),
+        (list(np.zeros((6, 1, 4, 4), np.float32)), (1, 4, 4), torch.float32),
+        ("objects", (1, 4, 4), torch.float32),
+    ],
+)
+def test_images_come_in_many_shapes(
+    options: Options, tmp_path: Path, x: Any, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    if isinstance(x, str):  # as some versions store them
+        x = np.empty(6, dtype=object)
+        x[:] = [np.zeros((1, 4, 4), np.float32) for _ in range(6)]
+    for part in ("train", "test"):
+        write(tmp_path / part / "0.npz", {"x": x, "y": [0, 1, 2] * 2})
+    data = opened(options, tmp_path)
+    assert (data.shape, data.x.dtype, data.y.tolist()) == (shape, dtype, [0, 1, 2] * 2)
+
+
+class Command:
+    """What runs a command when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("touch /tmp/this-was-run",)
+
+
+GOOD: dict[str, Any] = {"x": np.zeros((3, 1, 4, 4)), "y": np.arange(3)}
+
+
+@pytest.mark.parametrize(
+    ("held", "line"),
+    [
+        (Command(), "its pickle asks for posix.system, which is not opened"),
+        (GOOD | {"extra": Command()}, "its pickle asks for posix.system"),
+        (GOOD | {"x": torch.zeros(3, 1, 4, 4)}, "its pickle asks for torch._utils._rebuild_tenso"),
+        (GOOD | {"x": Path("/")}, "its pickle asks for pathlib.PosixPath"),
+        ({"images": 1, "y": 2}, "there are no 'x' and 'y', but 'images', 'y'"),
+        ([1, None], "it is no pickled dictionary"),
+        (None, "there are no 'x' and 'y', but NoneType"),
+        (GOOD | {"y": np.arange(4)}, r"y has the shape \(4,\), but there are 3 samples"),
+        (GOOD | {"y": np.array([0, 1, -1])}, "y holds what are no classes"),
+        (GOOD | {"y": ["a", "b", "c"]}, "it holds <U1, not numbers"),
+        (GOOD | {"x": np.zeros((3, 17))}, "samples of 17 numbers, which make no square image"),
+        (GOOD | {"x": [np.zeros(4), np.zeros(5), np.zeros(4)]}, "samples differ in shape"),
+        (GOOD | {"x": np.full((3, 1, 4, 4), np.nan)}, "numbers that are not finite"),
+        (GOOD | {"x": np.zeros((3, 1, 5, 5))}, r"images are float32 \(1, 5, 5\), those of .*0.npz"),
+    ],
+)
+def test_what_is_no_clients_data_is_one_line_with_the_path(
+    options: Options, tmp_path: Path, held: Any, line: str
+) -> None:
+    clients(tmp_path, 2)
+    for part, k in (("train", 0), ("test", 0), ("test", 1)):
+        write(tmp_path / part / f"{k}.npz", GOOD)
+    path = write(tmp_path / "train" / "1.npz", held)
+    with pytest.raises(ValueError, match=line) as refused:
+        opened(options, tmp_path)
+    assert str(refused.value).startswith(f"{path}: ") and "\n" not in str(refused.value)
+    assert not Path("/tmp/this-was-run").exists()
+
+
+def test_a_file_that_is_cut_off_anywhere_is_one_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "0.npz", GOOD)
+    whole = path.read_bytes()
+    stored = tmp_path / "stored.npz"
+    np.savez(stored, data=np.array(GOOD))
+    with zipfile.ZipFile(stored) as archive:
+        inner = archive.read("data.npy")
+    for cut in range(0, len(inner) - 1, 7):  # the archive is whole, what is in it is not
+        with zipfile.ZipFile(stored, "w") as archive:
+            archive.writestr("data.npy", inner[:cut])
+        with pytest.raises(ValueError, match=r"stored.npz: ") as refused:
+            read_npz(stored, "data")
+        assert "\n" not in str(refused.value)
+    for cut in range(0, len(whole) - 1, 31):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(ValueError, match=r"0.npz: damaged or no .npz file") as refused:
+            read_npz(path, "data")
+        assert "\n" not in str(refused.value)
+
+
+def test_a_file_with_wrong_bytes_is_read_or_refused(tmp_path: Path) -> None:
+    path, draw = tmp_path / "0.npz", np.random.default_rng(1)
+    np.savez(path, data=np.array(GOOD | {"z": [np.float32(1), np.arange(2)]}))
+    with zipfile.ZipFile(path) as archive:
+        inner = archive.read("data.npy")
+    read = 0
+    for at, value in zip(
+        draw.integers(0, len(inner), 400), draw.integers(0, 256, 400), strict=True
+    ):
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("data.npy", inner[:at] + bytes([value]) + inner[at + 1 :])
+        try:
+            read_npz(path, "data")
+            read += 1
+        except ValueError as error:
+            assert str(error).startswith(f"{path}: ") and "\n" not in str(error)
+    assert 0 < read < 400
+
+
+def test_every_way_to_name_a_function_is_closed(tmp_path: Path) -> None:
+    header = write(tmp_path / "0.npz", GOOD)
+    with zipfile.ZipFile(header) as archive:
+        inner = archive.read("data.npy")
+    start = inner[: inner.index(b"\n") + 1]
+    for code in (
+        b"cos\nsystem\n(S'true'\ntR.",
+        b"cposix\nsystem\n(S'true'\ntR.",
+        b"\x80\x04\x8c\x08builtins\x8c\x04eval\x93\x8c\x011\x85R.",
+        b"\x80\x04\x8c\x05numpy\x8c\x08core.os.\x93.",
+        b"(S'true'\nios\nsystem\n.",
+        b"cnumpy\nload\n.",
+        b"\x80\x02\x82\x01.",  # an extension's code
+        b"Pname\n.",  # a persistent id
+    ):
+        with zipfile.ZipFile(header, "w") as archive:
+            archive.writestr("data.npy", start + code)
+        with pytest.raises(ValueError, match="asks for|damaged"):
+            read_npz(header, "data")
+    assert pickle.HIGHEST_PROTOCOL >= 4
+
+
+def test_files_that_are_missing_are_named(options: Options, tmp_path: Path) -> None:
+    folder = clients(tmp_path / "mine", 3)
+    (folder / "test" / "2.npz").unlink()
+    with pytest.raises(ValueError, match=r"mine/test/2.npz is missing"):
+        opened(options, folder)
+    (folder / "train" / "1.npz").unlink()
+    with pytest.raises(ValueError, match=r"mine/train/1.npz is missing"):
+        opened(options, folder)
+    with pytest.raises(ValueError, match=r"train/0.npz is missing"):
+        opened(options, tmp_path)
+    with pytest.raises(ValueError, match=r"data set 'npz' needs data\.dir"):
+        load(options(name="npz"))
+    np.savez(tmp_path / "other.npz", images=1)
+    with pytest.raises(ValueError, match=r"other.npz: has no key 'data'; it has images"):
+        read_npz(tmp_path / "other.npz", "data")
+    np.savez(tmp_path / "plain.npz", data=np.arange(3))
+    with pytest.raises(ValueError, match=r"plain.npz: it is no pickled dictionary"):
+        read_npz(tmp_path / "plain.npz", "data")

@@ -1,0 +1,1 @@
+"""A researcher's own method, model, data set and partition."""

@@ -1,0 +1,1 @@
+"""Halfway: federated averaging on smoothed labels, whose server goes part of the way."""

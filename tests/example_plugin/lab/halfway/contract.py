@@ -1,0 +1,27 @@
+"""Halfway: federated averaging on smoothed labels, whose server goes part of the way.
+
+An example of this project's documentation.
+
+Round t: client k trains w_k from w on the cross-entropy with labels smoothed by ε; the server sets
+
+    w ← (1 − s) w + s Σ_{k∈S_t} p_k w_k
+
+s = 1 and ε = 0 is FedAvg.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+from common.methods.fedavg import Averaging, Down, Up
+from common.section import Fraction, Momentum
+
+__all__ = ["Down", "Options", "Up"]
+
+
+@final
+class Options(Averaging):
+    step: Fraction = 0.5
+    """s, how far the server goes towards the mean."""
+    smoothing: Momentum = 0.1
+    """ε of the labels."""

@@ -1,0 +1,242 @@
+"""Networks of others: where their head is, what they take, and which methods cannot take them."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from common.methods.fedin import Options as FedIN
+from common.models import architecture, build, check, count, parameters, parse, smallest
+from common.models.outside import Headed
+from common.models.split import splittable
+from tests.support.halves import task
+from tests.support.own_modules import importing_from, module, new_name
+
+GREY, COLOUR = (1, 32, 32), (3, 32, 32)
+
+NETS = """
+import torch
+from torch import nn
+from common.models.classifier import Classifier
+
+
+class Small(nn.Module):
+    def __init__(self, channels, num_classes, depth=1):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(channels, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+        self.out = nn.Linear(4, 7)
+        self.unused = nn.Linear(1, 1)
+
+    def forward(self, x):
+        return self.out(self.body(x).mean((2, 3)))
+
+
+class Looking(Small):  # at numbers, which is impossible where there are none
+    def __init__(self, channels, num_classes):
+        super().__init__(channels, num_classes)
+        self.scale = torch.ones(1).item()
+
+    def forward(self, x):
+        return super().forward(x * float(x.max() < 1e9))
+
+
+class Softmaxed(Small):
+    def forward(self, x):
+        return super().forward(x).log_softmax(1)
+
+
+class Ours(Classifier):
+    def __init__(self, shape, classes, factor):
+        super().__init__()
+        self.head = nn.Linear(shape[0] * shape[1] * shape[2], classes)
+
+    def features(self, x):
+        return x.flatten(1)
+
+
+class Demanding(Small):
+    def __init__(self, channels, num_classes, depth):
+        super().__init__(channels, num_classes, depth)
+
+
+class Broken(Small):
+    def __init__(self, channels, num_classes):
+        raise KeyError("weights")
+
+
+def sequences(channels):
+    return nn.Sequential(nn.Linear(32, 5))
+
+
+def number():
+    return 3
+"""
+
+
+@pytest.fixture(scope="module")
+def nets(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("nets")
+    name = module(folder, NETS)
+    sys.path.append(str(folder))
+    return name
+
+
+def test_the_last_linear_layer_is_replaced_by_a_head_of_the_tasks_classes(nets: str) -> None:
+    net = build(f"{nets}:Small", GREY, 3, seed=1)
+    assert isinstance(net, Headed) and net.last == "out" and net.spec == f"{nets}:Small"
+    x = torch.rand(2, *GREY)
+    net.eval()
+    features = net.features(x)
+    assert features.shape == (2, 4) and net(x).shape == (2, 3)
+    assert torch.equal(net(x), net.head(features))
+    assert torch.equal(features, net.trunk.body(x).mean((2, 3)))
+
+
+def test_the_seed_decides_the_weights_and_nothing_else_is_drawn(nets: str) -> None:
+    before = torch.random.get_rng_state()
+    nets_ = [build(f"{nets}:Small", GREY, 3, seed=seed).state_dict() for seed in (1, 1, 2)]
+    assert torch.equal(before, torch.random.get_rng_state())
+    key = "trunk.body.0.weight"
+    assert torch.equal(nets_[0][key], nets_[1][key]) and not torch.equal(
+        nets_[0][key], nets_[2][key]
+    )
+
+
+@pytest.mark.parametrize("kind", ["Small", "Looking", "Ours"])
+def test_parameters_are_counted_without_a_network(kind: str, nets: str) -> None:
+    spec = f"{nets}:{kind}"
+    assert parameters(spec, GREY, 3) == count(build(spec, GREY, 3, seed=0))
+    with torch.device("meta"):
+        assert all(p.device.type == "meta" for p in build(spec, GREY, 3, seed=0).parameters())
+
+
+def test_the_smallest_of_a_fleet_may_be_one_of_them(nets: str) -> None:
+    fleet = ["resnet8", f"{nets}:Small", "torchvision:mobilenet_v3_small"]
+    assert smallest(fleet, GREY, 3) == f"{nets}:Small"
+
+
+def test_a_classifier_of_a_plugin_is_taken_as_it_is_with_its_width_factor(nets: str) -> None:
+    assert type(build(f"{nets}:Ours", GREY, 3, seed=0)).__name__ == "Ours"
+    assert parse(f"{nets}:Ours@0.5") == (f"{nets}:Ours", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "line"),
+    [
+        ("Softmaxed", GREY, "its output is not that of a linear layer, so it has no head"),
+        ("Small", (1, 2, 2), "it does not take images 1×2×2: RuntimeError"),
+        ("Demanding", GREY, "its parameter 'depth' needs a default; what it can be given: shape,"),
+        ("Broken", GREY, "it cannot be built: KeyError: 'weights'"),
+        ("sequences", GREY, "two images 1×32×32 give (2, 1, 32, 5); it should be (2, logits)"),
+        ("number", GREY, "it makes a value of type int, not an nn.Module"),
+        ("Small@0.5", GREY, "has no width factor"),
+    ],
+)
+def test_what_cannot_be_a_classifier_is_refused(
+    kind: str, shape: tuple[int, int, int], line: str, nets: str
+) -> None:
+    with pytest.raises(ValueError) as refused:
+        check(f"{nets}:{kind}", shape, 3)
+    said = str(refused.value)
+    assert line in said and said.startswith(f"model '{nets}:{kind}") and "\n" not in said
+
+
+def test_pretrained_weights_are_for_torchvisions(nets: str) -> None:
+    with pytest.raises(ValueError, match="no pretrained weights"):
+        check(f"{nets}:Small", GREY, 3, pretrained=True)
+    check("torchvision:resnet18", COLOUR, 3, pretrained=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "last"),
+    [("resnet18", "fc"), ("mobilenet_v3_small", "classifier.3"), ("vgg11", "classifier.6")],
+)
+def test_torchvisions_take_any_number_of_channels(name: str, last: str) -> None:
+    spec = f"torchvision:{name}"
+    for shape in (COLOUR, GREY):
+        assert architecture(spec).check and architecture(spec).check(shape, 5) == last  # type: ignore[misc]
+    assert parameters(spec, GREY, 5) < parameters(spec, COLOUR, 5)
+
+
+def test_torchvisions_resnet_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.rand(2, *COLOUR)
+    own = build("resnet18", COLOUR, 10, seed=0, stem="imagenet").eval()
+    theirs = build("torchvision:resnet18", COLOUR, 10, seed=0).eval()
+    weights = {f"trunk.{k}".replace("trunk.head", "head"): v for k, v in own.state_dict().items()}
+    theirs.load_state_dict(weights)
+    assert torch.equal(own(x), theirs(x))
+
+
+@pytest.mark.parametrize(
+    ("spec", "line"),
+    [
+        ("torchvision:resnt18", "torchvision has no network 'resnt18'; did you mean 'resnet18'?"),
+        ("torchvision:squeezenet1_0", "its output is not that of a linear layer"),
+        ("torchvision:vit_b_16", "it does not take images 3×32×32: AssertionError: Wrong image"),
+        ("torchvision:resnet18@0.5", "torchvision:resnet18 has no width factor"),
+        ("torchvision:", "torchvision has no network ''"),
+    ],
+)
+def test_a_network_that_torchvision_lacks_or_that_does_not_fit_is_refused(
+    spec: str, line: str
+) -> None:
+    with pytest.raises(ValueError) as refused:
+        check(spec, COLOUR, 10)
+    assert line in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_large_network_that_does_not_fit_is_refused_without_being_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from common.vision import torchvision
+
+    made, devices = torchvision.models.get_model, []
+
+    def watched(*given: Any, **more: Any) -> Any:
+        devices.append(torch.get_default_device().type)
+        return made(*given, **more)
+
+    monkeypatch.setattr(torchvision.models, "get_model", watched)
+    with pytest.raises(ValueError, match="Wrong image height"):
+        check("torchvision:vit_h_14", COLOUR, 10)
+    assert devices == ["meta"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="needs the extra vision")
+def test_timms_take_channels_and_sizes() -> None:
+    assert build("timm:test_resnet", GREY, 3, seed=0)(torch.rand(2, *GREY)).shape == (2, 3)
+    assert parameters("timm:test_vit", COLOUR, 3) > 0
+    with pytest.raises(ValueError, match="timm has no network 'test_resnt'; did you mean"):
+        check("timm:test_resnt", GREY, 3)
+
+
+def test_timm_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(ValueError, match=r"needs timm: pip install 'fedmosaic\[vision\]'"):
+        check(f"timm:{new_name()}", GREY, 3)
+
+
+def test_methods_that_cut_networks_or_nest_them_refuse_these(nets: str) -> None:
+    spec = f"{nets}:Small"
+    with pytest.raises(ValueError, match=f"model '{spec}' cannot be split"):
+        splittable(build(spec, GREY, 3, seed=0))
+    tiny: Any = {"method": "fedin", "fleet": spec}
+    with pytest.raises(ValueError, match=f"model '{spec}' has no split into extractor"):
+        FedIN().check_fleet(task(**tiny), (spec,))
+    nested = task(method="fedavg", fleet=f"{spec},cnn2@0.5", average__across="layerwise")
+    with pytest.raises(ValueError, match="average.across"):
+        nested.config.method.check_fleet(nested, nested.config.fleet)
+
+
+def test_a_plugin_may_name_an_architecture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    importing_from(tmp_path, monkeypatch)
+    text = "from common.models import Architecture\nfrom common.models.small import CNN\n"
+    name = module(
+        tmp_path, text + "def make(*a): return CNN(*a, depth=2)\nx = Architecture(make, 1, 's')"
+    )
+    assert parameters(f"{name}:x@0.5", GREY, 10) == parameters("cnn2@0.5", GREY, 10)

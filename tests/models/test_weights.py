@@ -1,0 +1,128 @@
+"""Weights from a file: which networks start from them, and every file that does not fit."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from common.models import build
+from common.models.weights import fitted, path_of, read
+from deploy.run.beside import look_in
+from deploy.run.preflight import preflight
+from tests.support.battery import PLUGIN
+from tests.support.halves import server, task
+from tests.support.tiny import flat, play
+
+SHAPE = (1, 8, 8)
+
+
+def state(spec: str = "cnn2@0.5", classes: int = 3, seed: int = 7) -> dict[str, Tensor]:
+    return dict(build(spec, SHAPE, classes, seed=seed).state_dict())
+
+
+def put(path: Path, tensors: dict[str, Tensor]) -> str:
+    if path.suffix == ".safetensors":
+        save_file(tensors, path)
+    else:
+        torch.save(tensors, path)
+    return str(path)
+
+
+@pytest.mark.parametrize("name", ["w.safetensors", "w.pt"])
+def test_the_servers_first_model_is_the_files(name: str, tmp_path: Path) -> None:
+    file = put(tmp_path / name, state())
+    made = server(method="fedavg", fleet="cnn2@0.5", weights=file)
+    assert all(torch.equal(value, state()[key]) for key, value in made.w.items())
+    drawn = server(method="fedavg", fleet="cnn2@0.5").w
+    assert not torch.equal(drawn["head.weight"], made.w["head.weight"])
+
+
+def test_clients_own_models_start_from_the_file_of_their_architecture(tmp_path: Path) -> None:
+    for spec in ("mlp@0.25", "cnn2@0.5"):
+        put(tmp_path / f"{spec}.safetensors", state(spec))
+    changes = {"method": "fedorion", "rounds": 1, "weights": str(tmp_path / "{model}.safetensors")}
+    with_file = play(flat(tmp_path / "with", **changes))
+    without = play(flat(tmp_path / "without", **{**changes, "weights": ""}))
+    assert with_file.journal[0]["loss"] != without.journal[0]["loss"]
+    losses = [r.journal[1]["client_metrics"]["1"] for r in (with_file, without)]
+    assert losses[0] != losses[1]
+
+
+def test_a_head_of_other_classes_stays_as_it_was_drawn(tmp_path: Path) -> None:
+    saved = state(classes=10)
+    file = put(tmp_path / "w.pt", saved)
+    ours = task(fleet="cnn2@0.5", weights=file)
+    net, drawn = (
+        ours.build("cnn2@0.5", name=("init", "x"), first=first) for first in (True, False)
+    )
+    assert torch.equal(net.head.weight, drawn.head.weight)
+    body = [key for key in saved if not key.startswith("head.")]
+    assert all(torch.equal(net.state_dict()[key], saved[key]) for key in body)
+
+
+def test_a_state_dict_of_the_network_itself_fits_its_wrapped_form(tmp_path: Path) -> None:
+    look_in(PLUGIN, {"fleet": "lab.nets:Shallow"})
+    net = build("lab.nets:Shallow", SHAPE, 3, seed=0)
+    for old_head in (3, 1000):
+        own = {k.removeprefix("trunk."): v for k, v in net.state_dict().items()}
+        own |= {"3.weight": torch.ones(old_head, 16), "3.bias": torch.ones(old_head)}
+        own = {k: v for k, v in own.items() if not k.startswith("head.")}
+        found = fitted(net, own, Path("w"))
+        assert {"trunk.1.weight", "trunk.1.bias"} <= found.keys()
+        assert ("head.weight" in found) == (old_head == 3)
+
+
+def test_a_name_in_the_path_is_the_architectures() -> None:
+    assert path_of("a/{model}.pt", "lab.nets:Shallow") == Path("a/lab.nets-Shallow.pt")
+
+
+class Anything:
+    def __reduce__(self) -> object:
+        return print, ("run by a file",)
+
+
+def spoiled(folder: Path) -> dict[str, str]:
+    """Files that cannot be used, with what is said of each."""
+    whole = put(folder / "whole.safetensors", state())
+    (folder / "cut.safetensors").write_bytes(Path(whole).read_bytes()[:-100])
+    (folder / "pickle.pt").write_bytes(pickle.dumps(Anything()))
+    torch.save({"w": Anything()}, folder / "hostile.pt")
+    torch.save([1, 2], folder / "list.pt")
+    put(folder / "wide.safetensors", state("cnn2"))
+    put(folder / "deep.safetensors", state("cnn3@0.5"))
+    missing = {key: value for key, value in state().items() if key != next(iter(state()))}
+    put(folder / "less.pt", missing)
+    first = next(iter(state()))
+    return {
+        "nowhere.pt": "No such file or directory",
+        "cut.safetensors": "cannot be read: ",
+        "pickle.pt": "",
+        "hostile.pt": "",
+        "list.pt": "holds something else than tensors by name",
+        "wide.safetensors": f"does not fit model 'cnn2@0.5': its '{first}' is (",
+        "deep.safetensors": "does not fit model 'cnn2@0.5': it has '",
+        "less.pt": f"does not fit model 'cnn2@0.5': it lacks '{first}'",
+    }
+
+
+def test_a_file_that_does_not_fit_is_one_line_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, line in spoiled(tmp_path).items():
+        file = tmp_path / name
+        settings = flat(tmp_path / "out", method="fedavg", fleet="cnn2@0.5", weights=str(file))
+        with pytest.raises(ValueError) as refused:
+            preflight(settings)
+        said = str(refused.value)
+        assert said.startswith(f"weights = '{file}'") and line in said and "\n" not in said
+    assert "run by a file" not in capsys.readouterr().out
+
+
+def test_a_file_as_training_scripts_save_it_is_read(tmp_path: Path) -> None:
+    torch.save({"state_dict": state(), "epoch": 3}, tmp_path / "w.pth")
+    assert read(tmp_path / "w.pth").keys() == state().keys()

@@ -1,0 +1,160 @@
+"""Modules beside an experiment file: found, never in the place of others, and found again."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from common.toml import to_toml
+from deploy.run import beside
+from deploy.run.settings import DEFAULT, resolve
+from tests.support.battery import EXAMPLE, PLUGIN
+from tests.support.commandline import fedmosaic, typed
+from tests.support.own_modules import ONE_MODULE, module, new_name, package
+from tests.support.tiny import TinyRun, flat
+
+
+@pytest.fixture(autouse=True)
+def path_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+
+
+def experiment(folder: Path, method: str) -> Path:
+    """A tiny run of a method whose module lies in ``folder``."""
+    settings = flat(folder / "unused") | {"out": "", "state-dir": "", "experiment": "", "rounds": 1}
+    file = folder / "mine.toml"
+    file.write_text(to_toml(settings | {"method": "fedavg"}).replace('"fedavg"', f'"{method}"'))
+    return file
+
+
+def test_a_run_finds_its_modules_again_when_the_originals_are_gone(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    root = package(folder, {"factor": "from {root}help import ONE\n" + ONE_MODULE})
+    (folder / f"{root}help.py").write_text("ONE = 1\n")
+    (folder / root / "numbers.txt").write_text("1 2 3\n")
+    first, second = tmp_path / "first", tmp_path / "second"
+    file, quick = experiment(folder, f"{root}:factor"), ("--workers", 0)
+    done = typed("run", file, "--out", first, *quick, "-s", "factor.factor=2")
+    assert done.returncode == 0, done.stderr
+    copies = first / "plugins"
+    kept = {path.relative_to(copies).as_posix() for path in copies.rglob("*")}
+    assert kept == {root, f"{root}/factor.py", f"{root}/numbers.txt", f"{root}help.py"}
+
+    again = typed("run", first / "config.toml", "--out", second, *quick)
+    assert again.returncode == 0, again.stderr
+    assert TinyRun(second).weights == TinyRun(first).weights
+
+    shutil.rmtree(folder)
+    moved = first.rename(tmp_path / "moved")
+    longer = fedmosaic("run", "--resume", moved, "-s", "rounds=2", *quick)
+    assert longer.returncode == 0, longer.stderr
+    assert TinyRun(moved).summary["rounds"] == 2
+
+
+def test_modules_are_looked_for_in_the_current_folder_where_no_file_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = package(tmp_path, {"factor": ONE_MODULE})
+    monkeypatch.chdir(tmp_path)
+    for experiment in (None, DEFAULT, Path("default")):
+        given = resolve(experiment, [f"method={name}:factor", "factor.factor=3"])
+        assert given["factor.factor"] == 3.0 and given["plugins"] == str(tmp_path)
+    assert resolve(None, ["method=fedavg"])["plugins"] == ""
+
+
+def test_the_folder_can_be_named(tmp_path: Path) -> None:
+    name = package(tmp_path, {"factor": ONE_MODULE})
+    given = resolve(None, [f"method={name}:factor", f"plugins={tmp_path}"])
+    assert given["plugins"] == str(tmp_path) and list(beside.carried(given)) == [name]
+
+
+def test_a_folder_called_plugins_is_in_nobodys_way(tmp_path: Path) -> None:
+    name = package(tmp_path, {"factor": ONE_MODULE})
+    (tmp_path / "plugins").mkdir()
+    file = experiment(tmp_path, f"{name}:factor")
+    assert resolve(file)["plugins"] == str(tmp_path)
+
+
+def test_a_file_with_a_plugins_table_runs_with_another_method_too(tmp_path: Path) -> None:
+    file = PLUGIN / "experiment.toml"
+    assert resolve(file)["halfway.step"] == 0.8 and resolve(file)["halfway.smoothing"] == 0.1
+    other = resolve(file, ["method=fedavg"])
+    assert "halfway.step" not in other and other["data.name"] == "lab.data:stripes"
+
+
+def test_nothing_beside_an_experiment_takes_the_place_of_an_installed_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "colorsys.py").write_text("1 / 0\n")
+    assert beside.look_in(tmp_path, {"method": f"{module(tmp_path, 'import colorsys')}:x"})
+    assert sys.path[-1] == str(tmp_path)
+    sys.modules.pop("colorsys", None)
+    import colorsys
+
+    assert colorsys.__file__ and not colorsys.__file__.startswith(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["numpy", "yaml"])
+def test_a_module_named_as_an_installed_one_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / f"{name}.py").write_text("x = 3\n")
+    with pytest.raises(ValueError, match=rf"/{name}\.py has the name of .*, which Python takes"):
+        resolve(None, [f"plugins={tmp_path}", f"data.name={name}:x"])
+    user = module(tmp_path, f"import {name}\nx = 3\n")
+    given = {"plugins": str(tmp_path), "data.name": f"{user}:x"}
+    with pytest.raises(ValueError, match=rf"/{name}\.py has the name of"):
+        beside.carried(given)
+
+
+def test_a_module_of_another_folder_that_is_imported_already_is_not_taken_for_this_one(
+    tmp_path: Path,
+) -> None:
+    for folder in ("one", "other"):
+        (tmp_path / folder).mkdir()
+    name = package(tmp_path / "one", {"factor": ONE_MODULE})
+    shutil.copytree(tmp_path / "one" / name, tmp_path / "other" / name)
+    for folder in ("one", "other"):  # a copy is welcome
+        resolve(None, [f"plugins={tmp_path / folder}", f"method={name}:factor"])
+    (tmp_path / "other" / name / "more.py").write_text("x = 1\n")
+    with pytest.raises(ValueError, match="which Python takes instead: start a new process"):
+        resolve(None, [f"plugins={tmp_path / 'other'}", f"method={name}:factor"])
+
+
+def test_a_module_that_is_no_python_is_named(tmp_path: Path) -> None:
+    name = module(tmp_path, "def f(:\n")
+    with pytest.raises(ValueError, match=rf"{name}\.py cannot be imported: "):
+        beside.carried({"plugins": str(tmp_path), "method": f"{name}:x"})
+
+
+@pytest.mark.parametrize(
+    ("setting", "line"),
+    [
+        (f"method={new_name()}:x", "error: method 'own"),
+        ("plugins=/nowhere", "plugins = '/nowhere' is not a folder"),
+        ("fleet=lab.nets:Shallow@0.5", "lab.nets:Shallow has no width factor"),
+        ("data.name=lab.nets:Shallow", "data set 'lab.nets:Shallow' cannot be made: TypeError"),
+        ("data.partition=lab.data:stripes", "partition 'lab.data:stripes' cannot be made: TypeErr"),
+        (
+            "global-model=lab.data:stripes",
+            "model 'lab.data:stripes': it makes a value of type Data",
+        ),
+    ],
+)
+def test_a_mistake_with_a_plugin_is_one_line_before_anything_starts(
+    setting: str, line: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    done = typed("run", PLUGIN / "experiment.toml", "--out", out, "-s", setting)
+    assert done.returncode == 1 and not out.exists()
+    assert line in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
+def test_settings_of_a_plugin_are_listed_from_its_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(PLUGIN)
+    done = typed("list", "settings", EXAMPLE)
+    assert done.returncode == 0 and "halfway.smoothing" in done.stdout, done.stderr

@@ -1,0 +1,229 @@
+"""Runs whose data belong to clients, and clients with settings of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from common.config import Value
+from common.data import load
+from common.data.partition import split
+from common.parse import parse
+from deploy.machines.submit import prepared
+from deploy.run.loopback import Loopback
+from deploy.run.preflight import fresh
+from deploy.run.settings import resolve
+from tests.support.commandline import Done, typed
+from tests.support.npz import clients, write
+from tests.support.tiny import TinyRun, flat, play
+
+QUICK = ("-s", "method=fedorion", "-s", "fleet=mlp@0.25,cnn2@0.5", "-s", "noise.epochs=1")
+QUICK += ("-s", "noise.batches=2", "-s", "train.epochs=1", "-s", "rounds=1")
+
+
+def run(out: Path, *settings: str) -> Done:
+    sets = [part for setting in settings for part in ("-s", setting)]
+    return typed("run", "--workers", 0, "--out", out, *QUICK, *sets)
+
+
+def scores(out: Path) -> list[tuple[int, int]]:
+    """Training and test samples of each client, as the journal has them."""
+    journal = TinyRun(out).journal
+    return [
+        (client["n"], score["n"])
+        for client, score in zip(journal[0]["clients"], journal[-1]["scores"], strict=True)
+    ]
+
+
+def test_a_whole_run_on_what_is_each_clients_own(tmp_path: Path) -> None:
+    folder = clients(tmp_path / "mine", 3)
+    own = ("data.name=npz", f"data.dir={folder}", "data.partition=natural", "clients=0")
+    done = run(tmp_path / "own", *own, "data.test=own", "node.1.model=cnn3@0.25")
+    assert done.returncode == 0, done.stderr
+    # three owners are three clients, though the fleet has two entries
+    assert scores(tmp_path / "own") == [(24, 9), (25, 10), (26, 11)]
+    models = [client["model"] for client in TinyRun(tmp_path / "own").summary["clients"]]
+    assert models == ["mlp@0.25", "cnn3@0.25", "mlp@0.25"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        (("clients=4",), "belong to 3 owners, but clients = 4"),
+        (("data.augment=flip",), "data.augment = 'flip' is for images of bytes"),
+        (("data.image-size=4",), "data.image-size is for images of bytes"),
+        (("data.partition=iid", "data.test=own"), "data.test = 'own' is not allowed with"),
+    ],
+)
+def test_a_mistake_about_owners_is_one_line_before_anything_starts(
+    settings: tuple[str, ...], line: str, tmp_path: Path
+) -> None:
+    folder = clients(tmp_path / "mine", 3)
+    own = ("data.name=npz", f"data.dir={folder}", "data.partition=natural", "clients=3")
+    done = run(tmp_path / "out", *own, *settings)
+    assert done.returncode == 1 and line in done.stderr.replace("\n", " "), done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_that_is_cut_off_is_named_before_anything_starts(tmp_path: Path) -> None:
+    folder = clients(tmp_path / "mine", 3)
+    path = folder / "test" / "1.npz"
+    path.write_bytes(path.read_bytes()[:300])
+    done = run(tmp_path / "out", "data.name=npz", f"data.dir={folder}", "data.partition=natural")
+    assert done.returncode == 1 and f"{path}: damaged or no .npz file" in done.stderr
+    assert done.stderr.count("\n") == 1 and not (tmp_path / "out").exists()
+
+
+def test_the_same_shares_from_files_give_the_same_bits(tmp_path: Path) -> None:
+    changes = {"method": "fedavg", "data__name": "digits", "data__samples": 0, "rounds": 1}
+    cut = flat(tmp_path / "cut", data__partition="label_dirichlet", **changes)
+    config = parse(cut)
+    dataset = load(config.data)
+    tests = torch.arange(len(dataset.y_test)).tensor_split(4)
+    for k, rows in enumerate(split(config.data, dataset, 4, config.partition_seed)):
+        for part, x, y in (
+            ("train", dataset.x[rows], dataset.y[rows]),
+            ("test", dataset.x_test[tests[k]], dataset.y_test[tests[k]]),
+        ):
+            write(tmp_path / "npz" / part / f"{k}.npz", {"x": x.numpy(), "y": y.numpy()})
+    changes |= {"data__name": "npz", "data__dir": str(tmp_path / "npz")}
+    own = flat(tmp_path / "own", data__partition="natural", **changes)
+    there, here = play(own), play(cut)
+    assert there.weights == here.weights and there.timeless == here.timeless
+
+
+def test_merged_data_are_cut_anew_for_clients_and_server(tmp_path: Path) -> None:
+    folder = str(clients(tmp_path / "mine", 3))
+    whole: dict[str, Any] = {"data__name": "npz", "data__dir": folder, "clients": 3}
+    whole |= {"data__samples": 0, "data__test_samples": 0, "data__partition": "natural"}
+    whole |= {"data__test": "merge", "data__test_fraction": 0.25, "method": "fedavg", "rounds": 1}
+    result = play(flat(tmp_path / "merge", **whole))
+    assert scores(tmp_path / "merge") == [(24, 9), (26, 9), (27, 10)]
+    # the server's accuracy is over the clients' 28 test samples and no others
+    hits = result.summary["accuracy"]["final"] * 28
+    assert hits == pytest.approx(round(hits), abs=1e-9)
+    told = [score["accuracy_global"] * score["n"] for score in result.journal[-1]["scores"]]
+    assert sum(told) == pytest.approx(hits)
+
+
+def paint(folder: Path, classes: dict[str, int]) -> None:
+    draw = np.random.default_rng(len(classes) + sum(classes.values()))
+    for name, n in classes.items():
+        for part, images in (("train", n), ("test", 2)):
+            place = folder / part / name
+            place.mkdir(parents=True)
+            for i in range(images):
+                pixels = draw.integers(0, 256, (8, 8)).astype(np.uint8)
+                Image.fromarray(pixels).save(place / f"{i}.png")
+
+
+@pytest.fixture
+def hospitals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for k, n in enumerate((5, 6)):
+        paint(tmp_path / "hospitals" / str(k), {"ill": n, "well": 5})
+    paint(tmp_path / "hospitals" / "server", {"ill": 2, "well": 2})
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "hospitals"
+
+
+HOSPITALS = ("data.name=folder", "data.partition=own", "clients=2")
+
+
+def test_each_client_has_a_folder_of_its_own(hospitals: Path, tmp_path: Path) -> None:
+    done = run(tmp_path / "out", *HOSPITALS, "data.dir=hospitals/{k}")
+    assert done.returncode == 0, done.stderr
+    assert scores(tmp_path / "out") == [(8, 2), (8, 3)]  # a fifth of 10 and 11
+    apart = {f"node__{k}__data_dir": str(hospitals / str(k)) for k in range(2)}
+    apart |= {"data__dir": str(hospitals / "server"), "data__partition": "own", "data__test": "own"}
+    whole = {"data__name": "folder", "clients": 2, "method": "fedavg", "rounds": 1}
+    play(flat(tmp_path / "apart", data__samples=0, data__test_samples=0, **whole, **apart))
+    assert scores(tmp_path / "apart") == [(10, 4), (11, 4)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        (("data.dir=hospitals/0",), "client 1 has the very data of client 0; give each its own"),
+        (("data.name=digits",), "client 1 has the very data of client 0"),
+        (
+            ("data.dir=hospitals/{k}", "data.test=merge", "node.1.data-dir=hospitals/server"),
+            "client 1 has the very data of the server",
+        ),
+        (("data.dir=hospitals/{k}", "clients=3"), "hospitals/2' is not a folder"),
+        (("data.dir=nowhere/{k}",), "the server needs test data of its own in"),
+        (("data.dir=hospitals/{k}", "node.1.data-dir=nowhere"), "node.1.data-dir = '"),
+        (("data.dir=hospitals/{k}", "node.1.data-dir=other"), "client 1 has images (1, 8, 8) of 2"),
+        (("data.dir=hospitals/{k}", "node.1.model=mpl"), "model 'mpl': no architecture"),
+        (("data.dir=hospitals/{k}", "node.1.device=cuda:7"), 'device = "cuda:7" is not here'),
+        (
+            ("data.dir=hospitals/{k}", "node.2.model=mlp"),
+            "[node.2] is not allowed with clients = 2",
+        ),
+    ],
+)
+def test_what_cannot_be_a_clients_own_is_one_line_before_anything_starts(
+    hospitals: Path, tmp_path: Path, settings: tuple[str, ...], line: str
+) -> None:
+    paint(tmp_path / "other", {"sick": 5, "well": 5})
+    done = run(tmp_path / "out", *HOSPITALS, *settings)
+    assert done.returncode == 1 and line in done.stderr.replace("\n", " "), done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def nodes(**of: dict[str, Value]) -> dict[str, Any]:
+    """[node.K] as keys of ``flat``."""
+    return {
+        f"node__{name[1:]}__{key.replace('-', '_')}": value
+        for name, own in of.items()
+        for key, value in own.items()
+    }
+
+
+def test_a_node_is_the_same_by_the_experiment_and_by_its_machine(tmp_path: Path) -> None:
+    state = tmp_path / "state of 1"
+    of_1: dict[str, Value] = {"model": "lenet5", "state-dir": str(state)}
+    told = flat(tmp_path / "told", rounds=1, method="fedorion", **nodes(k1=of_1))
+    by_file = play(told)
+    assert any(state.iterdir())
+    own = flat(tmp_path / "own", rounds=1, method="fedorion")
+    here = of_1 | {"state-dir": str(tmp_path / "other")}
+    by_machine = play(own, Loopback(4, own, workers=0, node_configs={1: here}))
+    assert by_file.timeless == by_machine.timeless and by_file.weights == by_machine.weights
+    # what the machine says wins
+    both = flat(tmp_path / "both", rounds=1, method="fedorion", **nodes(k1={"model": "resnet8"}))
+    won = play(both, Loopback(4, both, workers=0, node_configs={1: here}))
+    assert won.weights == by_machine.weights
+
+
+def test_relative_folders_are_absolute_before_anything_starts(
+    hospitals: Path, tmp_path: Path
+) -> None:
+    given = ["node.1.data-dir=hospitals/1", "clients=2", "data.dir=hospitals/{k}"]
+    whole = resolve(None, [*given, "data.partition=own"])
+    resolved, _ = fresh(whole, "loopback", tmp_path / "out")
+    assert resolved["node.1.data-dir"] == str(hospitals / "1")
+    assert resolved["data.dir"] == str(hospitals / "{k}")
+    with pytest.raises(ValueError, match=r"data.dir = .* is relative; other machines need it"):
+        prepared(whole, False, False)
+    absolute = {**whole, "data.dir": "/h/{k}"}
+    with pytest.raises(ValueError, match=r"node.1.data-dir = 'hospitals/1' is relative"):
+        prepared(absolute, False, False)
+
+
+def test_a_nodes_state_folder_outlives_the_run_so_its_name_is_its_own(tmp_path: Path) -> None:
+    for key, names in (("node.1.state-dir=kept", 2), ("node.1.model=mlp", 1)):
+        whole = resolve(None, [key, "clients=2"])
+        named = {fresh(whole, "loopback", tmp_path / o)[0]["experiment"] for o in "ab"}
+        assert len(named) == names, key
+
+
+def test_what_is_natural_elsewhere_is_counted_there(tmp_path: Path) -> None:
+    whole = resolve(None, ["data.name=npz", "data.dir=/elsewhere", "data.partition=natural"])
+    assert prepared(whole, False, False)["clients"] == 0
+    here = {**whole, "data.dir": str(clients(tmp_path / "mine", 4)), "data.samples": 30}
+    assert fresh(here, "loopback", tmp_path / "out")[0]["clients"] == 4

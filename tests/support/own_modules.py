@@ -1,0 +1,69 @@
+"""Modules and packages of a user's own, made in a test under names that no other test has."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+_NUMBERS = itertools.count()
+
+
+def importing_from(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Python find the modules in ``folder`` until the test is over."""
+    monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
+
+
+def new_name() -> str:
+    return f"own{next(_NUMBERS)}"
+
+
+def module(folder: Path, text: str) -> str:
+    """A new module in ``folder``; its name."""
+    name = new_name()
+    (folder / f"{name}.py").write_text(text)
+    return name
+
+
+def package(folder: Path, files: Mapping[str, str]) -> str:
+    """A new package in ``folder`` of the modules ``files``; its name, which is ``{root}`` there."""
+    name = new_name()
+    (folder / name).mkdir()
+    for file, text in files.items():
+        (folder / name / f"{file}.py").write_text(text.replace("{root}", name))
+    return name
+
+
+def distribution(folder: Path, name: str, entry_points: str) -> None:
+    """What an installed package leaves in ``folder`` for others to find it."""
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(entry_points)
+
+
+ONE_MODULE = '''
+"""A method in one module: FedAvg with a factor of the loss."""
+from client_app.copy import Copy
+from common.methods.fedavg import Averaging, Down, Up
+from common.section import Positive
+
+SERVER = "fedavg"
+
+
+class Options(Averaging):
+    factor: Positive = 1.0
+    """Of the loss."""
+
+
+class Factor(Copy[Options, Down]):
+    receives, answers = Down, Up
+
+    def loss(self, down, net):
+        plain = super().loss(down, net)
+        return lambda x, y: self.options.factor * plain(x, y)
+'''
+"""A module that is a method, whose server half is FedAvg's."""
