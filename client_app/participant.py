@@ -6,7 +6,7 @@ Everything a client half needs, and nothing of any method.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar, final
@@ -139,17 +139,18 @@ class Participant:
         parameters: Iterable[nn.Parameter],
         loss: Loss,
         extend: Extend | None = None,
+        after: Callable[[], None] | None = None,
     ) -> dict[str, float]:
         """Local training of round t: E epochs of ``loss`` with the configured optimiser.
 
         ``extend`` turns the batches (x [b, C, H, W] float32 normalised, y [b]) into those that
-        ``loss`` takes.
+        ``loss`` takes; ``after`` is called after each step.
         """
         train = self.config.train
         one = self.task.batches(*self.train_set, self.k, t, drop_last=train.steps > 0)
         batches = one.take(train.steps) if train.steps else epochs(one, train.epochs)
         with seeds.scope(self.task.seed, "train", self.k, t):
-            return self.task.fit(parameters, extend(batches) if extend else batches, loss)
+            return self.task.fit(t, parameters, extend(batches) if extend else batches, loss, after)
 
     def train_on(
         self, t: int, net: Classifier, x: Tensor, y: Tensor, loss: Loss, *, times: int, name: str
@@ -161,7 +162,7 @@ class Participant:
         batches = self.task.batches(x, y, name, self.k, t)
         net.train()
         with seeds.scope(self.task.seed, name, self.k, t):
-            return self.task.fit(net.parameters(), epochs(batches, times), loss)
+            return self.task.fit(t, net.parameters(), epochs(batches, times), loss)
 
     @cached_property
     def _store(self) -> Store:
@@ -171,9 +172,13 @@ class Participant:
         """What this client kept in the newest round before t."""
         return self._store.recall(t, kind)
 
-    def remember(self, t: int, state: Records) -> None:
-        """Keep ``state`` for later rounds, durably."""
-        self._store.remember(t, state)
+    def recall_of(self, t: int, kind: type[R]) -> R:
+        """What this client kept in round t and no other; ``ValueError`` if it is not there."""
+        return self._store.recall_of(t, kind)
+
+    def remember(self, t: int, state: Records, also: int = 0) -> None:
+        """Keep ``state`` for later rounds, durably; ``also``: a round not to be dropped for it."""
+        self._store.remember(t, state, also)
 
     def accuracy(self, net: Classifier) -> float | None:
         """Share of the local test samples that ``net`` gets right; None if there are none."""

@@ -5,7 +5,8 @@ SuperNode's memory, is lost with it and travels with every message; private mode
 
 A message for round t reads the newest state of a round < t, so repeating a round after a crash
 gives the same bits. Two rounds are kept: the newest, and the one a repeated newest round starts
-from. A write that fails, as on a full disk, leaves the last good state as it was.
+from. Where the server counts on what a certain round left, the message names that round, and it is
+kept beside them. A write that fails, as on a full disk, leaves the last good state as it was.
 """
 
 from __future__ import annotations
@@ -59,10 +60,21 @@ class Store:
                 return kind.load(path)
         return None
 
-    def remember(self, t: int, state: Records) -> None:
+    def recall_of(self, t: int, kind: type[T]) -> T:
+        """The ``kind`` of round t and no other.
+
+        Raises ``ValueError`` naming the file if it is not there or damaged.
+        """
+        path = self._path(t, kind)
+        if not path.exists():
+            raise ValueError(f"{path} is missing: what this client kept of round {t}")
+        return kind.load(path)
+
+    def remember(self, t: int, state: Records, also: int = 0) -> None:
         """Keep ``state`` as of round t, atomically; drop what no repeated round can ask for.
 
-        Rounds after t belong to an earlier run under the same name: they go first.
+        ``also``: a round that is kept beside the newest two. Rounds after t belong to an earlier
+        run under the same name: they go first.
 
         Raises ``ValueError`` if it cannot be written, or if another process has meanwhile written
         state of round t or later: that one took over, and this one's work comes too late.
@@ -77,7 +89,7 @@ class Store:
                 path.parent.rmdir()
             raise self._unwritable(error) from error
         self._seen[path] = path.stat().st_mtime_ns
-        kept = [past for past in self.rounds() if past <= t][-KEPT_ROUNDS:]
+        kept = {*[past for past in self.rounds() if past <= t][-KEPT_ROUNDS:], also}
         for folder in self.folder.iterdir():
             if folder.name.isdigit() and int(folder.name) not in kept:
                 shutil.rmtree(folder)

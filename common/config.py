@@ -12,18 +12,17 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, final
 
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
 
-from common.options import Average, Confidence, Ensemble, GeneratorTraining, NoiseTraining, Oca
-from common.plugins import table_of
-from common.section import (
-    AtLeastOne,
-    Auto,
-    Fraction,
-    Momentum,
-    NonNegative,
-    Positive,
-    Section,
-    kebab,
+from common.options import (
+    Average,
+    Confidence,
+    Descent,
+    Ensemble,
+    GeneratorTraining,
+    NoiseTraining,
+    Oca,
 )
+from common.plugins import table_of
+from common.section import AtLeastOne, Auto, Fraction, NonNegative, Positive, Section, kebab
 from common.section import Value as Value
 
 if TYPE_CHECKING:
@@ -88,6 +87,8 @@ class Run(Section):
     (.safetensors, or a state dict of torch); ``{model}`` in it is the architecture's name."""
     stem: Literal["auto", "imagenet", "cifar"] = "auto"
     """First layers of the architectures that have both; ``auto``: each one's own default."""
+    projection: Annotated[Literal["auto", "on", "off"], Auto("off")] = "auto"
+    """MOON's projection of the features to 256 before every network's head."""
     out: str = ""
     """Folder on the server's machine for journal, checkpoint, summary, model."""
     state_dir: str = ""
@@ -182,7 +183,7 @@ class Data(Section):
 
 
 @final
-class Train(Section):
+class Train(Descent):
     """Local training, the same for every method unless its contract says otherwise."""
 
     epochs: Annotated[int, Field(ge=1, le=100_000)] = 5
@@ -191,14 +192,6 @@ class Train(Section):
     """Local training takes exactly so many full batches, round and round; 0: ``epochs`` epochs."""
     batch_size: AtLeastOne = 32
     """Images in a batch."""
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    """Of local training."""
-    lr: Positive = 0.01
-    """Learning rate."""
-    momentum: Momentum = 0.9
-    """Of SGD."""
-    weight_decay: NonNegative = 0.0
-    """L2 penalty on the weights."""
     clip: NonNegative = 0.0
     """Largest gradient norm; 0: no clipping."""
     memory_format: MemoryFormat = "auto"
@@ -269,6 +262,9 @@ class MethodOptions(Section):
     auto: ClassVar[Mapping[str, Value]] = {}
     """What ``auto`` (numbers: 0) stands for with this method, by key, where it is not the usual."""
 
+    projects: ClassVar[bool] = True
+    """Whether its networks may have a projection before their heads."""
+
     @property
     def averages_nothing(self) -> str:
         """A setting that leaves no mean of the clients' models; empty if none does."""
@@ -276,6 +272,9 @@ class MethodOptions(Section):
 
     def check(self, config: Config) -> None:
         """Raise ``ValueError``, one line, for settings that do not go together."""
+        if config.run.projection == "on" and not self.projects:
+            why = f'method = "{config.run.method}", which cuts networks apart'
+            raise not_allowed("projection", "on", why, "off")
         robust, unused = config.average.robust, self.averages_nothing
         if "average" not in self.uses:
             unused = f'method = "{config.run.method}"'

@@ -13,7 +13,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from common import optimise, seeds
+from common import seeds
 from common.fit import fit
 from common.losses import generation
 from common.losses.distillation import kl
@@ -32,10 +32,11 @@ CIFAR = ("cifar10", "cifar100")
 class DataFree:
     """A generator, a frozen teacher and a student at their common work.
 
-    ``student``: takes its steps elsewhere, by an optimiser of the owner; ``gamma``: γ, the weight
-    of the student's distillation, with which the adversarial term is weighed too; ``size``: images
-    in a batch; ``draw``: where z comes from, on the networks' device; ``protect``: the student's
-    BatchNorm layers keep their running statistics for real images.
+    ``optimizer``: of the generator; ``student``: takes its steps elsewhere, by an optimiser of the
+    owner; ``gamma``: γ, the weight of the student's distillation, with which the adversarial term
+    is weighed too; ``size``: images in a batch; ``draw``: where z comes from, on the networks'
+    device; ``protect``: the student's BatchNorm layers keep their running statistics for real
+    images.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class DataFree:
         teacher: Classifier,
         student: Classifier,
         options: GeneratorTraining,
+        optimizer: torch.optim.Optimizer,
         *,
         gamma: float,
         size: int,
@@ -56,7 +58,7 @@ class DataFree:
         self.teacher = teacher.eval().requires_grad_(False)
         self.options, self.gamma, self.size = options, gamma, size
         self.adversarial, self.draw = adversarial, draw
-        self.optimizer = optimise.make(generator.parameters(), "adam", options.lr)
+        self.optimizer = optimizer
         self.losses: list[float] = []  #: L_G of every step
 
     def batches(self, real: Iterable[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]:
@@ -86,7 +88,7 @@ class DataFree:
             return kl(logits, self.student(images))
 
     def _step(self, images: Tensor, logits: Tensor, features: Tensor) -> None:
-        """One step of Adam on L_G = L_IE + λ₁ L_OH + λ₂ L_A (FedKF eq. 5)."""
+        """One step of the generator on L_G = L_IE + λ₁ L_OH + λ₂ L_A (FedKF eq. 5)."""
         o = self.options
 
         def loss(images: Tensor, logits: Tensor, features: Tensor) -> Tensor:

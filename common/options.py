@@ -5,11 +5,46 @@ A method's contract names the tables that it reads (``uses``) and what ``auto`` 
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal, final
 
 from pydantic import Field
 
-from common.section import AtLeastOne, Auto, Momentum, NonNegative, Positive, Section
+from common.section import AtLeastOne, Auto, Fraction, Momentum, NonNegative, Positive, Section
+
+MILESTONES = r"^([1-9][0-9]*(, *[1-9][0-9]*)*)?$"
+
+
+class Descent(Section):
+    """An optimiser, and its learning rate over the rounds: of the clients, or of the server."""
+
+    optimizer: str = "sgd"
+    """sgd, adam, adamw, or any other class of torch.optim by its name."""
+    optimizer_options: str = ""
+    """Further arguments of that class, as in TOML: ``alpha = 0.9, betas = [0.9, 0.99]``."""
+    lr: Positive = 0.01
+    """Learning rate of the first round."""
+    momentum: Momentum = 0.9
+    """Of SGD; other optimisers have theirs in ``optimizer-options``."""
+    weight_decay: NonNegative = 0.0
+    """The optimiser's: an L2 penalty on the weights, under adamw decoupled from the gradient."""
+    lr_decay: Fraction = 1.0
+    """The learning rate is multiplied by this after every round."""
+    milestones: Annotated[str, Field(pattern=MILESTONES)] = ""
+    """Comma-separated rounds after each of which it is multiplied by ``milestone-factor``."""
+    milestone_factor: Fraction = 0.1
+    """What a milestone leaves of the learning rate."""
+    cosine: bool = False
+    """It also falls over the run as half a cosine; ``rounds`` is then part of what is computed."""
+
+    def lr_at(self, t: int, rounds: int) -> float:
+        """The learning rate of round t ≥ 1 of ``rounds``.
+
+        lr · lr-decay^(t−1) · milestone-factor^(milestones < t) · ½ (1 + cos π (t−1)/rounds)
+        """
+        passed = sum(int(round_) < t for round_ in self.milestones.split(",") if round_)
+        lr = self.lr * self.lr_decay ** (t - 1) * self.milestone_factor**passed
+        return lr * 0.5 * (1 + math.cos(math.pi * (t - 1) / rounds)) if self.cosine else lr
 
 
 @final
@@ -46,8 +81,11 @@ class Oca(Section):
 
 
 @final
-class NoiseTraining(Section):
-    """The server's distillation on noise: SGD, all networks frozen but one."""
+class NoiseTraining(Descent):
+    """The server's distillation on noise: all networks frozen but one, the student."""
+
+    lr: Positive = 0.001
+    """Learning rate of the student in the first round."""
 
     kind: Literal["gaussian", "uniform", "dead_leaves", "stylegan"] = "gaussian"
     """What the inputs are."""
@@ -65,22 +103,21 @@ class NoiseTraining(Section):
     """Noise batches in a server epoch."""
     batch_size: Annotated[int, Field(ge=2)] = 128
     """Noise images in a batch."""
-    lr: Positive = 0.001
-    """Learning rate of the student's SGD."""
-    momentum: Momentum = 0.9
-    """Of the student's SGD."""
 
 
 @final
-class GeneratorTraining(Section):
+class GeneratorTraining(Descent):
     """A generator of images, and the losses of data-free distillation (FedKF, eq. 2-5)."""
+
+    optimizer: str = "adam"
+    """Of the generator: adam as in the papers, or another class of torch.optim by its name."""
+    lr: Annotated[float, Field(ge=0, allow_inf_nan=False), Auto(0.001)] = 0.0
+    """Learning rate of the generator in the first round; 0: the method's own."""
 
     latent: Annotated[int, Field(ge=1, le=100_000)] = 100
     """Length of z."""
     width: Annotated[int, Field(ge=2, le=4096)] = 128
     """Channels of the generator: 128 in the papers; less for a CPU."""
-    lr: Annotated[float, Field(ge=0, allow_inf_nan=False), Auto(0.001)] = 0.0
-    """Learning rate of the generator's Adam; 0: the method's own."""
     lambda_oh: NonNegative = 0.1
     """λ₁, the weight of the one-hot loss."""
     lambda_a: NonNegative = 0.1

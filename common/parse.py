@@ -16,6 +16,7 @@ from pydantic_core import ErrorDetails
 
 from common import methods
 from common.config import SECTIONS, Config, Node, Run
+from common.options import Descent
 from common.plugins import nearest, table_of
 from common.section import Auto, Section, Value, kebab, value_kind
 
@@ -27,6 +28,7 @@ NODE = re.compile(r"node\.(0|[1-9][0-9]{0,6})")
 PATTERNS = {
     "device": "auto, cpu, cuda or cuda:N",
     "experiment": "letters, digits, '.', '_' and '-', beginning with a letter or digit",
+    "milestones": "rounds, such as 100,150",
 }
 
 
@@ -38,6 +40,8 @@ def parse(flat: Mapping[str, Value], *, every: bool = False) -> Config:
     Raises ``ValueError``, one line: an unknown key (with the nearest known one), a missing key, a
     value of the wrong type or out of bounds, a method that does not exist.
     """
+    from common import optimise  # it imports torch, which who only asks for the keys does without
+
     names, own = methods.names(), table_of(str(flat.get("method", "")))
     tables: dict[str, dict[str, Value]] = {name: {} for name in ["", *SECTIONS, *names, own]}
     for key, value in flat.items():
@@ -62,6 +66,7 @@ def parse(flat: Mapping[str, Value], *, every: bool = False) -> Config:
         for table, leaves in tables.items()
         if (found := NODE.fullmatch(table))
     }
+    run = _resolved(run, "", options.auto)
     config = Config.model_validate({"run": run, **shared, "method": options, "nodes": nodes})
     if run.clients and max(nodes, default=0) >= run.clients:
         raise ValueError(
@@ -73,6 +78,9 @@ def parse(flat: Mapping[str, Value], *, every: bool = False) -> Config:
         raise ValueError(f"per-round = {run.per_round} is more than clients = {run.clients}")
     if not config.fleet:
         raise ValueError(f'fleet = "{run.fleet}" names no architecture')
+    for name, section in config.tables.items():
+        if isinstance(section, Descent):
+            optimise.check(name, section)
     options.check(config)
     return config
 
@@ -133,7 +141,7 @@ def kind_of(key: str, method: str = "") -> type[Value]:
 
 def _resolved(section: S, table: str, auto: Mapping[str, Value]) -> S:
     found = {
-        name: usual(f"{table}.{kebab(name)}", field, auto)
+        name: usual(f"{table}.{kebab(name)}".lstrip("."), field, auto)
         for name, field in type(section).model_fields.items()
         if auto_of(field) and getattr(section, name) in ("auto", 0)
     }

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from common import models, optimise, seeds
 from common.config import Config
-from common.data.batches import Batches, evaluation_batches
+from common.data.batches import Batches, evaluation_batches, lengths
 from common.data.dataset import Dataset
 from common.device import Net, arrange
 from common.fit import Loss, fit
@@ -66,6 +66,11 @@ class Task:
         return self.config.run.stem
 
     @property
+    def projection(self) -> bool:
+        """Whether networks have MOON's projection before their heads."""
+        return self.config.run.projection == "on"
+
+    @property
     def fingerprint(self) -> str:
         """Input shape and digest of the class names in order, for the census."""
         digest = hashlib.sha256("\n".join(self.classes).encode()).hexdigest()[:12]
@@ -95,6 +100,7 @@ class Task:
             seed=self.seed,
             name=name,
             stem=self.stem,
+            projection=self.projection,
             pretrained=pretrained,
         )
         if weights is not None:
@@ -109,7 +115,14 @@ class Task:
         """
         if file := self.config.run.weights:
             with torch.device("meta"):
-                net = models.build(spec, self.shape, self.num_classes, seed=0, stem=self.stem)
+                net = models.build(
+                    spec,
+                    self.shape,
+                    self.num_classes,
+                    seed=0,
+                    stem=self.stem,
+                    projection=self.projection,
+                )
             self._from_file(net, file)
 
     def _from_file(self, net: Classifier, file: str) -> StateDict:
@@ -122,24 +135,40 @@ class Task:
 
     def expected(self, spec: str) -> StateDict:
         """Names, shapes and dtypes of an architecture's state dict; the values mean nothing."""
-        return _layers(spec, self.shape, self.num_classes, self.stem)
+        return _layers(spec, self.shape, self.num_classes, self.stem, self.projection)
 
     def parameters(self, spec: str) -> int:
         """How many parameters an architecture has for this task."""
-        return models.parameters(spec, self.shape, self.num_classes, stem=self.stem)
+        return models.parameters(
+            spec, self.shape, self.num_classes, stem=self.stem, projection=self.projection
+        )
 
     # Training and evaluation.
 
-    def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """What [train] asks for."""
+    def optimizer(self, t: int, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """What [train] asks for in round t."""
+        return optimise.of(parameters, self.config.train, t, self.config.run.rounds)
+
+    def generator_optimizer(
+        self, t: int, parameters: Iterable[nn.Parameter]
+    ) -> torch.optim.Optimizer:
+        """What [generator] asks for in round t."""
+        return optimise.of(parameters, self.config.generator, t, self.config.run.rounds)
+
+    def lr(self, t: int) -> float:
+        """The learning rate of local training in round t."""
+        return self.config.train.lr_at(t, self.config.run.rounds)
+
+    def steps(self, n: int) -> int:
+        """How many optimiser steps local training takes in a round on n samples."""
         train = self.config.train
-        return optimise.make(
-            parameters,
-            train.optimizer,
-            train.lr,
-            momentum=train.momentum,
-            weight_decay=train.weight_decay,
-        )
+        return train.steps or train.epochs * len(lengths(n, train.batch_size))
+
+    def effective_steps(self, n: int) -> float:
+        """What those steps amount to on a constant gradient: more than they are under momentum."""
+        train = self.config.train
+        momentum = train.momentum if optimise.is_sgd(train) else 0.0
+        return optimise.effective(self.steps(n), momentum)
 
     def batches(self, x: Tensor, y: Tensor, *name: str | int, drop_last: bool = False) -> Batches:
         """Training batches of x [n, C, H, W] and y [n, ...], from the stream ("batches", *name)."""
@@ -172,13 +201,23 @@ class Task:
 
     def fit(
         self,
+        t: int,
         parameters: Iterable[nn.Parameter],
         batches: Iterable[tuple[Tensor, ...]],
         loss: Loss,
+        after: Callable[[], None] | None = None,
     ) -> dict[str, float]:
-        """``common.fit`` with the optimiser, the clipping and the precision of the run."""
+        """``common.fit`` with round t's optimiser, the clipping and the precision of the run.
+
+        ``after``: called after each step, without gradients, for what corrects the weights that an
+        optimiser such as Adam leaves.
+        """
+        optimizer = self.optimizer(t, parameters)
+        if after is not None:
+            correct = torch.no_grad()(after)
+            optimizer.register_step_post_hook(lambda *_: correct())
         return fit(
-            self.optimizer(parameters),
+            optimizer,
             batches,
             loss,
             clip=self.config.train.clip,
@@ -198,9 +237,10 @@ def epochs(batches: Iterable[tuple[Tensor, ...]], count: int) -> Iterator[tuple[
 
 
 @lru_cache(maxsize=64)
-def _layers(spec: str, shape: Shape, classes: int, stem: str) -> StateDict:
+def _layers(spec: str, shape: Shape, classes: int, stem: str, projection: bool) -> StateDict:
     with torch.device("meta"):
-        return dict(models.build(spec, shape, classes, seed=0, stem=stem).state_dict())
+        net = models.build(spec, shape, classes, seed=0, stem=stem, projection=projection)
+        return dict(net.state_dict())
 
 
 class Result(NamedTuple):

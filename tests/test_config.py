@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from common import methods
-from common.config import SECTIONS, Config, Value
+from common.config import SECTIONS, Config, Run, Value
 from common.parse import auto_of, known_keys, parse, tables
 from common.section import Section, kebab, meanings
 from common.toml import to_toml
@@ -151,7 +151,7 @@ def test_a_value_of_a_kind_that_no_key_has_is_refused_with_its_key(tmp_path: Pat
 
 def knob(config: Config, key: str) -> Value:
     """The value of one of the shared knobs."""
-    table, _, leaf = key.partition(".")
+    table, leaf = key.split(".") if "." in key else ("run", key)
     found: Value = getattr(getattr(config, table), leaf.replace("-", "_"))
     return found
 
@@ -175,6 +175,9 @@ def knob(config: Config, key: str) -> Value:
         ("fedgen", "generator.lr", 0.0001, 0.5),
         ("fedftg", "generator.adversarial", "off", "on"),
         ("fedkf", "generator.adversarial", "cifar", "off"),
+        ("moon", "projection", "on", "off"),
+        ("fedavg", "projection", "off", "on"),
+        ("scaffold", "average.weights", "uniform", "samples"),
     ],
 )
 def test_auto_is_what_the_methods_contract_says_unless_a_value_is_given(
@@ -190,9 +193,9 @@ def test_auto_is_what_the_methods_contract_says_unless_a_value_is_given(
 def test_no_auto_is_left_once_the_config_is_parsed(method: str) -> None:
     config = parse(values(method=method, data__public=0.5))
     auto, found = methods.options(method).auto, 0
-    for table, kind in SECTIONS.items():
+    for table, kind in {"run": Run, **SECTIONS}.items():
         for name, field in kind.model_fields.items():
-            key = f"{table}.{kebab(name)}"
+            key = f"{table}.{kebab(name)}".removeprefix("run.")
             assert auto_of(field) or key not in auto, f"{key} has no auto"
             if mark := auto_of(field):
                 found += key in auto

@@ -32,8 +32,10 @@ def work(changes: dict[str, Any], adversarial: bool = False) -> DataFree:
     data = toy()
     nets = [build("lenet5@0.5", data.shape, 3, seed=s) for s in (1, 2)]
     chosen = imagining(**changes)
+    generator = new_generator(chosen)
+    optimizer = chosen.generator_optimizer(1, generator.parameters())
     return DataFree(
-        new_generator(chosen), nets[0], nets[1], chosen.config.generator,
+        generator, nets[0], nets[1], chosen.config.generator, optimizer,
         gamma=1.0, size=16, adversarial=adversarial,
         draw=torch.Generator().manual_seed(0),
     )  # fmt: skip

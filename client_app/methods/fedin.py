@@ -41,9 +41,8 @@ class FedIN(Copy[Options, Down]):
             return self.participant.train(down.t, net.parameters(), self.local)
         device = self.task.device
         in_training = INTraining(self.local.net, down.s_in.to(device), down.s_out.to(device))
-        sequential = self.options.grad_mode == "sequential"
-        metrics = (self._sequential if sequential else self._together)(down.t, in_training)
-        return {**metrics, "in_loss": in_training.mean_loss}
+        work = self._sequential if self.options.grad_mode == "sequential" else self._together
+        return {**work(down.t, in_training), "in_loss": in_training.mean_loss}
 
     def _features(self, t: int) -> tuple[Tensor, Tensor]:
         """(s_in, s_out) as they leave the client: clipped sample by sample, blurred, float32."""
@@ -77,7 +76,7 @@ class FedIN(Copy[Options, Down]):
     def _sequential(self, t: int, in_training: INTraining) -> dict[str, float]:
         """After each step of l_local one of l_IN, on w_in alone, with an optimiser of its own."""
         local = self.local
-        optimizer, pending = self.task.optimizer(parts(local.net)[0]), False
+        optimizer, pending = self.task.optimizer(t, parts(local.net)[0]), False
         clip, precision = self.config.train.clip, self.config.run.precision
 
         def step() -> None:

@@ -39,23 +39,26 @@ class FedKF(Copy[Options, Down]):
         generator, memory = new_generator(task), p.recall(t, Memory)
         if memory is not None:
             generator.load_state_dict(memory.generator)
+        task.place(generator)
+        optimizer = task.generator_optimizer(t, generator.parameters())
+        if memory is not None:
+            optimise.restore_moments(optimizer, memory.adam)
         datafree = DataFree(
-            task.place(generator),
+            generator,
             teacher,
             net,
             self.config.generator,
+            optimizer,
             gamma=gamma,
             size=self.config.train.batch_size,
             adversarial=is_adversarial(task),
             draw=seeds.stream(task.seed, "latents", p.k, t, device=task.device),
         )
-        if memory is not None:
-            optimise.restore_moments(datafree.optimizer, memory.adam)
 
         def loss(x: Tensor, y: Tensor, images: Tensor, logits: Tensor) -> Tensor:
             return F.cross_entropy(net(x), y) + gamma * datafree.distance(images, logits)
 
         metrics = p.train(t, net.parameters(), loss, datafree.batches)
-        adam = optimise.moments(datafree.optimizer)
+        adam = optimise.moments(optimizer)
         p.remember(t, Memory(generator=upload(generator), adam=adam))
         return {**metrics, "generator_loss": datafree.mean_loss}

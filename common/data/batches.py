@@ -101,7 +101,7 @@ class Batches:
         self._standardize = standardize
         self._generator = generator
         self.batch_size = batch_size
-        self.lengths = _lengths(len(x), batch_size, drop_last, skip_single)
+        self.lengths = lengths(len(x), batch_size, drop_last, skip_single)
 
     @property
     def samples(self) -> int:
@@ -206,7 +206,10 @@ def evaluation_batches(
         yield standardise(images, mean, std, standardize), y[part].to(target)
 
 
-def _lengths(n: int, size: int, drop_last: bool, skip_single: bool) -> tuple[int, ...]:
+def lengths(
+    n: int, size: int, drop_last: bool = False, skip_single: bool = True
+) -> tuple[int, ...]:
+    """The batches of an epoch over n samples, as ``Batches`` cuts them."""
     full, rest = divmod(n, size)
     skip = full > 0 and (drop_last or (skip_single and rest == 1))
     return (size,) * full + ((rest,) if rest and not skip else ())

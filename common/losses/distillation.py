@@ -33,6 +33,17 @@ def soft_cross_entropy(teacher: Tensor, student: Tensor, T: float = 1.0) -> Tens
 KD_LOSSES = {"kl": kl, "ce": soft_cross_entropy}
 
 
+def not_true(teacher: Tensor, student: Tensor, y: Tensor, T: float = 1.0) -> Tensor:
+    """``kl`` over the classes other than the label's, mean over the batch, without the factor T².
+
+    ``teacher``, ``student``: logits [n, C], C ≥ 2; ``y``: labels [n]. Lee et al. 2022 (FedNTD),
+    eq. 3: both softmaxes leave out entry y, so nothing is said about the label's own logit.
+    """
+    others = torch.ones_like(student, dtype=torch.bool).scatter_(1, y[:, None], False)
+    n, classes = student.shape
+    return kl(teacher[others].view(n, classes - 1), student[others].view(n, classes - 1), T)
+
+
 def max_ensemble(teachers: Sequence[Tensor], norm: str, T: float = 1.0) -> Tensor:
     """max_i softmax(teacher_i / T), element by element: logits [n, C] to targets [n, C].
 

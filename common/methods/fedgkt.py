@@ -38,6 +38,8 @@ from common.section import AtLeastOne, NonNegative, Positive
 
 @final
 class Options(MethodOptions):
+    projects = False
+
     alpha: NonNegative = 1.0
     """α, the weight of distillation at the client, and of the labels at the server."""
     temperature: Positive = 3.0

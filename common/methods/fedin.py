@@ -68,6 +68,7 @@ from common.task import Task
 class Options(Averaging):
     auto = {"average.across": "layerwise", "average.weights": "uniform"}
     schemes = ("layerwise", "same")
+    projects = False
 
     in_training: bool = True
     """IN training; false: nobody sends or receives features."""

@@ -18,7 +18,7 @@ from torch import nn
 
 from common import plugins, seeds
 from common.models import outside
-from common.models.classifier import Classifier, Split
+from common.models.classifier import Classifier, Projected, Split
 from common.models.densenet import CifarDenseNet
 from common.models.imagenet import DenseNet121, MobileNetV2, ShuffleNetV2
 from common.models.layers import Shape, single, sixteen
@@ -299,14 +299,17 @@ def build(
     seed: int,
     name: tuple[str | int, ...] = ("init",),
     stem: str = "auto",
+    projection: bool = False,
     pretrained: bool = False,
 ) -> Classifier:
     """The network ``spec`` for images (C, H, W), in train mode, on torch's default device.
 
     The initial weights are a function of ``seed`` and ``name``; the global random state is left as
     it was. ``stem`` (``auto``, ``cifar``, ``imagenet``) matters to the architectures that have
-    both; the others have one of their own. Errors are those of ``check``, and a ``ValueError`` when
-    ``pretrained`` weights (torchvision's, ImageNet) cannot be fetched.
+    both; the others have one of their own. ``projection``: MOON's, before the head.
+
+    Errors are those of ``check``, and a ``ValueError`` when ``pretrained`` weights (torchvision's,
+    ImageNet) cannot be fetched.
     """
     check(spec, shape, classes, stem=stem, pretrained=pretrained)
     own, factor = parse(spec)
@@ -317,6 +320,9 @@ def build(
         model = row.build(tuple(shape), classes, factor, **options)
     if pretrained:
         load_published(model, f"{row.pretrained}_Weights.IMAGENET1K_V1")
+    if projection:
+        with seeds.scope(seed, *name, "projection"):
+            model = Projected(model)
     model.spec = spec
     return model
 
@@ -326,10 +332,12 @@ def count(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def parameters(spec: str, shape: Shape, classes: int, *, stem: str = "auto") -> int:
+def parameters(
+    spec: str, shape: Shape, classes: int, *, stem: str = "auto", projection: bool = False
+) -> int:
     """The number of parameters of a network that is not built."""
     with torch.device("meta"):
-        return count(build(spec, shape, classes, seed=0, stem=stem))
+        return count(build(spec, shape, classes, seed=0, stem=stem, projection=projection))
 
 
 def smallest(specs: Iterable[str], shape: Shape, classes: int, *, stem: str = "auto") -> str:

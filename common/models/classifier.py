@@ -7,10 +7,12 @@ FedKF's generator looks at activations, FedIN trains the middle of a network on 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, final
 
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+PROJECTED = 256  #: features behind a projection
 
 
 class Classifier(nn.Module, ABC):
@@ -36,6 +38,28 @@ class Classifier(nn.Module, ABC):
         """
         features = self.features(x)
         return self.head(features), features
+
+
+@final
+class Projected(Classifier):
+    """A network whose head reads a projection of its features: d to d to 256, as in MOON.
+
+    Li, He, Song, "Model-Contrastive Federated Learning", CVPR 2021, as released: the projection
+    is part of the classifier, not an appendix that only a loss sees.
+    """
+
+    def __init__(self, base: Classifier) -> None:
+        """``base`` loses its head."""
+        super().__init__()
+        d, classes = base.head.in_features, base.head.out_features
+        del base.head
+        self.base = base
+        self.projection = nn.Sequential(nn.Linear(d, d), nn.ReLU(), nn.Linear(d, PROJECTED))
+        self.head = nn.Linear(PROJECTED, classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        projected: Tensor = self.projection(self.base.features(x))
+        return projected
 
 
 class Split(Classifier):

@@ -38,7 +38,7 @@ def distil(
     o, task = method.config.noise, method.task
     frozen = [method.build(spec, weights).eval() for spec, weights in teachers]
     student = method.build(method.global_spec, method.w)
-    optimizer = optimise.make(student.parameters(), "sgd", o.lr, momentum=o.momentum)
+    optimizer = optimise.of(student.parameters(), o, t, method.config.run.rounds)
 
     def loss(z: Tensor) -> Tensor:
         with torch.no_grad():

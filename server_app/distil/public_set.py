@@ -79,6 +79,7 @@ class PublicSet(GlobalModel[D, U], ABC):
         student = self.build(self.global_spec, self.w).train()
         batches = self.task.batches(self.public, targets, "distil", t)
         metrics = self.task.fit(
+            t,
             student.parameters(),
             epochs(batches, self.config.ensemble.epochs),
             lambda x, y: F.cross_entropy(student(x), y),

@@ -9,6 +9,7 @@ from typing import final
 from common.config import Config
 from common.files import write_atomically
 from common.journal import Entry
+from common.options import Descent
 from common.plugins import table_of
 from common.records import Records
 
@@ -20,7 +21,8 @@ FREE = {
     "wire": {"max_mb"},
     "node": {"device", "memory_mb", "state_dir"},
 }
-"""What a resumed run may change; all else decides the numbers."""
+"""What a resumed run may change; all else decides the numbers, and so do ``rounds`` if a learning
+rate falls over the whole run (``cosine``)."""
 
 
 @final
@@ -85,10 +87,12 @@ def _identity(config: Config) -> str:
     """What decides the numbers: the tables that the method reads, without what is free."""
     own = table_of(config.run.method)
     needed = {"run", "data", "train", "score", "wire", own, *config.method.uses}
+    tables = {name: section for name, section in config.tables.items() if name in needed}
+    falls = any(isinstance(each, Descent) and each.cosine for each in tables.values())
+    fixed = {"rounds"} if falls else set()
     dumped = {
-        name: section.model_dump(exclude=FREE.get(name))
-        for name, section in config.tables.items()
-        if name in needed
+        name: section.model_dump(exclude=FREE.get(name, set()) - fixed)
+        for name, section in tables.items()
     }
     for k, node in config.nodes.items():
         dumped[f"node.{k}"] = node.model_dump(exclude=FREE["node"], exclude_none=True)

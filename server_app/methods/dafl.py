@@ -45,18 +45,20 @@ class DAFL(Averaged[Options, Up]):
         o, task = self.options, self.task
         if t < o.start:
             return {}
+        optimizer = task.generator_optimizer(t, self.generator.parameters())
+        optimise.restore_moments(optimizer, self.adam)
         datafree = DataFree(
             self.generator,
             self.build(self.global_spec, self.w),
             self.student,
             self.config.generator,
+            optimizer,
             gamma=1.0,
             size=o.server_batch_size,
             adversarial=is_adversarial(task),
             draw=seeds.stream(task.seed, "latents", t, device=task.device),
             protect=False,
         )
-        optimise.restore_moments(datafree.optimizer, self.adam)
 
         def loss(images: Tensor, logits: Tensor) -> Tensor:
             return datafree.distance(images, logits)
@@ -64,7 +66,7 @@ class DAFL(Averaged[Options, Up]):
         nothing: list[tuple[Tensor, ...]] = [()] * o.server_steps
         precision = self.config.run.precision
         distilled = fit(self.sgd, datafree.batches(nothing), loss, precision=precision)
-        self.adam = optimise.moments(datafree.optimizer)
+        self.adam = optimise.moments(optimizer)
         return {"distill_loss": distilled["loss"], "generator_loss": datafree.mean_loss}
 
     def model(self) -> Classifier:

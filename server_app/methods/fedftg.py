@@ -70,7 +70,7 @@ class FedFTG(Averaged[Options, Up]):
             teacher.requires_grad_(False)
         student = self.build(self.global_spec, self.w)
         self.generator.load_state_dict(self.theta)
-        adam = optimise.make(self.generator.parameters(), "adam", g.lr)
+        adam = task.generator_optimizer(t, self.generator.parameters())
         sgd = optimise.make(student.parameters(), "sgd", o.server_lr, momentum=o.server_momentum)
         draw = seeds.stream(task.seed, "fakes", t, device=task.device)
 

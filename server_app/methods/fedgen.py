@@ -38,7 +38,7 @@ class FedGen(Averaged[Options, Up]):
         o = self.options
         generator = new_feature_generator(self.task, self.net, o.noise_size, o.hidden)
         self.generator = generator.to(self.task.device)
-        self.adam = optimise.make(generator.parameters(), "adam", self.config.generator.lr)
+        self.adam = self.task.generator_optimizer(1, generator.parameters())
         self.counts: dict[int, list[int]] = {}  #: samples of each class, by client
 
     def down(self, t: int) -> Down:
@@ -58,6 +58,8 @@ class FedGen(Averaged[Options, Up]):
     def after(self, t: int, ups: Ups[Up]) -> Metrics:
         self.counts |= {client.k: up.counts for client, up in ups}
         loss, precision = self._loss(ups), self.config.run.precision
+        for group in self.adam.param_groups:
+            group["lr"] = self.config.generator.lr_at(t, self.config.run.rounds)
         trained = fit(self.adam, self._noise(t), loss, precision=precision)
         return {"generator_loss": trained["loss"]}
 

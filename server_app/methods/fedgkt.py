@@ -80,7 +80,7 @@ class FedGKT(Method[Options, Up]):
             z_s, T = behind(self.net, h[rows]), o.temperature
             return T**2 * kl(z_c[rows], z_s, T) + o.alpha * F.cross_entropy(z_s, y[rows])
 
-        metrics = self.task.fit(behind_it, self._rows(t, len(y)), loss)
+        metrics = self.task.fit(t, behind_it, self._rows(t, len(y)), loss)
         self.w = tree.snapshot(self.net)
         for client, up in ups:
             self.z[client.k] = self._logits(up.h)

@@ -26,6 +26,10 @@ class QFFL(Averaged[Options, Up]):
         if self.options.q * math.log10(up.loss + LEAST) > LARGEST:
             raise ValueError(f"loss = {up.loss:g} is too large for q = {self.options.q:g}")
 
+    def step(self, t: int, ups: Ups[Up]) -> Metrics:
+        self.lr = self.task.lr(t)  #: η
+        return super().step(t, ups)
+
     def combine(self, ups: Ups[Up], previous: StateDict) -> StateDict:
         q, parameters = self.options.q, tree.parameters_only(self.net)
         weights, r = [], 0.0
@@ -36,7 +40,7 @@ class QFFL(Averaged[Options, Up]):
                 for name in sorted(parameters)
             )
             weights.append(f**q)
-            r += q * f ** (q - 1) * moved / self.config.train.lr
+            r += q * f ** (q - 1) * moved / self.lr
         self.stay = r / (r + sum(weights))
         mean = tree.mean([previous, *(up.w for _, up in ups)], [r, *weights])
         kept = self.config.average.bn_buffers

@@ -47,6 +47,17 @@ def test_repeating_the_newest_round_starts_from_the_same_state(tmp_path: Path) -
     assert store.rounds() == [2, 3]
 
 
+def test_a_round_that_is_named_is_kept_beside_the_newest_two(tmp_path: Path) -> None:
+    store = Store(tmp_path, "e", 0)
+    for t in (1, 2, 3, 4):
+        store.remember(t, memory(t), also=1)
+    assert store.rounds() == [1, 3, 4] and store.recall_of(1, Memory).w["w"].item() == 1.0
+    store.remember(5, memory(5), also=4)
+    assert store.rounds() == [4, 5]
+    with pytest.raises(ValueError, match=r"/e/0/3/.*Memory.safetensors is missing: .* of round 3"):
+        store.recall_of(3, Memory)
+
+
 def test_an_earlier_run_under_the_same_name_is_not_remembered(tmp_path: Path) -> None:
     store = Store(tmp_path, "e", 0)
     for t in (8, 9):

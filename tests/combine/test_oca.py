@@ -29,6 +29,10 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedin": {},
     "fedgkd": {},
     "fedgen": {},
+    "scaffold": {},
+    "fednova": {},
+    "fedntd": {},
+    "moon": {},
     "qffl": {},
     "qffl with q = 1": {"qffl__q": 1.0},
 }
@@ -189,6 +193,7 @@ def test_what_a_method_itself_would_score_keeps_its_name(tmp_path: Path) -> None
         ("hetfedfl", 'method = "hetfedfl"'),
         ("lwn", 'lwn.init = "previous"'),
         ("fedgkt", 'method = "fedgkt"'),
+        ("local", 'method = "local"'),
         ("dl-sh", 'method = "dl-sh"'),
     ],
 )

@@ -139,8 +139,12 @@ def changed_numbers(
 ) -> RecordDict:
     """The payload with ``change`` applied to its first array whose dtype begins with ``kind``."""
     arrays = dict(content.array_records["arrays"])
-    name = next(name for name in arrays if name.startswith(kind))
-    arrays[name] = Array(change(arrays[name].numpy().copy()))
+    if arrays:
+        name = next(name for name in arrays if name.startswith(kind))
+        numbers = arrays[name].numpy().copy()
+    else:  # of a method that sends no number
+        name, numbers = "float32", np.zeros(2, np.float32)
+    arrays[name] = Array(change(numbers))
     return with_arrays(content, arrays)
 
 

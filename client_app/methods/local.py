@@ -1,0 +1,24 @@
+"""Local training, client half: go on with the own model."""
+
+from __future__ import annotations
+
+from typing import final
+
+from client_app.copy import cross_entropy
+from client_app.private import Private
+from common.methods.local import Down, Options, Up
+
+
+@final
+class Local(Private[Options, Down]):
+    """CE(f(θ_k; x), y)."""
+
+    receives = Down
+
+    def train(self, down: Down) -> Up:
+        p, net = self.participant, self.local(down.t).train()
+        metrics = p.train(down.t, net.parameters(), cross_entropy(net))
+        self.keep(down.t, net)
+        if self.options.whole_test:
+            metrics = {**metrics, "test_accuracy": p.test_accuracy(net)}
+        return Up(metrics=metrics)

@@ -1,0 +1,42 @@
+"""MOON: federated averaging whose clients' features stay near the global model's.
+
+Li, He, Song, "Model-Contrastive Federated Learning", CVPR 2021, Algorithm 1.
+
+As FedAvg (its messages and its server half), but client k minimises
+
+    CE(z, y) + μ CE([cos(q, q_g), cos(q, q_p)] / τ, 0)
+
+q, q_g and q_p are what the head reads of an image: of the model that is trained, of the received w,
+and of w_k as the client had it after its last round, before which it is w. q_g and q_p are without
+gradient. In a client's first round the term is μ log 2 and its gradient 0. μ = 0 is FedAvg of the
+same networks.
+
+With ``projection = "on"``, this method's default, every network has a projection d – d – 256 before
+its head, as in the authors' code. That is another architecture: FedAvg in the same table must be
+given it too (``projection = "on"`` there). ``"off"``: q = f(x), the plain network's features.
+
+Deviations, where the paper leaves it open: q_g and q_p are in evaluation mode; one past model is
+kept. μ = 1 is the code's, the paper tunes it (5 on CIFAR-10).
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+from common.methods.fedavg import Averaging, Down, Up
+from common.section import NonNegative, Positive
+
+__all__ = ["Down", "Options", "Up"]
+
+SERVER = "fedavg"
+
+
+@final
+class Options(Averaging):
+    auto = {"projection": "on"}
+    schemes = ("none", "layerwise", "same")
+
+    mu: NonNegative = 1.0
+    """μ, the weight of the contrast."""
+    temperature: Positive = 0.5
+    """τ of the cosines."""

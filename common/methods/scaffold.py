@@ -1,0 +1,87 @@
+"""SCAFFOLD: federated averaging whose clients correct their drift by control variates.
+
+Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020,
+Algorithm 1 with option II.
+
+Round t: the server sends w and its control variate c; client k, which keeps c_k (0 at first), takes
+K steps of
+
+    y ← y − η (∇L(y) − c_k + c)
+
+then c_k⁺ = c_k − c + (w − y_k) / (K η), and sends y_k and Δc_k = c_k⁺ − c_k. The server, of N
+clients in all:
+
+    w ← w + η_g Σ_{k∈S_t} p_k (y_k − w),   c ← c + 1/N Σ_{k∈S_t} Δc_k
+
+p_k is uniform unless ``average.weights = "samples"``. In round 1 all variates are 0: it is FedAvg.
+
+c is the mean of the c_k that the server has counted. A client whose reply was lost has moved its
+c_k, and the server does not know it. So what goes down tells each client the last round whose reply
+was accepted; the client goes on from the c_k of exactly that round, which its store keeps.
+
+Deviations, with their switches:
+- The variates are of the parameters; BatchNorm's buffers are averaged as in FedAvg.
+- ``correction = "gradient"`` adds c − c_k to the gradient, as printed; ``"after"`` subtracts
+  η (c − c_k) from the weights after the optimiser's step, as NIID-Bench does. They are the same for
+  SGD without momentum. Other optimisers than SGD rescale their gradients and need ``"after"``.
+- Under momentum ρ the K steps go further than K η: ``divisor = "effective"`` divides by
+  K̃ = (K − ρ (1 − ρ^K) / (1 − ρ)) / (1 − ρ) in place of K, as FedNTD's code does; ``"steps"`` is as
+  printed. Nesterov's momentum is not counted.
+- Δc_k follows from w, c, K, η and y_k. The server recomputes it and refuses another, so that a
+  client cannot move c on its own. With ``average.robust``, Δc_k is combined as w is, and c is then
+  no longer the mean of the c_k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, final
+
+from torch import Tensor
+
+from common import optimise, protocol
+from common.config import Config, not_allowed
+from common.methods.fedavg import Averaging
+from common.protocol import Round
+from common.records import StateDict
+from common.section import Positive
+from common.task import Task
+
+
+@final
+class Options(Averaging):
+    auto = {"average.weights": "uniform"}
+
+    server_lr: Positive = 1.0
+    """η_g, the server's step towards the mean; of the parameters."""
+    correction: Literal["gradient", "after"] = "gradient"
+    """Where c − c_k enters: the gradient, or the weights after each step."""
+    divisor: Literal["effective", "steps"] = "effective"
+    """What w − y_k is divided by besides η: steps as momentum lengthens them, or as they are."""
+
+    def check(self, config: Config) -> None:
+        super().check(config)
+        why = 'method = "scaffold"'
+        if self.correction == "gradient" and not optimise.is_sgd(config.train):
+            said = f'train.optimizer = "{config.train.optimizer}"'
+            raise not_allowed("scaffold.correction", "gradient", said, "after")
+        if config.average.robust == "clip":
+            why += ": a shortened step is not what the client's variate is made of"
+            raise not_allowed("average.robust", "clip", why, "none", "median", "trimmed")
+
+    def change(self, task: Task, t: int, n: int, sent: Down, y: Mapping[str, Tensor]) -> StateDict:
+        """Δc_k = (w − y_k) / (K η) − c of a client with n samples; all on the CPU."""
+        steps = task.effective_steps(n) if self.divisor == "effective" else task.steps(n)
+        far = steps * task.lr(t)
+        return {name: (sent.w[name] - y[name]) / far - c for name, c in sent.c.items()}
+
+
+@final
+class Down(protocol.Model):
+    c: StateDict  #: of the parameters
+    accepted: Round  #: of the last reply of this client that the server counted into c; 0: none
+
+
+@final
+class Up(protocol.Trained):
+    dc: StateDict  #: Δc_k

@@ -1,0 +1,195 @@
+"""SCAFFOLD: control variates that stay what the server believes them to be."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import RecordDict
+
+from client_app.methods.scaffold import Memory
+from common import optimise
+from common.methods.scaffold import Up
+from common.parse import defaults, parse
+from server_app.keep.checkpoint import Checkpoint, path_in
+from server_app.methods.scaffold import State
+from server_app.stopped import Stopped
+from tests.support.battery import Changing, Tampering
+from tests.support.scalar import PLAIN, descend, kept, result
+from tests.support.tiny import TinyRun, flat, play
+
+Run = Callable[..., TinyRun]
+HAND = {"method": "scaffold", "clients": 2, **PLAIN}
+
+
+def state(run: TinyRun) -> State:
+    return State(**Checkpoint.load(path_in(run.folder)).state)
+
+
+def variate(run: TinyRun, t: int, k: int) -> float:
+    """c_k as client k kept it in round t."""
+    return float(Memory.load(kept(run.folder, t, k, Memory.kind)).c["w"])
+
+
+@pytest.mark.parametrize("correction", ["gradient", "after"])
+def test_two_rounds_by_hand(correction: str, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    # f_k = ½ (w − a_k)², a = (0, 4), η = 0.1, K = 2. Round 1: y = (0, .76), so w = .38,
+    # c_k = (0, −3.8), c = −1.9. Round 2: y = (.6688, .7068), which is on average two centralised
+    # steps from .38: .38 → .542 → .6878.
+    descend(monkeypatch, (0.0, 4.0))
+    first = run(**HAND, rounds=1, scaffold__correction=correction)
+    assert result(first) == pytest.approx(0.38, abs=1e-6)
+    assert [variate(first, 1, k) for k in (0, 1)] == pytest.approx([0, -3.8], abs=1e-5)
+    assert float(state(first).c["w"]) == pytest.approx(-1.9, abs=1e-5)
+    second = run(**HAND, rounds=2, scaffold__correction=correction)
+    assert result(second) == pytest.approx(0.6878, abs=1e-6)
+    assert float(state(second).c["w"]) == pytest.approx(-1.539, abs=1e-5)
+
+
+def lost(content: RecordDict) -> RecordDict:
+    return RecordDict()
+
+
+def whole(content: RecordDict) -> RecordDict:
+    return content
+
+
+class Losing(Tampering):
+    """Client 1's reply of round 2 never comes to anything; its work is done and kept."""
+
+    tampers = (whole, lost, whole, whole, whole)
+
+
+def losing(folder: Path, rounds: int) -> TinyRun:
+    settings = flat(folder, **HAND, rounds=rounds, min_replies=0.5)
+    return play(settings, Losing(2, settings, workers=0))
+
+
+def test_a_lost_reply_does_not_part_the_server_from_its_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    descend(monkeypatch, (0.0, 4.0))
+    played = losing(tmp_path, 3)
+    assert [entry["replied"] for entry in played.journal[1:]] == [[0, 1], [0], [0, 1]]
+    assert result(played) == pytest.approx(0.921728, abs=1e-6)
+    c = float(state(played).c["w"])
+    assert c == pytest.approx(-1.264640, abs=1e-5)
+    assert c == pytest.approx((variate(played, 3, 0) + variate(played, 3, 1)) / 2, abs=1e-6)
+    assert state(played).accepted == {0: 3, 1: 3}
+
+
+def test_the_store_keeps_the_round_that_the_server_counts_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Losing, "tampers", (whole, lost, lost, lost, whole))
+    descend(monkeypatch, (0.0, 4.0))
+    played = losing(tmp_path, 4)
+    rounds = sorted(path.name for path in (tmp_path / "state" / "test" / "1").iterdir())
+    assert rounds == ["1", "3", "4"] and state(played).accepted == {0: 4, 1: 1}
+    settings = flat(tmp_path, **HAND, rounds=5, min_replies=0.5, resume=True)
+    played = play(settings, Losing(2, settings, workers=0))
+    mean = (variate(played, 5, 0) + variate(played, 5, 1)) / 2
+    assert float(state(played).c["w"]) == pytest.approx(mean, abs=1e-6)
+
+
+def test_a_client_without_that_round_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    descend(monkeypatch, (0.0, 4.0))
+    first = play(flat(tmp_path, **HAND, rounds=1))
+    shutil.rmtree(kept(first.folder, 1, 1, Memory.kind).parent)
+    with pytest.raises(
+        Stopped, match=r"client 1: .*/1/1/scaffold.Memory.* is missing: .* of round 1"
+    ):
+        play(flat(tmp_path, **HAND, rounds=2, resume=True))
+
+
+def test_the_first_round_is_fedavg_bit_for_bit(run: Run) -> None:
+    uneven = {"data__partition": "quantity_dirichlet", "rounds": 1, "train__clip": 1.0}
+    fedavg = run(method="fedavg", average__weights="uniform", **uneven)
+    scaffold = run(method="scaffold", **uneven)
+    assert scaffold.weights == fedavg.weights
+    assert scaffold.journal[1]["metrics"] == fedavg.journal[1]["metrics"]
+
+
+def test_with_everybody_in_c_is_the_mean_of_the_clients_variates(run: Run) -> None:
+    played = run(method="scaffold", rounds=3, data__partition="quantity_dirichlet")
+    held = [Memory.load(kept(played.folder, 3, k, Memory.kind)).c for k in range(4)]
+    for name, c in state(played).c.items():
+        mean = torch.stack([c_k[name] for c_k in held]).mean(0)
+        assert torch.allclose(c, mean, atol=1e-5 * float(mean.abs().max())), name
+
+
+def test_half_of_the_clients_move_c_by_half_of_their_mean(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    descend(monkeypatch, (1.0, 1.0, 1.0, 1.0))
+    played = run(method="scaffold", **PLAIN, per_round=2, rounds=1)
+    # y = 1 − .81 = .19, Δc = −.19 / .2 = −.95; two of four: c = ¼ · 2 · −.95
+    assert float(state(played).c["w"]) == pytest.approx(-0.475, abs=1e-6)
+
+
+def test_the_servers_step_is_of_its_own_length(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    descend(monkeypatch, (0.0, 4.0))
+    assert result(run(**HAND, rounds=1, scaffold__server_lr=0.5)) == pytest.approx(0.19, abs=1e-6)
+
+
+def test_momentum_lengthens_the_steps(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert optimise.effective(2, 0.9) == pytest.approx(2.9)  # 1 + 1.9
+    assert optimise.effective(3, 0.0) == 3.0
+    descend(monkeypatch, (0.0, 4.0))
+    settings = {**HAND, "train__momentum": 0.9, "rounds": 1}
+    # client 1: .4, then v = .9 · −4 − 3.6 = −7.2, so y = 1.12
+    far = run(**settings)
+    assert variate(far, 1, 1) == pytest.approx(-1.12 / 0.29, abs=1e-5)
+    plain = run(**settings, scaffold__divisor="steps")
+    assert variate(plain, 1, 1) == pytest.approx(-1.12 / 0.2, abs=1e-5)
+
+
+def test_it_runs_under_adam_and_a_falling_rate(run: Run) -> None:
+    settings = {"train__optimizer": "adam", "train__lr": 0.01, "train__lr_decay": 0.5}
+    played = run(method="scaffold", scaffold__correction="after", rounds=3, **settings)
+    assert played.summary["failures"] == []
+
+
+@pytest.mark.parametrize("robust", ["none", "median"])
+def test_a_client_that_lies_about_its_variate_is_refused(robust: str, tmp_path: Path) -> None:
+    def lie(up: Up) -> dict[str, Any]:
+        if up.t == 1:
+            return {"dc": {name: 1.01 * d for name, d in up.dc.items()}}
+        name = next(iter(up.dc))  # so large that Δc is no number
+        return {"w": {**up.w, name: torch.full_like(up.w[name], 3e38)}}
+
+    settings = flat(tmp_path, method="scaffold", min_replies=0.5, average__robust=robust)
+    played = play(settings, Changing.by(Up, lie)(4, settings, workers=0))
+    for entry in played.journal[1:]:
+        (failure,) = entry["failures"]
+        assert failure["k"] == 1 and "does not follow from w" in failure["reason"]
+
+
+def test_oca_combines_the_models_and_leaves_the_variates_alone(run: Run) -> None:
+    some = {"method": "scaffold", "per_round": 2, "rounds": 3}
+    alone, oca = run(**some), run(**some, oca__aggregate="on")
+    assert [e["accuracy"] for e in alone.journal] == [e["accuracies"]["aca"] for e in oca.journal]
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (
+            {"train.optimizer": "adam"},
+            'scaffold.correction = "gradient" is not allowed with train.optimizer = "adam"; '
+            'allowed: "after"',
+        ),
+        ({"average.robust": "clip"}, 'average.robust = "clip" is not allowed with method'),
+        ({"average.across": "same"}, 'average.across = "same" is not allowed with method'),
+    ],
+)
+def test_what_does_not_go_together_is_one_line(changes: dict[str, Any], line: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        parse({**defaults(), "method": "scaffold", **changes})
+    assert str(refused.value).startswith(line) and "\n" not in str(refused.value)

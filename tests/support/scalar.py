@@ -1,0 +1,62 @@
+"""Federations of one number: client k descends ½ (w − a_k)², worked out by hand elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from client_app.copy import Copy
+from common import models
+from common.models import Architecture
+from common.models.classifier import Classifier
+from tests.support.tiny import TinyRun
+
+PLAIN: dict[str, Any] = {
+    "fleet": "scalar",
+    "train__lr": 0.1,
+    "train__momentum": 0.0,
+    "train__steps": 2,
+}
+"""Two steps of gradient descent at 0.1."""
+
+
+class Scalar(Classifier):
+    """One weight w, 0 at first, and no opinion about images."""
+
+    def __init__(self, shape: Sequence[int], classes: int, factor: float) -> None:
+        super().__init__()
+        self.classes, self.w = classes, nn.Parameter(torch.zeros(1))
+
+    def features(self, x: Tensor) -> Tensor:
+        return x.flatten(1)[:, :1] * 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.features(x).expand(-1, self.classes) + 0 * self.w
+
+
+def descend(monkeypatch: pytest.MonkeyPatch, targets: Sequence[float]) -> None:
+    """From now on ``scalar`` is an architecture, and client k's loss is ½ (w − targets_k)²."""
+
+    def loss(self: Copy[Any, Any], down: Any, net: Classifier) -> Any:
+        a = targets[self.participant.k]
+        return lambda x, y: 0.5 * (net.w - a).square().sum()
+
+    row = Architecture(Scalar, 1, "a test", (1, 8, 8), {"own": 1})
+    monkeypatch.setitem(models.MODELS, "scalar", row)
+    monkeypatch.setattr(Copy, "loss", loss)
+
+
+def result(run: TinyRun) -> float:
+    """The run's w."""
+    return float(load_file(run.folder / "model.safetensors")["w"])
+
+
+def kept(folder: Path, t: int, k: int, kind: str) -> Path:
+    """The file of what client k keeps of round t."""
+    return folder / "state" / "test" / str(k) / str(t) / f"{kind}.safetensors"
