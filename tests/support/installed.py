@@ -21,6 +21,10 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from deploy.flower.processes import GRACE, free_ports
+from deploy.flower.watchdog import end
+from tests.support.faults import processes
+
 HERE = Path(__file__).parents[2]
 TORCH = "torch>=2.11,<2.14"
 HOSTILE = 'raise RuntimeError("a foreign package was imported")\n'
@@ -118,9 +122,14 @@ def check(env: Environment) -> None:
     folder = env.run("python", "-c", "import fedmosaic; print(fedmosaic.app_folder())").strip()
     out = env.elsewhere / "by-flower"
     overrides = f'method="fedavg" rounds=1 fleet="mlp,mlp" global-model="mlp" out="{out}"'
-    flower = {"FLWR_HOME": str(env.elsewhere / "flwr"), "GRPC_ENABLE_FORK_SUPPORT": "0"}
+    home = env.elsewhere / "flwr"
+    flower = {"FLWR_HOME": str(home), "GRPC_ENABLE_FORK_SUPPORT": "0"}
+    flower["FLWR_LOCAL_CONTROL_API_PORT"] = str(free_ports(1)[0])  # not one that is up already
     command = ("flwr", "run", folder, "local", "--federation-config", "num-supernodes=2")
-    env.run(*command, "--run-config", overrides, "--stream", env=flower)
+    try:
+        env.run(*command, "--run-config", overrides, "--stream", env=flower)
+    finally:  # flwr run leaves a SuperLink behind
+        end(processes(home, "flower-super"), GRACE)
     assert (out / "summary.json").exists(), "flwr run left no summary"
     env.run("fedmosaic", "report", str(out))
 
