@@ -87,7 +87,10 @@ def test_a_run_leaves_everything_it_should(toy: Path, tmp_path: Path) -> None:
             ["run", "-s", "epochs=3"],
             "key 'epochs' is unknown; did you mean 'train.epochs', 'noise.epochs',",
         ),
-        (["run", "-s", "track=tensorbord"], "track = 'tensorbord' is unknown: choose from tensorboard"),
+        (
+            ["run", "-s", "track=tensorbord"],
+            "track = 'tensorbord' is unknown: choose from tensorboard",
+        ),
         (
             ["run", "-s", "data.name=cifar10", "-s", "data.dir=/nonexistent"],
             "not found in /nonexistent",
