@@ -20,8 +20,9 @@ import client_app.methods
 import server_app.methods
 from client_app.handler import Handler
 from common.config import MethodOptions
-from common.methods import options
+from common.methods import names, options
 from common.records import Records, tensors
+from common.version import ROOT
 from server_app.method import Method
 from server_app.stopped import Stopped
 from tests.support.battery import (
@@ -68,6 +69,13 @@ def test_a_method_has_its_contract_and_both_halves() -> None:
         assert issubclass(options(name), MethodOptions)
         assert issubclass(server_app.methods.half(name), Method)
         assert issubclass(client_app.methods.half(name), Handler)
+
+
+def test_the_pages_name_every_method() -> None:
+    pages = [ROOT / "README.md", ROOT / "docs/methods.md", ROOT / "docs/security.md"]
+    for page in pages:
+        told = page.read_text(encoding="utf-8")
+        assert [name for name in names() if f"`{name}`" not in told] == [], page
 
 
 @every_method
