@@ -215,6 +215,7 @@ def app(
     from deploy.machines import submit as sending
     from deploy.run import settings as given
 
+    _folder(folder, "app")
     flat = sending.prepared(
         given.resolve(experiment or given.DEFAULT, settings or []), False, False
     )

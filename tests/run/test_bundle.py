@@ -73,3 +73,6 @@ def test_the_written_app_is_a_flower_app_with_the_experiment_as_its_defaults(
     odd = typed("app", tmp_path / "my_app", file)
     assert odd.returncode == 1 and "Flower wants a folder whose name is" in odd.stderr
     assert not (tmp_path / "my_app").exists()
+    (tmp_path / "file").touch()
+    below = typed("app", tmp_path / "file" / "x", file)
+    assert below.returncode == 1 and f"{tmp_path / 'file'} is not a folder" in below.stderr
