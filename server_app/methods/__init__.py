@@ -6,11 +6,18 @@ from common import methods
 from common.config import MethodOptions
 from common.protocol import Up
 from common.task import Task
-from server_app.combine.across import Across
+from server_app.combine.across import Layerwise, Same
 from server_app.combine.oca import Oca
+from server_app.combine.width import Width
 from server_app.global_model import Combining
 from server_app.method import Method
 
+ACROSS: dict[str, type[Layerwise | Same | Width]] = {
+    "layerwise": Layerwise,
+    "same": Same,
+    "width": Width,
+}
+"""What goes around an averaging method, by ``average.across``."""
 AnyMethod = Method[MethodOptions, Up]
 
 
@@ -24,7 +31,7 @@ def make(task: Task, global_spec: str) -> AnyMethod:
     config = task.config
     method = half(config.run.method)(task, global_spec)
     if isinstance(method, Combining) and config.average.across != "none":
-        method = Across(method)
+        method = ACROSS[config.average.across](method)
     if isinstance(method, Combining) and config.oca.aggregate == "on":
         method = Oca(method)
     return method
