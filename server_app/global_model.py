@@ -90,6 +90,11 @@ class Combining(Method[O, T], ABC):
         """All that clients may train, where each trains its own; after the census."""
         return sorted({client.model for client in self.clients})
 
+    widest: bool = False
+    """``average.across = "width"``: the widest network is ``main``."""
+    by_width: bool = False
+    """``average.across = "width"``: convolutions are weighed by the client's channels too."""
+
     def taken(self, client: Client, t: int) -> Taken:
         """What a client takes of the widest network in round t (``average.across = "width"``)."""
         return Taken(self.trains(client))

@@ -41,8 +41,9 @@ class Scorer:
             entry.accuracy = entry.loss = None
             return
         results = {spec: evaluate(net, self.x, self.y, self.task) for spec, net in nets.items()}
-        entry.accuracy = fmean(result.accuracy for result in results.values())
-        entry.loss = fmean(result.loss for result in results.values())
+        main = [results[method.main]] if method.main else results.values()
+        entry.accuracy = fmean(result.accuracy for result in main)
+        entry.loss = fmean(result.loss for result in main)
         if (covered := self._covered(list(nets.values()))) is not None:
             entry.accuracy_covered = covered
         named = {spec: result.accuracy for spec, result in results.items() if spec}
@@ -50,7 +51,8 @@ class Scorer:
         if further and not named:
             named[method.name] = entry.accuracy
         for name, models in further.items():
-            scored = [method.build(spec, w) for spec, w in models.items()]
+            kept = [method.main] if method.main else models
+            scored = [method.build(spec, models[spec]) for spec in kept]
             named[name] = fmean(evaluate(n, self.x, self.y, self.task).accuracy for n in scored)
         if named:
             entry.accuracies = named

@@ -105,3 +105,9 @@ def he_fan_out(model: nn.Module) -> None:
         elif isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.GroupNorm):
             nn.init.ones_(module.weight)
             nn.init.zeros_(module.bias)
+
+
+def normalisations(model: nn.Module) -> list[nn.Module]:
+    """The layers of ``model`` that normalise: BatchNorm and GroupNorm."""
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm)
+    return [module for module in model.modules() if isinstance(module, kinds)]

@@ -45,6 +45,10 @@ class Block:
 class Width(Nested[O, T]):
     """One network, the widest, of which every client trains a block."""
 
+    def begin(self, clients: Sequence[Client]) -> None:
+        super().begin(clients)
+        self.main = self.specs[-1] if self.inner.widest else ""
+
     def whole(self, distinct: Mapping[str, StateDict]) -> str:
         return check_widths(distinct, distinct)
 
@@ -77,7 +81,7 @@ class Width(Nested[O, T]):
             for (client, up), p in zip(ups, weights, strict=True)
         ]
         names = before.keys() if options.bn_buffers else parameters
-        return average_blocks(blocks, before, options, names)
+        return average_blocks(blocks, before, options, names, by_width=self.inner.by_width)
 
     def _block(self, taken: Taken, w: StateDict, whole: StateDict, weight: float) -> Block:
         """Without the rows of the head that are of other classes than the client's."""
@@ -96,10 +100,13 @@ def average_blocks(
     previous: StateDict,
     options: Average,
     names: Iterable[str],
+    *,
+    by_width: bool = False,
 ) -> StateDict:
     """The whole from its ``previous`` and the clients' blocks in order of k.
 
     Only the entries ``names`` are averaged; ``robust`` works among the owners of each number.
+    ``by_width``: in a convolution p_k is multiplied by the client's output channels.
     """
     names = frozenset(names)
     states = [next(iter(clipped([b.w], cut(previous, b.places), options, names))) for b in blocks]
@@ -107,7 +114,10 @@ def average_blocks(
     for name in previous:
         if name in names:
             parts = [(state[name], b.places[name]) for state, b in zip(states, blocks, strict=True)]
-            weights = [b.weight for b in blocks]
+            weights = [
+                b.weight * (len(value) if by_width and value.dim() == 4 else 1)
+                for b, (value, _) in zip(blocks, parts, strict=True)
+            ]
             result[name] = _entry(previous[name], parts, weights, options)
     return result
 

@@ -33,6 +33,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "fednova": {},
     "fedntd": {},
     "moon": {},
+    "heterofl": {"heterofl__rates": "redrawn"},
+    "fedrolex": {},
     "qffl": {},
     "qffl with q = 1": {"qffl__q": 1.0},
 }
