@@ -44,7 +44,7 @@ def one(run: Run) -> Page:
         title=f"{run.name} on {dataset}" if dataset else run.name,
         subtitle=_subtitle(run),
         state="done" if run.finished else "open",
-        pill=f"{run.done} rounds" if run.finished else f"unfinished: round {run.reached}",
+        pill=_state(run),
         tiles=_tiles(run),
         notes=run.notes,
         sections=[
@@ -85,6 +85,13 @@ def several(runs: list[Run]) -> Page:
             sections.failures(groups),
         ],
     )
+
+
+def _state(run: Run) -> str:
+    if not run.finished:
+        return f"unfinished: round {run.reached}"
+    why = "" if run.target is None else f": target {percent(run.target)} is reached"
+    return f"{run.done} rounds{why}"
 
 
 def _subtitle(run: Run) -> str:
