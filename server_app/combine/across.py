@@ -132,10 +132,10 @@ class Nested(Across[O, T], ABC):
         """The one of which the others are parts; ``ValueError`` if there is none."""
 
     def parts(self, models: Models) -> Models:
-        return {spec: self.part(self.flat(models), spec) for spec in self.specs}
+        return {spec: self.portion(self.flat(models), spec) for spec in self.specs}
 
     @abstractmethod
-    def part(self, whole: StateDict, spec: str) -> StateDict:
+    def portion(self, whole: StateDict, spec: str) -> StateDict:
         """The entries of an architecture."""
 
     def flat(self, models: Models) -> StateDict:
@@ -158,7 +158,7 @@ class Layerwise(Nested[O, T]):
     def whole(self, distinct: Mapping[str, StateDict]) -> str:
         return check_nested(distinct, "average.across")
 
-    def part(self, whole: StateDict, spec: str) -> StateDict:
+    def portion(self, whole: StateDict, spec: str) -> StateDict:
         return cut(whole, self.task.expected(spec))
 
     def combined(self, ups: Ups[T], before: StateDict, parameters: Set[str]) -> StateDict:

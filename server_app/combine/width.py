@@ -52,7 +52,7 @@ class Width(Nested[O, T]):
     def whole(self, distinct: Mapping[str, StateDict]) -> str:
         return check_widths(distinct, distinct)
 
-    def part(self, whole: StateDict, spec: str) -> StateDict:
+    def portion(self, whole: StateDict, spec: str) -> StateDict:
         return self._cut(whole, Taken(spec))
 
     def _cut(self, whole: StateDict, taken: Taken) -> StateDict:
