@@ -128,14 +128,25 @@ def _entry(
     weights: Sequence[float],
     options: Average,
 ) -> Tensor:
-    """One entry, cut into rectangles of numbers with the same owners."""
     if not any(axes for _, axes in parts):
         return combine([{"": value} for value, _ in parts], weights, options)[""]
-    result = before.clone()
-    axes = range(min(before.dim(), 2))
-    places = [_places(before.shape[i], [axes_[i : i + 1] for _, axes_ in parts]) for i in axes]
-    groups = [_groups(found) for found in places]
-    for rectangle in itertools.product(*groups):
+    if options.robust in ("median", "trimmed"):
+        return _by_owners(before, parts, options)
+    sums = torch.zeros_like(before, dtype=torch.float64)
+    totals = torch.zeros(before.shape[:2], dtype=torch.float64)
+    for (value, axes), weight in zip(parts, weights, strict=True):
+        where = grid(axes) or ...
+        sums[where] += weight * value.to(torch.float64)
+        totals[where] += weight
+    totals = totals.view(*before.shape[:2], *[1] * (before.dim() - 2))
+    return torch.where(totals > 0, sums / totals, before).to(before.dtype)
+
+
+def _by_owners(before: Tensor, parts: Sequence[tuple[Tensor, Places]], options: Average) -> Tensor:
+    """One entry, cut into rectangles of numbers with the same owners."""
+    result, axes = before.clone(), range(min(before.dim(), 2))
+    places = [_places(before.shape[i], [taken[i : i + 1] for _, taken in parts]) for i in axes]
+    for rectangle in itertools.product(*(_groups(found) for found in places)):
         owners = [k for k in range(len(parts)) if all(bool(own[k]) for own, _ in rectangle)]
         if not owners:
             continue
@@ -144,7 +155,7 @@ def _entry(
         for k in owners:
             inside = tuple(places[i][k][where[i]] for i in axes)
             values.append({"": take(parts[k][0], inside)})
-        result[grid(where)] = combine(values, [weights[k] for k in owners], options)[""]
+        result[grid(where)] = combine(values, [1] * len(owners), options)[""]
     return result
 
 
