@@ -190,12 +190,9 @@ class Participant:
     def statistics(self, t: int, net: Classifier, *, by_batch: bool) -> StateDict:
         """What ``net``'s BatchNorm layers see of the local training samples, not augmented: means
         and variances as ``batchnorm.measure`` gives them.
-
-        ``by_batch`` normalises by the batch at hand, but not where there is one sample in all.
         """
-        (x, y), several = self.train_set, self.n > 1
-        batches = self.task.mixed(x, y, "statistics", self.k, t) if several else [(x, y)]
-        return measure(net, (images for images, _ in batches), by_batch=by_batch and several)
+        batches = self.task.mixed(*self.train_set, "statistics", self.k, t)
+        return measure(net, (images for images, _ in batches), by_batch=by_batch)
 
     def test_accuracy(self, net: Classifier) -> float:
         """Share of the whole test set of the task that ``net`` gets right."""

@@ -198,9 +198,7 @@ class Task:
             device=self.device,
         )
 
-    def mixed(
-        self, x: Tensor, y: Tensor, *name: str | int
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    def mixed(self, x: Tensor, y: Tensor, *name: str | int) -> Iterator[tuple[Tensor, Tensor]]:
         """Every sample once, normalised, for networks on the statistics of the batch at hand.
 
         In an order drawn from the stream ``name``, so that no batch holds one class alone, and in

@@ -126,6 +126,7 @@ class Recalibration:
                 raise not_allowed("score.bn", "recalibrated", name, "running", "batch") from error
         specs = {model.spec for model in self.models.values()}
         self._by = {spec: {client.k for client in method.measured_by(spec)} for spec in specs}
+        self.measuring = sum(1 for client in asked if self.of(client))  #: how many are asked
 
     def of(self, client: Client) -> tuple[str, ...]:
         """The names of the models that a client measures."""

@@ -101,8 +101,8 @@ def play_round(strategy: MethodStrategy, grid: Grid, t: int) -> Entry:
         scored = last or t % score.every == 0
         asks = last or (score.clients_every > 0 and t % score.clients_every == 0)
         if score.bn == "recalibrated" and (scored or asks):
-            asked = strategy.clients if last else strategy.ups.clients
-            for _ in range(score.passes if strategy.recalibrate(asked) else 0):
+            anew = strategy.recalibrate(strategy.clients if last else strategy.ups.clients)
+            for _ in range(score.passes if anew.measuring else 0):
                 measures = strategy.configure_statistics(t)
                 _exchanged(strategy, grid, measures, strategy.aggregate_statistics, "statistics")
         if scored:

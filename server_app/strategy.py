@@ -52,6 +52,7 @@ class MethodStrategy(Strategy):
         self.clients: list[Client] = []
         self.entry = Entry(round=0)
         self.good: list[tuple[Client, Up]] = []
+        self.recalibration: Recalibration | None = None
 
     def start(self, grid: Grid, *_: object, **__: object) -> Result:
         """The whole run; rounds, timeouts and hyper-parameters come from the run config."""
@@ -136,14 +137,14 @@ class MethodStrategy(Strategy):
 
     # The running statistics of what is scored, measured by clients.
 
-    def recalibrate(self, asked: Sequence[Client]) -> int:
-        """Begin to have them measured by those of the clients who can; how many these are."""
+    def recalibrate(self, asked: Sequence[Client]) -> Recalibration:
+        """Begin to have them measured."""
         self.recalibration = Recalibration(self.scorer.shown, asked)
-        self.measuring = len(self.recalibration.down())
-        return self.measuring
+        return self.recalibration
 
     def configure_statistics(self, t: int) -> Iterable[Message]:
         """Messages of the next pass, to those who were good in the pass before."""
+        assert self.recalibration is not None
         return self.post.letters(t, "evaluate.statistics", self.recalibration.down()).values()
 
     def aggregate_statistics(self, t: int, replies: Iterable[Message]) -> None:
@@ -151,18 +152,15 @@ class MethodStrategy(Strategy):
 
         Raises ``Stopped`` if there are fewer than ``min-replies`` asks for.
         """
+        anew, answers = self.recalibration, self._by_client(replies)
+        assert anew is not None
         found, refused = self.post.open(
-            t,
-            self._by_client(replies),
-            Statistics,
-            self.clients,
-            self.recalibration.check,
-            "statistics",
+            t, answers, Statistics, self.clients, anew.check, "statistics"
         )
         self.failed(refused)
         newest = self.entry.failures[::-1]
-        self._check_enough(len(found), self.measuring, "measurements", newest)
-        self.recalibration.take(found)
+        self._check_enough(len(found), anew.measuring, "measurements", newest)
+        anew.take(found)
 
     # Scoring at the clients.
 

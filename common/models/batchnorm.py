@@ -77,7 +77,9 @@ def measure(model: nn.Module, batches: Iterable[Tensor], *, by_batch: bool) -> S
     stay as they are. Sums run in float64. A layer that no batch reaches keeps what it has.
     """
     found = {name: Moments() for name, _ in _tracked(model)}
-    names = {norm: name for name, norm in _tracked(model)}  # of one under several names, the last
+    names: dict[nn.Module, str] = {
+        norm: name for name, norm in _tracked(model)
+    }  # of one under several names, the last
 
     def look(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         found[names[norm]].add(inputs[0])
