@@ -17,8 +17,8 @@ for each client in each round. ``count = "width"`` weighs clients by ⌈r m⌉ i
 the released code's options; its other one, by updates, is the plain mean.
 
 Deviations: a layer that a client takes whole stays in order. BatchNorm and scaler are as in
-HeteroFL; the released code scores on the statistics of the test batch, here the default, which is
-transductive. The other widths are scored by their leading blocks.
+HeteroFL; the released code scores on the statistics of the test batch (``score.bn = "batch"``). The
+other widths are scored by their leading blocks.
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ SERVER = CLIENT = "heterofl"
 
 @final
 class Options(Partial):
-    auto = {**Partial.auto, "score.bn": "batch"}
-
     windows: Literal["roll", "static", "random"] = "roll"
     """Which channels a client takes: they move on by one in every round, the first, or any."""
     count: Literal["mean", "width"] = "mean"

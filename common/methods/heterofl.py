@@ -28,9 +28,10 @@ beside it. A client's own figure ("Local") is of the widest network too, with th
 that the client lacks set to 0, as in the released code.
 
 Deviations:
-- Static BatchNorm has no running statistics. Ours travel and are averaged as other numbers, but
-  nothing reads them where ``score.bn`` is ``"recalibrated"``, this method's default: clients
-  measure every network that is scored. The released code takes one pass over all clients' data.
+- Static BatchNorm has no running statistics; those that travel are averaged as other numbers, and
+  nothing may read them: networks with BatchNorm need ``score.bn = "recalibrated"``, with which all
+  clients measure every width that is scored (the released code takes one pass over all clients'
+  data through the widest), or ``"batch"``.
 - The released code divides in networks without normalisation too. Here these have no scaler.
 - ``average.weights = "samples"`` weighs clients by their samples.
 """
@@ -45,6 +46,7 @@ from pydantic import Field
 from common import protocol, seeds
 from common.config import Config, not_allowed
 from common.methods.fedavg import Averaging, Up
+from common.models.batchnorm import MEAN
 from common.protocol import Name, Peer
 from common.task import Task
 from common.widths import LEADING, Taken, Window
@@ -60,7 +62,6 @@ class Partial(Averaging):
         "average.across": "width",
         "average.weights": "uniform",
         "train.clip": 1.0,
-        "score.bn": "recalibrated",
     }
 
     rates: Literal["fixed", "redrawn"] = "fixed"
@@ -75,6 +76,13 @@ class Partial(Averaging):
         if self.rates == "redrawn" and any(node.model for node in config.nodes.values()):
             key = f"{config.run.method}.rates"
             raise not_allowed(key, "redrawn", "a model in [node.K]", "fixed")
+
+    def check_fleet(self, task: Task, specs: tuple[str, ...]) -> None:
+        super().check_fleet(task, specs)
+        tracked = any(name.endswith(MEAN) for spec in specs for name in task.expected(spec))
+        if tracked and task.config.score.bn == "running":
+            why = f'method = "{task.config.run.method}", whose BatchNorm has no running statistics'
+            raise not_allowed("score.bn", "running", why, "recalibrated", "batch")
 
     def taken(self, task: Task, peer: Peer, t: int) -> Taken:
         """What a client takes in round t; t = 0: what it would start from."""

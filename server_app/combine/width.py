@@ -49,6 +49,10 @@ class Width(Nested[O, T]):
         super().begin(clients)
         self.main = self.specs[-1] if self.inner.widest else ""
 
+    def measured_by(self, spec: str) -> Sequence[Client]:
+        """Where all score the widest network, all measure."""
+        return self.clients if self.inner.widest else super().measured_by(spec)
+
     def whole(self, distinct: Mapping[str, StateDict]) -> str:
         return check_widths(distinct, distinct)
 

@@ -19,8 +19,7 @@ from tests.support.halves import client, server
 from tests.support.tiny import TinyRun, flat, play
 
 Run = Callable[..., TinyRun]
-METHOD: dict[str, Any] = {"method": "fedrolex", "fleet": "cnn2@0.5,cnn2@0.25"}
-SCORED = {"score__bn": "batch"}
+METHOD: dict[str, Any] = {"method": "fedrolex", "fleet": "cnn2@0.5,cnn2@0.25", "score__bn": "batch"}
 
 
 def half_with(**changes: Any) -> Any:
@@ -65,17 +64,17 @@ def test_in_m_rounds_each_channel_is_taken_n_times(m: int, n: int) -> None:
 
 @pytest.mark.parametrize("rates", ["fixed", "redrawn"])
 def test_static_windows_are_heterofl_bit_for_bit(rates: str, run: Run) -> None:
-    ours = run(**METHOD, fedrolex__windows="static", fedrolex__rates=rates, **SCORED)
-    theirs = run(**{**METHOD, "method": "heterofl"}, heterofl__rates=rates, **SCORED)
+    ours = run(**METHOD, fedrolex__windows="static", fedrolex__rates=rates)
+    theirs = run(**{**METHOD, "method": "heterofl"}, heterofl__rates=rates)
     assert ours.weights == theirs.weights and ours.timeless == theirs.timeless
-    assert run(**METHOD, fedrolex__rates=rates, **SCORED).weights != ours.weights
+    assert run(**METHOD, fedrolex__rates=rates).weights != ours.weights
 
 
 @pytest.mark.parametrize("windows", ["roll", "random"])
 def test_with_all_rates_1_it_is_uniform_fedavg_bit_for_bit(windows: str, run: Run) -> None:
-    settings = {"fleet": "cnn2@0.5", "train__clip": 1.0, "average__weights": "uniform", **SCORED}
+    settings = {"fleet": "cnn2@0.5", "train__clip": 1.0, "average__weights": "uniform"}
     ours = run(**{**METHOD, **settings}, fedrolex__windows=windows)
-    assert ours.weights == run(method="fedavg", **settings).weights
+    assert ours.weights == run(method="fedavg", **settings, score__bn="batch").weights
 
 
 def test_what_is_sent_rolls_and_comes_back_where_it_was() -> None:

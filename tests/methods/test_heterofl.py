@@ -19,6 +19,7 @@ from common.models.layers import normalisations
 from common.models.masked import Zeroed
 from common.parse import defaults, parse
 from common.protocol import Trained
+from common.task import check_fleet
 from common.widths import block, cut
 from server_app.method import Ups
 from tests.support.battery import Changing
@@ -26,9 +27,9 @@ from tests.support.halves import client, server, task
 from tests.support.tiny import TinyRun, flat, play
 
 Run = Callable[..., TinyRun]
-METHOD = {"method": "heterofl", "fleet": "cnn2@0.5,cnn2@0.25"}
+METHOD = {"method": "heterofl", "fleet": "cnn2@0.5,cnn2@0.25", "score__bn": "batch"}
 REDRAWN = {**METHOD, "heterofl__rates": "redrawn"}
-SAME = {"train__clip": 1.0, "average__weights": "uniform", "score__bn": "batch"}
+SAME = {"train__clip": 1.0, "average__weights": "uniform"}
 
 
 def half_with(*specs: str, classes: tuple[list[int], ...] = (), **changes: Any) -> Any:
@@ -45,7 +46,7 @@ def test_with_all_rates_1_it_is_uniform_fedavg_bit_for_bit(mask: str, run: Run) 
     """Also with the mask, where every client has every class."""
     settings = {"fleet": "cnn2@0.5", **SAME}
     ours = run(**{**METHOD, **settings}, heterofl__mask=mask)
-    fedavg = run(method="fedavg", **settings)
+    fedavg = run(method="fedavg", **settings, score__bn="batch")
     assert all(len(member["classes"]) == 3 for member in ours.journal[0]["clients"])
     assert ours.weights == fedavg.weights
     for ours_, theirs in zip(ours.journal, fedavg.journal, strict=True):
@@ -242,6 +243,28 @@ def test_what_does_not_go_together_is_one_line(changes: dict[str, Any], line: st
     with pytest.raises(ValueError) as refused:
         parse({**defaults(), "method": "heterofl", **changes})
     assert str(refused.value) == line
+
+
+def test_static_batchnorm_has_no_running_statistics_to_score_by() -> None:
+    with pytest.raises(ValueError) as refused:
+        check_fleet(task(**{**METHOD, "score__bn": "running"}))
+    assert str(refused.value) == (
+        'score.bn = "running" is not allowed with method = "heterofl", whose BatchNorm has no '
+        'running statistics; allowed: "recalibrated", "batch"'
+    )
+    check_fleet(task(**{**METHOD, "fleet": "lenet5,lenet5@0.5", "score__bn": "running"}))
+
+
+def test_all_clients_measure_every_width(run: Run) -> None:
+    batch = run(**METHOD, rounds=3)
+    measured = run(**{**METHOD, "score__bn": "recalibrated"}, rounds=3)
+    last = measured.journal[-1]
+    assert last["accuracies"].keys() == {"cnn2@0.5", "cnn2@0.25"} and last["failures"] == []
+    assert last["accuracy"] == last["accuracies"]["cnn2@0.5"] > 0.5
+    assert last["accuracy_bn"]["recalibrated"] == last["accuracy"]
+    assert last["accuracy_bn"]["batch"] == batch.journal[-1]["accuracy"], "the same training"
+    half, members = half_with("cnn2@0.5", "cnn2@0.25")
+    assert half.measured_by("cnn2@0.5") == half.measured_by("cnn2@0.25") == members
 
 
 def test_a_node_with_a_model_of_its_own_cannot_be_given_others() -> None:

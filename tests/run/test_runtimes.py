@@ -84,6 +84,7 @@ EXCHANGES = (
     "fedrolex",
     "heterofl",
     "i-dl-mh",
+    "lwn",
     "scaffold",
     EXAMPLE,
 )
