@@ -85,9 +85,7 @@ class Combining(Method[O, T], ABC):
         """What a client that trains its own architecture is sent; ``w``: the global model's part."""
         return sent.model_copy(update={"w": w})
 
-    def states(
-        self, ups: Ups[T], previous: StateDict, parameters: Set[str]
-    ) -> Iterable[StateDict]:
+    def states(self, ups: Ups[T], previous: StateDict, parameters: Set[str]) -> Iterable[StateDict]:
         """What of the uploads is averaged; ``previous``: the model before, with its parameters."""
         return (up.w for _, up in ups)
 

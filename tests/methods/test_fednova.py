@@ -106,7 +106,9 @@ def test_across_depths_a_layer_is_normalised_over_those_who_have_it() -> None:
     (before,) = fednova.models.values()
     before = {name: torch.zeros_like(value) for name, value in before.items()}
     fednova.models = {"cnn3@0.5": before}
-    told = [(fednova.task.expected(c.model), w) for c, w in zip(clients, (1.0, 6.0, 4.0), strict=True)]
+    told = [
+        (fednova.task.expected(c.model), w) for c, w in zip(clients, (1.0, 6.0, 4.0), strict=True)
+    ]
     sent = [{name: torch.full(like.shape, w) for name, like in own.items()} for own, w in told]
     fednova.step(1, Ups.of([(c, Up(w=w)) for c, w in zip(clients, sent, strict=True)]))
     (after,) = fednova.models.values()
