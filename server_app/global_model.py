@@ -82,7 +82,7 @@ class Combining(Method[O, T], ABC):
         """The network of an architecture on the server's device, with any weights."""
 
     def part(self, client: Client, sent: Down, w: StateDict) -> Down:
-        """What a client that trains its own architecture is sent; ``w``: the global model's part."""
+        """What a client is sent that trains its own architecture, which has ``w``."""
         return sent.model_copy(update={"w": w})
 
     def states(self, ups: Ups[T], previous: StateDict, parameters: Set[str]) -> Iterable[StateDict]:

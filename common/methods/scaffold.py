@@ -15,8 +15,8 @@ clients in all:
 
 p_k is uniform unless ``average.weights = "samples"``. In round 1 all variates are 0: it is FedAvg.
 
-Where clients train their own architectures (``average.across``), N counts for each layer the clients
-that have it; η_g is then 1.
+Where clients train their own architectures (``average.across``), N counts for each layer the
+clients that have it; η_g is then 1.
 
 c is the mean of the c_k that the server has counted. A client whose reply was lost has moved its
 c_k, and the server does not know it. So what goes down tells each client the last round whose reply

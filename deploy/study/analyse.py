@@ -89,8 +89,8 @@ def analyse(
     """Analyse each run; the files written under ``to``, the numbers as a table, and all by run.
 
     Runs that differ in the seed alone are one row of the table and one bar of the figure: their
-    mean, and half of its 95 % interval. The first ``clients`` clients and ``images`` test images, 2 or more; the t-SNE of class
-    ``label``.
+    mean, and half of its 95 % interval. The first ``clients`` clients and ``images`` test images, 2
+    or more; the t-SNE of class ``label``.
 
     Raises ``ValueError``, one line, for a run that cannot be analysed.
     """
