@@ -73,7 +73,7 @@ class Across(Wrapper[O, T], ABC):
 
         def to(client: Client) -> Down:
             payload = sent(client) if callable(sent) else sent
-            return payload.model_copy(update={"w": parts[client.model]})
+            return self.inner.part(client, payload, parts[client.model])
 
         return to
 
@@ -121,8 +121,9 @@ class Same(Across[O, T]):
         members = ups.where(lambda client: client.model == spec)
         if not len(members):
             return before
-        states, options = (up.w for _, up in members), self.config.average
-        return average(states, members.sizes, before, options, self.nets[spec])
+        options, net = self.config.average, self.nets[spec]
+        own = self.inner.states(members, before, tree.parameters_only(net))
+        return average(own, members.sizes, before, options, net)
 
 
 class Nested(Across[O, T], ABC):
@@ -166,7 +167,7 @@ class Layerwise(Nested[O, T]):
         return cut(whole, self.task.expected(spec))
 
     def combined(self, ups: Ups[T], before: StateDict, parameters: Set[str]) -> StateDict:
-        states = [up.w for _, up in ups]
+        states = list(self.inner.states(ups, before, parameters))
         return average_layers(states, ups.sizes, before, self.config.average, parameters)
 
 

@@ -72,7 +72,7 @@ class Width(Nested[O, T]):
             taken = self.inner.taken(client, t)._replace(classes=None)
             if (known := (id(payload), taken)) not in payloads:
                 w = self._cut(whole, taken)
-                payloads[known] = payload, payload.model_copy(update={"w": w})
+                payloads[known] = payload, self.inner.part(client, payload, w)
             return payloads[known][1]
 
         return to
