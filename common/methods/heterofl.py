@@ -21,8 +21,9 @@ With all rates 1 and no mask it is FedAvg with uniform weights, bit for bit.
 The rates are width factors over the widest one's: ``fleet = "cnn2,cnn2@0.5-up"``, where ``-up``
 rounds channels as the paper does. Each client has its own, or they are drawn anew in each round
 among the entries of ``fleet``, of which repeated ones have a larger share (``rates``). A message
-says the rate, and a client keeps nothing. A client at rate r costs about r² of FedAvg's bytes of the
-widest network, down and up.
+says the rate, and a client keeps nothing.
+
+A client at rate r costs about r² of FedAvg's bytes of the widest network, down and up.
 
 The widest network is the run's model (the paper's "Global"); every other width's block is scored
 beside it. A client's own figure ("Local") is of the widest network too, with the logits of classes
