@@ -19,8 +19,9 @@ Two wrappers go around this and every other averaging method, where [average] an
   then the run's model, and both are scored (``server_app/combine/oca.py``).
 - ``average.across`` (FedAvg, FedProx, FedIN): every client trains its own architecture.
   ``layerwise`` averages each layer over all clients that have it (the server holds the largest
-  network, of which all others must be sub-models), ``same`` only within equal architectures. The
-  run's accuracy is then the mean over the architectures' models (``server_app/combine/across.py``).
+  network, of which all others must be sub-models), ``depth`` likewise, but for each size's own
+  layers (``server_app/combine/depth.py``), ``same`` only within equal architectures. The run's
+  accuracy is then the mean over the architectures' models (``server_app/combine/across.py``).
 
 Deviations: the paper has no BatchNorm. Floating-point buffers are averaged like parameters
 (``average.bn-buffers``), as in all code bases that we know; integer counters keep the largest.
@@ -31,6 +32,7 @@ from __future__ import annotations
 from typing import ClassVar, final
 
 from common.config import Config, MethodOptions, not_allowed
+from common.models.blocks import check_blocks
 from common.protocol import Model as Down
 from common.protocol import Trained as Up
 from common.task import Task
@@ -51,10 +53,13 @@ class Averaging(MethodOptions):
             raise not_allowed("average.across", across, why, *self.schemes)
 
     def check_fleet(self, task: Task, specs: tuple[str, ...]) -> None:
-        if task.config.average.across == "layerwise":
-            check_nested({spec: task.expected(spec) for spec in specs}, "average.across")
+        average = task.config.average
+        if average.across in ("layerwise", "depth"):
+            states = {spec: task.expected(spec) for spec in specs}
+            check_nested(states, average.across)
+            check_blocks(states, average)
 
 
 @final
 class Options(Averaging):
-    schemes = ("none", "layerwise", "same")
+    schemes = ("none", "layerwise", "same", "depth")

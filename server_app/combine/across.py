@@ -1,8 +1,8 @@
 """Averaging where every client trains its own architecture (``average.across``).
 
-Across depths (``layerwise``) the server holds one network, the largest, of which each client's is a
-sub-model. Otherwise (``same``) there is one for each architecture, averaged among its clients
-alone.
+Across depths (``layerwise`` and ``depth``: ``depth.py``) the server holds one network, the largest,
+of which each client's is a sub-model, and under ``depth`` each size's own layers. Otherwise
+(``same``) there is one for each architecture, averaged among its clients alone.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from common import tree
 from common.models.classifier import Classifier
 from common.protocol import Down
 from common.records import Records, StateDict
-from common.tree import check_nested, cut
-from server_app.combine.mean import average, average_layers
+from server_app.combine.depth import Depths
+from server_app.combine.mean import average
 from server_app.combine.wrapper import Wrapper
 from server_app.global_model import Combining, T
 from server_app.method import Client, Models, O, Ups
@@ -35,8 +35,8 @@ class Across(Wrapper[O, T]):
 
     def __init__(self, inner: Combining[O, T]) -> None:
         super().__init__(inner)
-        self.layerwise = self.config.average.across == "layerwise"
         self.models = self.overall = {}
+        self.depths: Depths | None = None
         self.specs: list[str] = []
         self.nets: dict[str, Classifier] = {}
 
@@ -51,27 +51,29 @@ class Across(Wrapper[O, T]):
         super().begin(clients)
         distinct = {client.model: self.task.expected(client.model) for client in clients}
         self.specs = sorted(distinct, key=lambda spec: (_size(distinct[spec]), spec))
-        held = [check_nested(distinct, "average.across")] if self.layerwise else self.specs
+        if self.config.average.across in ("layerwise", "depth"):
+            self.depths = Depths(self.task, self.specs)
+        held = self.depths.held if self.depths else self.specs
         self.nets = {spec: self.build(spec) for spec in self.specs}
         if not self.models:
-            self.models = {spec: tree.snapshot(self.nets[spec]) for spec in held}
-            self.overall = self.models
+            self.models = self.overall = self.drawn()
         elif sorted(self.models) != sorted(held):
             raise ValueError(f"the checkpoint holds {sorted(self.models)}, the clients need {held}")
 
     def drawn(self) -> Models:
-        return {spec: tree.snapshot(self.build(spec)) for spec in self.models}
+        if self.depths:
+            return self.depths.models(tree.snapshot(self.build(self.depths.largest)))
+        return {spec: tree.snapshot(self.build(spec)) for spec in self.specs}
 
     def parts(self, models: Models) -> Models:
-        if not self.layerwise:
-            return {spec: models[spec] for spec in self.specs}
-        (whole,) = models.values()
-        return {spec: cut(whole, self.task.expected(spec)) for spec in self.specs}
+        if self.depths:
+            return self.depths.parts(models)
+        return {spec: models[spec] for spec in self.specs}
 
     def flat(self, models: Models) -> StateDict:
         """The largest network's entries, or those of each one behind its name."""
-        if self.layerwise:
-            return next(iter(models.values()))
+        if self.depths:
+            return self.depths.flat(models)
         named = sorted(models.items())
         return {f"{spec}/{name}": value for spec, w in named for name, value in w.items()}
 
@@ -89,13 +91,14 @@ class Across(Wrapper[O, T]):
 
     def aggregate(self, ups: Ups[T], previous: Models) -> Models:
         """Average the clients' weights; an architecture without a client this round stays."""
+        if self.depths:
+            uploads = [(self.trains(client), up.w) for client, up in ups]
+            parameters = tree.parameters_only(self.nets[self.depths.largest])
+            return self.depths.average(uploads, ups.sizes, previous, parameters)
         return {spec: self._aggregate(spec, ups, before) for spec, before in previous.items()}
 
     def _aggregate(self, spec: str, ups: Ups[T], before: StateDict) -> StateDict:
         options, net = self.config.average, self.nets[spec]
-        if self.layerwise:
-            states, parameters = [up.w for _, up in ups], tree.parameters_only(net)
-            return average_layers(states, ups.sizes, before, options, parameters)
         members = ups.where(lambda client: client.model == spec)
         if not len(members):
             return before
