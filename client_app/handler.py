@@ -11,6 +11,7 @@ from common.config import MethodOptions
 from common.models.classifier import Classifier
 from common.names import version_of
 from common.protocol import Ask, Down, Hello, Peer, Score, Up
+from common.records import StateDict
 
 O = TypeVar("O", bound=MethodOptions)  # noqa: E741 - a method's options
 D = TypeVar("D", bound=Down)
@@ -76,12 +77,16 @@ class Handler(ABC, Generic[O, D]):
         """The client's own network after round t; None where it has none but the global one."""
         return None
 
+    def shared(self, w: StateDict) -> Classifier:
+        """What the client scores of a global model with weights ``w``."""
+        return self.participant.model(self.shared_spec, w)
+
     def score(self, ask: Ask) -> Score:
         """Accuracies of the client's own and of the global model on the client's test share."""
         p = self.participant
-        shared = p.accuracy(p.model(self.shared_spec, ask.w)) if ask.w is not None else None
+        shared = p.accuracy(self.shared(ask.w)) if ask.w is not None else None
         own = self.own_model(ask.t)
-        further = {name: p.accuracy(p.model(self.shared_spec, w)) for name, w in ask.models.items()}
+        further = {name: p.accuracy(self.shared(w)) for name, w in ask.models.items()}
         return Score(
             n=p.n_test,
             accuracy=shared if own is None else p.accuracy(own),

@@ -85,6 +85,10 @@ class Combining(Method[O, T], ABC):
         """The architecture that a client trains."""
         return self.global_spec if self.config.average.across == "none" else client.model
 
+    def part(self, models: Models, client: Client) -> StateDict:
+        """What of global models a client trains."""
+        return self.parts(models)[self.trains(client)]
+
     def classifiers(self, models: Models) -> dict[str, Classifier]:
         """The networks with these weights, smallest first."""
         found = {}

@@ -49,6 +49,9 @@ class Scorer:
         further = method.further()
         if further and not named:
             named[method.name] = entry.accuracy
+        if single is not None:
+            for name, part in single.within().items():
+                named[name] = evaluate(part, self.x, self.y, self.task).accuracy
         for name, models in further.items():
             scored = [method.build(spec, w) for spec, w in models.items()]
             named[name] = fmean(evaluate(n, self.x, self.y, self.task).accuracy for n in scored)

@@ -70,6 +70,9 @@ class Across(Wrapper[O, T]):
             return self.depths.parts(models)
         return {spec: models[spec] for spec in self.specs}
 
+    def part(self, models: Models, client: Client) -> StateDict:
+        return self.parts(models)[client.model]
+
     def flat(self, models: Models) -> StateDict:
         """The largest network's entries, or those of each one behind its name."""
         if self.depths:

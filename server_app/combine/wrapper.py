@@ -24,6 +24,7 @@ class Wrapper(Combining[O, T], ABC):
     def begin(self, clients: Sequence[Client]) -> None:
         super().begin(clients)
         self.inner.begin(clients)
+        self.global_spec = self.inner.global_spec
 
     def down(self, t: int) -> Down | Callable[[Client], Down]:
         return self.inner.down(t)
@@ -54,6 +55,12 @@ class Wrapper(Combining[O, T], ABC):
 
     def parts(self, models: Models) -> Models:
         return self.inner.parts(models)
+
+    def trains(self, client: Client) -> str:
+        return self.inner.trains(client)
+
+    def part(self, models: Models, client: Client) -> StateDict:
+        return self.inner.part(models, client)
 
     def flat(self, models: Models) -> StateDict:
         return self.inner.flat(models)

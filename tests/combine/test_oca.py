@@ -35,6 +35,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "moon": {},
     "qffl": {},
     "inclusivefl": {},
+    "depthfl": {},
     "qffl with q = 1": {"qffl__q": 1.0},
 }
 UNEVEN = {"data__partition": "quantity_dirichlet", "data__alpha": 1.0}
@@ -95,7 +96,7 @@ def test_the_active_clients_mean_takes_the_course_that_it_takes_alone(
     assert (both.weights == alone.weights) == (not who)
 
 
-@pytest.mark.parametrize("named", ["fedavg", "fedin", "inclusivefl", "qffl"])
+@pytest.mark.parametrize("named", ["fedavg", "fedin", "inclusivefl", "depthfl", "qffl"])
 def test_a_resumed_run_equals_an_uninterrupted_one(named: str, tmp_path: Path) -> None:
     given = {**SOME, "rounds": 4, "oca__in_memory": 1, **ON}
     whole = play(settings(named, tmp_path / "whole", **given))

@@ -76,7 +76,17 @@ def test_what_workers_import_ahead_is_there(method: str) -> None:
     assert half(method).__module__ in ahead
 
 
-EXCHANGES = ("dl-mh", "fedgkt", "fedin", "fedkf", "i-dl-mh", "inclusivefl", "scaffold", EXAMPLE)
+EXCHANGES = (
+    "depthfl",
+    "dl-mh",
+    "fedgkt",
+    "fedin",
+    "fedkf",
+    "i-dl-mh",
+    "inclusivefl",
+    "scaffold",
+    EXAMPLE,
+)
 """Methods that between them send everything that is ever sent, and keep what is ever kept; and one
 that travels in the bundle."""
 

@@ -36,6 +36,11 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         for name in ("dl-sh", "dl-mh", "i-dl-mh")
     },
     "fedin": {"fleet": "cnn2@0.5,cnn3@0.5", "rounds": 2, "fedin__samples": 4},
+    "depthfl": {
+        "fleet": "cnn4-exits1@0.5,cnn4-exits2@0.5",
+        "node.1.model": "cnn4-exits3@0.5",
+        "depthfl__ramp": 2,
+    },
     "inclusivefl": {"fleet": "cnn2@0.5,cnn3@0.5", "node.1.model": "cnn4@0.5"},
     "fedkf": {"generator__latent": 8, "generator__width": 8, "oca__in_memory": 2},
     "fedgkd": {"fedgkd__buffer": 1},
