@@ -217,8 +217,8 @@ def architecture(name: str) -> Architecture:
     """
     if name in MODELS:
         return MODELS[name]
-    if (found := _EXITS.fullmatch(name)) and found[1] in MODELS:
-        return _with_exits(name, found[1], int(found[3]))
+    if (cut := _EXITS.fullmatch(name)) and cut[1] in MODELS:
+        return _with_exits(name, cut[1], int(cut[3]))
     family, _, network = name.partition(":")
     if family in plugins.FAMILIES:
         build, published = outside.of_family(family, network)

@@ -32,7 +32,9 @@ class DepthFL(Averaged[Options, Up]):
     answers, keeps = Up, State
 
     def prepare(self) -> None:
-        self.w, self.h, self.overall = {}, {}, {}
+        self.w: StateDict = {}
+        self.h: StateDict = {}
+        self.overall = {}
         self.accepted: dict[int, int] = {}  #: the last round counted into h, by client
 
     def begin(self, clients: Sequence[Client]) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from tests.support.battery import Crash, Crashing
+from common.methods.inclusivefl import Up
+from tests.support.battery import Changing, Crash, Crashing
 from tests.support.tiny import TinyRun, flat, play
 
 Run = Callable[..., TinyRun]
@@ -58,6 +59,17 @@ def test_a_resumed_run_goes_on_with_every_size(tmp_path: Path) -> None:
         play(part, Crashing(part["clients"], part, workers=0))
     resumed = play({**part, "resume": True})
     assert resumed.timeless == whole.timeless and resumed.weights == whole.weights
+
+
+def test_weights_of_another_size_than_the_claimed_one_are_refused_by_name(tmp_path: Path) -> None:
+    def smaller(up: Up) -> dict[str, Any]:
+        return {"w": {name: w for name, w in up.w.items() if not name.startswith("layer1.1.")}}
+
+    settings = flat(tmp_path, method="inclusivefl", **FLEET, min_replies=0.5, rounds=1)
+    played = play(settings, Changing.by(Up, smaller)(4, settings, workers=0))
+    (failure,) = played.journal[1]["failures"]
+    assert failure["k"] == 1
+    assert "w (cnn3@0.5) lacks 6 entries, first 'layer1.1.bn.bias'" in failure["reason"]
 
 
 @pytest.mark.parametrize(
