@@ -218,11 +218,22 @@ class Score(Section):
     """Clients score on their own test shares every so many rounds; 0: after the last only."""
     target: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Test accuracy of which the summary says in which round it was reached; 0: none."""
+    stop: bool = False
+    """The run ends with the round that reaches ``target``; ``rounds`` is then the most it takes."""
     batch_size: Annotated[int, Field(ge=2)] = 256
     """Images scored at a time."""
     bn: Annotated[Literal["auto", "running", "batch", "recalibrated"], Auto("running")] = "auto"
     """BatchNorm's statistics when models are scored: the running ones, those of each test batch
     (transductive), or running ones measured anew on the test inputs."""
+
+    def check(self) -> None:
+        """Raise ``ValueError``, one line, for settings that do not go together."""
+        if self.stop and not self.target:
+            raise ValueError("score.stop = true needs a score.target above 0")
+
+    def ends(self, accuracy: float | None) -> bool:
+        """Whether a round with this test accuracy, in [0, 1] or not scored, is the last."""
+        return self.stop and accuracy is not None and accuracy >= self.target
 
 
 @final

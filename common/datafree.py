@@ -32,11 +32,11 @@ CIFAR = ("cifar10", "cifar100")
 class DataFree:
     """A generator, a frozen teacher and a student at their common work.
 
-    ``optimizer``: of the generator; ``student``: takes its steps elsewhere, by an optimiser of the
-    owner; ``gamma``: γ, the weight of the student's distillation, with which the adversarial term
-    is weighed too; ``size``: images in a batch; ``draw``: where z comes from, on the networks'
-    device; ``protect``: the student's BatchNorm layers keep their running statistics for real
-    images.
+    ``optimizer``: of the generator, None if it stands still; ``student``: takes its steps
+    elsewhere, by an optimiser of the owner; ``gamma``: γ, the weight of the student's distillation,
+    with which the adversarial term is weighed too; ``size``: images in a batch; ``draw``: where z
+    comes from, on the networks' device; ``protect``: the student's BatchNorm layers keep their
+    running statistics for real images.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class DataFree:
         teacher: Classifier,
         student: Classifier,
         options: GeneratorTraining,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | None,
         *,
         gamma: float,
         size: int,
@@ -66,18 +66,20 @@ class DataFree:
 
         The student's step on a batch is taken by whoever iterates, between two of them.
         """
+        optimizer = self.optimizer
         for batch in real:
             z = self.generator.latents(self.size, self.draw)
-            images = self.generator(z)
-            logits, features = self.teacher.with_activations(images)
-            if self.options.update_order == "generator":
-                self._step(images, logits, features)
+            with torch.set_grad_enabled(optimizer is not None):
+                images = self.generator(z)
+                logits, features = self.teacher.with_activations(images)
+            if optimizer is not None and self.options.update_order == "generator":
+                self._step(optimizer, images, logits, features)
                 with torch.no_grad():
                     images = self.generator(z)
                     logits = self.teacher(images)
             yield *batch, images.detach(), logits.detach()
-            if self.options.update_order == "student":
-                self._step(images, logits, features)
+            if optimizer is not None and self.options.update_order == "student":
+                self._step(optimizer, images, logits, features)
 
     def distance(self, images: Tensor, logits: Tensor) -> Tensor:
         """KL(teacher ‖ student) on generated images (FedKF eq. 6).
@@ -87,7 +89,13 @@ class DataFree:
         with batch_statistics(self.student, protect=self.protect):
             return kl(logits, self.student(images))
 
-    def _step(self, images: Tensor, logits: Tensor, features: Tensor) -> None:
+    def _step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        images: Tensor,
+        logits: Tensor,
+        features: Tensor,
+    ) -> None:
         """One step of the generator on L_G = L_IE + λ₁ L_OH + λ₂ L_A (FedKF eq. 5)."""
         o = self.options
 
@@ -105,7 +113,7 @@ class DataFree:
         )
         for p in frozen:
             p.requires_grad_(False)
-        self.losses.append(fit(self.optimizer, [(images, logits, features)], loss)["loss"])
+        self.losses.append(fit(optimizer, [(images, logits, features)], loss)["loss"])
         for p in frozen:
             p.requires_grad_(True)
 

@@ -10,6 +10,7 @@ EXTRAS: dict[str, str] = {
     "flwr_datasets": "hub",
     "ray": "sim",
     "sklearn": "sim",
+    "scipy": "report",
     "matplotlib": "report",
     "pandas": "report",
     "tensorboard": "track",

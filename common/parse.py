@@ -74,6 +74,7 @@ def parse(flat: Mapping[str, Value], *, every: bool = False) -> Config:
             f"[node.0] to [node.{run.clients - 1}]"
         )
     config.data.check()
+    config.score.check()
     if run.clients and run.per_round > run.clients:
         raise ValueError(f"per-round = {run.per_round} is more than clients = {run.clients}")
     if not config.fleet:

@@ -55,7 +55,9 @@ def _play(strategy: MethodStrategy, grid: Grid, saved: Checkpoint | None) -> Non
         _census(strategy, grid, journal, saved)
         strategy.sink.tell(journal.entries())
         readmission = Readmission(strategy.post, grid)
-        for t in range(saved.t + 1 if saved else 1, config.run.rounds + 1):
+        entry = Entry.read(saved.entry) if saved else Entry(round=0)
+        while not _over(entry, config):
+            t = entry.round + 1
             strategy.clients, strangers = readmission.renew(t, strategy.clients)
             entry = play_round(strategy, grid, t)
             entry.failures = strangers + entry.failures
@@ -76,11 +78,18 @@ def _play(strategy: MethodStrategy, grid: Grid, saved: Checkpoint | None) -> Non
         raise Stopped(line) from error
 
 
+def _over(entry: Entry, config: Config) -> bool:
+    """Whether no round follows the one of ``entry``; the census is none."""
+    reached = entry.round > 0 and config.score.ends(entry.accuracy)
+    return reached or entry.round >= config.run.rounds
+
+
 def _tell(entry: Entry, rounds: int) -> None:
     """A line of Flower's log, for those who follow with ``flwr run --stream``."""
-    lost = len(entry.failures)
-    told = "not scored" if entry.accuracy is None else f"accuracy {entry.accuracy:.4f}"
-    log.info("round %d/%d: %s%s", entry.round, rounds, told, f", {lost} failures" if lost else "")
+    told = ["not scored" if entry.accuracy is None else f"accuracy {entry.accuracy:.4f}"]
+    told += [f"{len(entry.failures)} failures"] if entry.failures else []
+    told += [] if entry.reached is None else [f"the run ends: target {entry.reached:g} is reached"]
+    log.info("round %d/%d: %s", entry.round, rounds, ", ".join(told))
 
 
 def play_round(strategy: MethodStrategy, grid: Grid, t: int) -> Entry:
@@ -102,6 +111,8 @@ def play_round(strategy: MethodStrategy, grid: Grid, t: int) -> Entry:
             with clock(entry, "score"):
                 strategy.scorer.score(entry)
         strategy.scorer.check_sound(entry, strategy.good)
+        if score.ends(entry.accuracy):
+            entry.reached, last = score.target, True
         if last or (score.clients_every and t % score.clients_every == 0):
             with clock(entry, "client scores"):
                 asked = strategy.configure_evaluate(t)
@@ -198,7 +209,7 @@ def _checkpoint(config: Config) -> Checkpoint:
     folder = Path(config.run.out)
     try:
         saved = checkpoint.read(folder, config)
-        summary.check_incomplete(folder, config.run.rounds)
+        summary.check_incomplete(folder, config)
     except ValueError as error:
         raise Stopped(str(error)) from error
     return saved

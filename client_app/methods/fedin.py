@@ -7,13 +7,13 @@ from typing import final
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from client_app.copy import Copy
 from client_app.participant import upload
 from common import seeds
 from common.fit import fit
-from common.losses.gradients import alleviated, held_near, with_gradient
+from common.losses.gradients import Divergence, held_near, opposed
 from common.methods.fedin import Down, Options, Up
 from common.models import split
 from common.models.classifier import Classifier, Split
@@ -41,7 +41,8 @@ class FedIN(Copy[Options, Down]):
             return self.participant.train(down.t, net.parameters(), self.local)
         device = self.task.device
         in_training = INTraining(self.local.net, down.s_in.to(device), down.s_out.to(device))
-        work = self._sequential if self.options.grad_mode == "sequential" else self._together
+        modes = {"sequential": self._sequential, "phases": self._phases}
+        work = modes.get(self.options.grad_mode, self._together)
         return {**work(down.t, in_training), "in_loss": in_training.mean_loss}
 
     def _features(self, t: int) -> tuple[Tensor, Tensor]:
@@ -54,45 +55,56 @@ class FedIN(Copy[Options, Down]):
 
     def _together(self, t: int, in_training: INTraining) -> dict[str, float]:
         """One step along Z for each batch (equation 14 or 13)."""
-        o, local = self.options, self.local
-        inner, outer = parts(local.net)
+        o, local, divergence = self.options, self.local, Divergence(self.options.compare)
+        inner, outer = split.parts(local.net)
         parameters = list(local.net.parameters())
+
+        def both(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            losses = local(x, y), in_training()
+            divergence.compare(*losses, inner)
+            return losses
+
         if o.grad_mode == "eq13":
-            loss = opposed(local, in_training, inner, outer, o.outer_scale)
-            return self.participant.train(t, parameters, loss)
+            loss = opposed(both, inner, outer, o.outer_scale)
+            return self.participant.train(t, parameters, loss) | divergence.metrics
 
         factor = o.lambda_local / 2
         if factor == 0 or o.outer_scale == factor:
             hooks = []
         else:  # extractor and classifier have no part in l_IN, so their gradients can be rescaled
             hooks = [w.register_hook(scaling(o.outer_scale / factor)) for w in outer]
-        metrics = self.participant.train(
-            t, parameters, lambda x, y: factor * local(x, y) + in_training()
-        )
+
+        def weighed(x: Tensor, y: Tensor) -> Tensor:
+            l_local, l_in = both(x, y)
+            return factor * l_local + l_in
+
+        metrics = self.participant.train(t, parameters, weighed)
         for hook in hooks:
             hook.remove()
-        return metrics
+        return metrics | divergence.metrics
 
     def _sequential(self, t: int, in_training: INTraining) -> dict[str, float]:
         """After each step of l_local one of l_IN, on w_in alone, with an optimiser of its own."""
-        local = self.local
-        optimizer, pending = self.task.optimizer(t, parts(local.net)[0]), False
-        clip, precision = self.config.train.clip, self.config.run.precision
+        optimizer = self.task.optimizer(t, split.parts(self.local.net)[0])
+        parameters = self.local.net.parameters()
+        return self.participant.train(
+            t, parameters, self.local, after=lambda: self._in_steps(optimizer, in_training, 1)
+        )
 
-        def step() -> None:
-            batch = [(in_training.s_in,)]
-            fit(optimizer, batch, lambda _: in_training(), clip=clip, precision=precision)
-
-        def loss(x: Tensor, y: Tensor) -> Tensor:
-            nonlocal pending
-            if pending:
-                step()
-            pending = True
-            return local(x, y)
-
-        metrics = self.participant.train(t, local.net.parameters(), loss)
-        step()
+    def _phases(self, t: int, in_training: INTraining) -> dict[str, float]:
+        """All steps of l_local, then as many of l_IN, on w_in alone."""
+        metrics = self.participant.train(t, self.local.net.parameters(), self.local)
+        optimizer = self.task.optimizer(t, split.parts(self.local.net)[0])
+        self._in_steps(optimizer, in_training, int(metrics["steps"]))
         return metrics
+
+    def _in_steps(
+        self, optimizer: torch.optim.Optimizer, in_training: INTraining, count: int
+    ) -> None:
+        clip, precision = self.config.train.clip, self.config.run.precision
+        with torch.enable_grad():
+            batches = [(in_training.s_in,)] * count
+            fit(optimizer, batches, lambda _: in_training(), clip=clip, precision=precision)
 
 
 @final
@@ -141,30 +153,3 @@ def bounded(s: Tensor, o: Options, generator: torch.Generator) -> Tensor:
 
 def scaling(factor: float) -> Callable[[Tensor], Tensor]:
     return lambda gradient: factor * gradient
-
-
-def opposed(
-    local: Local,
-    in_training: INTraining,
-    inner: list[nn.Parameter],
-    outer: list[nn.Parameter],
-    outer_scale: float,
-) -> Callable[[Tensor, Tensor], Tensor]:
-    """Equation 13 on w_in, ``outer_scale`` G_local elsewhere; its value is l_local."""
-
-    def loss(x: Tensor, y: Tensor) -> Tensor:
-        l_local = local(x, y)
-        g_local = torch.autograd.grad(l_local, [*inner, *outer])
-        g_in = torch.autograd.grad(in_training(), inner)
-        z = alleviated(g_in, g_local[: len(inner)])
-        rest = [outer_scale * g for g in g_local[len(inner) :]]
-        return with_gradient(l_local, [*z, *rest], [*inner, *outer])
-
-    return loss
-
-
-def parts(net: Split) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """The parameters of w_in, and those of extractor and classifier."""
-    named = list(net.named_parameters())
-    inner = [w for name, w in named if net.part(name) == "intermediate"]
-    return inner, [w for name, w in named if net.part(name) != "intermediate"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import final
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from common import optimise, seeds
 from common.datafree import DataFree, is_adversarial, new_generator
 from common.methods.fedkf import Down, Options, Up
 from common.models.classifier import Classifier
+from common.models.generator import Generator
 from common.records import Records, StateDict
 
 
@@ -36,13 +38,7 @@ class FedKF(Copy[Options, Down]):
             return super().learn(down, net)
         p, task, gamma, t = self.participant, self.task, self.options.gamma, down.t
         teacher = p.model(self.spec, down.w if down.w_hat is None else down.w_hat)
-        generator, memory = new_generator(task), p.recall(t, Memory)
-        if memory is not None:
-            generator.load_state_dict(memory.generator)
-        task.place(generator)
-        optimizer = task.generator_optimizer(t, generator.parameters())
-        if memory is not None:
-            optimise.restore_moments(optimizer, memory.adam)
+        generator, optimizer = self._generator(down)
         datafree = DataFree(
             generator,
             teacher,
@@ -59,6 +55,22 @@ class FedKF(Copy[Options, Down]):
             return F.cross_entropy(net(x), y) + gamma * datafree.distance(images, logits)
 
         metrics = p.train(t, net.parameters(), loss, datafree.batches)
+        if optimizer is None:
+            return metrics
         adam = optimise.moments(optimizer)
         p.remember(t, Memory(generator=upload(generator), adam=adam))
         return {**metrics, "generator_loss": datafree.mean_loss}
+
+    def _generator(self, down: Down) -> tuple[Generator, torch.optim.Optimizer | None]:
+        """θ_k and its optimiser, or the server's θ, which none moves."""
+        generator, memory = new_generator(self.task), self.participant.recall(down.t, Memory)
+        if down.theta is not None:
+            generator.load_state_dict(down.theta)
+            return self.task.place(generator), None
+        if memory is not None:
+            generator.load_state_dict(memory.generator)
+        self.task.place(generator)
+        optimizer = self.task.generator_optimizer(down.t, generator.parameters())
+        if memory is not None:
+            optimise.restore_moments(optimizer, memory.adam)
+        return generator, optimizer

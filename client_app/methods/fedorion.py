@@ -40,12 +40,9 @@ class FedORION(Mutual[Options, Down]):
     def losses(self, own: Tensor, shared: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Equations 1 and 2."""
         kd, T = KD_LOSSES[self.options.kd_loss], self.config.noise.temperature
-        l_cm = F.cross_entropy(own, y)
+        l_cm = F.cross_entropy(own, y) + kd(shared.detach(), own, T)
         l_gm = kd(own.detach(), shared, T)
-        if self.options.dml:
-            l_cm = l_cm + kd(shared.detach(), own, T)
-            l_gm = l_gm + F.cross_entropy(shared, y)
-        return l_cm, l_gm
+        return l_cm, l_gm + F.cross_entropy(shared, y) if self.options.dml else l_gm
 
     @property
     def _skips_dml(self) -> bool:

@@ -1,8 +1,11 @@
-"""What is added to gradient descent: staying near a reference, and gradients that are given."""
+"""What is added to gradient descent: staying near a reference, gradients that are given, and how
+two gradients differ."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +25,45 @@ def alleviated(g_in: Sequence[Tensor], g_local: Sequence[Tensor]) -> list[Tensor
     return [g + factor * h for g, h in zip(g_in, g_local, strict=True)]
 
 
+@final
+class Divergence:
+    """How two gradients of the same weights lie to each other, every so many steps.
+
+    ``every``: steps from one comparison to the next, the first step being one; 0: never.
+    """
+
+    def __init__(self, every: int) -> None:
+        self.every, self.steps = every, 0
+        self.seen: list[tuple[float, float]] = []
+
+    def compare(self, first: Tensor, second: Tensor, at: Sequence[nn.Parameter]) -> None:
+        """At a step that is compared: the gradients of two losses, which keep their graphs."""
+        due = self.every > 0 and self.steps % self.every == 0
+        self.steps += 1
+        if not due:
+            return
+        g, h = (
+            torch.cat([x.flatten() for x in torch.autograd.grad(loss, at, retain_graph=True)])
+            for loss in (first, second)
+        )
+        a, b = float(g.norm()), float(h.norm())
+        if a > 0 and b > 0:
+            self.seen.append((float(g.double() @ h.double()) / (a * b), b / a))
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """``conflict``: share of compared steps whose gradients oppose each other; ``cosine`` and
+        ``norm_ratio`` ‖second‖/‖first‖: their means. Empty if nothing was compared."""
+        if not self.seen:
+            return {}
+        cosines, ratios = zip(*self.seen, strict=True)
+        return {
+            "conflict": sum(cosine < 0 for cosine in cosines) / len(cosines),
+            "cosine": fmean(cosines),
+            "norm_ratio": fmean(ratios),
+        }
+
+
 def with_gradient(value: Tensor, gradient: Sequence[Tensor], at: Sequence[Tensor]) -> Tensor:
     """A scalar of the value of ``value`` whose gradient with respect to ``at`` is ``gradient``.
 
@@ -29,6 +71,29 @@ def with_gradient(value: Tensor, gradient: Sequence[Tensor], at: Sequence[Tensor
     """
     linear = torch.stack([(g * w).sum() for g, w in zip(gradient, at, strict=True)]).sum()
     return linear - linear.detach() + value.detach()
+
+
+def opposed(
+    both: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    inner: list[nn.Parameter],
+    outer: list[nn.Parameter],
+    outer_scale: float,
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """A loss with the gradient Z of equation 13 at ``inner``, ``outer_scale`` G_local at ``outer``.
+
+    ``both``: the two losses l_local and l_IN of a batch, of which l_IN does not depend on
+    ``outer``; the value is l_local's. FedIN, section IV-B.
+    """
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        l_local, l_in = both(x, y)
+        g_local = torch.autograd.grad(l_local, [*inner, *outer])
+        g_in = torch.autograd.grad(l_in, inner)
+        z = alleviated(g_in, g_local[: len(inner)])
+        rest = [outer_scale * g for g in g_local[len(inner) :]]
+        return with_gradient(l_local, [*z, *rest], [*inner, *outer])
+
+    return loss
 
 
 def proximal(named: Iterable[tuple[str, Tensor]], reference: Mapping[str, Tensor]) -> Tensor:

@@ -30,6 +30,14 @@ Deviations:
 - Fakes leave no trace in w's BatchNorm statistics, which stay the clients' mean: w normalises by
   the fakes' own, the teachers by theirs (``kd-teacher-bn = "running"``).
 - The learning rate does not decay over rounds.
+- Every step draws z and y anew; the released code draws them once in an iteration, for all its
+  steps (``draw = "iteration"``). It has as many labels of a class over a round as p(y) says, in a
+  random order (``labels = "apportioned"``); we sample them from p(y), as the paper.
+- In L_md the gradient reaches the generator through both networks, as in the paper; in the released
+  code through w alone (``detach-teacher``).
+- The released code's L_cls is the mean of CE times the mean of α, not the mean of their products.
+- Its student's loss is a mean over classes too, as ours is at a ``server-lr`` C times smaller; its
+  SGD has no momentum. In its generator step w normalises by its running statistics.
 """
 
 from __future__ import annotations
@@ -62,6 +70,12 @@ class Options(Averaging):
     """λ_dis, the weight of L_dis."""
     kd_teacher_bn: Literal["batch", "running"] = "running"
     """BatchNorm of the teachers: the fakes' statistics, or their data's running ones."""
+    draw: Literal["step", "iteration"] = "step"
+    """How often z and y are drawn: for every step, or once for all steps of an iteration."""
+    labels: Literal["sampled", "apportioned"] = "sampled"
+    """y: independent draws from p(y), or the same shares of a round's labels in a random order."""
+    detach_teacher: bool = False
+    """In L_md the generator's gradient goes through the student alone."""
     server_lr: Positive = 0.01
     """η_s, of w's SGD."""
     server_momentum: Momentum = 0.9

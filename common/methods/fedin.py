@@ -28,8 +28,13 @@ weights across depths (``average.across``, see ``server_app/combine/mean.py``).
     Z = G_IN  if b ≥ 0,  G_IN − (b/a) G_local  if b < 0                    (13)
 
 with a = ‖G_local‖² and b = ⟨G_local, G_IN⟩, which solves the convex problem (10); for b ≥ 0 the
-local loss does not move w_in at all. ``"sequential"``: a step along G_local for all weights, then
-one of a second optimiser along G_IN for w_in ("without Opt" of Table VII).
+local loss does not move w_in at all. "Without Opt" of Table VII can be read in two ways:
+``"sequential"``, a step along G_local for all weights, then one of a second optimiser along G_IN
+for w_in; ``"phases"``, all steps along G_local first, then as many along G_IN.
+
+The journal tells how the two gradients lie to each other on w_in at every ``compare``-th step of a
+client under eq14 and eq13: the share of steps in which they oppose each other (⟨G_local, G_IN⟩ < 0,
+``client_conflict``), the mean cosine and the mean of ‖G_IN‖/‖G_local‖ (``client_norm_ratio``).
 
 ``in-training = false`` is "without IN" and sends no features: FedProx. With μ = 0 too it is FedAvg.
 
@@ -74,8 +79,10 @@ class Options(Averaging):
     """IN training; false: nobody sends or receives features."""
     mu: NonNegative = 0.1
     """μ of equation 4; the paper's μ/2 is 0.05."""
-    grad_mode: Literal["eq14", "eq13", "sequential"] = "eq14"
+    grad_mode: Literal["eq14", "eq13", "sequential", "phases"] = "eq14"
     """How the two gradients meet."""
+    compare: Annotated[int, Field(ge=0)] = 10
+    """Steps from one comparison of the two gradients to the next; 0: none."""
     lambda_local: NonNegative = 1.0
     """λ of equation 14."""
     outer_scale: Positive = 0.5

@@ -18,6 +18,12 @@ Two runs give the paper's four variants, since both final models are scored:
 ``teacher = "oca"`` FedKF (OCA) and FedKF (ACA); ``teacher = "aca"``, in which w itself teaches and
 no ŵ is sent, FedKF- (OCA) and FedKF- (ACA). The run's own model is ŵ.
 
+``generator-at = "server"`` is the other approach of section IV-A, which the authors found much
+worse: before round t the server trains one generator on the same teacher, ``generator-steps`` steps
+of ``train.batch-size`` images, and sends its θ, which stands still at the clients and serves all of
+them. The adversarial term, where it is on, then takes w in place of the students, which start from
+it. θ and its moments go on over the rounds.
+
 Deviations, with their switches. The released code differs from the paper; we default to the code:
 - Algorithm 1 updates the generator first; the code the student, and then the generator on the same
   images (``generator.update-order = "student"``). ``"generator"`` draws the images anew from the
@@ -43,7 +49,7 @@ from common import protocol
 from common.config import Config, not_allowed
 from common.methods.fedavg import Averaging, Up
 from common.records import StateDict
-from common.section import NonNegative
+from common.section import AtLeastOne, NonNegative
 
 
 @final
@@ -55,6 +61,10 @@ class Options(Averaging):
     """γ, the weight of distillation."""
     teacher: Literal["oca", "aca"] = "oca"
     """``oca``: FedKF; ``aca``: FedKF-, with half of the downlink."""
+    generator_at: Literal["client", "server"] = "client"
+    """Who trains generators: every client its own, while it distils, or the server one for all."""
+    generator_steps: AtLeastOne = 100
+    """Steps of the server's generator before each round."""
 
     def check(self, config: Config) -> None:
         super().check(config)
@@ -67,3 +77,4 @@ class Down(protocol.Model):
     """``w``: ACA, where the student starts."""
 
     w_hat: StateDict | None  #: ŵ, OCA; None in round 1 and where w teaches
+    theta: StateDict | None  #: θ of the server's generator; None in round 1 and where clients train

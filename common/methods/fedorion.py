@@ -27,9 +27,9 @@ Other kinds of noise (Table 4): dead leaves, an untrained StyleGAN, uniform (``n
 
 The client keeps θ_i for good; θ_gi is replaced by θ_g at each selection.
 
-Ablations: ``dml = false`` trains the copy by the distillation term of (2) alone and θ_i by CE
-alone; ``aggregate = false`` distils into the previous θ_g; ``distill = false`` stops after the
-average.
+Ablations: ``dml = false`` trains the copy by the distillation term of (2) alone, and θ_i by (1) as
+before (section 5, "Effect of DML"); ``aggregate = false`` distils into the previous θ_g;
+``distill = false`` stops after the average.
 
 Deviations, with their switches:
 - Algorithm 1 draws one noise batch in a server epoch, the authors' code 200 (``noise.batches``).
@@ -63,7 +63,7 @@ class Options(Averaging):
     auto = {"average.weights": "uniform", "score.bn": "batch"}
 
     dml: bool = True
-    """Deep mutual learning; false: distillation for the copy, cross-entropy for θ_i."""
+    """Deep mutual learning; false: the copy learns from θ_i alone, not from labels."""
     selective: bool = True
     """Clients of the global architecture skip DML; false: everybody does DML."""
     skip_share: Annotated[float, Field(ge=-1, le=1)] = -1.0

@@ -118,3 +118,10 @@ def common_shapes(
 
 def _text(shapes: Shapes) -> str:
     return " and ".join("×".join(map(str, shape)) for shape in shapes)
+
+
+def parts(net: Split) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """The parameters of w_in, and those of extractor and classifier."""
+    named = list(net.named_parameters())
+    inner = [w for name, w in named if net.part(name) == "intermediate"]
+    return inner, [w for name, w in named if net.part(name) != "intermediate"]

@@ -67,8 +67,9 @@ def done(flat: Mapping[str, Value]) -> bool:
     Raises ``ValueError`` if it holds a checkpoint of another configuration.
     """
     folder = Path(str(flat["out"]))
-    checkpoint.read(folder, parse(flat))
-    return complete(folder, int(flat["rounds"]))
+    config = parse(flat)
+    checkpoint.read(folder, config)
+    return bool(complete(folder, config))
 
 
 def without_tracebacks(put: Callable[[str], None]) -> Callable[[str], None]:

@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 
 from common.files import write_atomically
 from deploy.report import plots, sections
 from deploy.report.groups import Group, differences, grouped, spread
+from deploy.report.interval import half_width
 from deploy.report.layout import Card, Page, Section, render
 from deploy.report.plots import Groups
 from deploy.report.read import Run, read
@@ -44,7 +46,7 @@ def one(run: Run) -> Page:
         title=f"{run.name} on {dataset}" if dataset else run.name,
         subtitle=_subtitle(run),
         state="done" if run.finished else "open",
-        pill=f"{run.done} rounds" if run.finished else f"unfinished: round {run.reached}",
+        pill=_state(run),
         tiles=_tiles(run),
         notes=run.notes,
         sections=[
@@ -87,6 +89,13 @@ def several(runs: list[Run]) -> Page:
     )
 
 
+def _state(run: Run) -> str:
+    if not run.finished:
+        return f"unfinished: round {run.reached}"
+    why = "" if run.target is None else f": target {percent(run.target)} is reached"
+    return f"{run.done} rounds{why}"
+
+
 def _subtitle(run: Run) -> str:
     told = [(name, run.setting(name)) for name in ("runtime", "seed")]
     parts = [f"{len(run.members)} clients" if run.members else "", ", ".join(run.models())]
@@ -110,13 +119,13 @@ def _tiles(run: Run) -> list[tuple[str, str, str]]:
 
 
 def _results(groups: Groups) -> Section:
-    """A row for each group: means over its seeds, with the sample standard deviation."""
+    """A row for each group: means over its seeds, with half of their 95 % intervals."""
     measures: list[Callable[[Run], float | None]] = [
         *(partial(_headline, name) for name in ("final", "best", "last10")),
         lambda run: run.mean_on_clients()[1],
     ]
     shares = [[group.values(measure) for group in groups] for measure in measures]
-    columns = [_marked(each, groups) for each in shares]
+    columns = [_marked(each) for each in shares]
     columns[-1] = [
         replace(cell, aside=f"{cell.aside} {group.runs[0].mean_on_clients()[0]}".strip())
         for cell, group in zip(columns[-1], groups, strict=True)
@@ -140,7 +149,7 @@ def _results(groups: Groups) -> Section:
         f"{sections.MEAN[0].lower()}{sections.MEAN[1:]}."
     )
     if any(group.several for group in groups):
-        lead += " Runs that differ by seed alone are one row: the mean ± sample standard deviation."
+        lead += " Runs that differ by seed alone are one row: the mean ± half of its 95 % interval."
     return Section("Results", [Card("", table=table, span=12)], lead)
 
 
@@ -148,15 +157,14 @@ def _headline(name: str, run: Run) -> float | None:
     return run.headline()[name]
 
 
-def _marked(values: Sequence[Sequence[float]], groups: Groups) -> list[Cell]:
-    """A column of the results: each group's mean, the best in bold, and how far its seeds lie
-    apart."""
-    found = [spread(each) if each else None for each in values]
-    best = max((mean for mean, _ in filter(None, found)), default=None)
+def _marked(values: Sequence[Sequence[float]]) -> list[Cell]:
+    """A column of the results: each group's mean, the best in bold, and half of its interval."""
+    means = [fmean(each) if each else None for each in values]
+    best = max((mean for mean in means if mean is not None), default=None)
     cells = []
-    for each, group in zip(found, groups, strict=True):
-        mean, deviation = each or (None, 0.0)
-        aside = f"± {100 * deviation:.2f}" if each and group.several else ""
+    for mean, each in zip(means, values, strict=True):
+        half = half_width(each)
+        aside = "" if half is None else f"± {100 * half:.2f}"
         cells.append(Cell(percent(mean, 2), aside, best=mean is not None and mean == best))
     return cells
 

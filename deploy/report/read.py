@@ -78,8 +78,14 @@ class Run:
         return f"{self.done}" if self.rounds is None else f"{self.done} of {self.rounds}"
 
     @property
+    def target(self) -> float | None:
+        """The accuracy with which the run ended, in its last round or before, if it did."""
+        return self.entries[-1].reached if self.entries else None
+
+    @property
     def finished(self) -> bool:
-        return self.summary is not None and (self.rounds is None or self.done >= self.rounds)
+        over = self.rounds is None or self.done >= self.rounds or self.target is not None
+        return self.summary is not None and over
 
     @property
     def name(self) -> str:

@@ -49,7 +49,7 @@ def launch(
         raise ValueError(missing(ModuleNotFoundError(name="ray")))
     if flat["resume"]:
         checkpoint.read(folder, config)
-        check_incomplete(folder, config.run.rounds)
+        check_incomplete(folder, config)
     for line in told(flat, bundled=runtime != "loopback"):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     title = f"[bold]{config.run.method}[/] on {config.data.name}: results go to {folder}"

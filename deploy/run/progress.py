@@ -86,6 +86,12 @@ class Progress:
         return max((a for a in found if a is not None), default=None)
 
     @property
+    def _reached(self) -> float | None:
+        """The target with which the run has ended before its last round."""
+        newest = self._entries.get(max(self._entries, default=0))
+        return newest.reached if newest else None
+
+    @property
     def failures(self) -> int:
         return sum(len(e.failures) for e in self._entries.values())
 
@@ -98,7 +104,7 @@ class Progress:
         that counts as it is by now.
         """
         ended = max(self._entries, default=0)
-        if ended == 0:
+        if ended == 0 or self._reached is not None:
             return None
         last = [self._entries[t] for t in sorted(self._entries) if t > 0][-5:]
         known = [e.seconds["total"] for e in last if "total" in e.seconds]
@@ -137,21 +143,26 @@ class Progress:
             parts.append(f"{self.left} left")
         if self.failures:
             parts.append(f"failures {self.failures}")
+        if entry.reached is not None:
+            parts.append(f"the run ends: target {percent(entry.reached)} is reached")
         return ", ".join(parts)
 
     def _view(self) -> Group:
         ended = max(self._entries, default=0)
-        now, left = self._entries.get(ended), ended < self._rounds
+        now, reached = self._entries.get(ended), self._reached
+        left = ended < self._rounds and reached is None
         shown = str(self.left or NONE) if left else duration(self._last - self._began)
         cells: list[ProgressBar | Text] = [
             Text(f"round {ended}/{self._rounds}", style="bold"),
-            ProgressBar(total=max(1, self._rounds), completed=ended, width=28),
+            ProgressBar(total=max(1, self._rounds if left else ended), completed=ended, width=28),
             Text.assemble(("accuracy ", "dim"), percent(now.accuracy if now else None)),
             Text.assemble(("best ", "dim"), percent(self.best)),
             Text.assemble(("left " if left else "took ", "dim"), shown),
         ]
         if self.failures:
             cells.append(Text(f"failures {self.failures}", style="yellow"))
+        if reached is not None:
+            cells.append(Text(f"target {percent(reached)} is reached"))
         line = Lines.grid(padding=(0, 2))
         line.add_row(*cells)
         self._spinner.update(text=Text(self._phase, style="dim"))
@@ -184,6 +195,8 @@ def show_summary(run: Run, console: Console) -> None:
         ("sent", f"{size(run.cost('down'))} down, {size(run.cost('up'))} up"),
         ("weights", f"SHA-256 {((summary and summary.weights_sha256) or NONE)[:16]}"),
     ]
+    if run.target is not None:
+        lines.append(("ended", f"round {run.reached}: target {percent(run.target)} is reached"))
     if summary and (reached := summary.rounds_to_target):
         first, mean5 = ("none" if t is None else t for t in (reached.first, reached.mean5))
         line = f"first in round {first}, mean of 5 in round {mean5}"

@@ -4,8 +4,8 @@ A table file is an experiment file with rows and columns: each cell is ``[base]`
 and column set, once for each seed. A cell whose run is recorded is not run again; two rows that
 differ only in what they measure share one run. The records lie under ``OUT/cells/<fingerprint>``.
 
-Ours is the mean ± standard deviation over seeds. A cell that was not run stays visibly empty; a
-cell with fewer seeds than the others says so.
+Ours is the mean over seeds ± half of its 95 % interval. A cell that was not run stays visibly
+empty; a cell with fewer seeds than the others says so.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from common.journal import Entry
 from common.metrics import rounds_to
 from common.parse import defaults
 from deploy.report import table as rendering
+from deploy.report.interval import half_width
 from deploy.report.table import Cell, Table
 from deploy.report.table_picture import png
 from deploy.report.text import NONE, clean
@@ -98,6 +99,11 @@ class Measured:
         several = len(self.values) > 1 and all(map(math.isfinite, self.values))
         return statistics.stdev(self.values) if several else None
 
+    @property
+    def interval(self) -> float | None:
+        """Half of the mean's 95 % interval; None below two seeds."""
+        return half_width(self.values)
+
 
 @final
 @dataclass(frozen=True)
@@ -146,14 +152,16 @@ class Comparison:
         return {r for r, m in finite.items() if self._number(m) == self._number(top)}
 
     def ours(self, row: str, column: str) -> str:
-        """``82.94 ± 0.21``; with ``[2]``, the number of seeds, where others have more."""
+        """``82.94 ± 0.21``, the mean and half of its interval; with ``[2]``, the number of seeds,
+        where others have more.
+        """
         cell = self.cell(row, column)
         if not cell.values or cell.mean is None:
             return NONE
         if never := sum(not math.isfinite(value) for value in cell.values):
             return f"{self._number(max(cell.values))} ({never} of {len(cell.values)})"
         most = max(len(c.values) for c in self.cells.values())
-        spread = "" if cell.std is None else f" ± {self._number(cell.std)}"
+        spread = "" if cell.interval is None else f" ± {self._number(cell.interval)}"
         seeds = "" if len(cell.values) == most else f" [{len(cell.values)}]"
         return f"{self._number(cell.mean)}{spread}{seeds}"
 
@@ -170,7 +178,9 @@ class Comparison:
         if any(c.expected is not None for c in cells):
             out.append("In parentheses: the paper's number.")
         if counts and max(counts) > 1:
-            out.append(f"Mean ± standard deviation over {max(counts)} seeds.")
+            out.append(f"Mean of {max(counts)} seeds ± half of its 95 % interval (Student's t).")
+        elif counts:
+            out.append("One seed, so no interval and no order.")
         if len(counts) > 1:
             out.append("In square brackets: the number of seeds, where it is smaller.")
         if any(math.inf in c.values for c in cells):
@@ -197,11 +207,11 @@ class Comparison:
 
     def numbers(self) -> Table:
         """A line for each cell, the numbers alone, for a spreadsheet; empty where there is none."""
-        header = ("row", "column", "mean", "std", "seeds", "paper")
+        header = ("row", "column", "mean", "std", "interval", "seeds", "paper")
         rows = []
         for row, column in itertools.product(self.rows, self.columns):
             cell = self.cell(row, column)
-            numbers = (cell.mean, cell.std, len(cell.values), cell.expected)
+            numbers = (cell.mean, cell.std, cell.interval, len(cell.values), cell.expected)
             rows.append([row, column, *("" if n is None else f"{n:.10g}" for n in numbers)])
         return Table(header, rows, align="llr")
 
@@ -227,6 +237,8 @@ class CellRun:
 
 
 DEFAULTS = defaults()
+TARGET = "rounds_to_target."  #: measures that are nothing where a run never reached its target
+GOAL = "rounds_to_target.target"
 
 
 def read(path: Path) -> TableFile:
@@ -302,7 +314,10 @@ def collect(file: TableFile, folder: Path) -> Comparison:
         if cell.line.reach:
             value = _rounds_to_reach(cell, all_cells, folder)
         else:
-            value = measured(record(folder / "cells" / cell.fingerprint) or {}, cell.measure)
+            summary = record(folder / "cells" / cell.fingerprint) or {}
+            value = measured(summary, cell.measure)
+            if value is None and cell.measure.startswith(TARGET) and measured(summary, GOAL):
+                value = math.inf
         if value is not None:
             scale = usual if cell.line.scale is None else cell.line.scale
             found[cell.row, cell.column].append(value * scale)
@@ -334,7 +349,8 @@ def told(filled: Comparison, file: TableFile) -> dict[str, object]:
 def write(filled: Comparison, file: TableFile, folder: Path, stem: str) -> list[Path]:
     """Markdown, HTML, LaTeX, CSV, PNG, and the bare numbers as JSON (null: never), in ``folder``.
 
-    The CSV has a line for each cell: mean, standard deviation, seeds, the paper's number.
+    The CSV has a line for each cell: mean, standard deviation, half of the 95 % interval, seeds,
+    the paper's number.
     """
     table = filled.table()
     texts = {

@@ -72,7 +72,7 @@ def regions(folder: Path) -> Figure:
             _panel(axes, net, points, data)
         grid[0, j].set_title(title, fontsize=9.5)
     grid[0, 0].set_ylabel("before round 1")
-    grid[1, 0].set_ylabel(f"after round {config.run.rounds}")
+    grid[1, 0].set_ylabel("after the last round")
     return drawing
 
 

@@ -18,6 +18,7 @@ FREE = {
         *("resume", "runtime", "out", "state_dir", "rounds", "timeout", "wait", "experiment"),
         *("max_samples", "rebind", "track", "plugins"),
     },
+    "score": {"stop"},
     "wire": {"max_mb"},
     "node": {"device", "memory_mb", "state_dir"},
 }

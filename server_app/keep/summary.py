@@ -41,6 +41,7 @@ def write(
     summary = {
         "status": "stopped" if error else "completed",
         "error": error,
+        "ended": "error" if error else "rounds" if last.reached is None else "target",
         "method": config.run.method,
         "dataset": config.data.name,
         "runtime": config.run.runtime,
@@ -78,21 +79,29 @@ def place(out: str, experiment: str) -> Path:
     return Path(out).expanduser() if out else Path.home() / ".fedmosaic" / "runs" / experiment
 
 
-def complete(folder: Path, rounds: int) -> bool:
-    """Whether the folder has the summary of a completed run of at least ``rounds`` rounds."""
+def complete(folder: Path, config: Config) -> str:
+    """Why the completed run in the folder does not go on under ``config``; empty if it would, or
+    there is none.
+    """
     try:
         found = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        return bool(found["status"] == "completed" and found["rounds"] >= rounds)
+        status, rounds, accuracy = found["status"], found["rounds"], found["accuracy"]
     except (OSError, ValueError, KeyError):
-        return False
+        return ""
+    if status != "completed":
+        return ""
+    if rounds >= config.run.rounds:
+        return f"rounds = {config.run.rounds}, all of them done; for more: -s rounds=N"
+    if config.score.ends(accuracy and accuracy["final"]):
+        target = f"score.target = {config.score.target:g}"
+        return f"{target} was reached in round {rounds}; for more: -s score.stop=false"
+    return ""
 
 
-def check_incomplete(folder: Path, rounds: int) -> None:
-    """Raise ``ValueError`` if the folder has a completed run of at least ``rounds`` rounds."""
-    if complete(folder, rounds):
-        raise ValueError(
-            f"the run is complete: rounds = {rounds}, all of them done; for more: -s rounds=N"
-        )
+def check_incomplete(folder: Path, config: Config) -> None:
+    """Raise ``ValueError`` if the folder has a completed run that ends as ``config`` says."""
+    if why := complete(folder, config):
+        raise ValueError(f"the run is complete: {why}")
 
 
 def digest(weights: StateDict) -> str:

@@ -74,11 +74,22 @@ class FedFTG(Averaged[Options, Up]):
         sgd = optimise.make(student.parameters(), "sgd", o.server_lr, momentum=o.server_momentum)
         draw = seeds.stream(task.seed, "fakes", t, device=task.device)
 
+        def drawn() -> Iterator[tuple[Tensor, Tensor]]:
+            """z [Q, latent] and y [Q], without end."""
+            batches = 1 if o.draw == "iteration" else len(teachers) + o.student_steps
+            while True:
+                if o.labels == "apportioned":
+                    labels = apportioned(p, o.iterations * batches * o.generated, draw)
+                else:
+                    labels = torch.multinomial(p, o.generated, replacement=True, generator=draw)
+                for y in labels.split(o.generated):
+                    z = torch.randn(o.generated, g.latent, generator=draw, device=task.device)
+                    yield z, y
+
         def latents(count: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-            """z [Q, latent], y [Q] and the number of the batch."""
+            """z, y and the number of the batch."""
             for i in range(count):
-                z = torch.randn(o.generated, g.latent, generator=draw, device=task.device)
-                y = torch.multinomial(p, o.generated, replacement=True, generator=draw)
+                z, y = fixed or next(noise)
                 yield z, y, torch.tensor(i)
 
         def imagine(z: Tensor, y: Tensor) -> Tensor:
@@ -91,7 +102,8 @@ class FedFTG(Averaged[Options, Up]):
             teacher = teachers[int(i)](x)
             value = o.lambda_cls * generation.weighted_cross_entropy(teacher, y, weights)
             value = value + o.lambda_dis * generation.diversity(z, x) / len(teachers)
-            return value - generation.disagreement(teacher, student(x), weights)
+            known = teacher.detach() if o.detach_teacher else teacher
+            return value - generation.disagreement(known, student(x), weights)
 
         def student_loss(z: Tensor, y: Tensor, _: Tensor) -> Tensor:
             with torch.no_grad():
@@ -104,18 +116,33 @@ class FedFTG(Averaged[Options, Up]):
             ]
             return torch.stack(losses).sum()
 
-        found, learnt = 0.0, 0.0
+        found, learnt, noise = 0.0, 0.0, drawn()
+        fixed: tuple[Tensor, Tensor] | None = None
         with ExitStack() as stack:
             stack.enter_context(seeds.scope(task.seed, "fine-tune", t))
             for net in [student, *(teachers if o.kd_teacher_bn == "batch" else [])]:
                 stack.enter_context(batch_statistics(net))
             for _ in range(o.iterations):
+                fixed = next(noise) if o.draw == "iteration" else None
                 student.requires_grad_(False)
                 found += fit(adam, latents(len(teachers)), generator_loss)["loss"]
                 student.requires_grad_(True)
                 learnt += fit(sgd, latents(o.student_steps), student_loss)["loss"]
         self.w, self.theta = tree.snapshot(student), tree.snapshot(self.generator)
         return {"generator_loss": found / o.iterations, "distill_loss": learnt / o.iterations}
+
+
+def apportioned(p: Tensor, number: int, draw: torch.Generator) -> Tensor:
+    """``number`` labels in a random order, of which class c has a share of p [C], but for rounding.
+
+    Boundaries between classes are rounded down, as in the released code.
+    """
+    shares = p.double() / p.double().sum()
+    ends = (shares.cumsum(0) * number + 1e-6).floor().long().clamp_max(number)
+    ends[-1] = number
+    counts = ends.diff(prepend=ends.new_zeros(1))
+    labels = torch.arange(len(p), device=p.device).repeat_interleave(counts)
+    return labels[torch.randperm(number, generator=draw, device=p.device)]
 
 
 def label_weights(counts: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,16 +7,67 @@ from __future__ import annotations
 
 from typing import final
 
+from common import optimise, seeds, tree
+from common.datafree import DataFree, is_adversarial, new_generator
 from common.methods.fedkf import Down, Options, Up
+from common.records import Records, StateDict
 from server_app.global_model import Averaged
+from server_app.method import Metrics, Ups
+
+
+@final
+class State(Records):
+    """What round t + 1 depends on."""
+
+    w: StateDict
+    theta: StateDict | None  #: of the server's generator, where it has one that was trained
+    adam: dict[int, StateDict]  #: its moments
 
 
 @final
 class FedKF(Averaged[Options, Up]):
     """w ← Σ_{k∈S_t} (n_k/Σn) w_k (ACA);  ŵ ← the same over every client's last upload (OCA)."""
 
-    answers = Up
+    answers, keeps = Up, State
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.theta: StateDict | None = None
+        self.adam: dict[int, StateDict] = {}
+        self.told: Metrics = {}
 
     def down(self, t: int) -> Down:
-        teaches = t > 1 and self.options.teacher == "oca"
-        return Down(w=self.w, w_hat=self.flat(self.overall) if teaches else None)
+        if t == 1:
+            return Down(w=self.w, w_hat=None, theta=None)
+        w_hat = self.flat(self.overall) if self.options.teacher == "oca" else None
+        if self.options.generator_at == "server":
+            self._train_generator(t, w_hat or self.w)
+        return Down(w=self.w, w_hat=w_hat, theta=self.theta)
+
+    def _train_generator(self, t: int, teacher: StateDict) -> None:
+        """θ ← Adam along L_G on the answers of ``teacher`` (equations 2-5)."""
+        task = self.task
+        generator = new_generator(task)
+        if self.theta is not None:
+            generator.load_state_dict(self.theta)
+        task.place(generator)
+        optimizer = task.generator_optimizer(t, generator.parameters())
+        optimise.restore_moments(optimizer, self.adam)
+        datafree = DataFree(
+            generator,
+            self.build(self.global_spec, teacher),
+            self.build(self.global_spec, self.w),
+            self.config.generator,
+            optimizer,
+            gamma=self.options.gamma,
+            size=self.config.train.batch_size,
+            adversarial=is_adversarial(task),
+            draw=seeds.stream(task.seed, "latents", t, device=task.device),
+        )
+        for _ in datafree.batches([()] * self.options.generator_steps):
+            pass
+        self.theta, self.adam = tree.snapshot(generator), optimise.moments(optimizer)
+        self.told = {"generator_loss": datafree.mean_loss}
+
+    def after(self, t: int, ups: Ups[Up]) -> Metrics:
+        return self.told

@@ -10,16 +10,19 @@ import torch
 from safetensors.torch import load_file
 
 from common import tree
+from common.methods import names
 from common.parse import defaults, parse
 from common.records import StateDict
 from common.tree import cut
 from server_app import rounds
 from server_app.combine.mean import average_layers as aggregate
 from server_app.combine.oca import Oca, Upload
+from server_app.global_model import Combining
 from server_app.keep.checkpoint import Checkpoint, path_in
 from server_app.keep.summary import digest
 from server_app.method import Models, Ups
-from tests.support.battery import Crash, Crashing, config
+from server_app.methods import half
+from tests.support.battery import OVERRIDES, Crash, Crashing, config
 from tests.support.halves import server
 from tests.support.tiny import TinyRun, play
 
@@ -43,6 +46,7 @@ SOME = {"per_round": 2, "rounds": 3}
 ON = {"oca__aggregate": "on"}
 
 every_method = pytest.mark.parametrize("named", METHODS)
+"""FedKF is none of them, because it never runs without OCA."""
 
 
 def settings(named: str, folder: Path, **changes: Any) -> dict[str, Any]:
@@ -58,7 +62,7 @@ def equal(a: StateDict, b: StateDict) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-@every_method
+@pytest.mark.parametrize("named", [*METHODS, "fedkf"])
 def test_with_everybody_active_it_is_the_active_clients_mean_bit_for_bit(
     named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,7 +100,7 @@ def test_the_active_clients_mean_takes_the_course_that_it_takes_alone(
     assert (both.weights == alone.weights) == (not who)
 
 
-@pytest.mark.parametrize("named", ["fedavg", "fedin", "inclusivefl", "depthfl", "qffl"])
+@pytest.mark.parametrize("named", ["fedavg", "fedin", "inclusivefl", "depthfl", "qffl", "scaffold"])
 def test_a_resumed_run_equals_an_uninterrupted_one(named: str, tmp_path: Path) -> None:
     given = {**SOME, "rounds": 4, "oca__in_memory": 1, **ON}
     whole = play(settings(named, tmp_path / "whole", **given))
@@ -186,6 +190,16 @@ def test_what_a_method_itself_would_score_keeps_its_name(tmp_path: Path) -> None
     assert list(run.journal[-1]["accuracies"]) == ["oca", "aca", "student", "teacher"]
     assert course(run, "teacher") == course(run, "aca") == course(alone, "teacher")
     assert course(run, "student") == course(alone)
+
+
+@pytest.mark.parametrize("method", names())
+def test_every_method_that_averages_is_wrapped_and_every_other_refuses(method: str) -> None:
+    given = {**OVERRIDES.get(method, {}), "method": method, "lwn__init": "average", **ON}
+    if issubclass(half(method), Combining):
+        assert isinstance(server(**given), Oca)
+    else:
+        with pytest.raises(ValueError, match='^oca.aggregate = "on" is not allowed with .* averag'):
+            server(**given)
 
 
 @pytest.mark.parametrize(("key", "value"), [("oca.aggregate", "on"), ("average.robust", "median")])

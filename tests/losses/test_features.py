@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import minimize
 
 from common.losses.gradients import alleviated, with_gradient
 
@@ -35,18 +34,13 @@ def test_equation_13_solves_equation_10(seed: int) -> None:
     g_in, g_local = rng.normal(size=(2, 6))
     if seed % 2:  # make sure that half of them are opposed
         g_in = g_in - 2 * g_local
-    solved = minimize(
-        lambda z: float(((g_in - z) ** 2).sum()),
-        np.zeros(6),
-        jac=lambda z: 2 * (z - g_in),
-        constraints={"type": "ineq", "fun": lambda z: z @ g_local, "jac": lambda z: g_local},
-        method="SLSQP",
-        options={"ftol": 1e-14, "maxiter": 500},
-    )
-    (z,) = alleviated([torch.tensor(g_in)], [torch.tensor(g_local)])
-    assert solved.success
-    assert np.allclose(z.numpy(), solved.x, atol=1e-5)
-    assert float(z @ torch.tensor(g_local)) >= -1e-9
+    z = alleviated([torch.tensor(g_in)], [torch.tensor(g_local)])[0].numpy()
+    assert z @ g_local >= -1e-9
+    # z is the nearest of a convex set if no way into the set leads towards g_in
+    others = rng.normal(size=(1000, 6)) * 10
+    others -= np.minimum(others @ g_local, 0)[:, None] * g_local / (g_local @ g_local)
+    assert (others @ g_local >= -1e-9).all()
+    assert ((others - z) @ (g_in - z) <= 1e-9).all()
 
 
 def test_a_value_gets_the_gradient_it_is_given() -> None:

@@ -10,8 +10,9 @@ import torch
 
 from client_app.methods import half
 from common.methods import fedavg, fedftg
+from common.models.generator import Generator
 from server_app.keep.checkpoint import Checkpoint
-from server_app.methods.fedftg import label_weights
+from server_app.methods.fedftg import apportioned, label_weights
 from server_app.stopped import Stopped
 from tests.support.tiny import TinyRun
 
@@ -43,6 +44,33 @@ def test_labels_and_teachers_are_weighed_by_class_counts() -> None:
     p, alpha = label_weights(torch.tensor([[3.0, 0, 0], [1.0, 4, 0]], dtype=torch.float64))
     assert p.tolist() == [0.5, 0.5, 0.0]
     assert alpha.tolist() == [[0.75, 0.0, 0.0], [0.25, 1.0, 0.0]]
+
+
+def test_apportioned_labels_have_the_shares_of_p() -> None:
+    # cumulative shares .3, .35, .35, 1 of ten labels end at 3, 3 (3.5 rounded down), 3 and 10
+    p = torch.tensor([0.3, 0.05, 0.0, 0.65])
+    labels = apportioned(p, 10, torch.Generator().manual_seed(0))
+    assert labels.bincount(minlength=4).tolist() == [3, 0, 0, 7]
+    again = apportioned(p, 10, torch.Generator().manual_seed(1))
+    assert sorted(again.tolist()) == sorted(labels.tolist()) and not torch.equal(again, labels)
+
+
+def test_z_and_y_are_drawn_once_in_an_iteration(
+    run: Callable[..., TinyRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four clients' steps and five of the student on one draw, or on one each."""
+    seen: list[torch.Tensor] = []
+    forward = Generator.forward
+
+    def spy(self: Generator, z: torch.Tensor) -> torch.Tensor:
+        seen.append(z.clone())
+        return forward(self, z)
+
+    monkeypatch.setattr(Generator, "forward", spy)
+    for draw, different in (("iteration", 2), ("step", 18)):
+        seen.clear()
+        run(**TINY, rounds=1, fedftg__draw=draw)
+        assert len(seen) == 18 and len({z.numpy().tobytes() for z in seen}) == different
 
 
 def test_it_needs_the_class_counts(run: Callable[..., TinyRun]) -> None:
@@ -104,6 +132,9 @@ def test_a_client_s_answer_is_fedavg_s() -> None:
         {"fedftg__kd_teacher_bn": "batch"},
         {"fedftg__server_lr": 0.1},
         {"fedftg__mu": 0.5},
+        {"fedftg__draw": "iteration"},
+        {"fedftg__labels": "apportioned"},
+        {"fedftg__detach_teacher": True},
     ],
 )
 def test_every_switch_does_something(switch: dict[str, Any], run: Callable[..., TinyRun]) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from client_app.methods.fedin import FedIN, INTraining, Local, bounded
 from common import models, seeds, tree
+from common.losses.gradients import Divergence
 from common.methods.fedin import Down, Options, Up
 from common.models.classifier import Split
 from common.models.split import common_shapes, shapes
@@ -127,9 +128,9 @@ def test_a_node_that_brings_another_family_is_refused_by_the_server(tmp_path: An
         play(settings, grid)
 
 
-@pytest.mark.parametrize("mode", ["eq14", "eq13", "sequential"])
+@pytest.mark.parametrize("mode", ["eq14", "eq13", "sequential", "phases"])
 def test_every_way_to_combine_gradients_learns_its_own_thing(run: Run, mode: str) -> None:
-    others = {"eq14", "eq13", "sequential"} - {mode}
+    others = {"eq14", "eq13", "sequential", "phases"} - {mode}
     this = run(method="fedin", fedin__grad_mode=mode, **FLEET)
     assert this.journal[-1]["metrics"]["client_in_loss"] > 0
     for other in others:
@@ -161,10 +162,11 @@ class OneStep:
         )
         self.config = self.task.config
 
-    def train(self, t: int, parameters: Any, loss: Any) -> dict[str, float]:
-        from common.fit import fit
+    steps = 1
 
-        return fit(torch.optim.SGD(parameters, lr=1.0), [batch()], loss)
+    def train(self, t: int, parameters: Any, loss: Any, after: Any = None) -> dict[str, float]:
+        batches = [batch()] * self.steps
+        return self.task.fit(t, parameters, batches, loss, after)
 
 
 def half(network: Split, **options: Any) -> FedIN:
@@ -240,6 +242,56 @@ def test_without_opt_a_step_on_the_features_follows_each_local_step() -> None:
             p -= gradients[name]
     for name, p in network.named_parameters():
         assert torch.allclose(p, named[name], atol=1e-6), name
+
+
+def test_in_phases_the_steps_on_the_features_follow_all_local_ones() -> None:
+    s_in = torch.randn(4, 8, 4, 4, generator=seeds.stream(1, "s"))
+    s_out, steps = torch.zeros(4, 16, 2, 2), 3
+    network = net()
+    in_training = INTraining(network, s_in, s_out)
+    phases = half(network)
+    phases.participant.steps = steps  # type: ignore[attr-defined]
+    phases._phases(1, in_training)
+    assert in_training.count == steps
+
+    by_hand, (x, y) = net(), batch()
+    optimizer = torch.optim.SGD(by_hand.parameters(), lr=1.0)
+    inner = [p for name, p in by_hand.named_parameters() if by_hand.part(name) == "intermediate"]
+    second = torch.optim.SGD(inner, lr=1.0)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(by_hand(x), y).backward()
+        optimizer.step()
+    for _ in range(steps):
+        second.zero_grad()
+        torch.nn.functional.mse_loss(by_hand.intermediate(s_in), s_out).backward()
+        second.step()
+    wanted = dict(by_hand.named_parameters())
+    for name, p in network.named_parameters():
+        assert torch.allclose(p, wanted[name], atol=1e-5), name
+
+
+def test_the_journal_tells_how_the_gradients_lie_to_each_other(run: Run) -> None:
+    for mode in ("eq14", "eq13"):
+        settings = {"method": "fedin", "fedin__grad_mode": mode, **FLEET}
+        told, silent = run(**settings, fedin__compare=1), run(**settings, fedin__compare=0)
+        metrics = told.journal[-1]["metrics"]
+        assert 0 <= metrics["client_conflict"] <= 1 and -1 <= metrics["client_cosine"] <= 1
+        assert metrics["client_norm_ratio"] > 0
+        assert "client_conflict" not in silent.journal[-1]["metrics"]
+        assert told.weights == silent.weights, "looking changes nothing"
+
+
+def test_two_gradients_compared_by_hand() -> None:
+    w = torch.nn.Parameter(torch.zeros(2))
+    divergence = Divergence(every=2)
+    # gradients (3, 4) and (0, 1): cosine 0.8, ratio 0.2; the next step is not compared;
+    # (1, 0) and (-2, 0): they oppose each other, ratio 2
+    for g, h in (((3.0, 4.0), (0.0, 1.0)), ((1.0, 0.0), (9.0, 9.0)), ((1.0, 0.0), (-2.0, 0.0))):
+        divergence.compare((torch.tensor(g) * w).sum(), (torch.tensor(h) * w).sum(), [w])
+    expected = {"conflict": 0.5, "cosine": (0.8 - 1) / 2, "norm_ratio": 1.1}
+    assert divergence.metrics == pytest.approx(expected)
+    assert Divergence(0).metrics == {}
 
 
 @pytest.mark.parametrize("across", ["layerwise", "same"])

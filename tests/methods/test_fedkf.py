@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from client_app.methods.fedkf import Memory
 from client_app.store import Store
 from common import optimise
+from common.datafree import new_generator
 from common.fit import fit
 from common.journal import Fairness
 from common.models import build
@@ -21,8 +22,8 @@ from common.protocol import Trained
 from server_app.combine.oca import Upload
 from server_app.method import Ups
 from tests.support.cost import PassCounter, Passes
-from tests.support.halves import client, server
-from tests.support.tiny import TinyRun
+from tests.support.halves import client, server, task
+from tests.support.tiny import TinyRun, flat, play
 
 Run = Callable[..., TinyRun]
 SMALL = {"generator__latent": 8, "generator__width": 4}
@@ -75,6 +76,42 @@ def test_fedkf_minus_sends_one_model_less_and_round_one_no_teacher(run: Run) -> 
     net = build("lenet5@0.5", (1, 8, 8), 3, seed=0)
     size = sum(v.numel() * v.element_size() for v in net.state_dict().values())
     assert sent(both, 2) - sent(one, 2) == 4 * size
+
+
+def test_the_servers_generator_travels_and_stands_still_at_the_clients(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from common.datafree import DataFree
+
+    owners: list[bool] = []
+    begin = DataFree.__init__
+
+    def watched(self: DataFree, *args: Any, **kwargs: Any) -> None:
+        owners.append(args[4] is not None)
+        begin(self, *args, **kwargs)
+
+    monkeypatch.setattr(DataFree, "__init__", watched)
+    given = {"method": "fedkf", "fleet": "lenet5@0.5", "rounds": 3, **SMALL}
+    at_server = run(**given, fedkf__generator_at="server", fedkf__generator_steps=2)
+    assert owners == [True, False, False, False, False] * 2  # the server's, four clients'
+    assert not list((at_server.folder / "state").rglob("*.safetensors")), "clients keep nothing"
+    losses = [entry["metrics"].get("generator_loss") for entry in at_server.journal[1:]]
+    assert losses[0] is None and losses[1] != losses[2]
+
+    at_client = run(**given)
+    assert at_server.weights != at_client.weights
+    down = [r.journal[2]["bytes"]["arrays_down"] for r in (at_server, at_client)]
+    generator = new_generator(task(method="fedkf", **SMALL))
+    size = sum(v.numel() * v.element_size() for v in generator.state_dict().values())
+    assert down[0] - down[1] == 4 * size
+
+
+def test_the_servers_generator_goes_on_where_a_run_stopped(tmp_path: Path) -> None:
+    given = {"method": "fedkf", "fedkf__generator_at": "server", "fleet": "lenet5@0.5", **SMALL}
+    whole = play(flat(tmp_path / "whole", **given, rounds=3))
+    play(flat(tmp_path / "part", **given, rounds=2))
+    resumed = play(flat(tmp_path / "part", **given, rounds=3, resume=True))
+    assert resumed.weights == whole.weights and resumed.timeless[-1] == whole.timeless[-1]
 
 
 def test_the_oca_model_is_the_mean_over_the_latest_uploads(tmp_path: Path) -> None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+import client_app.methods
+from client_app.participant import Participant
 from common.losses.distillation import kl, soft_cross_entropy
-from tests.support.tiny import TinyRun
+from common.parse import parse
+from tests.support.tiny import TinyRun, flat
 
 HOM = {"method": "fedorion", "fleet": "mlp@0.25", "average__weights": "samples"}
 
@@ -33,6 +37,19 @@ def test_kl_and_soft_cross_entropy_have_the_same_gradient_for_the_student() -> N
         loss(teacher, student, T=2.0).backward()
         gradients.append(student.grad)
     torch.testing.assert_close(gradients[0], gradients[1])
+
+
+@pytest.mark.parametrize("dml", [True, False])
+def test_without_dml_only_the_copys_loss_changes(dml: bool, tmp_path: Path) -> None:
+    """Section 5, "Effect of DML": of equation 2 only the distillation is left, (1) is as it was."""
+    config = parse(flat(tmp_path, method="fedorion", fedorion__dml=dml))
+    half = client_app.methods.half("fedorion")(Participant(config, {"partition-id": 0}, "test"))
+    own, shared = torch.log(torch.tensor([[0.5, 0.5]])), torch.log(torch.tensor([[0.25, 0.75]]))
+    l_cm, l_gm = half.losses(own, shared, torch.tensor([0]))  # type: ignore[attr-defined]
+    to_own = 0.25 * math.log(0.25 / 0.5) + 0.75 * math.log(0.75 / 0.5)
+    to_copy = 0.5 * math.log(0.5 / 0.25) + 0.5 * math.log(0.5 / 0.75)
+    assert l_cm.item() == pytest.approx(math.log(2) + to_own, rel=1e-6)
+    assert l_gm.item() == pytest.approx(to_copy + (math.log(4) if dml else 0), rel=1e-6)
 
 
 def test_without_dml_and_distillation_in_one_architecture_it_is_fedavg(

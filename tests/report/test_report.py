@@ -15,6 +15,7 @@ from rich.console import Console
 
 from deploy.report import plots
 from deploy.report.groups import Group, differences, grouped
+from deploy.report.interval import half_width
 from deploy.report.pages import write_report
 from deploy.report.read import Run, flat, read
 from deploy.report.svg import inline, say
@@ -263,7 +264,7 @@ def test_runs_that_differ_by_seed_alone_are_a_mean_with_a_band(tmp_path: Path) -
     drawn = inline(plots.accuracy(groups), "accuracy", "")
     assert "<title>fedkf, 2 seeds, round 1: 70.00 % ± 14.14 %</title>" in drawn
     tags = Tags(page_of(tmp_path / "a", two, other))
-    assert "50.00 % ± 14.14" in tags.text and "fedkf, seed 2" not in tags.text
+    assert "50.00 % ± 127.06" in tags.text and "fedkf, seed 2" not in tags.text
     assert differences([group.runs for group in groups])["seed"] == ["1, 2", 1]
 
 
@@ -420,10 +421,14 @@ TABLE = Comparison(
 )
 
 
-def test_a_cell_is_the_mean_and_the_sample_standard_deviation_over_seeds() -> None:
+def test_a_cell_is_the_mean_over_seeds_and_half_of_its_interval() -> None:
     cell = TABLE.cell("FedAvg", "α = 1")  # deviations −2, 0, 2: variance (4 + 0 + 4) / 2 = 4
     assert (cell.mean, cell.std) == (82.0, 2.0)
-    assert TABLE.ours("FedAvg", "α = 1") == "82.00 ± 2.00"
+    assert cell.interval == pytest.approx(4.302653 * 2 / 3**0.5, rel=1e-6)  # t of 2 at 0.975
+    assert half_width([1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx(2.776445 * 0.5**0.5, rel=1e-6)
+    assert half_width([1.0]) is half_width([1.0, math.inf]) is None
+    assert TABLE.ours("FedAvg", "α = 1") == "82.00 ± 4.97"
+    assert "Mean of 3 seeds ± half of its 95 % interval (Student's t)." in TABLE.footnotes()
     assert TABLE.theirs("FedAvg", "α = 1") == "(83.78)"
 
 
@@ -453,7 +458,7 @@ def test_every_rendering_holds_the_same_cells(tmp_path: Path) -> None:
     texts = [console.export_text(), markdown(table), html(table), csv(table)]
     texts.append(latex(table).replace(r"$\pm$", "±").replace("{[}", "[").replace(r"\%", "%"))
     for text in texts:
-        for cell in ("82.00 ± 2.00", "(83.78)", "85.00 [1]", "(82.94)"):
+        for cell in ("82.00 ± 4.97", "(83.78)", "85.00 [1]", "(82.94)"):
             assert cell in text
     assert all("Table 1 (%)" in text for text in (*texts[:3], texts[4]))
     assert "| Fed\\|KF | **85.00 [1]** |" in texts[1]
@@ -484,11 +489,11 @@ def test_columns_are_flush_as_their_letters_say() -> None:
 
 def test_the_spreadsheet_has_a_line_for_each_cell_and_numbers_alone() -> None:
     assert csv(TABLE.numbers()).splitlines() == [
-        "row,column,mean,std,seeds,paper",
-        "FedAvg,α = 1,82,2,3,83.78",
-        "FedAvg,α = 0.1,,,0,",
-        "Fed|KF,α = 1,85,,1,",
-        "Fed|KF,α = 0.1,,,0,82.94",
+        "row,column,mean,std,interval,seeds,paper",
+        "FedAvg,α = 1,82,2,4.968275424,3,83.78",
+        "FedAvg,α = 0.1,,,,0,",
+        "Fed|KF,α = 1,85,,,1,",
+        "Fed|KF,α = 0.1,,,,0,82.94",
     ]
 
 
@@ -501,7 +506,7 @@ def test_a_table_too_wide_for_the_terminal_goes_on_below() -> None:
     console = Console(width=50, record=True, file=io.StringIO())
     console.print(*parts, sep="\n")
     text = console.export_text()
-    assert len(parts) == 2 and text.count("1.00 ± 0.71") == 6 and "…" not in text
+    assert len(parts) == 2 and text.count("1.00 ± 6.35") == 6 and "…" not in text
     assert text.index("t (%)") < text.index("column 0") < text.index("column 5")
     assert text.count("t (%)") == text.count("the end") == 1
     assert text.index("the end") > text.index("column 5")
