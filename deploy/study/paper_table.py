@@ -153,8 +153,7 @@ class Comparison:
 
     def ours(self, row: str, column: str) -> str:
         """``82.94 ± 0.21``, the mean and half of its interval; with ``[2]``, the number of seeds,
-        where others have more.
-        """
+        where others have more."""
         cell = self.cell(row, column)
         if not cell.values or cell.mean is None:
             return NONE

@@ -70,7 +70,7 @@ class Across(Wrapper[O, T]):
             return self.depths.parts(models)
         return {spec: models[spec] for spec in self.specs}
 
-    def part(self, models: Models, client: Client) -> StateDict:
+    def start(self, models: Models, client: Client) -> StateDict:
         return self.parts(models)[client.model]
 
     def flat(self, models: Models) -> StateDict:
@@ -88,24 +88,32 @@ class Across(Wrapper[O, T]):
 
         def to(client: Client) -> Down:
             payload = sent(client) if callable(sent) else sent
-            return payload.model_copy(update={"w": parts[client.model]})
+            return self.inner.part(client, payload, parts[client.model])
 
         return to
 
     def aggregate(self, ups: Ups[T], previous: Models) -> Models:
         """Average the clients' weights; an architecture without a client this round stays."""
         if self.depths:
-            uploads = [(self.trains(client), up.w) for client, up in ups]
-            parameters = tree.parameters_only(self.nets[self.depths.largest])
+            largest, specs = self.depths.largest, [client.model for client in ups.clients]
+            parameters = tree.parameters_only(self.nets[largest])
+            states = self.inner.states(ups, previous[largest], parameters)
+            uploads = list(zip(specs, states, strict=True))
             return self.depths.average(uploads, ups.sizes, previous, parameters)
         return {spec: self._aggregate(spec, ups, before) for spec, before in previous.items()}
 
     def _aggregate(self, spec: str, ups: Ups[T], before: StateDict) -> StateDict:
         options, net = self.config.average, self.nets[spec]
+        parameters = tree.parameters_only(net)
         members = ups.where(lambda client: client.model == spec)
         if not len(members):
             return before
-        return average((up.w for _, up in members), members.sizes, before, options, net)
+        own = self.inner.states(members, before, parameters)
+        return average(own, members.sizes, before, options, net)
+
+    def measured_by(self, spec: str) -> Sequence[Client]:
+        """No client computes with a network that is not its own."""
+        return [client for client in self.clients if client.model == spec]
 
     def networks(self) -> dict[str, Classifier]:
         return self.classifiers(self.models)

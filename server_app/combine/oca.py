@@ -65,7 +65,7 @@ class Oca(Wrapper[O, T]):
         def load(client: Client) -> T:
             if client.k in uploads:
                 return uploads.get(client.k)
-            return uploads.kind.model_construct(w=self.part(first, client))
+            return uploads.kind.model_construct(w=self.start(first, client))
 
         return Ups(self.clients, load)
 

@@ -47,6 +47,9 @@ class Wrapper(Combining[O, T], ABC):
     def receive_second(self, gains: Sequence[tuple[Client, Up]], entry: Entry) -> None:
         self.inner.receive_second(gains, entry)
 
+    def measured_by(self, spec: str) -> Sequence[Client]:
+        return self.inner.measured_by(spec)
+
     def numbers(self, ups: Ups[T]) -> int | None:
         return self.inner.numbers(ups)
 
@@ -59,8 +62,8 @@ class Wrapper(Combining[O, T], ABC):
     def trains(self, client: Client) -> str:
         return self.inner.trains(client)
 
-    def part(self, models: Models, client: Client) -> StateDict:
-        return self.inner.part(models, client)
+    def start(self, models: Models, client: Client) -> StateDict:
+        return self.inner.start(models, client)
 
     def flat(self, models: Models) -> StateDict:
         return self.inner.flat(models)

@@ -51,10 +51,14 @@ class DepthFL(Averaged[Options, Up]):
         elif self.w.keys() != self.task.expected(self.global_spec).keys():
             raise ValueError(f"the checkpoint is not of {self.global_spec}, the deepest client's")
 
+    def measured_by(self, spec: str) -> Sequence[Client]:
+        """No client computes with a network deeper than its own."""
+        return [client for client in self.clients if client.model == spec]
+
     def trains(self, client: Client) -> str:
         return client.model
 
-    def part(self, models: Models, client: Client) -> StateDict:
+    def start(self, models: Models, client: Client) -> StateDict:
         return tree.cut(models[self.global_spec], self.task.expected(client.model))
 
     def down(self, t: int) -> Callable[[Client], Down]:
@@ -63,7 +67,7 @@ class DepthFL(Averaged[Options, Up]):
 
         def to(client: Client) -> Down:
             accepted = self.accepted.get(client.k, 0)
-            sent = Down(w=self.part(self.models, client), accepted=accepted)
+            sent = Down(w=self.start(self.models, client), accepted=accepted)
             return payloads.setdefault((client.model, accepted), sent)
 
         return to

@@ -84,6 +84,7 @@ EXCHANGES = (
     "fedkf",
     "i-dl-mh",
     "inclusivefl",
+    "lwn",
     "scaffold",
     EXAMPLE,
 )
