@@ -11,6 +11,7 @@ from common.config import MethodOptions
 from common.models.classifier import Classifier
 from common.names import version_of
 from common.protocol import Ask, Down, Hello, Measure, Peer, Score, Statistics, Up
+from common.records import StateDict
 
 O = TypeVar("O", bound=MethodOptions)  # noqa: E741 - a method's options
 D = TypeVar("D", bound=Down)
@@ -76,12 +77,18 @@ class Handler(ABC, Generic[O, D]):
         """The client's own network after round t; None where it has none but the global one."""
         return None
 
+    def shared(self, w: StateDict, spec: str) -> Classifier:
+        """What the client scores of a global model: by default of the architecture ``spec`` that
+        the server names, or of its own way to see it.
+        """
+        return self.participant.model(spec or self.shared_spec, w)
+
     def score(self, ask: Ask) -> Score:
         """Accuracies of the client's own and of the global model on the client's test share."""
-        p, spec = self.participant, ask.spec or self.shared_spec
-        shared = p.accuracy(p.model(spec, ask.w)) if ask.w is not None else None
+        p = self.participant
+        shared = p.accuracy(self.shared(ask.w, ask.spec)) if ask.w is not None else None
         own = self.own_model(ask.t)
-        further = {name: p.accuracy(p.model(spec, w)) for name, w in ask.models.items()}
+        further = {n: p.accuracy(self.shared(w, ask.spec)) for n, w in ask.models.items()}
         return Score(
             n=p.n_test,
             accuracy=shared if own is None else p.accuracy(own),

@@ -6,13 +6,14 @@ Everything a client half needs, and nothing of any method.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar, final
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import ParamsT
 
 from client_app.node import check, limit_memory
 from client_app.store import Store, look
@@ -137,7 +138,7 @@ class Participant:
     def train(
         self,
         t: int,
-        parameters: Iterable[nn.Parameter],
+        parameters: ParamsT,
         loss: Loss,
         extend: Extend | None = None,
         after: Callable[[], None] | None = None,

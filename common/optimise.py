@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 import inspect
 import tomllib
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn, optim
+from torch.optim.optimizer import ParamsT
 
 from common.options import Descent
 from common.records import StateDict
@@ -29,7 +29,7 @@ FUSED = (optim.SGD, optim.Adam, optim.AdamW)
 
 
 def make(
-    parameters: Iterable[nn.Parameter],
+    parameters: ParamsT,
     kind: str,
     lr: float,
     *,
@@ -39,7 +39,8 @@ def make(
 ) -> optim.Optimizer:
     """The optimiser ``kind``, one of ``KINDS``; fused where it can be.
 
-    ``momentum`` is SGD's; ``options``: further arguments, as ``Descent.optimizer_options``.
+    ``parameters``: or groups of them, with learning rates of their own. ``momentum`` is SGD's;
+    ``options``: further arguments, as ``Descent.optimizer_options``.
     """
     cls = KINDS[kind.lower()]
     given: dict[str, Any] = {"lr": lr}
@@ -52,9 +53,7 @@ def make(
     return cls(parameters, **{**given, **_read(options)})
 
 
-def of(
-    parameters: Iterable[nn.Parameter], o: Descent, t: int, rounds: int
-) -> torch.optim.Optimizer:
+def of(parameters: ParamsT, o: Descent, t: int, rounds: int) -> torch.optim.Optimizer:
     """What a table asks for in round t of ``rounds``."""
     return make(
         parameters,

@@ -55,10 +55,21 @@ class Average(Section):
     """A client's weight in the mean: its training samples, or the same for all."""
     bn_buffers: bool = True
     """Average BatchNorm's running statistics; otherwise the server keeps its own."""
-    across: Annotated[Literal["auto", "none", "layerwise", "same", "width"], Auto("none")] = "auto"
+    across: Annotated[
+        Literal["auto", "none", "layerwise", "same", "depth", "width"], Auto("none")
+    ] = "auto"
     """Clients train the global architecture (``none``), or each its own: every layer averaged over
-    all clients that have it (``layerwise``), or only within equal architectures (``same``), or
-    every number over all whose width of one architecture has it (``width``)."""
+    all clients that have it (``layerwise``), or only within equal architectures (``same``); or
+    layer-wise, but each depth keeps some layers (``depth``: InclusiveFL); or every number over all
+    whose width of one architecture has it (``width``)."""
+    own: Literal["head,last", "head", "last", "none"] = "head,last"
+    """``depth``: what every architecture averages among its own clients alone: its head, the last
+    block of its last stage."""
+    beta: Annotated[float, Field(ge=0, le=1)] = 0.2
+    """``depth``: momentum distillation, β: so much of the step of an architecture's last blocks is
+    the step that the next larger one takes from there on."""
+    stages: Literal["all", "last"] = "all"
+    """``depth``: momentum distillation in every stage, or in the last one alone."""
     robust: Literal["none", "median", "trimmed", "clip"] = "none"
     """Instead of the mean: coordinate-wise median or trimmed mean of the clients, who then all
     count alike; or the mean after each client's step from the previous model is shortened to

@@ -15,6 +15,7 @@ from typing import NamedTuple, final
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.optimizer import ParamsT
 
 from common import models, optimise, seeds
 from common.config import Config
@@ -144,7 +145,7 @@ class Task:
 
     # Training and evaluation.
 
-    def optimizer(self, t: int, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    def optimizer(self, t: int, parameters: ParamsT) -> torch.optim.Optimizer:
         """What [train] asks for in round t."""
         return optimise.of(parameters, self.config.train, t, self.config.run.rounds)
 
@@ -213,7 +214,7 @@ class Task:
     def fit(
         self,
         t: int,
-        parameters: Iterable[nn.Parameter],
+        parameters: ParamsT,
         batches: Iterable[tuple[Tensor, ...]],
         loss: Loss,
         after: Callable[[], None] | None = None,

@@ -76,9 +76,9 @@ def _describe(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
-def cut(whole: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> StateDict:
-    """The entries of ``whole`` under the names of ``like``, in the order of ``like``; no copies."""
-    return {name: whole[name] for name in like}
+def cut(whole: Mapping[str, Tensor], names: Iterable[str]) -> StateDict:
+    """The entries of ``whole`` under ``names``, in their order; no copies."""
+    return {name: whole[name] for name in names}
 
 
 def difference(part: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> str:
@@ -103,9 +103,9 @@ def largest(states: Mapping[str, Mapping[str, Tensor]]) -> str:
     return found
 
 
-def check_nested(states: Mapping[str, Mapping[str, Tensor]], key: str) -> str:
-    """``largest``, with an error that names the run config's key that asks for it."""
+def check_nested(states: Mapping[str, Mapping[str, Tensor]], across: str) -> str:
+    """``largest``, with an error that names the ``average.across`` that asks for it."""
     try:
         return largest(states)
     except ValueError as error:
-        raise ValueError(f'{key} = "layerwise": {error}; "same" takes any fleet') from None
+        raise ValueError(f'average.across = "{across}": {error}; "same" takes any fleet') from None

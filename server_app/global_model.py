@@ -94,6 +94,10 @@ class Combining(Method[O, T], ABC):
         """The architecture that a client trains."""
         return self.global_spec if self.config.average.across == "none" else client.model
 
+    def start(self, models: Models, client: Client) -> StateDict:
+        """The weights in global models that a client trains from."""
+        return self.parts(models)[self.trains(client)]
+
     def architectures(self) -> list[str]:
         """All that clients may train, where each trains its own; after the census."""
         return sorted({client.model for client in self.clients})

@@ -72,7 +72,7 @@ from common.task import Task
 @final
 class Options(Averaging):
     auto = {"average.across": "layerwise", "average.weights": "uniform"}
-    schemes = ("layerwise", "same")
+    schemes = ("layerwise", "same", "depth")
     projects = False
 
     in_training: bool = True

@@ -30,7 +30,7 @@ SERVER = "fedavg"
 
 @final
 class Options(Averaging):
-    schemes = ("none", "layerwise", "same", "width")
+    schemes = ("none", "layerwise", "same", "depth", "width")
 
     beta: NonNegative = 1.0
     """β, the weight of the distillation."""

@@ -4,11 +4,16 @@ A spec is a name from ``MODELS``, or a name and a width factor: ``resnet18@0.25`
 the channels everywhere (at least 4 in a layer), ``resnet18@0.25-up`` rounds them up instead, also
 to fewer than 4. Networks of others (``torchvision:NAME``,
 ``timm:NAME``, a plug-in's) have no width factor.
+
+``resnet18-exits2`` is the first two stages of a ResNet-18, with a classifier after each
+(``exits.py``), for the ImageNet family's ResNets (1 to 4) and the CNNs; ``resnet18-linear2`` the
+same with plain linear ones.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -21,6 +26,7 @@ from common import plugins, seeds
 from common.models import outside
 from common.models.classifier import Classifier, Projected, Split
 from common.models.densenet import CifarDenseNet
+from common.models.exits import Exits, Kind
 from common.models.imagenet import DenseNet121, MobileNetV2, ShuffleNetV2
 from common.models.layers import RoundedUp, Shape, single, sixteen
 from common.models.resnet import CifarResNet, ResNet, WideResNet
@@ -37,6 +43,7 @@ __all__ = [
     "build",
     "check",
     "count",
+    "exits",
     "parameters",
     "parse",
     "smallest",
@@ -217,6 +224,8 @@ def architecture(name: str) -> Architecture:
     """
     if name in MODELS:
         return MODELS[name]
+    if (cut := _EXITS.fullmatch(name)) and cut[1] in MODELS:
+        return _with_exits(name, cut[1], int(cut[3]))
     family, _, network = name.partition(":")
     if family in plugins.FAMILIES:
         build, published = outside.of_family(family, network)
@@ -236,6 +245,44 @@ def architecture(name: str) -> Architecture:
     whole = isinstance(found, type) and issubclass(found, Classifier)
     tried = outside.of_plugin(name, found)
     return _outside(tried, found if whole else tried, scales=whole)
+
+
+_EXITS = re.compile(r"(.+)-(exits|linear)([1-9])")
+
+
+def exits(spec: str) -> tuple[str, int]:
+    """Which whole an architecture with exits is cut from, and how many it has; 0: it has none."""
+    name, factor = parse(spec)
+    found = _EXITS.fullmatch(name)
+    if not found or found[1] not in MODELS:
+        return "", 0
+    return f"{found[1]}-{found[2]}@{factor:g}", int(found[3])
+
+
+def _with_exits(name: str, base: str, depth: int) -> Architecture:
+    """The first stages of one of ours, each with an exit. Raises ``ValueError``: it has fewer."""
+    row = MODELS[base]
+    kind: Kind = "linear" if "-linear" in name else "bottleneck"
+    options = {} if row.stem == "own" else {"stem": row.stem}
+    with torch.device("meta"), seeds.scope(0, "exits"):
+        most = len(_stages(row.build(row.input, 2, 1.0, **options)))
+    if depth > most:
+        there = f"{base}-exits{most} at most" if most else "resnet10 to resnet34, cnn2 to cnn4 have"
+        raise ValueError(f"model {name!r}: {base} has {most} stages for exits; {there}")
+
+    def build(shape: Shape, classes: int, factor: float, **options: str) -> Classifier:
+        net = row.build(shape, classes, factor, **options)
+        assert isinstance(net, Split)
+        return Exits(net, _stages(net), depth, kind)
+
+    return Architecture(build, 0, f"{row.source}; DepthFL", row.input, row.stems)
+
+
+def _stages(net: Classifier) -> list[nn.Module]:
+    """The stages after which a network may have exits; none for most."""
+    if isinstance(net, ResNet):
+        return [net.layer1, net.layer2, net.layer3, net.layer4]
+    return list(net.layer1) if isinstance(net, CNN) else []
 
 
 def _outside(

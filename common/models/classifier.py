@@ -30,6 +30,10 @@ class Classifier(nn.Module, ABC):
         logits: Tensor = self.head(self.features(x))
         return logits
 
+    def within(self) -> dict[str, Classifier]:
+        """Classifiers in this one by name, such as its exits, which are scored beside it."""
+        return {}
+
     def with_activations(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Logits (n, classes) and the activations (n, a) of DAFL's and FedKF's activation loss.
 

@@ -1,22 +1,21 @@
 """Averaging where every client trains its own architecture (``average.across``).
 
-The server holds one network of which each client's is a part (``Nested``): across depths
-(``layerwise``) a sub-model, across widths (``width.py``) a block. Or there is one for each
-architecture, averaged among its clients alone (``same``).
+Across depths (``depth.py``) and widths (``width.py``) the server holds one network, the largest, of
+which each client's is a part, and across depths also what each size keeps of its own. Otherwise
+(``same``) there is one for each architecture, averaged among its clients alone.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from typing import final
 
 from common import tree
 from common.models.classifier import Classifier
 from common.protocol import Down
 from common.records import Records, StateDict
-from common.tree import check_nested, cut
-from server_app.combine.mean import average, average_layers
+from server_app.combine.mean import average
 from server_app.combine.wrapper import Wrapper
 from server_app.global_model import Combining, T
 from server_app.method import Client, Models, O, Ups
@@ -53,13 +52,15 @@ class Across(Wrapper[O, T], ABC):
         held = self.held(distinct)
         self.nets = {spec: self.build(spec) for spec in self.specs}
         if not self.models:
-            self.models = {spec: tree.snapshot(self.nets[spec]) for spec in held}
-            self.overall = self.models
+            self.models = self.overall = self.drawn()
         elif sorted(self.models) != sorted(held):
             raise ValueError(f"the checkpoint holds {sorted(self.models)}, the clients need {held}")
 
     def drawn(self) -> Models:
-        return {spec: tree.snapshot(self.build(spec)) for spec in self.models}
+        return {spec: tree.snapshot(self.build(spec)) for spec in self.specs}
+
+    def start(self, models: Models, client: Client) -> StateDict:
+        return self.parts(models)[client.model]
 
     @abstractmethod
     def held(self, distinct: Mapping[str, StateDict]) -> list[str]:
@@ -124,51 +125,6 @@ class Same(Across[O, T]):
         options, net = self.config.average, self.nets[spec]
         own = self.inner.states(members, before, tree.parameters_only(net))
         return average(own, members.sizes, before, options, net)
-
-
-class Nested(Across[O, T], ABC):
-    """One network, of which every client's is a part."""
-
-    def held(self, distinct: Mapping[str, StateDict]) -> list[str]:
-        return [self.whole(distinct)]
-
-    @abstractmethod
-    def whole(self, distinct: Mapping[str, StateDict]) -> str:
-        """The one of which the others are parts; ``ValueError`` if there is none."""
-
-    def parts(self, models: Models) -> Models:
-        return {spec: self.portion(self.flat(models), spec) for spec in self.specs}
-
-    @abstractmethod
-    def portion(self, whole: StateDict, spec: str) -> StateDict:
-        """The entries of an architecture."""
-
-    def flat(self, models: Models) -> StateDict:
-        (whole,) = models.values()
-        return whole
-
-    def aggregate(self, ups: Ups[T], previous: Models) -> Models:
-        ((spec, before),) = previous.items()
-        return {spec: self.combined(ups, before, tree.parameters_only(self.nets[spec]))}
-
-    @abstractmethod
-    def combined(self, ups: Ups[T], before: StateDict, parameters: Set[str]) -> StateDict:
-        """The new whole; what no client has stays as ``before``."""
-
-
-@final
-class Layerwise(Nested[O, T]):
-    """Every layer averaged over the clients that have it."""
-
-    def whole(self, distinct: Mapping[str, StateDict]) -> str:
-        return check_nested(distinct, "average.across")
-
-    def portion(self, whole: StateDict, spec: str) -> StateDict:
-        return cut(whole, self.task.expected(spec))
-
-    def combined(self, ups: Ups[T], before: StateDict, parameters: Set[str]) -> StateDict:
-        states = list(self.inner.states(ups, before, parameters))
-        return average_layers(states, ups.sizes, before, self.config.average, parameters)
 
 
 def _size(state: StateDict) -> int:

@@ -60,12 +60,12 @@ class Oca(Wrapper[O, T]):
         uploads = self.uploads
         if self.config.oca.init == "uploaded":
             return Ups([c for c in self.clients if c.k in uploads], lambda c: uploads.get(c.k))
-        first = self.parts(self.drawn())
+        first = self.drawn()
 
         def load(client: Client) -> T:
             if client.k in uploads:
                 return uploads.get(client.k)
-            return uploads.kind.model_construct(w=first[self.trains(client)])
+            return uploads.kind.model_construct(w=self.start(first, client))
 
         return Ups(self.clients, load)
 

@@ -12,21 +12,22 @@ and what no selected client has stays. With one width it is the ordinary mean, b
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
 import torch
 from torch import Tensor
 
+from common import tree
 from common.options import Average
 from common.protocol import Down
 from common.records import StateDict
 from common.widths import Places, Taken, block, check_widths, cut, grid, take
-from server_app.combine.across import Nested
+from server_app.combine.across import Across
 from server_app.combine.mean import clipped, combine
 from server_app.global_model import T
-from server_app.method import Client, O, Ups
+from server_app.method import Client, Models, O, Ups
 
 HEAD = ("head.weight", "head.bias")
 
@@ -42,7 +43,7 @@ class Block:
 
 
 @final
-class Width(Nested[O, T]):
+class Width(Across[O, T]):
     """One network, the widest, of which every client trains a block."""
 
     def begin(self, clients: Sequence[Client]) -> None:
@@ -53,11 +54,18 @@ class Width(Nested[O, T]):
         """Where all score the widest network, all measure."""
         return self.clients if self.inner.widest else super().measured_by(spec)
 
-    def whole(self, distinct: Mapping[str, StateDict]) -> str:
-        return check_widths(distinct, distinct)
+    def held(self, distinct: Mapping[str, StateDict]) -> list[str]:
+        self.whole = check_widths(distinct, distinct)
+        return [self.whole]
 
-    def portion(self, whole: StateDict, spec: str) -> StateDict:
-        return self._cut(whole, Taken(spec))
+    def drawn(self) -> Models:
+        return {self.whole: tree.snapshot(self.build(self.whole))}
+
+    def parts(self, models: Models) -> Models:
+        return {spec: self._cut(models[self.whole], Taken(spec)) for spec in self.specs}
+
+    def flat(self, models: Models) -> StateDict:
+        return models[self.whole]
 
     def _cut(self, whole: StateDict, taken: Taken) -> StateDict:
         return cut(whole, block(whole, self.task.expected(taken.spec), taken.window))
@@ -77,15 +85,17 @@ class Width(Nested[O, T]):
 
         return to
 
-    def combined(self, ups: Ups[T], before: StateDict, parameters: Set[str]) -> StateDict:
-        options = self.config.average
+    def aggregate(self, ups: Ups[T], previous: Models) -> Models:
+        options, before = self.config.average, previous[self.whole]
         weights = ups.sizes if options.weights == "samples" else [1] * len(ups)
         blocks = [
             self._block(self.inner.taken(client, up.t), up.w, before, p)
             for (client, up), p in zip(ups, weights, strict=True)
         ]
+        parameters = tree.parameters_only(self.nets[self.whole])
         names = before.keys() if options.bn_buffers else parameters
-        return average_blocks(blocks, before, options, names, by_width=self.inner.by_width)
+        mean = average_blocks(blocks, before, options, names, by_width=self.inner.by_width)
+        return {self.whole: mean}
 
     def _block(self, taken: Taken, w: StateDict, whole: StateDict, weight: float) -> Block:
         """Without the rows of the head that are of other classes than the client's."""

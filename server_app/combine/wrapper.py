@@ -25,6 +25,7 @@ class Wrapper(Combining[O, T], ABC):
         super().begin(clients)
         self.inner.begin(clients)
         self.main = self.inner.main
+        self.global_spec = self.inner.global_spec
 
     def down(self, t: int) -> Down | Callable[[Client], Down]:
         return self.inner.down(t)
@@ -58,6 +59,12 @@ class Wrapper(Combining[O, T], ABC):
 
     def parts(self, models: Models) -> Models:
         return self.inner.parts(models)
+
+    def trains(self, client: Client) -> str:
+        return self.inner.trains(client)
+
+    def start(self, models: Models, client: Client) -> StateDict:
+        return self.inner.start(models, client)
 
     def flat(self, models: Models) -> StateDict:
         return self.inner.flat(models)

@@ -6,7 +6,8 @@ from common import methods
 from common.config import MethodOptions
 from common.protocol import Up
 from common.task import Task
-from server_app.combine.across import Across, Layerwise, Same
+from server_app.combine.across import Across, Same
+from server_app.combine.depth import Depth
 from server_app.combine.oca import Oca
 from server_app.combine.width import Width
 from server_app.global_model import Combining, T
@@ -35,4 +36,4 @@ def across(scheme: str, method: Combining[O, T]) -> Across[O, T]:
     """An averaging method in the wrapper of a value of ``average.across``."""
     if scheme == "width":
         return Width(method)
-    return Layerwise(method) if scheme == "layerwise" else Same(method)
+    return Same(method) if scheme == "same" else Depth(method)

@@ -77,6 +77,7 @@ def test_what_workers_import_ahead_is_there(method: str) -> None:
 
 
 EXCHANGES = (
+    "depthfl",
     "dl-mh",
     "fedgkt",
     "fedin",
@@ -84,6 +85,7 @@ EXCHANGES = (
     "fedrolex",
     "heterofl",
     "i-dl-mh",
+    "inclusivefl",
     "lwn",
     "scaffold",
     EXAMPLE,

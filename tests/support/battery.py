@@ -42,6 +42,14 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "score__bn": "batch",
     },
     "fedin": {"fleet": "cnn2@0.5,cnn3@0.5", "rounds": 2, "fedin__samples": 4},
+    "depthfl": {
+        "fleet": "cnn3-linear2@0.5",
+        "node.1.model": "cnn3-linear1@0.5",
+        "depthfl__ramp": 2,
+        "train__epochs": 1,
+        "train__lr": 0.1,
+    },
+    "inclusivefl": {"fleet": "cnn2@0.5,cnn3@0.5", "node.1.model": "cnn4@0.5"},
     "fedkf": {"generator__latent": 8, "generator__width": 8, "oca__in_memory": 2},
     "fedgkd": {"fedgkd__buffer": 1},
     EXAMPLE: {

@@ -1,0 +1,94 @@
+"""DepthFL, client half: the exits of the client's depth, which teach one another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from client_app.copy import Copy
+from client_app.participant import upload
+from common import tree
+from common.fit import Loss
+from common.losses.distillation import kl
+from common.losses.gradients import held_near
+from common.methods.depthfl import Down, Options, Up, deepest
+from common.models.classifier import Classifier
+from common.models.exits import Exits
+from common.records import Records, StateDict
+
+
+@final
+class Memory(Records):
+    """What client k keeps of a round."""
+
+    g: StateDict  #: g_k
+
+
+@final
+class DepthFL(Copy[Options, Down]):
+    """Σ_i [CE(z_i, y) + r_t/(d−1) Σ_{j≠i} KL(σ(z_j) ‖ σ(z_i))] − ⟨g_k, w_k⟩ + α/2 ‖w_k − w‖²."""
+
+    receives, answers = Down, Up
+
+    @property
+    def spec(self) -> str:
+        return self.participant.spec
+
+    def admit(self) -> None:
+        deepest([self.spec])
+
+    def shared(self, w: StateDict, spec: str) -> Classifier:
+        return self.participant.model(self.spec, tree.cut(w, self.task.expected(self.spec)))
+
+    def learn(self, down: Down, net: Classifier) -> dict[str, float]:
+        metrics = super().learn(down, net)
+        if self.options.feddyn:
+            w, alpha = upload(net), self.options.alpha
+            g = {name: g - alpha * (w[name] - down.w[name]) for name, g in self.g.items()}
+            self.participant.remember(down.t, Memory(g=g), down.accepted)
+        return metrics
+
+    def loss(self, down: Down, net: Classifier) -> Loss:
+        assert isinstance(net, Exits)
+        o, weight = self.options, self.options.weight(down.t)
+
+        def exits(x: Tensor, y: Tensor) -> Tensor:
+            return mutual(net.each(x), y, weight, alone=o.exits == "last")
+
+        if not o.feddyn:
+            return exits
+        weights, near = dict(net.named_parameters()), held_near(net)
+        self.g = self._own(down, list(weights))
+        here = {name: g.to(self.task.device) for name, g in self.g.items()}
+
+        def dynamic(x: Tensor, y: Tensor) -> Tensor:
+            linear = torch.stack([(g * weights[name]).sum() for name, g in here.items()]).sum()
+            return exits(x, y) - (linear - linear.detach()) + o.alpha * near()
+
+        return dynamic
+
+    def _own(self, down: Down, names: Sequence[str]) -> StateDict:
+        """g_k as the server knows it."""
+        if down.accepted == 0:
+            return {name: torch.zeros_like(down.w[name]) for name in names}
+        return self.participant.recall_of(down.accepted, Memory).g
+
+
+def mutual(exits: Sequence[Tensor], y: Tensor, weight: float, *, alone: bool = False) -> Tensor:
+    """Σ_i [CE(z_i, y) + weight/(d − 1) Σ_{j≠i} KL(σ(z_j) ‖ σ(z_i))], each a mean over the batch.
+
+    ``exits``: logits z_i [n, C], d ≥ 1; z_j is without gradient. ``alone``: only the last i.
+    """
+    terms: list[Tensor] = []
+    for i, z in enumerate(exits):
+        if alone and i < len(exits) - 1:
+            continue
+        terms.append(F.cross_entropy(z, y))
+        others = [kl(other.detach(), z) for j, other in enumerate(exits) if j != i]
+        if weight and others:
+            terms.append(weight * torch.stack(others).mean())
+    return torch.stack(terms).sum()

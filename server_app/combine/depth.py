@@ -1,0 +1,174 @@
+"""Networks of several depths, each a part of the largest (``average.across``).
+
+``layerwise``: every entry is averaged over all clients that have it (``mean.py``).
+
+``depth``: Liu et al., "No One Left Behind: Inclusive Federated Learning over Heterogeneous
+Devices", KDD 2022. Sizes s_1 < … < s_m by their number of entries. Each size keeps what
+``average.own`` lists, averaged among its own clients; every other entry is averaged over the
+clients for whose size it is not such an own one. Weights are renormalised over those that share an
+entry, and what nobody shares this round stays.
+
+Before that, momentum distillation: let Δ^(i) be what the clients of size s_i change on average. In
+each stage let L_i be the last block of s_i. The clients of s_i change it by
+
+    Δ_{L_i} ← (1 − β) Δ_{L_i} + β mean(Δ^(i+1)_{L_i}, …, Δ^(i+1)_{L_{i+1}})
+
+in place of Δ_{L_i}, for the parameters that have one shape in all these blocks, shortcuts left out;
+nothing if no client of size s_{i+1} replied. The larger size's Δ are those that came, before its
+own distillation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from itertools import pairwise
+from typing import final
+
+import torch
+
+from common import tree
+from common.models.blocks import check_blocks, onward, own_entries
+from common.options import Average
+from common.records import StateDict
+from common.task import Task
+from common.tree import check_nested, cut
+from server_app.combine.across import Across
+from server_app.combine.mean import average_layers, clipped, combine
+from server_app.global_model import T
+from server_app.method import Models, O, Ups
+
+Uploads = Sequence[tuple[str, StateDict]]
+"""Of clients, in order of k, each with the architecture."""
+
+
+@final
+class Depth(Across[O, T]):
+    """The largest network, and under ``depth`` what every size keeps of its own."""
+
+    def held(self, distinct: Mapping[str, StateDict]) -> list[str]:
+        self.depths = Depths(self.task, self.specs)
+        return self.depths.held
+
+    def drawn(self) -> Models:
+        return self.depths.models(tree.snapshot(self.build(self.depths.largest)))
+
+    def parts(self, models: Models) -> Models:
+        return self.depths.parts(models)
+
+    def flat(self, models: Models) -> StateDict:
+        return self.depths.flat(models)
+
+    def aggregate(self, ups: Ups[T], previous: Models) -> Models:
+        largest, specs = self.depths.largest, [client.model for client in ups.clients]
+        parameters = tree.parameters_only(self.nets[largest])
+        states = self.inner.states(ups, previous[largest], parameters)
+        uploads = list(zip(specs, states, strict=True))
+        return self.depths.average(uploads, ups.sizes, previous, parameters)
+
+
+@final
+class Depths:
+    """The architectures ``specs``, smallest first, and what each keeps of its own.
+
+    Models are the largest one's entries by its name, and by the names of the others their own.
+
+    Raises ``ValueError``, one line, if they are not parts of one network.
+    """
+
+    def __init__(self, task: Task, specs: Sequence[str]) -> None:
+        self.options, self.specs = task.config.average, list(specs)
+        self.layers = {spec: task.expected(spec) for spec in specs}
+        self.largest = check_nested(self.layers, self.options.across)
+        check_blocks(self.layers, self.options)
+        own = self.options.own if self.options.across == "depth" else "none"
+        self.own = {spec: own_entries(self.layers[spec], own) for spec in specs}
+        smaller = [spec for spec in specs if spec != self.largest]
+        self.held = [*(spec for spec in smaller if self.own[spec]), self.largest]
+
+    def models(self, whole: StateDict) -> Models:
+        """Every size as the part of ``whole`` that it is."""
+        own = {spec: cut(whole, self.own[spec]) for spec in self.held}
+        return {**own, self.largest: whole}
+
+    def parts(self, models: Models) -> Models:
+        """The networks' entries."""
+        whole = models[self.largest]
+        return {
+            spec: cut({**whole, **models.get(spec, {})}, layers)
+            for spec, layers in self.layers.items()
+        }
+
+    def flat(self, models: Models) -> StateDict:
+        """The largest network's entries, and the others' own behind their names."""
+        smaller = [(spec, own) for spec, own in models.items() if spec != self.largest]
+        named = {f"{spec}/{name}": v for spec, own in smaller for name, v in own.items()}
+        return {**models[self.largest], **named}
+
+    def average(
+        self,
+        uploads: Uploads,
+        sizes: Sequence[int],
+        previous: Models,
+        parameters: Set[str],
+    ) -> Models:
+        """The new models from clients' uploads, each with its architecture, in order of k.
+
+        ``sizes``: their training samples; ``previous``: the models before; ``parameters``: names of
+        the entries that are no buffers.
+        """
+        options, before = self.options, self.parts(previous)
+        if options.across == "depth":
+            bounded = self._bounded(uploads, before, parameters)
+            uploads = self._distilled(bounded, sizes, before, parameters)
+            options = _unclipped(options)
+        found: Models = {}
+        for spec in self.held[:-1]:
+            members = [i for i, (theirs, _) in enumerate(uploads) if theirs == spec]
+            own = [cut(uploads[i][1], self.own[spec]) for i in members]
+            n = [sizes[i] for i in members]
+            found[spec] = average_layers(own, n, previous[spec], options, parameters)
+        shared = [self._shared(spec, w) for spec, w in uploads]
+        whole = average_layers(shared, sizes, previous[self.largest], options, parameters)
+        return {**found, self.largest: whole}
+
+    def _shared(self, spec: str, w: StateDict) -> StateDict:
+        """The entries of an upload that are averaged into the largest network's."""
+        kept = () if spec == self.largest else self.own[spec]
+        return {name: value for name, value in w.items() if name not in kept}
+
+    def _bounded(self, uploads: Uploads, before: Models, parameters: Set[str]) -> Uploads:
+        """The uploads, each as ``robust = "clip"`` leaves it as a whole."""
+        bounded = []
+        for spec, w in uploads:
+            names = w.keys() if self.options.bn_buffers else parameters
+            bounded += [(spec, v) for v in clipped([w], before[spec], self.options, names)]
+        return bounded
+
+    def _distilled(
+        self, uploads: Uploads, sizes: Sequence[int], before: Models, parameters: Set[str]
+    ) -> Uploads:
+        """The uploads, the last blocks of all sizes but the largest by momentum distillation."""
+        options, changed = self.options, [(spec, dict(w)) for spec, w in uploads]
+        if options.beta == 0:
+            return changed
+        for small, large in pairwise(self.specs):
+            theirs = [i for i, (spec, _) in enumerate(uploads) if spec == large]
+            ours = [w for spec, w in changed if spec == small]
+            if not theirs or not ours:
+                continue
+            weights = [sizes[i] if options.weights == "samples" else 1 for i in theirs]
+            mean = combine([uploads[i][1] for i in theirs], weights, options)
+            for name, onwards in onward(before[small], before[large], options.stages).items():
+                if name not in parameters:
+                    continue
+                steps = [mean[n].double() - before[large][n].double() for n in onwards]
+                step, start = torch.stack(steps).mean(0), before[small][name].double()
+                for w in ours:
+                    own = w[name].double() - start
+                    w[name] = (start + own + options.beta * (step - own)).to(w[name].dtype)
+        return changed
+
+
+def _unclipped(options: Average) -> Average:
+    """The options for uploads that ``robust = "clip"`` has been through."""
+    return options.model_copy(update={"robust": "none"}) if options.robust == "clip" else options

@@ -1,0 +1,94 @@
+"""DepthFL, server half: the mean of every layer over the clients that are deep enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import final
+
+import torch
+
+from common import tree
+from common.methods.depthfl import Down, Options, Up, deepest
+from common.records import Records, StateDict
+from server_app.combine.mean import average_layers
+from server_app.global_model import Averaged
+from server_app.method import Client, Metrics, Models, Ups
+
+
+@final
+class State(Records):
+    w: StateDict
+    h: StateDict
+    accepted: dict[int, int]
+
+
+@final
+class DepthFL(Averaged[Options, Up]):
+    """w ← m − h/α, m the layer-wise mean; h ← h − α/N Σ_k (w_k − w).
+
+    The global architecture is the deepest client's, known by the census.
+    """
+
+    answers, keeps = Up, State
+
+    def prepare(self) -> None:
+        self.w: StateDict = {}
+        self.h: StateDict = {}
+        self.overall = {}
+        self.accepted: dict[int, int] = {}  #: the last round counted into h, by client
+
+    def begin(self, clients: Sequence[Client]) -> None:
+        for client in clients:
+            self.check_size(client)
+        super().begin(clients)
+        self.global_spec = deepest([client.model for client in clients])
+        self.net = self.build(self.global_spec)
+        if not self.w:
+            self.w = tree.snapshot(self.net)
+            parameters = dict(self.net.named_parameters())
+            self.h = {name: torch.zeros_like(self.w[name]) for name in parameters}
+            self.overall = self.models
+        elif self.w.keys() != self.task.expected(self.global_spec).keys():
+            raise ValueError(f"the checkpoint is not of {self.global_spec}, the deepest client's")
+
+    def measured_by(self, spec: str) -> Sequence[Client]:
+        """No client computes with a network deeper than its own."""
+        return [client for client in self.clients if client.model == spec]
+
+    def trains(self, client: Client) -> str:
+        return client.model
+
+    def start(self, models: Models, client: Client) -> StateDict:
+        return tree.cut(models[self.global_spec], self.task.expected(client.model))
+
+    def down(self, t: int) -> Callable[[Client], Down]:
+        """Equal payloads are one object, which is packed once."""
+        payloads: dict[tuple[str, int], Down] = {}
+
+        def to(client: Client) -> Down:
+            accepted = self.accepted.get(client.k, 0)
+            sent = Down(w=self.start(self.models, client), accepted=accepted)
+            return payloads.setdefault((client.model, accepted), sent)
+
+        return to
+
+    def check(self, client: Client, up: Up) -> None:
+        tree.check_like(up.w, self.task.expected(client.model), f"w ({client.model})")
+
+    def step(self, t: int, ups: Ups[Up]) -> Metrics:
+        if self.options.feddyn:
+            share = self.options.alpha / len(self.clients)
+            for _, up in ups:
+                own = {n: h - share * (up.w[n] - self.w[n]) for n, h in self.h.items() if n in up.w}
+                self.h = {**self.h, **own}
+            self.accepted = {**self.accepted, **{client.k: t for client in ups.clients}}
+        return super().step(t, ups)
+
+    def combine(self, ups: Ups[Up], previous: StateDict) -> StateDict:
+        states, parameters = [up.w for _, up in ups], tree.parameters_only(self.net)
+        mean = average_layers(states, ups.sizes, previous, self.config.average, parameters)
+        if not self.options.feddyn:
+            return mean
+        there = set().union(*states)
+        moved = {n: mean[n] - h / self.options.alpha for n, h in self.h.items() if n in there}
+        return {**mean, **moved}

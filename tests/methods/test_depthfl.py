@@ -1,0 +1,241 @@
+"""DepthFL: exits at every depth, mutual distillation, dynamic regularisation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from flwr.app import RecordDict
+
+from client_app.copy import Copy
+from client_app.methods.depthfl import Memory, mutual
+from common.methods.depthfl import Options, Up
+from common.parse import defaults, parse
+from common.tree import cut
+from server_app.keep.checkpoint import Checkpoint, path_in
+from server_app.method import Ups
+from server_app.methods.depthfl import DepthFL, State
+from tests.support.battery import Changing, Tampering
+from tests.support.halves import client, server
+from tests.support.scalar import kept
+from tests.support.tiny import TinyRun, flat, play
+
+Run = Callable[..., TinyRun]
+SPECS = [f"cnn4-exits{d}@0.5" for d in (1, 2, 3)]
+FLEET: dict[str, Any] = {"fleet": ",".join(SPECS)}
+PLAIN = {"depthfl__feddyn": False}
+UNEVEN = {"data__partition": "quantity_dirichlet", "data__alpha": 1.0}
+
+
+def options(**changes: Any) -> Options:
+    own = {f"depthfl.{name}": value for name, value in changes.items()}
+    found = parse({**defaults(), "method": "depthfl", **own}).method
+    assert isinstance(found, Options)
+    return found
+
+
+def state(run: TinyRun) -> State:
+    return State(**Checkpoint.load(path_in(run.folder)).state)
+
+
+def test_the_loss_by_hand() -> None:
+    z, y = [torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 0.0]])], torch.tensor([0])
+    assert [float(F.cross_entropy(each, y)) for each in z] == pytest.approx(
+        [0.126928, 0.693147], abs=1e-6
+    )
+    # the exits' KL to each other: .433781 and .327813
+    assert float(mutual(z, y, 1.0)) == pytest.approx(1.581669, abs=1e-6)
+    assert float(mutual(z, y, options().weight(1))) == pytest.approx(0.825207, abs=1e-6)
+    assert float(mutual(z, y, 1.0, alone=True)) == pytest.approx(0.693147 + 0.327813, abs=1e-6)
+    three = [*z, torch.tensor([[1.0, 0.0]])]
+    pairs = float(mutual(three, y, 1.0)) - sum(float(F.cross_entropy(each, y)) for each in three)
+    both = float(mutual(three, y, 0.5)) - sum(float(F.cross_entropy(each, y)) for each in three)
+    assert pairs == pytest.approx(2 * both) and pairs > 0
+
+
+def test_a_teachers_logits_are_without_gradient() -> None:
+    z = [torch.tensor([[2.0, 0.0]], requires_grad=True), torch.tensor([[0.0, 0.0]])]
+    loss = mutual(z, torch.tensor([0]), 1.0)
+    # CE: p − y; KL(σ(z₂) ‖ σ(z₁)): p − q, with p = .880797 and q = ½
+    (gradient,) = torch.autograd.grad(loss, z[0])
+    assert float(gradient[0, 0]) == pytest.approx((0.880797 - 1) + (0.880797 - 0.5), abs=1e-6)
+
+
+def test_distillation_grows_over_the_rounds() -> None:
+    o = options()
+    weights = [o.weight(t) for t in (1, 151, 301, 900)]
+    assert weights == pytest.approx([0.006738, 0.286505, 1, 1], abs=1e-6)
+    assert options(distil=False).weight(151) == 0
+
+
+def halves(**changes: Any) -> DepthFL:
+    """The server half with four clients, of depths 2, 1, 2 and 1, and every number 0."""
+    found = server(method="depthfl", **{"fleet": ",".join(SPECS[:2]), **changes})
+    found.begin([client(k, model=SPECS[1 - k % 2]) for k in range(4)])
+    assert isinstance(found, DepthFL)
+    found.w = {name: torch.zeros_like(w) for name, w in found.w.items()}
+    return found
+
+
+def upload(ours: DepthFL, k: int, shared: float, deep: float = 0.0) -> tuple[Any, Up]:
+    own, shallow = (ours.task.expected(spec) for spec in (ours.clients[k].model, SPECS[0]))
+    values = {n: shared if n in shallow else deep for n in own}
+    w = {n: torch.full(v.shape, values[n], dtype=v.dtype) for n, v in own.items()}
+    return ours.clients[k], Up(w=w)
+
+
+def test_the_server_by_hand() -> None:
+    ours = halves()
+    ours.step(1, Ups.of([upload(ours, 0, 3, 5), upload(ours, 1, 1)]))
+    shallow = ours.task.expected(SPECS[0])
+    for name, h in ours.h.items():
+        expected = (-0.1, 3.0) if name in shallow else (-0.125, 6.25)
+        assert float(h.mean()) == pytest.approx(expected[0], abs=1e-6), name
+        assert float(ours.w[name].mean()) == pytest.approx(expected[1], abs=1e-5), name
+    buffers = {n: float(ours.w[n].double().mean()) for n in ours.w.keys() - ours.h.keys()}
+    assert {n in shallow: v for n, v in buffers.items() if "var" in n} == {True: 2, False: 5}
+    assert ours.accepted == {0: 1, 1: 1}
+    # a round without a deep client leaves what only they have
+    before = dict(ours.w)
+    ours.step(2, Ups.of([upload(ours, 1, 3)]))
+    assert all(torch.equal(ours.w[n], before[n]) for n in ours.w if n not in shallow)
+
+
+def test_without_dynamic_regularisation_it_is_the_mean() -> None:
+    ours = halves(**PLAIN)
+    ours.step(1, Ups.of([upload(ours, 0, 3, 5), upload(ours, 1, 1)]))
+    shallow = ours.task.expected(SPECS[0])
+    assert {n in shallow: float(ours.w[n].mean()) for n in ours.h} == {True: 2, False: 5}
+    assert ours.accepted == {} and not any(bool(h.any()) for h in ours.h.values())
+
+
+def test_everybody_at_depth_one_is_uniform_fedavg_bit_for_bit(run: Run) -> None:
+    given = {"fleet": SPECS[0], **UNEVEN}
+    ours = run(method="depthfl", **PLAIN, **given)
+    fedavg = run(method="fedavg", average__weights="uniform", **given)
+    assert ours.weights == fedavg.weights
+    for key in ("accuracy", "loss", "metrics", "client_metrics", "scores"):
+        assert [e.get(key) for e in ours.journal] == [e.get(key) for e in fedavg.journal], key
+
+
+def test_the_last_exit_alone_is_layerwise_averaging_with_a_head_for_each_depth(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def last(self: Copy[Any, Any], down: Any, net: Any) -> Any:
+        return lambda x, y: F.cross_entropy(net.each(x)[-1], y)
+
+    monkeypatch.setattr(Copy, "loss", last)
+    given = {**FLEET, "per_round": 3, "rounds": 3, **UNEVEN}
+    alone = {"depthfl__exits": "last", "depthfl__distil": False}
+    ours = run(method="depthfl", **alone, **PLAIN, **given)
+    across = {"average__across": "layerwise", "average__weights": "uniform"}
+    assert ours.weights == run(method="fedavg", **across, **given).weights
+
+
+def held(run: TinyRun, t: int, k: int) -> dict[str, torch.Tensor]:
+    """g_k as client k kept it in round t."""
+    return Memory.load(kept(run.folder, t, k, Memory.kind)).g
+
+
+def check_sum(run: TinyRun, rounds: list[int]) -> None:
+    """h is the mean of the g_k that the server counts on."""
+    own = [held(run, t, k) for k, t in enumerate(rounds)]
+    for name, h in state(run).h.items():
+        total = sum(g[name] for g in own if name in g)
+        assert torch.allclose(h, total / len(rounds), atol=1e-6), name
+
+
+def lost(content: RecordDict) -> RecordDict:
+    return RecordDict()
+
+
+def whole(content: RecordDict) -> RecordDict:
+    return content
+
+
+class Losing(Tampering):
+    """Client 1's reply of round 2 never comes to anything; its work is done and kept."""
+
+    tampers = (whole, lost, whole, whole)
+
+
+def test_a_lost_reply_and_a_restart_do_not_part_the_server_from_its_clients(
+    tmp_path: Path,
+) -> None:
+    given: dict[str, Any] = {"method": "depthfl", **FLEET, "clients": 3, "min_replies": 0.5}
+    settings = flat(tmp_path, **given, rounds=2)
+    played = play(settings, Losing(3, settings, workers=0))
+    assert state(played).accepted == {0: 2, 1: 1, 2: 2}
+    check_sum(played, [2, 1, 2])
+    settings = flat(tmp_path, **given, rounds=4, resume=True)
+    played = play(settings, Losing(3, settings, workers=0))
+    assert state(played).accepted == {0: 4, 1: 4, 2: 4}
+    check_sum(played, [4, 4, 4])
+
+
+def test_a_client_keeps_minus_alpha_times_its_way(run: Run) -> None:
+    given = {"method": "depthfl", **FLEET, "clients": 3, "depthfl__alpha": 0.5}
+    played = run(**given, rounds=1)
+    # one round: h = −α/N Σ (w_k − w), so a mean over all that have it, less h/α, goes twice as far
+    check_sum(played, [1, 1, 1])
+    assert all(bool(g.any()) for g in held(played, 1, 0).values())
+    plain = run(**given, rounds=1, depthfl__feddyn=False)
+    assert plain.journal[1]["client_metrics"] != played.journal[1]["client_metrics"]
+    assert not kept(plain.folder, 1, 0, Memory.kind).exists()
+
+
+def test_the_deepest_networks_exits_are_scored_and_every_client_scores_its_depth(run: Run) -> None:
+    played = run(method="depthfl", **FLEET, clients=3, node__1__model=SPECS[0])
+    last = played.journal[-1]
+    assert list(last["accuracies"]) == ["exit1", "exit2", "exit3"]
+    assert [c["model"] for c in played.summary["clients"]] == [SPECS[0], SPECS[0], SPECS[2]]
+    assert all(c["accuracy"] is not None for c in played.summary["clients"])
+    assert played.journal[0]["accuracies"].keys() == last["accuracies"].keys()
+
+
+def test_a_block_that_does_not_fit_the_claimed_depth_is_refused_by_name(tmp_path: Path) -> None:
+    settings = flat(tmp_path, method="depthfl", **FLEET, clients=3, min_replies=0.5, rounds=2)
+
+    def shallower(up: Up) -> dict[str, Any]:
+        names = [n for n in up.w if not n.startswith(("stages.1", "exits.1"))]
+        deeper = {"stages.2.conv.weight": torch.zeros(32, 32, 3, 3)}
+        return {"w": cut(up.w, names) if up.t == 1 else {**up.w, **deeper}}
+
+    played = play(settings, Changing.by(Up, shallower)(3, settings, workers=0))
+    reasons = [entry["failures"][0]["reason"] for entry in played.journal[1:]]
+    assert f"w ({SPECS[1]}) lacks" in reasons[0] and "'exits.1." in reasons[0]
+    assert f"w ({SPECS[1]}) has 1 unknown entries" in reasons[1]
+    assert [entry["replied"] for entry in played.journal[1:]] == [[0, 2]] * 2
+
+
+def test_cached_uploads_of_every_depth_are_combined(run: Run) -> None:
+    some = {"method": "depthfl", **FLEET, "per_round": 2, "rounds": 3}
+    alone, oca = run(**some), run(**some, oca__aggregate="on", oca__init="w0")
+    assert [e["accuracy"] for e in alone.journal] == [e["accuracies"]["aca"] for e in oca.journal]
+    assert {"exit1", "exit2", "exit3", "aca", "oca"} >= oca.journal[-1]["accuracies"].keys()
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"fleet": "cnn4"}, "model 'cnn4' has no exits, which depthfl needs"),
+        (
+            {"fleet": "cnn3-exits1,cnn4-exits2"},
+            "models 'cnn3-exits1' and 'cnn4-exits2' are not cut",
+        ),
+        ({"fleet": f"cnn4-linear1,{SPECS[1]}"}, "models 'cnn4-linear1' and"),
+        ({"average__robust": "median"}, 'average.robust = "median" is not allowed with depthfl'),
+        ({"average__across": "depth"}, 'average.across = "depth" is not allowed with method'),
+        ({"projection": "on"}, 'projection = "on" is not allowed with method = "depthfl"'),
+    ],
+)
+def test_what_does_not_go_together_is_one_line(
+    run: Run, changes: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(ValueError) as refused:
+        run(**{"method": "depthfl", **FLEET, **changes})
+    assert str(refused.value).startswith(line) and "\n" not in str(refused.value)
