@@ -173,7 +173,7 @@ class MethodStrategy(Strategy):
             spec: Ask(w=w, models={name: models[spec] for name, models in further.items()})
             for spec, w in (weights or {own: self.scorer.shown.ask()}).items()
         }
-        payloads = ((c, asks[c.model if networks else own]) for c in self.clients)
+        payloads = ((c, asks[self.method.scored_by(c) if networks else own]) for c in self.clients)
         return self.post.letters(server_round, "evaluate", payloads).values()
 
     def aggregate_evaluate(

@@ -37,6 +37,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     "fedin": {"fleet": "cnn2@0.5,cnn3@0.5", "rounds": 2, "fedin__samples": 4},
     "fedkf": {"generator__latent": 8, "generator__width": 8, "oca__in_memory": 2},
+    "fiarse": {"fiarse__sizes": "1, 0.25"},
     "fedgkd": {"fedgkd__buffer": 1},
     EXAMPLE: {
         "plugins": str(PLUGIN),
