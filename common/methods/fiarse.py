@@ -3,13 +3,15 @@
 Wu et al., "FIARSE: Model-Heterogeneous Federated Learning via Importance-Aware Submodel
 Extraction", NeurIPS 2024.
 
-Client k can hold the share s_k of the entries of w, which are the weights and biases of convolutions
-and linear layers. θ is the ⌊s_k P⌋-th largest |w| of all P entries (``scope = "global"``) or of those
-of each part of the network (``"stage"``), and m(|w|) = 1(|w| ≥ θ); entries equal to θ are kept. The
-server sends θ, the kept entries with a bitmap, and everything else whole: 4 s_k P + P/8 bytes.
+Client k can hold the share s_k of the entries of w, which are the weights and biases of
+convolutions and linear layers. θ is the ⌊s_k P⌋-th largest |w| of all P entries
+(``scope = "global"``) or of those of each part of the network (``"stage"``), and
+m(|w|) = 1(|w| ≥ θ); entries equal to θ are kept. The server sends θ, the kept entries with a
+bitmap, and everything else whole: 4 s_k P + P/8 bytes.
 
-The client trains with the weights w·m(|w|). θ is fixed for the round and m is taken anew at each step,
-so an entry that falls below θ goes off and stays off. With ∂m/∂|w| := 2θ/(|w| + θ)² on kept entries
+The client trains with the weights w·m(|w|). θ is fixed for the round and m is taken anew at each
+step, so an entry that falls below θ goes off and stays off. With ∂m/∂|w| := 2θ/(|w| + θ)² on kept
+entries
 
     ∂L/∂w = ∂L/∂(w m) · (1 + 2θ|w|/(|w| + θ)²)    where |w| ≥ θ, else 0
 
