@@ -8,7 +8,7 @@ architectures, and over the cached uploads of all clients (OCA).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Set
 from typing import ClassVar, TypeVar
 
 from common import tree
@@ -81,6 +81,14 @@ class Combining(Method[O, T], ABC):
     def network(self, spec: str) -> Classifier:
         """The network of an architecture on the server's device, with any weights."""
 
+    def part(self, client: Client, sent: Down, w: StateDict) -> Down:
+        """What a client is sent that trains its own architecture, which has ``w``."""
+        return sent.model_copy(update={"w": w})
+
+    def states(self, ups: Ups[T], previous: StateDict, parameters: Set[str]) -> Iterable[StateDict]:
+        """What of the uploads is averaged; ``previous``: the model before, with its parameters."""
+        return (up.w for _, up in ups)
+
     def trains(self, client: Client) -> str:
         """The architecture that a client trains."""
         return self.global_spec if self.config.average.across == "none" else client.model
@@ -127,7 +135,7 @@ class Averaged(GlobalModel[O, T], Combining[O, T], ABC):
 
     def combine(self, ups: Ups[T], previous: StateDict) -> StateDict:
         """The new w of one architecture from at least one upload."""
-        states = (up.w for _, up in ups)
+        states = self.states(ups, previous, tree.parameters_only(self.net))
         return average(states, ups.sizes, previous, self.config.average, self.net)
 
     def aggregate(self, ups: Ups[T], previous: Models) -> Models:

@@ -14,7 +14,8 @@ and the server sets, with d_k = (w − w_k) / a_k,
 
 over the parameters; BatchNorm's buffers are averaged as in FedAvg. It is the mean of
 w + (Σ_j p_j a_j / a_k) (w_k − w), and with equal a_k it is FedAvg bit for bit. A client that took
-more steps pulls no harder for it.
+more steps pulls no harder for it. Under ``average.across = "layerwise"`` both sums run, layer by
+layer, over the clients that have it.
 
 τ_k does not travel. The server computes it from the census' n_k, the batch size and the epochs, or
 ``train.steps``: a client cannot claim more steps than its samples make.
@@ -39,3 +40,5 @@ CLIENT = "fedavg"
 @final
 class Options(Averaging):
     """None of its own."""
+
+    schemes = ("none", "layerwise", "same")

@@ -15,6 +15,9 @@ clients in all:
 
 p_k is uniform unless ``average.weights = "samples"``. In round 1 all variates are 0: it is FedAvg.
 
+Where clients train their own architectures (``average.across``), N counts for each layer the
+clients that have it; η_g is then 1.
+
 c is the mean of the c_k that the server has counted. A client whose reply was lost has moved its
 c_k, and the server does not know it. So what goes down tells each client the last round whose reply
 was accepted; the client goes on from the c_k of exactly that round, which its store keeps.
@@ -51,6 +54,7 @@ from common.task import Task
 @final
 class Options(Averaging):
     auto = {"average.weights": "uniform"}
+    schemes = ("none", "layerwise", "same")
 
     server_lr: Positive = 1.0
     """η_g, the server's step towards the mean; of the parameters."""
@@ -65,6 +69,10 @@ class Options(Averaging):
         if self.correction == "gradient" and not optimise.is_sgd(config.train):
             said = f'train.optimizer = "{config.train.optimizer}"'
             raise not_allowed("scaffold.correction", "gradient", said, "after")
+        across = config.average.across
+        if self.server_lr != 1 and across != "none":
+            why = f'average.across = "{across}"'
+            raise not_allowed("scaffold.server-lr", self.server_lr, why, "1")
         if config.average.robust == "clip":
             why += ": a shortened step is not what the client's variate is made of"
             raise not_allowed("average.robust", "clip", why, "none", "median", "trimmed")

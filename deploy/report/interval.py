@@ -14,8 +14,8 @@ LEVEL = 0.95
 def half_width(values: Sequence[float]) -> float | None:
     """h of the 95 % interval mean ± h: t · s / √n, s the sample standard deviation of n values.
 
-    t is the quantile of Student's distribution with n − 1 degrees of freedom. None below two values,
-    or if one is not finite.
+    t is the quantile of Student's distribution with n − 1 degrees of freedom. None below two
+    values, or if one is not finite.
     """
     n = len(values)
     if n < 2 or not all(map(math.isfinite, values)):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from statistics import fmean
 from pathlib import Path
+from statistics import fmean
 
 from common.files import write_atomically
 from deploy.report import plots, sections

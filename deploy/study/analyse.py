@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import sys
 import tempfile
@@ -35,8 +36,11 @@ from common.protocol import Up
 from common.records import Records, tensors
 from common.section import Value
 from common.task import Task
+from deploy.report.groups import grouped
+from deploy.report.interval import half_width
+from deploy.report.read import read
 from deploy.report.style import frame, frames, series, style
-from deploy.report.table import Table
+from deploy.report.table import Table, markdown
 from deploy.report.text import clean
 from deploy.run.loopback import Loopback
 from deploy.study.finished import Further, further_round
@@ -47,6 +51,7 @@ NOTE = (
     "mean CKA of two clients by stage; apart: silhouette of the architectures in one class; "
     "parameters and further numbers a client sends in a round; memory to train"
 )
+INTERVAL = "mean of the seeds ± half of its 95 % interval (Student's t)"
 CLASS_IMAGES = 100  #: of one class and architecture in the t-SNE
 STEPS = 2  #: training steps of which the memory is measured
 
@@ -83,8 +88,9 @@ def analyse(
 ) -> tuple[list[Path], Table, dict[str, object]]:
     """Analyse each run; the files written under ``to``, the numbers as a table, and all by run.
 
-    The first ``clients`` clients and ``images`` test images, 2 or more; the t-SNE of class
-    ``label``.
+    Runs that differ in the seed alone are one row of the table and one bar of the figure: their
+    mean, and half of its 95 % interval. The first ``clients`` clients and ``images`` test images, 2
+    or more; the t-SNE of class ``label``.
 
     Raises ``ValueError``, one line, for a run that cannot be analysed.
     """
@@ -99,12 +105,14 @@ def analyse(
         with further_round(folder, clients, workers) as further:
             found[name], pictures = _one(further, images, label)
         written += [_save(figure, to / f"{name}-{of}.png") for of, figure in pictures.items()]
-    drawn = bars({name: one.cka for name, one in found.items()})
-    written.append(_save(drawn, to / "cka.png"))
-    path = to / "analysis.json"
-    told: dict[str, object] = {name: asdict(one) for name, one in found.items()}
-    write_atomically(path, f"{json.dumps(told, indent=1)}\n".encode())
-    return [*written, path], _table(found), told
+    alike = _by_setting(folders, list(found.values()))
+    means = {name: _mean([one.cka for one in ones]) for name, ones in alike.items()}
+    written.append(_save(bars(means), to / "cka.png"))
+    table, told = _table(alike), {name: asdict(one) for name, one in found.items()}
+    texts = {"analysis.json": f"{json.dumps(told, indent=1)}\n", "analysis.md": markdown(table)}
+    for name, text in texts.items():
+        write_atomically(to / name, text.encode())
+    return [*written, *(to / name for name in texts)], table, dict(told)
 
 
 def _one(further: Further, images: int, label: int) -> tuple[Analysis, dict[str, Figure]]:
@@ -143,16 +151,34 @@ def _save(figure: Figure, path: Path) -> Path:
     return path
 
 
-def _table(found: Mapping[str, Analysis]) -> Table:
-    stages = list(dict.fromkeys(stage for one in found.values() for stage in one.cka))
+def _by_setting(folders: Sequence[Path], found: Sequence[Analysis]) -> dict[str, list[Analysis]]:
+    """What was found in the runs that differ in the seed alone, by what they are called."""
+    runs = [read(folder) for folder in folders]
+    of = {id(run): one for run, one in zip(runs, found, strict=True)}
+    return {group.label: [of[id(run)] for run in group.runs] for group in grouped(runs)}
+
+
+def _mean(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: fmean(one[name] for one in found) for name in found[0]}
+
+
+def _table(alike: Mapping[str, Sequence[Analysis]]) -> Table:
+    stages = list(dict.fromkeys(s for ones in alike.values() for one in ones for s in one.cka))
     rows = []
-    for label, one in found.items():
-        alike = (f"{one.cka.get(stage, float('nan')):.3f}" for stage in stages)
-        cost, apart = one.overheads, f"{one.tsne.separation:.3f}"
+    for label, ones in alike.items():
+        cka = ([one.cka.get(stage, math.nan) for one in ones] for stage in stages)
+        apart = _told([one.tsne.separation for one in ones])
+        cost = Overheads(**_mean([asdict(one.overheads) for one in ones]))
         sent = (f"{cost.parameters / 1e6:.2f} M", f"{cost.further_up:,.0f}")
-        rows.append((clean(label), *alike, apart, *sent, f"{cost.memory_mb:.1f} MB"))
+        rows.append((clean(label), *map(_told, cka), apart, *sent, f"{cost.memory_mb:.1f} MB"))
     header = ("run", *stages, "apart", "parameters", "more up", "memory")
-    return Table(header, rows, notes=(NOTE,))
+    several = any(len(ones) > 1 for ones in alike.values())
+    return Table(header, rows, notes=(NOTE, INTERVAL) if several else (NOTE,))
+
+
+def _told(values: Sequence[float]) -> str:
+    half = half_width(values)
+    return f"{fmean(values):.3f}" + ("" if half is None else f" ± {half:.3f}")
 
 
 def overheads(further: Further) -> Overheads:

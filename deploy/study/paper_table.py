@@ -4,8 +4,8 @@ A table file is an experiment file with rows and columns: each cell is ``[base]`
 and column set, once for each seed. A cell whose run is recorded is not run again; two rows that
 differ only in what they measure share one run. The records lie under ``OUT/cells/<fingerprint>``.
 
-Ours is the mean over seeds ± half of its 95 % interval. A cell that was not run stays visibly empty;
-a cell with fewer seeds than the others says so.
+Ours is the mean over seeds ± half of its 95 % interval. A cell that was not run stays visibly
+empty; a cell with fewer seeds than the others says so.
 """
 
 from __future__ import annotations
@@ -152,7 +152,8 @@ class Comparison:
         return {r for r, m in finite.items() if self._number(m) == self._number(top)}
 
     def ours(self, row: str, column: str) -> str:
-        """``82.94 ± 0.21``, the mean and half of its interval; with ``[2]``, the number of seeds, where others have more."""
+        """``82.94 ± 0.21``, the mean and half of its interval; with ``[2]``, the number of seeds,
+        where others have more."""
         cell = self.cell(row, column)
         if not cell.values or cell.mean is None:
             return NONE
@@ -347,8 +348,8 @@ def told(filled: Comparison, file: TableFile) -> dict[str, object]:
 def write(filled: Comparison, file: TableFile, folder: Path, stem: str) -> list[Path]:
     """Markdown, HTML, LaTeX, CSV, PNG, and the bare numbers as JSON (null: never), in ``folder``.
 
-    The CSV has a line for each cell: mean, standard deviation, half of the 95 % interval, seeds, the
-    paper's number.
+    The CSV has a line for each cell: mean, standard deviation, half of the 95 % interval, seeds,
+    the paper's number.
     """
     table = filled.table()
     texts = {

@@ -83,7 +83,7 @@ class Across(Wrapper[O, T]):
 
         def to(client: Client) -> Down:
             payload = sent(client) if callable(sent) else sent
-            return payload.model_copy(update={"w": parts[client.model]})
+            return self.inner.part(client, payload, parts[client.model])
 
         return to
 
@@ -93,13 +93,15 @@ class Across(Wrapper[O, T]):
 
     def _aggregate(self, spec: str, ups: Ups[T], before: StateDict) -> StateDict:
         options, net = self.config.average, self.nets[spec]
+        parameters = tree.parameters_only(net)
         if self.layerwise:
-            states, parameters = [up.w for _, up in ups], tree.parameters_only(net)
+            states = list(self.inner.states(ups, before, parameters))
             return average_layers(states, ups.sizes, before, options, parameters)
         members = ups.where(lambda client: client.model == spec)
         if not len(members):
             return before
-        return average((up.w for _, up in members), members.sizes, before, options, net)
+        own = self.inner.states(members, before, parameters)
+        return average(own, members.sizes, before, options, net)
 
     def measured_by(self, name: str) -> Sequence[Client]:
         """No client computes with a network that is not its own."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Set
 from typing import final
 
 import torch
 
-from common import tree
 from common.methods.fednova import Options, Up
 from common.records import StateDict
-from server_app.combine.mean import average
 from server_app.global_model import Averaged
 from server_app.method import Ups
 
@@ -21,20 +20,27 @@ class FedNova(Averaged[Options, Up]):
 
     answers = Up
 
-    def combine(self, ups: Ups[Up], previous: StateDict) -> StateDict:
+    def states(
+        self, ups: Ups[Up], previous: StateDict, parameters: Set[str]
+    ) -> Iterable[StateDict]:
+        """w + (Σ_j p_j a_j / a_k) (w_k − w), j over the clients that have the layer."""
         a = [self.task.effective_steps(n) for n in ups.sizes]
         if min(a) == max(a):
-            return super().combine(ups, previous)
-        options, parameters = self.config.average, tree.parameters_only(self.net)
-        p = ups.sizes if options.weights == "samples" else [1] * len(ups)
-        mean = math.fsum(p_k * a_k for p_k, a_k in zip(p, a, strict=True)) / sum(p)
+            return super().states(ups, previous, parameters)
+        p = ups.sizes if self.config.average.weights == "samples" else [1] * len(ups)
+        layerwise = self.config.average.across == "layerwise"
+        has = [self.task.expected(c.model) if layerwise else parameters for c in ups.clients]
+        mean = {}
+        for name in parameters:
+            owners = [k for k, names in enumerate(has) if name in names]
+            total = sum(p[k] for k in owners)
+            mean[name] = math.fsum(p[k] * a[k] for k in owners) / total if owners else 0.0
 
-        def normalised(w_k: StateDict, factor: float) -> StateDict:
+        def normalised(w_k: StateDict, a_k: float) -> StateDict:
             scaled = dict(w_k)
-            for name in parameters:
+            for name in parameters & w_k.keys():
                 w = previous[name].to(torch.float64)
-                scaled[name] = (w + factor * (w_k[name] - w)).to(w_k[name].dtype)
+                scaled[name] = (w + mean[name] / a_k * (w_k[name] - w)).to(w_k[name].dtype)
             return scaled
 
-        states = (normalised(up.w, mean / a_k) for (_, up), a_k in zip(ups, a, strict=True))
-        return average(states, ups.sizes, previous, options, self.net)
+        return (normalised(up.w, a_k) for (_, up), a_k in zip(ups, a, strict=True))

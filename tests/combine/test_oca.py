@@ -17,9 +17,9 @@ from common.tree import cut
 from server_app import rounds
 from server_app.combine.mean import average_layers as aggregate
 from server_app.combine.oca import Oca, Upload
+from server_app.global_model import Combining
 from server_app.keep.checkpoint import Checkpoint, path_in
 from server_app.keep.summary import digest
-from server_app.global_model import Combining
 from server_app.method import Models, Ups
 from server_app.methods import half
 from tests.support.battery import OVERRIDES, Crash, Crashing, config

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from common.methods.fednova import Up
-from common.parse import defaults, parse
+from common.tree import parameters_only
 from server_app.method import Ups
 from tests.support.battery import Changing
 from tests.support.halves import client, server, task
@@ -87,6 +87,35 @@ def test_steps_that_a_client_claims_are_not_believed(tmp_path: Path) -> None:
     assert lied.weights == honest.weights
 
 
-def test_it_averages_one_architecture() -> None:
-    with pytest.raises(ValueError, match=r'average.across = "same" is not allowed with method'):
-        parse({**defaults(), "method": "fednova", "average.across": "same"})
+@pytest.mark.parametrize("across", ["layerwise", "same"])
+def test_with_one_architecture_the_scheme_changes_nothing(across: str, run: Run) -> None:
+    some = {"fleet": "cnn2@0.5", "data__partition": "quantity_dirichlet"}
+    alone = run(method="fednova", **some)
+    apart = run(method="fednova", average__across=across, **some)
+    assert [e["accuracy"] for e in apart.journal] == [e["accuracy"] for e in alone.journal]
+
+
+def test_across_depths_a_layer_is_normalised_over_those_who_have_it() -> None:
+    settings = {**PLAIN_SGD, "fleet": "cnn2@0.5,cnn3@0.5", "average__across": "layerwise"}
+    fednova = server(method="fednova", average__weights="uniform", **settings)
+    clients = [
+        client(k, n, model=model)
+        for k, (n, model) in enumerate([(16, "cnn2@0.5"), (48, "cnn3@0.5"), (32, "cnn3@0.5")])
+    ]
+    fednova.begin(clients)
+    (before,) = fednova.models.values()
+    before = {name: torch.zeros_like(value) for name, value in before.items()}
+    fednova.models = {"cnn3@0.5": before}
+    told = [
+        (fednova.task.expected(c.model), w) for c, w in zip(clients, (1.0, 6.0, 4.0), strict=True)
+    ]
+    sent = [{name: torch.full(like.shape, w) for name, like in own.items()} for own, w in told]
+    fednova.step(1, Ups.of([(c, Up(w=w)) for c, w in zip(clients, sent, strict=True)]))
+    (after,) = fednova.models.values()
+    parameters = parameters_only(fednova.build("cnn3@0.5"))
+    shared, deep = parameters & sent[0].keys(), parameters - sent[0].keys()
+    assert shared and deep
+    for name in shared:  # τ = (1, 3, 2): mean 2, Σ p d = ⅓ (1 + 2 + 2)
+        assert torch.allclose(after[name], torch.tensor(10 / 3)), name
+    for name in deep:  # τ = (3, 2): mean 2.5, Σ p d = ½ (2 + 2)
+        assert torch.allclose(after[name], torch.tensor(5.0)), name

@@ -124,6 +124,50 @@ def test_with_everybody_in_c_is_the_mean_of_the_clients_variates(run: Run) -> No
         assert torch.allclose(c, mean, atol=1e-5 * float(mean.abs().max())), name
 
 
+DEPTHS = {"fleet": "cnn2@0.5,cnn3@0.5", "data__partition": "quantity_dirichlet"}
+
+
+@pytest.mark.parametrize("across", ["layerwise", "same"])
+def test_with_one_architecture_the_scheme_changes_nothing(across: str, run: Run) -> None:
+    some = {"fleet": "cnn2@0.5", "per_round": 2, "rounds": 3}
+    alone = run(method="scaffold", **some)
+    apart = run(method="scaffold", average__across=across, **some)
+    assert [e["accuracy"] for e in apart.journal] == [e["accuracy"] for e in alone.journal]
+    inner = Checkpoint.load(path_in(apart.folder)).state["inner"]
+    assert isinstance(inner, dict)
+    for (_, c), expected in zip(inner["c"].items(), state(alone).c.values(), strict=True):
+        assert torch.equal(c, expected)
+
+
+@pytest.mark.parametrize("across", ["layerwise", "same"])
+def test_across_depths_a_variate_is_the_mean_of_those_who_have_the_layer(
+    across: str, run: Run
+) -> None:
+    settings = {**DEPTHS, "average__across": across}
+    first = run(method="scaffold", rounds=1, **settings)
+    fedavg = run(method="fedavg", rounds=1, average__weights="uniform", **settings)
+    assert first.weights == fedavg.weights
+    played = run(method="scaffold", rounds=3, **settings)
+    held = [Memory.load(kept(played.folder, 3, k, Memory.kind)).c for k in range(4)]
+    assert len(held[0]) < len(held[1])
+    inner: Any = Checkpoint.load(path_in(played.folder)).state["inner"]
+    models = [client["model"] for client in played.journal[0]["clients"]]
+    for key, c in inner["c"].items():
+        spec, _, name = key.rpartition("/")
+        own = [c_k[name] for c_k, m in zip(held, models, strict=True) if spec in ("", m)
+               and name in c_k]  # fmt: skip
+        mean = torch.stack(own).mean(0)
+        assert torch.allclose(c, mean, atol=1e-5 * float(mean.abs().max()) + 1e-8), key
+
+
+def test_across_depths_a_run_goes_on_to_the_same_bits(run: Run, tmp_path: Path) -> None:
+    settings = {"method": "scaffold", "average__across": "layerwise", **DEPTHS, "per_round": 2}
+    whole = run(rounds=3, **settings)
+    play(flat(tmp_path / "part", rounds=2, **settings))
+    part = play(flat(tmp_path / "part", rounds=3, resume=True, **settings))
+    assert part.weights == whole.weights
+
+
 def test_half_of_the_clients_move_c_by_half_of_their_mean(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,7 +230,10 @@ def test_oca_combines_the_models_and_leaves_the_variates_alone(run: Run) -> None
             'allowed: "after"',
         ),
         ({"average.robust": "clip"}, 'average.robust = "clip" is not allowed with method'),
-        ({"average.across": "same"}, 'average.across = "same" is not allowed with method'),
+        (
+            {"average.across": "same", "scaffold.server-lr": 0.5},
+            'scaffold.server-lr = "0.5" is not allowed with average.across = "same"; allowed: "1"',
+        ),
     ],
 )
 def test_what_does_not_go_together_is_one_line(changes: dict[str, Any], line: str) -> None:

@@ -145,6 +145,7 @@ def test_analyse_writes_numbers_and_figures(finished: Callable[..., Path], tmp_p
     written, table, _ = analyse(folders, tmp_path / "out", clients=4, images=40, label=1, workers=0)
     assert sorted(path.name for path in written) == [
         "analysis.json",
+        "analysis.md",
         "cka.png",
         "run0-cka.png",
         "run0-tsne.png",
@@ -156,6 +157,19 @@ def test_analyse_writes_numbers_and_figures(finished: Callable[..., Path], tmp_p
     assert list(found["run1"]["tsne"]["points"]) == ["cnn2@0.5", "cnn3@0.5", "cnn4@0.5"]
     assert 0 < found["run1"]["cka"]["layer1"] <= 1
     assert len(table.rows) == 2
+
+
+def test_runs_that_differ_in_the_seed_alone_are_one_row(
+    finished: Callable[..., Path], tmp_path: Path
+) -> None:
+    folders = [finished(rounds=1, seed=seed) for seed in (1, 2)]
+    to = tmp_path / "out"
+    _, table, found = analyse(folders, to, clients=3, images=40, label=1, workers=0)
+    ((name, alike, *_),) = table.rows
+    first, second = (found[folder.name]["cka"]["layer1"] for folder in folders)  # type: ignore[index]
+    mean, half = (first + second) / 2, 12.7062 * abs(first - second) / 2  # t of 1 at 0.975
+    assert name == "fedin, 2 seeds" and alike == f"{mean:.3f} ± {half:.3f}"
+    assert "of the seeds ± half" in (to / "analysis.md").read_text()
 
 
 @pytest.mark.parametrize(
