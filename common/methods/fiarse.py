@@ -82,8 +82,8 @@ class Options(MethodOptions):
         assert self.shares
         why = 'method = "fiarse"'
         if config.oca.aggregate == "on":
-            kept_back = f"{why}, whose uploads are steps from the model of their own round"
-            raise not_allowed("oca.aggregate", "on", kept_back, "off")
+            steps = f"{why}, which averages steps from the model of the round at hand"
+            raise not_allowed("oca.aggregate", "on", steps, "off")
         if config.average.robust != "none":
             raise not_allowed("average.robust", config.average.robust, why, "none")
         if not self.running and config.score.bn == "running":

@@ -239,7 +239,7 @@ def test_without_running_statistics_none_travel_and_the_servers_stay() -> None:
     [
         (
             {"oca__aggregate": "on"},
-            'oca.aggregate = "on" is not allowed with method = "fiarse", wh',
+            'oca.aggregate = "on" is not allowed with .*, which averages steps',
         ),
         ({"average__robust": "median"}, 'average.robust = "median" is not allowed'),
         ({"fiarse__sizes": "1, 2"}, r"fiarse.sizes = '1, 2' is not allowed"),
