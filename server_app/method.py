@@ -153,13 +153,17 @@ class Method(ABC, Generic[O, U]):
     def networks(self) -> dict[str, Classifier]:
         """The global models by architecture, where each client trains its own architecture.
 
-        The run's score is then their mean, and a client scores the one of its own architecture.
+        The run's score is then their mean, and a client scores the one of its own architecture;
+        unless one is ``main``.
         """
         return {}
 
+    main: str = ""
+    """Which of ``networks`` the run's score is and all clients score, known after the census."""
+
     def scored_by(self, client: Client) -> str:
         """Which of ``networks`` a client scores."""
-        return client.model
+        return self.main or client.model
 
     def measured_by(self, name: str) -> Sequence[Client]:
         """On whose data running statistics are measured (``score.bn``): of one of ``networks``, or
