@@ -36,6 +36,11 @@ class Handler(ABC, Generic[O, D]):
         return self.participant.spec
 
     @property
+    def size(self) -> float:
+        """The share of the global model's entries that this client trains."""
+        return 1.0
+
+    @property
     def shared_spec(self) -> str:
         """The architecture of the global model that this client scores."""
         return self.participant.global_spec
@@ -58,6 +63,7 @@ class Handler(ABC, Generic[O, D]):
             n=p.n,
             n_test=p.n_test,
             model=self.spec,
+            size=self.size,
             classes=[c for c, count in enumerate(p.counts) if count],
             counts=p.counts if self.config.run.share_counts else None,
             task=task.fingerprint,

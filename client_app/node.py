@@ -18,7 +18,7 @@ KINDS: dict[str, type] = {
     **{kebab(name): value_kind(field) or str for name, field in Node.model_fields.items()},
 }
 LEAST = {"partition-id": 0, "num-partitions": 1, "threads": 1, "memory-mb": 200}
-NAMES = {int: "an integer", str: "text", bool: "true or false"}
+NAMES = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
 
 
 def check(node: Mapping[str, Value], *, strict: bool = True) -> None:
@@ -30,7 +30,8 @@ def check(node: Mapping[str, Value], *, strict: bool = True) -> None:
                 raise ValueError(f"node config {key!r} is unknown; allowed: {', '.join(KINDS)}")
             continue
         least = LEAST.get(key)
-        if type(value) is not kind or (least is not None and int(value) < least):
+        fits = type(value) is kind or (kind is float and type(value) is int)
+        if not fits or (least is not None and int(value) < least):
             bound = "" if least is None else f" of at least {least}"
             raise ValueError(f"node config {key} = {value!r}; it must be {NAMES[kind]}{bound}")
 

@@ -245,6 +245,8 @@ class Node(Section):
 
     model: str | None = None
     """Its architecture, such as ``resnet8@0.5``."""
+    size: Annotated[float | None, Field(gt=0, le=1)] = None
+    """``fiarse``: the share of the global model's entries that it trains."""
     device: Annotated[str | None, Field(pattern=DEVICES)] = None
     """Where its networks are computed: auto, cpu, cuda or cuda:N."""
     threads: Annotated[int | None, Field(ge=1, le=256)] = None

@@ -108,6 +108,8 @@ class Peer(ToServer):
     """Local test samples."""
     model: Name
     """Architecture, for example ``resnet18@0.5``."""
+    size: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the global model's entries that it trains (``fiarse``)."""
     classes: Annotated[list[Count], Field(max_length=MAX_CLASSES)]
     """Class ids with at least one training sample, ascending."""
     counts: Annotated[list[Count], Field(max_length=MAX_CLASSES)] | None

@@ -161,8 +161,14 @@ class Method(ABC, Generic[O, U]):
     main: str = ""
     """Which of ``networks`` the run's score is and all clients score, known after the census."""
 
-    def measured_by(self, spec: str) -> Sequence[Client]:
-        """On whose data an architecture's running statistics are measured (``score.bn``)."""
+    def scored_by(self, client: Client) -> str:
+        """Which of ``networks`` a client scores."""
+        return self.main or client.model
+
+    def measured_by(self, name: str) -> Sequence[Client]:
+        """On whose data running statistics are measured (``score.bn``): of one of ``networks``, or
+        of an architecture.
+        """
         return self.clients
 
     def further(self) -> dict[str, Models]:

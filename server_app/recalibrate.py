@@ -47,7 +47,7 @@ class Model(NamedTuple):
 class Shown:
     """The global models of ``method`` as they are scored and saved.
 
-    ``statistics``: those measured in the round at hand: of the run's own models by architecture, of
+    ``statistics``: those measured in the round at hand: of the run's own models by their names, of
     further ones under ``name/architecture``.
     """
 
@@ -55,19 +55,19 @@ class Shown:
         self.method = method
         self.statistics: dict[str, StateDict] = {}
 
-    def raw(self) -> list[Classifier]:
+    def raw(self) -> dict[str, Classifier]:
         """The method's networks, or its one model, if there is one, as the method has them."""
-        networks = list(self.method.networks().values())
+        networks = self.method.networks()
         single = self.method.model() if not networks else None
-        return networks if single is None else [single]
+        return networks if single is None else {single.spec: single}
 
     def nets(self) -> list[Classifier]:
         """The same with what was measured."""
-        return [self._with(net) for net in self.raw()]
+        return [self._with(name, net) for name, net in self.raw().items()]
 
     def networks(self) -> dict[str, Classifier]:
         """As the method's."""
-        return {spec: self._with(net) for spec, net in self.method.networks().items()}
+        return {name: self._with(name, net) for name, net in self.method.networks().items()}
 
     def further(self) -> dict[str, Models]:
         """As the method's."""
@@ -84,16 +84,16 @@ class Shown:
         if w is None or not self.statistics:
             return w
         whole = dict(w)
-        for spec in [net.spec for net in self.raw()]:
-            for entry, value in self.statistics.get(spec, {}).items():
-                for name in (entry, f"{spec}/{entry}"):
-                    if name in whole and whole[name].shape == value.shape:
-                        whole[name] = value
+        for name in self.raw():
+            for entry, value in self.statistics.get(name, {}).items():
+                for place in (entry, f"{name}/{entry}"):
+                    if place in whole and whole[place].shape == value.shape:
+                        whole[place] = value
         return whole
 
-    def _with(self, net: Classifier) -> Classifier:
+    def _with(self, name: str, net: Classifier) -> Classifier:
         """A copy with the measured statistics, where there are any."""
-        if not (found := self.statistics.get(net.spec)):
+        if not (found := self.statistics.get(name)):
             return net
         changed = copy.deepcopy(net)
         changed.load_state_dict(changed.state_dict() | found)
@@ -111,26 +111,29 @@ class Recalibration:
         shown.statistics = {}
         self.shown, self.asked, self.passes = shown, list(asked), 0
         method, task = shown.method, shown.method.task
-        held = {net.spec: Model(net.spec, tree.snapshot(net)) for net in shown.raw()}
-        self.expected = {net.spec: statistics(net) for net in shown.raw()}
+        held, by = dict[str, Model](), dict[str, str]()
+        self.expected: dict[str, StateDict] = {}
+        for name, net in shown.raw().items():
+            held[name], self.expected[name] = Model(net.spec, tree.snapshot(net)), statistics(net)
+            by[name] = name
         for further, models in method.further().items():
             for spec, w in models.items():
                 name = f"{further}/{spec}"
                 held[name], self.expected[name] = Model(spec, w), statistics(method.build(spec, w))
+                by[name] = spec
         self.models = {name: model for name, model in held.items() if self.expected[name]}
         for spec, w in self.models.values():
             try:
                 tree.check_like(w, task.expected(spec), "its model")
             except ValueError as error:
-                name = f'method = "{method.config.run.method}", whose model clients cannot build'
-                raise not_allowed("score.bn", "recalibrated", name, "running", "batch") from error
-        specs = {model.spec for model in self.models.values()}
-        self._by = {spec: {client.k for client in method.measured_by(spec)} for spec in specs}
+                why = f'method = "{method.config.run.method}", whose model clients cannot build'
+                raise not_allowed("score.bn", "recalibrated", why, "running", "batch") from error
+        self._by = {name: {c.k for c in method.measured_by(by[name])} for name in self.models}
         self.measuring = sum(1 for client in asked if self.of(client))  #: how many are asked
 
     def of(self, client: Client) -> tuple[str, ...]:
         """The names of the models that a client measures."""
-        return tuple(n for n, model in self.models.items() if client.k in self._by[model.spec])
+        return tuple(name for name in self.models if client.k in self._by[name])
 
     def down(self) -> list[tuple[Client, Measure]]:
         """What the next pass asks."""

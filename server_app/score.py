@@ -78,7 +78,7 @@ class Scorer:
             ours = "running"  # before round 1
         found = {"running": 0.0, "batch": 0.0, ours: accuracy}
         for bn in found.keys() - {ours}:
-            nets = self.main(self.shown.raw())
+            nets = self.main(list(self.shown.raw().values()))
             results = [evaluate(net, self.x, self.y, self.task, bn=bn) for net in nets]
             found[bn] = fmean(result.accuracy for result in results)
         return found

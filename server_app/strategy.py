@@ -167,18 +167,15 @@ class MethodStrategy(Strategy):
     def configure_evaluate(self, server_round: int, *_: object, **__: object) -> Iterable[Message]:
         """Messages that ask every client to score models."""
         networks, own = self.scorer.shown.networks(), self.method.global_spec
-        weights: dict[str, StateDict | None] = {s: snapshot(net) for s, net in networks.items()}
         further = self.scorer.shown.further()
-        asks = {
-            spec: Ask(
-                spec=spec if networks else "",
-                w=w,
-                models={name: models[spec] for name, models in further.items()},
-            )
-            for spec, w in (weights or {own: self.scorer.shown.ask()}).items()
-        }
-        main = self.method.main
-        payloads = ((c, asks[(main or c.model) if networks else own]) for c in self.clients)
+
+        def ask(spec: str, w: StateDict | None) -> Ask:
+            models = {name: models[spec or own] for name, models in further.items()}
+            return Ask(spec=spec, w=w, models=models)
+
+        asks = {name: ask(net.spec, snapshot(net)) for name, net in networks.items()}
+        asks = asks or {own: ask("", self.scorer.shown.ask())}
+        payloads = ((c, asks[self.method.scored_by(c) if networks else own]) for c in self.clients)
         return self.post.letters(server_round, "evaluate", payloads).values()
 
     def aggregate_evaluate(

@@ -78,9 +78,9 @@ class Across(Wrapper[O, T], ABC):
 
         return to
 
-    def measured_by(self, spec: str) -> Sequence[Client]:
+    def measured_by(self, name: str) -> Sequence[Client]:
         """No client computes with a network that is not its own."""
-        return [client for client in self.clients if client.model == spec]
+        return [client for client in self.clients if client.model == name]
 
     def networks(self) -> dict[str, Classifier]:
         return self.classifiers(self.models)

@@ -50,9 +50,9 @@ class Width(Across[O, T]):
         super().begin(clients)
         self.main = self.specs[-1] if self.inner.widest else ""
 
-    def measured_by(self, spec: str) -> Sequence[Client]:
+    def measured_by(self, name: str) -> Sequence[Client]:
         """Where all score the widest network, all measure."""
-        return self.clients if self.inner.widest else super().measured_by(spec)
+        return self.clients if self.inner.widest else super().measured_by(name)
 
     def held(self, distinct: Mapping[str, StateDict]) -> list[str]:
         self.whole = check_widths(distinct, distinct)

@@ -83,6 +83,7 @@ EXCHANGES = (
     "fedin",
     "fedkf",
     "fedrolex",
+    "fiarse",
     "heterofl",
     "i-dl-mh",
     "inclusivefl",

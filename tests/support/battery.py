@@ -51,6 +51,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     "inclusivefl": {"fleet": "cnn2@0.5,cnn3@0.5", "node.1.model": "cnn4@0.5"},
     "fedkf": {"generator__latent": 8, "generator__width": 8, "oca__in_memory": 2},
+    "fiarse": {"fiarse__sizes": "1, 0.25"},
     "fedgkd": {"fedgkd__buffer": 1},
     EXAMPLE: {
         "plugins": str(PLUGIN),

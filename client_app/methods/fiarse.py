@@ -1,0 +1,71 @@
+"""FIARSE, client half: training of the entries that stay above θ."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import functional_call
+
+from client_app.handler import Handler
+from client_app.participant import upload
+from common import importance
+from common.methods.fiarse import Down, Options, Up
+from common.models.classifier import Classifier
+
+
+@final
+class FIARSE(Handler[Options, Down]):
+    """CE(f(w·m(|w|); x), y)."""
+
+    receives = Down
+
+    @property
+    def spec(self) -> str:
+        return self.participant.global_spec
+
+    @property
+    def size(self) -> float:
+        """s_k."""
+        shares, k = self.options.shares, self.participant.k
+        return float(self.participant.node.get("size", shares[k % len(shares)]))
+
+    def train(self, down: Down) -> Up:
+        net = self.participant.model(self.spec).train()
+        names, before = importance.entries(net), upload(net)
+        masks = importance.from_bitmap(down.bitmap, {name: before[name] for name in names})
+        before |= importance.spread(down.kept, masks) | down.rest
+        net.load_state_dict(before)
+        groups = importance.groups(names, self.options.scope)
+        metrics = self.learn(down.t, net, importance.by_name(down.theta, groups))
+        after = upload(net)
+        delta = down.kept - importance.kept(after, masks)
+        return Up(metrics=metrics, delta=delta, rest={name: after[name] for name in down.rest})
+
+    def learn(self, t: int, net: Classifier, theta: dict[str, float]) -> dict[str, float]:
+        """Local training; θ by tensor."""
+        weights = {name: w for name, w in net.named_parameters() if name in theta}
+        off: dict[str, tuple[Tensor, Tensor]] = {}
+
+        def loss(x: Tensor, y: Tensor) -> Tensor:
+            off.update({name: (w.abs() < theta[name], w.clone()) for name, w in seen.items()})
+            effective_ = {name: effective(w, theta[name]) for name, w in weights.items()}
+            return F.cross_entropy(functional_call(net, effective_, (x,)), y)
+
+        def after() -> None:
+            for name, (dropped, before) in off.items():
+                weights[name].copy_(torch.where(dropped, before, weights[name]))
+
+        seen = {name: w.detach() for name, w in weights.items()}
+        return self.participant.train(t, net.parameters(), loss, after=after)
+
+
+def effective(w: Tensor, theta: float) -> Tensor:
+    """w·m(|w|), whose gradient is that of the module's docstring in ``common/methods``."""
+    with torch.no_grad():
+        size = w.abs()
+        more = torch.nan_to_num(2 * theta * size / (size + theta).square(), nan=0.0)
+        on = size >= theta
+    return torch.where(on, w + more * (w - w.detach()), torch.zeros_like(w))

@@ -1,0 +1,286 @@
+"""FIARSE: the largest entries travel, are trained and averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from client_app.methods.fiarse import FIARSE, effective
+from client_app.node import check
+from client_app.participant import Participant
+from common import importance
+from common.importance import bitmap, entries, from_bitmap, groups, kept, masks, spread, thresholds
+from common.methods.fiarse import Down, Up
+from common.parse import parse
+from common.records import array_bytes
+from server_app.method import Ups
+from server_app.stopped import Stopped
+from tests.support.battery import Changing
+from tests.support.halves import client, server, task
+from tests.support.tiny import TinyRun, flat, play
+
+W = torch.tensor([0.5, -0.2, 0.1, -0.4])
+GROUPS = {"all": ["x"]}
+LR = 0.1
+TINY = {"method": "fiarse", "fleet": "cnn2@0.5", "fiarse__sizes": "1, 0.25"}
+
+
+def stepped(size: float) -> Tensor:
+    """W after a step on a client of this size, with ∂L/∂(w m) = 1."""
+    (theta,) = thresholds({"x": W}, GROUPS, size).values()
+    w = W.clone().requires_grad_()
+    effective(w, theta).sum().backward()
+    assert w.grad is not None
+    return W - LR * w.grad
+
+
+# By hand.
+
+
+@pytest.mark.parametrize(
+    ("size", "theta", "gradient"),
+    [
+        (0.5, 0.4, [1.493827, 0.0, 0.0, 1.5]),
+        (1.0, 0.1, [1.277778, 1.444444, 1.5, 1.32]),
+        (0.01, 0.5, [1.5, 0.0, 0.0, 0.0]),
+    ],
+)
+def test_threshold_and_gradient(size: float, theta: float, gradient: list[float]) -> None:
+    assert thresholds({"x": W}, GROUPS, size)["all"] == pytest.approx(theta)
+    assert ((W - stepped(size)) / LR).tolist() == pytest.approx(gradient, abs=1e-5)
+
+
+def test_at_threshold_0_nothing_is_masked_and_the_gradient_is_plain() -> None:
+    w = torch.tensor([0.0, 2.0]).requires_grad_()
+    out = effective(w, 0.0)
+    (out * torch.tensor([3.0, 5.0])).sum().backward()
+    assert out.tolist() == [0.0, 2.0] and w.grad is not None and w.grad.tolist() == [3.0, 5.0]
+
+
+def aggregated(count: str, *ups: tuple[float, list[float]], **changes: Any) -> list[float]:
+    """The server's w after steps Δ of clients of these sizes."""
+    half = server(**{**TINY, "fiarse__sizes": "1, 0.5", "fiarse__count": count, **changes})
+    half.w, half.entries, half.groups, half.whole = {"x": W}, ["x"], GROUPS, []
+    clients = [client(k, size=size) for k, (size, _) in enumerate(ups)]
+    sent = half.down(1)
+    for each in clients:
+        sent(each)
+    answers = [Up(delta=torch.tensor(delta), rest={}) for _, delta in ups]
+    for each, up in zip(clients, answers, strict=True):
+        half.check(each, up)
+    half.step(1, Ups.of(list(zip(clients, answers, strict=True))))
+    return half.w["x"].tolist()  # type: ignore[no-any-return]
+
+
+def test_two_sizes_together() -> None:
+    half = (W - stepped(0.5))[[0, 3]].tolist()
+    whole = (W - stepped(1.0)).tolist()
+    expected = [0.361420, -0.344444, -0.05, -0.541]
+    assert aggregated("nonzero", (0.5, half), (1.0, whole)) == pytest.approx(expected, abs=1e-6)
+    assert aggregated("mask", (0.5, half), (1.0, whole)) == pytest.approx(expected, abs=1e-6)
+
+
+def test_an_unchanged_entry_counts_by_mask_alone() -> None:
+    ups = ((1.0, [0.2, 0.0, 0.0, 0.0]), (0.5, [0.0, 0.4]))
+    assert aggregated("nonzero", *ups) == pytest.approx([0.3, -0.2, 0.1, -0.8])
+    assert aggregated("mask", *ups) == pytest.approx([0.4, -0.2, 0.1, -0.6])
+    half_way = aggregated("mask", *ups, fiarse__server_lr=0.5)
+    assert half_way == pytest.approx([0.45, -0.2, 0.1, -0.5])
+
+
+def test_an_entry_that_falls_below_stays_where_it_fell() -> None:
+    """Momentum and decay would move it on; it starts at 0.55, above θ = 0.5."""
+    net = nn.Linear(1, 2, bias=False)
+
+    def train(t: int, parameters: Any, loss: Any, after: Callable[[], None]) -> dict[str, float]:
+        sgd = torch.optim.SGD(parameters, 1.0, momentum=0.9, weight_decay=0.1)
+        for _ in range(3):
+            sgd.zero_grad()
+            loss(torch.ones(1, 1), torch.tensor([1])).backward()
+            sgd.step()
+            with torch.no_grad():
+                after()
+            course.append(net.weight.flatten().tolist())
+        return {}
+
+    course: list[list[float]] = []
+    with torch.no_grad():
+        net.weight.copy_(torch.tensor([[0.55], [0.6]]))
+    half = FIARSE.__new__(FIARSE)
+    half.participant = SimpleNamespace(train=train)  # type: ignore[assignment]
+    half.learn(1, net, {"weight": 0.5})  # type: ignore[arg-type]
+    first = [each[0] for each in course]
+    assert abs(first[0]) < 0.5 and first[0] == first[1] == first[2]
+    # the second step sees it as 0, and the other goes on with momentum and decay
+    before, now = 0.6, course[0][1]
+    error = F.softmax(torch.tensor([0.0, now]), 0)[1].item() - 1
+    gradient = error * (1 + 2 * 0.5 * now / (now + 0.5) ** 2) + 0.1 * now
+    assert course[1][1] == pytest.approx(now - gradient - 0.9 * (before - now))
+
+
+# What travels.
+
+
+def test_entries_are_those_of_convolutions_and_linear_layers_by_stage() -> None:
+    net = task().build("resnet8@0.25", name=("x",))
+    names = entries(net)
+    assert not any("bn" in name for name in names) and "head.bias" in names
+    assert sorted(groups(names, "stage")) == ["conv1", "head", "layer1", "layer2", "layer3"]
+    w = dict(net.state_dict())
+    for of in (groups(names, "stage"), groups(names, "global")):
+        theta = thresholds(w, of, 0.25)
+        on = masks(w, importance.by_name(theta, of))
+        for members in of.values():
+            total = sum(w[name].numel() for name in members)
+            assert sum(int(on[name].sum()) for name in members) == int(total * 0.25)
+        told = from_bitmap(bitmap(on), {name: w[name] for name in names})
+        assert all(torch.equal(told[name], on[name]) for name in names)
+        back = spread(kept(w, on), on)
+        assert all(torch.equal(back[name], w[name] * on[name]) for name in names)
+
+
+@pytest.mark.parametrize("size", [1.0, 0.25])
+def test_a_share_of_the_entries_and_a_bit_for_each_travels(size: float) -> None:
+    half = server(**{**TINY, "fleet": "lenet5"})
+    parameters = sum(w.numel() for w in half.w.values())  # no normalisation
+    down = half.down(1)(client(size=size))
+    held = 4 * int(size * parameters) + -(-parameters // 8)
+    assert array_bytes(down.pack()) == pytest.approx(held, abs=8)
+    assert down.rest == {} and len(down.kept) == int(size * parameters)
+
+
+def test_a_client_changes_what_it_was_sent_and_nothing_else(tmp_path: Path) -> None:
+    settings = {**TINY, "train__weight_decay": 0.1, "fiarse__sizes": "0.25"}
+    half = server(**settings)
+    down = half.down(1)(client(size=0.25))
+    p = Participant(parse(flat(tmp_path, **settings)), {"partition-id": 1, "device": "cpu"}, "e")
+    seen: list[dict[str, Tensor]] = []
+    handler = FIARSE(p)
+    learn = handler.learn
+
+    def learning(t: int, net: Any, theta: dict[str, float]) -> dict[str, float]:
+        found = learn(t, net, theta)
+        seen.append(dict(net.named_parameters()))
+        return found
+
+    handler.learn = learning  # type: ignore[method-assign]
+    up = handler.train(down.stamped("e", 1))
+    held = from_bitmap(down.bitmap, {name: half.w[name] for name in half.entries})
+    for name, mask in held.items():
+        assert bool((seen[0][name][~mask] == 0).all()), "what was not sent stays 0"
+    moved = spread(up.delta, held)
+    after = {name: half.w[name] * mask - moved[name] for name, mask in held.items()}
+    assert all(torch.allclose(after[name], seen[0][name], atol=1e-6) for name in held)
+    assert up.delta.count_nonzero() > 0.9 * len(up.delta)
+
+
+def weights(run: TinyRun) -> dict[str, Tensor]:
+    return load_file(run.folder / "model.safetensors")
+
+
+def test_with_all_sizes_1_and_no_threshold_it_is_uniform_fedavg(
+    run: Callable[..., TinyRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fedavg = weights(run(method="fedavg", fleet="cnn2@0.5", average__weights="uniform"))
+    alone = {**TINY, "fiarse__sizes": "1"}
+    thresholded = weights(run(**alone))
+    monkeypatch.setattr(importance, "thresholds", lambda w, of, size: dict.fromkeys(of, 0.0))
+    ours = weights(run(**alone, fiarse__count="mask"))
+    torch.testing.assert_close(ours, fedavg, rtol=0, atol=1e-6)
+    assert any(not torch.allclose(ours[n], thresholded[n], atol=1e-3) for n in ours)
+
+
+def test_sizes_are_scored_one_by_one_and_a_client_scores_its_own(
+    run: Callable[..., TinyRun],
+) -> None:
+    result = run(**TINY, rounds=3, node__1__size=0.5)
+    last = result.journal[-1]
+    assert sorted(last["accuracies"]) == ["size-0.25", "size-0.5", "size-1"]
+    assert last["accuracy"] == pytest.approx(sum(last["accuracies"].values()) / 3)
+    assert all(score["accuracy"] == score["accuracy_global"] for score in last["scores"])
+
+
+@pytest.mark.parametrize(
+    "switch",
+    [
+        {"fiarse__scope": "stage"},
+        {"fiarse__sizes": "1, 0.5"},
+        {"fiarse__server_lr": 0.5},
+        {"fiarse__running": False, "score__bn": "batch"},
+    ],
+)
+def test_every_switch_does_something(switch: dict[str, Any], run: Callable[..., TinyRun]) -> None:
+    assert run(**TINY).weights != run(**{**TINY, **switch}).weights
+
+
+def test_without_running_statistics_none_travel_and_the_servers_stay() -> None:
+    half = server(**TINY, fiarse__running=False, score__bn="batch")
+    sent = half.down(1)(client())
+    assert isinstance(sent, Down)
+    assert sorted(sent.rest) == [
+        *("layer1.0.bn.bias", "layer1.0.bn.num_batches_tracked", "layer1.0.bn.weight"),
+        *("stem.bn.bias", "stem.bn.num_batches_tracked", "stem.bn.weight"),
+    ]
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        (
+            {"oca__aggregate": "on"},
+            'oca.aggregate = "on" is not allowed with .*, which averages steps',
+        ),
+        ({"average__robust": "median"}, 'average.robust = "median" is not allowed'),
+        ({"fiarse__sizes": "1, 2"}, r"fiarse.sizes = '1, 2' is not allowed"),
+        ({"fiarse__sizes": "half"}, r"fiarse.sizes = 'half' is not allowed"),
+        ({"fiarse__running": False}, 'score.bn = "running" is not allowed with fiarse.running'),
+    ],
+)
+def test_settings_that_do_not_go_together(settings: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        parse(flat(Path("nowhere"), **{**TINY, **settings}))
+
+
+def test_a_size_that_is_not_configured_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"client 1 claims the size 0.3; configured are 1, 0.25$"):
+        server(**TINY).begin([client(0, size=1.0), client(1, size=0.3)])
+    server(**TINY, node__1__size=0.3).begin([client(0, size=1.0), client(1, size=0.3)])
+
+
+def test_a_nodes_own_size_is_a_number() -> None:
+    check({"partition-id": 0, "size": 0.5})
+    check({"partition-id": 0, "size": 1})
+    with pytest.raises(ValueError, match=r"size = '0.5'; it must be a number"):
+        check({"partition-id": 0, "size": "0.5"})
+
+
+LIES: dict[str, tuple[Callable[[Up], dict[str, Any]], str]] = {
+    "more": (lambda up: {"delta": torch.cat([up.delta, up.delta[:1]])}, "the mask of size 0.25 ke"),
+    "less": (lambda up: {"delta": up.delta[:-1]}, "the mask of size 0.25 keeps"),
+    "nan": (lambda up: {"delta": up.delta * torch.nan}, "not finite"),
+    "rest": (lambda up: {"rest": {}}, "rest lacks"),
+    "variance": (
+        lambda up: {"rest": {n: -x - 1 for n, x in up.rest.items()}},
+        "negative variances",
+    ),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_reply_that_does_not_fit_is_refused(lie: str, tmp_path: Path) -> None:
+    change, reason = LIES[lie]
+    config = flat(tmp_path, **TINY, rounds=1)
+    grid = Changing.by(Up, change)
+    with pytest.raises(Stopped, match=f"client 1: reply refused: .*{reason}"):
+        play(config, grid(4, config, workers=0))
