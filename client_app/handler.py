@@ -77,16 +77,16 @@ class Handler(ABC, Generic[O, D]):
         """The client's own network after round t; None where it has none but the global one."""
         return None
 
-    def shared(self, w: StateDict) -> Classifier:
-        """What the client scores of a global model with weights ``w``."""
-        return self.participant.model(self.shared_spec, w)
+    def shared(self, w: StateDict, spec: str) -> Classifier:
+        """What the client scores of a global model with weights ``w``; ``spec``: as in ``Ask``."""
+        return self.participant.model(spec or self.shared_spec, w)
 
     def score(self, ask: Ask) -> Score:
         """Accuracies of the client's own and of the global model on the client's test share."""
-        p = self.participant
-        shared = p.accuracy(self.shared(ask.w)) if ask.w is not None else None
+        p, spec = self.participant, ask.spec
+        shared = p.accuracy(self.shared(ask.w, spec)) if ask.w is not None else None
         own = self.own_model(ask.t)
-        further = {name: p.accuracy(self.shared(w)) for name, w in ask.models.items()}
+        further = {name: p.accuracy(self.shared(w, spec)) for name, w in ask.models.items()}
         return Score(
             n=p.n_test,
             accuracy=shared if own is None else p.accuracy(own),

@@ -55,10 +55,13 @@ class Average(Section):
     """A client's weight in the mean: its training samples, or the same for all."""
     bn_buffers: bool = True
     """Average BatchNorm's running statistics; otherwise the server keeps its own."""
-    across: Annotated[Literal["auto", "none", "layerwise", "same", "depth"], Auto("none")] = "auto"
+    across: Annotated[
+        Literal["auto", "none", "layerwise", "same", "width", "depth"], Auto("none")
+    ] = "auto"
     """Clients train the global architecture (``none``), or each its own: every layer averaged over
-    all clients that have it (``layerwise``), or only within equal architectures (``same``); or
-    layer-wise, but each depth keeps some layers (``depth``: InclusiveFL)."""
+    all clients that have it (``layerwise``), or only within equal architectures (``same``), or
+    every number over all whose width of one architecture has it (``width``), or layer-wise but for
+    each size's own layers (``depth``: InclusiveFL)."""
     own: Literal["head,last", "head", "last", "none"] = "head,last"
     """``depth``: what every architecture averages among its own clients alone: its head, the last
     block of its last stage."""

@@ -41,7 +41,7 @@ class DepthFL(Copy[Options, Down]):
     def admit(self) -> None:
         deepest([self.spec])
 
-    def shared(self, w: StateDict) -> Classifier:
+    def shared(self, w: StateDict, spec: str) -> Classifier:
         return self.participant.model(self.spec, tree.cut(w, self.task.expected(self.spec)))
 
     def learn(self, down: Down, net: Classifier) -> dict[str, float]:

@@ -30,7 +30,7 @@ SERVER = "fedavg"
 
 @final
 class Options(Averaging):
-    schemes = ("none", "layerwise", "same", "depth")
+    schemes = ("none", "layerwise", "same", "width", "depth")
 
     beta: NonNegative = 1.0
     """β, the weight of the distillation."""

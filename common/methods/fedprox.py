@@ -24,7 +24,7 @@ SERVER = "fedavg"
 
 @final
 class Options(Averaging):
-    schemes = ("none", "layerwise", "same", "depth")
+    schemes = ("none", "layerwise", "same", "width", "depth")
 
     mu: NonNegative = 0.01
     """μ, the strength of the proximal term."""

@@ -34,7 +34,7 @@ SERVER = "fedavg"
 @final
 class Options(Averaging):
     auto = {"projection": "on"}
-    schemes = ("none", "layerwise", "same", "depth")
+    schemes = ("none", "layerwise", "same", "width", "depth")
 
     mu: NonNegative = 1.0
     """μ, the weight of the contrast."""

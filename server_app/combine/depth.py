@@ -1,8 +1,6 @@
-"""Networks of several depths, each a part of the largest (``average.across``).
+"""The mean across depths in which sizes have layers of their own (``average.across = "depth"``).
 
-``layerwise``: every entry is averaged over all clients that have it (``mean.py``).
-
-``depth``: Liu et al., "No One Left Behind: Inclusive Federated Learning over Heterogeneous
+Liu et al., "No One Left Behind: Inclusive Federated Learning over Heterogeneous
 Devices", KDD 2022. Sizes s_1 < … < s_m by their number of entries. Each size keeps what
 ``average.own`` lists, averaged among its own clients; every other entry is averaged over the
 clients for whose size it is not such an own one. Weights are renormalised over those that share an
@@ -20,19 +18,22 @@ own distillation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from itertools import pairwise
 from typing import final
 
 import torch
 
+from common import tree
 from common.models.blocks import check_blocks, onward, own_entries
 from common.options import Average
 from common.records import StateDict
 from common.task import Task
 from common.tree import check_nested, cut
+from server_app.combine.across import Across
 from server_app.combine.mean import average_layers, clipped, combine
-from server_app.method import Models
+from server_app.global_model import T
+from server_app.method import Models, O, Ups
 
 Uploads = Sequence[tuple[str, StateDict]]
 """Of clients, in order of k, each with the architecture."""
@@ -50,10 +51,9 @@ class Depths:
     def __init__(self, task: Task, specs: Sequence[str]) -> None:
         self.options, self.specs = task.config.average, list(specs)
         self.layers = {spec: task.expected(spec) for spec in specs}
-        self.largest = check_nested(self.layers, self.options.across)
+        self.largest = check_nested(self.layers, "depth")
         check_blocks(self.layers, self.options)
-        own = self.options.own if self.options.across == "depth" else "none"
-        self.own = {spec: own_entries(self.layers[spec], own) for spec in specs}
+        self.own = {spec: own_entries(self.layers[spec], self.options.own) for spec in specs}
         smaller = [spec for spec in specs if spec != self.largest]
         self.held = [*(spec for spec in smaller if self.own[spec]), self.largest]
 
@@ -88,11 +88,9 @@ class Depths:
         ``sizes``: their training samples; ``previous``: the models before; ``parameters``: names of
         the entries that are no buffers.
         """
-        options, before = self.options, self.parts(previous)
-        if options.across == "depth":
-            bounded = self._bounded(uploads, before, parameters)
-            uploads = self._distilled(bounded, sizes, before, parameters)
-            options = _unclipped(options)
+        before, options = self.parts(previous), _unclipped(self.options)
+        bounded = self._bounded(uploads, before, parameters)
+        uploads = self._distilled(bounded, sizes, before, parameters)
         found: Models = {}
         for spec in self.held[:-1]:
             members = [i for i, (theirs, _) in enumerate(uploads) if theirs == spec]
@@ -144,3 +142,26 @@ class Depths:
 def _unclipped(options: Average) -> Average:
     """The options for uploads that ``robust = "clip"`` has been through."""
     return options.model_copy(update={"robust": "none"}) if options.robust == "clip" else options
+
+
+@final
+class Depth(Across[O, T]):
+    """The largest network, and what the other sizes have of their own."""
+
+    def held(self, distinct: Mapping[str, StateDict]) -> list[str]:
+        self.depths = Depths(self.task, self.specs)
+        return self.depths.held
+
+    def drawn(self) -> Models:
+        return self.depths.models(tree.snapshot(self.build(self.depths.largest)))
+
+    def parts(self, models: Models) -> Models:
+        return self.depths.parts(models)
+
+    def flat(self, models: Models) -> StateDict:
+        return self.depths.flat(models)
+
+    def aggregate(self, ups: Ups[T], previous: Models) -> Models:
+        uploads = [(client.model, up.w) for client, up in ups]
+        parameters = tree.parameters_only(self.nets[self.depths.largest])
+        return self.depths.average(uploads, ups.sizes, previous, parameters)

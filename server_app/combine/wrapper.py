@@ -25,6 +25,7 @@ class Wrapper(Combining[O, T], ABC):
         super().begin(clients)
         self.inner.begin(clients)
         self.global_spec = self.inner.global_spec
+        self.main = self.inner.main
 
     def down(self, t: int) -> Down | Callable[[Client], Down]:
         return self.inner.down(t)

@@ -82,6 +82,8 @@ EXCHANGES = (
     "fedgkt",
     "fedin",
     "fedkf",
+    "fedrolex",
+    "heterofl",
     "i-dl-mh",
     "inclusivefl",
     "lwn",
