@@ -54,7 +54,7 @@ class Line(BaseModel):
     seeds: list[int] = []
     """A row: its own seeds; empty: the table's."""
     against: str = ""
-    """A row: another one, from which it is told below the table how far this one is, seed by seed."""
+    """A row: another one; how far they are apart, seed by seed, is told below the table."""
     scale: float | None = None
     """A column: its numbers are multiplied by this instead of by the unit's 100."""
     better: Literal["higher", "lower", "", "as the table"] = "as the table"

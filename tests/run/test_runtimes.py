@@ -48,8 +48,8 @@ def experiment(folder: Path, **changes: object) -> Path:
     return path
 
 
-def launch(folder: Path, runtime: str, rounds: int, **changes: object) -> TinyRun:
-    """The federation on ``runtime``, where it takes so many rounds; over gRPC without the cold
+def launch(folder: Path, runtime: str, end: int, **changes: object) -> TinyRun:
+    """The federation on ``runtime``, where ``end`` is its last round; over gRPC without the cold
     starts of which other tests are."""
     out, file = folder / runtime, experiment(folder, track="tensorboard", **changes)
     warm = ["--warm-start"] if runtime == "grpc" and sys.platform == "linux" else []
@@ -57,7 +57,7 @@ def launch(folder: Path, runtime: str, rounds: int, **changes: object) -> TinyRu
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert (out / "report.html").exists() and (out / "model.safetensors").exists()
     assert (
-        told(out, "tensorboard").round == rounds and load(out / "config.toml")["runtime"] == runtime
+        told(out, "tensorboard").round == end and load(out / "config.toml")["runtime"] == runtime
     )
     return TinyRun(out)
 
