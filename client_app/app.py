@@ -58,6 +58,14 @@ def evaluate(message: Message, context: Context) -> Message:
     return _answer(message, context, lambda half: Ask, lambda half, ask: half.score(ask))
 
 
+@app.evaluate("statistics")
+def statistics(message: Message, context: Context) -> Message:
+    """Measure what BatchNorm layers see of the client's training data."""
+    from common.protocol import Measure
+
+    return _answer(message, context, lambda half: Measure, lambda half, asked: half.measure(asked))
+
+
 def _answer(
     message: Message,
     context: Context,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Generic, TypeVar, cast
+from typing import ClassVar, Generic, TypeVar, cast, final
 
 from client_app.participant import Participant
 from common import models
 from common.config import MethodOptions
 from common.models.classifier import Classifier
 from common.names import version_of
-from common.protocol import Ask, Down, Hello, Peer, Score, Up
+from common.protocol import Ask, Down, Hello, Measure, Peer, Score, Statistics, Up
 
 O = TypeVar("O", bound=MethodOptions)  # noqa: E741 - a method's options
 D = TypeVar("D", bound=Down)
@@ -88,3 +88,12 @@ class Handler(ABC, Generic[O, D]):
             accuracy_global=shared,
             accuracies={name: value for name, value in further.items() if value is not None},
         )
+
+    @final
+    def measure(self, asked: Measure) -> Statistics:
+        """What the BatchNorm layers of the server's models see of the client's training data."""
+        p, found = self.participant, {}
+        for name, w in asked.models.items():
+            net = p.model(asked.specs[name], w)
+            found[name] = p.statistics(asked.t, net, by_batch=asked.by_batch)
+        return Statistics(n=p.n, models=found)

@@ -22,6 +22,7 @@ from common.data import divide
 from common.data.dataset import Dataset
 from common.data.shares import Share, for_testing, share
 from common.fit import Loss
+from common.models.batchnorm import measure
 from common.models.classifier import Classifier
 from common.records import Records, StateDict
 from common.task import Extend, Task, epochs, evaluate, global_spec
@@ -185,6 +186,13 @@ class Participant:
         if self.n_test == 0:
             return None
         return evaluate(net, *self.test_set, self.task, name=("score", self.k)).accuracy
+
+    def statistics(self, t: int, net: Classifier, *, by_batch: bool) -> StateDict:
+        """What ``net``'s BatchNorm layers see of the local training samples, not augmented: means
+        and variances as ``batchnorm.measure`` gives them.
+        """
+        batches = self.task.mixed(*self.train_set, "statistics", self.k, t)
+        return measure(net, (images for images, _ in batches), by_batch=by_batch)
 
     def test_accuracy(self, net: Classifier) -> float:
         """Share of the whole test set of the task that ``net`` gets right."""

@@ -222,9 +222,12 @@ class Score(Section):
     """The run ends with the round that reaches ``target``; ``rounds`` is then the most it takes."""
     batch_size: Annotated[int, Field(ge=2)] = 256
     """Images scored at a time."""
-    bn: Annotated[Literal["auto", "running", "batch", "recalibrated"], Auto("running")] = "auto"
-    """BatchNorm's statistics when models are scored: the running ones, those of each test batch
-    (transductive), or running ones measured anew on the test inputs."""
+    bn: Literal["running", "batch", "recalibrated"] = "running"
+    """BatchNorm's statistics when models are scored, the same for every method: the running ones;
+    those of each test batch (transductive); or, for the global models as scored and saved, running
+    ones that clients measure anew on their training data."""
+    passes: AtLeastOne = 1
+    """Of ``recalibrated``: how often clients measure; exact after as many as a path has norms."""
 
     def check(self) -> None:
         """Raise ``ValueError``, one line, for settings that do not go together."""

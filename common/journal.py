@@ -127,6 +127,7 @@ class Entry(Part):
     loss: float | None = None
     accuracy_covered: float | None = None  #: on the classes that some client holds
     accuracies: dict[str, float] = {}  #: of every model by its name, where there are several
+    accuracy_bn: dict[str, float] = {}  #: by BatchNorm's statistics: running, batch, recalibrated
     reached: float | None = None  #: the target with which the run ends (``score.stop``)
 
     # The clients' scores, where they were asked.

@@ -128,6 +128,29 @@ class Ask(ToClient):
     """Further global models by name, scored in the same exchange."""
 
 
+class Measure(ToClient):
+    """What do the BatchNorm layers of these models see of your training data?
+
+    ``models``: by name, to be built as ``specs`` says; ``by_batch``: they normalise by the batch at
+    hand, else by the running statistics that they come with.
+    """
+
+    specs: dict[str, str]
+    models: dict[str, StateDict]
+    by_batch: bool
+
+
+class Statistics(ToServer):
+    """Client k's answer to ``Measure``, over its n training samples.
+
+    ``models``: by name, float64 [C] under the names of the running statistics: the mean and the
+    population variance of each channel of each BatchNorm layer's inputs.
+    """
+
+    n: Count
+    models: Annotated[dict[str, StateDict], Field(max_length=100)]
+
+
 class Score(ToServer):
     """Client k's answer to ``Ask``: accuracies in [0, 1] on its n test samples."""
 

@@ -5,7 +5,6 @@ The same on the server and at every client, but for the device.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
@@ -24,7 +23,7 @@ from common.data.dataset import Dataset
 from common.device import Net, arrange
 from common.fit import Loss, fit
 from common.models import weights as weights_
-from common.models.batchnorm import batch_statistics, recalibrate
+from common.models.batchnorm import batch_statistics
 from common.models.classifier import Classifier
 from common.models.layers import Shape
 from common.records import StateDict
@@ -199,6 +198,18 @@ class Task:
             device=self.device,
         )
 
+    def mixed(self, x: Tensor, y: Tensor, *name: str | int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every sample once, normalised, for networks on the statistics of the batch at hand.
+
+        In an order drawn from the stream ``name``, so that no batch holds one class alone, and in
+        equal batches of at most score.batch-size, none of them a lone sample where n ≥ 2.
+        """
+        order = torch.randperm(len(x), generator=seeds.stream(self.seed, *name))
+        size = -(-len(x) // -(-len(x) // self.config.score.batch_size))
+        while size < len(x) and len(x) % size == 1:
+            size += 1
+        return self.in_order(x[order.to(x.device)], y[order.to(y.device)], size)
+
     def fit(
         self,
         t: int,
@@ -260,30 +271,16 @@ def evaluate(
 ) -> Result:
     """Score ``net`` on x [n, C, H, W] and y [n], n ≥ 1.
 
-    ``bn``, by default ``score.bn``: ``running`` statistics; ``batch``: those of each test batch, in
-    an order drawn from the stream ``name`` so that no batch holds one class alone (transductive:
-    the answer for one image depends on its neighbours); ``recalibrated``: running statistics
-    re-estimated on x first.
+    ``bn``, by default ``score.bn``: ``batch``: BatchNorm by the statistics of each test batch, in
+    an order drawn from the stream ``name`` (transductive: the answer for one image depends on its
+    neighbours); else by the running ones, which under ``recalibrated`` clients have measured.
     """
-    bn, size = bn or task.config.score.bn, task.config.score.batch_size
-    if len(x) == 1:
-        bn = "running"
-    if bn != "running":
-        order = torch.randperm(len(x), generator=seeds.stream(task.seed, *name))
-        x, y = x[order.to(x.device)], y[order.to(y.device)]
-        size = -(-len(x) // -(-len(x) // size))  # equal batches, so that none has one sample
-
-    def batches() -> Iterator[tuple[Tensor, Tensor]]:
-        return task.in_order(x, y, size)
-
-    if bn == "recalibrated":
-        net = copy.deepcopy(net)
-        recalibrate(net, (images for images, _ in batches()))
+    by_batch = (bn or task.config.score.bn) == "batch" and len(x) > 1
     was_training = net.training
     net.eval()
     correct, loss = 0, 0.0
-    with batch_statistics(net) if bn == "batch" else nullcontext():
-        for images, labels in batches():
+    with batch_statistics(net) if by_batch else nullcontext():
+        for images, labels in task.mixed(x, y, *name) if by_batch else task.in_order(x, y):
             logits = net(images)
             correct += int((logits.argmax(1) == labels).sum())
             loss += float(F.cross_entropy(logits, labels, reduction="sum"))

@@ -233,6 +233,7 @@ def _row(entry: Entry) -> dict[str, object]:
     """A round's numbers, each under a name of its own."""
     row: dict[str, object] = {"round": entry.round, "accuracy": entry.accuracy, "loss": entry.loss}
     row |= {f"accuracy_{name}": value for name, value in entry.accuracies.items()}
+    row |= {f"accuracy_{bn}_bn": value for bn, value in entry.accuracy_bn.items()}
     row |= {"selected": len(entry.selected), "replied": len(entry.replied)}
     row["failures"] = len(entry.failures)
     if entry.fairness:

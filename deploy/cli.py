@@ -213,6 +213,37 @@ def noise(
 
 
 @app.command()
+def information(
+    experiment: Experiment = Path("noise_information_small"),
+    settings: Settings = None,
+    repeats: Annotated[int, typer.Option("--seeds", min=1, help="Seeds 1 to this one.")] = 5,
+    to: Annotated[Path, typer.Option("--out", help="Folder of what is written.")] = Path(
+        "information"
+    ),
+    as_json: Json = False,
+) -> None:
+    """Measure how much noise tells of a teacher, and what a student learns on it."""
+    from deploy.report.table import terminal
+    from deploy.run import settings as given
+    from deploy.study import noise_information as study
+
+    def tell(one: study.Found) -> None:
+        plain(
+            f"seed {one.seed}, {one.model} ({one.teacher:.1%}), {one.kind}, {one.bn} statistics: "
+            f"{one.information:.3f} nats, student {one.student:.1%}"
+        )
+
+    flat = given.resolve(experiment or given.DEFAULT, settings or [])
+    found = study.study(flat, range(1, repeats + 1), tell)
+    out.print(*terminal(study.table(found), ruled=False))
+    written = study.write(found, to)
+    for path in written:
+        plain(str(path))
+    told = [asdict(one) for one in found]
+    answer(as_json, {"found": told, "correlations": study.correlations(found), "files": written})
+
+
+@app.command()
 def regions(
     folder: Annotated[Path, typer.Argument(help="A finished run on points in the plane.")],
     to: Annotated[

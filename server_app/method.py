@@ -157,6 +157,10 @@ class Method(ABC, Generic[O, U]):
         """
         return {}
 
+    def measured_by(self, spec: str) -> Sequence[Client]:
+        """On whose data an architecture's running statistics are measured (``score.bn``)."""
+        return self.clients
+
     def further(self) -> dict[str, Models]:
         """Further global models by name, of the same architectures, scored beside ``model``."""
         return {}

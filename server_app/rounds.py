@@ -66,7 +66,7 @@ def _play(strategy: MethodStrategy, grid: Grid, saved: Checkpoint | None) -> Non
             journal.append(entry)
             strategy.sink.tell([entry])
             _tell(entry, config.run.rounds)
-        summary.write(folder, config, journal.entries(), strategy.method.ask())
+        summary.write(folder, config, journal.entries(), strategy.scorer.shown.ask())
     except (Stopped, ValueError, FloatingPointError, OSError) as error:
         line = str(error).partition("\n")[0]
         if isinstance(error, OSError):
@@ -107,13 +107,20 @@ def play_round(strategy: MethodStrategy, grid: Grid, t: int) -> Entry:
         if (counted := method.numbers(strategy.ups)) is not None:
             sent = post.traffic.get("down", 0) + post.traffic.get("up", 0)
             entry.cost = Cost(numbers=counted, bytes=sent)
-        if last or t % score.every == 0:
+        scored = last or t % score.every == 0
+        asks = last or (score.clients_every > 0 and t % score.clients_every == 0)
+        if score.bn == "recalibrated" and (scored or asks):
+            anew = strategy.recalibrate(strategy.clients if last else strategy.ups.clients)
+            for _ in range(score.passes if anew.measuring else 0):
+                measures = strategy.configure_statistics(t)
+                _exchanged(strategy, grid, measures, strategy.aggregate_statistics, "statistics")
+        if scored:
             with clock(entry, "score"):
                 strategy.scorer.score(entry)
         strategy.scorer.check_sound(entry, strategy.good)
         if score.ends(entry.accuracy):
             entry.reached, last = score.target, True
-        if last or (score.clients_every and t % score.clients_every == 0):
+        if last or asks:
             with clock(entry, "client scores"):
                 asked = strategy.configure_evaluate(t)
             _exchanged(strategy, grid, asked, strategy.aggregate_evaluate, "client scores")

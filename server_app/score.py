@@ -13,12 +13,14 @@ from common.config import MethodOptions
 from common.data.dataset import Dataset
 from common.journal import ClientScore, Entry, Fairness, Spread
 from common.metrics import fairness
+from common.models.batchnorm import norms
 from common.models.classifier import Classifier
 from common.protocol import Score as ClientReply
 from common.protocol import Up
 from common.records import tensors
 from common.task import evaluate
 from server_app.method import Client, Method
+from server_app.recalibrate import Shown
 from server_app.stopped import Stopped
 
 GLANCE = 64  #: images that are enough to see whether a model computes numbers at all
@@ -29,24 +31,25 @@ class Scorer:
     """Scores ``method``'s models on the test part of ``dataset``."""
 
     def __init__(self, method: Method[MethodOptions, Up], dataset: Dataset) -> None:
-        self.method, self.task = method, method.task
+        self.method, self.task, self.shown = method, method.task, Shown(method)
         self.x, self.y = dataset.x_test, dataset.y_test
 
     def score(self, entry: Entry) -> None:
         """Write accuracy and loss of the server's model, the mean where there are several."""
-        method, networks = self.method, self.method.networks()
-        single = method.model() if not networks else None
-        nets = networks or ({} if single is None else {"": single})
+        method, nets = self.method, self.shown.nets()
         if not nets:
             entry.accuracy = entry.loss = None
             return
-        results = {spec: evaluate(net, self.x, self.y, self.task) for spec, net in nets.items()}
-        entry.accuracy = fmean(result.accuracy for result in results.values())
-        entry.loss = fmean(result.loss for result in results.values())
-        if (covered := self._covered(list(nets.values()))) is not None:
+        results = [evaluate(net, self.x, self.y, self.task) for net in nets]
+        entry.accuracy = fmean(result.accuracy for result in results)
+        entry.loss = fmean(result.loss for result in results)
+        if any(norms(net) for net in nets):
+            entry.accuracy_bn = self._by_statistics(entry.accuracy)
+        if (covered := self._covered(nets)) is not None:
             entry.accuracy_covered = covered
-        named = {spec: result.accuracy for spec, result in results.items() if spec}
-        further = method.further()
+        several = method.networks().keys()
+        named = {spec: result.accuracy for spec, result in zip(several, results, strict=False)}
+        further = self.shown.further()
         if further and not named:
             named[method.name] = entry.accuracy
         for name, models in further.items():
@@ -54,6 +57,20 @@ class Scorer:
             named[name] = fmean(evaluate(n, self.x, self.y, self.task).accuracy for n in scored)
         if named:
             entry.accuracies = named
+
+    def _by_statistics(self, accuracy: float) -> dict[str, float]:
+        """The run's accuracy by what BatchNorm normalises with: as ``score.bn`` says, which
+        is ``accuracy``, and by the method's own running statistics and by the test batch's.
+        """
+        ours = self.task.config.score.bn
+        if ours == "recalibrated" and not self.shown.statistics:
+            ours = "running"  # before round 1
+        found = {"running": 0.0, "batch": 0.0, ours: accuracy}
+        for bn in found.keys() - {ours}:
+            nets = self.shown.raw()
+            results = [evaluate(net, self.x, self.y, self.task, bn=bn) for net in nets]
+            found[bn] = fmean(result.accuracy for result in results)
+        return found
 
     def client_check(self) -> Callable[[Client, ClientReply], None]:
         """Raises ``ValueError`` unless a client's score is over its test samples of the census, and

@@ -7,7 +7,7 @@ demands equal reply keys, turns integer buffers into floats, and averages on ove
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import final
 
 from flwr.app import ArrayRecord, Message, MetricRecord
@@ -17,13 +17,14 @@ from flwr.serverapp.strategy import Result, Strategy
 from common import seeds
 from common.config import MethodOptions
 from common.journal import Entry, Failure
-from common.protocol import Ask, Score, Up
+from common.protocol import Ask, Score, Statistics, Up
 from common.records import StateDict
 from common.section import Value
 from common.tree import snapshot
 from server_app import rounds
 from server_app.keep.journal import clock
 from server_app.method import Client, Method, Ups, mean_metrics
+from server_app.recalibrate import Recalibration
 from server_app.score import Scorer, write_client_scores
 from server_app.stopped import Stopped
 from server_app.talk.post import Post
@@ -51,11 +52,12 @@ class MethodStrategy(Strategy):
         self.clients: list[Client] = []
         self.entry = Entry(round=0)
         self.good: list[tuple[Client, Up]] = []
+        self.recalibration: Recalibration | None = None
 
     def start(self, grid: Grid, *_: object, **__: object) -> Result:
         """The whole run; rounds, timeouts and hyper-parameters come from the run config."""
         rounds.run(self, grid)
-        weights = self.method.ask()
+        weights = self.scorer.shown.ask()
         return Result(arrays=ArrayRecord(weights) if weights else ArrayRecord())
 
     def summary(self) -> None:
@@ -98,7 +100,7 @@ class MethodStrategy(Strategy):
                 t, self._by_client(replies), self.method.answers, self.clients, self.method.check
             )
         entry.failures = sorted(entry.failures + refused, key=lambda failure: failure.k)
-        self._check_enough()
+        self._check_enough(len(self.good), len(entry.selected), "replies", entry.failures)
         ups = self.ups
         with clock(entry, "step"), seeds.scope(self.method.task.seed, "step", t):
             own = self.method.step(t, ups)
@@ -107,14 +109,13 @@ class MethodStrategy(Strategy):
         entry.client_metrics = {client.k: up.metrics for client, up in ups}
         return None, MetricRecord(dict(entry.metrics))
 
-    def _check_enough(self) -> None:
-        good, selected = len(self.good), len(self.entry.selected)
+    def _check_enough(self, good: int, asked: int, what: str, failures: list[Failure]) -> None:
         fraction = self.method.config.run.min_replies
-        needed = math.ceil(fraction * selected - 1e-9)
+        needed = math.ceil(fraction * asked - 1e-9)
         if good < max(needed, 1):
-            first = self.entry.failures[0]
+            first = failures[0]
             raise Stopped(
-                f"round {first.round}: {good} of {selected} replies are good, min-replies = "
+                f"round {first.round}: {good} of {asked} {what} are good, min-replies = "
                 f"{fraction:g} needs {needed}; client {first.k}: {first.reason}"
             )
 
@@ -134,16 +135,43 @@ class MethodStrategy(Strategy):
             self.method.receive_second(gains, self.entry)
         self.failed(refused)
 
+    # The running statistics of what is scored, measured by clients.
+
+    def recalibrate(self, asked: Sequence[Client]) -> Recalibration:
+        """Begin to have them measured."""
+        self.recalibration = Recalibration(self.scorer.shown, asked)
+        return self.recalibration
+
+    def configure_statistics(self, t: int) -> Iterable[Message]:
+        """Messages of the next pass, to those who were good in the pass before."""
+        assert self.recalibration is not None
+        return self.post.letters(t, "evaluate.statistics", self.recalibration.down()).values()
+
+    def aggregate_statistics(self, t: int, replies: Iterable[Message]) -> None:
+        """Combine the good answers of a pass.
+
+        Raises ``Stopped`` if there are fewer than ``min-replies`` asks for.
+        """
+        anew, answers = self.recalibration, self._by_client(replies)
+        assert anew is not None
+        found, refused = self.post.open(
+            t, answers, Statistics, self.clients, anew.check, "statistics"
+        )
+        self.failed(refused)
+        newest = self.entry.failures[::-1]
+        self._check_enough(len(found), anew.measuring, "measurements", newest)
+        anew.take(found)
+
     # Scoring at the clients.
 
     def configure_evaluate(self, server_round: int, *_: object, **__: object) -> Iterable[Message]:
         """Messages that ask every client to score models."""
-        networks, own = self.method.networks(), self.method.global_spec
+        networks, own = self.scorer.shown.networks(), self.method.global_spec
         weights: dict[str, StateDict | None] = {s: snapshot(net) for s, net in networks.items()}
-        further = self.method.further()
+        further = self.scorer.shown.further()
         asks = {
             spec: Ask(w=w, models={name: models[spec] for name, models in further.items()})
-            for spec, w in (weights or {own: self.method.ask()}).items()
+            for spec, w in (weights or {own: self.scorer.shown.ask()}).items()
         }
         payloads = ((c, asks[c.model if networks else own]) for c in self.clients)
         return self.post.letters(server_round, "evaluate", payloads).values()

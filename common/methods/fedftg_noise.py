@@ -15,9 +15,7 @@ Deviations, with their switches:
 - η is not given; η = 1/K makes w the mean of the w_i (``aggregate-lr = 1``). Under
   ``average.weights = "samples"`` clients are weighed by their data instead.
 - The paper writes CE(σ(C), y); we read CE on logits.
-- No setting is given; batches, epochs and rates of the distillation are FedORION's, and so is the
-  scoring on the statistics of the test batch (``score.bn = "batch"``, transductive; FedAvg's is
-  ``"running"``).
+- No setting is given; batches, epochs and rates of the distillation are FedORION's.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ CLIENT = "fedprox"
 @final
 class Options(Averaging):
     uses = ("average", "oca", "noise")
-    auto = {"average.weights": "uniform", "score.bn": "batch"}
+    auto = {"average.weights": "uniform"}
 
     mu: NonNegative = 0.0
     """μ, the strength of the clients' proximal term; 0: FedAvg's clients."""

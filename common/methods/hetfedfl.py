@@ -21,8 +21,10 @@ Deviations, with their switches:
   uses the batch's (``teacher-bn``); dropout is off.
 - In round 1 the teacher is the untrained w, as printed.
 - The paper prints the arguments of KL in two orders; ours is always KL(teacher ‖ student).
-- No setting is given; batches, epochs and rates of the distillation are FedORION's, and w is scored
-  on the statistics of the test batch (``score.bn = "batch"``, transductive).
+- No setting is given; batches, epochs and rates of the distillation are FedORION's. w sees no data,
+  so its running statistics mean nothing: with networks that have BatchNorm set
+  ``score.bn = "recalibrated"``, with which w also works as saved, or ``"batch"`` (transductive), as
+  in the paper's experiments here.
 """
 
 from __future__ import annotations
@@ -38,7 +40,6 @@ from common.records import StateDict
 @final
 class Options(MethodOptions):
     uses = ("noise",)
-    auto = {"score.bn": "batch"}
 
     transfer: Literal["combine", "ensemble"] = "combine"
     """Every client's divergence on its own, or the divergence from their ensemble."""

@@ -22,8 +22,9 @@ Deviations, with their switches:
   ``init = "previous"``, or ``"average"`` as [average] says.
 - The paper prints the arguments of KL in two orders; ours is always KL(teacher ‖ student).
 - No setting is given; batches, epochs and rates of the distillation are FedORION's. The server's
-  BatchNorm never sees data, so w is scored on the statistics of the test batch
-  (``score.bn = "batch"``, transductive).
+  BatchNorm never sees data, so the running statistics of w mean nothing: with networks that have
+  BatchNorm set ``score.bn = "recalibrated"``, with which w also works as saved, or ``"batch"``
+  (transductive), as in the paper's experiments here.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Options(Averaging):
     """Messages: w, the small network, and s_i, trained from it."""
 
     uses = ("average", "oca", "noise")
-    auto = {"average.weights": "uniform", "score.bn": "batch"}
+    auto = {"average.weights": "uniform"}
 
     init: Literal["previous", "average"] = "previous"
     """Where the server's distillation starts."""

@@ -1,4 +1,4 @@
-"""BatchNorm on the statistics of the batch at hand, and running statistics measured anew.
+"""BatchNorm on the statistics of the batch at hand, and what its running statistics ought to be.
 
 Networks asked about Gaussian noise must normalise with the noise batch's own statistics, and that
 must leave no trace in the running ones (noise distillation, FedORION's Algorithm 1). Calling
@@ -9,10 +9,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
+from typing import final
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from common.records import StateDict
+
+MEAN, VARIANCE = "running_mean", "running_var"
 
 
 @contextlib.contextmanager
@@ -52,26 +57,77 @@ def batch_statistics(model: nn.Module, *, protect: bool = True) -> Iterator[None
                 norm.track_running_stats = tracks
 
 
-@torch.no_grad()
-def recalibrate(model: nn.Module, batches: Iterable[Tensor]) -> None:
-    """Replace the running statistics by the mean of those of ``batches`` of images (n, C, H, W).
-
-    Every batch counts the same (a cumulative average). Without a batch there is nothing to measure:
-    ``ValueError``, and the model is left as it was.
+def statistics(model: nn.Module) -> StateDict:
+    """The running means and variances of ``model`` by their names in its state dict, as float64
+    (C) on the CPU. A layer that has none, or is no BatchNorm, has no entry.
     """
-    batches = iter(batches)
-    first = next(batches, None)
-    if first is None:
-        raise ValueError("recalibrate needs at least one batch of images, got none")
-    momenta = [(norm, norm.momentum) for norm in norms(model)]
+    return {
+        f"{name}.{buffer}": norm.get_buffer(buffer).detach().cpu().to(torch.float64)
+        for name, norm in _tracked(model)
+        for buffer in (MEAN, VARIANCE)
+    }
+
+
+@torch.no_grad()
+def measure(model: nn.Module, batches: Iterable[Tensor], *, by_batch: bool) -> StateDict:
+    """Mean and population variance of every BatchNorm layer's inputs over ``batches`` of images
+    (n, C, H, W), of each channel over samples and places, named as ``statistics``.
+
+    ``by_batch``: the layers normalise by the batch at hand, else by their running statistics, which
+    stay as they are. Sums run in float64. A layer that no batch reaches keeps what it has.
+    """
+    found = {name: Moments() for name, _ in _tracked(model)}
+    names: dict[nn.Module, str] = {
+        norm: name for name, norm in _tracked(model)
+    }  # of one under several names, the last
+
+    def look(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        found[names[norm]].add(inputs[0])
+
+    hooks = [norm.register_forward_pre_hook(look) for norm in names]
     try:
-        for norm, _ in momenta:
-            norm.reset_running_stats()
-            norm.momentum = None
-        with batch_statistics(model, protect=False):
-            model(first)
+        with batch_statistics(model) if by_batch else restored(model):
+            if not by_batch:
+                model.eval()
             for x in batches:
                 model(x)
     finally:
-        for norm, momentum in momenta:
-            norm.momentum = momentum
+        for hook in hooks:
+            hook.remove()
+    measured = statistics(model)
+    for name, norm in _tracked(model):
+        if (moments := found[names[norm]]).count:
+            measured[f"{name}.{MEAN}"] = moments.mean.cpu()
+            measured[f"{name}.{VARIANCE}"] = (moments.squares / moments.count).cpu()
+    return measured
+
+
+@final
+class Moments:
+    """Count, mean and sum of squared deviations of values that come in parts (Chan et al. 1983)."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean = self.squares = torch.zeros(())
+
+    def add(self, x: Tensor) -> None:
+        """Values of each channel: ``x`` (n, C, ...)."""
+        values = x.to(torch.float64).transpose(0, 1).flatten(1)
+        count, mean = values.shape[1], values.mean(1)
+        squares = (values - mean[:, None]).square().sum(1)
+        if not self.count:
+            self.count, self.mean, self.squares = count, mean, squares
+            return
+        total, apart = self.count + count, mean - self.mean
+        self.mean = self.mean + apart * (count / total)
+        self.squares = self.squares + squares + apart.square() * (self.count * count / total)
+        self.count = total
+
+
+def _tracked(model: nn.Module) -> list[tuple[str, _BatchNorm]]:
+    """The BatchNorm layers with running statistics, under every name they have."""
+    return [
+        (name, module)
+        for name, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, _BatchNorm) and module.running_mean is not None
+    ]

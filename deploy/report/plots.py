@@ -38,7 +38,7 @@ Models = Mapping[str, tuple[list[float], list[int]]]
 
 # Inches, so that type is of one size on the page: half of its width, all of it, a third.
 HALF, WIDE, THIRD = (6.2, 3.1), (13.0, 3.4), (3.95, 2.1)
-PHASES = ("select", "clients", "step", "score", "checkpoint")  # in a round's order
+PHASES = ("select", "clients", "step", "statistics", "score", "checkpoint")  # in a round's order
 BARS = 80  # rounds; more of them are drawn as steps and areas
 LEAST = 5  # clients for whose bars there is room; fewer stand in the middle
 LABELLED = 60  # clients that can all be named under their bars

@@ -128,6 +128,24 @@ def formula_cost(groups: Groups) -> Section | None:
     return Section("Communication", [Card("", table=Table(header, rows), span=12)], lead)
 
 
+def normalised(groups: Groups) -> Section | None:
+    """Accuracy by what BatchNorm normalises with; a row for each run that has such layers."""
+    found = [
+        (label, next((e.accuracy_bn for e in reversed(run.entries) if e.accuracy_bn), {}))
+        for label, run in (each for group in groups for each in group.named)
+    ]
+    kinds = [bn for bn in ("running", "batch", "recalibrated") if any(bn in of for _, of in found)]
+    rows = [(label, *(percent(of.get(bn), 2) for bn in kinds)) for label, of in found if of]
+    if not rows:
+        return None
+    lead = (
+        "The server's model where it was scored last: on its running statistics, on those of each "
+        "test batch, and on running ones that clients measured."
+    )
+    table = Table(("run", *kinds), rows)
+    return Section("BatchNorm's statistics", [Card("", table=table, span=12)], lead)
+
+
 def incentive(run: Run) -> Section | None:
     """Each client's accuracy on the whole test set before and after the incentive (I-DL-MH)."""
     last = next((e.incentive for e in reversed(run.entries) if e.incentive), None)

@@ -25,7 +25,7 @@ from common import seeds
 from common.data import Dataset
 from common.data.batches import normalise
 from common.datafree import new_generator
-from common.models.batchnorm import recalibrate
+from common.models.batchnorm import measure
 from common.models.classifier import Classifier
 from common.models.generator import Generator
 from common.section import Value
@@ -63,8 +63,9 @@ def regions(folder: Path) -> Figure:
         if len(nets) == 2:
             columns.append((f"client {k}: {handler.spec}", nets, participant.train_set))
     server = [run.server_model(run.task(data), trained=trained) for trained in (False, True)]
-    if config.score.bn != "running":
-        recalibrate(server[1], [normalise(data.x_test, data.mean, data.std)])
+    if config.score.bn == "batch":
+        test = [normalise(data.x_test, data.mean, data.std)]
+        server[1].load_state_dict(measure(server[1], test, by_batch=True), strict=False)
     columns.append((f"server: {server[0].spec}", server, (data.x, data.y)))
     drawing, grid = frames((2.3 * len(columns) + 0.3, 4.9), 2, len(columns))
     for j, (title, nets, points) in enumerate(columns):

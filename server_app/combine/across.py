@@ -103,6 +103,10 @@ class Across(Wrapper[O, T]):
         own = self.inner.states(members, before, parameters)
         return average(own, members.sizes, before, options, net)
 
+    def measured_by(self, spec: str) -> Sequence[Client]:
+        """No client computes with a network that is not its own."""
+        return [client for client in self.clients if client.model == spec]
+
     def networks(self) -> dict[str, Classifier]:
         return self.classifiers(self.models)
 

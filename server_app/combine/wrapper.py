@@ -46,6 +46,9 @@ class Wrapper(Combining[O, T], ABC):
     def receive_second(self, gains: Sequence[tuple[Client, Up]], entry: Entry) -> None:
         self.inner.receive_second(gains, entry)
 
+    def measured_by(self, spec: str) -> Sequence[Client]:
+        return self.inner.measured_by(spec)
+
     def numbers(self, ups: Ups[T]) -> int | None:
         return self.inner.numbers(ups)
 

@@ -48,7 +48,8 @@ def write(
         "rounds": len(rounds),
         "seed": config.run.seed,
         "accuracy": over_rounds(accuracies) if accuracies else None,
-        "accuracies": _named_accuracies(rounds),
+        "accuracies": _named_accuracies([entry.accuracies for entry in rounds]),
+        "accuracy_bn": _named_accuracies([entry.accuracy_bn for entry in rounds]),
         "rounds_to_target": _rounds_to_target(rounds, config.score.target),
         "fairness": fair.flat() if fair else None,
         "accuracy_covered": last.accuracy_covered,
@@ -134,9 +135,9 @@ def _clients(entries: list[Entry]) -> list[dict[str, object]]:
     ]
 
 
-def _named_accuracies(rounds: list[Entry]) -> dict[str, Accuracy]:
-    """Final, best and last-10 test accuracy of every named model, where there are several."""
-    scored = [entry.accuracies for entry in rounds if entry.accuracies]
+def _named_accuracies(rounds: list[dict[str, float]]) -> dict[str, Accuracy]:
+    """Final, best and last-10 test accuracy of all that was scored last, by name."""
+    scored = [accuracies for accuracies in rounds if accuracies]
     return {
         name: over_rounds([accuracies[name] for accuracies in scored if name in accuracies])
         for name in (scored[-1] if scored else {})

@@ -47,6 +47,7 @@ def _scalars(entry: Entry) -> Iterator[tuple[str, float]]:
             yield name, value
     groups: dict[str, Mapping[str, float]] = {
         "accuracies": entry.accuracies,
+        "accuracy_bn": entry.accuracy_bn,
         "metrics": entry.metrics,
         "bytes": entry.bytes,
         "seconds": entry.seconds,

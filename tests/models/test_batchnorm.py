@@ -1,4 +1,4 @@
-"""BatchNorm on batch statistics, without a trace; running statistics measured anew."""
+"""BatchNorm on batch statistics, without a trace; what its running statistics ought to be."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 from common import seeds
 from common.models import build
-from common.models.batchnorm import batch_statistics, recalibrate
+from common.models.batchnorm import Moments, batch_statistics, measure, statistics
 
 
 def buffers(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -125,44 +125,74 @@ def test_groupnorm_networks_are_not_affected() -> None:
         assert torch.equal(model(noise()), inside)
 
 
-def test_recalibration_is_the_mean_over_batches_by_hand() -> None:
-    norm = nn.BatchNorm1d(1).eval()
-    norm(torch.zeros(2, 1))
-    recalibrate(norm, [torch.tensor([[0.0], [2.0]]), torch.tensor([[4.0], [10.0]])])
-    assert norm.running_mean is not None and norm.running_var is not None
-    assert norm.running_mean.tolist() == [4.0]  # (1 + 7) / 2
-    assert norm.running_var.tolist() == [10.0]  # unbiased: (2 + 18) / 2
-    assert norm.num_batches_tracked == 2
-    assert norm.momentum == 0.1
-    assert not norm.training
+def layers() -> nn.Sequential:
+    """Two layers behind one another, in float64."""
+    return nn.Sequential(nn.BatchNorm1d(1), nn.ReLU(), nn.BatchNorm1d(1)).double().eval()
 
 
-def test_recalibration_forgets_what_was_there_and_builds_no_graph() -> None:
-    model, twin = (build("resnet8", (3, 8, 8), 10, seed=0) for _ in range(2))
-    model.train()(noise() * 100)
-    recalibrate(model, [noise()])
-    recalibrate(twin, iter([noise()]))
-    assert same(model, buffers(twin))
-    assert all(not value.requires_grad for value in model.buffers())
+X = [torch.tensor([[0.0], [2.0]]).double(), torch.tensor([[4.0], [10.0]]).double()]
 
 
-def test_recalibration_without_a_batch_is_refused_and_changes_nothing() -> None:
-    model = build("resnet8", (3, 8, 8), 10, seed=0)
-    model(noise())
-    before = buffers(model)
-    with pytest.raises(ValueError, match="at least one batch"):
-        recalibrate(model, [])
-    assert same(model, before)
+def test_measured_by_the_batch_by_hand() -> None:
+    """Each batch becomes ∓1, behind the ReLU 0 and 1."""
+    net = layers()
+    found = measure(net, X, by_batch=True)
+    numbers = {name: value.item() for name, value in found.items()}
+    expected = {"0.running_mean": 4.0, "0.running_var": 14.0}  # (16 + 4 + 0 + 36) / 4
+    expected |= {"2.running_mean": 0.5, "2.running_var": 0.25}
+    assert numbers == pytest.approx(expected, rel=1e-5)
+    assert {value.dtype for value in found.values()} == {torch.float64}
+    assert same(net, buffers(layers()))
 
 
-def test_recalibration_that_fails_puts_the_momentum_back() -> None:
+def test_measured_on_running_statistics_by_hand() -> None:
+    """They are 0 and 1: every sample stays as it is, but for ε."""
+    found = measure(layers(), X, by_batch=False)
+    numbers = {name: value.item() for name, value in found.items()}
+    expected = {"0.running_mean": 4.0, "0.running_var": 14.0}
+    expected |= {"2.running_mean": 4.0, "2.running_var": 14.0}
+    assert numbers == pytest.approx(expected, rel=1e-4)
+
+
+def test_moments_do_not_depend_on_how_the_values_come_in_parts() -> None:
+    x = torch.randn(60, 3, 4, 5, generator=seeds.stream(0, "x")).double() * 3 + 100
+    whole, parts = Moments(), Moments()
+    whole.add(x)
+    for part in x.split([1, 20, 39]):
+        parts.add(part)
+    assert whole.count == parts.count == 60 * 20
+    expected = x.transpose(0, 1).flatten(1)
+    torch.testing.assert_close(whole.mean, expected.mean(1))
+    torch.testing.assert_close(whole.squares, expected.var(1, correction=0) * 1200)
+    torch.testing.assert_close((parts.mean, parts.squares), (whole.mean, whole.squares))
+
+
+def test_measuring_leaves_modes_and_hooks_as_they_were_also_when_it_fails() -> None:
     def failing() -> Iterator[torch.Tensor]:
         yield noise()
         raise OSError
 
-    model = build("resnet8", (3, 8, 8), 10, seed=0)
-    with pytest.raises(OSError):
-        recalibrate(model, failing())
-    norm = model.get_submodule("bn1")
-    assert isinstance(norm, nn.BatchNorm2d)
-    assert norm.momentum == 0.1 and norm.training
+    model = build("resnet8", (3, 8, 8), 10, seed=0).train()
+    before = buffers(model)
+    for by_batch in (True, False):
+        with pytest.raises(OSError):
+            measure(model, failing(), by_batch=by_batch)
+    assert same(model, before) and all(module.training for module in model.modules())
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_layer_that_no_batch_reaches_keeps_what_it_has() -> None:
+    class Aside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = nn.BatchNorm1d(1), nn.BatchNorm1d(1)
+            self.untracked = nn.BatchNorm1d(1, track_running_stats=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.untracked(self.used(x))  # type: ignore[no-any-return]
+
+    found = measure(Aside().double(), X, by_batch=True)
+    assert found["used.running_mean"].item() == 4.0
+    assert found["unused.running_mean"].item() == 0.0
+    assert found["unused.running_var"].item() == 1.0
+    assert sorted(found) == sorted(statistics(Aside()))

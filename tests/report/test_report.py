@@ -13,7 +13,7 @@ import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from deploy.report import plots
+from deploy.report import plots, sections
 from deploy.report.groups import Group, differences, grouped
 from deploy.report.interval import half_width
 from deploy.report.pages import write_report
@@ -156,6 +156,23 @@ def test_no_id_stands_twice_and_every_reference_has_its_target(tmp_path: Path) -
 def test_the_same_run_gives_the_same_page(tmp_path: Path) -> None:
     where = finished(tmp_path / "a")
     assert page_of(where) == page_of(where)
+
+
+def test_accuracies_by_batchnorms_statistics_stand_side_by_side(tmp_path: Path) -> None:
+    told = {"running": 0.25, "batch": 0.5}
+    both = leave(tmp_path / "a", [census(), entry(1, 0.25, accuracy_bn=told)])
+    anew = leave(tmp_path / "b", [census(), entry(1, 0.75, accuracy_bn=told | {"recalibrated": 1})])
+    none = finished(tmp_path / "c")
+    assert "BatchNorm's statistics" not in Tags(page_of(none)).text
+    alone = sections.normalised([Group("x", [read(both)])])
+    (card,) = alone.cards if alone else ()
+    assert card.table is not None
+    assert [list(map(str, card.table.header)), *card.table.rows] == [
+        ["run", "running", "batch"],
+        ("x", "25.00 %", "50.00 %"),
+    ]
+    page = Tags(page_of(both, anew, none)).text
+    assert "recalibrated" in page and "100.00 %" in page
 
 
 def test_what_a_client_names_is_text_and_never_markup(tmp_path: Path) -> None:

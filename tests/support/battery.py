@@ -62,12 +62,14 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "dafl__student_lr": 0.05,
     },
     "lwn": {
+        "score__bn": "recalibrated",
         "noise__epochs": 1,
         "noise__batches": 30,
         "noise__batch_size": 32,
         "noise__lr": 0.05,
     },
     "hetfedfl": {
+        "score__bn": "recalibrated",
         "noise__epochs": 1,
         "noise__batches": 30,
         "noise__batch_size": 32,

@@ -39,6 +39,7 @@ class Seen:
     score: RecordDict
     peer: RecordDict
     gain: RecordDict | None  #: of the second exchange, where there is one
+    statistics: RecordDict | None  #: of BatchNorm's inputs, where clients measure them
 
     @property
     def method(self) -> Method[Any, Any]:
@@ -74,7 +75,9 @@ def seen(method: str) -> Seen:
         patch.setattr(census, "open_reply", opening)
         play(config(method, Path(folder), rounds=1))
     return Seen(
-        caught["strategy"], caught["reply"], caught["score"], caught["peer"], caught.get("gain")
+        caught["strategy"],
+        *(caught[what] for what in ("reply", "score", "peer")),
+        *(caught.get(what) for what in ("gain", "statistics")),
     )
 
 

@@ -16,7 +16,7 @@ from common import protocol
 from common.journal import ClientScore, Entry, Failure, Incentive
 from common.methods import names
 from common.methods.i_dl_mh import Gain
-from common.protocol import Peer, Score
+from common.protocol import Peer, Score, Statistics
 from common.records import Records
 from server_app.method import Ups, mean_metrics
 from server_app.methods import half
@@ -157,6 +157,26 @@ def test_any_malformed_gain_is_used_soundly_or_refused_in_one_line() -> None:
             assert all(0 <= share <= 1 for share in (added.before, added.after))
 
     battery_of(gain, hold)
+
+
+def test_any_malformed_statistics_are_used_soundly_or_refused_in_one_line() -> None:
+    strategy, content = seen("lwn").strategy, seen("lwn").statistics
+    assert content is not None and strategy.recalibration is not None
+    check = strategy.recalibration.check
+
+    def hold(content: RecordDict) -> None:
+        answers = {K: reply(content)}
+        good, failures = strategy.post.open(T, answers, Statistics, strategy.clients, check)
+        assert len(good) + len(failures) == 1
+        for failure in failures:
+            check_line(failure)
+        for client, told in good:
+            assert told.n == client.n
+            for found in told.models.values():
+                assert all(bool((v.abs() <= 1e30).all()) for v in found.values())
+                assert all(bool((found[n] >= 0).all()) for n in found if n.endswith("var"))
+
+    battery_of(content, hold)
 
 
 def test_any_malformed_peer_is_admitted_soundly_or_refused_in_one_line() -> None:

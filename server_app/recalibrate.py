@@ -1,0 +1,193 @@
+"""BatchNorm's running statistics measured by the clients (``score.bn = "recalibrated"``).
+
+A network that only saw noise, or only ever normalised by the batch, has running statistics that are
+nobody's. Before the global models are scored, clients say what their BatchNorm layers see of the
+training data: n_k, and for each channel of each layer's inputs the mean μ_k and the variance σ²_k.
+The server takes what all the data together would give, in float64 and in order of k:
+
+    μ = Σ n_k μ_k / n      σ² = Σ n_k (σ²_k + (μ_k − μ)²) / n      n = Σ n_k
+
+In pass 1 of ``score.passes`` the layers normalise by the batch at hand, in pass p by the statistics
+of pass p − 1. A layer behind no other is exact after pass 1, one behind i others after pass i + 1.
+
+In a round that is scored those clients are asked whose replies were used in it, after the last
+round all. Whoever fails or is refused is left out of the passes that follow, and ``min-replies``
+holds for the rest. The statistics are those of the models as they are scored and saved. What the
+method goes on with stays as it is, so that scoring changes no training.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import NamedTuple, final
+
+import torch
+
+from common import tree
+from common.config import MethodOptions, not_allowed
+from common.models.batchnorm import MEAN, VARIANCE, statistics
+from common.models.classifier import Classifier
+from common.protocol import Measure, Statistics, Up
+from common.records import StateDict
+from server_app.method import Client, Method, Models
+
+FARTHEST = 1e15
+"""Largest mean, and its square the largest variance: their pooled variance is a finite float32."""
+
+
+class Model(NamedTuple):
+    """A global model that is measured."""
+
+    spec: str
+    w: StateDict
+
+
+@final
+class Shown:
+    """The global models of ``method`` as they are scored and saved.
+
+    ``statistics``: those measured in the round at hand: of the run's own models by architecture, of
+    further ones under ``name/architecture``.
+    """
+
+    def __init__(self, method: Method[MethodOptions, Up]) -> None:
+        self.method = method
+        self.statistics: dict[str, StateDict] = {}
+
+    def raw(self) -> list[Classifier]:
+        """The method's networks, or its one model, if there is one, as the method has them."""
+        networks = list(self.method.networks().values())
+        single = self.method.model() if not networks else None
+        return networks if single is None else [single]
+
+    def nets(self) -> list[Classifier]:
+        """The same with what was measured."""
+        return [self._with(net) for net in self.raw()]
+
+    def networks(self) -> dict[str, Classifier]:
+        """As the method's."""
+        return {spec: self._with(net) for spec, net in self.method.networks().items()}
+
+    def further(self) -> dict[str, Models]:
+        """As the method's."""
+        return {
+            name: {spec: w | self.statistics.get(f"{name}/{spec}", {}) for spec, w in of.items()}
+            for name, of in self.method.further().items()
+        }
+
+    def ask(self) -> StateDict | None:
+        """As the method's: the entries of one network, or of several behind their names. Where
+        networks share their layers, the largest one's statistics stand in them.
+        """
+        w = self.method.ask()
+        if w is None or not self.statistics:
+            return w
+        whole = dict(w)
+        for spec in [net.spec for net in self.raw()]:
+            for entry, value in self.statistics.get(spec, {}).items():
+                for name in (entry, f"{spec}/{entry}"):
+                    if name in whole and whole[name].shape == value.shape:
+                        whole[name] = value
+        return whole
+
+    def _with(self, net: Classifier) -> Classifier:
+        """A copy with the measured statistics, where there are any."""
+        if not (found := self.statistics.get(net.spec)):
+            return net
+        changed = copy.deepcopy(net)
+        changed.load_state_dict(changed.state_dict() | found)
+        return changed
+
+
+@final
+class Recalibration:
+    """One recalibration of what is ``shown``, by the clients ``asked`` as long as they are good.
+
+    Raises ``ValueError`` if clients cannot build a model whose statistics are to be measured.
+    """
+
+    def __init__(self, shown: Shown, asked: Sequence[Client]) -> None:
+        shown.statistics = {}
+        self.shown, self.asked, self.passes = shown, list(asked), 0
+        method, task = shown.method, shown.method.task
+        held = {net.spec: Model(net.spec, tree.snapshot(net)) for net in shown.raw()}
+        self.expected = {net.spec: statistics(net) for net in shown.raw()}
+        for further, models in method.further().items():
+            for spec, w in models.items():
+                name = f"{further}/{spec}"
+                held[name], self.expected[name] = Model(spec, w), statistics(method.build(spec, w))
+        self.models = {name: model for name, model in held.items() if self.expected[name]}
+        for spec, w in self.models.values():
+            try:
+                tree.check_like(w, task.expected(spec), "its model")
+            except ValueError as error:
+                name = f'method = "{method.config.run.method}", whose model clients cannot build'
+                raise not_allowed("score.bn", "recalibrated", name, "running", "batch") from error
+        specs = {model.spec for model in self.models.values()}
+        self._by = {spec: {client.k for client in method.measured_by(spec)} for spec in specs}
+        self.measuring = sum(1 for client in asked if self.of(client))  #: how many are asked
+
+    def of(self, client: Client) -> tuple[str, ...]:
+        """The names of the models that a client measures."""
+        return tuple(n for n, model in self.models.items() if client.k in self._by[model.spec])
+
+    def down(self) -> list[tuple[Client, Measure]]:
+        """What the next pass asks."""
+        payloads: dict[tuple[str, ...], Measure] = {}
+        found = []
+        for client in self.asked:
+            if names := self.of(client):
+                if names not in payloads:
+                    payloads[names] = self._measure(names)
+                found.append((client, payloads[names]))
+        return found
+
+    def _measure(self, names: tuple[str, ...]) -> Measure:
+        known = self.shown.statistics
+        return Measure(
+            specs={name: self.models[name].spec for name in names},
+            models={name: self.models[name].w | known.get(name, {}) for name in names},
+            by_batch=self.passes == 0,
+        )
+
+    def check(self, client: Client, answer: Statistics) -> None:
+        """Raise ``ValueError`` for an answer that is not to be used."""
+        if answer.n != client.n:
+            raise ValueError(
+                f"it is over {answer.n} training samples, in the census the client had {client.n}"
+            )
+        if sorted(answer.models) != (names := sorted(self.of(client))):
+            raise ValueError(f"it is of the models {sorted(answer.models)}, expected {names}")
+        for name, found in answer.models.items():
+            tree.check_like(found, self.expected[name], name)
+            for entry, value in found.items():
+                most = FARTHEST**2 if entry.endswith(VARIANCE) else FARTHEST
+                if bool((value.abs() > most).any()):
+                    raise ValueError(f"{name}: {entry!r} has values beyond {most:g}")
+
+    def take(self, good: Sequence[tuple[Client, Statistics]]) -> None:
+        """Combine the good answers of a pass; whoever gave none is not asked again."""
+        silent = {client.k for client in self.asked if self.of(client)}
+        silent -= {client.k for client, _ in good}
+        self.asked, self.passes = [c for c in self.asked if c.k not in silent], self.passes + 1
+        for name in self.models:
+            parts = [(c.n, answer.models[name]) for c, answer in good if name in answer.models]
+            if parts:
+                pooled_ = pooled(parts)
+                like = self.models[name].w
+                self.shown.statistics[name] = {e: v.to(like[e].dtype) for e, v in pooled_.items()}
+
+
+def pooled(parts: Sequence[tuple[int, StateDict]]) -> StateDict:
+    """Means and variances (C) float64 over all the data, from those over n samples each."""
+    found = {name: torch.zeros_like(value) for name, value in parts[0][1].items()}
+    total = sum(n for n, _ in parts)
+    for name in (name for name in found if name.endswith(MEAN)):
+        variance = name.removesuffix(MEAN) + VARIANCE
+        for n, part in parts:
+            found[name] += n / total * part[name]
+        for n, part in parts:
+            apart = part[name] - found[name]
+            found[variance] += n / total * (part[variance] + apart.square())
+    return found
