@@ -32,8 +32,12 @@ class Copy(Handler[O, M], ABC):
     def shared_spec(self) -> str:
         return self.spec
 
+    def trains(self, down: M) -> str:
+        """The architecture that is trained in this round."""
+        return self.spec
+
     def train(self, down: M) -> Trained:
-        net = self.participant.model(self.spec, down.w).train()
+        net = self.participant.model(self.trains(down), down.w).train()
         metrics = self.learn(down, net)
         answer = {"metrics": metrics, "w": upload(net), **self.more(down)}
         return self.answers.model_validate(answer)

@@ -78,10 +78,10 @@ class Handler(ABC, Generic[O, D]):
 
     def score(self, ask: Ask) -> Score:
         """Accuracies of the client's own and of the global model on the client's test share."""
-        p = self.participant
-        shared = p.accuracy(p.model(self.shared_spec, ask.w)) if ask.w is not None else None
+        p, spec = self.participant, ask.spec or self.shared_spec
+        shared = p.accuracy(p.model(spec, ask.w)) if ask.w is not None else None
         own = self.own_model(ask.t)
-        further = {name: p.accuracy(p.model(self.shared_spec, w)) for name, w in ask.models.items()}
+        further = {name: p.accuracy(p.model(spec, w)) for name, w in ask.models.items()}
         return Score(
             n=p.n_test,
             accuracy=shared if own is None else p.accuracy(own),

@@ -192,8 +192,8 @@ class Train(Descent):
     """Local training takes exactly so many full batches, round and round; 0: ``epochs`` epochs."""
     batch_size: AtLeastOne = 32
     """Images in a batch."""
-    clip: NonNegative = 0.0
-    """Largest gradient norm; 0: no clipping."""
+    clip: Annotated[NonNegative, Auto(0.0)] = 0.0
+    """Largest gradient norm; 0: the method's own, of most no clipping."""
     memory_format: MemoryFormat = "auto"
     """Layout of the networks' weights; ``auto``: by their number of parameters."""
 

@@ -55,9 +55,10 @@ class Average(Section):
     """A client's weight in the mean: its training samples, or the same for all."""
     bn_buffers: bool = True
     """Average BatchNorm's running statistics; otherwise the server keeps its own."""
-    across: Annotated[Literal["auto", "none", "layerwise", "same"], Auto("none")] = "auto"
+    across: Annotated[Literal["auto", "none", "layerwise", "same", "width"], Auto("none")] = "auto"
     """Clients train the global architecture (``none``), or each its own: every layer averaged over
-    all clients that have it (``layerwise``), or only within equal architectures (``same``)."""
+    all clients that have it (``layerwise``), or only within equal architectures (``same``), or
+    every number over all whose width of one architecture has it (``width``)."""
     robust: Literal["none", "median", "trimmed", "clip"] = "none"
     """Instead of the mean: coordinate-wise median or trimmed mean of the clients, who then all
     count alike; or the mean after each client's step from the previous model is shortened to

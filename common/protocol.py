@@ -7,7 +7,7 @@ them, and no method writes them. Identity is the partition id k, never the runti
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from flwr.app import RecordDict
 from pydantic import Field
@@ -121,8 +121,12 @@ class Peer(ToServer):
 
 
 class Ask(ToClient):
-    """Score models on your own test share. ``w``: the global model's weights, if there is one."""
+    """Score models on your own test share. ``w``: the global model's weights, if there is one.
 
+    ``spec``: their architecture; empty: that of the model which this client shares.
+    """
+
+    spec: Name | Literal[""] = ""
     w: StateDict | None
     models: dict[str, StateDict] = {}
     """Further global models by name, scored in the same exchange."""

@@ -15,6 +15,7 @@ from common import tree
 from common.models.classifier import Classifier
 from common.protocol import Down, Model, Trained
 from common.records import Records, StateDict
+from common.widths import Taken
 from server_app.combine.mean import average
 from server_app.method import Client, Method, Metrics, Models, O, U, Ups
 
@@ -92,6 +93,19 @@ class Combining(Method[O, T], ABC):
     def trains(self, client: Client) -> str:
         """The architecture that a client trains."""
         return self.global_spec if self.config.average.across == "none" else client.model
+
+    def architectures(self) -> list[str]:
+        """All that clients may train, where each trains its own; after the census."""
+        return sorted({client.model for client in self.clients})
+
+    widest: bool = False
+    """``average.across = "width"``: the widest network is ``main``."""
+    by_width: bool = False
+    """``average.across = "width"``: convolutions are weighed by the client's channels too."""
+
+    def taken(self, client: Client, t: int) -> Taken:
+        """What a client takes of the widest network in round t (``average.across = "width"``)."""
+        return Taken(self.trains(client))
 
     def classifiers(self, models: Models) -> dict[str, Classifier]:
         """The networks with these weights, smallest first."""

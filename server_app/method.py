@@ -153,9 +153,13 @@ class Method(ABC, Generic[O, U]):
     def networks(self) -> dict[str, Classifier]:
         """The global models by architecture, where each client trains its own architecture.
 
-        The run's score is then their mean, and a client scores the one of its own architecture.
+        The run's score is then their mean, and a client scores the one of its own architecture;
+        unless one is ``main``.
         """
         return {}
+
+    main: str = ""
+    """Which of ``networks`` the run's score is and all clients score, known after the census."""
 
     def measured_by(self, spec: str) -> Sequence[Client]:
         """On whose data an architecture's running statistics are measured (``score.bn``)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import final
 
@@ -40,23 +40,31 @@ class Scorer:
         if not nets:
             entry.accuracy = entry.loss = None
             return
-        results = [evaluate(net, self.x, self.y, self.task) for net in nets]
-        entry.accuracy = fmean(result.accuracy for result in results)
-        entry.loss = fmean(result.loss for result in results)
+        results = {net: evaluate(net, self.x, self.y, self.task) for net in nets}
+        main = self.main(nets)
+        entry.accuracy = fmean(results[net].accuracy for net in main)
+        entry.loss = fmean(results[net].loss for net in main)
         if any(norms(net) for net in nets):
             entry.accuracy_bn = self._by_statistics(entry.accuracy)
-        if (covered := self._covered(nets)) is not None:
+        if (covered := self._covered(main)) is not None:
             entry.accuracy_covered = covered
         several = method.networks().keys()
-        named = {spec: result.accuracy for spec, result in zip(several, results, strict=False)}
+        named = {
+            spec: result.accuracy for spec, result in zip(several, results.values(), strict=False)
+        }
         further = self.shown.further()
         if further and not named:
             named[method.name] = entry.accuracy
         for name, models in further.items():
-            scored = [method.build(spec, w) for spec, w in models.items()]
+            kept = [method.main] if method.main else models
+            scored = [method.build(spec, models[spec]) for spec in kept]
             named[name] = fmean(evaluate(n, self.x, self.y, self.task).accuracy for n in scored)
         if named:
             entry.accuracies = named
+
+    def main(self, nets: Sequence[Classifier]) -> list[Classifier]:
+        """Those whose mean is the run's score."""
+        return [net for net in nets if self.method.main in ("", net.spec)]
 
     def _by_statistics(self, accuracy: float) -> dict[str, float]:
         """The run's accuracy by what BatchNorm normalises with: as ``score.bn`` says, which
@@ -67,7 +75,7 @@ class Scorer:
             ours = "running"  # before round 1
         found = {"running": 0.0, "batch": 0.0, ours: accuracy}
         for bn in found.keys() - {ours}:
-            nets = self.shown.raw()
+            nets = self.main(self.shown.raw())
             results = [evaluate(net, self.x, self.y, self.task, bn=bn) for net in nets]
             found[bn] = fmean(result.accuracy for result in results)
         return found

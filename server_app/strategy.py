@@ -170,10 +170,15 @@ class MethodStrategy(Strategy):
         weights: dict[str, StateDict | None] = {s: snapshot(net) for s, net in networks.items()}
         further = self.scorer.shown.further()
         asks = {
-            spec: Ask(w=w, models={name: models[spec] for name, models in further.items()})
+            spec: Ask(
+                spec=spec if networks else "",
+                w=w,
+                models={name: models[spec] for name, models in further.items()},
+            )
             for spec, w in (weights or {own: self.scorer.shown.ask()}).items()
         }
-        payloads = ((c, asks[c.model if networks else own]) for c in self.clients)
+        main = self.method.main
+        payloads = ((c, asks[(main or c.model) if networks else own]) for c in self.clients)
         return self.post.letters(server_round, "evaluate", payloads).values()
 
     def aggregate_evaluate(

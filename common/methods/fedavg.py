@@ -17,10 +17,13 @@ Two wrappers go around this and every other averaging method, where [average] an
   over all of them. This is the OCA model ŵ (overall clients aggregated; FedKF, section IV-A,
   technique T1). The ACA model w (active clients aggregated) is still the one that is sent. ŵ is
   then the run's model, and both are scored (``server_app/combine/oca.py``).
-- ``average.across`` (FedAvg, FedProx, FedIN): every client trains its own architecture.
-  ``layerwise`` averages each layer over all clients that have it (the server holds the largest
-  network, of which all others must be sub-models), ``same`` only within equal architectures. The
-  run's accuracy is then the mean over the architectures' models (``server_app/combine/across.py``).
+- ``average.across`` (FedAvg, FedProx, FedNTD, MOON, FedIN): every client trains its own
+  architecture. ``layerwise`` averages each layer over all clients that have it (the server holds
+  the largest network, of which all others must be sub-models), ``same`` only within equal
+  architectures (``server_app/combine/across.py``). ``width`` (not FedIN) averages each number over
+  all clients that have it: the clients' networks are one architecture in several widths, each the
+  leading block of the widest (``server_app/combine/width.py``). The run's accuracy is then the mean
+  over the architectures' models.
 
 Deviations: the paper has no BatchNorm. Floating-point buffers are averaged like parameters
 (``average.bn-buffers``), as in all code bases that we know; integer counters keep the largest.
@@ -35,6 +38,7 @@ from common.protocol import Model as Down
 from common.protocol import Trained as Up
 from common.task import Task
 from common.tree import check_nested
+from common.widths import check_widths
 
 
 class Averaging(MethodOptions):
@@ -51,10 +55,13 @@ class Averaging(MethodOptions):
             raise not_allowed("average.across", across, why, *self.schemes)
 
     def check_fleet(self, task: Task, specs: tuple[str, ...]) -> None:
-        if task.config.average.across == "layerwise":
+        across = task.config.average.across
+        if across == "layerwise":
             check_nested({spec: task.expected(spec) for spec in specs}, "average.across")
+        elif across == "width":
+            check_widths(specs, {spec: task.expected(spec) for spec in specs})
 
 
 @final
 class Options(Averaging):
-    schemes = ("none", "layerwise", "same")
+    schemes = ("none", "layerwise", "same", "width")

@@ -30,7 +30,7 @@ SERVER = "fedavg"
 
 @final
 class Options(Averaging):
-    schemes = ("none", "layerwise", "same")
+    schemes = ("none", "layerwise", "same", "width")
 
     beta: NonNegative = 1.0
     """β, the weight of the distillation."""

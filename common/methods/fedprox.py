@@ -24,7 +24,7 @@ SERVER = "fedavg"
 
 @final
 class Options(Averaging):
-    schemes = ("none", "layerwise", "same")
+    schemes = ("none", "layerwise", "same", "width")
 
     mu: NonNegative = 0.01
     """μ, the strength of the proximal term."""

@@ -34,7 +34,7 @@ SERVER = "fedavg"
 @final
 class Options(Averaging):
     auto = {"projection": "on"}
-    schemes = ("none", "layerwise", "same")
+    schemes = ("none", "layerwise", "same", "width")
 
     mu: NonNegative = 1.0
     """μ, the weight of the contrast."""

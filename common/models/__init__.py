@@ -1,7 +1,8 @@
 """The architectures by name: ``build("resnet8", (3, 32, 32), 10, seed=0)``.
 
 A spec is a name from ``MODELS``, or a name and a width factor: ``resnet18@0.25`` has a quarter of
-the channels everywhere (at least 4 in a layer). Networks of others (``torchvision:NAME``,
+the channels everywhere (at least 4 in a layer), ``resnet18@0.25-up`` rounds them up instead, also
+to fewer than 4. Networks of others (``torchvision:NAME``,
 ``timm:NAME``, a plug-in's) have no width factor.
 """
 
@@ -21,7 +22,7 @@ from common.models import outside
 from common.models.classifier import Classifier, Projected, Split
 from common.models.densenet import CifarDenseNet
 from common.models.imagenet import DenseNet121, MobileNetV2, ShuffleNetV2
-from common.models.layers import Shape, single, sixteen
+from common.models.layers import RoundedUp, Shape, single, sixteen
 from common.models.resnet import CifarResNet, ResNet, WideResNet
 from common.models.small import CNN, MLP, LeNet5
 from common.models.weights import load_published
@@ -43,6 +44,7 @@ __all__ = [
 
 STEMS = ("auto", "cifar", "imagenet")
 WIDEST = 16.0  #: the largest width factor
+UP = "-up"  #: behind one by which channels are rounded up
 
 
 @final
@@ -58,6 +60,7 @@ class Architecture:
     stems: Mapping[str, int] = field(default_factory=lambda: {"own": 4})
     pretrained: str = ""  #: torchvision's name for it where it has ImageNet weights
     scales: bool = True  #: it takes a width factor
+    nests: bool = True  #: a narrower one's channels are the first of a wider one's
     check: Callable[[Shape, int], object] | None = None  #: tries a network that is not ours
 
     @property
@@ -89,7 +92,10 @@ def _row(
 ) -> Architecture:
     """``side``: the smallest, for the architecture's own stem or for each that it can have."""
     stems = {"own": side} if isinstance(side, int) else side
-    return Architecture(partial(kind, **options), params, source, input, stems, pretrained)
+    # splits, concatenations and padded shortcuts move channels by numbers that grow with the width
+    moves = kind in (ShuffleNetV2, CifarDenseNet, DenseNet121) or "shortcut" in options
+    build = partial(kind, **options)
+    return Architecture(build, params, source, input, stems, pretrained, nests=not moves)
 
 
 def _resnet(blocks: str, params: int, source: str, pretrained: str = "") -> Architecture:
@@ -184,14 +190,15 @@ MODELS: dict[str, Architecture] = {
 def parse(spec: str) -> tuple[str, float]:
     """``"resnet18@0.25"`` to ``("resnet18", 0.25)``; without a factor it is 1.
 
-    An unknown name or a factor outside (0, 16] is a ``ValueError``.
+    Of ``"resnet18@0.25-up"`` the factor is a ``RoundedUp``. An unknown name or a factor outside
+    (0, 16] is a ``ValueError``.
     """
     name, at, width = spec.partition("@")
     scales = architecture(name).scales
     if at and not scales:
         raise ValueError(f"model {spec!r}: {name} has no width factor")
     try:
-        factor = float(width) if at else 1.0
+        factor = float(width.removesuffix(UP)) if at else 1.0
     except ValueError:
         factor = math.nan
     if not 0 < factor <= WIDEST:
@@ -199,7 +206,7 @@ def parse(spec: str) -> tuple[str, float]:
             f"model {spec!r}: the width factor {width!r} must be a number in (0, {WIDEST:g}], "
             f"as in {name}@0.5"
         )
-    return name, factor
+    return name, RoundedUp(factor) if width.endswith(UP) else factor
 
 
 @lru_cache(maxsize=256)
@@ -239,7 +246,7 @@ def _outside(
     scales: bool = False,
 ) -> Architecture:
     return Architecture(
-        build, 0, tried.name, (0, 0, 0), {"own": 1}, pretrained, scales, tried.check
+        build, 0, tried.name, (0, 0, 0), {"own": 1}, pretrained, scales, False, tried.check
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, final
 
 from torch import nn
 
@@ -19,13 +19,21 @@ drops the first pooling."""
 FEWEST = 4  #: channels that a width factor below 1 never goes under
 
 
+@final
+class RoundedUp(float):
+    """A width factor by which channels are rounded up and may be fewer than 4, as in HeteroFL."""
+
+
 def scale(channels: int, factor: float, multiple: int = 1) -> int:
     """``channels`` × ``factor``, rounded to a multiple; at least 4, unless it started smaller.
 
-    Factor 1 changes nothing, so the counts of the papers hold exactly.
+    Factor 1 changes nothing, so the counts of the papers hold exactly. Under ``RoundedUp`` it is
+    ⌈channels × factor⌉, or the next multiple.
     """
     if factor == 1:
         return channels
+    if isinstance(factor, RoundedUp):
+        return multiple * math.ceil(channels * factor / multiple - 1e-9)
     rounded = multiple * round(channels * factor / multiple)
     return max(rounded, min(channels, FEWEST))
 
@@ -97,3 +105,9 @@ def he_fan_out(model: nn.Module) -> None:
         elif isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.GroupNorm):
             nn.init.ones_(module.weight)
             nn.init.zeros_(module.bias)
+
+
+def normalisations(model: nn.Module) -> list[nn.Module]:
+    """The layers of ``model`` that normalise: BatchNorm and GroupNorm."""
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm)
+    return [module for module in model.modules() if isinstance(module, kinds)]

@@ -1,4 +1,4 @@
-"""A network whose head has only a client's own classes, answering in the task's (DL-MH)."""
+"""Networks that know a client's own classes alone, answering in the task's (DL-MH, HeteroFL)."""
 
 from __future__ import annotations
 
@@ -33,6 +33,26 @@ class Masked(Classifier):
         full = own.new_full((len(own), self.classes), NEVER)
         logits: Tensor = full.index_copy(1, self.d.to(own.device), own)
         return logits
+
+
+@final
+class Zeroed(Classifier):
+    """``net`` with the logits of all classes but d set to 0, as in HeteroFL."""
+
+    def __init__(self, net: Classifier, d: Sequence[int]) -> None:
+        super().__init__()
+        self.net, self.spec = net, net.spec
+        absent = torch.ones(net.head.out_features, dtype=torch.bool)
+        absent[list(d)] = False
+        self.absent: Tensor
+        self.register_buffer("absent", absent, persistent=False)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.net.features(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.net(x)
+        return logits.masked_fill(self.absent.to(logits.device), 0.0)
 
 
 def widened(own: StateDict, fresh: StateDict, d: Sequence[int]) -> StateDict:

@@ -1,13 +1,14 @@
 """Averaging where every client trains its own architecture (``average.across``).
 
-Across depths (``layerwise``) the server holds one network, the largest, of which each client's is a
-sub-model. Otherwise (``same``) there is one for each architecture, averaged among its clients
-alone.
+The server holds one network of which each client's is a part (``Nested``): across depths
+(``layerwise``) a sub-model, across widths (``width.py``) a block. Or there is one for each
+architecture, averaged among its clients alone (``same``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import final
 
 from common import tree
@@ -27,15 +28,13 @@ class State(Records):
     inner: dict[str, object]
 
 
-@final
-class Across(Wrapper[O, T]):
+class Across(Wrapper[O, T], ABC):
     """``inner`` with global models for the architectures of all clients, known by the census."""
 
     keeps = State
 
     def __init__(self, inner: Combining[O, T]) -> None:
         super().__init__(inner)
-        self.layerwise = self.config.average.across == "layerwise"
         self.models = self.overall = {}
         self.specs: list[str] = []
         self.nets: dict[str, Classifier] = {}
@@ -43,15 +42,15 @@ class Across(Wrapper[O, T]):
     def begin(self, clients: Sequence[Client]) -> None:
         """Build what a checkpoint has not brought back.
 
-        Raises ``ValueError`` if layers are to be shared by networks that do not share them, or if
-        the checkpoint is of other architectures.
+        Raises ``ValueError`` if networks are to be parts of one and are not, or if the checkpoint
+        is of other architectures.
         """
         for client in clients:
             self.check_size(client)
         super().begin(clients)
-        distinct = {client.model: self.task.expected(client.model) for client in clients}
+        distinct = {spec: self.task.expected(spec) for spec in self.inner.architectures()}
         self.specs = sorted(distinct, key=lambda spec: (_size(distinct[spec]), spec))
-        held = [check_nested(distinct, "average.across")] if self.layerwise else self.specs
+        held = self.held(distinct)
         self.nets = {spec: self.build(spec) for spec in self.specs}
         if not self.models:
             self.models = {spec: tree.snapshot(self.nets[spec]) for spec in held}
@@ -62,18 +61,9 @@ class Across(Wrapper[O, T]):
     def drawn(self) -> Models:
         return {spec: tree.snapshot(self.build(spec)) for spec in self.models}
 
-    def parts(self, models: Models) -> Models:
-        if not self.layerwise:
-            return {spec: models[spec] for spec in self.specs}
-        (whole,) = models.values()
-        return {spec: cut(whole, self.task.expected(spec)) for spec in self.specs}
-
-    def flat(self, models: Models) -> StateDict:
-        """The largest network's entries, or those of each one behind its name."""
-        if self.layerwise:
-            return next(iter(models.values()))
-        named = sorted(models.items())
-        return {f"{spec}/{name}": value for spec, w in named for name, value in w.items()}
+    @abstractmethod
+    def held(self, distinct: Mapping[str, StateDict]) -> list[str]:
+        """The architectures of the global models; ``distinct``: the clients', by their names."""
 
     def network(self, spec: str) -> Classifier:
         return self.nets[spec]
@@ -86,22 +76,6 @@ class Across(Wrapper[O, T]):
             return self.inner.part(client, payload, parts[client.model])
 
         return to
-
-    def aggregate(self, ups: Ups[T], previous: Models) -> Models:
-        """Average the clients' weights; an architecture without a client this round stays."""
-        return {spec: self._aggregate(spec, ups, before) for spec, before in previous.items()}
-
-    def _aggregate(self, spec: str, ups: Ups[T], before: StateDict) -> StateDict:
-        options, net = self.config.average, self.nets[spec]
-        parameters = tree.parameters_only(net)
-        if self.layerwise:
-            states = list(self.inner.states(ups, before, parameters))
-            return average_layers(states, ups.sizes, before, options, parameters)
-        members = ups.where(lambda client: client.model == spec)
-        if not len(members):
-            return before
-        own = self.inner.states(members, before, parameters)
-        return average(own, members.sizes, before, options, net)
 
     def measured_by(self, spec: str) -> Sequence[Client]:
         """No client computes with a network that is not its own."""
@@ -122,6 +96,79 @@ class Across(Wrapper[O, T]):
         self.models = dict(state.models)
         inner = {"w": self.inner.flat(self.inner.models), **state.inner}
         self.inner.restore(self.inner.keeps.model_validate(inner))
+
+
+@final
+class Same(Across[O, T]):
+    """A model for each architecture, averaged among its clients."""
+
+    def held(self, distinct: Mapping[str, StateDict]) -> list[str]:
+        return self.specs
+
+    def parts(self, models: Models) -> Models:
+        return {spec: models[spec] for spec in self.specs}
+
+    def flat(self, models: Models) -> StateDict:
+        """The entries of each one behind its name."""
+        named = sorted(models.items())
+        return {f"{spec}/{name}": value for spec, w in named for name, value in w.items()}
+
+    def aggregate(self, ups: Ups[T], previous: Models) -> Models:
+        """An architecture without a client this round stays."""
+        return {spec: self._aggregate(spec, ups, before) for spec, before in previous.items()}
+
+    def _aggregate(self, spec: str, ups: Ups[T], before: StateDict) -> StateDict:
+        members = ups.where(lambda client: client.model == spec)
+        if not len(members):
+            return before
+        options, net = self.config.average, self.nets[spec]
+        own = self.inner.states(members, before, tree.parameters_only(net))
+        return average(own, members.sizes, before, options, net)
+
+
+class Nested(Across[O, T], ABC):
+    """One network, of which every client's is a part."""
+
+    def held(self, distinct: Mapping[str, StateDict]) -> list[str]:
+        return [self.whole(distinct)]
+
+    @abstractmethod
+    def whole(self, distinct: Mapping[str, StateDict]) -> str:
+        """The one of which the others are parts; ``ValueError`` if there is none."""
+
+    def parts(self, models: Models) -> Models:
+        return {spec: self.portion(self.flat(models), spec) for spec in self.specs}
+
+    @abstractmethod
+    def portion(self, whole: StateDict, spec: str) -> StateDict:
+        """The entries of an architecture."""
+
+    def flat(self, models: Models) -> StateDict:
+        (whole,) = models.values()
+        return whole
+
+    def aggregate(self, ups: Ups[T], previous: Models) -> Models:
+        ((spec, before),) = previous.items()
+        return {spec: self.combined(ups, before, tree.parameters_only(self.nets[spec]))}
+
+    @abstractmethod
+    def combined(self, ups: Ups[T], before: StateDict, parameters: Set[str]) -> StateDict:
+        """The new whole; what no client has stays as ``before``."""
+
+
+@final
+class Layerwise(Nested[O, T]):
+    """Every layer averaged over the clients that have it."""
+
+    def whole(self, distinct: Mapping[str, StateDict]) -> str:
+        return check_nested(distinct, "average.across")
+
+    def portion(self, whole: StateDict, spec: str) -> StateDict:
+        return cut(whole, self.task.expected(spec))
+
+    def combined(self, ups: Ups[T], before: StateDict, parameters: Set[str]) -> StateDict:
+        states = list(self.inner.states(ups, before, parameters))
+        return average_layers(states, ups.sizes, before, self.config.average, parameters)
 
 
 def _size(state: StateDict) -> int:

@@ -24,6 +24,7 @@ class Wrapper(Combining[O, T], ABC):
     def begin(self, clients: Sequence[Client]) -> None:
         super().begin(clients)
         self.inner.begin(clients)
+        self.main = self.inner.main
 
     def down(self, t: int) -> Down | Callable[[Client], Down]:
         return self.inner.down(t)

@@ -6,10 +6,11 @@ from common import methods
 from common.config import MethodOptions
 from common.protocol import Up
 from common.task import Task
-from server_app.combine.across import Across
+from server_app.combine.across import Across, Layerwise, Same
 from server_app.combine.oca import Oca
-from server_app.global_model import Combining
-from server_app.method import Method
+from server_app.combine.width import Width
+from server_app.global_model import Combining, T
+from server_app.method import Method, O
 
 AnyMethod = Method[MethodOptions, Up]
 
@@ -24,7 +25,14 @@ def make(task: Task, global_spec: str) -> AnyMethod:
     config = task.config
     method = half(config.run.method)(task, global_spec)
     if isinstance(method, Combining) and config.average.across != "none":
-        method = Across(method)
+        method = across(config.average.across, method)
     if isinstance(method, Combining) and config.oca.aggregate == "on":
         method = Oca(method)
     return method
+
+
+def across(scheme: str, method: Combining[O, T]) -> Across[O, T]:
+    """An averaging method in the wrapper of a value of ``average.across``."""
+    if scheme == "width":
+        return Width(method)
+    return Layerwise(method) if scheme == "layerwise" else Same(method)

@@ -88,7 +88,18 @@ def test_what_workers_import_ahead_is_there(method: str) -> None:
     assert half(method).__module__ in ahead
 
 
-EXCHANGES = ("dl-mh", "fedgkt", "fedin", "fedkf", "i-dl-mh", "lwn", "scaffold", EXAMPLE)
+EXCHANGES = (
+    "dl-mh",
+    "fedgkt",
+    "fedin",
+    "fedkf",
+    "fedrolex",
+    "heterofl",
+    "i-dl-mh",
+    "lwn",
+    "scaffold",
+    EXAMPLE,
+)
 """Methods that between them send everything that is ever sent, and keep what is ever kept; and one
 that travels in the bundle."""
 

@@ -35,6 +35,12 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         }
         for name in ("dl-sh", "dl-mh", "i-dl-mh")
     },
+    "heterofl": {"fleet": "cnn2@0.5,cnn2@0.25-up", "score__bn": "recalibrated"},
+    "fedrolex": {
+        "fleet": "cnn2@0.5,cnn2@0.25-up",
+        "fedrolex__rates": "redrawn",
+        "score__bn": "batch",
+    },
     "fedin": {"fleet": "cnn2@0.5,cnn3@0.5", "rounds": 2, "fedin__samples": 4},
     "fedkf": {"generator__latent": 8, "generator__width": 8, "oca__in_memory": 2},
     "fedgkd": {"fedgkd__buffer": 1},

@@ -1,0 +1,181 @@
+"""The mean across widths (``average.across = "width"``): number by number, among its owners.
+
+Diao, Ding, Tarokh, "HeteroFL: Computation and Communication Efficient Federated Learning for
+Heterogeneous Clients", ICLR 2021, section 3.1. The server holds the widest network w; client k has
+a block of it (``common/widths.py``), by default the leading one. For every number e of w
+
+    w[e] ← Σ_{k has e} p_k w_k[e] / Σ_{k has e} p_k
+
+and what no selected client has stays. With one width it is the ordinary mean, bit for bit.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from common.options import Average
+from common.protocol import Down
+from common.records import StateDict
+from common.widths import Places, Taken, block, check_widths, cut, grid, take
+from server_app.combine.across import Nested
+from server_app.combine.mean import clipped, combine
+from server_app.global_model import T
+from server_app.method import Client, O, Ups
+
+HEAD = ("head.weight", "head.bias")
+
+
+@final
+@dataclass(frozen=True)
+class Block:
+    """What one client contributes: entries, where they lie in the whole, and its weight p_k."""
+
+    w: StateDict
+    places: Mapping[str, Places]
+    weight: float
+
+
+@final
+class Width(Nested[O, T]):
+    """One network, the widest, of which every client trains a block."""
+
+    def begin(self, clients: Sequence[Client]) -> None:
+        super().begin(clients)
+        self.main = self.specs[-1] if self.inner.widest else ""
+
+    def measured_by(self, spec: str) -> Sequence[Client]:
+        """Where all score the widest network, all measure."""
+        return self.clients if self.inner.widest else super().measured_by(spec)
+
+    def whole(self, distinct: Mapping[str, StateDict]) -> str:
+        return check_widths(distinct, distinct)
+
+    def portion(self, whole: StateDict, spec: str) -> StateDict:
+        return self._cut(whole, Taken(spec))
+
+    def _cut(self, whole: StateDict, taken: Taken) -> StateDict:
+        return cut(whole, block(whole, self.task.expected(taken.spec), taken.window))
+
+    def down(self, t: int) -> Callable[[Client], Down]:
+        """Equal payloads are one object, which is packed once."""
+        sent, whole = self.inner.down(t), self.flat(self.models)
+        payloads: dict[tuple[int, Taken], tuple[Down, Down]] = {}
+
+        def to(client: Client) -> Down:
+            payload = sent(client) if callable(sent) else sent
+            taken = self.inner.taken(client, t)._replace(classes=None)
+            if (known := (id(payload), taken)) not in payloads:
+                w = self._cut(whole, taken)
+                payloads[known] = payload, self.inner.part(client, payload, w)
+            return payloads[known][1]
+
+        return to
+
+    def combined(self, ups: Ups[T], before: StateDict, parameters: Set[str]) -> StateDict:
+        options = self.config.average
+        weights = ups.sizes if options.weights == "samples" else [1] * len(ups)
+        blocks = [
+            self._block(self.inner.taken(client, up.t), up.w, before, p)
+            for (client, up), p in zip(ups, weights, strict=True)
+        ]
+        names = before.keys() if options.bn_buffers else parameters
+        return average_blocks(blocks, before, options, names, by_width=self.inner.by_width)
+
+    def _block(self, taken: Taken, w: StateDict, whole: StateDict, weight: float) -> Block:
+        """Without the rows of the head that are of other classes than the client's."""
+        places = block(whole, self.task.expected(taken.spec), taken.window)
+        if taken.classes is None:
+            return Block(w, places, weight)
+        rows = torch.tensor(taken.classes)
+        for name in HEAD:
+            columns = places[name][1:] or tuple(torch.arange(n) for n in whole[name].shape[1:])
+            places[name] = (rows, *columns)
+        return Block({**w, **{name: w[name][rows] for name in HEAD}}, places, weight)
+
+
+def average_blocks(
+    blocks: Sequence[Block],
+    previous: StateDict,
+    options: Average,
+    names: Iterable[str],
+    *,
+    by_width: bool = False,
+) -> StateDict:
+    """The whole from its ``previous`` and the clients' blocks in order of k.
+
+    Only the entries ``names`` are averaged; ``robust`` works among the owners of each number.
+    ``by_width``: in a convolution p_k is multiplied by the client's output channels.
+    """
+    names = frozenset(names)
+    states = [next(iter(clipped([b.w], cut(previous, b.places), options, names))) for b in blocks]
+    result = dict(previous)
+    for name in previous:
+        if name in names:
+            parts = [(state[name], b.places[name]) for state, b in zip(states, blocks, strict=True)]
+            weights = [
+                b.weight * (len(value) if by_width and value.dim() == 4 else 1)
+                for b, (value, _) in zip(blocks, parts, strict=True)
+            ]
+            result[name] = _entry(previous[name], parts, weights, options)
+    return result
+
+
+def _entry(
+    before: Tensor,
+    parts: Sequence[tuple[Tensor, Places]],
+    weights: Sequence[float],
+    options: Average,
+) -> Tensor:
+    if not any(axes for _, axes in parts):
+        return combine([{"": value} for value, _ in parts], weights, options)[""]
+    if options.robust in ("median", "trimmed"):
+        return _by_owners(before, parts, options)
+    sums = torch.zeros_like(before, dtype=torch.float64)
+    totals = torch.zeros(before.shape[:2], dtype=torch.float64)
+    for (value, axes), weight in zip(parts, weights, strict=True):
+        where = grid(axes) or ...
+        sums[where] += weight * value.to(torch.float64)
+        totals[where] += weight
+    totals = totals.view(*before.shape[:2], *[1] * (before.dim() - 2))
+    return torch.where(totals > 0, sums / totals, before).to(before.dtype)
+
+
+def _by_owners(before: Tensor, parts: Sequence[tuple[Tensor, Places]], options: Average) -> Tensor:
+    """One entry, cut into rectangles of numbers with the same owners."""
+    result, axes = before.clone(), range(min(before.dim(), 2))
+    places = [_places(before.shape[i], [taken[i : i + 1] for _, taken in parts]) for i in axes]
+    for rectangle in itertools.product(*(_groups(found) for found in places)):
+        owners = [k for k in range(len(parts)) if all(bool(own[k]) for own, _ in rectangle)]
+        if not owners:
+            continue
+        where = tuple(numbers for _, numbers in rectangle)
+        values = []
+        for k in owners:
+            inside = tuple(places[i][k][where[i]] for i in axes)
+            values.append({"": take(parts[k][0], inside)})
+        result[grid(where)] = combine(values, [1] * len(owners), options)[""]
+    return result
+
+
+def _places(m: int, axes: Sequence[Places]) -> Tensor:
+    """[K, m]: where in client k's part each of m numbers stands; −1: nowhere."""
+    found = torch.full((len(axes), m), -1)
+    for row, indices in zip(found, axes, strict=True):
+        own = indices[0] if indices else torch.arange(m)
+        row[own] = torch.arange(len(own))
+    return found
+
+
+Group = tuple[Tensor, Tensor]
+"""Which clients [K] own which numbers [n] of an axis."""
+
+
+def _groups(places: Tensor) -> list[Group]:
+    owners, inverse = torch.unique(places >= 0, dim=1, return_inverse=True)
+    return [(owners[:, i], (inverse == i).nonzero().flatten()) for i in range(owners.shape[1])]

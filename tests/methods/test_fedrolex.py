@@ -1,0 +1,147 @@
+"""FedRolex: the window rolls, and what it is when it does not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from common.protocol import Trained
+from common.records import StateDict
+from common.widths import LEADING, Roll, block, cut
+from server_app.combine.width import Block, average_blocks
+from server_app.method import Ups
+from tests.support.halves import client, server
+from tests.support.tiny import TinyRun, flat, play
+
+Run = Callable[..., TinyRun]
+METHOD: dict[str, Any] = {"method": "fedrolex", "fleet": "cnn2@0.5,cnn2@0.25", "score__bn": "batch"}
+
+
+def half_with(**changes: Any) -> Any:
+    half = server(**{**METHOD, **changes}, clients=2)
+    members = [
+        client(k, model=s, classes=[0, 1, 2]) for k, s in enumerate(METHOD["fleet"].split(","))
+    ]
+    half.begin(members)
+    return half, members
+
+
+@pytest.mark.parametrize(
+    ("by_width", "expected"), [(False, [4, 2, 2, 4]), (True, [10 / 3, 2, 2, 10 / 3])]
+)
+def test_the_mean_over_who_took_a_number_by_hand(by_width: bool, expected: list[float]) -> None:
+    """Offset 1, m 4: a of rate 1 sends 2, b of rate ½, with channels 3 and 0, sends 6."""
+    whole = {"w": torch.zeros(4, 1, 1, 1)}
+    a, b = {"w": torch.full((4, 1, 1, 1), 2.0)}, {"w": torch.full((2, 1, 1, 1), 6.0)}
+    blocks = [Block(w, block(whole, w, Roll(1)), 1.0) for w in (a, b)]
+    half = server(**METHOD, clients=2)
+    result = average_blocks(blocks, whole, half.config.average, whole, by_width=by_width)
+    assert result["w"].flatten().tolist() == pytest.approx(expected)
+
+
+def test_only_convolutions_are_weighed_by_their_channels() -> None:
+    whole = {"w": torch.zeros(4)}
+    blocks = [
+        Block({"w": torch.full((n,), v)}, block(whole, {"w": torch.zeros(n)}), 1.0)
+        for n, v in ((4, 2.0), (2, 6.0))
+    ]
+    half = server(**METHOD, clients=2, fedrolex__count="width")
+    assert half.inner.by_width
+    result = average_blocks(blocks, whole, half.config.average, whole, by_width=True)
+    assert result["w"].tolist() == [4, 4, 2, 2]
+
+
+@pytest.mark.parametrize(("m", "n"), [(4, 2), (16, 5), (7, 1)])
+def test_in_m_rounds_each_channel_is_taken_n_times(m: int, n: int) -> None:
+    taken = Counter(int(i) for t in range(1, m + 1) for i in Roll(t - 1)(m, n))
+    assert taken == dict.fromkeys(range(m), n)
+
+
+@pytest.mark.parametrize("rates", ["fixed", "redrawn"])
+def test_static_windows_are_heterofl_bit_for_bit(rates: str, run: Run) -> None:
+    ours = run(**METHOD, fedrolex__windows="static", fedrolex__rates=rates)
+    theirs = run(**{**METHOD, "method": "heterofl"}, heterofl__rates=rates)
+    assert ours.weights == theirs.weights and ours.timeless == theirs.timeless
+    assert run(**METHOD, fedrolex__rates=rates).weights != ours.weights
+
+
+@pytest.mark.parametrize("windows", ["roll", "random"])
+def test_with_all_rates_1_it_is_uniform_fedavg_bit_for_bit(windows: str, run: Run) -> None:
+    settings = {"fleet": "cnn2@0.5", "train__clip": 1.0, "average__weights": "uniform"}
+    ours = run(**{**METHOD, **settings}, fedrolex__windows=windows)
+    assert ours.weights == run(method="fedavg", **settings, score__bn="batch").weights
+
+
+def test_what_is_sent_rolls_and_comes_back_where_it_was() -> None:
+    half, members = half_with()
+    whole = half.models["cnn2@0.5"]
+    for t, rows in ((1, [0, 1, 2, 3, 4, 5, 6, 7]), (3, [14, 15, 0, 1, 2, 3, 4, 5])):
+        sent = half.down(t)(members[1]).w
+        stem = whole["stem.conv.weight"]
+        assert torch.equal(sent["stem.conv.weight"].sort(0).values, stem[rows].sort(0).values)
+    ups = Ups.of([(members[1], Trained(t=3, w={n: w + 1 for n, w in sent.items()}))])
+    half.step(3, ups)
+    moved = (half.models["cnn2@0.5"]["stem.conv.weight"] != stem).flatten(1).any(1)
+    assert moved.nonzero().flatten().tolist() == sorted(rows)
+    conv = (half.models["cnn2@0.5"]["layer1.0.conv.weight"] != whole["layer1.0.conv.weight"]).any(
+        -1
+    )
+    assert conv.any(-1).any(0).nonzero().flatten().tolist() == sorted(rows), "its inputs are these"
+    assert conv.any(-1).any(1).nonzero().flatten().tolist() == [*range(14), 30, 31]
+
+
+def test_random_windows_are_each_clients_and_rounds_own() -> None:
+    half, members = half_with(fedrolex__windows="random")
+    third = client(2, model="cnn2@0.25", classes=[0, 1, 2])
+    windows = {
+        (c.k, t): half.inner.taken(c, t).window(16, 8) for c in (members[1], third) for t in (1, 2)
+    }
+    assert len({tuple(w.tolist()) for w in windows.values()}) == 4
+    assert all(len(set(w.tolist())) == 8 for w in windows.values())
+
+
+@pytest.mark.parametrize("windows", ["roll", "random"])
+def test_oca_pastes_an_upload_where_it_was_taken(windows: str) -> None:
+    """A client's upload of round 1 lies, in round 2, where it was in round 1."""
+    half, members = half_with(fedrolex__windows=windows, oca__aggregate="on")
+    inner = half.inner  # the mean across widths
+    before: StateDict = {n: torch.zeros_like(w) for n, w in inner.models["cnn2@0.5"].items()}
+    inner.models = half.inner.overall = {"cnn2@0.5": before}
+    ones = {n: torch.ones_like(w) for n, w in half.task.expected("cnn2@0.25").items()}
+    ones = {n: torch.ones(w.shape, dtype=w.dtype) for n, w in ones.items()}
+    half.step(1, Ups.of([(members[1], Trained(t=1, w=ones))]))
+    first = half.overall["cnn2@0.5"]["stem.bn.weight"]
+    window = inner.inner.taken(members[1], 1).window(16, 8)
+    assert first.nonzero().flatten().tolist() == sorted(window.tolist())
+    zeros = {n: torch.zeros_like(w) for n, w in before.items()}
+    half.step(2, Ups.of([(members[0], Trained(t=2, w=zeros))]))
+    second = half.overall["cnn2@0.5"]["stem.bn.weight"]
+    assert second.nonzero().flatten().tolist() == sorted(window.tolist())
+    assert second[window].unique().tolist() == [0.5]
+
+
+@pytest.mark.parametrize("windows", ["roll", "random"])
+def test_it_resumes_bit_for_bit(windows: str, run: Run, tmp_path: Path) -> None:
+    settings = {
+        **METHOD,
+        "per_round": 2,
+        "fedrolex__windows": windows,
+        "fedrolex__rates": "redrawn",
+    }
+    whole = run(**settings, rounds=3)
+    play(flat(tmp_path / "part", **settings, rounds=1))
+    resumed = play(flat(tmp_path / "part", **settings, rounds=3, resume=True))
+    assert resumed.weights == whole.weights
+
+
+def test_the_leading_block_stands_for_every_other_width(run: Run) -> None:
+    half, _ = half_with()
+    whole = half.models["cnn2@0.5"]
+    part = half.parts(half.models)["cnn2@0.25"]
+    like = half.task.expected("cnn2@0.25")
+    assert all(torch.equal(part[n], w) for n, w in cut(whole, block(whole, like, LEADING)).items())

@@ -1,0 +1,276 @@
+"""HeteroFL: rates, masks, the scaler, and who has a part in which number."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from client_app.methods.heterofl import divided_by
+from client_app.participant import Participant
+from common import protocol, tree
+from common.methods.heterofl import Down
+from common.models.layers import normalisations
+from common.models.masked import Zeroed
+from common.parse import defaults, parse
+from common.protocol import Trained
+from common.task import check_fleet
+from common.widths import block, cut
+from server_app.method import Ups
+from tests.support.battery import Changing
+from tests.support.halves import client, server, task
+from tests.support.tiny import TinyRun, flat, play
+
+Run = Callable[..., TinyRun]
+METHOD = {"method": "heterofl", "fleet": "cnn2@0.5,cnn2@0.25", "score__bn": "batch"}
+REDRAWN = {**METHOD, "heterofl__rates": "redrawn"}
+SAME = {"train__clip": 1.0, "average__weights": "uniform"}
+
+
+def half_with(*specs: str, classes: tuple[list[int], ...] = (), **changes: Any) -> Any:
+    """A server half after its census, and its clients."""
+    half = server(**{**METHOD, **changes}, clients=len(specs))
+    held = classes or ([0, 1, 2],) * len(specs)
+    members = [client(k, model=s, classes=held[k]) for k, s in enumerate(specs)]
+    half.begin(members)
+    return half, members
+
+
+@pytest.mark.parametrize("mask", ["none", "zero"])
+def test_with_all_rates_1_it_is_uniform_fedavg_bit_for_bit(mask: str, run: Run) -> None:
+    """Also with the mask, where every client has every class."""
+    settings = {"fleet": "cnn2@0.5", **SAME}
+    ours = run(**{**METHOD, **settings}, heterofl__mask=mask)
+    fedavg = run(method="fedavg", **settings, score__bn="batch")
+    assert all(len(member["classes"]) == 3 for member in ours.journal[0]["clients"])
+    assert ours.weights == fedavg.weights
+    for ours_, theirs in zip(ours.journal, fedavg.journal, strict=True):
+        assert (ours_["accuracy"], ours_["loss"]) == (theirs["accuracy"], theirs["loss"])
+
+
+def test_without_mask_and_scaler_it_is_the_mean_across_widths_bit_for_bit(run: Run) -> None:
+    plain = {"heterofl__mask": "none", "heterofl__scaler": False}
+    fedavg = {**METHOD, "method": "fedavg", "average__across": "width"}
+    assert run(**METHOD, **plain, **SAME).weights == run(**fedavg, **SAME).weights
+    assert run(**METHOD, heterofl__mask="none", **SAME).weights != run(**fedavg, **SAME).weights
+
+
+def test_rows_of_the_head_come_from_clients_that_have_the_class() -> None:
+    specs = ("cnn2@0.5", "cnn2@0.25")
+    for mask in ("zero", "none"):
+        held = ([0, 2], [2])
+        half, members = half_with(*specs, classes=held, heterofl__mask=mask)
+        whole, sent = half.models["cnn2@0.5"], half.down(1)
+        ups = []
+        for member, value in zip(members, (2.0, 4.0), strict=True):
+            filled = {n: torch.full_like(w, value) for n, w in sent(member).w.items()}
+            ups.append((member, Trained(t=1, w=filled)))
+        half.step(1, Ups.of(ups))
+        head, bias = (half.models["cnn2@0.5"][f"head.{name}"] for name in ("weight", "bias"))
+        if mask == "zero":
+            assert torch.equal(head[1], whole["head.weight"][1]), "nobody's class"
+            assert set(head[0].tolist()) == {2.0}
+            assert head[2].tolist() == [3.0] * 16 + [2.0] * 16
+            assert bias[[0, 2]].tolist() == [2.0, 3.0] and bias[1] == whole["head.bias"][1]
+        else:
+            assert head.tolist() == [[3.0] * 16 + [2.0] * 16] * 3 and bias.tolist() == [3.0] * 3
+        conv = half.models["cnn2@0.5"]["stem.conv.weight"].flatten(1)
+        assert conv[:8].unique().tolist() == [3.0] and conv[8:].unique().tolist() == [2.0]
+
+
+def test_logits_of_absent_classes_are_0_by_hand() -> None:
+    class Fixed(nn.Module):
+        spec, head = "fixed", nn.Linear(1, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.tensor([[1.0, 5.0, -2.0]])
+
+    z = Zeroed(Fixed(), [0, 2])(torch.zeros(1))  # type: ignore[arg-type]
+    assert z.tolist() == [[1.0, 0.0, -2.0]]
+
+
+def test_the_scaler_divides_in_training_alone() -> None:
+    norm, x = nn.GroupNorm(1, 2, eps=0.5), torch.tensor([[[1.0], [3.0]]])
+    plain = norm(x)
+    norm.register_forward_pre_hook(divided_by(0.25))
+    assert torch.equal(norm.eval()(x), plain)
+    # (1, 3) / ¼ has mean 8 and variance 16: ±4 / √16.5
+    assert norm.train()(x).flatten().tolist() == pytest.approx([-4 / 16.5**0.5, 4 / 16.5**0.5])
+
+
+def test_it_stands_before_every_norm_at_a_rate_below_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    from client_app.methods import heterofl
+
+    seen = []
+    monkeypatch.setattr(heterofl, "divided_by", lambda rate: seen.append(rate) or divided_by(rate))
+    ours = task(**METHOD)
+    participant = Participant(ours.config, {"partition-id": 0, "num-partitions": 4}, "e")
+    handler = heterofl.HeteroFL(participant)
+    for spec, rate in (("cnn2@0.5", 1.0), ("cnn2@0.25", 0.5)):
+        net = participant.model(spec)
+        handler.loss(Down(w={}, spec=spec, rate=rate), net)
+        assert len(normalisations(net)) == 2
+    assert seen == [0.5, 0.5]
+
+
+def test_the_rate_is_over_the_widest() -> None:
+    half, members = half_with("cnn2@0.5", "cnn2@0.25")
+    down = half.down(1)
+    assert [(down(m).spec, down(m).rate) for m in members] == [("cnn2@0.5", 1), ("cnn2@0.25", 0.5)]
+
+
+def test_rates_are_drawn_anew_in_each_round_by_their_shares() -> None:
+    fleet = "cnn2@0.5,cnn2@0.25,cnn2@0.25"
+    half, members = half_with("cnn2@0.5", "cnn2@0.25", **{**REDRAWN, "fleet": fleet})
+    drawn = [[half.down(t)(m).spec for m in members] for t in range(1, 201)]
+    again = [[half.down(t)(m).spec for m in members] for t in range(1, 201)]
+    assert drawn == again and [a for a, _ in drawn] != [b for _, b in drawn]
+    counts = Counter(spec for pair in drawn for spec in pair)
+    assert counts["cnn2@0.25"] == pytest.approx(400 * 2 / 3, abs=40)
+    for member in members:
+        sent = half.down(3)(member)
+        tree.check_like(sent.w, half.task.expected(sent.spec), "w")
+
+
+def test_an_upload_is_checked_against_the_rate_that_was_sent() -> None:
+    half, members = half_with("cnn2@0.5", "cnn2@0.25", **REDRAWN)
+    t = next(t for t in range(1, 50) if half.down(t)(members[0]).spec == "cnn2@0.25")
+    sent = half.down(t)(members[0])
+    half.check(members[0], Trained(t=t, w=sent.w))
+    own = cut(half.models["cnn2@0.5"], block(half.models["cnn2@0.5"], half.models["cnn2@0.5"]))
+    with pytest.raises(ValueError, match=r"w \(cnn2@0.25\): .* is float32\[16, 1"):
+        half.check(members[0], Trained(t=t, w=own))
+
+
+@pytest.mark.parametrize("rates", ["fixed", "redrawn"])
+def test_a_block_of_another_rate_is_refused_and_names_its_client(
+    rates: str, tmp_path: Path
+) -> None:
+    def swell(up: Trained) -> dict[str, Any]:
+        wide = len(up.w["stem.bn.weight"]) > 8
+        return {"w": {**up.w, "stem.bn.weight": torch.ones(8 if wide else 16)}}
+
+    settings = flat(tmp_path, **METHOD, heterofl__rates=rates, min_replies=0.5)
+    played = play(settings, Changing.by(Trained, swell)(4, settings, workers=0))
+    for entry in played.journal[1:]:
+        (failure,) = entry["failures"]
+        assert failure["k"] == 1 and "'stem.bn.weight' is float32[" in failure["reason"]
+
+
+def test_a_client_refuses_a_rate_that_is_not_configured() -> None:
+    from client_app.methods.heterofl import HeteroFL
+
+    participant = Participant(task(**METHOD).config, {"partition-id": 0, "num-partitions": 4}, "e")
+    with pytest.raises(ValueError, match=r"cnn2@0.125 is not configured; there are cnn2@0.25, cnn"):
+        HeteroFL(participant).train(Down(w={}, spec="cnn2@0.125", rate=0.25))
+
+
+def test_the_widest_is_the_runs_model_and_a_clients_own_figure_knows_its_classes(
+    run: Run,
+) -> None:
+    skewed = {"data__partition": "label_dirichlet", "data__alpha": 0.1, "data__min_size": 5}
+    zero = run(**METHOD, **skewed, rounds=3)
+    last = zero.journal[-1]
+    assert last["accuracies"].keys() == {"cnn2@0.5", "cnn2@0.25"}
+    assert last["accuracy"] == last["accuracies"]["cnn2@0.5"]
+    members = zero.journal[0]["clients"]
+    assert any(len(member["classes"]) < 3 for member in members)
+    scored = {score["k"]: score for score in last["scores"]}
+    better = [s["accuracy"] - s["accuracy_global"] for s in scored.values()]
+    assert any(gain != 0 for gain in better)
+    for member in members:
+        if len(member["classes"]) == 1 and scored[member["k"]]["n"]:
+            # two logits are 0, the third is this client's
+            assert scored[member["k"]]["accuracy"] >= scored[member["k"]]["accuracy_global"]
+    unmasked = run(**METHOD, **skewed, heterofl__mask="none").journal[-1]["scores"]
+    assert all(score["accuracy"] == score["accuracy_global"] for score in unmasked)
+
+
+def test_bytes_are_those_of_the_rates_that_were_sent(run: Run) -> None:
+    played = run(**REDRAWN, rounds=4, score__clients_every=0)
+    settings = task(**REDRAWN)
+    half, members = half_with(*("cnn2@0.5", "cnn2@0.25") * 2, **REDRAWN)
+    sizes = {
+        spec: sum(v.numel() * v.element_size() for v in settings.expected(spec).values())
+        for spec in ("cnn2@0.5", "cnn2@0.25")
+    }
+    for entry in played.journal[1:]:
+        specs = [half.down(entry["round"])(member).spec for member in members]
+        assert entry["bytes"]["arrays_up"] == sum(sizes[spec] for spec in specs)
+
+
+@pytest.mark.parametrize("init", ["uploaded", "w0"])
+def test_oca_pastes_an_upload_at_the_rate_it_was_trained_at(init: str, run: Run) -> None:
+    some = {**REDRAWN, "per_round": 2, "rounds": 4}
+    alone, both = run(**some), run(**some, oca__aggregate="on", oca__init=init)
+    assert [e["accuracy"] for e in alone.journal] == [e["accuracies"]["aca"] for e in both.journal]
+    assert both.summary["failures"] == [] and both.weights != alone.weights
+
+
+def test_it_resumes_bit_for_bit(run: Run, tmp_path: Path) -> None:
+    settings = {**REDRAWN, "per_round": 2, "oca__aggregate": "on"}
+    whole = run(**settings, rounds=3)
+    play(flat(tmp_path / "part", **settings, rounds=1))
+    resumed = play(flat(tmp_path / "part", **settings, rounds=3, resume=True))
+    assert resumed.weights == whole.weights
+
+
+def test_defaults_are_the_methods_own() -> None:
+    config = parse({**defaults(), "method": "heterofl"})
+    assert (config.average.across, config.average.weights) == ("width", "uniform")
+    assert config.train.clip == 1.0 and parse({**defaults(), "method": "fedavg"}).train.clip == 0.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (
+            {"average.across": "same"},
+            'average.across = "same" is not allowed with method = "heterofl"; allowed: "width"',
+        ),
+        (
+            {"heterofl.rates": "redrawn", "node.1.model": "cnn2@0.25"},
+            'heterofl.rates = "redrawn" is not allowed with a model in [node.K]; allowed: "fixed"',
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_one_line(changes: dict[str, Any], line: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        parse({**defaults(), "method": "heterofl", **changes})
+    assert str(refused.value) == line
+
+
+def test_static_batchnorm_has_no_running_statistics_to_score_by() -> None:
+    with pytest.raises(ValueError) as refused:
+        check_fleet(task(**{**METHOD, "score__bn": "running"}))
+    assert str(refused.value) == (
+        'score.bn = "running" is not allowed with method = "heterofl", whose BatchNorm has no '
+        'running statistics; allowed: "recalibrated", "batch"'
+    )
+    check_fleet(task(**{**METHOD, "fleet": "lenet5,lenet5@0.5", "score__bn": "running"}))
+
+
+def test_all_clients_measure_every_width(run: Run) -> None:
+    batch = run(**METHOD, rounds=3)
+    measured = run(**{**METHOD, "score__bn": "recalibrated"}, rounds=3)
+    last = measured.journal[-1]
+    assert last["accuracies"].keys() == {"cnn2@0.5", "cnn2@0.25"} and last["failures"] == []
+    assert last["accuracy"] == last["accuracies"]["cnn2@0.5"] > 0.5
+    assert last["accuracy_bn"]["recalibrated"] == last["accuracy"]
+    assert last["accuracy_bn"]["batch"] == batch.journal[-1]["accuracy"], "the same training"
+    half, members = half_with("cnn2@0.5", "cnn2@0.25")
+    assert half.measured_by("cnn2@0.5") == half.measured_by("cnn2@0.25") == members
+
+
+def test_a_node_with_a_model_of_its_own_cannot_be_given_others() -> None:
+    from client_app.methods.heterofl import HeteroFL
+
+    node = {"partition-id": 0, "num-partitions": 4, "model": "cnn2@0.25"}
+    handler = HeteroFL(Participant(task(**REDRAWN).config, node, "e"))
+    with pytest.raises(ValueError, match=r'cnn2@0.25 is its own, but rates = "redrawn"'):
+        handler.hello(protocol.Hello(clients=4))
