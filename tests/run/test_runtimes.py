@@ -56,9 +56,7 @@ def launch(folder: Path, runtime: str, end: int, **changes: object) -> TinyRun:
     done = typed("run", file, "--runtime", runtime, "--out", out, *warm)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert (out / "report.html").exists() and (out / "model.safetensors").exists()
-    assert (
-        told(out, "tensorboard").round == end and load(out / "config.toml")["runtime"] == runtime
-    )
+    assert told(out, "tensorboard").round == end and load(out / "config.toml")["runtime"] == runtime
     return TinyRun(out)
 
 
