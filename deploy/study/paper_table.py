@@ -53,6 +53,8 @@ class Line(BaseModel):
     """A row: which model it is about; stands for ``{model}`` in a measure."""
     seeds: list[int] = []
     """A row: its own seeds; empty: the table's."""
+    against: str = ""
+    """A row: another one; how far they are apart, seed by seed, is told below the table."""
     scale: float | None = None
     """A column: its numbers are multiplied by this instead of by the unit's 100."""
     better: Literal["higher", "lower", "", "as the table"] = "as the table"
@@ -275,8 +277,9 @@ def cells(file: TableFile) -> Iterator[CellRun]:
         flat = counted(defaults(method) | numbers(own, method))
         measure = row.measure or column.measure or file.measure
         measure = measure.replace("{model}", row.model)
-        if column.reach and column.reach not in rows:
-            raise ValueError(f"column {column.name!r}: reach = {column.reach!r} is no row")
+        for line, key, name in ((column, "reach", column.reach), (row, "against", row.against)):
+            if name and name not in rows:
+                raise ValueError(f"{line.name!r}: {key} = {name!r} is no row")
         for seed in row.seeds or file.seeds:
             yield CellRun(row.name, column.name, seed, measure, {**flat, "seed": seed}, column)
 
@@ -320,6 +323,7 @@ def collect(file: TableFile, folder: Path) -> Comparison:
         if value is not None:
             scale = usual if cell.line.scale is None else cell.line.scale
             found[cell.row, cell.column].append(value * scale)
+    apart = _differences(file, found)
     return Comparison(
         title=file.title,
         rows=tuple(rows),
@@ -332,8 +336,26 @@ def collect(file: TableFile, folder: Path) -> Comparison:
         format=file.format,
         better=file.better,
         better_in={c.name: c.better for c in file.column if c.better != "as the table"},
-        notes=(file.note,) if file.note else (),
+        notes=(*apart, *([file.note] if file.note else [])),
     )
+
+
+def _differences(file: TableFile, found: Mapping[tuple[str, str], list[float]]) -> Iterator[str]:
+    """A line for each row that stands against another, of the columns in which both are whole."""
+    seeds = {row.name: row.seeds or file.seeds for row in file.row}
+    for row in (row for row in file.row if row.against):
+        if seeds[row.name] != seeds[row.against]:
+            raise ValueError(f"{row.name!r} and {row.against!r} have different seeds")
+        parts = []
+        for column in file.column:
+            ours, theirs = (found[name, column.name] for name in (row.name, row.against))
+            if len(ours) == len(theirs) == len(seeds[row.name]):
+                apart = [a - b for a, b in zip(ours, theirs, strict=True)]
+                mean, half = statistics.fmean(apart), half_width(apart)
+                if half is not None:
+                    parts.append(f"{column.name}: {mean:{file.format}} ± {half:{file.format}}")
+        if parts:
+            yield f"{row.name} less {row.against}, seed by seed: {'; '.join(parts)}."
 
 
 def told(filled: Comparison, file: TableFile) -> dict[str, object]:

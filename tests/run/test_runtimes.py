@@ -48,20 +48,30 @@ def experiment(folder: Path, **changes: object) -> Path:
     return path
 
 
-def launch(folder: Path, runtime: str) -> TinyRun:
-    """The federation on ``runtime``; over gRPC without the cold starts of which other tests are."""
-    out, file = folder / runtime, experiment(folder, track="tensorboard")
+def launch(folder: Path, runtime: str, end: int, **changes: object) -> TinyRun:
+    """The federation on ``runtime``, where ``end`` is its last round; over gRPC without the cold
+    starts of which other tests are."""
+    out, file = folder / runtime, experiment(folder, track="tensorboard", **changes)
     warm = ["--warm-start"] if runtime == "grpc" and sys.platform == "linux" else []
     done = typed("run", file, "--runtime", runtime, "--out", out, *warm)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert (out / "report.html").exists() and (out / "model.safetensors").exists()
-    assert told(out, "tensorboard").round == 2 and load(out / "config.toml")["runtime"] == runtime
+    assert told(out, "tensorboard").round == end and load(out / "config.toml")["runtime"] == runtime
     return TinyRun(out)
 
 
 @pytest.mark.slow
-def test_loopback_ray_and_grpc_give_the_same_bits(tmp_path: Path) -> None:
-    loopback, ray, grpc = (launch(tmp_path, name) for name in ("loopback", "ray", "grpc"))
+def test_loopback_ray_and_grpc_give_the_same_bits_and_end_with_the_same_round(
+    tmp_path: Path,
+) -> None:
+    scored = [entry["accuracy"] for entry in play(flat(tmp_path / "all", **FEDERATION)).journal]
+    target = max(scored[1:])
+    stop = {"rounds": 4, "score__stop": True, "score__target": target}
+    end = scored.index(target, 1)
+    loopback, ray, grpc = (
+        launch(tmp_path, name, end, **stop) for name in ("loopback", "ray", "grpc")
+    )
+    assert {run.summary["ended"] for run in (loopback, ray, grpc)} == {"target"}
     assert loopback.summary["runtime"] == "loopback" and grpc.summary["runtime"] == "grpc"
     assert loopback.timeless == ray.timeless == grpc.timeless
     assert loopback.weights == ray.weights == grpc.weights

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ set = {{ method = "fedavg" }}
 
 [[row]]
 name = "FedProx"
+against = "FedAvg"
 set = {{ method = "fedprox", fedprox = {{ mu = 0.5 }} }}
 
 [[column]]
@@ -72,6 +74,11 @@ def test_a_cell_is_run_once_and_rows_may_share_it(file: table.TableFile, tmp_pat
     assert cell.values[1] == pytest.approx(100 * alone.summary["accuracy"]["final"])
     best = filled.cell("FedAvg, best", "iid").values
     assert best[1] == pytest.approx(100 * alone.summary["accuracy"]["best"])
+    (fedavg, fedprox) = (filled.cell(row, "iid").values for row in ("FedAvg", "FedProx"))
+    (a, b) = (y - x for x, y in zip(fedavg, fedprox, strict=True))
+    half = 12.7062 * abs(a - b) / 2  # t of 1 at 0.975, s / √2 = |a − b| / 2
+    apart = f"FedProx less FedAvg, seed by seed: iid: {(a + b) / 2:.2f} ± {half:.2f}."
+    assert filled.notes == (apart, "toy data")
     written = table.write(filled, file, tmp_path / "out", "two")
     assert [path.suffix for path in written] == [".md", ".html", ".tex", ".csv", ".json", ".png"]
     assert r"\toprule" in written[2].read_text() and ",2,75.5\n" in written[3].read_text()
@@ -104,6 +111,7 @@ def test_a_cell_that_was_cut_off_goes_on_from_its_checkpoint(
         ("iid = 75.5", "iid = 75.5\nother = 1.0"),
         ('method = "fedavg"', 'methot = "fedavg"'),
         ("seeds = [1, 2]", "seeds = []"),
+        ('against = "FedAvg"', 'against = "nobody"'),
         ("note =", "nota ="),
     ],
 )
@@ -113,6 +121,23 @@ def test_a_mistake_in_a_table_file_is_one_line(change: str, line: str, tmp_path:
     with pytest.raises(ValueError) as caught:
         list(table.cells(table.read(path)))
     assert "\n" not in str(caught.value)
+
+
+def test_a_target_that_is_not_reached_is_infinite_and_no_missing_run(tmp_path: Path) -> None:
+    base = {**TINY, "method": "fedavg", "train.lr": 1e-6, "score.stop": True}
+    lines = [f"{json.dumps(key)} = {json.dumps(value)}" for key, value in base.items()]
+    rows = "".join(
+        f'[[row]]\nname = "{name}"\nset = {{ "score.target" = {target} }}\n'
+        for name, target in (("low", 0.001), ("high", 1.0))
+    )
+    head = 'title = "Rounds"\nseeds = [1]\nunit = ""\nmeasure = "rounds_to_target.first"\n[base]\n'
+    path = tmp_path / "rounds.toml"
+    path.write_text(head + "\n".join([*lines, rows, '[[column]]\nname = "c"\n']))
+    file = table.read(path)
+    fill(file, tmp_path / "out")
+    filled = table.collect(file, tmp_path / "out")
+    assert filled.cell("low", "c").values == (1.0,)
+    assert filled.cell("high", "c").values == (math.inf,)
 
 
 def test_what_is_not_run_stays_empty(file: table.TableFile, tmp_path: Path) -> None:
