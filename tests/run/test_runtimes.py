@@ -92,12 +92,9 @@ EXCHANGES = (
     "fedgkt",
     "fedin",
     "fedkf",
-    "fedrolex",
     "fiarse",
     "heterofl",
     "i-dl-mh",
-    "inclusivefl",
-    "lwn",
     "scaffold",
     EXAMPLE,
 )
