@@ -72,7 +72,7 @@ class Participant:
         """The public images [N, C, H, W], uint8, in the order that all have agreed on."""
         public = divide(self._data, self.config.partition_seed).public
         if public is None:
-            raise ValueError("there is no public set: set data.public or data.public-dir")
+            raise ValueError("there is no public set: set data.public, public-name or public-dir")
         return public
 
     @cached_property
