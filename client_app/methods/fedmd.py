@@ -9,7 +9,7 @@ from client_app.participant import upload
 from client_app.private import Memory, Private
 from client_app.public_set import Seeing
 from common import protocol
-from common.methods.fedmd import Agreeing, Answer, Down, Learnt, Up
+from common.methods.fedmd import Answer, Down, Learnt, Speaking, Up
 from common.models.classifier import Classifier
 from common.predictions import spoken
 from common.public_set import digest
@@ -24,7 +24,7 @@ class Started(Records):
 
 
 @final
-class FedMD(Seeing[Agreeing, Down], Private[Agreeing, Down]):
+class FedMD(Seeing[Speaking, Down], Private[Speaking, Down]):
     """|f(θ_k; x) − ẑ(x)|, then CE(f(θ_k; x), y)."""
 
     receives, receives_second = Down, Answer

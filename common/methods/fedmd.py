@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from common.task import Task
 
 
-class Agreeing(OnPublicSet, OwnModels, ABC):
+class Speaking(OnPublicSet, OwnModels, ABC):
     """Of every method whose clients speak about A_t and learn what the server makes of it."""
 
     public_epochs: Annotated[int, Field(ge=0)] = 0
@@ -99,7 +99,7 @@ class Agreeing(OnPublicSet, OwnModels, ABC):
 
 
 @final
-class Options(Agreeing):
+class Options(Speaking):
     auto: ClassVar[Mapping[str, Value]] = {
         "public.optimizer": "adam",
         "public.lr": 0.001,

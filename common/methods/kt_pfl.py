@@ -46,7 +46,7 @@ from torch import Tensor
 
 from common.config import Value
 from common.losses.distillation import kl_from
-from common.methods.fedmd import Agreeing, Answer, Down, Learnt, Up
+from common.methods.fedmd import Answer, Down, Learnt, Speaking, Up
 from common.section import NonNegative, Positive
 
 __all__ = ["Answer", "Down", "Learnt", "Options", "Up"]
@@ -57,7 +57,7 @@ GRADIENT = 0.01
 
 
 @final
-class Options(Agreeing):
+class Options(Speaking):
     auto: ClassVar[Mapping[str, Value]] = {
         "public.lr": 0.02,
         "public.subset": 5000,

@@ -11,14 +11,14 @@ from torch import Tensor
 from common import communication
 from common.ensemble import weighted_sum
 from common.journal import Entry
-from common.methods.fedmd import Agreeing, Answer, Down, Learnt, Up
+from common.methods.fedmd import Answer, Down, Learnt, Speaking, Up
 from common.predictions import spoken
 from common.protocol import Up as AnyUp
 from common.records import Records
 from server_app.distil.public_set import Seeing
 from server_app.method import Client, Metrics, Ups, mean_metrics
 
-A = TypeVar("A", bound=Agreeing)
+A = TypeVar("A", bound=Speaking)
 
 
 class State(Records):
@@ -34,14 +34,9 @@ class Agreement(Seeing[A, Up], ABC):
     def down(self, t: int) -> Down:
         return Down()
 
-    @property
-    def spoken_of(self) -> int:
-        """Samples of A_t, in every round."""
-        return min(self.config.public.subset or self.samples, self.samples)
-
     def check(self, client: Client, up: Up) -> None:
         up.check_predictions(
-            (self.spoken_of, self.task.num_classes),
+            (self.of_a_round, self.task.num_classes),
             self.config.wire.dtype,
             probabilities=self.options.probabilities,
         )
@@ -73,6 +68,6 @@ class Agreement(Seeing[A, Up], ABC):
 
     def numbers(self, ups: Ups[Up]) -> int:
         """What everybody says, and what everybody hears."""
-        n, classes = self.spoken_of, self.task.num_classes
+        n, classes = self.of_a_round, self.task.num_classes
         up = communication.dl_sh(n, classes, 0, len(ups))
         return up + communication.i_dl_mh(n, classes, len(ups))

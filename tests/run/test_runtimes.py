@@ -96,6 +96,7 @@ EXCHANGES = (
     "fiarse",
     "heterofl",
     "i-dl-mh",
+    "kt-pfl",
     "scaffold",
     EXAMPLE,
 )

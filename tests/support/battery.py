@@ -45,13 +45,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         for name in ("dl-sh", "dl-mh", "i-dl-mh")
     },
     **{
-        name: {
-            "data__public": 0.3,
-            "public__subset": 20,
-            "public__lr": 0.01,
-            "data__samples": 200,
-            f"{name}.first-epochs": 1,
-        }
+        name: {**PUBLIC, "public__lr": 0.01, f"{name}.first-epochs": 1}
         for name in ("fedmd", "kt-pfl")
     },
     "heterofl": {"fleet": "cnn2@0.5,cnn2@0.25-up", "score__bn": "recalibrated"},
