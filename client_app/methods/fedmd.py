@@ -44,9 +44,9 @@ class FedMD(Seeing[Speaking, Down], Private[Speaking, Down]):
 
     def train(self, down: Down) -> Up:
         """What θ_k says; in the client's first round after what comes before it."""
-        t, o, net = down.t, self.options, self.local(down.t)
-        first = self._starts and self._kept(t, t) is None
-        metrics = self._start(t, net) if first else {}
+        t, o, weights = down.t, self.options, self._kept(down.t, down.t)
+        net = self.participant.model(self.spec, weights)
+        metrics = self._start(t, net) if weights is None and self._starts else {}
         said = o.speak(self.task.logits(net, self.images(t)))
         theta = spoken(said, self.config.wire.dtype, probabilities=o.probabilities)
         return Up(metrics=metrics, **theta)
