@@ -200,10 +200,15 @@ class Pool:
         self._x[self.count : end], self._y[self.count : end] = images, y
         self.count = end
 
+    @property
+    def images(self) -> Tensor:
+        """All of them [n, C, H, W], in the order in which they came."""
+        return self._x[: self.count]
+
     def batches(self, augment: str, draw: torch.Generator) -> Batches:
         """One pass in a random order, as classifiers read images."""
         return Batches(
-            self._x[: self.count],
+            self.images,
             self._y[: self.count],
             batch_size=self.size,
             mean=self.task.mean,
