@@ -41,7 +41,7 @@ class OneShot(GlobalModel[S, Up], ABC):
 
     answers = Up
     ensemble: Ensemble
-    """Of round ``t``; there is none before the first, nor when a run is resumed."""
+    """Of round ``t``; there is none before the first that this process plays."""
 
     def prepare(self) -> None:
         super().prepare()
@@ -58,6 +58,11 @@ class OneShot(GlobalModel[S, Up], ABC):
                 bias=False,
             )
         self.generator = net.to(task.device).train()
+
+    def begin(self, clients: Sequence[Client]) -> None:
+        for client in clients:
+            self.check_size(client)
+        super().begin(clients)
 
     def down(self, t: int) -> Down:
         return Down()

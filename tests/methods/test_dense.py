@@ -218,7 +218,12 @@ def test_clients_train_alone_and_the_server_scores_their_ensemble_itself(
     assert [score["accuracy"] for score in ours.journal[2]["scores"]] == [
         score["accuracy"] for score in local.journal[2]["scores"]
     ]
-    assert ours.journal[1]["bytes"]["arrays_down"] == 0
+    moved, expected = ours.journal[1]["bytes"], half().task.expected
+    sizes = [
+        sum(value.numel() * value.element_size() for value in expected(spec).values())
+        for spec in TINY["fleet"].split(",")
+    ]
+    assert moved["arrays_down"] == 0 and moved["arrays_up"] == 2 * sum(sizes)  # four clients
 
 
 def test_a_further_round_begins_anew_with_the_models_it_is_sent(
