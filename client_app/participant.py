@@ -72,7 +72,7 @@ class Participant:
         """The public images [N, C, H, W], uint8, in the order that all have agreed on."""
         public = divide(self._data, self.config.partition_seed).public
         if public is None:
-            raise ValueError("there is no public set: set data.public or data.public-dir")
+            raise ValueError("there is no public set: set data.public, public-name or public-dir")
         return public
 
     @cached_property
@@ -194,6 +194,11 @@ class Participant:
         """
         batches = self.task.mixed(*self.train_set, "statistics", self.k, t)
         return measure(net, (images for images, _ in batches), by_batch=by_batch)
+
+    @property
+    def n_task_test(self) -> int:
+        """Samples of ``test_accuracy``."""
+        return len(self._task_test[1])
 
     def test_accuracy(self, net: Classifier) -> float:
         """Share of the whole test set of the task that ``net`` gets right."""

@@ -1,4 +1,4 @@
-"""Clients of DL-SH, DL-MH and I-DL-MH: a private model that speaks about the public set."""
+"""Clients that see the public set; those of DL-SH, DL-MH, I-DL-MH, whose model speaks about it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from client_app.handler import D, Handler
+from client_app.handler import D, Handler, O
 from client_app.participant import Participant, upload
 from common import quantise
 from common.data.dataset import fingerprint
@@ -17,6 +17,7 @@ from common.ensemble import odin_score, rescaled, to_local
 from common.methods.dl_sh import Distilling
 from common.models.classifier import Classifier
 from common.models.masked import Masked, beheaded
+from common.public_set import subset
 from common.records import Records, StateDict
 
 P = TypeVar("P", bound=Distilling)
@@ -30,14 +31,23 @@ class Local(Records):
     w: StateDict
 
 
-class Teacher(Handler[P, D], ABC):
-    """Trains M_i, then speaks about the public set."""
+class Seeing(Handler[O, D], ABC):
+    """Holds the public set, which the census compares."""
 
     def admit(self) -> None:
         _ = self.participant.public
 
     def public(self) -> str:
         return fingerprint(self.participant.public)
+
+    def images(self, t: int) -> Tensor:
+        """A_t [n, C, H, W], the public images of round t."""
+        public = self.participant.public
+        return public[subset(self.task, t, len(public))]
+
+
+class Teacher(Seeing[P, D], ABC):
+    """Trains M_i, then speaks about the public set."""
 
     @property
     def d(self) -> list[int]:

@@ -20,6 +20,7 @@ from common.options import (
     GeneratorTraining,
     NoiseTraining,
     Oca,
+    PublicTraining,
 )
 from common.plugins import table_of
 from common.section import AtLeastOne, Auto, Fraction, NonNegative, Positive, Section, kebab
@@ -159,8 +160,14 @@ class Data(Section):
     public: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of the training set that becomes the unlabelled public set (of the images that the
     data set itself sets apart, if it does); the clients' shares are cut from the rest. 0: none."""
+    public_name: str = ""
+    """Another data set whose training images are public, in colour or grey and as large as the
+    task's; a name of ``fedmosaic list datasets``, or ``module:attribute``."""
     public_dir: str = ""
-    """Folder with a public set of its own, read as ``name`` is; a node's ``public-dir`` wins."""
+    """Folder of the public set, read as ``public-name`` or else ``name`` is; a node's
+    ``public-dir`` wins."""
+    public_samples: Annotated[int, Field(ge=0)] = 0
+    """Public images taken of another data set, every class keeping its share; 0: all."""
     test: Literal["split", "own", "merge"] = "split"
     """A client's own test: a share of its training samples (``split``), the test samples that are
     its own as the data set says (``own``), or a share of both taken together (``merge``)."""
@@ -180,6 +187,23 @@ class Data(Section):
             )
         if self.test == "merge" and self.test_fraction == 0:
             raise ValueError('data.test = "merge" needs a data.test-fraction above 0')
+        if self.public and self.elsewhere:
+            raise ValueError(
+                f"data.public = {self.public:g} is not allowed with data.{self.elsewhere}: the "
+                "public set is a share of the training set or another data set"
+            )
+        if self.public_samples and not self.elsewhere:
+            raise ValueError(
+                f"data.public-samples = {self.public_samples} needs data.public-name or "
+                "data.public-dir"
+            )
+
+    @property
+    def elsewhere(self) -> str:
+        """The key by which the public set is another data set; empty if it is none."""
+        if self.public_name:
+            return "public-name"
+        return "public-dir" if self.public_dir else ""
 
 
 @final
@@ -314,6 +338,7 @@ SECTIONS: dict[str, type[Section]] = {
     "generator": GeneratorTraining,
     "confidence": Confidence,
     "ensemble": Ensemble,
+    "public": PublicTraining,
 }
 """The tables that no single method owns."""
 
@@ -335,6 +360,7 @@ class Config(BaseModel):
     generator: GeneratorTraining
     confidence: Confidence
     ensemble: Ensemble
+    public: PublicTraining
     method: SerializeAsAny[MethodOptions]
     """The chosen method's own table."""
     nodes: dict[int, Node] = {}

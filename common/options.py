@@ -179,3 +179,28 @@ class Ensemble(Section):
     """Gradient steps, or alternations, of UHC."""
     uhc_lr: Positive = 0.5
     """Step size of uhc-ce."""
+
+
+@final
+class PublicTraining(Descent):
+    """Learning what somebody says about the public set: of clients, of the server, or of both."""
+
+    optimizer: Annotated[str, Auto("sgd")] = "auto"
+    """auto: the method's own; sgd, adam, adamw, or any other class of torch.optim by its name."""
+    lr: Annotated[float, Field(ge=0, allow_inf_nan=False), Auto(0.01)] = 0.0
+    """Learning rate of the first round; 0: the method's own."""
+    momentum: Momentum = 0.0
+    """Of SGD; other optimisers have theirs in ``optimizer-options``."""
+
+    subset: Annotated[int, Field(ge=0), Auto(0)] = 0
+    """Public samples of a round, drawn anew by everybody alike; at most all. 0: the method's own,
+    of most all."""
+    epochs: Annotated[int, Field(ge=0), Auto(5)] = 0
+    """Passes over them where they are learnt from; 0: the method's own."""
+    batch_size: Annotated[int, Field(ge=0), Auto(128)] = 0
+    """Images in a batch; 0: the method's own."""
+    learn: bool = True
+    """Whether anything is learnt there; false is the control of what the rest alone gives."""
+    protect_running_stats: bool = False
+    """Running statistics of BatchNorm are not touched by public images, which are then normalised
+    by their batch."""

@@ -1,6 +1,7 @@
 """Data: what there is to learn, how it falls to the clients, and the batches they train on.
 
-A public (proxy) set is unlabelled images that everybody may see, set apart from the clients'.
+A public (proxy) set is unlabelled images that everybody may see, set apart from the clients' or
+those of another data set.
 Partitions act on what remains, the pool; ``shares.py`` says what each client gets of it.
 """
 
@@ -23,6 +24,7 @@ from common.data.client_folders import load_client_folders
 from common.data.colour import CIFAR10, CIFAR100, SVHN
 from common.data.dataset import Dataset, merged, resize, stratified
 from common.data.embedded import digits, points, toy
+from common.data.fitted import fitted
 from common.data.folder import load_folder
 from common.data.hub import load_hub
 from common.data.idx import EMNIST_LETTERS, FASHION_MNIST, MNIST
@@ -194,29 +196,64 @@ class Divided(NamedTuple):
 
 
 def divide(data: Data, seed: int) -> Divided:
-    """The pool and the public set as ``data`` says: ``public-dir``, else a ``public`` share.
+    """The pool and the public set as ``data`` says: another data set, else a ``public`` share.
 
-    With ``data.test = "merge"`` the test samples belong to what is divided.
-    The images of ``public-dir``, read as ``data.name`` is read, are public as a whole: for clients
-    whose own data no common seed could divide. Raises ``ValueError`` if they have another shape.
+    With ``data.test = "merge"`` the test samples belong to what is divided. Raises ``ValueError``
+    as ``_elsewhere`` and ``set_aside`` do.
     """
     dataset = load(data)
     if data.test == "merge":
         if data.partition == NATURAL:
             check_test_owners(data, dataset)
         dataset = merged(dataset)
-    if data.public_dir:
-        away = {"dir": data.public_dir, "samples": 0, "test_samples": 0}
-        other = load(data.model_copy(update=away))
-        if other.shape != dataset.shape:
-            raise ValueError(
-                f"data.public-dir = {data.public_dir!r} has images {other.shape}, "
-                f"the data set {dataset.shape}"
-            )
-        return Divided(dataset, other.x, other.y)
+    if data.elsewhere:
+        return Divided(dataset, *_elsewhere(data, dataset, seed))
     if data.public == 0:
         return Divided(dataset, None, None)
     return set_aside(dataset, data.public, seed)
+
+
+def _elsewhere(data: Data, dataset: Dataset, seed: int) -> tuple[Tensor, Tensor | None]:
+    """The training images of another data set, for clients whose own data no common seed could
+    divide, and their classes where they are those of the task.
+
+    Images of ``public-name`` are brought to the shape of ``dataset``'s; without it those of
+    ``public-dir``, read as ``name`` is, must have it. ``public-samples`` are drawn from the stream
+    "public" of ``seed``.
+
+    Raises ``ValueError``: it cannot be loaded, other channels or points, another shape, too few
+    samples.
+    """
+    away = {
+        "name": data.public_name or data.name,
+        "dir": data.public_dir,
+        "samples": 0,
+        "test_samples": 0,
+        "image_size": 0 if data.public_name else data.image_size,
+    }
+    try:
+        other = load(data.model_copy(update=away))
+    except ValueError as error:  # its keys are those of the public set
+        line = str(error).replace("data.dir", "data.public-dir")
+        raise ValueError(line.replace("data.name", "data.public-name")) from error
+    return _fitted(other, data, dataset.shape, dataset.classes, seed)
+
+
+@lru_cache(maxsize=4)
+def _fitted(
+    other: Dataset, data: Data, shape: tuple[int, int, int], classes: tuple[str, ...], seed: int
+) -> tuple[Tensor, Tensor | None]:
+    x, y = other.x, other.y
+    if data.public_samples:
+        rows = stratified(y, data.public_samples, rng(seed, "public"))
+        x, y = x[rows], y[rows]
+    if data.public_name:
+        x = fitted(x, shape, f"data.public-name = {data.public_name!r}")
+    elif other.shape != shape:
+        raise ValueError(
+            f"data.public-dir = {data.public_dir!r} has images {other.shape}, the data set {shape}"
+        )
+    return x, y if other.classes == classes else None
 
 
 def check_test_owners(data: Data, dataset: Dataset) -> None:

@@ -55,10 +55,11 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from common import protocol
-from common.config import Config, MethodOptions, not_allowed
+from common.config import Config, not_allowed
+from common.public_set import OnPublicSet
 
 
-class Distilling(MethodOptions):
+class Distilling(OnPublicSet):
     """Of every method that distils clients' predictions on the public set."""
 
     uses = ("confidence", "ensemble")
@@ -68,11 +69,6 @@ class Distilling(MethodOptions):
     def check(self, config: Config) -> None:
         super().check(config)
         name, rule = config.run.method, config.ensemble.aggregation
-        if not (config.data.public or config.data.public_dir):
-            raise ValueError(
-                f"method = {name!r} needs a public set: set data.public (0.8 in DL-MH's paper) "
-                "or data.public-dir"
-            )
         if rule not in self.rules:
             raise not_allowed("ensemble.aggregation", rule, f'method = "{name}"', *self.rules)
 

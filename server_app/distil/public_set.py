@@ -1,4 +1,6 @@
-"""Server halves that distil clients' predictions on a public set: DL-SH, DL-MH, I-DL-MH."""
+"""Server halves that see a public set; those that distil clients' predictions on it into a model of
+their own: DL-SH, DL-MH, I-DL-MH.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +17,17 @@ from common.data import divide
 from common.data.dataset import fingerprint
 from common.ensemble import client_weights, literal_product, weighted_sum
 from common.methods.dl_sh import Distilling, Down
+from common.public_set import subset
 from common.records import Records
 from common.task import epochs
 from server_app.global_model import GlobalModel, Weights
-from server_app.method import Client, U
+from server_app.method import Client, Method, O, U
 
 D = TypeVar("D", bound=Distilling)
 
 
-class PublicSet(GlobalModel[D, U], ABC):
-    """w is M_tgt, trained on X_dist with targets that the clients' predictions make up."""
-
-    keeps: ClassVar[type[Records]] = Weights
+class Seeing(Method[O, U], ABC):
+    """Holds the public set, the same as every client's."""
 
     def prepare(self) -> None:
         super().prepare()
@@ -39,16 +40,26 @@ class PublicSet(GlobalModel[D, U], ABC):
         """N, the public samples."""
         return len(self.public)
 
-    @property
-    def classes(self) -> int:
-        return self.task.num_classes
-
     def begin(self, clients: Sequence[Client]) -> None:
         super().begin(clients)
         own = fingerprint(self.public)
         for client in clients:
             if client.peer.public != own:
                 raise ValueError(f"client {client.k} has another public set than the server")
+
+    def images(self, t: int) -> Tensor:
+        """A_t [n, C, H, W], the public images of round t."""
+        return self.public[subset(self.task, t, self.samples)]
+
+
+class PublicSet(Seeing[D, U], GlobalModel[D, U], ABC):
+    """w is M_tgt, trained on X_dist with targets that the clients' predictions make up."""
+
+    keeps: ClassVar[type[Records]] = Weights
+
+    @property
+    def classes(self) -> int:
+        return self.task.num_classes
 
     def down(self, t: int) -> Down:
         return Down()
@@ -86,8 +97,3 @@ class PublicSet(GlobalModel[D, U], ABC):
         )
         self.w = tree.snapshot(student)
         return metrics["loss"]
-
-    def predictions(self) -> Tensor:
-        """softmax M_tgt(X_dist) [N, C], on the CPU."""
-        self.net.load_state_dict(self.w)
-        return torch.softmax(self.task.logits(self.net, self.public), dim=1)

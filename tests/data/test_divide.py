@@ -7,6 +7,7 @@ import torch
 
 from common.data import divide, load
 from common.data.dataset import fingerprint
+from common.data.fitted import fitted
 from common.parse import defaults, parse
 
 
@@ -71,3 +72,65 @@ def test_methods_that_distil_ask_for_a_public_set():
     with pytest.raises(ValueError, match=r"method = 'dl-sh' needs a public set: set data\.public"):
         parse({**defaults(), "method": "dl-sh"})
     assert torch.is_tensor(divide(data(public_dir="", public=0.2), 3).public)
+
+
+def test_another_data_set_is_brought_to_the_shape_of_the_task():
+    options = data(name="toy", public_name="digits", public_samples=50)
+    divided = divide(options, 1)
+    assert divided.pool is load(options)
+    assert divided.public is not None and divided.public.shape == (50, 1, 8, 8)
+    assert divided.labels is None, "digits are no classes of the task"
+    assert fingerprint(divide(options, 1).public) == fingerprint(divided.public)
+    other = divide(options, 2).public
+    assert other is not None and fingerprint(other) != fingerprint(divided.public)
+
+
+def test_the_labels_of_another_set_of_the_same_classes_are_known():
+    divided = divide(data(name="digits", public_name="digits"), 1)
+    assert divided.labels is not None and torch.equal(divided.labels, load(data(name="digits")).y)
+
+
+def test_colour_becomes_grey_and_grey_becomes_colour():
+    red, green = (torch.zeros(1, 3, 8, 8, dtype=torch.uint8) for _ in range(2))
+    red[:, 0], green[:, 1] = 200, 100
+    grey = fitted(torch.cat([red, green]), (1, 4, 6), "it")
+    assert grey.shape == (2, 1, 4, 6) and grey.dtype == torch.uint8
+    assert grey[0].unique().tolist() == [60] and grey[1].unique().tolist() == [59]
+    colour = fitted(grey[:1], (3, 4, 6), "it")
+    assert colour.shape == (1, 3, 4, 6) and colour.unique().tolist() == [60]
+    assert fitted(grey, (1, 4, 6), "it") is grey
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"name": "digits", "public_name": "points"},
+            r"data\.public-name = 'points' has float32 samples \(2, 1, 1\)",
+        ),
+        ({"public_name": "digits", "public_samples": 5}, "5 samples cannot hold 10 classes"),
+        ({"public_name": "nothing"}, r"unknown data\.public-name 'nothing'"),
+        (
+            {"public_name": "folder", "public_dir": "/nowhere"},
+            r"data\.public-dir = '/nowhere' is not a folder",
+        ),
+    ],
+)
+def test_another_data_set_that_does_not_fit_is_refused(settings, said):
+    with pytest.raises(ValueError, match=said):
+        divide(data(**settings), 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"public": 0.2, "public_name": "digits"},
+            r"data\.public = 0\.2 is not allowed with data\.public-name",
+        ),
+        ({"public_samples": 9}, r"data\.public-samples = 9 needs data\.public-name or"),
+    ],
+)
+def test_settings_of_the_public_set_that_do_not_go_together_are_refused(settings, said):
+    with pytest.raises(ValueError, match=said):
+        data(**settings)

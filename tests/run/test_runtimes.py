@@ -90,6 +90,7 @@ EXCHANGES = (
     "co-boosting",
     "depthfl",
     "dl-mh",
+    "fdmeta",
     "fedgkt",
     "fedin",
     "fedkf",

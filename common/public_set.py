@@ -1,0 +1,83 @@
+"""What server and clients have in common where they speak about public images.
+
+The images themselves come from ``common/data`` (``divide``).
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from common import optimise, seeds
+from common.config import Config, MethodOptions
+from common.data.batches import Batches
+from common.fit import Loss, fit
+from common.models.batchnorm import batch_statistics
+from common.models.classifier import Classifier
+from common.task import Task, epochs
+
+
+class OnPublicSet(MethodOptions):
+    """Of every method whose server or clients see public images."""
+
+    uses: ClassVar[tuple[str, ...]] = ("public",)
+
+    def check(self, config: Config) -> None:
+        super().check(config)
+        if not (config.data.public or config.data.elsewhere):
+            raise ValueError(
+                f"method = {config.run.method!r} needs a public set: set data.public (0.8 in "
+                "DL-MH's paper), data.public-name or data.public-dir"
+            )
+
+
+def subset(task: Task, t: int, size: int) -> Tensor:
+    """A_t, the public samples of round t: int64 [n], ascending, of ``size``.
+
+    ``public.subset`` of them, all where there are no more or it is 0, from the stream "subset":
+    server and clients draw the same, so that indices need not travel.
+    """
+    n = task.config.public.subset
+    if not 0 < n < size:
+        return torch.arange(size)
+    chosen = seeds.rng(task.seed, "subset", t).choice(size, size=n, replace=False)
+    return torch.from_numpy(chosen).sort().values
+
+
+def digest(
+    task: Task, t: int, net: Classifier, x: Tensor, targets: Tensor, loss: Loss, *name: str | int
+) -> float:
+    """``net`` learns ``targets`` [n, ...] about public images x [n, C, H, W] as [public] says.
+
+    ``loss`` takes the network's logits and the targets of a batch. ``name``: of the draws, with t.
+    The images are not augmented, since the targets are about them as they are. The mean loss; 0
+    where nothing is learnt (``public.learn = false``).
+    """
+    o = task.config.public
+    if not o.learn:
+        return 0.0
+    batches = Batches(
+        x,
+        targets,
+        batch_size=o.batch_size,
+        mean=task.mean,
+        std=task.std,
+        augment="none",
+        standardize=task.config.data.standardize,
+        generator=seeds.stream(task.seed, "batches", *name, t),
+        device=task.device,
+    )
+    optimizer = optimise.of(net.parameters(), o, t, task.config.run.rounds)
+    net.train()
+    protected = batch_statistics(net) if o.protect_running_stats else nullcontext()
+    with seeds.scope(task.seed, *name, t), protected:
+        metrics = fit(
+            optimizer,
+            epochs(batches, o.epochs),
+            lambda images, y: loss(net(images), y),
+            precision=task.config.run.precision,
+        )
+    return metrics["loss"]
