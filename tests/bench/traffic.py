@@ -31,10 +31,12 @@ WORK: dict[str, Any] = {
 FEW = {
     "noise.epochs": 1,
     "noise.batches": 2,
+    "co-boosting.epochs": 1,
     "confidence.epochs": 1,
     "ensemble.epochs": 1,
     "ensemble.uhc-steps": 2,
     "dafl.server-steps": 2,
+    "dense.epochs": 1,
     "fedftg.iterations": 1,
     "fedftg.student-steps": 1,
     "fedgen.server-steps": 2,

@@ -87,6 +87,7 @@ def test_what_workers_import_ahead_is_there(method: str) -> None:
 
 
 EXCHANGES = (
+    "co-boosting",
     "depthfl",
     "dl-mh",
     "fdmeta",
