@@ -40,6 +40,11 @@ class Seeing(Method[O, U], ABC):
         """N, the public samples."""
         return len(self.public)
 
+    @property
+    def of_a_round(self) -> int:
+        """n, the samples of A_t."""
+        return min(self.config.public.subset or self.samples, self.samples)
+
     def begin(self, clients: Sequence[Client]) -> None:
         super().begin(clients)
         own = fingerprint(self.public)

@@ -42,13 +42,15 @@ FEW = {
     "fedgen.server-steps": 2,
     "fedgkt.server-epochs": 1,
     "i-dl-mh.incentive-epochs": 1,
+    "fedmd.first-epochs": 1,
 }
 OWN: dict[str, dict[str, Any]] = {
     "fedin": {"fleet": "cnn3"},
     "fedgkt": {"fleet": "cnn2", "global-model": "cnn3"},
-    "dl-sh": {"data.public": 0.5},
-    "dl-mh": {"data.public": 0.5},
-    "i-dl-mh": {"data.public": 0.5},
+    **{
+        name: {"data.public": 0.5}
+        for name in ("dl-sh", "dl-mh", "i-dl-mh", "ds-fl", "fdmeta", "fedmd", "kt-pfl")
+    },
 }
 
 

@@ -97,6 +97,7 @@ EXCHANGES = (
     "fiarse",
     "heterofl",
     "i-dl-mh",
+    "kt-pfl",
     "scaffold",
     EXAMPLE,
 )
