@@ -45,7 +45,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         for name in ("dl-sh", "dl-mh", "i-dl-mh")
     },
     **{
-        name: {**PUBLIC, "public__lr": 0.01, f"{name}.first-epochs": 1}
+        name: {**PUBLIC, "public__epochs": 1, "public__batch_size": 40, f"{name}.first-epochs": 1}
         for name in ("fedmd", "kt-pfl")
     },
     "heterofl": {"fleet": "cnn2@0.5,cnn2@0.25-up", "score__bn": "recalibrated"},
