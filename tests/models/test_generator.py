@@ -47,9 +47,9 @@ def test_a_generator_drawn_anew_is_that_of_its_stream_whatever_it_was() -> None:
         redraw(generator, seeds.stream(0, "redraw"))
     for p, q in zip(first.parameters(), second.parameters(), strict=True):
         assert torch.equal(p, q)
-    assert float(first.conv1.weight.std()) == pytest.approx(0.02, rel=0.1)
-    assert float(first.bn1.weight.mean()) == pytest.approx(1.0, abs=0.02)
-    assert 0 < float(first.bn1.weight.std()) < 0.04
+    assert first.conv1.weight.std().item() == pytest.approx(0.02, rel=0.1)
+    assert first.bn1.weight.mean().item() == pytest.approx(1.0, abs=0.02)
+    assert 0 < first.bn1.weight.std().item() < 0.04
     for module in (first.fc, first.bn0, first.conv1, first.bn1, first.conv3):
         assert module.bias is not None and not module.bias.any()
 
