@@ -262,7 +262,7 @@ class Result(NamedTuple):
 
 @torch.no_grad()
 def evaluate(
-    net: Classifier,
+    net: nn.Module,
     x: Tensor,
     y: Tensor,
     task: Task,

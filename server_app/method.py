@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar, cast, final
 
+from torch import nn
+
 from common import seeds, tree
 from common.config import MethodOptions
 from common.journal import Entry
@@ -173,6 +175,12 @@ class Method(ABC, Generic[O, U]):
 
     def further(self) -> dict[str, Models]:
         """Further global models by name, of the same architectures, scored beside ``model``."""
+        return {}
+
+    def ensembles(self, nets: Sequence[Classifier]) -> dict[str, nn.Module]:
+        """Networks by name that the server alone scores beside ``nets``, which are the method's own
+        as they are scored: images (n, C, H, W) to logits (n, classes).
+        """
         return {}
 
     def ask(self) -> StateDict | None:
