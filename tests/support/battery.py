@@ -36,6 +36,12 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         for name in ("dl-sh", "dl-mh", "i-dl-mh")
     },
     "feddf": {"data__public": 0.4, "data__samples": 200, "public__epochs": 2},
+    "fedkemf": {
+        "data__public": 0.4,
+        "data__samples": 200,
+        "public__batch_size": 16,
+        "public__lr": 0.1,
+    },
     "heterofl": {"fleet": "cnn2@0.5,cnn2@0.25-up", "score__bn": "recalibrated"},
     "fedrolex": {
         "fleet": "cnn2@0.5,cnn2@0.25-up",
