@@ -38,7 +38,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "feddf": {"data__public": 0.4, "data__samples": 200, "public__epochs": 2},
     "fedkemf": {
         "data__public": 0.4,
-        "data__samples": 200,
+        "data__samples": 140,
+        "public__epochs": 3,
         "public__batch_size": 16,
         "public__lr": 0.1,
     },
