@@ -117,12 +117,14 @@ def table(
 ) -> None:
     """Run a paper's table cell by cell and show ours beside the paper's numbers.
 
-    It is written as Markdown, HTML, LaTeX (booktabs), CSV, JSON and PNG.
+    It is written as Markdown, HTML, LaTeX (booktabs), CSV, JSON and PNG; accuracies also as a
+    picture against the megabytes that a client sent.
     """
     from deploy.report.table import terminal
     from deploy.run import launch
     from deploy.run.settings import find
     from deploy.study import paper_table as tables
+    from deploy.study import traffic
 
     spec = tables.read(file)
     stem = find(file).stem
@@ -141,6 +143,7 @@ def table(
     filled = tables.collect(spec, folder)
     out.print(*terminal(filled.table(), out.width), sep="\n")
     written = tables.write(filled, spec, folder, stem)
+    written += traffic.picture(filled, spec, folder, stem)
     for path in written:
         plain(str(path))
     answer(as_json, {**tables.told(filled, spec), "files": written})

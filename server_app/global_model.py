@@ -11,6 +11,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Set
 from typing import ClassVar, TypeVar
 
+import torch
+from torch import Tensor
+
 from common import tree
 from common.models.classifier import Classifier
 from common.protocol import Down, Model, Trained
@@ -45,6 +48,11 @@ class GlobalModel(Method[O, U], ABC):
     def model(self) -> Classifier | None:
         self.net.load_state_dict(self.w)
         return self.net
+
+    def predicted(self, x: Tensor) -> Tensor:
+        """softmax f(w; x) [n, C] on images x [n, C, H, W], on the CPU."""
+        self.net.load_state_dict(self.w)
+        return torch.softmax(self.task.logits(self.net, x), dim=1)
 
 
 T = TypeVar("T", bound=Trained)

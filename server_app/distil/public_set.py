@@ -123,8 +123,3 @@ class PublicSet(Seeing[D, U], GlobalModel[D, U], ABC):
         )
         self.w = tree.snapshot(student)
         return metrics["loss"]
-
-    def predictions(self) -> Tensor:
-        """softmax M_tgt(X_dist) [N, C], on the CPU."""
-        self.net.load_state_dict(self.w)
-        return torch.softmax(self.task.logits(self.net, self.public), dim=1)

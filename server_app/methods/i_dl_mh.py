@@ -28,7 +28,8 @@ class IDLMH(OwnClasses[Options, Up]):
 
     def step(self, t: int, ups: Ups[Up]) -> Metrics:
         metrics = super().step(t, ups)
-        self.theta = self.targets if self.options.reward == "ensemble" else self.predictions()
+        ensemble = self.options.reward == "ensemble"
+        self.theta = self.targets if ensemble else self.predicted(self.public)
         return metrics
 
     def second(self, t: int, ups: Ups[Up]) -> dict[int, Down]:

@@ -89,6 +89,7 @@ def test_what_workers_import_ahead_is_there(method: str) -> None:
 EXCHANGES = (
     "depthfl",
     "dl-mh",
+    "fdmeta",
     "feddf",
     "fedgkt",
     "fedin",

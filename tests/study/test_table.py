@@ -11,6 +11,7 @@ from rich.console import Console
 
 from deploy.run import launch
 from deploy.study import paper_table as table
+from deploy.study import traffic
 from tests.support.tiny import TINY, flat, play
 
 TABLE = """
@@ -142,3 +143,32 @@ def test_a_target_that_is_not_reached_is_infinite_and_no_missing_run(tmp_path: P
 
 def test_what_is_not_run_stays_empty(file: table.TableFile, tmp_path: Path) -> None:
     assert table.collect(file, tmp_path).cell("FedAvg", "iid").values == ()
+
+
+def test_accuracy_stands_against_the_bytes_that_a_client_sent(
+    file: table.TableFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "out"
+    assert traffic.picture(table.collect(file, folder), file, folder, "two") == []
+    fill(file, folder)
+    drawn: list[traffic.Panels] = []
+    real = traffic.png
+    monkeypatch.setattr(traffic, "png", lambda *told: (drawn.append(told[3]), real(*told)))
+    filled = table.collect(file, folder)
+    (path,) = traffic.picture(filled, file, folder, "two")
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert drawn[0].keys() == {"iid"} and drawn[0]["iid"].keys() == set(filled.rows)
+    spot, cell = drawn[0]["iid"]["FedProx"], filled.cell("FedProx", "iid")
+    up = [
+        table.record(folder / "cells" / c.fingerprint)["bytes"]["up"]  # type: ignore[index]
+        for c in table.cells(file)
+        if c.row == "FedProx"
+    ]
+    assert spot.megabytes == pytest.approx(sum(up) / len(up) / TINY["clients"] / 1e6)
+    assert (spot.value, spot.interval) == (cell.mean, cell.interval)
+
+
+def test_what_is_no_accuracy_is_not_drawn(file: table.TableFile, tmp_path: Path) -> None:
+    fill(file, tmp_path)
+    seconds = file.model_copy(update={"measure": "seconds", "row": [file.row[0], file.row[2]]})
+    assert traffic.picture(table.collect(seconds, tmp_path), seconds, tmp_path, "two") == []

@@ -22,6 +22,15 @@ EXAMPLE = "lab:halfway"
 look_in(PLUGIN, {"method": EXAMPLE})
 METHODS = (*names(), EXAMPLE)
 
+PUBLIC = {
+    "data__public": 0.4,
+    "data__samples": 200,
+    "public__subset": 40,
+    "public__epochs": 2,
+    "public__batch_size": 16,
+}
+"""Of methods that learn on the public set."""
+
 # What a method needs to be quick or to fit the toy data, beyond the tiny run of tiny.py.
 OVERRIDES: dict[str, dict[str, Any]] = {
     "fedgkt": {"fleet": "cnn2@0.5,cnn3@0.5", "global_model": "cnn3@0.5"},
@@ -98,6 +107,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "noise__batch_size": 32,
         "noise__lr": 0.05,
     },
+    "ds-fl": PUBLIC,
+    "fdmeta": PUBLIC,
     "fedftg": {
         "fedftg__iterations": 2,
         "fedftg__generated": 8,

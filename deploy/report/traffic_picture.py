@@ -1,0 +1,72 @@
+"""Accuracy against bytes: what a method reaches, and what its clients send for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+from deploy.report.style import PAPER, frames, series, style
+from deploy.report.text import clean
+
+MARKERS = "osD^vP*X"
+ACROSS = 3  # panels beside each other
+
+
+@final
+@dataclass(frozen=True)
+class Spot:
+    """A cell of a table: 10⁶ bytes that a client sent in a run, the mean over clients and seeds,
+    and the table's number with half of its interval."""
+
+    megabytes: float
+    value: float
+    interval: float | None
+
+
+Panels = Mapping[str, Mapping[str, Spot]]
+"""Column to row to what is drawn there."""
+
+
+def png(title: str, unit: str, rows: Sequence[str], panels: Panels, path: Path) -> None:
+    """A panel for each column with its rows as points: megabytes, logarithmic, against the number.
+
+    A row has the same colour and marker in every panel.
+    """
+    across = min(len(panels), ACROSS)
+    down = -(-len(panels) // across)
+    with style():
+        figure, axes = frames((3.9 * across + 2.8, 3.2 * down + 0.4), down, across)
+        drawn = {}
+        for place, (name, spots) in zip(axes.flat, panels.items(), strict=False):
+            for i, row in enumerate(rows):
+                if (spot := spots.get(row)) is not None:
+                    drawn[row] = place.errorbar(
+                        spot.megabytes,
+                        spot.value,
+                        yerr=spot.interval,
+                        fmt=MARKERS[i % len(MARKERS)],
+                        color=series(i),
+                        markersize=7,
+                        markerfacecolor="none",
+                        markeredgewidth=1.6,
+                        capsize=3,
+                        elinewidth=1.0,
+                    )
+            place.set_xscale("log")
+            place.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+            place.xaxis.set_minor_formatter(NullFormatter())
+            place.set_title(clean(name), fontsize=10.0, loc="left")
+            place.set_xlabel("megabytes sent by a client")
+            place.set_ylabel(unit)
+        for place in list(axes.flat)[len(panels) :]:
+            place.set_axis_off()
+        shown = [row for row in rows if row in drawn]
+        figure.legend(
+            [drawn[row] for row in shown], [clean(row) for row in shown], loc="outside right upper"
+        )
+        figure.suptitle(clean(title), fontsize=11.0, x=0.01, ha="left", fontweight="bold")
+        figure.savefig(path, format="png", dpi=160, facecolor=PAPER)

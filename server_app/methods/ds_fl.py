@@ -1,0 +1,87 @@
+"""DS-FL, server half: sharpen what the clients agree on, and learn it too."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from common import quantise, tree
+from common.ensemble import entropy_reduced
+from common.losses.distillation import kl_from
+from common.methods.ds_fl import Agreeing, Down, Up
+from common.public_set import digest, subset
+from common.records import Records, StateDict
+from server_app.distil.public_set import Seeing
+from server_app.global_model import GlobalModel
+from server_app.method import Client, Metrics, Ups
+
+
+@final
+class State(Records):
+    w: StateDict
+    y: Tensor | None  #: the newest Ŷ [n, C] as it travels
+    since: int  #: the round it comes of
+    y_rows: Tensor | None  #: the samples it is about; None if drawn by lot in that round
+
+
+@final
+class DSFL(Seeing[Agreeing, Up], GlobalModel[Agreeing, Up]):
+    """Ŷ = σ(p̄ / T), or p̄;  w ← w − η ∇ KL(Ŷ ‖ σ(f(w; x)))."""
+
+    answers, keeps = Up, State
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.since = 0
+        self.y: Tensor | None = None
+        self.y_rows: Tensor | None = None
+
+    def down(self, t: int) -> Down:
+        self.rows = self._chosen(t)
+        return Down(rows=self.rows, y=self.y, since=self.since, y_rows=self.y_rows)
+
+    def _chosen(self, t: int) -> Tensor | None:
+        """Numbers of A_t, int32 ascending; None where everybody draws it by lot."""
+        n, choose = self.config.public.subset, self.options.choose
+        if choose == "random" or t == 1 or not 0 < n < self.samples:
+            return None
+        chosen = unsure(self.predicted(self.public), choose).topk(n).indices
+        return chosen.sort().values.int()
+
+    def check(self, client: Client, up: Up) -> None:
+        dtype, n = self.config.wire.dtype, self.config.public.subset
+        shape = (min(n or self.samples, self.samples), self.task.num_classes)
+        quantise.check_dtype(up.theta, shape, dtype, "theta")
+        quantise.check_rows(up.theta, dtype, "theta")
+
+    def step(self, t: int, ups: Ups[Up]) -> Metrics:
+        theta = (quantise.decode_probabilities(up.theta) for _, up in ups)
+        y = sum(theta, torch.zeros(())) / len(ups)
+        if self.options.aggregation == "era":
+            y = entropy_reduced(y, self.options.temperature)
+        rows = subset(self.task, t, self.samples) if self.rows is None else self.rows.long()
+        self.y, self.since = quantise.encode(y, self.config.wire.dtype), t
+        self.y_rows = self.rows
+        student = self.build(self.global_spec, self.w)
+        targets, images = quantise.decode_probabilities(self.y), self.public[rows]
+        loss = digest(self.task, t, student, images, targets, lambda z, y: kl_from(y, z), "digest")
+        self.w = tree.snapshot(student)
+        return {"distill_loss": loss, "entropy": float(unsure(y, "entropy").mean())}
+
+    def numbers(self, ups: Ups[Up]) -> int:
+        """n C up and, from the second round on, n C down for each client."""
+        n = self.config.public.subset or self.samples
+        return 2 * min(n, self.samples) * self.task.num_classes * len(ups)
+
+
+def unsure(p: Tensor, by: str) -> Tensor:
+    """How little distributions p [N, C] decide, [N]: their entropy in nats, or less the ``margin``
+    between their two largest values.
+    """
+    if by == "entropy":
+        entropy: Tensor = torch.special.entr(p).sum(1)
+        return entropy
+    first, second = p.topk(2, dim=1).values.unbind(1)
+    return second - first

@@ -1,0 +1,130 @@
+"""DS-FL and FDmeta: what is agreed on, who learns it, and about which images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from common import quantise
+from common.ensemble import entropy_reduced
+from common.methods.ds_fl import Up
+from server_app.method import Ups
+from server_app.methods.ds_fl import unsure
+from tests.support import battery, halves
+from tests.support.tiny import TinyRun
+
+Run = Callable[..., TinyRun]
+PUBLIC = {**battery.PUBLIC, "train__epochs": 1, "clients": 2}
+P = torch.tensor([[0.5, 0.3, 0.2]])
+
+
+def entropy(p: torch.Tensor) -> float:
+    return float(unsure(p, "entropy"))
+
+
+@pytest.mark.parametrize(
+    ("T", "row", "nats"),
+    [(0.1, [0.8438, 0.1142, 0.0420], 0.5243), (1.0, [0.3907, 0.3199, 0.2894], 1.0906)],
+)
+def test_entropy_reduction_by_hand(T: float, row: list[float], nats: float) -> None:
+    reduced = entropy_reduced(P, T)
+    assert_close(reduced, torch.tensor([row]), atol=5e-5, rtol=0)
+    assert entropy(P) == pytest.approx(1.0297, abs=5e-5)
+    assert entropy(reduced) == pytest.approx(nats, abs=5e-5)
+
+
+def test_the_least_sure_samples_are_chosen_by_hand() -> None:
+    p = torch.tensor([[0.5, 0.5], [0.9, 0.1], [0.6, 0.4]])
+    assert_close(unsure(p, "entropy"), torch.tensor([0.6931, 0.3251, 0.6730]), atol=5e-5, rtol=0)
+    for by in ("entropy", "margin"):
+        assert unsure(p, by).topk(2).indices.sort().values.tolist() == [0, 2]
+
+
+def server(**more: Any) -> Any:
+    return halves.server(method=more.pop("method", "ds-fl"), **{**PUBLIC, **more})
+
+
+@pytest.mark.parametrize("aggregation", ["era", "mean"])
+def test_the_mean_of_the_predictions_is_agreed_on_and_goes_down(aggregation: str) -> None:
+    method = server(ds_fl__aggregation=aggregation, public__learn=False)
+    assert method.down(1).y is None
+    rows = torch.tensor([[[0.8, 0.1, 0.1]], [[0.2, 0.5, 0.3]]]).expand(2, 40, 3)
+    ups = [(halves.client(k), Up(theta=rows[k].contiguous())) for k in range(2)]
+    method.step(1, Ups.of(ups))
+    mean = torch.tensor([0.5, 0.3, 0.2])
+    agreed = mean if aggregation == "mean" else torch.softmax(mean / 0.1, 0)
+    down = method.down(2)
+    assert_close(down.y, agreed.expand(40, 3))
+    assert (down.since, down.rows, down.y_rows) == (1, None, None)
+    assert method.numbers(Ups.of(ups)) == 2 * 40 * 3 * 2
+
+
+def test_what_the_server_chooses_it_tells_for_this_round_and_the_next() -> None:
+    method = server(method="fdmeta")
+    assert method.down(1).rows is None, "by lot, since nobody has learnt anything"
+    up = Up(theta=torch.full((40, 3), 1 / 3))
+    method.step(1, Ups.of([(halves.client(), up)]))
+    second = method.down(2)
+    doubt = unsure(method.predicted(method.public), "entropy")
+    assert second.rows.dtype == torch.int32 and len(second.rows.unique()) == 40
+    assert float(doubt[second.rows].min()) >= float(doubt.sort().values[-40])
+    method.step(2, Ups.of([(halves.client(), up)]))
+    assert torch.equal(method.down(3).y_rows, second.rows) and second.y_rows is None
+
+
+@pytest.mark.parametrize(
+    ("theta", "said"),
+    [
+        (torch.full((40, 3), 0.5), "row 0 sums to 1.5, not to 1"),
+        (torch.full((39, 3), 1 / 3), r"theta is float32\[39, 3\], expected float32\[40, 3\]"),
+        (torch.tensor([[2.0, -1.0, 0.0]]).repeat(40, 1), "theta reaches from -1 to 2"),
+        (torch.full((40, 3), torch.nan), "theta reaches from nan to nan"),
+    ],
+)
+def test_predictions_that_are_none_are_refused(theta: torch.Tensor, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        server().check(halves.client(), Up(theta=theta))
+
+
+def test_who_does_not_digest_is_alone(run: Run) -> None:
+    settings = {**PUBLIC, "score__clients_every": 1}
+    ours = run(method="ds-fl", public__learn=False, **settings)
+    alone = run(method="local", **settings)
+    for our, their in zip(ours.journal[1:], alone.journal[1:], strict=True):
+        assert our["metrics"]["client_loss"] == their["metrics"]["client_loss"]
+        own, theirs = ([s["accuracy"] for s in e["scores"]] for e in (our, their))
+        assert own == theirs
+
+
+def test_digestion_changes_the_clients_and_the_server(run: Run) -> None:
+    settings = {**PUBLIC, "score__clients_every": 1}
+    with_it, without = (run(method="ds-fl", public__learn=on, **settings) for on in (True, False))
+    assert with_it.weights != without.weights
+    first, second = (
+        [e["metrics"]["client_loss"] for e in r.journal[1:]] for r in (with_it, without)
+    )
+    assert first[0] == second[0] and first[1] != second[1], "there is a lesson from round 2 on"
+    assert with_it.journal[2]["metrics"]["client_digest_loss"] > 0
+
+
+def test_fdmeta_by_lot_is_ds_fl_with_the_mean_bit_for_bit(run: Run) -> None:
+    fdmeta = run(method="fdmeta", fdmeta__choose="random", **PUBLIC)
+    dsfl = run(method="ds-fl", ds_fl__aggregation="mean", **PUBLIC)
+    assert fdmeta.weights == dsfl.weights
+    chosen = run(method="fdmeta", rounds=3, **PUBLIC)
+    assert (
+        chosen.weights != run(method="ds-fl", rounds=3, ds_fl__aggregation="mean", **PUBLIC).weights
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float16", "uint8"])
+def test_predictions_travel_in_fewer_bytes(run: Run, dtype: str) -> None:
+    short, full = (run(method="ds-fl", wire__dtype=d, **PUBLIC) for d in (dtype, "float32"))
+    saved = (4 - quantise.DTYPES[dtype].itemsize) * 2 * 40 * 3
+    for way in ("up", "down"):
+        less = full.journal[2]["bytes"][way] - short.journal[2]["bytes"][way]
+        assert less == pytest.approx(saved, abs=40), "two clients, 40 samples of 3 classes"
