@@ -2,39 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Literal, final
 
 import torch
 from torch import Tensor, nn
-
-from common.models.classifier import Classifier
 
 Kind = Literal["logits", "softmax"]
 
 
 @final
 class Ensemble(nn.Module):
-    """K frozen classifiers of any architectures, on one device and in evaluation mode.
+    """z̄(x) = Σ_k w_k z_k(x) / Σ_k w_k, the weighted mean of K frozen classifiers' logits.
 
-    ``kind = "logits"``: z̄(x) = Σ_k w_k z_k(x) / Σ_k w_k. ``"softmax"``: the logarithm of the same
-    mean of softmax z_k(x). ``weights``: w [K], not negative and not all 0, by default all 1/K; of
-    one network alone they change no bit of the logits.
+    They are in evaluation mode, on one device, and may differ in architecture. ``weights``: w [K],
+    not negative and not all 0, at first all 1/K. A single network answers as it would alone.
+    ``kind = "softmax"``: the logarithm of the same mean of softmax z_k(x), in place of z̄(x).
     """
 
     weights: Tensor
 
-    def __init__(
-        self,
-        nets: Sequence[Classifier],
-        weights: Tensor | None = None,
-        kind: Kind = "logits",
-    ) -> None:
+    def __init__(self, nets: Iterable[nn.Module], kind: Kind = "logits") -> None:
         super().__init__()
         self.nets, self.kind = nn.ModuleList(nets), kind
-        device = nets[0].head.weight.device
-        equal = torch.full((len(nets),), 1 / len(nets), device=device)
-        self.register_buffer("weights", equal if weights is None else weights)
+        device = next(self.parameters()).device
+        self.register_buffer("weights", torch.full((len(self.nets),), 1 / len(self), device=device))
         self.eval().requires_grad_(False)
 
     def __len__(self) -> int:

@@ -34,6 +34,7 @@ FEW = {
     "confidence.epochs": 1,
     "ensemble.epochs": 1,
     "ensemble.uhc-steps": 2,
+    "public.epochs": 1,
     "dafl.server-steps": 2,
     "fedftg.iterations": 1,
     "fedftg.student-steps": 1,
@@ -47,6 +48,8 @@ OWN: dict[str, dict[str, Any]] = {
     "dl-sh": {"data.public": 0.5},
     "dl-mh": {"data.public": 0.5},
     "i-dl-mh": {"data.public": 0.5},
+    "feddf": {"data.public": 0.5},
+    "fedkemf": {"data.public": 0.5},
 }
 
 

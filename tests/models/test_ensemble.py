@@ -29,8 +29,11 @@ X = torch.zeros(3, 1, 2, 2)
 
 
 def both(weights: list[float] | None = None, kind: str = "logits") -> Tensor:
-    w = None if weights is None else torch.tensor(weights)
-    return Ensemble([Constant(2, 0), Constant(0, 1)], w, kind)(X)  # type: ignore[arg-type]
+    two = Ensemble([Constant(2, 0), Constant(0, 1)], kind)  # type: ignore[arg-type]
+    if weights is not None:
+        two.weights.copy_(torch.tensor(weights))
+    answer: Tensor = two(X)
+    return answer
 
 
 def test_logits_are_averaged_with_weights() -> None:
