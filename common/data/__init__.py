@@ -233,7 +233,8 @@ def _elsewhere(data: Data, dataset: Dataset, seed: int) -> tuple[Tensor, Tensor 
     ``public-dir``, read as ``name`` is, must have it. ``public-samples`` are drawn from the stream
     "public" of ``seed``.
 
-    Raises ``ValueError``: other channels or points, another shape, too few samples.
+    Raises ``ValueError``: it cannot be loaded, other channels or points, another shape, too few
+    samples.
     """
     away = {
         "name": data.public_name or data.name,
@@ -242,7 +243,12 @@ def _elsewhere(data: Data, dataset: Dataset, seed: int) -> tuple[Tensor, Tensor 
         "test_samples": 0,
         "image_size": 0 if data.public_name else data.image_size,
     }
-    return _fitted(load(data.model_copy(update=away)), data, dataset.shape, dataset.classes, seed)
+    try:
+        other = load(data.model_copy(update=away))
+    except ValueError as error:  # its keys are those of the public set
+        line = str(error).replace("data.dir", "data.public-dir")
+        raise ValueError(line.replace("data.name", "data.public-name")) from error
+    return _fitted(other, data, dataset.shape, dataset.classes, seed)
 
 
 @lru_cache(maxsize=4)

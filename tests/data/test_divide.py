@@ -118,7 +118,11 @@ def test_colour_becomes_grey_and_grey_becomes_colour():
             r"data\.public-name = 'points' has float32 samples \(2, 1, 1\)",
         ),
         ({"public_name": "digits", "public_samples": 5}, "5 samples cannot hold 10 classes"),
-        ({"public_name": "nothing"}, "unknown data.name 'nothing'"),
+        ({"public_name": "nothing"}, r"unknown data\.public-name 'nothing'"),
+        (
+            {"public_name": "folder", "public_dir": "/nowhere"},
+            r"data\.public-dir = '/nowhere' is not a folder",
+        ),
     ],
 )
 def test_another_data_set_that_does_not_fit_is_refused(settings, said):
