@@ -45,6 +45,11 @@ class Handler(ABC, Generic[O, D]):
         """The architecture of the global model that this client scores."""
         return self.participant.global_spec
 
+    @property
+    def n_test(self) -> int:
+        """On how many samples this client scores."""
+        return self.participant.n_test
+
     def admit(self) -> None:
         """Raise ``ValueError`` if this client cannot take part in the method."""
 
@@ -61,7 +66,7 @@ class Handler(ABC, Generic[O, D]):
         self.admit()
         return Peer(
             n=p.n,
-            n_test=p.n_test,
+            n_test=self.n_test,
             model=self.spec,
             size=self.size,
             classes=[c for c, count in enumerate(p.counts) if count],

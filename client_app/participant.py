@@ -195,6 +195,11 @@ class Participant:
         batches = self.task.mixed(*self.train_set, "statistics", self.k, t)
         return measure(net, (images for images, _ in batches), by_batch=by_batch)
 
+    @property
+    def n_task_test(self) -> int:
+        """Samples of ``test_accuracy``."""
+        return len(self._task_test[1])
+
     def test_accuracy(self, net: Classifier) -> float:
         """Share of the whole test set of the task that ``net`` gets right."""
         return evaluate(net, *self._task_test, self.task).accuracy

@@ -81,9 +81,14 @@ class FedGKT(Handler[Options, Down]):
     def own_model(self, t: int) -> Classifier | None:
         return self._edge(t + 1)
 
+    @property
+    def n_test(self) -> int:
+        p = self.participant
+        return p.n_task_test if self.options.whole_test else p.n_test
+
     def score(self, ask: Ask) -> Score:
-        p, edge = self.participant, self._edge(ask.t + 1)
-        whole = None
+        p, edge, whole = self.participant, self._edge(ask.t + 1), None
+        accuracy = p.test_accuracy if self.options.whole_test else p.accuracy
         if ask.w is not None:
-            whole = p.accuracy(self.task.place(Whole(edge, p.model(p.global_spec, ask.w))))
-        return Score(n=p.n_test, accuracy=p.accuracy(edge), accuracy_global=whole)
+            whole = accuracy(self.task.place(Whole(edge, p.model(p.global_spec, ask.w))))
+        return Score(n=self.n_test, accuracy=accuracy(edge), accuracy_global=whole)

@@ -14,7 +14,8 @@ rest, f_s. Round t, on every sample (x, y) of client k:
 
 In the first round there is no z_s yet and the client learns by CE alone. KL(a → b) is
 KL(softmax(a/T) ‖ softmax(b/T)), a detached. What a client uses in the end is f_s(f_e(x)); its
-accuracy is scored as that of the global model, that of f_c(f_e(x)) as its own.
+accuracy is scored as that of the global model, that of f_c(f_e(x)) as its own, on its test share
+or, with ``whole-test``, on the whole test set.
 
 Clients may bring any architecture of the global one's family whose features have one shape (the
 ResNets or the CNNs of one width). There is no model that the server could score alone.
@@ -46,6 +47,9 @@ class Options(MethodOptions):
     """T of both softmaxes."""
     server_epochs: AtLeastOne = 5
     """E_s, epochs of the server in a round."""
+    whole_test: bool = False
+    """Clients score on the whole test set, if they have that, instead of on their own shares: for
+    tables whose other rows are scored there. The mean over clients is ``fairness.global.amp``."""
 
 
 @final

@@ -41,13 +41,9 @@ class Holding(Method[O, U], ABC):
         """N, the public samples."""
         return len(self.public)
 
-    def rows(self, t: int) -> Tensor:
-        """A_t, which public images are round t's, int64 [n]."""
-        return subset(self.task, t, self.samples)
-
     def images(self, t: int) -> Tensor:
-        """Those of A_t [n, C, H, W]."""
-        return self.public[self.rows(t)]
+        """A_t [n, C, H, W], the public images of round t."""
+        return self.public[subset(self.task, t, self.samples)]
 
     def asked(self, t: int, models: Iterable[tuple[str, StateDict]]) -> Iterator[Tensor]:
         """What networks, by architecture and weights, say of A_t: the logits [n, C] of one after

@@ -11,6 +11,7 @@ from torch import Tensor
 from common import tree
 from common.losses.distillation import kl_from, opinion
 from common.methods.fedkemf import Options, Up
+from common.public_set import subset
 from server_app.distil.public_set import Holding
 from server_app.global_model import GlobalModel
 from server_app.method import Client, Metrics, Ups
@@ -37,7 +38,7 @@ class FedKEMF(Holding[Options, Up], GlobalModel[Options, Up]):
         copies = self.asked(t, ((self.global_spec, up.w) for _, up in ups))
         targets = opinion(copies, o.ensemble, 1.0 if o.labels else o.temperature)
         if self.labels is not None and o.labels:
-            classes = F.one_hot(self.labels[self.rows(t)], self.task.num_classes)
+            classes = F.one_hot(self.labels[subset(self.task, t, self.samples)], self.task.num_classes)
             targets = torch.stack([classes.to(targets.dtype), targets], dim=1)
         self.w, loss = self.taught(t, self.global_spec, self.w, targets, self.loss)
         return {"distill_loss": loss}

@@ -100,3 +100,17 @@ def test_a_reply_that_cannot_be_is_refused_with_the_clients_name(tmp_path, chang
     result = play(config, grid(config["clients"], config, workers=0))
     (failure,) = result.journal[1]["failures"]
     assert failure["k"] == 1 and reason in failure["reason"]
+
+
+def test_the_whole_test_set_is_scored_where_clients_have_none_of_their_own(tmp_path):
+    knobs = {**SMALL, "data__test_fraction": 0.0, "score__clients_every": 1}
+    assert play(flat(tmp_path / "own", **knobs)).summary["fairness"] is None
+    whole = play(flat(tmp_path / "whole", fedgkt__whole_test=True, **knobs))
+    scores = whole.journal[-1]["scores"]
+    assert [score["n"] for score in scores] == [60] * 4
+    assert [client["n_test"] for client in whole.journal[0]["clients"]] == [60] * 4
+    mean = sum(score["accuracy_global"] for score in scores) / 4
+    assert whole.summary["fairness"]["global"]["amp"] == pytest.approx(mean)
+    assert all(
+        round(60 * score["accuracy_global"]) == 60 * score["accuracy_global"] for score in scores
+    )
