@@ -38,8 +38,9 @@ class FedKEMF(Holding[Options, Up], GlobalModel[Options, Up]):
         copies = self.asked(t, ((self.global_spec, up.w) for _, up in ups))
         targets = opinion(copies, o.ensemble, 1.0 if o.labels else o.temperature)
         if self.labels is not None and o.labels:
-            classes = F.one_hot(self.labels[subset(self.task, t, self.samples)], self.task.num_classes)
-            targets = torch.stack([classes.to(targets.dtype), targets], dim=1)
+            y = self.labels[subset(self.task, t, self.samples)]
+            classes = F.one_hot(y, self.task.num_classes).to(targets.dtype)
+            targets = torch.stack([classes, targets], dim=1)
         self.w, loss = self.taught(t, self.global_spec, self.w, targets, self.loss)
         return {"distill_loss": loss}
 
