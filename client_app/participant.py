@@ -76,6 +76,11 @@ class Participant:
         return public
 
     @cached_property
+    def public_labels(self) -> Tensor | None:
+        """Their true classes [N]; None where they are not the task's."""
+        return divide(self._data, self.config.partition_seed).labels
+
+    @cached_property
     def _share(self) -> Share:
         return share(self._data, self.k, self.clients, self.config.partition_seed)
 
@@ -142,15 +147,17 @@ class Participant:
         loss: Loss,
         extend: Extend | None = None,
         after: Callable[[], None] | None = None,
+        times: int = 0,
     ) -> dict[str, float]:
         """Local training of round t: E epochs of ``loss`` with the configured optimiser.
 
         ``extend`` turns the batches (x [b, C, H, W] float32 normalised, y [b]) into those that
-        ``loss`` takes; ``after`` is called after each step.
+        ``loss`` takes; ``after`` is called after each step. ``times``: epochs where ``train.steps``
+        does not say how many steps; 0: ``train.epochs``.
         """
         train = self.config.train
         one = self.task.batches(*self.train_set, self.k, t, drop_last=train.steps > 0)
-        batches = one.take(train.steps) if train.steps else epochs(one, train.epochs)
+        batches = one.take(train.steps) if train.steps else epochs(one, times or train.epochs)
         with seeds.scope(self.task.seed, "train", self.k, t):
             return self.task.fit(t, parameters, extend(batches) if extend else batches, loss, after)
 

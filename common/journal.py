@@ -121,6 +121,7 @@ class Entry(Part):
     client_metrics: dict[int, dict[str, float]] = {}
     cost: Cost | None = None
     incentive: Incentive | None = None
+    coefficients: list[list[float]] = []  #: c [N, N] of ``kt-pfl``, where N is at most 100
 
     # The server's model on the server's test set, where it was scored.
     accuracy: float | None = None

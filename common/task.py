@@ -19,7 +19,7 @@ from torch.optim.optimizer import ParamsT
 
 from common import models, optimise, seeds
 from common.config import Config
-from common.data.batches import Batches, evaluation_batches, lengths
+from common.data.batches import Batches, check_augment, evaluation_batches, lengths
 from common.data.dataset import Dataset
 from common.device import Net, arrange
 from common.fit import Loss, fit
@@ -172,6 +172,7 @@ class Task:
 
     def batches(self, x: Tensor, y: Tensor, *name: str | int, drop_last: bool = False) -> Batches:
         """Training batches of x [n, C, H, W] and y [n, ...], from the stream ("batches", *name)."""
+        check_augment(self.config.data.augment, x)
         return Batches(
             x,
             y,

@@ -131,6 +131,9 @@ class Method(ABC, Generic[O, U]):
 
     gains: ClassVar[type[Up] | None] = None
     """What clients answer a second exchange of a round with, where the method has one."""
+    trains_second: ClassVar[bool] = False
+    """Whether clients train in the second exchange: ``min-replies`` holds for it too then, and
+    those have replied who answered both."""
 
     def second(self, t: int, ups: Ups[U]) -> dict[int, Down]:
         """What is sent to clients k in a second exchange of round t, after ``step``."""

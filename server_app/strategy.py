@@ -128,12 +128,20 @@ class MethodStrategy(Strategy):
         return self.post.letters(t, "train.second", payloads).values()
 
     def aggregate_second(self, t: int, replies: Iterable[Message]) -> None:
+        """Open the answers and hand the good ones to the method.
+
+        Raises ``Stopped`` if clients train there and fewer are good than ``min-replies`` asks for.
+        """
         assert self.method.gains is not None, "somebody was asked"
         with clock(self.entry, "clients"):
             answers, kind = self._by_client(replies), self.method.gains
             gains, refused = self.post.open(t, answers, kind, self.clients, what="gain")
             self.method.receive_second(gains, self.entry)
         self.failed(refused)
+        if self.method.trains_second:
+            self.entry.replied = [client.k for client, _ in gains]
+            asked, failures = len(self.entry.selected), self.entry.failures
+            self._check_enough(len(gains), asked, "answers", failures)
 
     # The running statistics of what is scored, measured by clients.
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import final
 
+import torch
+
 from client_app.public_set import Teacher
-from common import quantise
 from common.methods.dl_sh import Down, Options, Up
+from common.predictions import spoken
 
 
 @final
@@ -21,10 +23,9 @@ class DLSH(Teacher[Options, Down]):
 
     def train(self, down: Down) -> Up:
         net, metrics = self.learn(down.t)
-        low, high, theta = 0.0, 1.0, self.probabilities(net)
-        if self.options.exchange == "logits":
-            logits = self.logits(net)
-            low, high = float(logits.min()), float(logits.max())
-            theta = quantise.encode(logits, self.config.wire.dtype, low, high)
-        w = self.confidence(down.t, net)
-        return Up(metrics=metrics, theta=theta, low=low, high=high, w=w)
+        probabilities = self.options.exchange == "probs"
+        values = self.logits(net)
+        if probabilities:
+            values = torch.softmax(values, dim=1)
+        theta = spoken(values, self.config.wire.dtype, probabilities=probabilities)
+        return Up(metrics=metrics, w=self.confidence(down.t, net), **theta)

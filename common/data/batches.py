@@ -92,7 +92,6 @@ class Batches:
         skip_single: bool = True,
     ) -> None:
         self._augment = AUGMENTS[augment]
-        check_augment(augment, x)
         assert len(x) == len(y) > 0, "batches of no samples"
         assert generator.device.type == "cpu", "random numbers are drawn on the CPU"
         target = x.device if device is None else torch.device(device)
@@ -147,16 +146,23 @@ class Batches:
         a, g = self._augment, self._generator
         rows = columns = holes = torch.empty(n, 0, dtype=torch.int64)
         if a.flip or a.pad:
-            offset = torch.randint(0, 2 * a.pad + 1, (n, 2), generator=g)
-            flip = torch.rand(n, 1, generator=g) < a.flip
-            across = torch.arange(w)
-            rows = offset[:, :1] + torch.arange(h)
-            columns = offset[:, 1:] + torch.where(flip, across.flip(0), across)
+            rows, columns = views(n, (h, w), a, g)
         if a.cutout:
             holes = torch.stack(
                 [torch.randint(0, side, (n,), generator=g) for side in (h, w)], dim=1
             )
         return columns, rows, holes
+
+
+def views(
+    n: int, size: tuple[int, int], augment: Augment, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Where ``crop`` takes the pixels of n images (H, W) from: rows (n, H) and columns (n, W)."""
+    offset = torch.randint(0, 2 * augment.pad + 1, (n, 2), generator=generator)
+    flip = torch.rand(n, 1, generator=generator) < augment.flip
+    across = torch.arange(size[1])
+    columns = offset[:, 1:] + torch.where(flip, across.flip(0), across)
+    return offset[:, :1] + torch.arange(size[0]), columns
 
 
 def crop(x: Tensor, rows: Tensor, columns: Tensor, pad: int) -> Tensor:

@@ -3,7 +3,8 @@
 The answers of a teacher: DAFL (Chen et al., "Data-free learning of student networks", 2019, section
 3.2) and FedKF (section IV-C). Images that teachers know and the student does not: FedFTG (Zhang et
 al. 2022, "Fine-tuning Global Model via Data-Free Knowledge Distillation for Non-IID Federated
-Learning", section 3, with the released code's distances).
+Learning", section 3, with the released code's distances). Images of given labels on which an
+ensemble and its student differ: DENSE (Zhang et al. 2022) and Co-Boosting (Dai et al. 2024).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -73,3 +75,26 @@ def diversity(z: Tensor, x: Tensor) -> Tensor:
     outputs = (flat[:, None] - flat[None]).abs().mean(2)
     latents = (z[:, None] - z[None]).square().mean(2)
     return (-(outputs * latents).mean()).exp()
+
+
+def hard_cross_entropy(logits: Tensor, y: Tensor, exponent: float) -> Tensor:
+    """Mean of (1 − p_y)^exponent · CE(logits, y), the factor taken as a constant.
+
+    ``logits``: the ensemble's [n, C], whose probability of the label is p_y; labels y [n];
+    exponent ≥ 0, 0: plain cross-entropy. Co-Boosting's generation of hard samples.
+    """
+    each = F.cross_entropy(logits, y, reduction="none")
+    hardness = 1 - torch.exp(-each.detach())
+    return (hardness.clamp_min(0).pow(exponent) * each).mean()
+
+
+def divergence(teacher: Tensor, student: Tensor, T: float, *, everywhere: bool) -> Tensor:
+    """Mean over the batch of T² KL(σ(teacher/T) ‖ σ(student/T)), 0 where both name one class.
+
+    Logits [n, C]; T > 0. ``everywhere``: no sample is left out. The generators of DENSE and of
+    Co-Boosting maximise it.
+    """
+    log_p, log_q = F.log_softmax(teacher / T, dim=1), F.log_softmax(student / T, dim=1)
+    each = F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(1)
+    counted = each if everywhere else each * (teacher.argmax(1) != student.argmax(1))
+    return T**2 * counted.mean()

@@ -56,6 +56,7 @@ from torch import Tensor
 
 from common import protocol
 from common.config import Config, not_allowed
+from common.predictions import Predictions
 from common.public_set import OnPublicSet
 
 
@@ -87,10 +88,7 @@ class Down(protocol.Down):
 
 
 @final
-class Up(protocol.Up):
-    theta: Shaped[Tensor, "N C"]  #: M_i(X_dist) in the wire's dtype
-    low: float
-    """What a byte 0 of theta stands for; 0 for probabilities."""
-    high: float
-    """What a byte 255 of theta stands for; 1 for probabilities."""
+class Up(Predictions, protocol.Up):
+    """theta is M_i(X_dist)."""
+
     w: Shaped[Tensor, " N"] | None  #: w_i on the wire; None under confidence.kind = "uniform"

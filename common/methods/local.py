@@ -23,8 +23,14 @@ from common.protocol import Down, Up
 __all__ = ["Down", "Options", "Up"]
 
 
-@final
-class Options(MethodOptions):
+class OwnModels(MethodOptions):
+    """Of every method that has no other models than the clients' own."""
+
     whole_test: bool = False
     """Each client also tests its model on the whole test set, if it has that; the journal has the
     mean as ``client_test_accuracy``."""
+
+
+@final
+class Options(OwnModels):
+    """None of its own."""

@@ -102,6 +102,31 @@ def measure(model: nn.Module, batches: Iterable[Tensor], *, by_batch: bool) -> S
     return measured
 
 
+@contextlib.contextmanager
+def distances(model: nn.Module) -> Iterator[list[Tensor]]:
+    """How far each BatchNorm layer's inputs are from its running statistics, forward by forward.
+
+    The list grows by a scalar for each layer at each forward within the block, which keep their
+    graphs: ‖σ²_run − σ²‖₂ + ‖μ_run − μ‖₂ over the channels, σ² the batch's population variance.
+    Yin et al. 2020, "Dreaming to Distill" (DeepInversion), eq. 4, with norms that are not squared.
+    """
+    found: list[Tensor] = []
+
+    def look(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        values = inputs[0].transpose(0, 1).flatten(1)
+        variance, mean = torch.var_mean(values, 1, correction=0)
+        running_mean, running_variance = norm.get_buffer(MEAN), norm.get_buffer(VARIANCE)
+        found.append((running_variance - variance).norm() + (running_mean - mean).norm())
+
+    layers = dict.fromkeys(norm for _, norm in _tracked(model))  # once each, in order
+    hooks = [norm.register_forward_pre_hook(look) for norm in layers]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 @final
 class Moments:
     """Count, mean and sum of squared deviations of values that come in parts (Chan et al. 1983)."""

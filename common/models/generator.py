@@ -25,7 +25,8 @@ class Generator(nn.Module):
 
     DAFL's layers (Chen et al., "Data-free learning of student networks") with FedKF's end: a
     sigmoid, then the data set's normalisation, so that generated images enter a classifier as real
-    ones do.
+    ones do. ``eps`` is that of the last two BatchNorm layers, ``bias`` whether the convolutions
+    before them have one; DENSE's generator has 1e-5 and none.
 
     FedKF takes 100 latent numbers for EMNIST (1,049,985 parameters at 1×32×32) and 1000 for CIFAR
     (8,423,939). ``width`` below 128 is for CPUs. ``mean`` and ``std`` are those that the real
@@ -43,6 +44,8 @@ class Generator(nn.Module):
         mean: Sequence[float],
         std: Sequence[float],
         width: int = WIDTH,
+        eps: float = EPS,
+        bias: bool = True,
     ) -> None:
         super().__init__()
         channels, *self.size = shape
@@ -60,10 +63,10 @@ class Generator(nn.Module):
         self.start = (width, -(-self.size[0] // 4), -(-self.size[1] // 4))  # sides / 4, rounded up
         self.fc = nn.Linear(latent, self.start[0] * self.start[1] * self.start[2])
         self.bn0 = nn.BatchNorm2d(width)
-        self.conv1 = nn.Conv2d(width, width, 3, 1, 1)
-        self.bn1 = nn.BatchNorm2d(width, EPS)
-        self.conv2 = nn.Conv2d(width, width // 2, 3, 1, 1)
-        self.bn2 = nn.BatchNorm2d(width // 2, EPS)
+        self.conv1 = nn.Conv2d(width, width, 3, 1, 1, bias=bias)
+        self.bn1 = nn.BatchNorm2d(width, eps)
+        self.conv2 = nn.Conv2d(width, width // 2, 3, 1, 1, bias=bias)
+        self.bn2 = nn.BatchNorm2d(width // 2, eps)
         self.conv3 = nn.Conv2d(width // 2, channels, 3, 1, 1)
         self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1), persistent=False)
@@ -84,6 +87,21 @@ class Generator(nn.Module):
     def latents(self, n: int, generator: torch.Generator) -> Tensor:
         """n fresh latent vectors ~ N(0, I), drawn from ``generator`` on its device."""
         return torch.randn(n, self.latent, generator=generator, device=generator.device)
+
+
+@torch.no_grad()
+def redraw(net: nn.Module, generator: torch.Generator) -> None:
+    """Convolutions and linear layers ~ N(0, 0.02²), norms' weights ~ N(1, 0.02²), biases 0.
+
+    As GANs begin (Radford et al. 2016, DCGAN), and DENSE's generator before each batch.
+    """
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear | nn.BatchNorm2d):
+            drawn = torch.randn(module.weight.shape, generator=generator)
+            mean = 1.0 if isinstance(module, nn.BatchNorm2d) else 0.0
+            module.weight.copy_(mean + 0.02 * drawn)
+            if module.bias is not None:
+                module.bias.zero_()
 
 
 @final

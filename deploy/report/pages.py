@@ -58,6 +58,7 @@ def one(run: Run) -> Page:
             sections.formula_cost(alone),
             sections.normalised(alone),
             sections.incentive(run),
+            sections.coefficients(run),
             sections.metrics(alone),
             sections.failures(alone),
             sections.settings(run),

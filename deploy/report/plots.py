@@ -261,6 +261,28 @@ def partition(run: Run) -> Figure | None:
     return figure
 
 
+@style()
+def coefficients(c: Sequence[Sequence[float]], ks: Sequence[int]) -> Figure:
+    """A square for each pair of clients ``ks``, the fuller the more row k learns from column j."""
+    values, n = np.array(c), len(c)
+    side = min(max(0.3 * n, 1.6), 5.0)
+    figure, axes = frame((side + 0.9, side + 0.7))
+    k, j = np.divmod(np.arange(n * n), n)
+    full = values[k, j] / max(values.max(), 1e-9)
+    size = (0.92 * 72 * side / n) ** 2
+    drawn = axes.scatter(j, k, s=size, marker="s", color=series(0), alpha=full, linewidths=0)
+    pairs = zip(k, j, strict=True)
+    say(drawn, [f"client {ks[a]} from client {ks[b]}: {values[a, b]:.3f}" for a, b in pairs])
+    axes.set_xlim(-0.6, n - 0.4)
+    axes.set_ylim(n - 0.4, -0.6)
+    axes.grid(False)
+    for axis, label in ((axes.xaxis, "from client"), (axes.yaxis, "client")):
+        axis.set_major_locator(MaxNLocator(10, integer=True, min_n_ticks=1))
+        axis.set_major_formatter(FuncFormatter(lambda x, _: f"{ks[int(x)]}" if 0 <= x < n else ""))
+        axis.set_label_text(label, color=MUTED)
+    return figure
+
+
 def _value(x: float | None) -> float:
     return x if x is not None and math.isfinite(x) else math.nan
 

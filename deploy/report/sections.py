@@ -18,6 +18,7 @@ from deploy.report.table import Cell, Table
 from deploy.report.text import NONE, clean, duration, number, percent, size
 
 MOST_METRICS = 24  # a page of more small figures is not read
+MOST_CLIENTS = 40  # squares of more pairs are too small to see
 MEAN = "Mean over clients, weighted by their test samples"
 
 
@@ -161,6 +162,27 @@ def incentive(run: Run) -> Section | None:
     table = Table(("client", "model", "before", "after", "gain"), rows, "rlr")
     lead = "Accuracy of the clients' own models on the whole test set, before and after."
     return Section("Incentive", [Card("", table=table, span=12)], lead)
+
+
+def coefficients(run: Run) -> Section | None:
+    """From whom each client learns (KT-pFL), after the last round that says so."""
+    last = next((e for e in reversed(run.entries) if e.coefficients), None)
+    if last is None or len(last.coefficients) > MOST_CLIENTS:
+        return None
+    c = last.coefficients
+    ks = [member.k for member in run.members]
+    if not all(len(row) == len(c) == len(ks) and min(row) >= 0 for row in c):
+        return None
+    rows = [(number(k), *(f"{x:.3f}" for x in row)) for k, row in zip(ks, c, strict=True)]
+    behind = Table(("client", *(f"from {k}" for k in ks)), rows)
+    most = max(max(row) for row in c)
+    lead = (
+        f"How much each client (row) learns from what each one says (column), in round "
+        f"{last.round}. Rows sum to 1; the fullest square is {most:.3f}, 1/N is {1 / len(c):.3f}."
+    )
+    alt = f"Squares: knowledge coefficients of {len(c)} clients, at most {most:.3f}."
+    card = Card("", plots.coefficients(c, ks), alt, behind=behind, span=6)
+    return Section("Knowledge coefficients", [card], lead)
 
 
 def metrics(groups: Groups) -> Section | None:

@@ -41,6 +41,11 @@ class Holding(Method[O, U], ABC):
         """N, the public samples."""
         return len(self.public)
 
+    @property
+    def of_a_round(self) -> int:
+        """n, the samples of A_t."""
+        return min(self.config.public.subset or self.samples, self.samples)
+
     def images(self, t: int) -> Tensor:
         """A_t [n, C, H, W], the public images of round t."""
         return self.public[subset(self.task, t, self.samples)]

@@ -56,6 +56,7 @@ def write(
         "uncovered": entries[0].uncovered if entries else [],
         "metrics": last.metrics,
         "incentive": last.incentive.model_dump() if last.incentive else None,
+        "coefficients": last.coefficients or None,
         "cost": _cost(rounds),
         "clients": _clients(entries),
         "bytes": _sums(entry.bytes for entry in entries),

@@ -7,7 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from common import communication, quantise
+from common import communication
 from common.methods.dl_sh import Options, Up
 from server_app.distil.public_set import PublicSet
 from server_app.method import Client, Metrics, Ups
@@ -20,15 +20,8 @@ class DLSH(PublicSet[Options, Up]):
     answers = Up
 
     def check(self, client: Client, up: Up) -> None:
-        dtype = self.config.wire.dtype
-        quantise.check_dtype(up.theta, (self.samples, self.classes), dtype, "theta")
-        span = torch.tensor([up.low, up.high, up.high - up.low])  # each as float32 has it
-        if not up.low <= up.high or not torch.isfinite(span).all():
-            raise ValueError(f"theta claims to reach from {up.low} to {up.high}")
-        if self.options.exchange == "probs":
-            if (up.low, up.high) != (0.0, 1.0):
-                raise ValueError(f"theta is for {up.low} to {up.high}, probabilities for 0 to 1")
-            quantise.check_rows(up.theta, dtype, "theta")
+        shape, dtype = (self.samples, self.classes), self.config.wire.dtype
+        up.check_predictions(shape, dtype, probabilities=self.options.exchange == "probs")
         self.check_confidence(up.w)
 
     def step(self, t: int, ups: Ups[Up]) -> Metrics:
@@ -42,8 +35,8 @@ class DLSH(PublicSet[Options, Up]):
             return self.labels
         w = [up.w for _, up in ups]
         if self.options.exchange == "probs":
-            return self.ensemble([quantise.decode_probabilities(up.theta) for _, up in ups], w)
-        logits = [quantise.decode(up.theta, up.low, up.high) for _, up in ups]
+            return self.ensemble([up.said(probabilities=True) for _, up in ups], w)
+        logits = [up.said(probabilities=False) for _, up in ups]
         return torch.softmax(self.ensemble(logits, w), dim=1)
 
     def numbers(self, ups: Ups[Up]) -> int:

@@ -51,8 +51,7 @@ class DSFL(Seeing[Agreeing, Up], GlobalModel[Agreeing, Up]):
         return chosen.sort().values.int()
 
     def check(self, client: Client, up: Up) -> None:
-        dtype, n = self.config.wire.dtype, self.config.public.subset
-        shape = (min(n or self.samples, self.samples), self.task.num_classes)
+        dtype, shape = self.config.wire.dtype, (self.of_a_round, self.task.num_classes)
         quantise.check_dtype(up.theta, shape, dtype, "theta")
         quantise.check_rows(up.theta, dtype, "theta")
 
@@ -72,8 +71,7 @@ class DSFL(Seeing[Agreeing, Up], GlobalModel[Agreeing, Up]):
 
     def numbers(self, ups: Ups[Up]) -> int:
         """n C up and, from the second round on, n C down for each client."""
-        n = self.config.public.subset or self.samples
-        return 2 * min(n, self.samples) * self.task.num_classes * len(ups)
+        return 2 * self.of_a_round * self.task.num_classes * len(ups)
 
 
 def unsure(p: Tensor, by: str) -> Tensor:

@@ -31,25 +31,30 @@ WORK: dict[str, Any] = {
 FEW = {
     "noise.epochs": 1,
     "noise.batches": 2,
+    "co-boosting.epochs": 1,
     "confidence.epochs": 1,
     "ensemble.epochs": 1,
     "ensemble.uhc-steps": 2,
     "public.epochs": 1,
     "dafl.server-steps": 2,
+    "dense.epochs": 1,
     "fedftg.iterations": 1,
     "fedftg.student-steps": 1,
     "fedgen.server-steps": 2,
     "fedgkt.server-epochs": 1,
     "i-dl-mh.incentive-epochs": 1,
+    "fedmd.first-epochs": 1,
 }
 OWN: dict[str, dict[str, Any]] = {
     "fedin": {"fleet": "cnn3"},
     "fedgkt": {"fleet": "cnn2", "global-model": "cnn3"},
-    "dl-sh": {"data.public": 0.5},
-    "dl-mh": {"data.public": 0.5},
-    "i-dl-mh": {"data.public": 0.5},
-    "feddf": {"data.public": 0.5},
-    "fedkemf": {"data.public": 0.5},
+    **{
+        name: {"data.public": 0.5}
+        for name in (
+            *("dl-sh", "dl-mh", "i-dl-mh", "ds-fl", "fdmeta", "fedmd", "kt-pfl"),
+            *("feddf", "fedkemf"),
+        )
+    },
 }
 
 

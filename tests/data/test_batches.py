@@ -8,6 +8,7 @@ import torch
 from common.data.batches import (
     AUGMENTS,
     Batches,
+    check_augment,
     crop,
     cut_out,
     evaluation_batches,
@@ -196,4 +197,12 @@ def test_the_gpu_sees_the_same_batches(augment):
 
 def test_points_cannot_be_augmented():
     with pytest.raises(ValueError, match="floats take 'none'"):
-        batches(torch.zeros(4, 2, 1, 1), torch.zeros(4, dtype=torch.int64), augment="flip")
+        check_augment("flip", torch.zeros(4, 2, 1, 1))
+
+
+def test_pixels_of_floats_are_cropped_with_black_around():
+    x = torch.full((64, 1, 6, 6), 0.75)
+    ((images, _),) = batches(
+        x, torch.zeros(64, dtype=torch.int64), batch_size=64, augment="crop-flip"
+    )
+    assert sorted(set(images.flatten().tolist())) == [0.0, 0.75]

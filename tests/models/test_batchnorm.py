@@ -10,7 +10,7 @@ from torch import nn
 
 from common import seeds
 from common.models import build
-from common.models.batchnorm import Moments, batch_statistics, measure, statistics
+from common.models.batchnorm import Moments, batch_statistics, distances, measure, statistics
 
 
 def buffers(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -196,3 +196,32 @@ def test_a_layer_that_no_batch_reaches_keeps_what_it_has() -> None:
     assert found["unused.running_mean"].item() == 0.0
     assert found["unused.running_var"].item() == 1.0
     assert sorted(found) == sorted(statistics(Aside()))
+
+
+def test_how_far_inputs_are_from_the_running_statistics() -> None:
+    # channel 0: 1 and 3 (mean 2, variance 1) against 0 and 1; channel 1: 0 and 8 (4, 16) against
+    # 1 and 4: ‖(0, 12)‖ + ‖(2, 3)‖
+    norm = nn.BatchNorm1d(2).eval()
+    norm.running_mean = torch.tensor([0.0, 1.0])
+    norm.running_var = torch.tensor([1.0, 4.0])
+    x = torch.tensor([[1.0, 0.0], [3.0, 8.0]])
+    with distances(nn.Sequential(norm)) as found:
+        norm(x)
+        norm(torch.tensor([[-1.0, -1.0], [1.0, 3.0]]))
+    assert [float(value) for value in found] == pytest.approx([12 + 13**0.5, 0.0])
+    norm(x)
+    assert len(found) == 2  # nothing is left behind
+
+
+def test_images_follow_the_distance_s_gradient_to_the_statistics() -> None:
+    model = build("resnet8", (3, 8, 8), 10, seed=0).eval()
+    x = noise().requires_grad_()
+    apart = []
+    for _ in range(8):
+        with distances(model) as found:
+            model(x)
+        loss = torch.stack(found).sum()
+        (gradient,) = torch.autograd.grad(loss, x)
+        x = (x - 0.05 * gradient / gradient.abs().max()).detach().requires_grad_()
+        apart.append(float(loss.detach()))
+    assert len(found) == 9 and apart == sorted(apart, reverse=True) and apart[-1] < apart[0]

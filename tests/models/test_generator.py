@@ -7,7 +7,7 @@ import torch
 
 from common import seeds
 from common.models import count
-from common.models.generator import Generator
+from common.models.generator import Generator, redraw
 from tests.support.cost import macs
 
 
@@ -25,6 +25,33 @@ def test_parameters_are_those_of_fedkf(latent: int, channels: int, expected: int
         shape = (channels, 32, 32)
         generator = Generator(latent, shape, mean=[0.0] * channels, std=[1.0] * channels)
     assert count(generator) == expected
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"), [((3, 32, 32), 2_328_899), ((1, 28, 28), 1_834_305)]
+)
+def test_parameters_are_those_of_dense(shape: tuple[int, int, int], expected: int) -> None:
+    with torch.device("meta"):
+        norm = [0.0] * shape[0], [1.0] * shape[0]
+        generator = Generator(256, shape, mean=norm[0], std=norm[1], eps=1e-5, bias=False)
+    assert count(generator) == expected
+    assert {m.eps for m in generator.modules() if isinstance(m, torch.nn.BatchNorm2d)} == {1e-5}
+
+
+def test_a_generator_drawn_anew_is_that_of_its_stream_whatever_it_was() -> None:
+    first, second = small(width=16), small(width=16)
+    with torch.no_grad():
+        for p in first.parameters():
+            p.fill_(7.0)
+    for generator in (first, second):
+        redraw(generator, seeds.stream(0, "redraw"))
+    for p, q in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(p, q)
+    assert float(first.conv1.weight.std()) == pytest.approx(0.02, rel=0.1)
+    assert float(first.bn1.weight.mean()) == pytest.approx(1.0, abs=0.02)
+    assert 0 < float(first.bn1.weight.std()) < 0.04
+    for module in (first.fc, first.bn0, first.conv1, first.bn1, first.conv3):
+        assert module.bias is not None and not module.bias.any()
 
 
 def test_multiply_adds_are_those_of_fedkf_s_emnist_generator() -> None:

@@ -87,6 +87,7 @@ def test_what_workers_import_ahead_is_there(method: str) -> None:
 
 
 EXCHANGES = (
+    "co-boosting",
     "depthfl",
     "dl-mh",
     "fdmeta",
@@ -97,6 +98,7 @@ EXCHANGES = (
     "fiarse",
     "heterofl",
     "i-dl-mh",
+    "kt-pfl",
     "scaffold",
     EXAMPLE,
 )

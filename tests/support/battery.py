@@ -52,6 +52,10 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "public__batch_size": 16,
         "public__lr": 0.1,
     },
+    **{
+        name: {**PUBLIC, "public__epochs": 1, "public__batch_size": 40, f"{name}.first-epochs": 1}
+        for name in ("fedmd", "kt-pfl")
+    },
     "heterofl": {"fleet": "cnn2@0.5,cnn2@0.25-up", "score__bn": "recalibrated"},
     "fedrolex": {
         "fleet": "cnn2@0.5,cnn2@0.25-up",
@@ -92,6 +96,24 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "dafl__server_steps": 40,
         "dafl__server_batch_size": 16,
         "dafl__student_lr": 0.05,
+    },
+    **{
+        name: {
+            "fleet": "mlp@0.25",
+            "train__epochs": 3,
+            "train__lr": 0.1,
+            f"{name}__epochs": 4,
+            f"{name}__generated": 24,
+            f"{name}__generator_steps": 2,
+            f"{name}__generator_lr": 0.01,
+            f"{name}__latent": 8,
+            f"{name}__width": 8,
+            f"{name}__augment": "none",
+            f"{name}__batch_size": 12,
+            f"{name}__temperature": 4.0,
+            f"{name}__student_lr": lr,
+        }
+        for name, lr in (("dense", 0.1), ("co-boosting", 0.3))
     },
     "lwn": {
         "score__bn": "recalibrated",

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from common import protocol
 from common.journal import ClientScore, Entry, Failure, Incentive
 from common.methods import names
+from common.methods.fedmd import Learnt
 from common.methods.i_dl_mh import Gain
 from common.protocol import Peer, Score, Statistics
 from common.records import Records
@@ -101,6 +102,18 @@ def gained(method: str, content: RecordDict) -> tuple[Incentive | None, list[Fai
     return strategy.entry.incentive, strategy.entry.failures
 
 
+def learnt(method: str, content: RecordDict) -> tuple[dict[str, float], list[Failure]]:
+    """What the journal gets of client K's training in the second exchange."""
+    strategy = seen(method).strategy
+    entry = strategy.entry = Entry(round=T, selected=[K], client_metrics={K: {}})
+    try:
+        strategy.aggregate_second(T, [reply(content, strategy.clients[K].node)])
+    except Stopped as stopped:
+        assert entry.replied == [] and f"client {K}: gain refused" in str(stopped)
+    json.dumps([entry.metrics, entry.client_metrics], allow_nan=False)
+    return entry.client_metrics[K], entry.failures
+
+
 def battery_of(content: RecordDict, hold: Callable[[RecordDict], None]) -> None:
     """``hold`` for many malformed versions of a payload."""
 
@@ -157,6 +170,21 @@ def test_any_malformed_gain_is_used_soundly_or_refused_in_one_line() -> None:
             assert all(0 <= share <= 1 for share in (added.before, added.after))
 
     battery_of(gain, hold)
+
+
+def test_any_malformed_answer_to_the_second_exchange_is_used_soundly_or_refused_in_one_line() -> (
+    None
+):
+    content = seen("kt-pfl").gain
+    assert content is not None
+
+    def hold(content: RecordDict) -> None:
+        metrics, failures = learnt("kt-pfl", content)
+        assert bool(metrics) != bool(failures) or Learnt.unpack(content).metrics == {}
+        for failure in failures:
+            check_line(failure)
+
+    battery_of(content, hold)
 
 
 def test_any_malformed_statistics_are_used_soundly_or_refused_in_one_line() -> None:
@@ -395,6 +423,9 @@ def test_a_reply_above_max_mb_is_refused_unread(
         ("dl-sh", ("w",), None, "w is missing"),
         ("dl-sh", ("low",), {"~float": "-inf"}, "theta claims to reach"),
         ("dl-sh", ("high",), 2.0, "probabilities for 0 to 1"),
+        ("fedmd", ("low",), 7e4, "theta claims to reach from 70000.0"),
+        ("fedmd", ("high",), {"~float": "nan"}, "theta claims to reach"),
+        ("kt-pfl", ("high",), 0.5, "probabilities for 0 to 1"),
         ("qffl", ("loss",), -1.0, "field 'loss'"),
         ("qffl", ("loss",), {"~float": "inf"}, "field 'loss'"),
         ("fedorion", ("local",), None, "local is missing"),
@@ -441,9 +472,14 @@ def test_a_label_that_does_not_exist_is_refused(label: int) -> None:
 
 @pytest.mark.parametrize("value", [-0.1, 1.5, 3e38])
 def test_confidences_and_probabilities_stay_between_0_and_1(value: float) -> None:
-    for method in ("dl-sh", "dl-mh", "i-dl-mh"):
+    for method in ("dl-sh", "dl-mh", "i-dl-mh", "kt-pfl"):
         content = changed_numbers(seen(method).up, first_number(value), "float")
         assert "must stay in [0, 1]" in receive(method, content)
+
+
+def test_a_logit_beyond_what_every_dtype_holds_is_refused() -> None:
+    content = changed_numbers(seen("fedmd").up, first_number(1e30), "float")
+    assert "theta has the logit 1e+30, they end at 65504" in receive("fedmd", content)
 
 
 @pytest.mark.parametrize(
@@ -486,14 +522,14 @@ def test_a_gain_that_cannot_be_is_refused(path: tuple[Any, ...], value: Any, rea
 
 def test_every_class_that_a_client_sends_is_in_the_battery() -> None:
     """What every method is answered with, and what is the same for all: there are no others."""
-    common: set[type[Records]] = {Peer, Score, Gain, Statistics}
+    common: set[type[Records]] = {Peer, Score, Gain, Learnt, Statistics}
     tried = common | {half(name).answers for name in names()}
     ours = {
         kind for kind in _subclasses(protocol.ToServer) if kind.__module__.startswith("common.")
     }
     assert {kind for kind in ours if not _subclasses(kind)} <= tried
     seconds = {half(name).gains for name in names()} - {None}
-    assert seconds == {Gain}
+    assert seconds == {Gain, Learnt}
 
 
 def _subclasses(kind: type[Any]) -> set[type[Any]]:

@@ -1,0 +1,21 @@
+"""DENSE, client half: train the own model and send it."""
+
+from __future__ import annotations
+
+from typing import final
+
+from client_app.copy import cross_entropy
+from client_app.private import Private
+from common.methods.dense import Down, OneShot, Up
+
+
+@final
+class Dense(Private[OneShot, Down]):
+    """CE(f(w_k; x), y); w_k goes to the server."""
+
+    receives = Down
+
+    def train(self, down: Down) -> Up:
+        net = self.local(down.t).train()
+        metrics = self.participant.train(down.t, net.parameters(), cross_entropy(net))
+        return Up(metrics=metrics, w=self.keep(down.t, net))

@@ -1,0 +1,113 @@
+"""KT-pFL: as FedMD, but every client learns from a mixture of the others that is learnt for it.
+
+Zhang, Guo, Ma, Wang, Xu, Wu, "Parameterized Knowledge Transfer for Personalized Federated
+Learning", NeurIPS 2021. The released code (cugzj/KT-pFL) settles what the paper leaves open.
+
+As FedMD (its messages and its client half): a client keeps θ_k, speaks about A_t, and digests and
+trains in the second exchange. The server keeps the knowledge coefficients c [N, N], one row for
+each client, 1/N at first. Round t, with σ_T(z) = softmax(z/T):
+
+    up:      p_k = σ_T(f(θ_k; A_t))
+    server:  for each k ∈ S_t: c_k ← σ(``c-scale`` (c_k − r g)),
+             g = ∂/∂c_k [MSE(p_k, Σ_j c_kj p_j) + ρ MSE(c_k, 1/N)]
+    down:    Σ_j c_kj p_j, to client k
+    digest:  ``public.epochs`` epochs of KL(Σ_j c_kj p_j ‖ σ_T(f(θ_k; A_t))), without a factor T²
+    revisit: E epochs of CE on the client's own samples
+
+j = k is one of them; MSE is the mean over samples and classes, or over clients. The step r is
+looked for with m = Σ_j |g_j|/N, from r = 1: five times, if m > 0.01 both are divided by 5, and then
+if m < 0.01 both are multiplied by 5.
+
+Where not all clients take part, j runs over S_t and N is their number; c_k is restricted to them
+and divided by its sum there, and what is learnt shares out that sum again. The released code has
+all clients in every round.
+
+``c-scale = 0`` leaves the mixtures uniform: FedMD with ``align = "kl"`` (at T = 1 and
+``kl = "batchmean"``, to the bit). What is scored is θ_k, as with FedMD.
+
+Released: T = 10, ρ = 0.7, A_t of 5000 (500 to 4000 swept), digested once in batches of 256; SGD at
+0.02 without momentum, also [train]'s, in batches of 16; one first epoch; E = 1 in round 1, one more
+in each round, 10 or 20 at most.
+
+Deviations, with their switches:
+- KL is divided by C too, as released (``kl = "mean"``); that makes it weak. ``"batchmean"`` is the
+  mean over samples, as the formula says.
+- E grows by one a round up to ``train.epochs`` (``grow``), as released; the paper has a fixed E.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal, final
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from common.config import Value
+from common.losses.distillation import kl_from
+from common.methods.fedmd import Answer, Down, Learnt, Speaking, Up
+from common.section import NonNegative, Positive
+
+__all__ = ["Answer", "Down", "Learnt", "Options", "Up"]
+
+CLIENT = "fedmd"
+GRADIENT = 0.01
+"""The mean absolute gradient around which the step is looked for."""
+
+
+@final
+class Options(Speaking):
+    auto: ClassVar[Mapping[str, Value]] = {
+        "public.lr": 0.02,
+        "public.subset": 5000,
+        "public.epochs": 1,
+        "public.batch-size": 256,
+    }
+
+    first_epochs: Annotated[int, Field(ge=0)] = 1
+    """Epochs on the client's own samples before its first round."""
+    temperature: Positive = 10.0
+    """T of the softmax on both sides."""
+    rho: NonNegative = 0.7
+    """ρ, what draws the coefficients towards 1/N."""
+    c_scale: NonNegative = 5.0
+    """What the coefficients are multiplied by before the softmax over clients; 0: they stay 1/N."""
+    kl: Literal["mean", "batchmean"] = "mean"
+    """KL is divided by samples and classes, as released, or by samples alone."""
+    grow: bool = True
+    """Round t has min(t, ``train.epochs``) epochs on the own samples, as released; or always
+    ``train.epochs``."""
+
+    @property
+    def probabilities(self) -> bool:
+        return True
+
+    def speak(self, z: Tensor) -> Tensor:
+        return torch.softmax(z / self.temperature, dim=1)
+
+    def distance(self, z: Tensor, target: Tensor) -> Tensor:
+        found = kl_from(target, z, self.temperature)
+        return found / z.shape[1] if self.kl == "mean" else found
+
+    def private_epochs(self, t: int, epochs: int) -> int:
+        return min(t, epochs) if self.grow else epochs
+
+    def learnt(self, c: Tensor, p: Tensor, k: int) -> Tensor:
+        """The coefficients [N] that client k's become, of what all say, p [N, samples · classes].
+
+        ``c`` [N] and the result sum to 1.
+        """
+        g = 2 * (p @ (c @ p - p[k])) / p.shape[1] + 2 * self.rho * (c - 1 / len(c)) / len(c)
+        return torch.softmax(self.c_scale * (c - step(float(g.abs().mean())) * g), dim=0)
+
+
+def step(m: float) -> float:
+    """r for coefficients whose absolute gradient has the mean m ≥ 0."""
+    r = 1.0
+    for _ in range(5):
+        if m > GRADIENT:
+            m, r = m / 5, r / 5
+        if m < GRADIENT:
+            m, r = m * 5, r * 5
+    return r

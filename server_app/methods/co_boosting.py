@@ -1,0 +1,84 @@
+"""Co-Boosting, server half: hard samples, and an ensemble that learns its weights on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from common.losses import generation
+from common.methods.co_boosting import Options, Up
+from common.models.classifier import Classifier
+from common.models.ensemble import Ensemble, weighted
+from server_app.distil.one_shot import OneShot, Pool
+from server_app.method import Metrics, Ups
+
+DOUBT = 4.0  #: temperature of the ensemble whose doubts are sought
+FADING = 0.99  #: what an epoch leaves of μ
+
+
+@final
+class CoBoosting(OneShot[Options]):
+    """DENSE with (1 − p)^hs CE,  w ← clip(w − μ sign ∂CE(z̄, y)/∂w)  and  x ← x + ε sign ∇_x."""
+
+    def step(self, t: int, ups: Ups[Up]) -> Metrics:
+        metrics = super().step(t, ups)
+        w = self.ensemble.weights
+        return {**metrics, "least_weight": float(w.min()), "largest_weight": float(w.max())}
+
+    def ensembles(self, nets: Sequence[Classifier]) -> dict[str, nn.Module]:
+        if not self.t:
+            return {}
+        return {"weighted-ensemble": self.ensemble, "ensemble": Ensemble(self.ensemble.nets)}
+
+    def generator_loss(
+        self, taught: Tensor, y: Tensor, said: Tensor, apart: Sequence[Tensor]
+    ) -> Tensor:
+        mean = [each / len(self.ensemble) for each in apart]
+        return super().generator_loss(taught, y, said, mean)
+
+    def one_hot(self, logits: Tensor, y: Tensor) -> Tensor:
+        return generation.hard_cross_entropy(logits, y, self.options.hs)
+
+    def improve(self, e: int, pool: Pool) -> None:
+        step = self.options.mu * FADING**e
+        if e and step:
+            for x, y in pool.batches("none", self.stream("weights")):
+                with torch.no_grad():
+                    logits = self.ensemble.each(x)
+                self.ensemble.weights = reweighed(self.ensemble.weights, logits, y, step)
+
+    def harder(self, x: Tensor) -> Tensor:
+        if not self.options.epsilon:
+            return x
+        shape = len(x), self.task.num_classes
+        u = torch.rand(shape, generator=self.stream("directions")).mul_(2).sub_(1)
+        return perturbed(self.ensemble, x, u.to(x.device), self.options.epsilon)
+
+
+def reweighed(w: Tensor, logits: Tensor, y: Tensor, step: float) -> Tensor:
+    """clip[0, 1](w − step · sign ∂CE(z̄, y)/∂w), or w where that leaves nobody.
+
+    w [K], each network's logits [K, n, C], labels y [n].
+    """
+    with torch.enable_grad():
+        w = w.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(F.cross_entropy(weighted(logits, w), y), w)
+    moved = (w.detach() - step * gradient.sign()).clamp(0, 1)
+    return torch.where(moved.any(), moved, w.detach())
+
+
+def perturbed(net: nn.Module, x: Tensor, u: Tensor, epsilon: float) -> Tensor:
+    """x + ε sign ∇_x Σ_c u_c softmax(net(x)/4)_c: images x [n, C, H, W], directions u [n, classes].
+
+    Tashiro et al. 2020, "Diversity can be Transferred" (output diversified sampling), on
+    probabilities at temperature 4.
+    """
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        value = (u * torch.softmax(net(x) / DOUBT, dim=1)).sum()
+        (gradient,) = torch.autograd.grad(value, x)
+    return x.detach() + epsilon * gradient.sign()

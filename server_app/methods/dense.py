@@ -1,0 +1,13 @@
+"""DENSE, server half: nothing but what one-shot methods share."""
+
+from __future__ import annotations
+
+from typing import final
+
+from common.methods.dense import Options
+from server_app.distil.one_shot import OneShot
+
+
+@final
+class Dense(OneShot[Options]):
+    """s ← s − η_s ∇ T² KL(σ(z̄/T) ‖ σ(s/T)) on the pool of generated images."""

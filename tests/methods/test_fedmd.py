@@ -1,0 +1,205 @@
+"""FedMD: what is agreed on, from which weights a client goes on, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Message
+from torch import Tensor
+
+from client_app.methods.fedmd import FedMD
+from client_app.private import Memory
+from common.methods.fedmd import Up
+from common.predictions import LARGEST, Predictions, spoken
+from common.task import check_fleet
+from deploy.run.loopback import Loopback
+from server_app.method import Ups
+from tests.support import battery, halves
+from tests.support.battery import Crash
+from tests.support.tiny import TinyRun, flat, play
+
+Run = Callable[..., TinyRun]
+SMALL: dict[str, Any] = {
+    **battery.PUBLIC,
+    "method": "fedmd",
+    "clients": 3,
+    "train__epochs": 1,
+    "fedmd__first_epochs": 1,
+}
+
+
+def server(**more: Any) -> Any:
+    return halves.server(**{**SMALL, **more})
+
+
+def ups(*said: Any, probabilities: bool = False) -> Ups[Up]:
+    """What clients 0, 1, … say, each a list of rows."""
+    told = [spoken(torch.tensor(x), "float32", probabilities=probabilities) for x in said]
+    return Ups.of([(halves.client(k), Up(**fields)) for k, fields in enumerate(told)])
+
+
+def kept(run: TinyRun, t: int) -> list[dict[str, Tensor]]:
+    """The own models of all clients, as they kept them in round t."""
+    files = sorted((run.folder / "state" / "test").glob(f"*/{t}/{Memory.kind}.safetensors"))
+    return [Memory.load(file).local for file in files]
+
+
+def same(ours: list[dict[str, Tensor]], theirs: list[dict[str, Tensor]]) -> bool:
+    assert len(ours) == len(theirs) > 0
+    return all(
+        a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
+        for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("align", "agreed", "distance"),
+    [("l1", [1.0, 1.0], 1.0), ("mse", [1.0, 1.0], 1.0), ("kl", [0.5, 0.5], 0.433781)],
+)
+def test_two_clients_meet_in_the_middle_by_hand(
+    align: str, agreed: list[float], distance: float
+) -> None:
+    method = server(fedmd__align=align)
+    o, z = method.options, torch.tensor([[[2.0, 0.0]], [[0.0, 2.0]]])
+    told = method.second(1, ups(*(o.speak(x).tolist() for x in z), probabilities=align == "kl"))
+    assert told[0] is told[1], "packed once"
+    answer = told[0].said(probabilities=align == "kl")
+    assert torch.allclose(answer, torch.tensor([agreed]))
+    assert float(o.distance(z[0], answer)) == pytest.approx(distance, abs=1e-6)
+
+
+@pytest.mark.parametrize("align", ["l1", "mse", "kl"])
+def test_alone_a_client_hears_itself_and_has_nothing_to_learn(align: str) -> None:
+    method, z = server(fedmd__align=align), torch.randn(4, 3, requires_grad=True)
+    said, probabilities = method.options.speak(z).detach(), align == "kl"
+    answer = method.second(1, ups(said.tolist(), probabilities=probabilities))[0]
+    target = answer.said(probabilities=probabilities)
+    assert torch.allclose(target, said, atol=0 if align != "kl" else 1e-7)
+    (gradient,) = torch.autograd.grad(method.options.distance(z, target), z)
+    assert float(gradient.abs().max()) < 1e-7 and (align == "kl" or not gradient.any())
+
+
+def test_what_digests_is_what_spoke(run: Run) -> None:
+    """Alone, in one batch and without BatchNorm: the distance to ẑ before the only step."""
+    alone = {"clients": 1, "fleet": "lenet5@0.5", "public__epochs": 1, "public__batch_size": 40}
+    done = run(**{**SMALL, **alone, "fedmd__align": "mse"})
+    found = [entry["metrics"]["client_align_loss"] for entry in done.journal[1:]]
+    assert "client_first_loss" in done.journal[1]["metrics"]
+    assert "client_first_loss" not in done.journal[2]["metrics"], "before the first round alone"
+    assert len(found) == 2 and max(found) < 1e-12
+
+
+@pytest.mark.parametrize("method", ["fedmd", "kt-pfl"])
+def test_without_digestion_every_client_is_alone(run: Run, method: str) -> None:
+    settings = {**SMALL, "score__clients_every": 1, "train__epochs": 2}
+    plain = {"public__learn": False, f"{method}.first-epochs": 0, f"{method}.whole-test": True}
+    plain |= {"kt-pfl.grow": False} if method == "kt-pfl" else {}
+    ours = run(**{**settings, **plain, "method": method})
+    alone = run(**{**settings, "method": "local", "local__whole_test": True})
+    assert same(kept(ours, 2), kept(alone, 2))
+    for our, their in zip(ours.journal[1:], alone.journal[1:], strict=True):
+        assert our["scores"] == their["scores"]
+        for name in ("client_loss", "client_steps", "client_test_accuracy"):
+            assert our["metrics"][name] == their["metrics"][name]
+    assert ours.summary["accuracy"] is None and ours.summary["weights_sha256"] is None
+
+
+def test_who_did_not_hear_the_answer_goes_on_from_its_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: dict[tuple[int, int], Tensor] = {}
+    train, second = FedMD.train, FedMD.second
+
+    def speaking(self: FedMD, down: Any) -> Up:
+        up = train(self, down)
+        said[self.participant.k, down.t] = up.theta
+        return up
+
+    def deaf(self: FedMD, down: Any) -> Any:
+        if (self.participant.k, down.t) == (1, 1):
+            raise OSError("cut off")
+        return second(self, down)
+
+    monkeypatch.setattr(FedMD, "train", speaking)
+    monkeypatch.setattr(FedMD, "second", deaf)
+    done = play(flat(tmp_path, **{**SMALL, "min_replies": 0.5, "public__subset": 999}))
+    assert done.journal[1]["replied"] == [0, 2] and done.journal[2]["replied"] == [0, 1, 2]
+    assert done.journal[1]["failures"] == [{"k": 1, "round": 1, "reason": "OSError: cut off"}]
+    assert torch.equal(said[1, 1], said[1, 2]), "all public images, the same weights"
+    assert not torch.equal(said[0, 1], said[0, 2])
+
+
+class LosesRound2(Loopback):  # type: ignore[misc]
+    """Dies when the clients have digested and trained in round 2, before they score."""
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        sent = list(messages)
+        about = {(m.metadata.message_type, m.metadata.group_id) for m in sent}
+        if ("evaluate", "2") in about:
+            raise Crash
+        return super().push_messages(sent)
+
+
+def test_a_round_repeated_after_its_second_exchange_gives_the_same_bits(tmp_path: Path) -> None:
+    """Also for a client whose first round it is."""
+    settings = {**SMALL, "per_round": 2, "seed": 3, "score__clients_every": 1}
+    whole = play(flat(tmp_path / "whole", **settings))
+    cut = flat(tmp_path / "cut", **settings)
+    with pytest.raises(Crash):
+        play(cut, LosesRound2(cut["clients"], cut, workers=0))
+    again = play(flat(tmp_path / "cut", **settings, resume=True))
+    assert again.timeless == whole.timeless and same(kept(again, 2), kept(whole, 2))
+    first, second = (set(entry["selected"]) for entry in whole.journal[1:])
+    assert first & second and second - first, "somebody goes on, somebody begins"
+
+
+@pytest.mark.parametrize(
+    ("theta", "span", "said"),
+    [
+        (torch.zeros(39, 3), (0, 0), r"theta is float32\[39, 3\], expected float32\[40, 3\]"),
+        (torch.zeros(40, 4), (0, 0), r"theta is float32\[40, 4\], expected float32\[40, 3\]"),
+        (torch.zeros(40, 3).half(), (0, 0), "theta is float16"),
+        (torch.zeros(40, 3), (1, 0), "theta claims to reach from 1.0 to 0.0"),
+        (torch.zeros(40, 3), (0, float("inf")), "theta claims to reach"),
+        (torch.full((40, 3), 1e6), (0, 0), r"theta has the logit 1e\+06, they end at 65504"),
+        (torch.full((40, 3), torch.nan), (0, 0), "theta has the logit nan"),
+    ],
+)
+def test_predictions_that_are_none_are_refused(
+    theta: Tensor, span: tuple[float, float], said: str
+) -> None:
+    up = Up(theta=theta, low=float(span[0]), high=float(span[1]))
+    with pytest.raises(ValueError, match=said):
+        server().check(halves.client(), up)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "uint8"])
+def test_logits_travel_in_every_dtype_of_the_wire(dtype: str) -> None:
+    z = torch.tensor([[-3.0, 0.5, 7.0], [1e6, 0.0, 1.0]])
+    fields = spoken(z[:1], dtype, probabilities=False)
+    back = Predictions(**fields).said(probabilities=False)
+    assert (fields["low"], fields["high"]) == (-3.0, 7.0)
+    assert float((back - z[:1]).abs().max()) <= 10 / 255 / 2 + 1e-6
+    wide = Predictions(**spoken(z, dtype, probabilities=False))
+    wide.check_predictions((2, 3), dtype, probabilities=False)
+    assert float(wide.said(probabilities=False).max()) == LARGEST
+
+
+def test_n_times_c_numbers_travel_each_way_for_each_client(run: Run) -> None:
+    done = run(**{**SMALL, "rounds": 1, "wire__dtype": "float16"})
+    entry, numbers = done.journal[1], 2 * 40 * 3 * 3
+    assert entry["cost"]["numbers"] == numbers
+    assert entry["bytes"]["arrays_up"] == entry["bytes"]["arrays_down"] == 2 * numbers // 2
+
+
+def test_labelled_public_training_needs_the_tasks_classes(run: Run) -> None:
+    other = {**SMALL, "data__public": 0.0, "data__public_name": "digits"}
+    with pytest.raises(ValueError, match=r"fedmd\.public-epochs = 2 needs a public set with the"):
+        check_fleet(halves.task(**other, fedmd__public_epochs=2))
+    check_fleet(halves.task(**other))
+    done = run(**{**SMALL, "rounds": 1, "fedmd__public_epochs": 2})
+    assert done.journal[1]["metrics"]["client_public_loss"] > 0
