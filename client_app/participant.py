@@ -19,7 +19,7 @@ from client_app.node import check, limit_memory
 from client_app.store import Store, look
 from common import device, models, seeds, tree
 from common.config import OWN, Config, Value
-from common.data import divide
+from common.data import divide, pool_of
 from common.data.dataset import Dataset
 from common.data.shares import Share, for_testing, share
 from common.fit import Loss
@@ -65,7 +65,7 @@ class Participant:
     @cached_property
     def dataset(self) -> Dataset:
         """What the clients' shares are cut from: the data set without its public part."""
-        return divide(self._data, self.config.partition_seed).pool
+        return pool_of(self._data, self.config.partition_seed)
 
     @cached_property
     def public(self) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import final
+from typing import TypeVar, final
 
 import torch
 from torch import Tensor
@@ -12,7 +12,10 @@ from client_app.handler import D, Handler, O
 from client_app.participant import upload
 from common.fit import Loss
 from common.models.classifier import Classifier
+from common.protocol import Model, Trained
 from common.records import Records, StateDict
+
+M = TypeVar("M", bound=Model)
 
 
 @final
@@ -40,8 +43,15 @@ class Private(Handler[O, D], ABC):
         return self.local(t + 1)
 
 
-class Mutual(Private[O, D], ABC):
-    """Deep mutual learning of the private model and a copy of the global one."""
+class Mutual(Private[O, M], ABC):
+    """Deep mutual learning of the private model and a copy of the global one, which goes back."""
+
+    def train(self, down: M) -> Trained:
+        p = self.participant
+        local, copy = self.local(down.t).train(), p.model(p.global_spec, down.w).train()
+        metrics = self.learn_mutually(down.t, local, copy)
+        self.keep(down.t, local)
+        return Trained(metrics=metrics, w=upload(copy))
 
     @abstractmethod
     def losses(self, own: Tensor, shared: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

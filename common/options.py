@@ -199,6 +199,8 @@ class PublicTraining(Descent):
     """Passes over them where they are learnt from; 0: the method's own."""
     batch_size: Annotated[int, Field(ge=0), Auto(128)] = 0
     """Images in a batch; 0: the method's own."""
+    anneal: bool = False
+    """The learning rate also falls over the steps of a round as half a cosine, to 0."""
     learn: bool = True
     """Whether anything is learnt there; false is the control of what the rest alone gives."""
     protect_running_stats: bool = False

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from common import optimise, seeds
 from common.config import Config, MethodOptions
@@ -71,6 +72,9 @@ def digest(
         device=task.device,
     )
     optimizer = optimise.of(net.parameters(), o, t, task.config.run.rounds)
+    if o.anneal:
+        falling = CosineAnnealingLR(optimizer, o.epochs * len(batches))
+        optimizer.register_step_post_hook(lambda *_: falling.step())
     net.train()
     protected = batch_statistics(net) if o.protect_running_stats else nullcontext()
     with seeds.scope(task.seed, *name, t), protected:

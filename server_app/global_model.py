@@ -70,6 +70,12 @@ class Combining(Method[O, T], ABC):
     def aggregate(self, ups: Ups[T], previous: Models) -> Models:
         """The method's combination of the uploads; ``previous``: of the round before."""
 
+    def refine(self, t: int, ups: Ups[T], models: Models) -> tuple[Models, Metrics]:
+        """What the method makes of the combination of ``ups``, such as students of theirs; numbers
+        for the journal.
+        """
+        return models, {}
+
     @abstractmethod
     def after(self, t: int, ups: Ups[T]) -> Metrics:
         """What the method does once round t's uploads are combined."""
@@ -132,8 +138,8 @@ class Combining(Method[O, T], ABC):
         return up.model_copy(update={"metrics": {}})
 
     def step(self, t: int, ups: Ups[T]) -> Metrics:
-        self.models = self.aggregate(ups, self.models)
-        return self.after(t, ups)
+        self.models, found = self.refine(t, ups, self.aggregate(ups, self.models))
+        return {**found, **self.after(t, ups)}
 
     def ask(self) -> StateDict | None:
         return self.flat(self.models)

@@ -180,9 +180,9 @@ class Method(ABC, Generic[O, U]):
         """Further global models by name, of the same architectures, scored beside ``model``."""
         return {}
 
-    def ensembles(self) -> dict[str, nn.Module]:
-        """Networks by name that the server alone scores beside ``model``: images (n, C, H, W) to
-        logits (n, classes). Empty before the first round.
+    def ensembles(self, nets: Sequence[Classifier]) -> dict[str, nn.Module]:
+        """Networks by name that the server alone scores beside ``nets``, which are the method's own
+        as they are scored: images (n, C, H, W) to logits (n, classes).
         """
         return {}
 

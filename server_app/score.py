@@ -52,8 +52,7 @@ class Scorer:
         named = {
             spec: result.accuracy for spec, result in zip(several, results.values(), strict=False)
         }
-        further = self.shown.further()
-        ensembles = method.ensembles()
+        further, ensembles = self.shown.further(), method.ensembles(nets)
         if (further or ensembles) and not named:
             named[method.name] = entry.accuracy
         within = {} if several else {n: part for net in nets for n, part in net.within().items()}

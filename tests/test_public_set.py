@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
-from common import tree
+from common import optimise, tree
 from common.losses.distillation import kl
 from common.public_set import digest, subset
 from tests.support import halves
@@ -32,6 +34,26 @@ def test_what_is_learnt_is_what_the_targets_say():
     before = float(kl(targets, task.logits(net, x)))
     first = digest(task, 1, net, x, targets, lambda z, y: kl(y, z), "digest")
     assert float(kl(targets, task.logits(net, x))) < 0.2 * before and 0 < first < before
+
+
+@pytest.mark.parametrize("anneal", [False, True])
+def test_the_rate_falls_over_the_steps_of_a_round_if_asked(
+    anneal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = halves.task(public__anneal=anneal, public__epochs=2, public__lr=0.1)
+    net, rates, made = task.build("mlp@0.25", name=("init",)), list[float](), optimise.of
+
+    def watched(*args: Any) -> torch.optim.Optimizer:
+        optimizer = made(*args)
+        optimizer.register_step_pre_hook(lambda o, *_: rates.append(o.param_groups[0]["lr"]))
+        return optimizer
+
+    monkeypatch.setattr(optimise, "of", watched)
+    x, y = torch.zeros(256, *task.shape, dtype=torch.uint8), torch.zeros(256).long()
+    digest(task, 1, net, x, y, torch.nn.functional.cross_entropy, "digest")
+    # cos² of 0, 1/8, 2/8, 3/8 of π, of four steps
+    falling = [0.1, 0.0853553, 0.05, 0.0146447]
+    assert rates == pytest.approx(falling if anneal else [0.1] * 4, abs=1e-6)
 
 
 def test_nothing_is_learnt_where_nothing_shall_be():

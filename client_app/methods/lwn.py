@@ -7,10 +7,9 @@ from typing import final
 import torch.nn.functional as F
 from torch import Tensor
 
-from client_app.participant import upload
 from client_app.private import Mutual
 from common.losses.distillation import kl
-from common.methods.lwn import Down, Options, Up
+from common.methods.lwn import Down, Options
 
 
 @final
@@ -18,13 +17,6 @@ class LWN(Mutual[Options, Down]):
     """Both learn from the data and from each other; only the small network's copy goes back."""
 
     receives = Down
-
-    def train(self, down: Down) -> Up:
-        p = self.participant
-        local, small = self.local(down.t).train(), p.model(p.global_spec, down.w).train()
-        metrics = self.learn_mutually(down.t, local, small)
-        self.keep(down.t, local)
-        return Up(metrics=metrics, w=upload(small))
 
     def losses(self, own: Tensor, shared: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         l_c = F.cross_entropy(own, y) + kl(shared.detach(), own)

@@ -201,16 +201,28 @@ def divide(data: Data, seed: int) -> Divided:
     With ``data.test = "merge"`` the test samples belong to what is divided. Raises ``ValueError``
     as ``_elsewhere`` and ``set_aside`` do.
     """
-    dataset = load(data)
-    if data.test == "merge":
-        if data.partition == NATURAL:
-            check_test_owners(data, dataset)
-        dataset = merged(dataset)
+    dataset = _whole(data)
     if data.elsewhere:
         return Divided(dataset, *_elsewhere(data, dataset, seed))
     if data.public == 0:
         return Divided(dataset, None, None)
     return set_aside(dataset, data.public, seed)
+
+
+def pool_of(data: Data, seed: int) -> Dataset:
+    """What the clients' shares are cut from, as ``divide`` says; a public set that is another data
+    set is not looked for.
+    """
+    return _whole(data) if data.elsewhere else divide(data, seed).pool
+
+
+def _whole(data: Data) -> Dataset:
+    dataset = load(data)
+    if data.test == "merge":
+        if data.partition == NATURAL:
+            check_test_owners(data, dataset)
+        return merged(dataset)
+    return dataset
 
 
 def _elsewhere(data: Data, dataset: Dataset, seed: int) -> tuple[Tensor, Tensor | None]:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from common.config import NATURAL, OWN, Data
-from common.data import check_test_owners, divide, load
+from common.data import check_test_owners, load, pool_of
 from common.data.dataset import Dataset
 from common.data.partition import local_split, split
 from common.seeds import rng
@@ -57,7 +57,7 @@ def share(data: Data, k: int, clients: int, seed: int) -> Share:
 
     Raises ``ValueError`` for a partition that cannot be made, or a client that cannot train.
     """
-    pool = divide(data, seed).pool
+    pool = pool_of(data, seed)
     alone = data.partition == OWN
     mine = _partition(data, 1, seed)[0] if alone else _partition(data, clients, seed)[k]
     if data.test == "own":
@@ -91,7 +91,7 @@ def _own_test(data: Data, pool: Dataset, k: int, mine: np.ndarray) -> np.ndarray
 @lru_cache(maxsize=4)
 def _partition(data: Data, clients: int, seed: int) -> list[np.ndarray]:
     """Every client's samples; cached for a process of many clients."""
-    return split(data, divide(data, seed).pool, clients, seed)
+    return split(data, pool_of(data, seed), clients, seed)
 
 
 def for_testing(data: Data, clients: int, seed: int) -> Dataset:
@@ -117,5 +117,5 @@ def _untrained(data: Data, clients: int, seed: int) -> Dataset:
             f"data.test = 'merge': with data.test-fraction = {data.test_fraction:g} no sample is "
             "left that nobody trains on"
         )
-    pool = divide(data, seed).pool
+    pool = pool_of(data, seed)
     return replace(load(data), x_test=pool.x[tested], y_test=pool.y[tested], owner_test=None)

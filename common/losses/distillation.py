@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -58,6 +59,34 @@ def max_ensemble(teachers: Sequence[Tensor], norm: str, T: float = 1.0) -> Tenso
         return F.softmax(largest, dim=1)
     assert norm == "none", norm
     return largest
+
+
+def opinion(
+    answers: Iterable[Tensor], how: Literal["logits", "mean", "max", "vote"], T: float = 1.0
+) -> Tensor:
+    """One distribution for each image, [n, C], from the logits z_i [n, C] of several teachers.
+
+    ``logits``: softmax(mean_i z_i / T); ``mean``: mean_i softmax(z_i / T); ``max``: as
+    ``max_ensemble`` with norm "sum"; ``vote``: the share of the teachers whose first largest logit
+    it is. ``answers``, at least one, are gone through once, and not held together.
+
+    ``kl_from`` the ``mean`` is the mean of ``kl`` over the teachers, less what no student changes:
+    how far they are from each other.
+    """
+    total, count = torch.zeros(()), 0
+    for z in answers:
+        if how == "logits":
+            said = z
+        elif how == "vote":
+            said = F.one_hot(z.argmax(1), z.shape[1]).to(z.dtype)
+        else:
+            said = F.softmax(z / T, dim=1)
+        total = torch.maximum(total, said) if how == "max" else total + said
+        count += 1
+    assert count, "nobody was asked"
+    if how == "logits":
+        return F.softmax(total / count / T, dim=1)
+    return total / total.sum(1, keepdim=True)
 
 
 def kl_from(targets: Tensor, student: Tensor, T: float = 1.0) -> Tensor:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import final
+from typing import Literal, final
 
 import torch
 from torch import Tensor, nn
+
+Kind = Literal["logits", "softmax"]
 
 
 @final
@@ -15,13 +17,14 @@ class Ensemble(nn.Module):
 
     They are in evaluation mode, on one device, and may differ in architecture. ``weights``: w [K],
     not negative and not all 0, at first all 1/K. A single network answers as it would alone.
+    ``kind = "softmax"``: the logarithm of the same mean of softmax z_k(x), in place of z̄(x).
     """
 
     weights: Tensor
 
-    def __init__(self, nets: Iterable[nn.Module]) -> None:
+    def __init__(self, nets: Iterable[nn.Module], kind: Kind = "logits") -> None:
         super().__init__()
-        self.nets = nn.ModuleList(nets)
+        self.nets, self.kind = nn.ModuleList(nets), kind
         device = next(self.parameters()).device
         self.register_buffer("weights", torch.full((len(self.nets),), 1 / len(self), device=device))
         self.eval().requires_grad_(False)
@@ -35,9 +38,12 @@ class Ensemble(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Images (n, C, H, W) to logits (n, classes)."""
-        return weighted(self.each(x), self.weights)
+        return weighted(self.each(x), self.weights, self.kind)
 
 
-def weighted(logits: Tensor, w: Tensor) -> Tensor:
-    """Σ_k w_k z_k / Σ_k w_k (n, C) of logits z (K, n, C) and weights w (K)."""
-    return ((w / w.sum())[:, None, None] * logits).sum(0)
+def weighted(logits: Tensor, w: Tensor, kind: Kind = "logits") -> Tensor:
+    """What logits z (K, n, C) with weights w (K) come to, (n, C): as ``Ensemble`` says."""
+    shares = (w / w.sum())[:, None, None]
+    if kind == "softmax":
+        return (logits.log_softmax(2) + shares.log()).logsumexp(0)
+    return (shares * logits).sum(0)

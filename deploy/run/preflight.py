@@ -135,7 +135,9 @@ def _check_clients(config: Config, ours: Dataset) -> None:
             if key in node and not Path(str(node[key])).is_dir():
                 raise ValueError(f"node.{k}.{key} = {node[key]!r} is not a folder")
         device.choose(str(node.get("device", config.run.device)))
-        pool = share(config.data_of(k, node), k, config.run.clients, seed).pool
+        data = config.data_of(k, node)
+        divide(data, seed)  # the public set too
+        pool = share(data, k, config.run.clients, seed).pool
         if (pool.shape, pool.classes) != (ours.shape, ours.classes):
             raise ValueError(
                 f"client {k} has images {pool.shape} of {pool.num_classes} classes "

@@ -52,7 +52,9 @@ class Oca(Wrapper[O, T]):
     def step(self, t: int, ups: Ups[T]) -> Metrics:
         metrics = self.inner.step(t, ups)
         self.uploads.put(t, [(client.k, self.cached(up)) for client, up in ups])
-        self.inner.overall = self.aggregate(self._latest(), self.inner.overall)
+        latest = self._latest()
+        combined = self.aggregate(latest, self.inner.overall)
+        self.inner.overall, _ = self.refine(t, latest, combined)
         return metrics
 
     def _latest(self) -> Ups[T]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Callable, Sequence
 
+from torch import nn
+
 from common.journal import Entry
 from common.models.classifier import Classifier
 from common.protocol import Down, Up
@@ -42,6 +44,9 @@ class Wrapper(Combining[O, T], ABC):
     def after(self, t: int, ups: Ups[T]) -> Metrics:
         return self.inner.after(t, ups)
 
+    def refine(self, t: int, ups: Ups[T], models: Models) -> tuple[Models, Metrics]:
+        return self.inner.refine(t, ups, models)
+
     def second(self, t: int, ups: Ups[T]) -> dict[int, Down]:
         return self.inner.second(t, ups)
 
@@ -50,6 +55,9 @@ class Wrapper(Combining[O, T], ABC):
 
     def measured_by(self, name: str) -> Sequence[Client]:
         return self.inner.measured_by(name)
+
+    def ensembles(self, nets: Sequence[Classifier]) -> dict[str, nn.Module]:
+        return self.inner.ensembles(nets)
 
     def numbers(self, ups: Ups[T]) -> int | None:
         return self.inner.numbers(ups)

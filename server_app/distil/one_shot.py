@@ -181,7 +181,7 @@ class OneShot(GlobalModel[S, Up], ABC):
         """What the student sees of a batch of images as classifiers read them."""
         return x
 
-    def ensembles(self) -> dict[str, nn.Module]:
+    def ensembles(self, nets: Sequence[Classifier]) -> dict[str, nn.Module]:
         return {"ensemble": self.ensemble} if self.t else {}
 
 

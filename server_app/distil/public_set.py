@@ -5,7 +5,7 @@ their own: DL-SH, DL-MH, I-DL-MH.
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar, TypeVar
 
 import torch
@@ -16,9 +16,10 @@ from common import quantise, tree
 from common.data import divide
 from common.data.dataset import fingerprint
 from common.ensemble import client_weights, literal_product, weighted_sum
+from common.fit import Loss
 from common.methods.dl_sh import Distilling, Down
-from common.public_set import subset
-from common.records import Records
+from common.public_set import digest, subset
+from common.records import Records, StateDict
 from common.task import epochs
 from server_app.global_model import GlobalModel, Weights
 from server_app.method import Client, Method, O, U
@@ -26,8 +27,8 @@ from server_app.method import Client, Method, O, U
 D = TypeVar("D", bound=Distilling)
 
 
-class Seeing(Method[O, U], ABC):
-    """Holds the public set, the same as every client's."""
+class Holding(Method[O, U], ABC):
+    """Holds the public set, of which clients need to know nothing."""
 
     def prepare(self) -> None:
         super().prepare()
@@ -45,16 +46,37 @@ class Seeing(Method[O, U], ABC):
         """n, the samples of A_t."""
         return min(self.config.public.subset or self.samples, self.samples)
 
+    def images(self, t: int) -> Tensor:
+        """A_t [n, C, H, W], the public images of round t."""
+        return self.public[subset(self.task, t, self.samples)]
+
+    def asked(self, t: int, models: Iterable[tuple[str, StateDict]]) -> Iterator[Tensor]:
+        """What networks, by architecture and weights, say of A_t: the logits [n, C] of one after
+        the other, of which one is in memory.
+        """
+        images = self.images(t)
+        return (self.task.logits(self.build(spec, w), images) for spec, w in models)
+
+    def taught(
+        self, t: int, spec: str, w: StateDict, targets: Tensor, loss: Loss
+    ) -> tuple[StateDict, float]:
+        """Weights w of an architecture once it has learnt ``targets`` [n, ...] about A_t, and the
+        mean loss. ``loss`` takes its logits and the targets of a batch.
+        """
+        student = self.build(spec, w)
+        found = digest(self.task, t, student, self.images(t), targets, loss, "distil", spec)
+        return tree.snapshot(student), found
+
+
+class Seeing(Holding[O, U], ABC):
+    """Holds the public set, the same as every client's."""
+
     def begin(self, clients: Sequence[Client]) -> None:
         super().begin(clients)
         own = fingerprint(self.public)
         for client in clients:
             if client.peer.public != own:
                 raise ValueError(f"client {client.k} has another public set than the server")
-
-    def images(self, t: int) -> Tensor:
-        """A_t [n, C, H, W], the public images of round t."""
-        return self.public[subset(self.task, t, self.samples)]
 
 
 class PublicSet(Seeing[D, U], GlobalModel[D, U], ABC):

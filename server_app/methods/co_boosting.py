@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from common.losses import generation
 from common.methods.co_boosting import Options, Up
+from common.models.classifier import Classifier
 from common.models.ensemble import Ensemble, weighted
 from server_app.distil.one_shot import OneShot, Pool
 from server_app.method import Metrics, Ups
@@ -28,7 +29,7 @@ class CoBoosting(OneShot[Options]):
         w = self.ensemble.weights
         return {**metrics, "least_weight": float(w.min()), "largest_weight": float(w.max())}
 
-    def ensembles(self) -> dict[str, nn.Module]:
+    def ensembles(self, nets: Sequence[Classifier]) -> dict[str, nn.Module]:
         if not self.t:
             return {}
         return {"weighted-ensemble": self.ensemble, "ensemble": Ensemble(self.ensemble.nets)}

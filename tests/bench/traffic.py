@@ -35,6 +35,7 @@ FEW = {
     "confidence.epochs": 1,
     "ensemble.epochs": 1,
     "ensemble.uhc-steps": 2,
+    "public.epochs": 1,
     "dafl.server-steps": 2,
     "dense.epochs": 1,
     "fedftg.iterations": 1,
@@ -49,7 +50,10 @@ OWN: dict[str, dict[str, Any]] = {
     "fedgkt": {"fleet": "cnn2", "global-model": "cnn3"},
     **{
         name: {"data.public": 0.5}
-        for name in ("dl-sh", "dl-mh", "i-dl-mh", "ds-fl", "fdmeta", "fedmd", "kt-pfl")
+        for name in (
+            *("dl-sh", "dl-mh", "i-dl-mh", "ds-fl", "fdmeta", "fedmd", "kt-pfl"),
+            *("feddf", "fedkemf"),
+        )
     },
 }
 

@@ -64,7 +64,7 @@ def equal(a: StateDict, b: StateDict) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-@pytest.mark.parametrize("named", [*METHODS, "fedkf"])
+@pytest.mark.parametrize("named", [*METHODS, "fedkf", "feddf"])
 def test_with_everybody_active_it_is_the_active_clients_mean_bit_for_bit(
     named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,7 +84,13 @@ def test_with_everybody_active_it_is_the_active_clients_mean_bit_for_bit(
         assert overall.keys() == active.keys()
         assert all(equal(overall[spec], active[spec]) for spec in active)
     assert course(run) == course(run, "aca")
-    if named not in ("fedin", "heterofl", "fedrolex", "inclusivefl"):  # scored by architecture
+    if named not in (
+        "fedin",
+        "feddf",
+        "heterofl",
+        "fedrolex",
+        "inclusivefl",
+    ):  # scored by architecture
         assert course(run) == course(run, "oca")
 
 

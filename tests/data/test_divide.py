@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from common.data import divide, load
+from common.data import divide, load, pool_of
 from common.data.dataset import fingerprint
 from common.data.fitted import fitted
 from common.parse import defaults, parse
@@ -83,6 +83,15 @@ def test_another_data_set_is_brought_to_the_shape_of_the_task():
     assert fingerprint(divide(options, 1).public) == fingerprint(divided.public)
     other = divide(options, 2).public
     assert other is not None and fingerprint(other) != fingerprint(divided.public)
+
+
+def test_who_only_needs_a_share_does_without_the_other_data_set():
+    options = data(name="toy", public_name="folder", public_dir="/nowhere")
+    assert pool_of(options, 1) is load(options)
+    with pytest.raises(ValueError, match="/nowhere"):
+        divide(options, 1)
+    share = data(public=0.8)
+    assert pool_of(share, 1) is divide(share, 1).pool
 
 
 def test_the_labels_of_another_set_of_the_same_classes_are_known():

@@ -91,6 +91,7 @@ EXCHANGES = (
     "depthfl",
     "dl-mh",
     "fdmeta",
+    "feddf",
     "fedgkt",
     "fedin",
     "fedkf",

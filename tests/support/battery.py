@@ -44,6 +44,14 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         }
         for name in ("dl-sh", "dl-mh", "i-dl-mh")
     },
+    "feddf": {"data__public": 0.4, "data__samples": 200, "public__epochs": 2},
+    "fedkemf": {
+        "data__public": 0.4,
+        "data__samples": 140,
+        "public__epochs": 3,
+        "public__batch_size": 16,
+        "public__lr": 0.1,
+    },
     **{
         name: {**PUBLIC, "public__epochs": 1, "public__batch_size": 40, f"{name}.first-epochs": 1}
         for name in ("fedmd", "kt-pfl")

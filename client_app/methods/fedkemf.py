@@ -1,0 +1,53 @@
+"""FedKEMF, client half: mutual learning of θ_k and the knowledge network, at once or in turn."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from client_app.private import Mutual
+from common.losses.distillation import kl
+from common.methods.fedkemf import Down, Options
+from common.models.classifier import Classifier
+
+
+@final
+class FedKEMF(Mutual[Options, Down]):
+    """CE + D both ways; only the knowledge network's copy goes back."""
+
+    receives = Down
+
+    def losses(self, own: Tensor, shared: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        apart = F.mse_loss if self.options.dml == "mse" else kl
+        l_own = F.cross_entropy(own, y) + apart(shared.detach(), own)
+        l_shared = F.cross_entropy(shared, y) + apart(own.detach(), shared)
+        return l_own, l_shared
+
+    def learn_mutually(self, t: int, local: Classifier, copy: Classifier) -> dict[str, float]:
+        if self.options.order == "joint":
+            return super().learn_mutually(t, local, copy)
+
+        whose = itertools.cycle((0, 1))
+
+        def loss(x: Tensor, y: Tensor) -> Tensor:
+            turn = next(whose)
+            with torch.set_grad_enabled(turn == 0):
+                own = local(x)
+            with torch.set_grad_enabled(turn == 1):
+                shared = copy(x)
+            return self.losses(own, shared, y)[turn]
+
+        # Whose turn it is not has no gradients, and an optimiser leaves it alone.
+        both = [*local.parameters(), *copy.parameters()]
+        found = self.participant.train(t, both, loss, _twice)
+        return {"loss": 2 * found["loss"], "steps": found["steps"] / 2}
+
+
+def _twice(batches: Iterable[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]:
+    """Every batch for the client's own network, then for the knowledge network."""
+    return (batch for batch in batches for _ in range(2))

@@ -1,0 +1,42 @@
+"""FedDF, server half: a mean for each architecture, then all clients' models teach it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import final
+
+from torch import nn
+
+from common.losses.distillation import kl_from, opinion
+from common.methods.feddf import Options, Up
+from common.models.classifier import Classifier
+from common.models.ensemble import Ensemble
+from server_app.distil.public_set import Holding
+from server_app.global_model import Averaged
+from server_app.method import Metrics, Models, Ups
+
+
+@final
+class FedDF(Holding[Options, Up], Averaged[Options, Up]):
+    """w_a ← w_a − η_s ∇ KL(σ(mean_k f(x; w_k) / T) ‖ σ(f(x; w_a) / T)), from the mean on."""
+
+    answers = Up
+
+    def refine(self, t: int, ups: Ups[Up], models: Models) -> tuple[Models, Metrics]:
+        if not self.config.public.learn:
+            return models, {}
+        o, T = self.options, self.options.temperature
+        teachers = self.asked(t, ((self.trains(client), up.w) for client, up in ups))
+        targets = opinion(teachers, "logits" if o.average == "logits" else "mean", T)
+        students = {
+            spec: self.taught(t, spec, models[spec], targets, lambda z, y: kl_from(y, z, T))
+            for spec in sorted({self.trains(client) for client in ups.clients})
+        }
+        losses = [loss for _, loss in students.values()]
+        refined = {spec: w for spec, (w, _) in students.items()}
+        return {**models, **refined}, {"distill_loss": fmean(losses)}
+
+    def ensembles(self, nets: Sequence[Classifier]) -> dict[str, nn.Module]:
+        alone = len(nets) == 1
+        return {} if alone else {"ensemble": Ensemble(nets, kind=self.options.ensemble)}

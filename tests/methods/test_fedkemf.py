@@ -1,0 +1,190 @@
+"""FedKEMF: both losses by hand, turns, what LWN shares with it, what the server learns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from client_app.methods.fedkemf import FedKEMF
+from client_app.methods.lwn import LWN
+from client_app.participant import Participant
+from client_app.private import Memory
+from client_app.store import Store
+from common import tree
+from common.losses.distillation import kl
+from common.methods.fedkemf import Options, Up
+from common.parse import defaults, parse
+from common.records import StateDict
+from server_app.method import Ups
+from tests.support.halves import client, server
+from tests.support.tiny import TinyRun, flat
+
+Run = Callable[..., TinyRun]
+TINY: dict[str, Any] = {
+    "method": "fedkemf",
+    "data__public": 0.5,
+    "data__samples": 160,
+    "public__epochs": 1,
+    "train__epochs": 1,
+}
+ONE_STEP: dict[str, Any] = {
+    **TINY,
+    "fleet": "lenet5@0.25",
+    "public__lr": 0.5,
+    "public__batch_size": 500,
+}
+OWN, SHARED, Y = torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 1.0]]), torch.tensor([0])
+
+
+def losses(**options: Any) -> tuple[float, float]:
+    half: Any = SimpleNamespace(options=Options(**options))
+    own, shared = FedKEMF.losses(half, OWN, SHARED, Y)
+    return float(own), float(shared)
+
+
+def test_a_pair_by_hand() -> None:
+    ce = math.log(1 + math.exp(-2)), math.log(1 + math.exp(1))
+    p, q = 1 / (1 + math.exp(-2)), 1 / (1 + math.exp(1))  # of class 0: own, shared
+    apart = [
+        a * math.log(a / b) + (1 - a) * math.log((1 - a) / (1 - b)) for a, b in ((q, p), (p, q))
+    ]
+    assert losses() == pytest.approx((ce[0] + apart[0], ce[1] + apart[1]), abs=1e-6)
+    # mean of (2 − 0)² and (0 − 1)²
+    assert losses(dml="mse") == pytest.approx((ce[0] + 2.5, ce[1] + 2.5), abs=1e-6)
+
+
+def test_its_pair_is_that_of_lwn() -> None:
+    draw = torch.Generator().manual_seed(1)
+    own, shared = torch.randn(2, 6, 3, generator=draw)
+    y = torch.randint(3, (6,), generator=draw)
+    half: Any = SimpleNamespace(options=Options())
+    ours, theirs = FedKEMF.losses(half, own, shared, y), LWN.losses(half, own, shared, y)
+    assert [float(loss) for loss in ours] == [float(loss) for loss in theirs]
+
+
+def test_its_clients_learn_what_those_of_lwn_learn(run: Run) -> None:
+    given = {**TINY, "rounds": 1, "clients": 2}
+    noise = {"noise__batches": 1}
+    kept = []
+    for one in (run(**given), run(**{**given, **noise, "method": "lwn"})):
+        store = Store(one.folder / "state", "test", 1)
+        memory = store.recall(9, Memory)
+        assert memory is not None
+        kept.append((memory.local, one.journal[-1]["bytes"]["arrays_up"]))
+    (ours, up), (theirs, same) = kept
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items()) and up == same
+
+
+@pytest.mark.parametrize("order", ["joint", "sequential"])
+def test_one_step_at_once_and_in_turn(order: str, tmp_path: Path) -> None:
+    rate = 0.5
+    config = parse(
+        flat(
+            tmp_path,
+            **{**TINY, "fleet": "lenet5@0.25", "fedkemf__order": order, "train__steps": 1},
+            train__lr=rate,
+            train__momentum=0.0,
+        )
+    )
+    p = Participant(config, {"partition-id": 0}, "test")
+    nets = [p.model("lenet5@0.25", part=name) for name in ("own", "shared")]
+    expected = [p.model("lenet5@0.25", tree.snapshot(net)) for net in nets]
+    (x, y), *_ = p.task.batches(*p.train_set, p.k, 1, drop_last=True)
+
+    def step(i: int, teacher: Tensor) -> None:
+        net = expected[i]
+        z = net(x)
+        (F.cross_entropy(z, y) + kl(teacher.detach(), z)).backward()
+        for w in net.parameters():
+            assert w.grad is not None
+            w.data -= rate * w.grad
+
+    before = expected[0](x)
+    step(0, expected[1](x))
+    step(1, before if order == "joint" else expected[0](x))
+    found = FedKEMF(p).learn_mutually(1, nets[0], nets[1])
+    assert found["steps"] == 1
+    for net, like in zip(nets, expected, strict=True):
+        for w, v in zip(net.parameters(), like.parameters(), strict=True):
+            torch.testing.assert_close(w, v, rtol=0, atol=1e-6)
+    assert float((before - expected[0](x)).detach().abs().max()) > 1e-3
+
+
+def stepped(*names: str, **changes: Any) -> tuple[Any, StateDict, list[StateDict]]:
+    """A server half after a step with copies as drawn under these names; w before; the copies."""
+    half = server(**{**ONE_STEP, **changes})
+    half.begin([client(k, model="lenet5@0.25") for k in range(len(names))])
+    before = half.w
+    built = [half.task.build(half.global_spec, name=("init", name)) for name in names]
+    copies = [tree.snapshot(net) for net in built]
+    ups = [Up(w=w) for w in copies]
+    half.step(1, Ups.of(list(zip(half.clients, ups, strict=True))))
+    return half, before, copies
+
+
+def moved(before: StateDict, after: StateDict) -> float:
+    return max(float((before[name] - value).abs().max()) for name, value in after.items())
+
+
+@pytest.mark.parametrize("labels", [False, True])
+def test_one_step_of_the_server_goes_on_from_the_previous_network(labels: bool) -> None:
+    T = 20.0 if labels else 2.0
+    half, before, copies = stepped("a", "b", fedkemf__temperature=T, fedkemf__labels=labels)
+    (images,) = (x for x, _ in half.task.in_order(half.public, size=500))
+    net = half.build(half.global_spec, before)
+    said = [half.build(half.global_spec, w)(images).detach() for w in copies]
+    z = net(images)
+    if labels:
+        p = (F.softmax(said[0], 1) + F.softmax(said[1], 1)) / 2
+        apart = (p - F.softmax(z / T, 1)).square().mean()
+        loss = 0.5 * F.cross_entropy(z, half.labels) + 0.5 * T**2 * apart
+    else:
+        p = (F.softmax(said[0] / T, 1) + F.softmax(said[1] / T, 1)) / 2
+        loss = F.kl_div(F.log_softmax(z / T, 1), p, reduction="batchmean")
+    loss.backward()
+    expected = {n: w.detach() - 0.5 * w.grad for n, w in net.named_parameters()}  # type: ignore[operator]
+    assert moved(before, expected) > 1e-4 and moved(expected, half.w) < 1e-5
+
+
+def test_the_loss_with_labels_by_hand() -> None:
+    half, _, _ = stepped("a", fedkemf__labels=True, fedkemf__temperature=20.0)
+    targets = torch.tensor([[[1.0, 0.0], [0.6, 0.4]]])  # the class, p
+    # CE .126928; σ(2/20, 0) = (.524979, .475021), mean square .005628: ½ · .126928 + 200 · .005628
+    assert float(half.loss(torch.tensor([[2.0, 0.0]]), targets)) == pytest.approx(
+        1.189088, abs=1e-5
+    )
+
+
+def test_without_learning_the_knowledge_network_never_changes() -> None:
+    half, before, _ = stepped("a", "b", public__learn=False)
+    assert moved(before, half.w) == 0
+
+
+@pytest.mark.parametrize(
+    "switch",
+    [
+        {"fedkemf__ensemble": "max"},
+        {"fedkemf__ensemble": "vote"},
+        {"fedkemf__temperature": 3.0},
+        {"fedkemf__labels": True},
+        {"public__subset": 20},
+    ],
+)
+def test_every_switch_of_the_server_does_something(switch: dict[str, Any]) -> None:
+    assert moved(stepped("a", "b")[0].w, stepped("a", "b", **switch)[0].w) > 0
+
+
+def test_what_does_not_go_together_is_one_line() -> None:
+    other = {"data__public": 0.0, "data__public_name": "digits", "fedkemf__labels": True}
+    with pytest.raises(ValueError, match="^fedkemf.labels = true, but the public set has no known"):
+        server(**{**ONE_STEP, **other})
+    with pytest.raises(ValueError, match="needs a public set: set data.public"):
+        parse({**defaults(), "method": "fedkemf"})
