@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from common import optimise, seeds
 from common.config import Config, MethodOptions
+from common.data import divide
 from common.data.batches import Batches
 from common.fit import Loss, fit
 from common.models.batchnorm import batch_statistics
@@ -32,6 +33,13 @@ class OnPublicSet(MethodOptions):
             raise ValueError(
                 f"method = {config.run.method!r} needs a public set: set data.public (0.8 in "
                 "DL-MH's paper), data.public-name or data.public-dir"
+            )
+
+    def check_labels(self, config: Config, setting: str) -> None:
+        """Raise ``ValueError`` for a ``setting`` where nobody knows the public images' classes."""
+        if divide(config.data, config.partition_seed).labels is None:
+            raise ValueError(
+                f"{config.run.method}.{setting} needs a public set with the task's classes"
             )
 
 

@@ -53,6 +53,7 @@ from typing import Literal, final
 from common.methods.fedavg import Down, Up
 from common.public_set import OnPublicSet
 from common.section import Positive
+from common.task import Task
 
 __all__ = ["Down", "Options", "Up"]
 
@@ -73,3 +74,8 @@ class Options(OnPublicSet):
     """T of the server's softmaxes; 20 in the released code."""
     labels: bool = False
     """The server also learns the public images' classes, where it knows them."""
+
+    def check_fleet(self, task: Task, specs: tuple[str, ...]) -> None:
+        super().check_fleet(task, specs)
+        if self.labels:
+            self.check_labels(task.config, "labels = true")

@@ -52,7 +52,6 @@ from torch import Tensor
 
 from common import protocol
 from common.config import Value
-from common.data import divide
 from common.losses.distillation import kl_from
 from common.methods.local import OwnModels
 from common.predictions import Predictions
@@ -73,12 +72,8 @@ class Speaking(OnPublicSet, OwnModels, ABC):
 
     def check_fleet(self, task: Task, specs: tuple[str, ...]) -> None:
         super().check_fleet(task, specs)
-        config = task.config
-        if self.public_epochs and divide(config.data, config.partition_seed).labels is None:
-            raise ValueError(
-                f"{config.run.method}.public-epochs = {self.public_epochs} needs a public set with "
-                "the task's classes; set it to 0"
-            )
+        if self.public_epochs:
+            self.check_labels(task.config, f"public-epochs = {self.public_epochs}")
 
     @property
     @abstractmethod

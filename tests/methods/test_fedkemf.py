@@ -23,8 +23,9 @@ from common.losses.distillation import kl
 from common.methods.fedkemf import Options, Up
 from common.parse import defaults, parse
 from common.records import StateDict
+from common.task import check_fleet
 from server_app.method import Ups
-from tests.support.halves import client, server
+from tests.support.halves import client, server, task
 from tests.support.tiny import TinyRun, flat
 
 Run = Callable[..., TinyRun]
@@ -184,7 +185,9 @@ def test_every_switch_of_the_server_does_something(switch: dict[str, Any]) -> No
 
 def test_what_does_not_go_together_is_one_line() -> None:
     other = {"data__public": 0.0, "data__public_name": "digits", "fedkemf__labels": True}
-    with pytest.raises(ValueError, match="^fedkemf.labels = true, but the public set has no known"):
-        server(**{**ONE_STEP, **other})
+    with pytest.raises(
+        ValueError, match="^fedkemf.labels = true needs a public set with the task's"
+    ):
+        check_fleet(task(method="fedkemf", **other))
     with pytest.raises(ValueError, match="needs a public set: set data.public"):
         parse({**defaults(), "method": "fedkemf"})
