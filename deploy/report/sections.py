@@ -22,8 +22,10 @@ MOST_CLIENTS = 40  # squares of more pairs are too small to see
 MEAN = "Mean over clients, weighted by their test samples"
 
 
-def learning(run: Run) -> Section:
-    """Accuracy and loss on the server's test set."""
+def learning(run: Run) -> Section | None:
+    """Accuracy and loss on the server's test set; None without a model of the server's."""
+    if run.done and not run.accuracies():
+        return None
     alone = [Group(run.name, [run])]
     cards = [Card("Accuracy", plots.accuracy(alone), _course(run), behind=_rounds(run))]
     if any(e.loss is not None for e in run.entries):
@@ -33,9 +35,9 @@ def learning(run: Run) -> Section:
 
 
 def clients(run: Run) -> Section | None:
-    """Every client's accuracy, with the table behind it."""
+    """Every client's accuracy, with the table behind it; None if none was tested."""
     scores = run.scores()
-    if not scores:
+    if all(s.accuracy is None and s.accuracy_global is None for _, s in scores):
         return None
     whose, mean = run.mean_on_clients()
     told = f"{whose} {percent(mean)}"

@@ -56,6 +56,10 @@ def test_what_is_scored_are_the_clients_models_on_their_own_test_shares(run: Run
     assert "own model" in console.export_text()
     write_report([local.folder], page := local.folder / "report.html")
     assert "own models" in page.read_text()
+    assert ">Learning<" not in page.read_text(), "the server has no model to draw"
+    untested = run(method="local", data__test_fraction=0.0)
+    write_report([untested.folder], page)
+    assert ">Clients<" not in page.read_text() and ">Cost<" in page.read_text()
 
 
 def test_on_request_they_are_measured_on_the_whole_test_set(
