@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from deploy.report.style import PAPER, frames, series, style
 from deploy.report.text import clean
 
-MARKERS = "osD^vP*X"
+MARKERS = "osD^vP*Xh"  # one more than there are colours, so that no pair soon comes again
 ACROSS = 3  # panels beside each other
 
 
@@ -57,6 +58,8 @@ def png(title: str, unit: str, rows: Sequence[str], panels: Panels, path: Path) 
                         elinewidth=1.0,
                     )
             place.set_xscale("log")
+            low, high = place.get_xlim()
+            place.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
             place.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
             place.xaxis.set_minor_formatter(NullFormatter())
             place.set_title(clean(name), fontsize=10.0, loc="left")
@@ -68,5 +71,6 @@ def png(title: str, unit: str, rows: Sequence[str], panels: Panels, path: Path) 
         figure.legend(
             [drawn[row] for row in shown], [clean(row) for row in shown], loc="outside right upper"
         )
-        figure.suptitle(clean(title), fontsize=11.0, x=0.01, ha="left", fontweight="bold")
+        heading = textwrap.fill(clean(title), 40 * across)
+        figure.suptitle(heading, fontsize=11.0, x=0.01, ha="left", fontweight="bold")
         figure.savefig(path, format="png", dpi=160, facecolor=PAPER)
