@@ -62,14 +62,6 @@ def test_private_models_of_clients_are_found_in_copies(finished: Callable[..., P
         assert [client.model for client, _ in further.networks()] == ["cnn2@0.5", "cnn3@0.5"]
 
 
-def test_networks_with_a_projection_have_the_stages_behind_it(
-    finished: Callable[..., Path],
-) -> None:
-    folder = finished(method="moon", fleet="cnn2@0.5", rounds=1)
-    with further_round(folder, 2, 0) as further:
-        assert [type(net).__name__ for _, net in further.networks()] == ["CNN", "CNN"]
-
-
 def test_a_run_without_stages_or_checkpoint_is_refused(finished: Callable[..., Path]) -> None:
     folder = finished(method="fedavg", fleet="mlp@0.25", rounds=1)
     with further_round(folder, 2, 0) as further, pytest.raises(ValueError, match="has no stages"):
