@@ -96,6 +96,11 @@ class Run(Section):
     """Folder on each client's machine for private state; a node's own ``state-dir`` wins."""
     resume: bool = False
     """Go on from the checkpoint in ``out``."""
+    from_round: Annotated[int, Field(ge=-1)] = -1
+    """With ``resume``: go back to the state after this round, of those that are kept; -1: the
+    newest."""
+    keep: AtLeastOne = 5
+    """After how many of the last rounds the state is kept, the server's and each client's."""
     plugins: str = ""
     """Folder where ``module:attribute`` names are looked for and from where such modules travel to
     the clients; empty: the experiment file's, or the one you are in."""

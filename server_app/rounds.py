@@ -12,7 +12,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from common.config import Config
-from common.files import write_atomically
+from common.files import Damaged, write_atomically
 from common.journal import Cost, Entry, Member
 from common.toml import to_toml
 from server_app.keep import checkpoint, summary
@@ -71,7 +71,7 @@ def _play(strategy: MethodStrategy, grid: Grid, saved: Checkpoint | None) -> Non
         line = str(error).partition("\n")[0]
         if isinstance(error, OSError):
             line = f"{error.filename or folder} cannot be used: {error.strerror or line}"
-        if checkpoint.path_in(folder).exists():
+        if "--resume" not in line and checkpoint.path_in(folder).exists():
             line += f"; the checkpoint is kept, go on with --resume {folder}"
         with suppress(OSError, ValueError):  # on a full disk the line is all there is
             summary.write(folder, config, journal.entries(), None, error=line)
@@ -207,6 +207,7 @@ def _keep_settings(strategy: MethodStrategy) -> None:
         "experiment": strategy.post.experiment,
         "clients": len(strategy.clients),
         "resume": False,
+        "from-round": -1,
     }
     write_atomically(Path(out) / "config.toml", to_toml(settings).encode())
 
@@ -231,4 +232,11 @@ def _resume(strategy: MethodStrategy, journal: Journal, saved: Checkpoint) -> No
         raise ValueError(f"the checkpoint's state is not that of {name}") from error
     method.restore(state)
     strategy.post.experiment = saved.experiment
-    journal.rewind(Entry.read(saved.entry))
+    last, folder = Entry.read(saved.entry), journal.path.parent
+    try:
+        journal.before(last.round)
+    except Damaged as error:
+        raise Stopped(f"{error}; {checkpoint.advice(folder, len(journal.entries()))}") from error
+    if strategy.method.config.run.from_round >= 0:
+        checkpoint.go_back(folder, last.round)
+    journal.rewind(last)
