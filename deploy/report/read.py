@@ -213,6 +213,7 @@ def read(path: Path) -> Run:
     census = next((e for e in entries if e.round == 0), None)
     if census is None:
         notes.append("The journal has no census (round 0): the clients are unknown.")
+    notes += [note for entry in entries for note in entry.notes]
     run = Run(
         path=path,
         config=_config(path / "config.toml", notes),

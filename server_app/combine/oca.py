@@ -161,8 +161,8 @@ class Uploads(Generic[P]):
         """
         found: dict[int, list[tuple[int, Path]]] = {}
         for path in self.folder.glob("*-*.safetensors") if self.folder.exists() else ():
-            k, _, r = path.stem.partition("-")
-            found.setdefault(int(k), []).append((int(r), path))
+            client, _, when = path.stem.partition("-")
+            found.setdefault(int(client), []).append((int(when), path))
         for k, files in found.items():
             rounds = sorted({r for r, _ in files if r < t} | {self.rounds.get(k, t)})
             for r, path in files:

@@ -7,12 +7,13 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import final
 
 from common.config import Config
 from common.files import Damaged, write_atomically
-from common.journal import Entry
+from common.journal import Entry, Undone
 from common.options import Descent
 from common.plugins import table_of
 from common.records import Records
@@ -21,7 +22,7 @@ from common.records.file import prove
 FREE = {
     "run": {
         *("resume", "runtime", "out", "state_dir", "rounds", "timeout", "wait", "experiment"),
-        *("max_samples", "rebind", "track", "plugins", "from_round", "keep"),
+        *("max_samples", "rebind", "track", "plugins", "from_round", "keep", "sanity"),
     },
     "score": {"stop"},
     "wire": {"max_mb"},
@@ -43,6 +44,8 @@ class Checkpoint(Records):
     state: dict[str, object]
     nodes: dict[int, int] = {}
     """Which node each client was."""
+    undone: list[str] = []
+    """The rounds that were undone, as the journal tells of them (``Undone``, JSON)."""
 
 
 def path_in(folder: Path) -> Path:
@@ -65,7 +68,12 @@ def _place(folder: Path, t: int) -> Path:
 
 
 def write(
-    entry: Entry, experiment: str, config: Config, state: Records, nodes: dict[int, int]
+    entry: Entry,
+    experiment: str,
+    config: Config,
+    state: Records,
+    nodes: dict[int, int],
+    undone: Sequence[Undone] = (),
 ) -> None:
     """Keep the state after the round of ``entry``; before the journal has that entry.
 
@@ -79,6 +87,7 @@ def write(
         entry=entry.line(),
         state=dict(state),
         nodes=nodes,
+        undone=[each.model_dump_json() for each in undone],
     )
     newest, before = path_in(folder), _place(folder, t - 1)
     if keep > 1 and newest.exists():  # it is of round t - 1, which every run goes on from
@@ -111,6 +120,18 @@ def go_back(folder: Path, t: int) -> None:
     for past, path in older(folder).items():
         if past >= t:
             path.unlink(missing_ok=True)
+
+
+def undo(folder: Path, undone: Undone) -> None:
+    """Go back to before a round, and note in the checkpoint that it was undone.
+
+    Raises ``ValueError`` if the checkpoint before it is not kept.
+    """
+    saved = load(folder, undone.round - 1)
+    go_back(folder, saved.t)
+    noted = [*saved.undone, undone.model_dump_json()]
+    after = saved.model_copy(update={"undone": noted})
+    write_atomically(path_in(folder), after.to_bytes(), private=True)
 
 
 def advice(folder: Path, most: int | None = None) -> str:
