@@ -13,8 +13,8 @@ FROM = 3  #: clients, of whom a median or a trimmed mean leaves one out
 
 
 def unprotected(method: Method[MethodOptions, Up]) -> str:
-    """A line for whoever counts on ``average.robust``, if some entry of a model is averaged over one
-    or two clients alone; else nothing. After the census.
+    """A line for whoever counts on ``average.robust``, if some entry of a model is averaged over
+    one or two clients alone; else nothing. After the census.
     """
     average, run = method.config.average, method.config.run
     if not isinstance(method, Combining) or average.robust not in ("median", "trimmed"):
@@ -32,6 +32,6 @@ def unprotected(method: Method[MethodOptions, Up]) -> str:
     if not alone:
         return ""
     return (
-        f'average.robust = "{average.robust}" protects nothing where one or two clients are averaged '
-        f"alone: parameters of {', '.join(sorted(alone))}"
+        f'average.robust = "{average.robust}" protects nothing where the average is of one or two '
+        f"clients: parameters of {', '.join(sorted(alone))}"
     )

@@ -17,7 +17,21 @@ from server_app.talk import sanity
 from tests.support.battery import changed_tensor, config
 from tests.support.tiny import TinyRun, flat, play
 
+SMALL: dict[str, Any] = {
+    "clients": 4,
+    "rounds": 1,
+    "min_replies": 0.6,
+    "train__epochs": 1,
+    "data__samples": 80,
+    "data__test_samples": 30,
+}
 METHODS = ("fedavg", "dafl", "fedin", "fedorion", "fedkf", "fedgen")
+
+
+QUICK: dict[str, dict[str, Any]] = {
+    "dafl": {"dafl__server_steps": 2},
+    "fedin": {"data__samples": 100},
+}
 
 
 class Liar(Loopback):  # type: ignore[misc]
@@ -52,12 +66,13 @@ def lied(settings: dict[str, Any], lies: str = "1") -> TinyRun:
 def test_one_number_beyond_reason_is_refused_and_the_run_goes_on(
     method: str, tmp_path: Path
 ) -> None:
-    run = lied(config(method, tmp_path, clients=4, rounds=2, min_replies=0.6))
-    assert [entry["replied"] for entry in run.journal[1:]] == [[0, 2, 3], [0, 1, 2, 3]]
+    run = lied(config(method, tmp_path, **{**SMALL, **QUICK.get(method, {})}))
+    assert [entry["replied"] for entry in run.journal[1:]] == [[0, 2, 3]]
     (failure,) = run.journal[1]["failures"]
     reason = failure["reason"]
     assert failure["k"] == 1 and "sanity = 720" in reason
-    assert "times the median of" in reason or reason.startswith("reply refused: it has the number 3e+38")
+    told = "its change per step is", "it has the number 3e+38"
+    assert any(each in reason for each in told)
     assert run.journal[1]["magnitudes"]["1"]["largest"] > 2e38
     assert run.summary["status"] == "completed"
 
@@ -66,16 +81,16 @@ def test_one_number_beyond_reason_is_refused_and_the_run_goes_on(
 def test_without_the_bound_a_round_is_undone_once_without_the_liar(
     method: str, tmp_path: Path
 ) -> None:
-    settings = config(method, tmp_path, clients=4, rounds=2, min_replies=0.6, sanity=0)
+    settings = config(method, tmp_path, **{**SMALL, **QUICK.get(method, {})}, sanity=0)
     run = lied(settings)
-    assert [entry["round"] for entry in run.journal] == [0, 1, 2]
+    assert [entry["round"] for entry in run.journal] == [0, 1]
     (undone,) = run.journal[1]["undone"]
     assert undone["suspects"] == [1] and undone["round"] == 1
-    assert [entry["replied"] for entry in run.journal[1:]] == [[0, 2, 3]] * 2
+    assert run.journal[1]["replied"] == [0, 2, 3]
     (failure,) = run.journal[1]["failures"]
     assert failure["k"] == 1 and failure["reason"].startswith("left out from now on")
-    longer = play({**settings, "resume": True, "rounds": 3})
-    assert longer.journal[3]["selected"] == [0, 2, 3] and longer.summary["status"] == "completed"
+    longer = play({**settings, "resume": True, "rounds": 2})
+    assert longer.journal[2]["selected"] == [0, 2, 3] and longer.summary["status"] == "completed"
 
 
 def test_a_round_that_is_absurd_again_stops_the_run_in_one_line(tmp_path: Path) -> None:
@@ -90,7 +105,9 @@ def test_a_round_that_is_absurd_again_stops_the_run_in_one_line(tmp_path: Path) 
                 yield reply
 
     settings = flat(tmp_path, method="fedavg", rounds=1, sanity=0)
-    with pytest.raises(Stopped, match="round 1: the loss of the server's model is .* from client 2"):
+    with pytest.raises(
+        Stopped, match="round 1: the loss of the server's model is .* from client 2"
+    ):
         play(settings, Liars(4, settings, workers=0))
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "stopped"
     again = play({**settings, "resume": True})
@@ -137,7 +154,4 @@ def test_a_robust_average_of_two_says_that_it_protects_nothing(
     given = {"fleet": "mlp@0.25", "rounds": 1, "train__epochs": 1, "average__robust": "median"}
     run = play(flat(tmp_path, method="fedavg", **{**given, **changes}))
     notes = run.journal[0].get("notes", [])
-    assert [note.rpartition(": ")[2] for note in notes] == ([said] if "of mlp" in said else notes and [
-        note.rpartition(": ")[2] for note in notes
-    ])
-    assert bool(notes) == bool(said) and all(said in note for note in notes)
+    assert len(notes) == bool(said) and all(said in note for note in notes)
