@@ -135,8 +135,9 @@ class Method(ABC, Generic[O, U]):
         """What training changed of the parameters that were sent, in float64; empty where none came
         back.
         """
-        both = isinstance(sent, Model) and isinstance(up, Trained)
-        return tree.steps(sent.w, up.w) if both else {}
+        if isinstance(sent, Model) and isinstance(up, Trained):
+            return tree.steps(sent.w, up.w)
+        return {}
 
     @abstractmethod
     def step(self, t: int, ups: Ups[U]) -> Metrics:
