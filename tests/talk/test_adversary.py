@@ -46,7 +46,7 @@ def attempted(method: str, lie: type[Lying], out: Path) -> dict[str, Any]:
     blamed = {failure["k"] for failure in failures}
     assert blamed <= {LIAR}, f"honest clients are blamed: {failures}"
     if entry := next((e for e in run.journal if e.get("undone")), None):
-        return {"outcome": "undone", "line": str(entry["undone"])}
+        return {"outcome": "undone", "line": entry["undone"][0]["why"]}
     said = [failure["reason"] for failure in failures]
     replied = run.journal[ROUND]["replied"]
     assert (LIAR in replied) == (not said), (replied, failures)
