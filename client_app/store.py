@@ -38,7 +38,7 @@ class Store:
     def __init__(self, root: Path, experiment: str, k: int, seen: Seen | None = None) -> None:
         """``seen``: what ``look`` found when this process began its work; None: what there is."""
         self._root = root
-        self.folder = _folder(root, experiment, k)
+        self.folder = folder_of(root, experiment, k)
         try:
             self.folder.mkdir(0o700, parents=True, exist_ok=True)
         except OSError as error:
@@ -111,10 +111,11 @@ class Store:
 
 def look(root: Path, experiment: str, k: int) -> Seen:
     """What client k's memory holds now; changes nothing."""
-    return _files(_folder(root, experiment, k))
+    return _files(folder_of(root, experiment, k))
 
 
-def _folder(root: Path, experiment: str, k: int) -> Path:
+def folder_of(root: Path, experiment: str, k: int) -> Path:
+    """Where client k keeps what it knows of an experiment; it need not exist."""
     return root / experiment / str(k)
 
 

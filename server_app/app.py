@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -26,6 +28,7 @@ def main(grid: Grid, context: Context) -> None:
     from server_app.score import Scorer
     from server_app.strategy import MethodStrategy
     from server_app.talk.post import Post
+    from server_app.talk.seal import TRUST, Seal, Trust
     from server_app.track import numbers
     from server_app.track.sink import Sink
 
@@ -47,5 +50,7 @@ def main(grid: Grid, context: Context) -> None:
         check_fleet(task)
         method = make(task, global_spec(task))
         log.info("%s: results go to %s", experiment, out)
-        post, scorer = Post(config, experiment), Scorer(method, dataset)
+        folder = os.environ.get(TRUST)
+        seal = Seal(Trust(Path(folder)), context.run_config) if folder else None
+        post, scorer = Post(config, experiment, seal), Scorer(method, dataset)
         MethodStrategy(method, post, scorer, sink, context.run_config).start(grid)
