@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import final
 
 import filelock
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 
 from common.files import write_atomically
 from common.seal import body, files, session
@@ -75,7 +75,7 @@ class Sealed(Letter):
     offer: Offer
     keys: Keys
     place: Place
-    accept: ConfigRecord | None
+    accept: Mapping[str, int | bytes] | None
 
     def check(self, settings: Mapping[str, Value], experiment: str) -> None:
         if experiment != self.offer.experiment:
@@ -109,10 +109,8 @@ class Sealed(Letter):
         write_atomically(path, json.dumps([self.offer.at, newest]).encode(), private=True)
 
     def answer(self, content: RecordDict) -> RecordDict:
-        sealed = session.seal(body.encrypt(content), self.keys, self.place, "up")
-        if self.accept is not None:
-            sealed[session.SEAL] = ConfigRecord({**sealed[session.SEAL], **self.accept})
-        return sealed
+        more = self.accept or {}
+        return session.seal(body.encrypt(content), self.keys, self.place, "up", more)
 
     def failure(self, reason: str) -> RecordDict | None:
         return self.answer(session.failure(reason))
@@ -167,7 +165,7 @@ def _unsealed(message: Message, k: int, node: Mapping[str, Value]) -> Sealed:
         place = Place(offer.experiment, 0, k, kind, 0, request)
         parts = [*signed.parts, str(k).encode(), share, request]
         signature = session.sign(key, "accept", parts)
-        accept = ConfigRecord({"k": k, "share": share, "signature": signature})
+        accept = {"k": k, "share": share, "signature": signature}
         return Sealed(content, offer, keys, place, accept)
     t, n = session.told(about, "t", int), session.told(about, "n", int)
     place = Place(offer.experiment, t, k, kind, n, request)

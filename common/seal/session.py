@@ -150,12 +150,14 @@ def verify(key: ec.EllipticCurvePublicKey, signature: bytes, what: str, parts: l
         raise NotAuthentic(f"the signature of its {what} is not good") from None
 
 
-def seal(body: Body, keys: Keys, place: Place, way: Direction) -> RecordDict:
-    """A body for one receiver; what both sides know of ``place`` does not travel."""
+def seal(
+    body: Body, keys: Keys, place: Place, way: Direction, more: Mapping[str, int | bytes]
+) -> RecordDict:
+    """A body for one receiver, with what the header says beside; no ``place`` travels by itself."""
     nonce = secrets.token_bytes(NONCE)
     bound = _bound(keys, place, way, body.digest)
     wrapped = nonce + AESGCM(_key(keys, way)).encrypt(nonce, body.key, bound)
-    about = ConfigRecord({"wrapped": wrapped, "tag": body.tag})
+    about = ConfigRecord({**more, "wrapped": wrapped, "tag": body.tag})
     return RecordDict({SEALED: body.pieces, SEAL: about})
 
 

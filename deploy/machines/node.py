@@ -60,9 +60,8 @@ def settings(texts: Sequence[str]) -> dict[str, Value]:
 def _typed(key: str, text: str) -> Value:
     """As the key's type, a place absolute; or as it is, which ``check`` then refuses."""
     kind = KINDS.get(key, str)
-    if (
-        key.endswith("-dir") or key in ("key", "ca")
-    ) and text:  # the SuperNode will work in another folder
+    place = key.endswith("-dir") or key in ("key", "ca")
+    if place and text:  # the SuperNode will work in another folder
         return str(Path(text).expanduser().absolute())
     if kind is bool:
         return {"true": True, "false": False}.get(text.lower(), text)

@@ -73,8 +73,8 @@ def _opened(
         except ValueError as error:
             said.append(Failure(k=k, round=t, reason=one_line(f"reply refused: {error}")))
         else:
-            if (reason := failed(reply.content)) is None:
+            if (words := failed(reply.content)) is None:
                 good[k] = reply
             else:
-                said.append(Failure(k=k, round=t, reason=one_line(reason)))
+                said.append(Failure(k=k, round=t, reason=one_line(words)))
     return good, said, forged, lost

@@ -119,18 +119,16 @@ class Post:
             self._met[node], content = self.seal.meet(node, reply)
             return content
         content = self.seal.open(k, reply)
-        self._add(
-            "up", count_bytes(reply) - count_bytes(content)
-        )  # the rest is counted when it is opened
+        # what it holds is counted when it is opened
+        self._add("up", count_bytes(reply) - count_bytes(content))
         return content
 
     def peer(self, node: int, reply: Message) -> Peer:
         """A node's answer to the hello. Raises ``ValueError`` for one that cannot be."""
         peer = open_reply(reply, Peer, self.config)
         if self.seal is not None and self._met[node] != peer.k:
-            raise ValueError(
-                f"says that it is client {peer.k}, with client {self._met[node]}'s key"
-            )
+            its = self._met[node]
+            raise ValueError(f"it says that it is client {peer.k}, with client {its}'s key")
         return peer
 
     def open(

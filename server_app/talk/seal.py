@@ -120,7 +120,9 @@ class Seal:
             request = secrets.token_bytes(session.REQUEST)
             place = Place(experiment, 0, -1, "query.hello", 0, request)
             self._hellos[node] = _Hello(offer, own, place)
-            found[node] = RecordDict({**content, session.SEAL: _header(offer, request)})
+            found[node] = RecordDict(
+                {**content, session.SEAL: ConfigRecord({**_header(offer, request)})}
+            )
         return found
 
     def meet(self, node: int, reply: RecordDict) -> tuple[int, RecordDict]:
@@ -148,10 +150,8 @@ class Seal:
         request = secrets.token_bytes(session.REQUEST)
         place = Place(experiment, t, k, kind, held.n, request)
         self._asked[k] = _Asked(body, place)
-        content = session.seal(body, held.keys, place, "down")
-        about = {**content[session.SEAL], **_header(held.offer, request), "t": t, "n": held.n}
-        content[session.SEAL] = ConfigRecord(about)
-        return content
+        header = {**_header(held.offer, request), "t": t, "n": held.n}
+        return session.seal(body, held.keys, place, "down", header)
 
     def again(self, k: int) -> RecordDict:
         """What client k was asked last, as another message."""
@@ -171,5 +171,5 @@ class Seal:
         self._asked.clear()
 
 
-def _header(offer: Signed, request: bytes) -> ConfigRecord:
-    return ConfigRecord({"offer": offer.text, "signature": offer.signature, "request": request})
+def _header(offer: Signed, request: bytes) -> dict[str, int | bytes]:
+    return {"offer": offer.text, "signature": offer.signature, "request": request}

@@ -10,9 +10,9 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
 from common.config import Value
+from common.seal.body import packed
 from deploy.machines.certificates import Certificates, make
 from deploy.run.loopback import Loopback
-from server_app.stopped import Stopped
 from tests.support.tiny import TinyRun, flat, play
 
 CLIENTS = 3
@@ -73,15 +73,203 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> TinyRun:
     return play(settings(tmp_path_factory.mktemp("plain") / "out"))
 
 
+def timeless(run: TinyRun) -> list[dict[str, Any]]:
+    """The journal without what sealing and attacks may change: bytes and failures."""
+    return [{**entry, "bytes": {}, "cost": None, "failures": []} for entry in run.timeless]
+
+
+def failures(run: TinyRun) -> list[tuple[int, int, str]]:
+    return [
+        (failure["k"], failure["round"], failure["reason"])
+        for entry in run.journal
+        for failure in entry["failures"]
+    ]
+
+
 def test_sealed_messages_give_the_same_bits(
     tmp_path: Path, keys: Certificates, plain: TinyRun
 ) -> None:
-    sealed = sealed_run(tmp_path / "out", keys)
-    assert sealed.weights == plain.weights
-    for ours, theirs in zip(sealed.journal, plain.journal, strict=True):
-        assert {**ours, "seconds": 0, "bytes": 0, "cost": 0} == {
-            **theirs,
-            "seconds": 0,
-            "bytes": 0,
-            "cost": 0,
-        }
+    relays: list[Relay] = []
+
+    def relay(*given: Any) -> Relay:
+        relays.append(Relay(*given))
+        return relays[0]
+
+    sealed = sealed_run(tmp_path / "out", keys, relay)
+    assert sealed.weights == plain.weights and timeless(sealed) == timeless(plain)
+    assert not failures(sealed)
+    for message in relays[0].seen:
+        hello = message.metadata.message_type == "query.hello"
+        assert set(message.content) == (
+            {"arrays", "fields", "seal"} if hello else {"sealed", "seal"}
+        )
+    more = {
+        way: sealed.journal[1]["bytes"][way] - plain.journal[1]["bytes"][way]
+        for way in ("down", "up", "arrays_down", "arrays_up")
+    }
+    assert 0 < more["up"] < 300 * CLIENTS and 0 < more["down"] < 3000 * CLIENTS
+    assert more["arrays_down"] == more["arrays_up"] == 0
+
+
+def altered(content: RecordDict) -> RecordDict:
+    """One bit of the body is another one."""
+    pieces = dict(content.array_records["sealed"])
+    data = bytearray(pieces["2"].data)
+    data[len(data) // 2] ^= 1
+    pieces["2"] = Array("uint8", (len(data),), "sealed", bytes(data))
+    return RecordDict({**content, "sealed": ArrayRecord(pieces)})
+
+
+class Once(Relay):
+    """Does something to the first training message of round 2 to client 0, or to its reply."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.struck = False
+        self.of_round: dict[tuple[str, int], RecordDict] = {}
+
+    def mine(self, message: Message, node: int) -> bool:
+        about, before = message.metadata, self.struck
+        train = about.message_type == "train"
+        self.struck |= train and node == 1 and about.group_id == "2"
+        return self.struck and not before
+
+    def noted(self, message: Message, node: int) -> None:
+        if message.has_content() and message.metadata.message_type == "train":
+            self.of_round[message.metadata.group_id, node] = message.content
+
+
+class Upwards(Once):
+    def up(self, reply: Message, question: Message) -> Message | None:
+        node = question.metadata.dst_node_id
+        self.noted(reply, node)
+        return self.forged(reply, question) if self.mine(question, node) else reply
+
+    def forged(self, reply: Message, question: Message) -> Message | None:
+        raise NotImplementedError
+
+
+class Altered(Upwards):
+    def forged(self, reply: Message, question: Message) -> Message | None:
+        reply.content = altered(reply.content)
+        return reply
+
+
+class Unsealed(Upwards):
+    def forged(self, reply: Message, question: Message) -> Message | None:
+        reply.content = packed("protocol.Trained", b"", {})
+        return reply
+
+
+class Replayed(Upwards):
+    def forged(self, reply: Message, question: Message) -> Message | None:
+        reply.content = self.of_round["1", 1]
+        return reply
+
+
+class Others(Upwards):
+    """Client 1's own reply of the round before, in client 0's name."""
+
+    def forged(self, reply: Message, question: Message) -> Message | None:
+        reply.content = self.of_round["1", 2]
+        return reply
+
+
+class Reflected(Upwards):
+    """The ServerApp's own message comes back as the reply."""
+
+    def forged(self, reply: Message, question: Message) -> Message | None:
+        reply.content = self.seen[-CLIENTS].content
+        return reply
+
+
+class Misread(Upwards):
+    """No seal of the right form."""
+
+    def forged(self, reply: Message, question: Message) -> Message | None:
+        about = {**reply.content.config_records["seal"], "wrapped": "text"}
+        reply.content = RecordDict({**reply.content, "seal": ConfigRecord(about)})
+        return reply
+
+
+class Huge(Upwards):
+    def forged(self, reply: Message, question: Message) -> Message | None:
+        pieces = {"0": Array("uint8", (3_000_000,), "sealed", bytes(3_000_000))}
+        reply.content = RecordDict({**reply.content, "sealed": ArrayRecord(pieces)})
+        return reply
+
+
+class Denied(Upwards):
+    def forged(self, reply: Message, question: Message) -> Message | None:
+        return Message(Error(2, "ValueError: I give up"), reply_to=question)
+
+
+class Expired(Upwards):
+    def forged(self, reply: Message, question: Message) -> Message | None:
+        return Message(Error(3, "Message Unavailable"), reply_to=question)
+
+
+class Downwards(Once):
+    def down(self, message: Message) -> Message | None:
+        node = message.metadata.dst_node_id
+        self.noted(message, node)
+        if not self.mine(message, node):
+            return None
+        about = message.metadata
+        content = self.changed(message.content)
+        return Message(content, node, about.message_type, group_id=about.group_id, ttl=about.ttl)
+
+    def changed(self, content: RecordDict) -> RecordDict:
+        raise NotImplementedError
+
+
+class AlteredDown(Downwards):
+    def changed(self, content: RecordDict) -> RecordDict:
+        return altered(content)
+
+
+class ReplayedDown(Downwards):
+    def changed(self, content: RecordDict) -> RecordDict:
+        return self.of_round["1", 1]
+
+
+class OthersDown(Downwards):
+    def changed(self, content: RecordDict) -> RecordDict:
+        return self.of_round["1", 2]
+
+
+class UnsealedDown(Downwards):
+    def changed(self, content: RecordDict) -> RecordDict:
+        return packed("protocol.Model", b"", {})
+
+
+FORGED = "client 0's reply is not authentic: the SuperLink or a registered node ("
+ELSEWHERE = f"{FORGED}it was not sealed for this place by the other side)"
+NOT_ITS_OWN = "ValueError: this node has a key and takes no message that is not sealed"
+
+
+@pytest.mark.parametrize(
+    ("relay", "said"),
+    [
+        (Altered, ELSEWHERE),
+        (Unsealed, f"{FORGED}it is not sealed)"),
+        (Replayed, ELSEWHERE),
+        (Others, ELSEWHERE),
+        (Reflected, ELSEWHERE),
+        (Misread, f"{FORGED}its seal has no wrapped)"),
+        (Huge, "reply refused: it has 3.0 MB, wire.max-mb = 2"),
+        (Denied, "ValueError: I give up"),
+        (Expired, "no reply within"),
+        (AlteredDown, "NotAuthentic: it was not sealed for this place by the other side"),
+        (ReplayedDown, "ValueError: message 1 of the session came after message 1"),
+        (OthersDown, "NotAuthentic: it was not sealed for this place by the other side"),
+        (UnsealedDown, NOT_ITS_OWN),
+    ],
+)
+def test_what_a_relay_or_a_registered_client_forges_costs_no_honest_reply(
+    tmp_path: Path, keys: Certificates, plain: TinyRun, relay: type[Relay], said: str
+) -> None:
+    run = sealed_run(tmp_path / "out", keys, relay, wire__max_mb=2.0)
+    ((k, t, reason),) = failures(run)
+    assert (k, t) == (0, 2) and reason.startswith(said), reason
+    assert run.weights == plain.weights and timeless(run) == timeless(plain)
