@@ -19,8 +19,9 @@ from common.journal import Failure
 from common.protocol import Peer
 from server_app.method import Client
 from server_app.talk.ask import ask
-from server_app.talk.exchange import pull, push
+from server_app.talk.exchange import one_line, pull, push
 from server_app.talk.post import Post
+from server_app.talk.seal import claimed
 
 CURIOSITY = 10.0  #: seconds for the rest of an answer of which a part is there
 
@@ -35,6 +36,7 @@ class Readmission:
         self.post, self.grid, self.run = post, grid, post.config.run
         self.patience = min(self.run.timeout, self.run.wait)
         self.refused: set[int] = set()  #: nodes that will not be asked again
+        self._failures: list[Failure] = []
         self.asked: dict[str, Message] = {}  #: whose answers no round waits for, by name
 
     def renew(self, t: int, clients: list[Client]) -> tuple[list[Client], list[Failure]]:
@@ -53,16 +55,19 @@ class Readmission:
         strangers = sorted(online - known) if lost else []
         hello = self.post.hellos(strangers, len(clients), self.patience)
         answers = self._ask if self.run.rebind else self._overhear
-        failures: list[Failure] = []
+        self._failures = []
         for node, peer in self._read(answers(strangers, hello, t)).items():
             if why := self._why_not(peer, clients):
-                self.refused.add(node)
-                reason = f"node {node} claims its place and is refused: {why}"
-                log.warning("client %d: %s", peer.k, reason)
-                failures.append(Failure(k=peer.k, round=t, reason=reason))
+                self._refuse(node, peer.k, why, t)
             elif peer.k in lost:  # otherwise its old node is not known to be gone yet
                 lost[peer.k] = Client(peer, node)
-        return [lost.get(client.k, client) for client in clients], failures
+        return [lost.get(client.k, client) for client in clients], self._failures
+
+    def _refuse(self, node: int, k: int, why: str, t: int) -> None:
+        self.refused.add(node)
+        reason = f"node {node} claims its place and is refused: {why}"
+        log.warning("client %d: %s", k, reason)
+        self._failures.append(Failure(k=k, round=t, reason=one_line(reason)))
 
     def _why_not(self, peer: Peer, clients: list[Client]) -> str:
         """Why a node must not have the place it claims; empty if it may."""
@@ -106,8 +111,7 @@ class Readmission:
                 reply.content = self.post.unsealed(-1, message, reply.content)
                 found[node] = reply
             except ValueError as error:
-                log.warning("node %d: %s", node, error)
-                self.refused.add(node)
+                self._refuse(node, claimed(reply.content), str(error), t)
         return found
 
     def _read(self, replies: dict[int, Message]) -> dict[int, Peer]:

@@ -173,3 +173,11 @@ class Seal:
 
 def _header(offer: Signed, request: bytes) -> dict[str, int | bytes]:
     return {"offer": offer.text, "signature": offer.signature, "request": request}
+
+
+def claimed(reply: RecordDict) -> int:
+    """Which client an answer to a hello is said to be of; 0 if it does not say."""
+    try:
+        return max(session.told(session.header(reply), "k", int), 0)
+    except NotAuthentic:
+        return 0

@@ -261,7 +261,7 @@ NOT_ITS_OWN = "ValueError: this node has a key and takes no message that is not 
         (Denied, "ValueError: I give up"),
         (Expired, "no reply within"),
         (AlteredDown, "NotAuthentic: it was not sealed for this place by the other side"),
-        (ReplayedDown, "ValueError: message 1 of the session came after message 1"),
+        (ReplayedDown, ELSEWHERE),  # the client refuses, in answer to that message
         (OthersDown, "NotAuthentic: it was not sealed for this place by the other side"),
         (UnsealedDown, NOT_ITS_OWN),
     ],
