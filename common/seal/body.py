@@ -36,15 +36,12 @@ class NotAuthentic(ValueError):
 @final
 @dataclass(frozen=True)
 class Body:
-    """An encrypted payload: its pieces as they travel, their tag and their key."""
+    """An encrypted payload: its pieces as they travel, their tag and digest, and their key."""
 
     pieces: ArrayRecord
     tag: bytes
+    digest: bytes
     key: bytes
-
-    @property
-    def digest(self) -> bytes:
-        return digest(self.pieces, self.tag)
 
 
 def encrypt(content: RecordDict) -> Body:
@@ -56,7 +53,8 @@ def encrypt(content: RecordDict) -> Body:
         data = stream.update(piece)
         sealed[str(i)] = Array(dtype="uint8", shape=(len(data),), stype="sealed", data=data)
     stream.finalize()
-    return Body(ArrayRecord(sealed), stream.tag, key)
+    pieces = ArrayRecord(sealed)
+    return Body(pieces, stream.tag, digest(pieces, stream.tag), key)
 
 
 def decrypt(pieces: ArrayRecord, tag: bytes, key: bytes) -> RecordDict:
