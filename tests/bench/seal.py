@@ -1,7 +1,7 @@
-"""``python -m tests.bench.seal``: what sealing costs a client's exchange, in processor seconds and bytes.
+"""``python -m tests.bench.seal``: what sealing costs a client's exchange, in seconds and bytes.
 
 A model goes to the client and a trained copy comes back, packed and unpacked on both sides, with
-and without a seal, in turns. Nothing is trained and nothing is sent.
+and without a seal, in turns. Nothing is trained and nothing is sent. Seconds are the processor's.
 """
 
 from __future__ import annotations
@@ -34,9 +34,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=9, help="exchanges of each kind (9)")
     turns = parser.parse_args().turns
     torch.set_num_threads(1)
-    table = Table(
-        "model", "bytes", "sealed", "more", "plain, CPU ms", "sealed, CPU ms", "more", box=None
-    )
+    table = Table("model", "bytes", "sealed", "more", "ms", "sealed", "more", box=None)
     with TemporaryDirectory() as folder:
         pair = Pair(make(Path(folder) / "certs", [], 1))
         for spec in SPECS:
