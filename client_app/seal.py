@@ -165,7 +165,7 @@ def _unsealed(message: Message, k: int, node: Mapping[str, Value]) -> Sealed:
         place = Place(offer.experiment, 0, k, kind, 0, request)
         parts = [*signed.parts, str(k).encode(), share, request]
         signature = session.sign(key, "accept", parts)
-        accept = {"k": k, "share": share, "signature": signature}
+        accept: dict[str, int | bytes] = {"k": k, "share": share, "signature": signature}
         return Sealed(content, offer, keys, place, accept)
     t, n = session.told(about, "t", int), session.told(about, "n", int)
     place = Place(offer.experiment, t, k, kind, n, request)

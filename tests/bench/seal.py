@@ -22,6 +22,7 @@ from common import models
 from common.protocol import Hello, Model, Trained
 from common.records import StateDict, count_bytes
 from common.seal.body import encrypt
+from common.section import Value
 from deploy.machines.certificates import Certificates, make
 from server_app.talk.seal import Seal, Trust
 
@@ -64,7 +65,7 @@ class Pair:
     """A ServerApp and a client that have met."""
 
     def __init__(self, keys: Certificates) -> None:
-        node = {"partition-id": 0, "key": str(keys.key(0)), "ca": str(keys.ca)}
+        node: dict[str, Value] = {"partition-id": 0, "key": str(keys.key(0)), "ca": str(keys.ca)}
         self.context = Context(1, NODE, node, RecordDict(), {})
         self.seal = Seal(Trust(keys.folder), {})
         hello = Hello(clients=1).stamped(RUN, 0).pack()

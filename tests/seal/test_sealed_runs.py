@@ -13,6 +13,7 @@ from common.config import Value
 from common.seal.body import packed
 from deploy.machines.certificates import Certificates, make
 from deploy.run.loopback import Loopback
+from server_app.stopped import Stopped
 from tests.support.tiny import TinyRun, flat, play
 
 CLIENTS = 3
@@ -24,7 +25,13 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 
 def settings(out: Path, **changes: Any) -> dict[str, Value]:
-    given = {"method": "fedavg", "clients": CLIENTS, "fleet": "mlp@0.25", "min_replies": 0.5}
+    given: dict[str, Any] = {
+        "method": "fedavg",
+        "clients": CLIENTS,
+        "fleet": "mlp@0.25",
+        "min_replies": 0.5,
+    }
+    given |= {"data__samples": 60, "data__test_samples": 20, "train__epochs": 1}
     return flat(out, **{**given, **changes})
 
 
@@ -273,3 +280,120 @@ def test_what_a_relay_or_a_registered_client_forges_costs_no_honest_reply(
     ((k, t, reason),) = failures(run)
     assert (k, t) == (0, 2) and reason.startswith(said), reason
     assert run.weights == plain.weights and timeless(run) == timeless(plain)
+
+
+class Tireless(Upwards):
+    """Whatever client 0 answers in training is forged."""
+
+    def mine(self, message: Message, node: int) -> bool:
+        return message.metadata.message_type == "train" and node == 1
+
+    def forged(self, reply: Message, question: Message) -> Message | None:
+        reply.content = altered(reply.content)
+        return reply
+
+
+def test_a_relay_that_goes_on_forging_costs_the_client_and_not_the_run(
+    tmp_path: Path, keys: Certificates
+) -> None:
+    run = sealed_run(tmp_path / "out", keys, Tireless)
+    assert [entry["replied"] for entry in run.journal[1:]] == [[1, 2]] * 2
+    assert [(k, t) for k, t, _ in failures(run)] == [(0, 1), (0, 1), (0, 2), (0, 2)]
+    assert {reason for _, _, reason in failures(run)} == {ELSEWHERE}
+
+
+class Dropped(Upwards):
+    def forged(self, reply: Message, question: Message) -> Message | None:
+        return None
+
+
+def test_a_reply_that_is_dropped_is_waited_for_once(tmp_path: Path, keys: Certificates) -> None:
+    run = sealed_run(tmp_path / "out", keys, Dropped, timeout=1.0)
+    assert failures(run) == [(0, 2, "no reply within 1 s")]
+    assert run.journal[2]["replied"] == [1, 2]
+
+
+class AtCensus(Relay):
+    """The first answer to a hello of client 0 is changed on its way."""
+
+    struck = False
+
+    def up(self, reply: Message, question: Message) -> Message | None:
+        about = question.metadata
+        if about.message_type == "query.hello" and about.dst_node_id == 1 and not self.struck:
+            self.struck = True
+            reply.content = altered_census(reply.content)
+        return reply
+
+
+def altered_census(content: RecordDict) -> RecordDict:
+    about = {**content.config_records["seal"], "k": 1}
+    return RecordDict({**content, "seal": ConfigRecord(about)})
+
+
+class Impostor(Relay):
+    """Client 1's key, under client 0's number."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._nodes[1]["key"] = self._nodes[2]["key"]
+
+
+class Keyless(Relay):
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        del self._nodes[1]["key"], self._nodes[1]["ca"]
+
+
+class Changing(Relay):
+    """Client 0 gets another run config than the ServerApp."""
+
+    def _push(self, message: Message) -> str:
+        honest = self._run_config
+        if message.metadata.dst_node_id == 1:
+            self._run_config = {**honest, "train.lr": 9.0}
+        try:
+            return super()._push(message)
+        finally:
+            self._run_config = honest
+
+
+def test_a_forged_answer_to_the_census_is_asked_for_again(
+    tmp_path: Path, keys: Certificates, plain: TinyRun
+) -> None:
+    run = sealed_run(tmp_path / "out", keys, AtCensus)
+    assert run.weights == plain.weights and timeless(run) == timeless(plain)
+
+
+@pytest.mark.parametrize(
+    ("relay", "said"),
+    [
+        (Impostor, "node 1 answered: the answer is not authentic: the SuperLink or a registered"),
+        (
+            Keyless,
+            "node 1 answered: client 0: ValueError: the ServerApp seals its messages and this",
+        ),
+        (Changing, "node 1 answered: client 0: ValueError: the run config that came is not the"),
+    ],
+)
+def test_a_census_that_cannot_be_believed_stops_the_run_in_a_line(
+    tmp_path: Path, keys: Certificates, relay: type[Relay], said: str
+) -> None:
+    with pytest.raises(Stopped) as stopped:
+        sealed_run(tmp_path / "out", keys, relay)
+    assert str(stopped.value).startswith(f"census: {said}")
+
+
+def test_clients_with_keys_and_a_server_app_without_one_stop_at_the_census(
+    tmp_path: Path, keys: Certificates
+) -> None:
+    config = settings(tmp_path / "out")
+    with pytest.raises(Stopped, match="census: node 1 answered: client 0: .*FEDMOSAIC_TRUST"):
+        play(config, Relay(config, keys))
+
+
+def test_a_resumed_run_begins_new_sessions(tmp_path: Path, keys: Certificates) -> None:
+    straight = sealed_run(tmp_path / "straight", keys)
+    sealed_run(tmp_path / "out", keys, rounds=1)
+    resumed = sealed_run(tmp_path / "out", keys, rounds=2, resume=True)
+    assert resumed.weights == straight.weights
