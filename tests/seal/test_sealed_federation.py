@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.app.message import make_message
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from deploy.flower import warm
 from deploy.flower.control import Control
@@ -26,7 +25,7 @@ from deploy.flower.superlink import superlink_command
 from deploy.machines.certificates import make
 from deploy.run.grpc import node_config, supernode_command
 from deploy.run.settings import app_folder
-from tests.support.relay import Relay, serving
+from tests.support.relay import Relay, parts, serving
 from tests.support.tiny import TinyRun, flat, play
 from tests.support.usurper import Usurper
 
@@ -70,8 +69,7 @@ class Attacks:
         self.replies.setdefault((about.group_id, node), content)
         if self.mine(about, "3"):
             self.done["3"] = True
-            parts = get_all_nested_objects(honest)
-            self.pulled = [self.usurper.pull(about.run_id, part) for part in parts]
+            self.pulled = [self.usurper.pull(about.run_id, part) for part in parts(honest)]
             return make_message(metadata=honest.metadata, content=altered(content))
         if self.mine(about, "4"):
             self.done["4"] = True

@@ -97,9 +97,9 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
         ):
             if proto.HasField("error"):
                 continue
-            parts = [each.object_id for each in iterate_object_tree(tree)]
+            names = [each.object_id for each in iterate_object_tree(tree)]
             contents = {
-                part: until(part, lambda part=part: self._pull(part, ask)) for part in parts
+                part: until(part, lambda part=part: self._pull(part, ask)) for part in names
             }
             honest: Message = inflate_object_from_contents(tree.object_id, contents)
             honest.metadata.__dict__["_message_id"] = tree.object_id
@@ -120,6 +120,11 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
         request = PullObjectRequest(object_id=part, node=Node(node_id=SUPERLINK_NODE_ID))
         found = PullObjectResponse.FromString(ask(request.SerializeToString(), "PullObject"))
         return bytes(found.object_content) if found.object_available else b""
+
+
+def parts(message: Message) -> list[str]:
+    """The names of the objects that Flower makes of a message."""
+    return list(get_all_nested_objects(message))
 
 
 @contextmanager
