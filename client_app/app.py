@@ -14,6 +14,7 @@ from flwr.clientapp import ClientApp
 
 if TYPE_CHECKING:
     from client_app.methods import AnyHandler
+    from client_app.seal import Letter
     from common.protocol import ToClient, ToServer
 
     Q = TypeVar("Q", bound=ToClient)
@@ -78,20 +79,25 @@ def _answer(
     """
     from client_app.methods import half
     from client_app.participant import Participant
+    from client_app.seal import opened
     from common.files import Damaged
     from common.parse import parse
 
+    letter: Letter | None = None
     try:
+        letter = opened(message, context)
         config = parse(context.run_config)
         handler = half(config.run.method)
         if (expected := kind(handler)) is None:
             raise ValueError(f"method = {config.run.method!r} has one exchange in a round")
-        question = expected.unpack(message.content)
+        question = expected.unpack(letter.content)
         if not question.experiment:
             raise ValueError("the message has no envelope")
+        letter.check(context.run_config, question.experiment)
         participant = Participant(config, context.node_config, question.experiment)
+        letter.admit(participant.folder)
         answer = work(handler(participant), question).stamped(question, participant.k)
-        return Message(answer.pack(), reply_to=message)
+        return Message(letter.answer(answer.pack()), reply_to=message)
     except Exception as error:  # whatever it was, the server must hear of it
         about = message.metadata.message_type
         known = isinstance(error, Damaged)  # the line says all
@@ -100,4 +106,6 @@ def _answer(
         reason = f"{type(error).__name__}: {line}"[:500]
         if about == "query.hello":  # the server does not know yet which client this is
             reason = f"client {context.node_config.get('partition-id', '?')}: {reason}"
+        if letter is not None and (sealed := letter.failure(reason)) is not None:
+            return Message(sealed, reply_to=message)
         return Message(Error(code=CLIENT_FAILED, reason=reason), reply_to=message)

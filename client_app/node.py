@@ -15,6 +15,8 @@ from common.section import Value, kebab, value_kind
 KINDS: dict[str, type] = {
     "partition-id": int,  #: which client this is: 0 … num-partitions − 1; required
     "num-partitions": int,  #: how many clients there are; needed where the run does not say
+    "key": str,  #: file of the client's registered key: then messages must be sealed
+    "ca": str,  #: file of the authority's certificate, which goes with it
     **{kebab(name): value_kind(field) or str for name, field in Node.model_fields.items()},
 }
 LEAST = {"partition-id": 0, "num-partitions": 1, "threads": 1, "memory-mb": 200}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
 from client_app.node import check, limit_memory
-from client_app.store import Store, look
+from client_app.store import Store, folder_of, look
 from common import device, models, seeds, tree
 from common.config import OWN, Config, Value
 from common.data import divide, pool_of
@@ -60,6 +60,7 @@ class Participant:
             or config.run.state_dir
             or Path.home() / ".fedmosaic" / "state"
         )
+        self.folder = folder_of(self._state_dir, experiment, self.k)
         self._seen = look(self._state_dir, experiment, self.k)
 
     @cached_property

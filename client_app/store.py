@@ -42,7 +42,7 @@ class Store:
     ) -> None:
         """``seen``: what ``look`` found when this process began its work; None: what there is."""
         self._root, self._keep = root, keep
-        self.folder = _folder(root, experiment, k)
+        self.folder = folder_of(root, experiment, k)
         try:
             self.folder.mkdir(0o700, parents=True, exist_ok=True)
         except OSError as error:
@@ -127,10 +127,11 @@ class Store:
 
 def look(root: Path, experiment: str, k: int) -> Seen:
     """What client k's memory holds now; changes nothing."""
-    return _files(_folder(root, experiment, k))
+    return _files(folder_of(root, experiment, k))
 
 
-def _folder(root: Path, experiment: str, k: int) -> Path:
+def folder_of(root: Path, experiment: str, k: int) -> Path:
+    """Where client k keeps what it knows of an experiment; it need not exist."""
     return root / experiment / str(k)
 
 

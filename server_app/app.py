@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -27,6 +29,7 @@ def main(grid: Grid, context: Context) -> None:
     from server_app.stopped import Again
     from server_app.strategy import MethodStrategy
     from server_app.talk.post import Post
+    from server_app.talk.seal import TRUST, Seal, Trust
     from server_app.track import numbers
     from server_app.track.sink import Sink
 
@@ -44,12 +47,14 @@ def main(grid: Grid, context: Context) -> None:
         device.settle(config.run.threads)
         dataset = for_testing(config.data, config.run.clients, config.partition_seed)
         log.info("%s: results go to %s", experiment, out)
+        folder = os.environ.get(TRUST)
         while True:  # until no round is undone
             sink = Sink(out, config.run.track, numbers.settings(config))
             task = Task.of(config, dataset, device.choose(config.run.device))
             check_fleet(task)
             method = make(task, global_spec(task))
-            post, scorer = Post(config, experiment), Scorer(method, dataset)
+            seal = Seal(Trust(Path(folder)), context.run_config) if folder else None
+            post, scorer = Post(config, experiment, seal), Scorer(method, dataset)
             try:
                 MethodStrategy(method, post, scorer, sink, context.run_config).start(grid)
                 return

@@ -20,8 +20,9 @@ from server_app.keep import checkpoint, summary
 from server_app.keep.checkpoint import Checkpoint
 from server_app.keep.journal import Journal, clock
 from server_app.stopped import Absurd, Again, Stopped
+from server_app.talk.ask import ask
 from server_app.talk.census import take_census, wait_for_nodes
-from server_app.talk.exchange import exchange, one_line
+from server_app.talk.exchange import one_line
 from server_app.talk.readmission import Readmission, check_bound
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ def _exchanged(
     by_node = {client.node: client.k for client in strategy.clients}
     with clock(entry, phase):
         sent = {by_node[message.metadata.dst_node_id]: message for message in messages}
-        replies, lost = exchange(grid, sent, timeout, entry.round)
+        replies, lost = ask(grid, strategy.post, sent, timeout, entry.round)
     strategy.failed(lost)
     del messages, sent  # in packed form they take as much memory again
     aggregate(entry.round, _handed_over(replies))

@@ -24,7 +24,8 @@ from flwr.proto.fleet_pb2_grpc import FleetStub
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from common.flower.rpc import details
-from deploy.machines.certificates import Certificates, ssh_key
+from common.seal.files import ssh_key
+from deploy.machines.certificates import Certificates
 
 NOTICED = 60.0  #: seconds until the server notices a lost SuperNode: two of Flower's heartbeats
 PATIENCE = NOTICED + 15.0

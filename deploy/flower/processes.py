@@ -26,6 +26,7 @@ from deploy.flower import watchdog
 
 GRACE = 3.0  #: seconds between SIGTERM and SIGKILL
 POLL = 0.1  #: seconds between two looks at processes that start
+DROPPED = ("FORCE_COLOR", "PYTHONPATH", "FEDMOSAIC_TRUST")  #: of the user's own environment
 
 
 def executable(name: str) -> str:
@@ -53,7 +54,7 @@ def environment(extra: Mapping[str, str], home: Path) -> dict[str, str]:
     inherited = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("FLWR_", "RAY_")) and name not in ("FORCE_COLOR", "PYTHONPATH")
+        if not name.startswith(("FLWR_", "RAY_")) and name not in DROPPED
     }
     modules = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     if modules:  # relative entries would mean another folder in the new working directory

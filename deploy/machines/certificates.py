@@ -1,8 +1,10 @@
-"""Certificates and keys of a federation: one authority, the server's, one key pair per client.
+"""Certificates and keys of a federation: an authority, the server's two, a key pair per client.
 
 TLS shows the clients that the server is the right one; the clients' keys show the server who they
-are. ``ca.key`` signs new server certificates and can stay on the machine that made it; a client's
-machine needs ``ca.crt`` and its own ``clients/K.key``, nothing else.
+are. The ServerApp has a certificate of its own, with which it seals what it sends to the clients,
+and which the SuperLink, where TLS ends, need not see. ``ca.key`` signs new certificates of the
+server and can stay on the machine that made it; a client's machine needs ``ca.crt`` and its own
+``clients/K.key``, nothing else.
 """
 
 from __future__ import annotations
@@ -11,19 +13,19 @@ import contextlib
 import ipaddress
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import final
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from common.files import write_atomically
+from common.seal.files import SERVER_APP, USE, pem_key, read_certificate, ssh_key, ssh_public_key
 
 ALWAYS = ("localhost", "127.0.0.1")  #: names that the server's own programs use
 SECRET, PUBLIC = 0o600, 0o644
@@ -46,6 +48,7 @@ class Certificates:
         self.folder = folder
         self.ca = authority or folder / "ca.crt"  #: public, at the server and at every client
         self.server, self.server_key = folder / "server.crt", folder / "server.key"
+        self.app, self.app_key = folder / "serverapp.crt", folder / "serverapp.key"
         self.ca_key = folder / "ca.key"
         self.clients = keys or folder / "clients"  #: has ``K.key`` and ``K.pub``
 
@@ -59,12 +62,13 @@ class Certificates:
 
 
 def make(folder: Path, hosts: Sequence[str], clients: int, days: int = 365) -> Certificates:
-    """Make what is missing in ``folder``; what is there stays, except the server's certificate.
+    """Make what is missing in ``folder``; what is there stays, except the server's certificates.
 
     A public key that is missing is made from the private one.
 
-    The server's certificate is made anew with every call, signed by the same authority, so that
-    clients need nothing new when it expires or the server moves. Private keys get mode 0600.
+    The certificates of the server and of the ServerApp are made anew with every call, signed by
+    the same authority, so that clients need nothing new when they expire or the server moves.
+    Private keys get mode 0600.
 
     ``hosts``: names and addresses under which clients reach the server; ``localhost`` and
     ``127.0.0.1`` are always among them. Empty: those of the certificate that is there; ``clients``:
@@ -93,7 +97,7 @@ def make(folder: Path, hosts: Sequence[str], clients: int, days: int = 365) -> C
         uses = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
         rights = [x509.BasicConstraints(ca=True, path_length=0), uses]
         valid = timedelta(days=max(days, AUTHORITY_DAYS))
-        _issue((files.ca_key, files.ca), "authority", valid, rights, [])
+        _issue((files.ca_key, files.ca), "fedmosaic authority", valid, rights, [])
     _server(files, names if hosts else _former(files) or names, days)
     for k in range(clients):
         if not files.key(k).is_file():
@@ -115,7 +119,7 @@ def _new_key(form: serialization.PrivateFormat) -> tuple[ec.EllipticCurvePrivate
 
 def _server(files: Certificates, names: Sequence[x509.GeneralName], days: int) -> None:
     authority = read_certificate(files.ca)
-    signer = _private_key(files.ca_key, serialization.load_pem_private_key, "key")
+    signer = pem_key(files.ca_key)
     if signer.public_key() != authority.public_key():
         raise ValueError(f"{files.ca_key} is not the key of {files.ca}")
     left = authority.not_valid_after_utc - datetime.now(UTC)
@@ -124,17 +128,13 @@ def _server(files: Certificates, names: Sequence[x509.GeneralName], days: int) -
             f"{files.ca} expired on {authority.not_valid_after_utc:%Y-%m-%d}: make a new authority "
             "in another folder, and give its ca.crt to all clients"
         )
-    _issue(
-        (files.server_key, files.server),
-        "server",
-        min(timedelta(days=days), left),
-        [x509.BasicConstraints(ca=False, path_length=None)],
-        [
-            x509.SubjectAlternativeName(names),
-            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
-        ],
-        (authority.subject, signer),
-    )
+    valid, issuer = min(timedelta(days=days), left), (authority.subject, signer)
+    end = [x509.BasicConstraints(ca=False, path_length=None)]
+    tls = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+    at = x509.SubjectAlternativeName(names)
+    _issue((files.server_key, files.server), "fedmosaic server", valid, end, [at, tls], issuer)
+    use = x509.ExtendedKeyUsage([USE])
+    _issue((files.app_key, files.app), SERVER_APP, valid, end, [use], issuer)
 
 
 def _issue(
@@ -147,7 +147,7 @@ def _issue(
 ) -> None:
     """Write a new key and its certificate to ``places``; without an ``issuer`` it is its own."""
     key, private = _new_key(serialization.PrivateFormat.PKCS8)
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"fedmosaic {name}")])
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     by, signer = issuer or (subject, key)
     identifier: x509.ExtensionType = (
         x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
@@ -170,50 +170,12 @@ def _issue(
     _write((places[0], private, SECRET), (places[1], certificate, PUBLIC))
 
 
-def read_certificate(path: Path) -> x509.Certificate:
-    """The certificate in ``path``.
-
-    Raises ``ValueError``: it holds none that can be read. ``OSError``: the file cannot be read.
-    """
-    try:
-        return x509.load_pem_x509_certificate(path.read_bytes())
-    except ValueError:
-        raise ValueError(f"{path} cannot be read: it holds no certificate") from None
-
-
-def ssh_key(path: Path, remedy: str = "") -> ec.EllipticCurvePrivateKey:
-    """A client's private key; raises ``ValueError``, with the remedy, for a file that is none."""
-    return _private_key(path, serialization.load_ssh_private_key, "OpenSSH key", remedy)
-
-
-def _private_key(
-    path: Path, load: Callable[[bytes, None], object], kind: str, remedy: str = ""
-) -> ec.EllipticCurvePrivateKey:
-    try:
-        key = load(path.read_bytes(), None)
-    except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise ValueError(
-            f"{path} cannot be read: it holds no {kind} without a password{remedy}"
-        ) from None
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ValueError(f"{path} is no elliptic-curve key{remedy}")
-    return key
-
-
 def read_public_key(path: Path) -> bytes:
     """An OpenSSH public key file as the Control API takes it: PEM.
 
     Raises ``ValueError``: the file cannot be read, or is no public key on a NIST curve.
     """
-    ours = "it should be a K.pub of fedmosaic certs"
-    try:
-        key = serialization.load_ssh_public_key(path.read_bytes())
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, UnsupportedAlgorithm):
-        raise ValueError(f"{path} is no OpenSSH public key; {ours}") from None
-    if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise ValueError(f"{path} is no key on a NIST curve; {ours}")
+    key = ssh_public_key(path)
     return key.public_bytes(Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 

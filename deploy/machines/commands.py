@@ -70,7 +70,7 @@ def certs(
     days: Annotated[int, typer.Option(help="How long certificates are valid.")] = 365,
     as_json: Json = False,
 ) -> None:
-    """Make an authority, the server's certificate and a key pair for each client."""
+    """Make an authority, certificates of server and ServerApp, and a key pair for each client."""
     from deploy.machines.certificates import make
 
     if not folder.strip():  # as a path it would be the current folder
@@ -80,13 +80,15 @@ def certs(
     plain(f"authority      {files.ca}  (public: server and all clients)")
     plain(f"its key        {files.ca_key}  (secret: keep it here)")
     plain(f"server         {files.server}, {files.server_key}  (secret)")
+    plain(f"ServerApp      {files.app}, {files.app_key}  (secret: not for the SuperLink)")
     if made := _in_order(files.clients, "*.key"):
         plain(
             f"{len(made)} clients      {made[0]} … {made[-1].name}  (secret: each at its client), "
             "*.pub (register them)"
         )
     told = {"ca": files.ca, "ca_key": files.ca_key, "server": files.server}
-    answer(as_json, {**told, "server_key": files.server_key, "client_keys": made})
+    told |= {"server_key": files.server_key, "serverapp": files.app, "serverapp_key": files.app_key}
+    answer(as_json, {**told, "client_keys": made})
 
 
 def register(
@@ -413,7 +415,7 @@ def _trust(ca: Path | None) -> str:
 
 def _trusted(ca: Path | None, insecure: bool) -> Path | None:
     """The authority's certificate; raises ``ValueError`` for what is none."""
-    from deploy.machines.certificates import read_certificate
+    from common.seal.files import read_certificate
 
     if (ca is None) == (not insecure):
         raise ValueError("say whom to trust: either --ca FILE (TLS) or --insecure")

@@ -58,9 +58,10 @@ def settings(texts: Sequence[str]) -> dict[str, Value]:
 
 
 def _typed(key: str, text: str) -> Value:
-    """As the key's type, a folder absolute; or as it is, which ``check`` then refuses."""
+    """As the key's type, a place absolute; or as it is, which ``check`` then refuses."""
     kind = KINDS.get(key, str)
-    if key.endswith("-dir") and text:  # the SuperNode will work in another folder
+    place = key.endswith("-dir") or key in ("key", "ca")
+    if place and text:  # the SuperNode will work in another folder
         return str(Path(text).expanduser().absolute())
     if kind is bool:
         return {"true": True, "false": False}.get(text.lower(), text)
@@ -114,7 +115,7 @@ def command(
         if not os.access(path, os.R_OK):
             reason = "cannot be read" if path.exists() else "is missing"
             raise ValueError(f"{path} {reason}; client {k} needs it (see fedmosaic certs)")
-    line = [*supernode_command(superlink, node_config(k, clients, more), trust, k)]
+    line = [*supernode_command(superlink, node_config(k, clients, more, trust), trust, k)]
     return [*line, "--health-server-address", health] if health else line
 
 

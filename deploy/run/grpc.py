@@ -22,6 +22,7 @@ from deploy.flower.arguments import check_app, config_arguments
 from deploy.flower.control import Control
 from deploy.flower.processes import Processes, environment
 from deploy.machines.certificates import Certificates
+from server_app.talk.seal import TRUST
 
 
 @final
@@ -60,7 +61,7 @@ def start_federation(
     files; made if it does not exist; ``env``: added to the environment of all processes, so also of
     ServerApp and ClientApp; ``warm_start``: fork the processes of a round from one that has torch
     imported (``deploy/flower/warm.py``); ``certificates``: the folder that ``fedmosaic certs``
-    made: TLS, and every node shows its key. None: plaintext.
+    made: TLS, every node shows its key, and messages are sealed. None: plaintext.
 
     Raises ``ValueError``: one of the arguments cannot work; before anything starts.
     ``RuntimeError``: a program is missing, ended by itself or did not come up in time.
@@ -70,8 +71,10 @@ def start_federation(
     if warm_start and sys.platform != "linux":
         raise ValueError(f"warm_start on {sys.platform}: forking is safe enough on Linux only")
     keys = None if certificates is None else _complete(certificates, clients)
-    configs = [node_config(k, clients, {}) for k in range(clients)]
+    configs = [node_config(k, clients, {}, keys) for k in range(clients)]
     app, work, own = check_app(app, {}), work.expanduser().resolve(), dict(env or {})
+    if keys is not None:
+        own[TRUST] = str(keys.folder)
     with ExitStack() as stack:
         processes = stack.enter_context(Processes(work))
         if warm_start:
@@ -96,13 +99,17 @@ def start_federation(
         yield Federation(app, processes, control, fleet)
 
 
-def node_config(k: int, clients: int, more: Mapping[str, Value]) -> str:
-    """The ``--node-config`` argument of client k of ``clients``.
+def node_config(
+    k: int, clients: int, more: Mapping[str, Value], certificates: Certificates | None = None
+) -> str:
+    """The ``--node-config`` argument of client k of ``clients``; with its key, if there are any.
 
     Raises ``ValueError``: ``more`` names the partition itself or has a value that Flower cannot
     carry.
     """
     identity: dict[str, Value] = {"partition-id": k, "num-partitions": clients}
+    if certificates is not None:
+        identity |= {"key": str(certificates.key(k)), "ca": str(certificates.ca)}
     if taken := sorted(identity.keys() & more.keys()):
         raise ValueError(f"node config of client {k} sets {taken[0]}, which is set for it")
     return config_arguments({**identity, **more})
@@ -123,7 +130,7 @@ def supernode_command(
 
 def _complete(folder: Path, clients: int) -> Certificates:
     files = Certificates(folder.expanduser().resolve())
-    needed = [files.ca, files.server, files.server_key]
+    needed = [files.ca, files.server, files.server_key, files.app, files.app_key]
     needed += [path for k in range(clients) for path in (files.key(k), files.public(k))]
     for path in needed:
         if not path.exists():

@@ -108,8 +108,9 @@ def _watched(config: Config, folder: Path, console: Console) -> Iterator[Progres
 def _loopback(flat: Mapping[str, Value], config: Config, workers: int | None) -> None:
     from flwr.app import Context, RecordDict  # here and below: only what the runtime needs
 
-    from deploy.run.loopback import RUN_ID, Loopback
+    from deploy.run.loopback import RUN_ID, Loopback, environment
     from server_app.app import app
+    from server_app.talk.seal import TRUST
 
     most = default_workers() if workers is None else workers
     workers = min(most, config.run.per_round or config.run.clients)
@@ -117,7 +118,8 @@ def _loopback(flat: Mapping[str, Value], config: Config, workers: int | None) ->
     level = log.level
     log.setLevel(logging.ERROR)  # the progress display says it better
     try:
-        with Loopback(config.run.clients, flat, workers=workers) as grid:
+        clients = config.run.clients
+        with environment(TRUST, ""), Loopback(clients, flat, workers=workers) as grid:
             app(grid, Context(RUN_ID, 0, {}, RecordDict(), dict(flat)))
     finally:
         log.setLevel(level)

@@ -182,13 +182,13 @@ def _start_pool(workers: int, ahead: list[str]) -> ProcessPoolExecutor:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(ahead)
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    with _environment("PYTHONPATH", path):  # the server looks nowhere else for what it imports
+    with environment("PYTHONPATH", path):  # the server looks nowhere else for what it imports
         forkserver.ensure_running()
     return ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker)
 
 
 @contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
+def environment(name: str, value: str) -> Iterator[None]:
     """A block in which an environment variable has this value."""
     before = os.environ.get(name)
     os.environ[name] = value

@@ -11,12 +11,12 @@ from flwr.serverapp import Grid
 
 from common.config import Config
 from common.names import check_brought, version_of
-from common.protocol import Hello, Peer
+from common.protocol import Peer
 from common.task import Task
 from server_app.method import Client
 from server_app.stopped import Stopped
-from server_app.talk.exchange import exchange
-from server_app.talk.post import Post, open_reply
+from server_app.talk.ask import ask
+from server_app.talk.post import Post
 
 ASK_AGAIN = 0.25
 LEFT = "Node Unavailable"  #: Flower's words for a node that is not connected
@@ -61,7 +61,7 @@ def take_census(grid: Grid, nodes: list[int], post: Post, task: Task) -> list[Cl
     clients: list[Client] = []
     for node, reply in _hello(grid, nodes, post).items():
         try:
-            clients.append(Client(open_reply(reply, Peer, post.config), node))
+            clients.append(Client(post.peer(node, reply), node))
         except ValueError as error:
             raise Stopped(f"census: node {node}: {error}") from error
     peers = [client.peer for client in clients]
@@ -75,19 +75,16 @@ def _hello(grid: Grid, nodes: list[int], post: Post) -> dict[int, Message]:
     """
     start, answers = time.monotonic(), dict[int, Message]()
     while True:
-        hello = post.pack(Hello(clients=len(nodes)), 0)
-        asked = {
-            i: Message(hello, node, "query.hello")
-            for i, node in enumerate(nodes)
-            if node not in answers
-        }
-        replies, failures = exchange(grid, asked, post.config.run.timeout, 0)
-        answers |= {nodes[i]: reply for i, reply in replies.items()}
+        missing = [node for node in nodes if node not in answers]
+        asked = post.hellos(missing, len(nodes))
+        replies, failures = ask(grid, post, asked, post.config.run.timeout, 0)
+        answers |= {missing[i]: reply for i, reply in replies.items()}
+        failures = [failure for failure in failures if failure.k not in replies]
         if not failures:
             return {node: answers[node] for node in nodes}
         first = next((each for each in failures if LEFT not in each.reason), failures[0])
         if LEFT not in first.reason or time.monotonic() - start > post.config.run.wait:
-            raise Stopped(f"census: node {nodes[first.k]} answered: {first.reason}")
+            raise Stopped(f"census: node {missing[first.k]} answered: {first.reason}")
         size = len(nodes)
         nodes = wait_for_nodes(grid, post.config)
         if len(nodes) != size:  # only with clients = 0; everybody was told another number

@@ -16,10 +16,12 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from common.journal import Failure
-from common.protocol import Hello, Peer
+from common.protocol import Peer
 from server_app.method import Client
-from server_app.talk.exchange import exchange, pull, push
-from server_app.talk.post import Post, open_reply
+from server_app.talk.ask import ask
+from server_app.talk.exchange import one_line, pull, push
+from server_app.talk.post import Post
+from server_app.talk.seal import claimed
 
 CURIOSITY = 10.0  #: seconds for the rest of an answer of which a part is there
 
@@ -34,7 +36,8 @@ class Readmission:
         self.post, self.grid, self.run = post, grid, post.config.run
         self.patience = min(self.run.timeout, self.run.wait)
         self.refused: set[int] = set()  #: nodes that will not be asked again
-        self.asked: dict[str, int] = {}  #: messages whose answers no round waits for; their nodes
+        self._failures: list[Failure] = []
+        self.asked: dict[str, Message] = {}  #: whose answers no round waits for, by name
 
     def renew(self, t: int, clients: list[Client]) -> tuple[list[Client], list[Failure]]:
         """The clients before round t, and what the journal hears of strangers.
@@ -47,20 +50,24 @@ class Readmission:
         """
         online = set(self.grid.get_node_ids())
         lost = {client.k: client for client in clients if client.node not in online}
-        known = {client.node for client in clients} | self.refused | set(self.asked.values())
+        known = {client.node for client in clients} | self.refused
+        known |= {message.metadata.dst_node_id for message in self.asked.values()}
         strangers = sorted(online - known) if lost else []
-        hello = self._hello(strangers, len(clients))
-        ask = self._ask if self.run.rebind else self._overhear
-        failures: list[Failure] = []
-        for node, peer in self._read(ask(strangers, hello, t)).items():
+        hello = self.post.hellos(strangers, len(clients), self.patience)
+        answers = self._ask if self.run.rebind else self._overhear
+        self._failures = []
+        for node, peer in self._read(answers(strangers, hello, t)).items():
             if why := self._why_not(peer, clients):
-                self.refused.add(node)
-                reason = f"node {node} claims its place and is refused: {why}"
-                log.warning("client %d: %s", peer.k, reason)
-                failures.append(Failure(k=peer.k, round=t, reason=reason))
+                self._refuse(node, peer.k, why, t)
             elif peer.k in lost:  # otherwise its old node is not known to be gone yet
                 lost[peer.k] = Client(peer, node)
-        return [lost.get(client.k, client) for client in clients], failures
+        return [lost.get(client.k, client) for client in clients], self._failures
+
+    def _refuse(self, node: int, k: int, why: str, t: int) -> None:
+        self.refused.add(node)
+        reason = f"node {node} claims its place and is refused: {why}"
+        log.warning("client %d: %s", k, reason)
+        self._failures.append(Failure(k=k, round=t, reason=one_line(reason)))
 
     def _why_not(self, peer: Peer, clients: list[Client]) -> str:
         """Why a node must not have the place it claims; empty if it may."""
@@ -73,39 +80,38 @@ class Readmission:
             return f"it is not what node {node} said in the census"
         return ""
 
-    def _hello(self, nodes: list[int], clients: int) -> dict[int, Message]:
-        hello = self.post.pack(Hello(clients=clients), 0)
-        return {
-            i: Message(hello, node, "query.hello", ttl=self.patience)
-            for i, node in enumerate(nodes)
-        }
-
     def _ask(self, nodes: list[int], hello: dict[int, Message], t: int) -> dict[int, Message]:
         """The answers of nodes one of which may be a lost client."""
         if not nodes:
             return {}
-        replies, _ = exchange(self.grid, hello, self.patience, t)
+        replies, _ = ask(self.grid, self.post, hello, self.patience, t)
         return {nodes[i]: reply for i, reply in replies.items()}
 
     def _overhear(self, nodes: list[int], hello: dict[int, Message], t: int) -> dict[int, Message]:
         """The answers that are there now, of these nodes and of those asked earlier."""
         if nodes:
             names = push(self.grid, hello.values(), t)
-            self.asked |= {name: node for name, node in zip(names, nodes, strict=True) if name}
+            sent = zip(names, hello.values(), strict=True)
+            self.asked |= {name: message for name, message in sent if name}
         if not self.asked:
             return {}
         deadline = time.monotonic() + CURIOSITY
         arrived, unreadable = pull(self.grid, list(self.asked), deadline)
-        self.refused |= {self.asked.pop(name) for name in unreadable}
+        self.refused |= {self.asked.pop(name).metadata.dst_node_id for name in unreadable}
         found: dict[int, Message] = {}
         for reply in arrived:
-            node = self.asked.pop(reply.metadata.reply_to_message_id, None)
-            if node is None:
+            message = self.asked.pop(reply.metadata.reply_to_message_id, None)
+            if message is None:
                 continue
+            node = message.metadata.dst_node_id
             if reply.has_error() or reply.metadata.src_node_id != node:
                 self.refused.add(node)
-            else:
+                continue
+            try:
+                reply.content = self.post.unsealed(-1, message, reply.content)
                 found[node] = reply
+            except ValueError as error:
+                self._refuse(node, claimed(reply.content), str(error), t)
         return found
 
     def _read(self, replies: dict[int, Message]) -> dict[int, Peer]:
@@ -113,7 +119,7 @@ class Readmission:
         answers: dict[int, Peer] = {}
         for node, reply in sorted(replies.items()):
             try:
-                answers[node] = open_reply(reply, Peer, self.post.config)
+                answers[node] = self.post.peer(node, reply)
             except ValueError as error:
                 log.warning("node %d: %s", node, error)
                 self.refused.add(node)

@@ -62,7 +62,7 @@ def _cell(found: dict[str, Any] | None) -> str:
     if found is None:
         return ""
     accuracy = found.get("accuracy")
-    return found["outcome"] + ("" if accuracy is None else f" ({100 * accuracy:.0f})")
+    return str(found["outcome"]) + ("" if accuracy is None else f" ({100 * accuracy:.0f})")
 
 
 def write(recorded: dict[str, dict[str, Any]]) -> None:

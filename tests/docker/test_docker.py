@@ -167,6 +167,9 @@ def test_tls_and_authentication_are_on_unless_the_override_for_trying_out_is_nam
     assert option(services["serverapp"], "root-certificates") == "/certs/ca.crt"
     assert option(services["client"], "ca") == "/keys/ca.crt"
     assert services["experiment"]["environment"]["TRUST"] == "--ca=/certs/ca.crt"
+    assert services["serverapp"]["environment"]["FEDMOSAIC_TRUST"] == "/serverapp"
+    bare = everything("compose.yml", "compose.insecure.yml")["serverapp"]
+    assert bare["environment"]["FEDMOSAIC_TRUST"] == ""
     assert "insecure" not in str(services)
     for name in (*LONG_RUNNING, "experiment"):
         service = everything("compose.yml", "compose.insecure.yml")[name]
@@ -222,9 +225,12 @@ def test_only_the_certs_service_sees_the_authority_and_no_server_a_clients_key()
     ]
     holders = {name for name, volumes in mounts.items() if "server-certs" in volumes}
     assert holders == {"certs", "superlink"}, "the server's private key"
+    holders = {name for name, volumes in mounts.items() if "serverapp-keys" in volumes}
+    assert holders == {"certs", "serverapp"}, "the key that seals is out of the SuperLink's reach"
     for name, volumes in mounts.items():
         if name != "certs":
-            assert volumes.get("server-certs", True) and volumes.get("client-keys", True)
+            for secret in ("server-certs", "serverapp-keys", "client-keys"):
+                assert volumes.get(secret, True), "read only"
 
 
 @with_compose

@@ -48,9 +48,9 @@ def test_the_server_is_certified_for_its_hosts_and_for_this_machine(tmp_path: Pa
 
 def test_secrets_are_readable_by_their_owner_only(tmp_path: Path) -> None:
     files = make(tmp_path / "new" / "certs", ["a"], 2)
-    for secret in (files.ca_key, files.server_key, files.key(0), files.key(1)):
+    for secret in (files.ca_key, files.server_key, files.app_key, files.key(0), files.key(1)):
         assert mode(secret) == 0o600, secret
-    for public in (files.ca, files.server, files.public(0), files.public(1)):
+    for public in (files.ca, files.server, files.app, files.public(0), files.public(1)):
         assert mode(public) == 0o644, public
 
 

@@ -349,7 +349,7 @@ def test_certs_register_nodes_and_submit_make_a_federation_over_tls(tmp_path: Pa
     assert typed("certs", certs, "--host", "fed.example.org", "--clients", 2).returncode == 0
     files = make(certs, [], 2)
     control, fleet = (f"127.0.0.1:{port}" for port in free_ports(2))
-    env = environment({}, tmp_path / "home")
+    env = environment({"FEDMOSAIC_TRUST": str(certs)}, tmp_path / "home")
     with contextlib.ExitStack() as stack:
         command = list(superlink_command(control, fleet, False, files))
         command[0] = str(Path(sys.executable).with_name(command[0]))

@@ -25,6 +25,7 @@ from deploy.flower.arguments import check_app, config_arguments, run_config_toml
 from deploy.flower.control import RunStatus, run_id_from
 from deploy.flower.processes import Processes, environment, executable, free_ports, tail
 from deploy.flower.superlink import superlink_command
+from deploy.machines.certificates import Certificates
 from deploy.run import doctor
 from deploy.run.grpc import node_config, start_federation, supernode_command
 from deploy.run.ray import _reason, run_simulation
@@ -235,6 +236,9 @@ def test_whole_tables_that_an_app_lacks_are_added_to_its_copy(app: Path, tmp_pat
 def test_a_node_knows_its_partition_and_what_is_set_beyond_it() -> None:
     assert node_config(1, 3, {}) == "partition-id=1 num-partitions=3"
     assert node_config(0, 2, {"model": "mlp"}) == "partition-id=0 num-partitions=2 model='mlp'"
+    files = Certificates(Path("/c"))
+    named = "partition-id=1 num-partitions=2 key='/c/clients/1.key' ca='/c/ca.crt'"
+    assert node_config(1, 2, {}, files) == named
     with pytest.raises(ValueError, match="client 2 sets partition-id"):
         node_config(2, 3, {"partition-id": 0})
 
@@ -398,7 +402,7 @@ def test_two_nodes_run_an_app_over_grpc_and_nothing_is_left(
 ) -> None:
     models = [{"model": "mlp"}, {"model": "le net"}]
 
-    def of_a_node(k: int, clients: int, _: object) -> str:
+    def of_a_node(k: int, clients: int, *_: object) -> str:
         return node_config(k, clients, models[k])
 
     monkeypatch.setattr("deploy.run.grpc.node_config", of_a_node)

@@ -21,7 +21,7 @@ from common.protocol import Peer
 from common.records import Records
 from server_app.method import Method
 from server_app.strategy import MethodStrategy
-from server_app.talk import census
+from server_app.talk import post
 from server_app.talk.post import Post
 from tests.support.battery import config
 from tests.support.tiny import play
@@ -67,12 +67,12 @@ def seen(method: str) -> Seen:
             caught["peer"] = copy.deepcopy(reply.content)
         return payload
 
-    original_post, original_open = Post.open, census.open_reply
+    original_post, original_open = Post.open, post.open_reply
     original_aggregate = MethodStrategy.aggregate_train
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
         patch.setattr(Post, "open", catching)
         patch.setattr(MethodStrategy, "aggregate_train", aggregating)
-        patch.setattr(census, "open_reply", opening)
+        patch.setattr(post, "open_reply", opening)
         play(config(method, Path(folder), rounds=1))
     return Seen(
         caught["strategy"],

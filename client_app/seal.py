@@ -1,0 +1,172 @@
+"""A client that has a key: what it believes came from the ServerApp, and how it answers.
+
+The key and the authority are files that the node's own configuration names, which no relay can
+change: ``key`` is the registered ``K.key``, ``ca`` is ``ca.crt``. With them, whatever is not sealed
+by a ServerApp of that authority is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+import filelock
+from flwr.app import Context, Message, RecordDict
+
+from common.files import write_atomically
+from common.seal import body, files, session
+from common.seal.body import NotAuthentic
+from common.seal.session import Keys, Offer, Place, Signed
+from common.section import Value
+
+ROOT = Path(__file__).resolve().parents[1]  #: of the bundle
+
+
+class Letter(ABC):
+    """A message, opened: the payload, and the way back."""
+
+    content: RecordDict
+
+    @abstractmethod
+    def check(self, settings: Mapping[str, Value], experiment: str) -> None:
+        """Raise ``ValueError`` unless this is the run that the ServerApp speaks of."""
+
+    @abstractmethod
+    def admit(self, folder: Path) -> None:
+        """Raise ``ValueError`` if it came before; ``folder``: this client's in the experiment."""
+
+    @abstractmethod
+    def answer(self, content: RecordDict) -> RecordDict:
+        """A packed payload as it travels."""
+
+    @abstractmethod
+    def failure(self, reason: str) -> RecordDict | None:
+        """A reply that says why there is none; None: an error of Flower's does."""
+
+
+@final
+@dataclass(frozen=True)
+class Plain(Letter):
+    """From a server without a key, to a client without one."""
+
+    content: RecordDict
+
+    def check(self, settings: Mapping[str, Value], experiment: str) -> None: ...
+
+    def admit(self, folder: Path) -> None: ...
+
+    def answer(self, content: RecordDict) -> RecordDict:
+        return content
+
+    def failure(self, reason: str) -> RecordDict | None:
+        return None
+
+
+@final
+@dataclass(frozen=True)
+class Sealed(Letter):
+    """From a ServerApp of this client's authority. ``accept``: for the answer to a hello."""
+
+    content: RecordDict
+    offer: Offer
+    keys: Keys
+    place: Place
+    accept: Mapping[str, int | bytes] | None
+
+    def check(self, settings: Mapping[str, Value], experiment: str) -> None:
+        if experiment != self.offer.experiment:
+            raise ValueError(f"the offer is for the experiment {self.offer.experiment!r}")
+        if session.config_digest(settings) != self.offer.config:
+            raise ValueError("the run config that came is not the ServerApp's: it was changed")
+        if self.accept is not None and session.app_digest(ROOT) != self.offer.app:
+            raise ValueError("the app bundle that came is not the ServerApp's: it was changed")
+
+    def admit(self, folder: Path) -> None:
+        try:
+            folder.mkdir(0o700, parents=True, exist_ok=True)
+            with filelock.FileLock(folder / "seal.lock", mode=0o600):
+                self._admit(folder / "seal.json")
+        except OSError as error:
+            raise ValueError(f"{folder} cannot be written: {error.strerror}") from error
+
+    def _admit(self, path: Path) -> None:
+        at, n = json.loads(path.read_bytes()) if path.exists() else (0, 0)
+        if self.offer.at < at:
+            raise ValueError(
+                "the ServerApp's offer is older than one that this client has had: it was "
+                "replayed, or the server's clock went back"
+            )
+        if self.offer.at == at and self.place.n <= n and self.accept is None:
+            raise ValueError(
+                f"message {self.place.n} of the session came after message {n}: it was replayed "
+                "or delayed"
+            )
+        newest = self.place.n if self.offer.at > at else max(n, self.place.n)
+        write_atomically(path, json.dumps([self.offer.at, newest]).encode(), private=True)
+
+    def answer(self, content: RecordDict) -> RecordDict:
+        more = self.accept or {}
+        return session.seal(body.encrypt(content), self.keys, self.place, "up", more)
+
+    def failure(self, reason: str) -> RecordDict | None:
+        return self.answer(session.failure(reason))
+
+
+def opened(message: Message, context: Context) -> Letter:
+    """What a message holds, if this client may believe it.
+
+    Raises ``ValueError``, one line, if it may not.
+    """
+    node, content = context.node_config, message.content
+    if "key" not in node and "ca" not in node:
+        if session.SEAL in content:
+            raise ValueError(
+                "the ServerApp seals its messages and this node has no key: name it in the node's "
+                "config, key = clients/K.key and ca = ca.crt"
+            )
+        return Plain(content)
+    for name in ("key", "ca"):
+        if name not in node:
+            raise ValueError(f"node config {name} is missing: sealing needs both key and ca")
+    if session.SEAL not in content:
+        raise ValueError(
+            "this node has a key and takes no message that is not sealed: give the ServerApp its "
+            "key (FEDMOSAIC_TRUST), or take key and ca from the node's config"
+        )
+    return _unsealed(message, int(node.get("partition-id", -1)), node)
+
+
+def _unsealed(message: Message, k: int, node: Mapping[str, Value]) -> Sealed:
+    content = message.content
+    try:
+        key = files.ssh_key(Path(str(node["key"])))
+        authority = files.read_certificate(Path(str(node["ca"])))
+    except OSError as error:
+        raise ValueError(f"{error.filename} cannot be read: {error.strerror}") from None
+    about, kind = session.header(content), message.metadata.message_type
+    signed = Signed(session.told(about, "offer", bytes), session.told(about, "signature", bytes))
+    offer = Offer.from_bytes(signed.text)
+    try:
+        server = files.server_app_key(session.from_text(offer.certificate), authority)
+    except ValueError as error:
+        raise NotAuthentic(f"the message is not of a ServerApp to believe: {error}") from None
+    session.verify(server, signed.signature, "offer", [signed.text])
+    own = session.own_share(key, offer.experiment)
+    share = session.public(own)
+    keys = session.agree(own, session.from_text(offer.share), signed, k, share)
+    request = session.told(about, "request", bytes)
+    if kind == "query.hello":
+        if session.hello_digest(content) != offer.hello:
+            raise NotAuthentic("the hello is not what the ServerApp signed")
+        place = Place(offer.experiment, 0, k, kind, 0, request)
+        parts = [*signed.parts, str(k).encode(), share, request]
+        signature = session.sign(key, "accept", parts)
+        accept: dict[str, int | bytes] = {"k": k, "share": share, "signature": signature}
+        return Sealed(content, offer, keys, place, accept)
+    t, n = session.told(about, "t", int), session.told(about, "n", int)
+    place = Place(offer.experiment, t, k, kind, n, request)
+    return Sealed(session.unseal(content, keys, place, "down"), offer, keys, place, None)

@@ -1,0 +1,116 @@
+"""What a message holds, encrypted under a key of its own.
+
+A body is encrypted once, whoever gets it: its key is drawn anew, used for nothing else, and handed
+to each receiver in a wrap of his own (``session.py``). A receiver of a body that many get could
+make another one under the same key, so a wrap holds for the body's digest too.
+
+The pieces of a body are the skeleton and the flat arrays of a packed payload, each encrypted in
+place of itself; a first piece says what they are. All of them are one stream of AES-256-GCM, and
+none of it is believed before the tag behind the last one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES256
+from cryptography.hazmat.primitives.ciphers.modes import GCM
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+KEY, NONCE, TAG = 32, 12, 16  #: bytes
+MAX_PIECES = 1000
+ZERO = bytes(NONCE)  #: the nonce of a key that encrypts one stream
+
+
+class NotAuthentic(ValueError):
+    """It is not what the other side sent, here and now."""
+
+
+@final
+@dataclass(frozen=True)
+class Body:
+    """An encrypted payload: its pieces as they travel, their tag and digest, and their key."""
+
+    pieces: ArrayRecord
+    tag: bytes
+    digest: bytes
+    key: bytes
+
+
+def encrypt(content: RecordDict) -> Body:
+    """A packed payload as a body; the numbers are copied once."""
+    key = secrets.token_bytes(KEY)
+    stream = Cipher(AES256(key), GCM(ZERO)).encryptor()
+    sealed = {}
+    for i, piece in enumerate(plain(content)):
+        data = stream.update(piece)
+        sealed[str(i)] = Array(dtype="uint8", shape=(len(data),), stype="sealed", data=data)
+    stream.finalize()
+    pieces = ArrayRecord(sealed)
+    return Body(pieces, stream.tag, digest(pieces, stream.tag), key)
+
+
+def decrypt(pieces: ArrayRecord, tag: bytes, key: bytes) -> RecordDict:
+    """Inverse of ``encrypt``; raises ``NotAuthentic`` if a single bit is another one."""
+    stream = Cipher(AES256(key), GCM(ZERO, tag)).decryptor()
+    opened = [stream.update(data) for data in _ordered(pieces)]
+    try:
+        stream.finalize()
+    except InvalidTag:
+        raise NotAuthentic("its content was altered") from None
+    try:  # who sent it is certain by now, but not that he means well
+        match json.loads(opened[0]):
+            case {"kind": str(kind), "arrays": [*names]}:
+                arrays = {str(name): data for name, data in zip(names, opened[2:], strict=True)}
+            case _:
+                raise ValueError
+    except (ValueError, RecursionError):
+        raise ValueError("its sealed content is malformed") from None
+    return packed(kind, opened[1], arrays)
+
+
+def packed(kind: str, skeleton: bytes, arrays: Mapping[str, bytes]) -> RecordDict:
+    """A payload as ``Records.pack`` makes it, of arrays in .npy form."""
+    flat = {
+        name: Array(dtype="uint8", shape=(len(data),), stype="numpy.ndarray", data=data)
+        for name, data in arrays.items()
+    }
+    fields = ConfigRecord({"kind": kind, "skeleton": skeleton})
+    return RecordDict({"arrays": ArrayRecord(flat), "fields": fields})
+
+
+def plain(content: RecordDict) -> list[bytes]:
+    """The pieces of a packed payload: what they are, the skeleton, each array."""
+    arrays, fields = content.array_records["arrays"], content.config_records["fields"]
+    head = {"kind": fields["kind"], "arrays": list(arrays)}
+    skeleton = fields["skeleton"]
+    assert isinstance(skeleton, bytes), "a packed payload has one"
+    return [json.dumps(head).encode(), skeleton, *(array.data for array in arrays.values())]
+
+
+def digest(pieces: ArrayRecord, tag: bytes) -> bytes:
+    """SHA-256 over the pieces of a body with their lengths."""
+    return hashed([tag, *_ordered(pieces)])
+
+
+def hashed(parts: list[bytes]) -> bytes:
+    """SHA-256 over ``parts`` and where each of them ends."""
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(len(part).to_bytes(8, "big"))
+        found.update(part)
+    return found.digest()
+
+
+def _ordered(pieces: ArrayRecord) -> list[bytes]:
+    names = [str(i) for i in range(len(pieces))]
+    if not 2 <= len(pieces) <= MAX_PIECES or set(pieces) != set(names):
+        raise NotAuthentic("its pieces are not those of a sealed message")
+    return [pieces[name].data for name in names]

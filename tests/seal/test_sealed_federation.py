@@ -1,0 +1,140 @@
+"""Sealed messages over real processes: a SuperLink that lies and a registered client that forges.
+
+One federation with TLS and node authentication, as ``docs/deployment.md`` starts it. Between its
+ServerApp and its SuperLink stands a relay (``tests/support/relay.py``); a third party uses client
+1's key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app.message import make_message
+
+from deploy.flower import warm
+from deploy.flower.control import Control
+from deploy.flower.processes import Processes, environment, free_ports
+from deploy.flower.superlink import superlink_command
+from deploy.machines.certificates import make
+from deploy.run.grpc import node_config, supernode_command
+from deploy.run.settings import app_folder
+from tests.support.relay import Relay, parts, serving
+from tests.support.tiny import TinyRun, flat, play
+from tests.support.usurper import Usurper
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="warm starts need Linux"),
+]
+CLIENTS = 2
+FORGED = "client 0's reply is not authentic: the SuperLink or a registered node"
+
+
+class Attacks:
+    """Round 2: client 1 forges for client 0. Round 3: a bit is altered. Round 4: a replay."""
+
+    def __init__(self, usurper: Usurper) -> None:
+        self.usurper = usurper
+        self.nodes: dict[int, int] = {}  # by k
+        self.replies: dict[tuple[str, int], RecordDict] = {}  # by round and node
+        self.done: dict[str, bool] = {}
+        self.pulled: list[bytes] = []
+
+    def mine(self, about: Any, t: str) -> bool:
+        """Whether it is the first of its kind that concerns client 0 in round t."""
+        train = about.message_type == "train" and about.group_id == t
+        return train and t not in self.done
+
+    def sent(self, about: Any, name: str) -> None:
+        if about.dst_node_id == self.nodes.get(0) and self.mine(about, "2"):
+            own = self.replies["1", self.nodes[1]]
+            self.done["2"] = self.usurper.answer(about, name, own)
+
+    def reply(self, honest: Message) -> Message:
+        about, node = honest.metadata, honest.metadata.src_node_id
+        if about.message_type == "query.hello":
+            self.nodes[int(honest.content.config_records["seal"]["k"])] = node
+            self.usurper.node = self.nodes.get(1, 0)
+        if about.message_type != "train" or node != self.nodes[0]:
+            self.replies[about.group_id, node] = honest.content
+            return honest
+        content = honest.content
+        self.replies.setdefault((about.group_id, node), content)
+        if self.mine(about, "3"):
+            self.done["3"] = True
+            self.pulled = [self.usurper.pull(about.run_id, part) for part in parts(honest)]
+            return make_message(metadata=honest.metadata, content=altered(content))
+        if self.mine(about, "4"):
+            self.done["4"] = True
+            return make_message(metadata=honest.metadata, content=self.replies["1", node])
+        return honest
+
+
+def altered(content: RecordDict) -> RecordDict:
+    pieces = dict(content.array_records["sealed"])
+    data = bytearray(pieces["2"].data)
+    data[len(data) // 2] ^= 1
+    pieces["2"] = Array("uint8", (len(data),), "sealed", bytes(data))
+    return RecordDict({**content, "sealed": ArrayRecord(pieces)})
+
+
+def test_nothing_forged_enters_and_no_honest_reply_is_lost(tmp_path: Path) -> None:
+    settings = {"method": "fedavg", "clients": CLIENTS, "fleet": "mlp@0.25", "rounds": 4}
+    plain = play(flat(tmp_path / "plain", **settings))
+    work, keys = tmp_path / "federation", make(tmp_path / "certs", ["127.0.0.1"], CLIENTS)
+    database = tmp_path / "superlink.db"
+    with contextlib.ExitStack() as stack:
+        processes = stack.enter_context(Processes(work))
+        folder = stack.enter_context(warm.stand_ins())
+        own = {"OMP_NUM_THREADS": "1"}
+        full = environment(own, work / "home" / "warm")
+        warm.start(processes, folder, full)
+        own["PATH"] = os.pathsep.join([str(folder), full["PATH"]])
+        at, fleet, apps = (f"127.0.0.1:{port}" for port in free_ports(3))
+        command = [*superlink_command(at, fleet, simulation=False, certificates=keys)]
+        command += ["--serverappio-api-address", apps, "--isolation", "process"]
+        before = os.umask(0o077)  # as the documented steps begin
+        try:
+            home = environment(own, work / "home" / "superlink")
+            processes.start("superlink", [*command, "--database", str(database)], home, last=True)
+        finally:
+            os.umask(before)
+        usurper = Usurper(fleet, keys, 1)
+        stack.callback(usurper.close)
+        attacks = Attacks(usurper)
+        relayed = stack.enter_context(serving(Relay(apps, attacks.sent, attacks.reply)))
+        control = stack.enter_context(Control(at, keys.ca, work, home, processes.check))
+        processes.wait(lambda: not control.silent(), "the SuperLink", 300.0)
+        processes.wait(lambda: warm.ready(processes, folder), "the warm process", 300.0)
+        beside = ["flower-superexec", "--insecure", "--plugin-type", "serverapp"]
+        trusted = {**own, "FEDMOSAIC_TRUST": str(keys.folder)}
+        env = environment(trusted, work / "home" / "serverapp")
+        processes.start("superexec", [*beside, "--appio-api-address", relayed], env)
+        for k in range(CLIENTS):
+            control.register(keys.public(k))
+            node = supernode_command(fleet, node_config(k, CLIENTS, {}, keys), keys, k)
+            processes.start(f"supernode-{k}", node, environment(own, work / "home" / str(k)))
+        processes.wait(lambda: control.online() >= CLIENTS, "the SuperNodes", 300.0)
+        run = control.submit(app_folder(), flat(tmp_path / "out", **settings), {})
+        status = control.follow(run)
+        assert status.completed, status.details
+        for path in tmp_path.glob("superlink.db*"):
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+    assert attacks.done == {"2": True, "3": True, "4": True}
+    result = TinyRun(tmp_path / "out")
+    assert result.weights == plain.weights
+    assert [entry["replied"] for entry in result.journal[1:]] == [[0, 1]] * 4
+    said = [[(each["k"], each["reason"]) for each in entry["failures"]] for entry in result.journal]
+    assert said[0] == said[1] == []
+    for ((k, reason),) in said[2:]:
+        assert k == 0 and reason.startswith(FORGED), reason
+    # a registered node gets what another one sent, and it is of no use
+    assert max(map(len, attacks.pulled)) > 1000
+    assert not any(b"NUMPY" in part or b"protocol.Trained" in part for part in attacks.pulled)

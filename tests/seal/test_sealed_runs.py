@@ -1,0 +1,399 @@
+"""Whole runs with sealed messages, over relays and registered clients that lie; in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+
+from common.config import Value
+from common.seal.body import packed
+from deploy.machines.certificates import Certificates, make
+from deploy.run.loopback import Loopback
+from server_app.stopped import Stopped
+from tests.support.tiny import TinyRun, flat, play
+
+CLIENTS = 3
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make(tmp_path_factory.mktemp("sealed") / "certs", [], CLIENTS)
+
+
+def settings(out: Path, **changes: Any) -> dict[str, Value]:
+    given: dict[str, Any] = {
+        "method": "fedavg",
+        "clients": CLIENTS,
+        "fleet": "mlp@0.25",
+        "min_replies": 0.5,
+    }
+    given |= {"data__samples": 60, "data__test_samples": 20, "train__epochs": 1}
+    return flat(out, **{**given, **changes})
+
+
+class Relay(Loopback):  # type: ignore[misc]
+    """A SuperLink between a ServerApp and clients that have keys. Honest, unless a subclass is not.
+
+    ``down`` and ``up`` may return another message, or none; each message is handed in as it came.
+    """
+
+    def __init__(self, config: dict[str, Value], keys: Certificates) -> None:
+        super().__init__(int(config["clients"]), config, workers=0)
+        for node, of in self._nodes.items():
+            k = of["partition-id"]
+            self._nodes[node] = {**of, "key": str(keys.key(int(k))), "ca": str(keys.ca)}
+        self.seen: list[Message] = []
+
+    def down(self, message: Message) -> Message | None:
+        return message
+
+    def up(self, reply: Message, question: Message) -> Message | None:
+        return reply
+
+    def _push(self, message: Message) -> str:
+        self.seen.append(message)
+        passed = self.down(message)
+        return super()._push(message if passed is None else passed)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        asked = dict(self._questions)
+        replies = list(super().pull_messages(list(message_ids)))
+        passed = (self.up(reply, asked[reply.metadata.reply_to_message_id]) for reply in replies)
+        return [reply for reply in passed if reply is not None]
+
+
+def sealed_run(
+    out: Path, keys: Certificates, relay: Callable[..., Relay] = Relay, **changes: Any
+) -> TinyRun:
+    config = settings(out, **changes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDMOSAIC_TRUST", str(keys.folder))
+        return play(config, relay(config, keys))
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> TinyRun:
+    return play(settings(tmp_path_factory.mktemp("plain") / "out"))
+
+
+def timeless(run: TinyRun) -> list[dict[str, Any]]:
+    """The journal without what sealing and attacks may change: bytes and failures."""
+    return [{**entry, "bytes": {}, "cost": None, "failures": []} for entry in run.timeless]
+
+
+def failures(run: TinyRun) -> list[tuple[int, int, str]]:
+    return [
+        (failure["k"], failure["round"], failure["reason"])
+        for entry in run.journal
+        for failure in entry["failures"]
+    ]
+
+
+def test_sealed_messages_give_the_same_bits(
+    tmp_path: Path, keys: Certificates, plain: TinyRun
+) -> None:
+    relays: list[Relay] = []
+
+    def relay(*given: Any) -> Relay:
+        relays.append(Relay(*given))
+        return relays[0]
+
+    sealed = sealed_run(tmp_path / "out", keys, relay)
+    assert sealed.weights == plain.weights and timeless(sealed) == timeless(plain)
+    assert not failures(sealed)
+    for message in relays[0].seen:
+        hello = message.metadata.message_type == "query.hello"
+        assert set(message.content) == (
+            {"arrays", "fields", "seal"} if hello else {"sealed", "seal"}
+        )
+    more = {
+        way: sealed.journal[1]["bytes"][way] - plain.journal[1]["bytes"][way]
+        for way in ("down", "up", "arrays_down", "arrays_up")
+    }
+    assert 0 < more["up"] < 300 * CLIENTS and 0 < more["down"] < 3000 * CLIENTS
+    assert more["arrays_down"] == more["arrays_up"] == 0
+
+
+def altered(content: RecordDict) -> RecordDict:
+    """One bit of the body is another one."""
+    pieces = dict(content.array_records["sealed"])
+    data = bytearray(pieces["2"].data)
+    data[len(data) // 2] ^= 1
+    pieces["2"] = Array("uint8", (len(data),), "sealed", bytes(data))
+    return RecordDict({**content, "sealed": ArrayRecord(pieces)})
+
+
+class Once(Relay):
+    """Does something to the first training message of round 2 to client 0, or to its reply."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.struck = False
+        self.of_round: dict[tuple[str, int], RecordDict] = {}
+
+    def mine(self, message: Message, node: int) -> bool:
+        about, before = message.metadata, self.struck
+        train = about.message_type == "train"
+        self.struck |= train and node == 1 and about.group_id == "2"
+        return self.struck and not before
+
+    def noted(self, message: Message, node: int) -> None:
+        if message.has_content() and message.metadata.message_type == "train":
+            self.of_round[message.metadata.group_id, node] = message.content
+
+
+class Upwards(Once):
+    def up(self, reply: Message, question: Message) -> Message | None:
+        node = question.metadata.dst_node_id
+        self.noted(reply, node)
+        return self.forged(reply, question) if self.mine(question, node) else reply
+
+    def forged(self, reply: Message, question: Message) -> Message | None:
+        raise NotImplementedError
+
+
+class Altered(Upwards):
+    def forged(self, reply: Message, question: Message) -> Message | None:
+        reply.content = altered(reply.content)
+        return reply
+
+
+class Unsealed(Upwards):
+    def forged(self, reply: Message, question: Message) -> Message | None:
+        reply.content = packed("protocol.Trained", b"", {})
+        return reply
+
+
+class Replayed(Upwards):
+    def forged(self, reply: Message, question: Message) -> Message | None:
+        reply.content = self.of_round["1", 1]
+        return reply
+
+
+class Others(Upwards):
+    """Client 1's own reply of the round before, in client 0's name."""
+
+    def forged(self, reply: Message, question: Message) -> Message | None:
+        reply.content = self.of_round["1", 2]
+        return reply
+
+
+class Reflected(Upwards):
+    """The ServerApp's own message comes back as the reply."""
+
+    def forged(self, reply: Message, question: Message) -> Message | None:
+        reply.content = self.seen[-CLIENTS].content
+        return reply
+
+
+class Misread(Upwards):
+    """No seal of the right form."""
+
+    def forged(self, reply: Message, question: Message) -> Message | None:
+        about = {**reply.content.config_records["seal"], "wrapped": "text"}
+        reply.content = RecordDict({**reply.content, "seal": ConfigRecord(about)})
+        return reply
+
+
+class Huge(Upwards):
+    def forged(self, reply: Message, question: Message) -> Message | None:
+        pieces = {"0": Array("uint8", (3_000_000,), "sealed", bytes(3_000_000))}
+        reply.content = RecordDict({**reply.content, "sealed": ArrayRecord(pieces)})
+        return reply
+
+
+class Denied(Upwards):
+    def forged(self, reply: Message, question: Message) -> Message | None:
+        return Message(Error(2, "ValueError: I give up"), reply_to=question)
+
+
+class Expired(Upwards):
+    def forged(self, reply: Message, question: Message) -> Message | None:
+        return Message(Error(3, "Message Unavailable"), reply_to=question)
+
+
+class Downwards(Once):
+    def down(self, message: Message) -> Message | None:
+        node = message.metadata.dst_node_id
+        self.noted(message, node)
+        if not self.mine(message, node):
+            return None
+        about = message.metadata
+        content = self.changed(message.content)
+        return Message(content, node, about.message_type, group_id=about.group_id, ttl=about.ttl)
+
+    def changed(self, content: RecordDict) -> RecordDict:
+        raise NotImplementedError
+
+
+class AlteredDown(Downwards):
+    def changed(self, content: RecordDict) -> RecordDict:
+        return altered(content)
+
+
+class ReplayedDown(Downwards):
+    def changed(self, content: RecordDict) -> RecordDict:
+        return self.of_round["1", 1]
+
+
+class OthersDown(Downwards):
+    def changed(self, content: RecordDict) -> RecordDict:
+        return self.of_round["1", 2]
+
+
+class UnsealedDown(Downwards):
+    def changed(self, content: RecordDict) -> RecordDict:
+        return packed("protocol.Model", b"", {})
+
+
+FORGED = "client 0's reply is not authentic: the SuperLink or a registered node ("
+ELSEWHERE = f"{FORGED}it was not sealed for this place by the other side)"
+NOT_ITS_OWN = "ValueError: this node has a key and takes no message that is not sealed"
+
+
+@pytest.mark.parametrize(
+    ("relay", "said"),
+    [
+        (Altered, ELSEWHERE),
+        (Unsealed, f"{FORGED}it is not sealed)"),
+        (Replayed, ELSEWHERE),
+        (Others, ELSEWHERE),
+        (Reflected, ELSEWHERE),
+        (Misread, f"{FORGED}its seal has no wrapped)"),
+        (Huge, "reply refused: it has 3.0 MB, wire.max-mb = 2"),
+        (Denied, "ValueError: I give up"),
+        (Expired, "no reply within"),
+        (AlteredDown, "NotAuthentic: it was not sealed for this place by the other side"),
+        (ReplayedDown, ELSEWHERE),  # the client refuses, in answer to that message
+        (OthersDown, "NotAuthentic: it was not sealed for this place by the other side"),
+        (UnsealedDown, NOT_ITS_OWN),
+    ],
+)
+def test_what_a_relay_or_a_registered_client_forges_costs_no_honest_reply(
+    tmp_path: Path, keys: Certificates, plain: TinyRun, relay: type[Relay], said: str
+) -> None:
+    run = sealed_run(tmp_path / "out", keys, relay, wire__max_mb=2.0)
+    ((k, t, reason),) = failures(run)
+    assert (k, t) == (0, 2) and reason.startswith(said), reason
+    assert run.weights == plain.weights and timeless(run) == timeless(plain)
+
+
+class Tireless(Upwards):
+    """Whatever client 0 answers in training is forged."""
+
+    def mine(self, message: Message, node: int) -> bool:
+        return message.metadata.message_type == "train" and node == 1
+
+    def forged(self, reply: Message, question: Message) -> Message | None:
+        reply.content = altered(reply.content)
+        return reply
+
+
+def test_a_relay_that_goes_on_forging_costs_the_client_and_not_the_run(
+    tmp_path: Path, keys: Certificates
+) -> None:
+    run = sealed_run(tmp_path / "out", keys, Tireless)
+    assert [entry["replied"] for entry in run.journal[1:]] == [[1, 2]] * 2
+    assert [(k, t) for k, t, _ in failures(run)] == [(0, 1), (0, 1), (0, 2), (0, 2)]
+    assert {reason for _, _, reason in failures(run)} == {ELSEWHERE}
+
+
+class Dropped(Upwards):
+    def forged(self, reply: Message, question: Message) -> Message | None:
+        return None
+
+
+def test_a_reply_that_is_dropped_is_waited_for_once(tmp_path: Path, keys: Certificates) -> None:
+    run = sealed_run(tmp_path / "out", keys, Dropped, timeout=1.0)
+    assert failures(run) == [(0, 2, "no reply within 1 s")]
+    assert run.journal[2]["replied"] == [1, 2]
+
+
+class AtCensus(Relay):
+    """The first answer to a hello of client 0 is changed on its way."""
+
+    struck = False
+
+    def up(self, reply: Message, question: Message) -> Message | None:
+        about = question.metadata
+        if about.message_type == "query.hello" and about.dst_node_id == 1 and not self.struck:
+            self.struck = True
+            reply.content = altered_census(reply.content)
+        return reply
+
+
+def altered_census(content: RecordDict) -> RecordDict:
+    about = {**content.config_records["seal"], "k": 1}
+    return RecordDict({**content, "seal": ConfigRecord(about)})
+
+
+class Impostor(Relay):
+    """Client 1's key, under client 0's number."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._nodes[1]["key"] = self._nodes[2]["key"]
+
+
+class Keyless(Relay):
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        del self._nodes[1]["key"], self._nodes[1]["ca"]
+
+
+class Changing(Relay):
+    """Client 0 gets another run config than the ServerApp."""
+
+    def _push(self, message: Message) -> str:
+        honest = self._run_config
+        if message.metadata.dst_node_id == 1:
+            self._run_config = {**honest, "train.lr": 9.0}
+        try:
+            return super()._push(message)
+        finally:
+            self._run_config = honest
+
+
+def test_a_forged_answer_to_the_census_is_asked_for_again(
+    tmp_path: Path, keys: Certificates, plain: TinyRun
+) -> None:
+    run = sealed_run(tmp_path / "out", keys, AtCensus)
+    assert run.weights == plain.weights and timeless(run) == timeless(plain)
+
+
+@pytest.mark.parametrize(
+    ("relay", "said"),
+    [
+        (Impostor, "node 1 answered: the answer is not authentic: the SuperLink or a registered"),
+        (
+            Keyless,
+            "node 1 answered: client 0: ValueError: the ServerApp seals its messages and this",
+        ),
+        (Changing, "node 1 answered: client 0: ValueError: the run config that came is not the"),
+    ],
+)
+def test_a_census_that_cannot_be_believed_stops_the_run_in_a_line(
+    tmp_path: Path, keys: Certificates, relay: type[Relay], said: str
+) -> None:
+    with pytest.raises(Stopped) as stopped:
+        sealed_run(tmp_path / "out", keys, relay)
+    assert str(stopped.value).startswith(f"census: {said}")
+
+
+def test_clients_with_keys_and_a_server_app_without_one_stop_at_the_census(
+    tmp_path: Path, keys: Certificates
+) -> None:
+    config = settings(tmp_path / "out")
+    with pytest.raises(Stopped, match="census: node 1 answered: client 0: .*FEDMOSAIC_TRUST"):
+        play(config, Relay(config, keys))
+
+
+def test_a_resumed_run_begins_new_sessions(tmp_path: Path, keys: Certificates) -> None:
+    straight = sealed_run(tmp_path / "straight", keys)
+    sealed_run(tmp_path / "out", keys, rounds=1)
+    resumed = sealed_run(tmp_path / "out", keys, rounds=2, resume=True)
+    assert resumed.weights == straight.weights

@@ -1,0 +1,350 @@
+"""One offer, one answer, one message: every field altered, and who may say what."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.serialization import Encoding
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+
+from client_app.seal import Sealed, opened
+from common.protocol import Hello
+from common.seal import body, files, session
+from common.seal.body import NotAuthentic
+from common.seal.session import Keys, Place, Signed
+from deploy.machines.certificates import Certificates, make
+from server_app.talk.seal import Seal, Trust
+
+RUN, NODE = "run", 7
+HELLO = Hello(clients=2).stamped(RUN, 0).pack()
+PAYLOAD = body.packed("protocol.Trained", b"skeleton", {"float32": b"1234", "int64": b""})
+PLACE = Place(RUN, 3, 1, "train", 5, b"r" * 16)
+KEYS = Keys(b"d" * 32, b"u" * 32, b"t" * 32)
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make(tmp_path_factory.mktemp("session") / "certs", [], 2)
+
+
+def context(keys: Certificates, k: int = 0, **changes: str) -> Context:
+    node = {"partition-id": k, "key": str(keys.key(k)), "ca": str(keys.ca), **changes}
+    return Context(1, NODE, node, RecordDict(), {"rounds": 2})
+
+
+def letter(content: RecordDict, kind: str, of: Context) -> Sealed:
+    found = opened(Message(content, NODE, kind), of)
+    assert isinstance(found, Sealed)
+    return found
+
+
+def server(keys: Certificates) -> Seal:
+    return Seal(Trust(keys.folder), {"rounds": 2})
+
+
+def met(keys: Certificates) -> Seal:
+    """A ServerApp that has met both clients."""
+    seal = server(keys)
+    for k in range(2):
+        asked = letter(seal.hello(HELLO, RUN, [k])[k], "query.hello", context(keys, k))
+        assert seal.meet(k, asked.answer(PAYLOAD))[0] == k
+    return seal
+
+
+def same(a: RecordDict, b: RecordDict) -> bool:
+    return body.plain(a) == body.plain(b)
+
+
+def test_a_message_and_its_answer_arrive_as_they_were(keys: Certificates) -> None:
+    seal = met(keys)
+    asked = letter(seal.address(body.encrypt(PAYLOAD), RUN, 1, 0, "train"), "train", context(keys))
+    assert same(asked.content, PAYLOAD)
+    assert same(seal.open(0, asked.answer(PAYLOAD)), PAYLOAD)
+    failure = asked.failure("ValueError: no")
+    assert failure is not None
+    assert session.failed(seal.open(0, failure)) == "ValueError: no"
+    assert session.failed(PAYLOAD) is None
+
+
+@pytest.mark.parametrize("field", ["experiment", "t", "k", "kind", "n", "request"])
+def test_a_seal_holds_for_one_place_and_direction(field: str) -> None:
+    sealed = session.seal(body.encrypt(PAYLOAD), KEYS, PLACE, "down", {})
+    assert same(session.unseal(sealed, KEYS, PLACE, "down"), PAYLOAD)
+    value = getattr(PLACE, field)
+    other = replace(PLACE, **{field: value + 1 if isinstance(value, int) else value + value[:1]})
+    for keys, place, way in (
+        (KEYS, other, "down"),
+        (KEYS, PLACE, "up"),
+        (replace(KEYS, up=KEYS.down), PLACE, "up"),  # reflected
+        (replace(KEYS, transcript=b"x" * 32), PLACE, "down"),
+        (replace(KEYS, down=b"x" * 32), PLACE, "down"),
+    ):
+        with pytest.raises(NotAuthentic, match="it was not sealed for this place"):
+            session.unseal(sealed, keys, place, way)
+
+
+def damaged(content: RecordDict) -> Iterator[tuple[str, RecordDict]]:
+    """One bit of each part of a sealed message, parts that are missing, renamed, too many."""
+    pieces, about = dict(content.array_records["sealed"]), content.config_records["seal"]
+    for name, piece in pieces.items():
+        if piece.data:
+            flipped = bytes([piece.data[0] ^ 128]) + piece.data[1:]
+            changed = {**pieces, name: Array("uint8", (len(flipped),), "sealed", flipped)}
+            yield f"piece {name}", RecordDict({**content, "sealed": ArrayRecord(changed)})
+        fewer = {key: value for key, value in pieces.items() if key != name}
+        yield f"no {name}", RecordDict({**content, "sealed": ArrayRecord(fewer)})
+    more = {**pieces, str(len(pieces)): Array("uint8", (0,), "sealed", b"")}
+    yield "one more", RecordDict({**content, "sealed": ArrayRecord(more)})
+    swapped = {**pieces, "1": pieces["2"], "2": pieces["1"]}
+    yield "swapped", RecordDict({**content, "sealed": ArrayRecord(swapped)})
+    many = {str(i): Array("uint8", (0,), "sealed", b"") for i in range(body.MAX_PIECES + 1)}
+    yield "many", RecordDict({**content, "sealed": ArrayRecord(many)})
+    for name in ("wrapped", "tag"):
+        value = about[name]
+        assert isinstance(value, bytes)
+        for other in (bytes([value[0] ^ 1]) + value[1:], b"", value[:-1], "text", 7):
+            header = ConfigRecord({**about, name: other})
+            yield f"{name} {other!r}", RecordDict({**content, "seal": header})
+    yield "no seal", RecordDict({"sealed": content["sealed"]})
+    yield "no body", RecordDict({"seal": content["seal"]})
+    yield "nothing", RecordDict({})
+
+
+def test_whatever_part_of_a_message_is_damaged_it_is_not_authentic() -> None:
+    sealed = session.seal(body.encrypt(PAYLOAD), KEYS, PLACE, "up", {})
+    cases = list(damaged(sealed))
+    assert len(cases) > 20
+    for what, content in cases:
+        with pytest.raises(NotAuthentic):
+            session.unseal(content, KEYS, PLACE, "up")
+            pytest.fail(what)
+
+
+def test_a_client_that_knows_the_key_of_a_body_cannot_make_another_body_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    honest = body.encrypt(PAYLOAD)
+    sealed = session.seal(honest, KEYS, PLACE, "down", {})
+    monkeypatch.setattr(body.secrets, "token_bytes", lambda _: honest.key)
+    forged = body.encrypt(body.packed("protocol.Model", b"forged", {}))
+    about = ConfigRecord({**sealed.config_records["seal"], "tag": forged.tag})
+    with pytest.raises(NotAuthentic, match="it was not sealed for this place"):
+        session.unseal(RecordDict({"sealed": forged.pieces, "seal": about}), KEYS, PLACE, "down")
+
+
+@pytest.mark.parametrize(
+    "head", [b"", b"[]", b"{}", b"[" * 100_000, b'{"kind":"a","arrays":["b"]}']
+)
+def test_what_a_client_seals_and_should_not_have_is_its_own_fault(
+    monkeypatch: pytest.MonkeyPatch, head: bytes
+) -> None:
+    monkeypatch.setattr(body, "plain", lambda _: [head, b"skeleton"])
+    sealed = session.seal(body.encrypt(PAYLOAD), KEYS, PLACE, "up", {})
+    with pytest.raises(ValueError, match="its sealed content is malformed") as refused:
+        session.unseal(sealed, KEYS, PLACE, "up")
+    assert not isinstance(refused.value, NotAuthentic)
+
+
+def test_no_key_and_nonce_are_used_twice() -> None:
+    one, two = (body.encrypt(PAYLOAD) for _ in range(2))
+    assert one.key != two.key and one.pieces["2"].data != two.pieces["2"].data
+    wraps = {
+        session.seal(one, KEYS, PLACE, "down", {}).config_records["seal"]["wrapped"][:12]
+        for _ in range(100)
+    }
+    assert len(wraps) == 100
+
+
+def test_another_implementation_opens_it() -> None:
+    """AES-GCM in one go, over the pieces as one text; the wrap by its definition."""
+    sealed = session.seal(body.encrypt(PAYLOAD), KEYS, PLACE, "up", {})
+    about, pieces = sealed.config_records["seal"], sealed.array_records["sealed"]
+    whole = b"".join(pieces[str(i)].data for i in range(len(pieces)))
+    said = {
+        **{"experiment": RUN, "t": 3, "k": 1, "kind": "train", "n": 5},
+        **{"request": PLACE.request.hex(), "way": "up", "name": "fedmosaic seal 1"},
+        "transcript": KEYS.transcript.hex(),
+        "body": body.digest(pieces, about["tag"]).hex(),
+    }
+    bound = json.dumps(said, sort_keys=True).encode()
+    key = AESGCM(KEYS.up).decrypt(about["wrapped"][:12], about["wrapped"][12:], bound)
+    plain = AESGCM(key).decrypt(bytes(12), whole + about["tag"], b"")
+    assert plain == b"".join(body.plain(PAYLOAD))
+
+
+def test_a_clients_share_is_its_own_and_another_in_each_experiment(keys: Certificates) -> None:
+    zero, one = (files.ssh_key(keys.key(k)) for k in range(2))
+    shares = [
+        session.public(session.own_share(*of)) for of in ((zero, "a"), (zero, "b"), (one, "a"))
+    ]
+    assert len(set(shares)) == 3
+    assert session.public(session.own_share(zero, "a")) == shares[0]
+
+
+def test_a_share_of_low_order_is_refused() -> None:
+    with pytest.raises(NotAuthentic, match="its X25519 share is none"):
+        session.agree(X25519PrivateKey.generate(), bytes(32), Signed(b"", b""), 0, bytes(32))
+
+
+def test_who_answers_a_hello_must_have_the_key_of_the_client_that_he_claims_to_be(
+    keys: Certificates,
+) -> None:
+    seal = server(keys)
+    hello = seal.hello(HELLO, RUN, [1, 2])
+    honest = letter(hello[1], "query.hello", context(keys)).answer(PAYLOAD)
+    elsewhere = letter(hello[2], "query.hello", context(keys)).answer(PAYLOAD)
+    usurper = context(keys, 0, key=str(keys.key(1)))
+    replies = {
+        "signature of its accept": letter(hello[1], "query.hello", usurper).answer(PAYLOAD),
+        "signature of its accept is": elsewhere,
+        "it claims to be client 9": with_header(honest, k=9),
+        "signature of its": with_header(honest, k=1),
+        "signature of": with_header(honest, share=bytes(32)),
+        "signature": with_header(honest, signature=b"none"),
+        "its seal has no share": with_header(honest, share="text"),
+        "it is not sealed": PAYLOAD,
+    }
+    for said, reply in replies.items():
+        with pytest.raises(NotAuthentic, match=said):
+            seal.meet(1, reply)
+    assert seal.meet(1, honest)[0] == 0
+
+
+def with_header(content: RecordDict, **changes: Any) -> RecordDict:
+    about = {**content.config_records["seal"], **changes}
+    return RecordDict({**content, "seal": ConfigRecord(about)})
+
+
+def test_an_answer_to_an_earlier_hello_does_not_answer_this_one(keys: Certificates) -> None:
+    seal = server(keys)
+    earlier = seal.hello(HELLO, RUN, [1])[1]
+    seal.hello(HELLO, RUN, [1])
+    with pytest.raises(NotAuthentic, match="signature of its accept"):
+        seal.meet(1, letter(earlier, "query.hello", context(keys)).answer(PAYLOAD))
+
+
+def test_a_client_believes_a_server_app_of_its_authority_only(
+    keys: Certificates, tmp_path: Path
+) -> None:
+    hello = server(keys).hello(HELLO, RUN, [1])[1]
+    about = hello.config_records["seal"]
+    others = make(tmp_path / "others", [], 1)
+    offer = json.loads(about["offer"])
+    cases = {
+        "the signature of its offer is not good": with_header(hello, signature=b"none"),
+        "signature of its offer": with_header(
+            hello, offer=json.dumps({**offer, "experiment": "other"}).encode()
+        ),
+        "its certificate is not one of this node's authority": server(others).hello(
+            HELLO, RUN, [1]
+        )[1],
+        "its offer is malformed": with_header(hello, offer=b"[]"),
+        "its seal has no offer": with_header(hello, offer="text"),
+        "the hello is not what the ServerApp signed": RecordDict(
+            {**hello, **Hello(clients=3).stamped(RUN, 0).pack()}
+        ),
+    }
+    for said, content in cases.items():
+        with pytest.raises(NotAuthentic, match=said):
+            letter(content, "query.hello", context(keys))
+
+
+def test_the_certificate_of_tls_and_an_old_one_are_not_a_server_apps(keys: Certificates) -> None:
+    authority = files.read_certificate(keys.ca)
+
+    def der(path: Path) -> bytes:
+        return files.read_certificate(path).public_bytes(Encoding.DER)
+
+    files.server_app_key(der(keys.app), authority)
+    with pytest.raises(ValueError, match="its certificate is not a ServerApp's"):
+        files.server_app_key(der(keys.server), authority)
+    with pytest.raises(ValueError, match="its certificate is not one of this node's authority"):
+        files.server_app_key(der(keys.ca), authority)
+    was, now = files.read_certificate(keys.app), datetime.now(UTC)
+    builder = x509.CertificateBuilder(
+        was.issuer,
+        was.subject,
+        files.pem_key(keys.app_key).public_key(),
+        was.serial_number,
+        now - timedelta(days=2),
+        now - timedelta(days=1),
+        [*was.extensions],
+    )
+    old = builder.sign(files.pem_key(keys.ca_key), hashes.SHA384())
+    with pytest.raises(ValueError, match="a certificate has expired"):
+        files.server_app_key(old.public_bytes(Encoding.DER), authority)
+
+
+def test_a_client_takes_each_message_once_and_no_older_session(
+    keys: Certificates, tmp_path: Path
+) -> None:
+    first, second = met(keys), met(keys)
+
+    def message(seal: Seal) -> Sealed:
+        content = seal.address(body.encrypt(PAYLOAD), RUN, 1, 0, "train")
+        return letter(content, "train", context(keys))
+
+    one, two, newer = message(first), message(first), message(second)
+    one.admit(tmp_path / "k")
+    two.admit(tmp_path / "k")
+    for late in (one, two):
+        with pytest.raises(ValueError, match="message [12] of the session came after message 2"):
+            late.admit(tmp_path / "k")
+    newer.admit(tmp_path / "k")
+    with pytest.raises(ValueError, match="older than one that this client has had"):
+        message(first).admit(tmp_path / "k")
+    assert (tmp_path / "k" / "seal.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_run_config_or_a_bundle_that_a_relay_changed_is_found(
+    keys: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = letter(server(keys).hello(HELLO, RUN, [1])[1], "query.hello", context(keys))
+    asked.check({"rounds": 2}, RUN)
+    with pytest.raises(ValueError, match="the run config that came is not the ServerApp's"):
+        asked.check({"rounds": 3}, RUN)
+    with pytest.raises(ValueError, match="the offer is for the experiment 'run'"):
+        asked.check({"rounds": 2}, "other")
+    monkeypatch.setattr(session, "app_digest", lambda _: "other")
+    with pytest.raises(ValueError, match="the app bundle that came is not the ServerApp's"):
+        asked.check({"rounds": 2}, RUN)
+
+
+def test_a_bundles_digest_covers_all_its_code(tmp_path: Path) -> None:
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab" / "a.py").write_text("1")
+    (tmp_path / "b.py").write_text("2")
+    before = session.app_digest(tmp_path)
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / "c.py").write_text("3")
+    (tmp_path / "lab" / "c.pyc").write_text("3")
+    assert session.app_digest(tmp_path) == before
+    for path, text in (("lab/a.py", "3"), ("lab/d.py", ""), ("e.py", "")):
+        (tmp_path / path).write_text(text)
+        assert session.app_digest(tmp_path) != before
+        before = session.app_digest(tmp_path)
+
+
+def test_what_is_wrong_with_the_files_is_said_in_a_line(keys: Certificates, tmp_path: Path) -> None:
+    hello = server(keys).hello(HELLO, RUN, [1])[1]
+    for said, of in (
+        ("node config ca is missing", Context(1, 1, {"key": "a"}, RecordDict(), {})),
+        ("/nowhere cannot be read: No such file", context(keys, key="/nowhere")),
+        ("it holds no certificate", context(keys, ca=str(keys.key(0)))),
+        ("it holds no OpenSSH key", context(keys, key=str(keys.ca))),
+    ):
+        with pytest.raises(ValueError, match=said) as refused:
+            letter(hello, "query.hello", of)
+        assert "\n" not in str(refused.value)
+    with pytest.raises(ValueError, match="FEDMOSAIC_TRUST = .*serverapp.key cannot be read"):
+        Trust(tmp_path)

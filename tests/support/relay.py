@@ -1,0 +1,139 @@
+"""A malicious SuperLink: a proxy between the ServerApp and a real one, on the ServerAppIo API.
+
+It hands on all calls as they come, but what it is told to change: of a reply it takes the whole,
+builds another one of it with Flower's own functions and serves that and its parts in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+from flwr.app import Message
+from flwr.app.message import remove_content_from_message
+from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.common.serde import message_to_proto
+from flwr.proto.appio_pb2 import (
+    PullAppMessagesResponse,
+    PushAppMessagesRequest,
+    PushAppMessagesResponse,
+)
+from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    iterate_object_tree,
+)
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+
+from tests.support.waiting import until
+
+OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+
+
+class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """``upstream``: the SuperLink's ServerAppIo API.
+
+    ``sent`` is called with each message to a node, its metadata and its name, before the node can
+    have it whole; ``reply`` may change a reply that has content.
+    """
+
+    def __init__(
+        self,
+        upstream: str,
+        sent: Callable[[Any, str], None],
+        reply: Callable[[Message], Message],
+    ) -> None:
+        self._channel = grpc.insecure_channel(upstream, options=OPTIONS)
+        self._sent, self._reply = sent, reply
+        self._own: dict[str, bytes] = {}  # parts of what it has made itself
+
+    def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        name = call.method.rpartition("/")[2]
+        onward = self._channel.unary_unary(call.method)
+
+        def handle(request: bytes, context: grpc.ServicerContext) -> bytes:
+            def ask(data: bytes, method: str = "") -> bytes:
+                path = call.method.rpartition("/")[0]
+                go = self._channel.unary_unary(f"{path}/{method}") if method else onward
+                told = [each for each in context.invocation_metadata() if each[0] != "user-agent"]
+                return bytes(go(data, metadata=told))
+
+            try:
+                return self._handle(name, request, ask)
+            except grpc.RpcError as error:
+                context.abort(error.code(), error.details())
+                raise
+
+        return grpc.unary_unary_rpc_method_handler(handle)
+
+    def _handle(self, name: str, request: bytes, ask: Callable[..., bytes]) -> bytes:
+        if name == "PullObject":
+            wanted = PullObjectRequest.FromString(request).object_id
+            if wanted in self._own:
+                content = self._own[wanted]
+                found = PullObjectResponse(
+                    object_found=True, object_available=True, object_content=content
+                )
+                return bytes(found.SerializeToString())
+        answer = ask(request)
+        if name == "PushMessages":
+            messages = PushAppMessagesRequest.FromString(request).messages_list
+            names = PushAppMessagesResponse.FromString(answer).message_ids
+            for message, given in zip(messages, names, strict=True):
+                self._sent(message.metadata, given)
+        if name == "PullMessages":
+            return self._changed(answer, ask)
+        return answer
+
+    def _changed(self, answer: bytes, ask: Callable[..., bytes]) -> bytes:
+        response = PullAppMessagesResponse.FromString(answer)
+        for i, (proto, tree) in enumerate(
+            zip(response.messages_list, response.message_object_trees, strict=True)
+        ):
+            if proto.HasField("error"):
+                continue
+            names = [each.object_id for each in iterate_object_tree(tree)]
+            contents = {
+                part: until(part, lambda part=part: self._pull(part, ask)) for part in names
+            }
+            honest: Message = inflate_object_from_contents(tree.object_id, contents)
+            honest.metadata.__dict__["_message_id"] = tree.object_id
+            changed = self._reply(honest)
+            if changed is honest:
+                continue
+            changed.metadata.__dict__["_message_id"] = changed.object_id
+            self._own |= {
+                key: part.deflate() for key, part in get_all_nested_objects(changed).items()
+            }
+            response.message_object_trees[i].CopyFrom(get_object_tree(changed))
+            response.messages_list[i].CopyFrom(
+                message_to_proto(remove_content_from_message(changed))
+            )
+        return bytes(response.SerializeToString())
+
+    def _pull(self, part: str, ask: Callable[..., bytes]) -> bytes:
+        request = PullObjectRequest(object_id=part, node=Node(node_id=SUPERLINK_NODE_ID))
+        found = PullObjectResponse.FromString(ask(request.SerializeToString(), "PullObject"))
+        return bytes(found.object_content) if found.object_available else b""
+
+
+def parts(message: Message) -> list[str]:
+    """The names of the objects that Flower makes of a message."""
+    return list(get_all_nested_objects(message))
+
+
+@contextmanager
+def serving(relay: Relay) -> Iterator[str]:
+    """The relay's address."""
+    server = grpc.server(futures.ThreadPoolExecutor(8), handlers=[relay], options=OPTIONS)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(None)
