@@ -224,6 +224,7 @@ IN_FLOWERS_PLACE = {
     "tests/run/test_dispatch.py": "is a SuperNode",
     "tests/run/test_grpc.py": "reads arguments as Flower reads them",
     "tests/support/relay.py": "is a SuperLink that lies",
+    "tests/support/slow/sitecustomize.py": "is a SuperNode that sends slowly",
     "tests/support/usurper.py": "is a SuperNode in another's name",
     "tests/talk/test_halfway.py": "is a SuperLink that keeps a part back",
     "tests/talk/test_hostile_runs.py": "answers as a SuperLink whose message has expired",

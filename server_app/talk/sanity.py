@@ -35,12 +35,12 @@ Found = dict[int, Magnitude]
 def measure(
     method: Method[MethodOptions, Up], sent: Mapping[int, Down], good: Sequence[tuple[Client, Up]]
 ) -> Found:
-    """Both measures of every reply; ``sent``: what the clients were sent, by client."""
+    """Both measures of every reply; ``sent``: what the clients were sent, by client, if known."""
     changes: dict[str, dict[int, float]] = {}
     largest = {client.k: _largest(up) for client, up in good}
     for client, up in good:
-        moved = method.change(sent[client.k], up)
-        if moved:
+        down = sent.get(client.k)
+        if down is not None and (moved := method.change(down, up)):
             shapes = str([(name, tuple(step.shape)) for name, step in moved.items()])
             norm = sum(float(step.double().square().sum()) for step in moved.values()) ** 0.5
             changes.setdefault(shapes, {})[client.k] = norm / method.task.steps(client.n)
