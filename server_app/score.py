@@ -112,7 +112,11 @@ class Scorer:
         return check
 
     def uncovered(self) -> list[int]:
-        """Classes of which no client of the census has a training sample, ascending."""
+        """Classes of which no client of the census has a training sample, ascending; none under
+        [privacy], which does not tell what clients hold.
+        """
+        if self.task.config.privacy.on:
+            return []
         held = {c for client in self.method.clients for c in client.peer.classes}
         return [c for c in range(self.task.num_classes) if c not in held]
 
@@ -137,11 +141,12 @@ class Scorer:
         loss = entry.loss if "loss" in entry.model_fields_set else self._glance()
         if loss is None or math.isfinite(loss):
             return
-        size, k = max((_largest(up), client.k) for client, up in good)
-        raise Stopped(
-            f"round {entry.round}: the loss of the server's model is {loss}, so the round is not "
-            f"kept; the largest number that a client sent is {size:.3g}, from client {k}"
-        )
+        line = f"round {entry.round}: the loss of the server's model is {loss}, so the round is "
+        line += "not kept"
+        if not self.task.config.privacy.on:
+            size, k = max((_largest(up), client.k) for client, up in good)
+            line += f"; the largest number that a client sent is {size:.3g}, from client {k}"
+        raise Stopped(line)
 
     def _glance(self) -> float | None:
         """The loss on a few test images; None where the server has no model."""

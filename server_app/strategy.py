@@ -68,6 +68,11 @@ class MethodStrategy(Strategy):
         """The good replies of the round at hand."""
         return Ups.of(self.good)
 
+    @property
+    def private(self) -> bool:
+        """Whether clients' own numbers are kept to the server."""
+        return self.method.config.privacy.on
+
     def failed(self, failures: list[Failure]) -> None:
         """Note answers that were missing or refused."""
         self.entry.failures = self.entry.failures + failures
@@ -105,12 +110,14 @@ class MethodStrategy(Strategy):
         with clock(entry, "step"), seeds.scope(self.method.task.seed, "step", t):
             own = self.method.step(t, ups)
         entry.replied = [client.k for client in ups.clients]
-        entry.metrics = {**mean_metrics(ups), **own}
+        entry.metrics = own if self.private else {**mean_metrics(ups), **own}
         entry.client_metrics = {client.k: up.metrics for client, up in ups}
         return None, MetricRecord(dict(entry.metrics))
 
     def _check_enough(self, good: int, asked: int, what: str, failures: list[Failure]) -> None:
         fraction = self.method.config.run.min_replies
+        if asked == 0 and self.private:  # secret selection may find nobody
+            return
         needed = math.ceil(fraction * asked - 1e-9)
         if good < max(needed, 1):
             first = failures[0]

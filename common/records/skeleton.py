@@ -1,8 +1,9 @@
 """The JSON skeleton of a payload: everything but the numbers, and which tensor goes where.
 
 What comes from the network is believed in nothing. Text is inflated only up to a bound, integers
-have at most 19 digits, nesting and the numbers of tensors and of other values are limited, and a claimed
-shape is checked before anything is made of it. Each refusal is a ``ValueError`` of one line.
+have at most 19 digits, nesting and the numbers of tensors and of other values are limited, and a
+claimed shape is checked before anything is made of it. Each refusal is a ``ValueError`` of one
+line.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ MAX_DEPTH = 16
 MAX_TENSORS, MAX_TENSORS_KEPT = 20_000, 1_000_000
 """Of a message; of a file, where the models of many clients may lie together."""
 MAX_VALUES, MAX_VALUES_KEPT = 50_000, 100_000_000
-"""Likewise of objects, lists, numbers and words that are no part of a tensor's claim. A message that
-holds more says so itself (``Records.values``)."""
+"""Likewise of objects, lists, numbers and words that are no part of a tensor's claim. A message
+that holds more says so itself (``Records.values``)."""
 MAX_AXES = 8
 MAX_NUMBERS = 2**40
 """Of one tensor, counting an axis of length 0 as 1."""
