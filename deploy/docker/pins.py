@@ -1,9 +1,10 @@
 """Pin every package of the image and of a node by version and hash.
 
-``python deploy/docker/pins.py`` writes ``requirements/base.txt``, ``report.txt`` (what the extra adds) and ``torch.txt`` (torch,
-torchvision and what torch's builds for Linux bring) beside this file, for Python 3.11 and newer on
-any platform, as uv resolves them from the ranges in ``pyproject.toml``. What is pinned stays as it
-is where the ranges allow it; ``--upgrade`` takes the newest of everything.
+``python deploy/docker/pins.py`` writes ``requirements/base.txt``, ``report.txt`` (what the extra
+adds) and ``torch.txt`` (torch, torchvision and what torch's builds for Linux bring) beside this
+file, for Python 3.11 and newer on any platform, as uv resolves them from the ranges in
+``pyproject.toml``. What is pinned stays as it is where the ranges allow it; ``--upgrade`` takes the
+newest of everything.
 """
 
 from __future__ import annotations
