@@ -6,7 +6,7 @@ export FLWR_TELEMETRY_ENABLED = 0
 export FLWR_DISABLE_UPDATE_CHECK = 1
 export OMP_NUM_THREADS = 1
 
-.PHONY: run test installed exhaustive faults check bench clean
+.PHONY: run test installed exhaustive faults hostile check bench clean
 
 run: $(VENV)/.installed
 	$(BIN)/fedmosaic run
@@ -22,6 +22,9 @@ exhaustive: $(VENV)/.installed-dev
 
 faults: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.bench.faults
+
+hostile: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.bench.hostile
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

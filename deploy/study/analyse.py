@@ -296,7 +296,7 @@ def features(net: Split, x: Tensor, task: Task) -> dict[str, Tensor]:
             hook = net.get_submodule(stage).register_forward_hook(partial(listen, stage))
             hooks.callback(hook.remove)
         for images, _ in task.in_order(x):
-            net(images)
+            net.features(images)  # behind a projection there is no head of their own
     return {stage: torch.cat(parts) for stage, parts in kept.items()}
 
 

@@ -19,7 +19,7 @@ from common import device
 from common.config import Config
 from common.data.dataset import Dataset
 from common.data.shares import for_testing
-from common.models.classifier import Classifier, Split
+from common.models.classifier import Classifier, Projected, Split
 from common.parse import parse
 from common.protocol import Up
 from common.records import StateDict
@@ -90,13 +90,14 @@ class Further:
     ups: list[tuple[Client, Up]]
 
     def networks(self) -> list[tuple[Client, Split]]:
-        """Each client's own network as it uploaded it, in eval mode.
+        """Each client's own network as it uploaded it, in eval mode; a projection is left out.
 
         Raises ``ValueError`` if the method uploads none, or a network has no stages.
         """
         found = []
         for client, up in self.ups:
-            net = self.method.build(client.model, _own(client, up, self.method)).eval()
+            whole = self.method.build(client.model, _own(client, up, self.method)).eval()
+            net = whole.base if isinstance(whole, Projected) else whole
             if not isinstance(net, Split):
                 raise ValueError(f"model {client.model!r} of client {client.k} has no stages")
             found.append((client, net))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -110,15 +110,20 @@ TABLES: dict[str, Callable[[Record, Record], Table]] = {
 }
 
 
-def fill(text: str, grpc: Record, scale: Record) -> str:
-    """``text`` with every table made anew; ``ValueError`` for a name that is no table's."""
+def filled(text: str, tables: Mapping[str, str]) -> str:
+    """``text`` with each of its tables made anew; ``ValueError`` for a name that is no table's."""
 
     def table(found: re.Match[str]) -> str:
-        if found[1] not in TABLES:
-            raise ValueError(f"no table is called {found[1]!r}; there are {', '.join(TABLES)}")
-        return f"<!-- {found[1]} -->\n{markdown(TABLES[found[1]](grpc, scale))}<!-- end -->"
+        if found[1] not in tables:
+            raise ValueError(f"no table is called {found[1]!r}; there are {', '.join(tables)}")
+        return f"<!-- {found[1]} -->\n{tables[found[1]]}<!-- end -->"
 
     return re.sub(r"<!-- (\w+) -->\n.*?<!-- end -->", table, text, flags=re.DOTALL)
+
+
+def fill(text: str, grpc: Record, scale: Record) -> str:
+    """The page on scale with every table made anew."""
+    return filled(text, {name: markdown(make(grpc, scale)) for name, make in TABLES.items()})
 
 
 def main() -> None:

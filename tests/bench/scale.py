@@ -60,7 +60,14 @@ def main() -> None:
         "--nodes", default="2,5,10,20,50", help="numbers of SuperNodes; '' for none"
     )
     parser.add_argument("--payload", action="store_true", help="also the 200 MB model")
-    parser.add_argument("--traffic", action="store_true", help="also the bytes of every method")
+    parser.add_argument(
+        "--traffic",
+        metavar="METHODS",
+        nargs="?",
+        const="all",
+        default="",
+        help="also the bytes of these methods (a,b), of all without a name",
+    )
     options = parser.parse_args()
     known = options.out is not None and options.out.exists()
     found: dict[str, Any] = json.loads(options.out.read_text()) if known else {}
@@ -78,7 +85,8 @@ def main() -> None:
         found["payload"] = payload()
         keep()
     if options.traffic:
-        found["traffic"] = traffic.by_method()
+        bytes_of = {**found.get("traffic", {}), **traffic.by_method(options.traffic)}
+        found["traffic"] = dict(sorted(bytes_of.items()))
         keep()
     show(found, console)
 

@@ -38,6 +38,9 @@ FEW = {
     "public.epochs": 1,
     "dafl.server-steps": 2,
     "dense.epochs": 1,
+    "dense.generator-steps": 2,
+    "co-boosting.generator-steps": 2,
+    "kt-pfl.first-epochs": 1,
     "fedftg.iterations": 1,
     "fedftg.student-steps": 1,
     "fedgen.server-steps": 2,
@@ -48,6 +51,10 @@ FEW = {
 OWN: dict[str, dict[str, Any]] = {
     "fedin": {"fleet": "cnn3"},
     "fedgkt": {"fleet": "cnn2", "global-model": "cnn3"},
+    "heterofl": {"fleet": "cnn2", "score.bn": "batch"},
+    "fedrolex": {"fleet": "cnn2", "score.bn": "batch"},
+    "inclusivefl": {"fleet": "cnn3"},
+    "depthfl": {"fleet": "cnn3-exits2"},
     **{
         name: {"data.public": 0.5}
         for name in (
@@ -58,15 +65,19 @@ OWN: dict[str, dict[str, Any]] = {
 }
 
 
-def by_method() -> dict[str, Any]:
-    """Bytes of a round for one client, down and up, of every method in the loopback.
-
-    Of the last round but one: after the last, clients score the global model as well.
+def by_method(chosen: str) -> dict[str, Any]:
+    """Bytes of a round for one client, down and up, of ``chosen`` methods (``a,b``, ``all``) in the
+    loopback.
     """
-    return {method: of_method(method) for method in names()}
+    return {method: of_method(method) for method in _named(chosen)}
+
+
+def _named(chosen: str) -> list[str]:
+    return list(names()) if chosen == "all" else chosen.split(",")
 
 
 def of_method(method: str) -> dict[str, Any]:
+    """Of the last round but one: after the last, clients score the global model as well."""
     changes = {**WORK, **FEW, "method": method, **OWN.get(method, {})}
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         flat, out = preflight.fresh(

@@ -159,6 +159,20 @@ def test_analyse_writes_numbers_and_figures(finished: Callable[..., Path], tmp_p
     assert len(table.rows) == 2
 
 
+def test_networks_with_a_projection_are_seen_before_it(
+    finished: Callable[..., Path], tmp_path: Path
+) -> None:
+    layerwise = {"average__across": "layerwise", "rounds": 1}
+    folders = [finished(method=method, **layerwise) for method in ("moon", "fedavg")]
+    _, _, found = analyse(folders, tmp_path / "out", clients=3, images=40, label=1, workers=0)
+    moon, fedavg = (found[folder.name] for folder in folders)
+    assert list(moon["cka"]) == list(fedavg["cka"])  # type: ignore[index]
+    assert 0 < moon["cka"]["layer1"] <= 1  # type: ignore[index]
+    with further_round(folders[0], 3, 0) as further:
+        assert all(isinstance(net, Split) for _, net in further.networks())
+        assert overheads(further).parameters > fedavg["overheads"]["parameters"]  # type: ignore[index]
+
+
 def test_runs_that_differ_in_the_seed_alone_are_one_row(
     finished: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -1,0 +1,38 @@
+"""A wall clock that jumps: every Python process with this folder on PYTHONPATH has it.
+
+``JUMP`` names a file with the seconds by which the clock is wrong now; no file, none. The monotonic
+clock goes on, as it does where an operator or NTP sets the time.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import time
+from typing import Any
+
+_time, _datetime = time.time, datetime.datetime
+
+
+def wrong() -> float:
+    try:
+        with open(os.environ["JUMP"]) as file:
+            return float(file.read() or 0)
+    except (OSError, KeyError, ValueError):
+        return 0.0
+
+
+class _AsTheReal(type):
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, _datetime)
+
+
+class _Jumping(_datetime, metaclass=_AsTheReal):
+    @classmethod
+    def now(cls, tz: Any = None) -> Any:
+        return _datetime.now(tz) + datetime.timedelta(seconds=wrong())
+
+
+if os.environ.get("JUMP"):
+    time.time = lambda: _time() + wrong()
+    datetime.datetime = _Jumping  # type: ignore[misc]
