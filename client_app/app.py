@@ -78,6 +78,7 @@ def _answer(
     """
     from client_app.methods import half
     from client_app.participant import Participant
+    from common.files import Damaged
     from common.parse import parse
 
     try:
@@ -93,7 +94,8 @@ def _answer(
         return Message(answer.pack(), reply_to=message)
     except Exception as error:  # whatever it was, the server must hear of it
         about = message.metadata.message_type
-        log.exception("client failed on %s", about)
+        known = isinstance(error, Damaged)  # the line says all
+        log.error("client failed on %s%s", about, f": {error}" if known else "", exc_info=not known)
         line = str(error).strip().partition("\n")[0]
         reason = f"{type(error).__name__}: {line}"[:500]
         if about == "query.hello":  # the server does not know yet which client this is

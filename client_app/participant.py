@@ -177,7 +177,8 @@ class Participant:
 
     @cached_property
     def _store(self) -> Store:
-        return Store(self._state_dir, self.experiment, self.k, self._seen)
+        keep = self.config.run.keep
+        return Store(self._state_dir, self.experiment, self.k, self._seen, keep)
 
     def recall(self, t: int, kind: type[R]) -> R | None:
         """What this client kept in the newest round before t."""

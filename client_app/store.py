@@ -4,9 +4,10 @@
 SuperNode's memory, is lost with it and travels with every message; private models belong on disk.
 
 A message for round t reads the newest state of a round < t, so repeating a round after a crash
-gives the same bits. Two rounds are kept: the newest, and the one a repeated newest round starts
-from. Where the server counts on what a certain round left, the message names that round, and it is
-kept beside them. A write that fails, as on a full disk, leaves the last good state as it was.
+gives the same bits. After round t the server can go back to the states after rounds t - 1 to
+t - ``keep``: those after t - ``keep`` are kept, and the newest before them. Where the server counts
+on what a certain round left, the message names that round, and it is kept beside those whose
+messages named it. A write that fails, as on a full disk, leaves the last good state as it was.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar, final
 
-from common.files import write_atomically
+from common.files import Damaged, write_atomically
 from common.records import Records
 
 T = TypeVar("T", bound=Records)
 
-KEPT_ROUNDS = 2
+NAMED = "also-"
+"""Begins the name of an empty file beside a round's state: its message named the round behind."""
 
 Seen = Mapping[Path, int]
 """The files of a client's memory, each with the time of its last change in ns."""
@@ -35,9 +37,11 @@ class Store:
     Raises ``ValueError`` if the folder cannot be written.
     """
 
-    def __init__(self, root: Path, experiment: str, k: int, seen: Seen | None = None) -> None:
+    def __init__(
+        self, root: Path, experiment: str, k: int, seen: Seen | None = None, keep: int = 1
+    ) -> None:
         """``seen``: what ``look`` found when this process began its work; None: what there is."""
-        self._root = root
+        self._root, self._keep = root, keep
         self.folder = _folder(root, experiment, k)
         try:
             self.folder.mkdir(0o700, parents=True, exist_ok=True)
@@ -67,14 +71,14 @@ class Store:
         """
         path = self._path(t, kind)
         if not path.exists():
-            raise ValueError(f"{path} is missing: what this client kept of round {t}")
+            raise Damaged(f"{path} is missing: what this client kept of round {t}")
         return kind.load(path)
 
     def remember(self, t: int, state: Records, also: int = 0) -> None:
         """Keep ``state`` as of round t, atomically; drop what no repeated round can ask for.
 
-        ``also``: a round that is kept beside the newest two. Rounds after t belong to an earlier
-        run under the same name: they go first.
+        ``also``: a round that is kept beside them as long as this one may be repeated. Rounds after
+        t belong to an earlier run under the same name, or are undone: they go first.
 
         Raises ``ValueError`` if it cannot be written, or if another process has meanwhile written
         state of round t or later: that one took over, and this one's work comes too late.
@@ -83,16 +87,28 @@ class Store:
         self._check_alone(t)
         try:
             path.parent.mkdir(exist_ok=True)
+            if also:
+                (path.parent / f"{NAMED}{also}").touch(0o600)
             write_atomically(path, state.to_bytes(), private=True)
         except OSError as error:
             with contextlib.suppress(OSError):  # it holds the state of another kind
+                (path.parent / f"{NAMED}{also}").unlink(missing_ok=True)
                 path.parent.rmdir()
             raise self._unwritable(error) from error
         self._seen[path] = path.stat().st_mtime_ns
-        kept = {*[past for past in self.rounds() if past <= t][-KEPT_ROUNDS:], also}
+        kept = self._needed(t)
         for folder in self.folder.iterdir():
             if folder.name.isdigit() and int(folder.name) not in kept:
                 shutil.rmtree(folder)
+
+    def _needed(self, t: int) -> set[int]:
+        """The rounds that round t, one after it or a repeated one may read."""
+        past = [r for r in self.rounds() if r <= t]
+        first = [r for r in past if r <= t - self._keep][-1:]
+        needed = {*first, *(r for r in past if r > t - self._keep)}
+        again = (self.folder / str(r) for r in past if r > t - self._keep)
+        named = (path.name for round_ in again for path in round_.glob(f"{NAMED}*"))
+        return needed | {int(name.removeprefix(NAMED)) for name in named}
 
     def _check_alone(self, t: int) -> None:
         for path, changed in _files(self.folder).items():
@@ -102,8 +118,8 @@ class Store:
                     "its work comes too late"
                 )
 
-    def _unwritable(self, error: OSError) -> ValueError:
-        return ValueError(f"state-dir {self._root} cannot be written: {error.strerror}")
+    def _unwritable(self, error: OSError) -> Damaged:
+        return Damaged(f"state-dir {self._root} cannot be written: {error.strerror}")
 
     def _path(self, t: int, kind: type[Records]) -> Path:
         return self.folder / str(t) / f"{kind.kind}.safetensors"

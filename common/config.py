@@ -77,6 +77,10 @@ class Run(Section):
     """Clients selected each round; 0: all."""
     min_replies: Fraction = 1.0
     """A round counts if at least this fraction of the selected clients answered well."""
+    sanity: NonNegative = 720.0
+    """A reply is refused if its parameters changed by more than so many times the median per local
+    step of three or more clients of one architecture, or if it has a number above 10^4 times this;
+    0: never."""
     fleet: Annotated[str, Field(min_length=1)] = "lenet5,resnet8,resnet20,wrn-16-1,mlp,cnn3"
     """Comma-separated architectures (names of ``fedmosaic list models``, or ``module:attribute``),
     or a preset; client k gets entry k mod length, unless its node names one."""
@@ -97,6 +101,11 @@ class Run(Section):
     """Folder on each client's machine for private state; a node's own ``state-dir`` wins."""
     resume: bool = False
     """Go on from the checkpoint in ``out``."""
+    from_round: Annotated[int, Field(ge=-1)] = -1
+    """With ``resume``: go back to the state after this round, of those that are kept; -1: the
+    newest."""
+    keep: AtLeastOne = 5
+    """After how many of the last rounds the state is kept, the server's and each client's."""
     plugins: str = ""
     """Folder where ``module:attribute`` names are looked for and from where such modules travel to
     the clients; empty: the experiment file's, or the one you are in."""
@@ -446,6 +455,11 @@ class Config(BaseModel):
     def with_out(self, out: str) -> Config:
         """The same configuration with its results in ``out``."""
         return self.model_copy(update={"run": self.run.model_copy(update={"out": out})})
+
+    def resumed(self) -> Config:
+        """The same configuration, going on from the newest checkpoint."""
+        run = self.run.model_copy(update={"resume": True, "from_round": -1})
+        return self.model_copy(update={"run": run})
 
     @property
     def partition_seed(self) -> int:

@@ -8,6 +8,11 @@ import os
 import re
 from pathlib import Path
 
+
+class Damaged(ValueError):
+    """A file that is damaged or missing, or a folder that cannot be written: the line says all."""
+
+
 FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
 
 

@@ -102,6 +102,24 @@ class Incentive(Part):
 
 
 @final
+class Magnitude(Part):
+    """How far out a client's numbers are (``server_app/talk/sanity.py``)."""
+
+    largest: float  #: the largest absolute value
+    change: float | None = None  #: of the parameters per step, over the median ...
+    among: int | None = None  #: ... of so many clients of one architecture
+
+
+@final
+class Undone(Part):
+    """Round t was played and is not kept: it was played again without the suspects."""
+
+    round: int
+    why: str
+    suspects: list[int]
+
+
+@final
 class Failure(Part):
     """Client k did not answer round t well; ``reason`` is one line."""
 
@@ -127,6 +145,8 @@ class Entry(Part):
     replied: list[int] = []
     metrics: dict[str, float] = {}
     client_metrics: dict[int, dict[str, float]] = {}
+    magnitudes: dict[int, Magnitude] = {}  #: of the replies that came, by client
+    undone: list[Undone] = []  #: earlier attempts at this round
     cost: Cost | None = None
     privacy: Privacy | None = None
     incentive: Incentive | None = None
@@ -145,6 +165,7 @@ class Entry(Part):
     fairness: Fairness | None = None
 
     failures: list[Failure] = []
+    notes: list[str] = []  #: what whoever reads the run should know
     bytes: dict[str, int] = {}  #: down, up, and the numbers alone: arrays_down, arrays_up
     seconds: dict[str, float] = {}  #: wall clock by phase
 

@@ -109,3 +109,16 @@ def check_nested(states: Mapping[str, Mapping[str, Tensor]], across: str) -> str
         return largest(states)
     except ValueError as error:
         raise ValueError(f'average.across = "{across}": {error}; "same" takes any fleet') from None
+
+
+def steps(sent: Mapping[str, Tensor], w: Mapping[str, Tensor]) -> StateDict:
+    """``w`` - ``sent`` in float64, without BatchNorm's statistics; empty if they are not of one
+    network.
+    """
+    if sent.keys() != w.keys() or any(w[name].shape != x.shape for name, x in sent.items()):
+        return {}
+    return {
+        name: w[name].double() - x.double()
+        for name, x in sent.items()
+        if x.is_floating_point() and not name.endswith(("running_mean", "running_var"))
+    }

@@ -85,6 +85,9 @@ def run(
     warm: WarmStart = False,
     to: Annotated[Path | None, typer.Option("--out", help="Folder of the results.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
+    from_round: Annotated[
+        int, typer.Option("--from-round", min=-1, help="With --resume: back to a kept round.")
+    ] = -1,
     as_json: Json = False,
 ) -> None:
     """Run an experiment; without one, the default: FedORION on digits, six clients."""
@@ -96,8 +99,11 @@ def run(
         if experiment is not None or to is not None:
             raise ValueError("--resume goes on with a folder's own experiment: give no other")
         overrides = dict(given.parse_override(text) for text in settings or [])
+        overrides |= {"from-round": from_round} if from_round >= 0 else {}
         flat, folder = preflight.resumed(resume, overrides, runtime)
     else:
+        if from_round >= 0:
+            raise ValueError("--from-round is for a run that goes on: give --resume FOLDER too")
         whole = given.resolve(experiment or given.DEFAULT, settings or [])
         flat, folder = preflight.fresh(whole, runtime, to)
     if warm and flat["runtime"] != "grpc":
@@ -322,6 +328,21 @@ def analyse(
     for path in written:
         plain(str(path))
     answer(as_json, {"runs": found, "files": written})
+
+
+@app.command()
+def verify(
+    folder: Annotated[Path, typer.Argument(help="Folder of a run.")], as_json: Json = False
+) -> None:
+    """Say which files of a run are as they were written, and what to do without the others."""
+    from deploy.run.verify import verify as examine
+
+    found = examine(folder)
+    for one in found:
+        plain(str(one))
+    answer(as_json, [asdict(one) for one in found])
+    if any(one.state == "damaged" for one in found):
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -24,6 +24,7 @@ def main(grid: Grid, context: Context) -> None:
     from server_app.keep.summary import place
     from server_app.methods import make
     from server_app.score import Scorer
+    from server_app.stopped import Again
     from server_app.strategy import MethodStrategy
     from server_app.talk.post import Post
     from server_app.track import numbers
@@ -40,12 +41,17 @@ def main(grid: Grid, context: Context) -> None:
     with hold(out):
         if not config.run.resume and checkpoint.path_in(out).exists():
             raise ValueError(f"out = {out} holds a run already; resume it or choose another folder")
-        sink = Sink(out, config.run.track, numbers.settings(config))
         device.settle(config.run.threads)
         dataset = for_testing(config.data, config.run.clients, config.partition_seed)
-        task = Task.of(config, dataset, device.choose(config.run.device))
-        check_fleet(task)
-        method = make(task, global_spec(task))
         log.info("%s: results go to %s", experiment, out)
-        post, scorer = Post(config, experiment), Scorer(method, dataset)
-        MethodStrategy(method, post, scorer, sink, context.run_config).start(grid)
+        while True:  # until no round is undone
+            sink = Sink(out, config.run.track, numbers.settings(config))
+            task = Task.of(config, dataset, device.choose(config.run.device))
+            check_fleet(task)
+            method = make(task, global_spec(task))
+            post, scorer = Post(config, experiment), Scorer(method, dataset)
+            try:
+                MethodStrategy(method, post, scorer, sink, context.run_config).start(grid)
+                return
+            except Again:
+                config = config.resumed()

@@ -7,7 +7,7 @@ What sends, opens, counts and checks envelopes is ``talk/post.py``; what Flower 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar, cast, final
 
@@ -17,7 +17,7 @@ from common import seeds, tree
 from common.config import MethodOptions
 from common.journal import Entry
 from common.models.classifier import Classifier
-from common.protocol import Down, Peer, Up
+from common.protocol import Down, Model, Peer, Trained, Up
 from common.records import Records, StateDict
 from common.task import Task
 
@@ -100,6 +100,8 @@ class Method(ABC, Generic[O, U]):
         self.config = task.config
         self.options = cast("O", task.config.method)
         self.clients: list[Client] = []  #: everybody, in order of k, from the census on
+        self.excluded: frozenset[int] = frozenset()  #: who is not selected after a round was undone
+        self.attempts: Mapping[int, int] = {}  #: how often a round was undone
         self.prepare()
 
     def prepare(self) -> None:
@@ -112,11 +114,15 @@ class Method(ABC, Generic[O, U]):
     # A round.
 
     def select(self, t: int) -> list[Client]:
-        """The clients of round t, in order of k, from the stream "select"."""
+        """The clients of round t, in order of k, from the stream "select", for a repeated round
+        with the attempt in its name.
+        """
         size = self.config.run.per_round or len(self.clients)
-        rng = seeds.rng(self.task.seed, "select", t)
-        chosen = rng.choice(len(self.clients), size=size, replace=False)
-        return [self.clients[k] for k in sorted(int(k) for k in chosen)]
+        trusted = [client for client in self.clients if client.k not in self.excluded]
+        again = self.attempts.get(t, 0)
+        rng = seeds.rng(self.task.seed, "select", t, *(("attempt", again) if again else ()))
+        chosen = rng.choice(len(trusted), size=min(size, len(trusted)), replace=False)
+        return [trusted[i] for i in sorted(int(i) for i in chosen)]
 
     @abstractmethod
     def down(self, t: int) -> Down | Callable[[Client], Down]:
@@ -124,6 +130,14 @@ class Method(ABC, Generic[O, U]):
 
     def check(self, client: Client, up: U) -> None:
         """Raise ``ValueError`` if a reply of the right type is not to be used."""
+
+    def change(self, sent: Down, up: U) -> StateDict:
+        """What training changed of the parameters that were sent, in float64; empty where none came
+        back.
+        """
+        if isinstance(sent, Model) and isinstance(up, Trained):
+            return tree.steps(sent.w, up.w)
+        return {}
 
     @abstractmethod
     def step(self, t: int, ups: Ups[U]) -> Metrics:

@@ -23,7 +23,10 @@ from common.options import Privacy as Options
 from common.privacy import Secret, averaged, clipped, flattened, moved, noised
 from common.records import StateDict
 
-BY_CLIENT = ("client_metrics", "scores", "fairness", "accuracy_covered", "uncovered")
+BY_CLIENT = (
+    *("client_metrics", "scores", "fairness", "accuracy_covered", "uncovered"),
+    *("magnitudes", "undone"),
+)
 """What the journal says of clients, or counts over what they hold."""
 ORDERS = [*range(2, 65), 80, 96, 128, 192, 256, 512, 1024]
 """Of the Rényi divergences: integers, for which a sampled Gaussian's is a finite sum."""

@@ -12,16 +12,17 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from common.config import Config
-from common.files import write_atomically
-from common.journal import Cost, Entry, Member
+from common.files import Damaged, write_atomically
+from common.journal import Cost, Entry, Failure, Member, Undone
 from common.toml import to_toml
+from server_app.combine.groups import unprotected
 from server_app.keep import checkpoint, summary
 from server_app.keep.checkpoint import Checkpoint
 from server_app.keep.journal import Journal, clock
 from server_app.privacy import withhold
-from server_app.stopped import Stopped
+from server_app.stopped import Absurd, Again, Stopped
 from server_app.talk.census import take_census, wait_for_nodes
-from server_app.talk.exchange import exchange
+from server_app.talk.exchange import exchange, one_line
 from server_app.talk.readmission import Readmission, check_bound
 
 if TYPE_CHECKING:
@@ -56,12 +57,18 @@ def _play(strategy: MethodStrategy, grid: Grid, saved: Checkpoint | None) -> Non
         _census(strategy, grid, journal, saved)
         strategy.sink.tell(journal.entries())
         readmission = Readmission(strategy.post, grid)
+        strategy.scorer.first = journal.entries()[0].loss
         entry = Entry.read(saved.entry) if saved else Entry(round=0)
         while not _over(entry, config):
             t = entry.round + 1
             strategy.clients, strangers = readmission.renew(t, strategy.clients)
+            strategy.before = entry
             entry = play_round(strategy, grid, t)
             entry.failures = strangers + entry.failures
+            if again := [each for each in strategy.undone if each.round == t]:
+                entry.undone = again
+                out = [(k, each.why) for each in again for k in each.suspects]
+                entry.failures = [_left_out(t, k, why) for k, why in out] + entry.failures
             withhold(entry, config, len(strategy.clients))
             with clock(entry, "checkpoint"):
                 _keep(strategy)
@@ -70,14 +77,38 @@ def _play(strategy: MethodStrategy, grid: Grid, saved: Checkpoint | None) -> Non
             _tell(entry, config.run.rounds)
         summary.write(folder, config, journal.entries(), strategy.scorer.shown.ask())
     except (Stopped, ValueError, FloatingPointError, OSError) as error:
+        if isinstance(error, Absurd) and _undo(strategy, error):
+            raise Again from error
         line = str(error).partition("\n")[0]
         if isinstance(error, OSError):
             line = f"{error.filename or folder} cannot be used: {error.strerror or line}"
-        if checkpoint.path_in(folder).exists():
+        if "--resume" not in line and checkpoint.path_in(folder).exists():
             line += f"; the checkpoint is kept, go on with --resume {folder}"
         with suppress(OSError, ValueError):  # on a full disk the line is all there is
             summary.write(folder, config, journal.entries(), None, error=line)
         raise Stopped(line) from error
+
+
+def _left_out(t: int, k: int, why: str) -> Failure:
+    reason = f"left out from now on, its numbers were far out when the round was undone: {why}"
+    return Failure(k=k, round=t, reason=one_line(reason))
+
+
+def _undo(strategy: MethodStrategy, absurd: Absurd) -> bool:
+    """Whether the round was undone: once, if somebody is suspect and the state before is kept."""
+    out, gone = absurd.suspects, strategy.method.excluded
+    left = [client for client in strategy.clients if client.k not in {*out, *gone}]
+    if not out or not left or any(each.round == absurd.t for each in strategy.undone):
+        return False
+    undone = Undone(round=absurd.t, why=str(absurd), suspects=out)
+    try:
+        checkpoint.undo(Path(strategy.method.config.run.out), undone)
+    except ValueError as error:
+        log.warning("round %d cannot be undone: %s", absurd.t, error)
+        return False
+    who = ", ".join(str(k) for k in out)
+    log.warning("round %d is undone and repeated without client %s: %s", absurd.t, who, absurd)
+    return True
 
 
 def _over(entry: Entry, config: Config) -> bool:
@@ -113,14 +144,14 @@ def play_round(strategy: MethodStrategy, grid: Grid, t: int) -> Entry:
         asks = last or (score.clients_every > 0 and t % score.clients_every == 0)
         asks = asks and not strategy.private
         if score.bn == "recalibrated" and (scored or asks):
-            anew = strategy.recalibrate(strategy.clients if last else strategy.ups.clients)
+            anew = strategy.recalibrate(strategy.trusted if last else strategy.ups.clients)
             for _ in range(score.passes if anew.measuring else 0):
                 measures = strategy.configure_statistics(t)
                 _exchanged(strategy, grid, measures, strategy.aggregate_statistics, "statistics")
         if scored:
             with clock(entry, "score"):
                 strategy.scorer.score(entry)
-        strategy.scorer.check_sound(entry, strategy.good)
+        strategy.scorer.check_sound(entry)
         if score.ends(entry.accuracy):
             entry.reached, asks = score.target, not strategy.private
         if asks:
@@ -159,7 +190,7 @@ def _keep(strategy: MethodStrategy) -> None:
     """Write the checkpoint after the round at hand."""
     method, nodes = strategy.method, {client.k: client.node for client in strategy.clients}
     experiment, state = strategy.post.experiment, method.state()
-    checkpoint.write(strategy.entry, experiment, method.config, state, nodes)
+    checkpoint.write(strategy.entry, experiment, method.config, state, nodes, strategy.undone)
 
 
 def _census(
@@ -194,6 +225,9 @@ def _census(
         for client in strategy.clients
     ]
     entry.classes = list(method.task.classes)
+    if said := unprotected(method):
+        log.warning(said)
+        entry.notes = [said]
     if missing := strategy.scorer.uncovered():
         entry.uncovered = missing
     entry.failures, entry.bytes = [], {"down": 0, "up": 0}
@@ -211,6 +245,7 @@ def _keep_settings(strategy: MethodStrategy) -> None:
         "experiment": strategy.post.experiment,
         "clients": len(strategy.clients),
         "resume": False,
+        "from-round": -1,
     }
     write_atomically(Path(out) / "config.toml", to_toml(settings).encode())
 
@@ -234,5 +269,13 @@ def _resume(strategy: MethodStrategy, journal: Journal, saved: Checkpoint) -> No
     except ValueError as error:
         raise ValueError(f"the checkpoint's state is not that of {name}") from error
     method.restore(state)
+    strategy.take_up([Undone.model_validate_json(each) for each in saved.undone])
     strategy.post.experiment = saved.experiment
-    journal.rewind(Entry.read(saved.entry))
+    last, folder = Entry.read(saved.entry), journal.path.parent
+    try:
+        journal.before(last.round)
+    except Damaged as error:
+        raise Stopped(f"{error}; {checkpoint.advice(folder, len(journal.entries()))}") from error
+    if strategy.method.config.run.from_round >= 0:
+        checkpoint.go_back(folder, last.round)
+    journal.rewind(last)

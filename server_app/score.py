@@ -17,12 +17,14 @@ from common.models.batchnorm import norms
 from common.models.classifier import Classifier
 from common.protocol import Score as ClientReply
 from common.protocol import Up
-from common.records import tensors
 from common.task import evaluate
 from server_app.method import Client, Method
 from server_app.recalibrate import Shown
-from server_app.stopped import Stopped
+from server_app.stopped import Absurd
+from server_app.talk.sanity import suspects
 
+ABSURD = 1e4
+"""Times the loss of the first model, or that of a guess: above it a model has learnt nothing."""
 GLANCE = 64  #: images that are enough to see whether a model computes numbers at all
 
 
@@ -33,6 +35,7 @@ class Scorer:
     def __init__(self, method: Method[MethodOptions, Up], dataset: Dataset) -> None:
         self.method, self.task, self.shown = method, method.task, Shown(method)
         self.x, self.y = dataset.x_test, dataset.y_test
+        self.first: float | None = None  #: the loss before round 1, where there was a model
 
     def score(self, entry: Entry) -> None:
         """Write accuracy and loss of the server's model, the mean where there are several."""
@@ -131,22 +134,26 @@ class Scorer:
         x, y = self.x[kept], self.y[kept]
         return fmean(evaluate(net, x, y, self.task).accuracy for net in nets)
 
-    def check_sound(self, entry: Entry, good: list[tuple[Client, Up]]) -> None:
-        """Raise ``Stopped`` if the loss after a round is no finite number, naming whom to look at.
+    def check_sound(self, entry: Entry) -> None:
+        """Raise ``Absurd`` if the loss after a round is no finite number, or one that no model has
+        that was only just drawn, naming whom to look at.
 
         One client's finite but enormous weights are enough to make an average useless (robust
         averaging is the defence). Were that average in the checkpoint, no client could ever train
         from it again; so the round is not kept, and resuming starts before it.
         """
         loss = entry.loss if "loss" in entry.model_fields_set else self._glance()
-        if loss is None or math.isfinite(loss):
+        most = ABSURD * max(self.first or 0.0, math.log(self.task.num_classes))
+        if loss is None or loss <= most:
             return
-        line = f"round {entry.round}: the loss of the server's model is {loss}, so the round is "
+        line = (
+            f"round {entry.round}: the loss of the server's model is {loss:.3g}, so the round is "
+        )
         line += "not kept"
-        if not self.task.config.privacy.on:
-            size, k = max((_largest(up), client.k) for client, up in good)
+        if entry.magnitudes and not self.task.config.privacy.on:
+            size, k = max((told.largest, k) for k, told in entry.magnitudes.items())
             line += f"; the largest number that a client sent is {size:.3g}, from client {k}"
-        raise Stopped(line)
+        raise Absurd(line, entry.round, suspects(entry.magnitudes))
 
     def _glance(self) -> float | None:
         """The loss on a few test images; None where the server has no model."""
@@ -155,10 +162,6 @@ class Scorer:
         nets = [net for net in found or [self.method.model()] if net is not None]
         losses = [evaluate(net, x, y, self.task).loss for net in nets]
         return fmean(losses) if losses else None
-
-
-def _largest(up: Up) -> float:
-    return max((float(x.abs().max()) for _, x in tensors(up) if x.numel()), default=0.0)
 
 
 def write_client_scores(scores: list[ClientReply], name: str, entry: Entry) -> None:

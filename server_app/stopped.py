@@ -2,6 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import final
+
 
 class Stopped(RuntimeError):
     """Raised with a one-line reason; what was reached is kept in the checkpoint."""
+
+
+@final
+class Absurd(Stopped):
+    """The server's model after round ``t`` is useless, and that round may be undone.
+
+    ``suspects``: the clients whose numbers in that round are further out than any honest one's.
+    """
+
+    def __init__(self, line: str, t: int, suspects: Sequence[int]) -> None:
+        super().__init__(line)
+        self.t, self.suspects = t, list(suspects)
+
+
+@final
+class Again(RuntimeError):
+    """A round was undone: the checkpoint before it is the newest again; the run goes on there."""

@@ -7,6 +7,7 @@ demands equal reply keys, turns integer buffers into floats, and averages on ove
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import final
 
@@ -16,8 +17,8 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from common import seeds
 from common.config import MethodOptions
-from common.journal import Entry, Failure
-from common.protocol import Ask, Score, Statistics, Up
+from common.journal import Entry, Failure, Undone
+from common.protocol import Ask, Down, Score, Statistics, Up
 from common.records import StateDict
 from common.section import Value
 from common.tree import snapshot
@@ -26,9 +27,13 @@ from server_app.keep.journal import clock
 from server_app.method import Client, Method, Ups, mean_metrics
 from server_app.recalibrate import Recalibration
 from server_app.score import Scorer, write_client_scores
-from server_app.stopped import Stopped
+from server_app.stopped import Absurd, Stopped
+from server_app.talk import sanity
 from server_app.talk.post import Post
 from server_app.track.sink import Sink
+
+DIVERGED = ("training diverged", "not finite")
+"""What clients say, or what is said of their replies, where a model is beyond training."""
 
 
 @final
@@ -51,6 +56,9 @@ class MethodStrategy(Strategy):
         self.settings = settings
         self.clients: list[Client] = []
         self.entry = Entry(round=0)
+        self.before = self.entry  #: that of the round before
+        self.sent: dict[int, Down] = {}  #: what the clients of the round were sent, by client
+        self.undone: list[Undone] = []
         self.good: list[tuple[Client, Up]] = []
         self.recalibration: Recalibration | None = None
 
@@ -89,8 +97,15 @@ class MethodStrategy(Strategy):
         """Round t's training messages to clients ``ks``, by client."""
         down = self.method.down(t)
         to = [self.clients[k] for k in ks]
-        payloads = ((client, down(client) if callable(down) else down) for client in to)
+        self.sent = {client.k: down(client) if callable(down) else down for client in to}
+        payloads = ((client, self.sent[client.k]) for client in to)
         return self.post.letters(t, "train", payloads)
+
+    def take_up(self, undone: list[Undone]) -> None:
+        """The rounds that were undone so far, and who is left out since."""
+        self.undone = undone
+        self.method.excluded = frozenset(k for each in undone for k in each.suspects)
+        self.method.attempts = Counter(each.round for each in undone)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -104,15 +119,36 @@ class MethodStrategy(Strategy):
             self.good, refused = self.post.open(
                 t, self._by_client(replies), self.method.answers, self.clients, self.method.check
             )
+            found = sanity.measure(self.method, self.sent, self.good)
+            entry.magnitudes, self.sent = found, {}
+            beyond = sanity.beyond(found, self.method.config.run.sanity)
+            self.good = [(client, up) for client, up in self.good if client.k not in beyond]
+            refused += [
+                Failure(k=k, round=t, reason=f"reply refused: {why}") for k, why in beyond.items()
+            ]
         entry.failures = sorted(entry.failures + refused, key=lambda failure: failure.k)
+        self._check_before(t, entry)
         self._check_enough(len(self.good), len(entry.selected), "replies", entry.failures)
         ups = self.ups
         with clock(entry, "step"), seeds.scope(self.method.task.seed, "step", t):
-            own = self.method.step(t, ups)
+            try:
+                own = self.method.step(t, ups)
+            except FloatingPointError as error:
+                raise Absurd(f"round {t}: {error}", t, sanity.suspects(found)) from error
         entry.replied = [client.k for client in ups.clients]
         entry.metrics = own if self.private else {**mean_metrics(ups), **own}
         entry.client_metrics = {client.k: up.metrics for client, up in ups}
         return None, MetricRecord(dict(entry.metrics))
+
+    def _check_before(self, t: int, entry: Entry) -> None:
+        """Raise ``Absurd``, of the round before, if most clients diverge from what it left."""
+        lost = [f for f in entry.failures if any(word in f.reason for word in DIVERGED)]
+        if 2 * len(lost) <= len(entry.selected) or not (
+            suspects := sanity.suspects(self.before.magnitudes)
+        ):
+            return
+        line = f"{len(lost)} of {len(entry.selected)} clients diverge; client {lost[0].k}"
+        raise Absurd(f"round {t}: {line}: {lost[0].reason}", t - 1, suspects)
 
     def _check_enough(self, good: int, asked: int, what: str, failures: list[Failure]) -> None:
         fraction = self.method.config.run.min_replies
@@ -149,6 +185,11 @@ class MethodStrategy(Strategy):
             self.entry.replied = [client.k for client, _ in gains]
             asked, failures = len(self.entry.selected), self.entry.failures
             self._check_enough(len(gains), asked, "answers", failures)
+
+    @property
+    def trusted(self) -> list[Client]:
+        """All but those that are left out since a round was undone."""
+        return [client for client in self.clients if client.k not in self.method.excluded]
 
     # The running statistics of what is scored, measured by clients.
 

@@ -33,7 +33,13 @@ def known_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(folder: Path, mode: str = "central", **changes: Any) -> TinyRun:
-    given = {"method": "fedavg", "fleet": "mlp@0.25", "clients": 2, "privacy__mode": mode}
+    given = {
+        "method": "fedavg",
+        "fleet": "mlp@0.25",
+        "clients": 2,
+        "privacy__mode": mode,
+        "privacy__clip": 0.01,
+    }
     return play(flat(folder, **{**given, "train__epochs": 1, **changes}))
 
 

@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
+from common import model_file
 from common.models.classifier import Classifier
 
 #: torchvision's published DenseNets say ``norm.1`` where its modules say ``norm1``
@@ -59,11 +58,11 @@ def read(path: Path) -> dict[str, Tensor]:
     """
     try:
         if path.suffix == ".safetensors":
-            return load_file(path)
+            return model_file.read(path)[0]
         found = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise ValueError(f"weights = {str(path)!r}: {error.strerror or error}") from None
-    except (SafetensorError, RuntimeError, EOFError, ValueError, KeyError) as error:
+    except (RuntimeError, EOFError, ValueError, KeyError) as error:
         line = str(error).strip().partition("\n")[0]
         raise ValueError(f"weights = {str(path)!r} cannot be read: {line}") from None
     except Exception:  # what torch raises for a pickle of anything but tensors is no public type

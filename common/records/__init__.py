@@ -25,6 +25,7 @@ from jaxtyping import jaxtyped
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
+from common.files import Damaged
 from common.records.arrays import Flat, Numbers, body_bytes, flatten, from_npy, take, to_npy
 from common.records.file import from_file, to_file
 from common.records.skeleton import (
@@ -101,14 +102,14 @@ class Records(BaseModel):
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read what ``to_bytes`` wrote; ``ValueError`` naming the file if it is damaged."""
+        """Read what ``to_bytes`` wrote; ``Damaged``, naming the file, if it cannot be read."""
         try:
             kind, skeleton, pool = from_file(path)
             if kind != cls.kind:
                 raise ValueError(f"is a {kind[:80]!r}, expected a {cls.kind!r}")
             return cls._together(skeleton, pool, MAX_TENSORS_KEPT, MAX_VALUES_KEPT)
         except (OSError, ValueError) as error:
-            raise ValueError(f"{path} cannot be read: {first_line(error)}") from error
+            raise Damaged(f"{path} cannot be read: {first_line(error)}") from error
 
     def _apart(self) -> tuple[bytes, dict[str, Numbers]]:
         """Skeleton and numbers."""

@@ -17,7 +17,8 @@ from typing import final
 
 from pydantic import ValidationError
 
-from common.journal import ClientScore, Entry, Failure, Member, OtherVersion, Part, Privacy
+from common import chain
+from common.journal import ClientScore, Entry, Failure, Member, Part, Privacy
 from common.metrics import fairness, over_rounds
 from deploy.report.text import clean
 
@@ -223,6 +224,7 @@ def read(path: Path) -> Run:
     census = next((e for e in entries if e.round == 0), None)
     if census is None:
         notes.append("The journal has no census (round 0): the clients are unknown.")
+    notes += [note for entry in entries for note in entry.notes]
     run = Run(
         path=path,
         config=_config(path / "config.toml", notes),
@@ -249,19 +251,16 @@ def flat(config: Mapping[str, object], prefix: str = "") -> dict[str, object]:
 
 def _entries(journal: Path, notes: list[str]) -> list[Entry]:
     """The journal's rounds; a round written twice (a resumed run) counts as written last."""
-    lines = journal.read_text(encoding="utf-8", errors="replace").split("\n")
     by_round: dict[int, Entry] = {}
-    for i, line in enumerate(lines, start=1):
-        if not line.strip():
+    for line in chain.read(journal):
+        entry, place = line.entry, f"journal.jsonl, line {line.number}"
+        if entry is None:
+            if line.raw.strip():
+                what = "cut off" if line.state == "cut" else "unreadable"
+                notes.append(f"{place} is {what}: left out.")
             continue
-        try:
-            entry = Entry.read(line)
-        except OtherVersion as error:
-            raise ValueError(f"{journal}: {error}") from None
-        except ValueError:
-            what = "cut off" if i == len(lines) else "unreadable"
-            notes.append(f"journal.jsonl, line {i} is {what}: left out.")
-            continue
+        if line.why:
+            notes.append(f"{place} is not as it was written: {line.why}.")
         told = _cleaned(entry.model_dump(exclude_unset=True), NAME)
         by_round[entry.round] = Entry.model_validate(told)
     return [by_round[t] for t in sorted(by_round)]

@@ -49,6 +49,8 @@ def fresh(
 
     Raises ``ValueError`` if the folder holds a run already.
     """
+    if int(flat["from-round"]) >= 0:
+        raise ValueError(f"from-round = {flat['from-round']} is for a run that goes on: --resume")
     resolved = counted(flat)
     check_names(parse(resolved, every=True))
     stamp = time.strftime("%Y%m%d-%H%M%S")

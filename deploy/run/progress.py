@@ -125,6 +125,8 @@ class Progress:
         self._entries[t] = entry
         self._last = self._clock()
         self._phase = ""
+        for note in entry.notes:
+            self.warn(note)
         for failure in entry.failures:
             self.warn(f"round {t}: client {failure.k} failed: {clean(failure.reason)}")
         if self._live is None:

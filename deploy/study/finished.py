@@ -12,10 +12,8 @@ from typing import final
 
 import torch
 from flwr.app import Message
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
-from common import device
+from common import device, model_file
 from common.config import Config
 from common.data.dataset import Dataset
 from common.data.shares import for_testing
@@ -58,10 +56,7 @@ class Finished:
         Raises ``ValueError`` naming a file of weights that cannot be read.
         """
         path = self.folder / "model.safetensors"
-        try:
-            weights = load_file(path) if trained else None
-        except (SafetensorError, OSError) as error:
-            raise ValueError(f"{path} is damaged or no safetensors file: {error}") from error
+        weights = model_file.load(path) if trained else None
         return task.build(global_spec(task), weights, name=("init", "global")).eval()
 
 

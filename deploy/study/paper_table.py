@@ -24,9 +24,9 @@ from typing import Literal, final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from common import chain
 from common.config import Value
 from common.files import write_atomically
-from common.journal import Entry
 from common.metrics import rounds_to
 from common.parse import defaults
 from deploy.report import table as rendering
@@ -417,11 +417,7 @@ def _course(place: Path, measure: str) -> list[tuple[int, float]]:
     if record(place) is None:
         return []
     path, values = place / "journal.jsonl", []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            entry = Entry.read(line)
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
+    for entry in (line.entry for line in chain.proven(path) if line.entry is not None):
         told = entry.model_dump(exclude_unset=True)
         if entry.fairness is not None:  # named as in the summary, where a measure also looks
             told["fairness"] = entry.fairness.flat()

@@ -5,9 +5,9 @@ cached uploads of all clients in order of k, as the method combines those of the
 then the run's model, and both are scored. With everybody active in every round they are equal.
 
 The cache is bounded: the newest uploads are in memory and part of the checkpoint; the others are
-files, one for each client, of which the checkpoint holds the rounds. A file that the last
-checkpoint names is not removed before the next one is written, so a run that dies in between goes
-on from whole files.
+files, one for each client, of which the checkpoint holds the rounds. A file that one of the last
+``keep`` checkpoints names is not removed, so a run that dies, or goes back, goes on from whole
+files.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Oca(Wrapper[O, T]):
         super().__init__(inner)
         folder, limit = Path(self.config.run.out), self.config.oca.in_memory
         kind: type[T] = inner.answers  # type: ignore[assignment]
-        self.uploads = Uploads(kind, folder, limit)
+        self.uploads = Uploads(kind, folder, limit, self.config.run.keep)
 
     @property
     def overall(self) -> Models:  # type: ignore[override]
@@ -117,14 +117,15 @@ class Upload(Records):
 class Uploads(Generic[P]):
     """One upload of ``kind`` for each client that ever sent one; at most ``limit`` in memory."""
 
-    def __init__(self, kind: type[P], folder: Path, limit: int) -> None:
+    def __init__(self, kind: type[P], folder: Path, limit: int, keep: int = 1) -> None:
         self.kind, self.folder, self.limit = kind, folder / "uploads", limit
+        self.keep = keep
         self.held: dict[int, P] = {}  #: in memory, by client
         self.rounds: dict[int, int] = {}  #: the round of every client's upload
 
     def put(self, t: int, uploads: Sequence[tuple[int, P]]) -> None:
         """Take round t's uploads; the oldest of those in memory make room (ties: larger k)."""
-        self._sweep()
+        self._sweep(t)
         for k, up in uploads:
             self.held[k], self.rounds[k] = up, t
         oldest = sorted(self.held, key=lambda k: (self.rounds[k], -k))
@@ -153,9 +154,18 @@ class Uploads(Generic[P]):
     def _path(self, k: int) -> Path:
         return self.folder / f"{k}-{self.rounds[k]}.safetensors"
 
-    def _sweep(self) -> None:
-        """Remove the files that the last checkpoint, which this state is, does not name."""
-        named = {self._path(k) for k in self.rounds.keys() - self.held.keys()}
-        for path in self.folder.glob("*.safetensors") if self.folder.exists() else ():
-            if path not in named:
-                path.unlink()
+    def _sweep(self, t: int) -> None:
+        """Remove the files that none of the last ``keep`` checkpoints, of t - 1 and before, names.
+
+        A client's upload is named until the round of its next one.
+        """
+        found: dict[int, list[tuple[int, Path]]] = {}
+        for path in self.folder.glob("*-*.safetensors") if self.folder.exists() else ():
+            client, _, when = path.stem.partition("-")
+            found.setdefault(int(client), []).append((int(when), path))
+        for k, files in found.items():
+            rounds = sorted({r for r, _ in files if r < t} | {self.rounds.get(k, t)})
+            for r, path in files:
+                later = next((each for each in rounds if each > r), t)
+                if r >= t or r > self.rounds.get(k, -1) or later <= t - self.keep:
+                    path.unlink()

@@ -35,6 +35,9 @@ class Wrapper(Combining[O, T], ABC):
     def check(self, client: Client, up: T) -> None:
         self.inner.check(client, up)
 
+    def change(self, sent: Down, up: T) -> StateDict:
+        return self.inner.change(sent, up)
+
     def cached(self, up: T) -> T:
         return self.inner.cached(up)
 

@@ -1,22 +1,28 @@
-"""The server's state after a round, written atomically, so that a killed run can go on."""
+"""The server's state after the last rounds, written atomically: a run can go on, or back."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import final
 
 from common.config import Config
-from common.files import write_atomically
-from common.journal import Entry
+from common.files import Damaged, write_atomically
+from common.journal import Entry, Undone
 from common.options import Descent
 from common.plugins import table_of
 from common.records import Records
+from common.records.file import prove
 
 FREE = {
     "run": {
         *("resume", "runtime", "out", "state_dir", "rounds", "timeout", "wait", "experiment"),
-        *("max_samples", "rebind", "track", "plugins"),
+        *("max_samples", "rebind", "track", "plugins", "from_round", "keep", "sanity"),
     },
     "score": {"stop"},
     "wire": {"max_mb"},
@@ -38,37 +44,133 @@ class Checkpoint(Records):
     state: dict[str, object]
     nodes: dict[int, int] = {}
     """Which node each client was."""
+    undone: list[str] = []
+    """The rounds that were undone, as the journal tells of them (``Undone``, JSON)."""
 
 
 def path_in(folder: Path) -> Path:
+    """The newest."""
     return folder / "checkpoint.safetensors"
 
 
+def older(folder: Path) -> dict[int, Path]:
+    """Those of rounds before the newest, by round, ascending."""
+    found = {int(p.stem): p for p in _place(folder, 0).parent.glob("*.safetensors") if _numbered(p)}
+    return dict(sorted(found.items()))
+
+
+def _numbered(path: Path) -> bool:
+    return path.stem.isdecimal()
+
+
+def _place(folder: Path, t: int) -> Path:
+    return folder / "checkpoints" / f"{t}.safetensors"
+
+
 def write(
-    entry: Entry, experiment: str, config: Config, state: Records, nodes: dict[int, int]
+    entry: Entry,
+    experiment: str,
+    config: Config,
+    state: Records,
+    nodes: dict[int, int],
+    undone: Sequence[Undone] = (),
 ) -> None:
-    """Keep the state after the round of ``entry``; before the journal has that entry."""
+    """Keep the state after the round of ``entry``; before the journal has that entry.
+
+    The newest ``keep`` stay, the one before under its round in ``checkpoints``.
+    """
+    folder, t, keep = Path(config.run.out), entry.round, config.run.keep
     checkpoint = Checkpoint(
-        t=entry.round,
+        t=t,
         experiment=experiment,
         config=_identity(config),
         entry=entry.line(),
         state=dict(state),
         nodes=nodes,
+        undone=[each.model_dump_json() for each in undone],
     )
-    write_atomically(path_in(Path(config.run.out)), checkpoint.to_bytes(), private=True)
+    newest, before = path_in(folder), _place(folder, t - 1)
+    if keep > 1 and newest.exists():  # it is of round t - 1, which every run goes on from
+        before.parent.mkdir(exist_ok=True)
+        _second_name(newest, before)
+    write_atomically(newest, checkpoint.to_bytes(), private=True)
+    for past, path in older(folder).items():
+        if past <= t - keep or past >= t:
+            path.unlink(missing_ok=True)
+
+
+def _second_name(path: Path, other: Path) -> None:
+    """Make ``other`` the same file as ``path``, or a copy where a file has one name only."""
+    with tempfile.TemporaryDirectory(dir=other.parent) as within:
+        temporary = Path(within) / other.name
+        try:
+            os.link(path, temporary)
+        except OSError:
+            shutil.copy2(path, temporary)
+        os.replace(temporary, other)
+
+
+def go_back(folder: Path, t: int) -> None:
+    """Make the checkpoint of round t the newest again; those of later rounds go, and the summary
+    with them.
+    """
+    if (path := _place(folder, t)).exists():
+        (folder / "summary.json").unlink(missing_ok=True)
+        os.replace(path, path_in(folder))
+    for past, path in older(folder).items():
+        if past >= t:
+            path.unlink(missing_ok=True)
+
+
+def undo(folder: Path, undone: Undone) -> None:
+    """Go back to before a round, and note in the checkpoint that it was undone.
+
+    Raises ``ValueError`` if the checkpoint before it is not kept.
+    """
+    saved = load(folder, undone.round - 1)
+    go_back(folder, saved.t)
+    noted = [*saved.undone, undone.model_dump_json()]
+    after = saved.model_copy(update={"undone": noted})
+    write_atomically(path_in(folder), after.to_bytes(), private=True)
+
+
+def advice(folder: Path, most: int | None = None) -> str:
+    """What can be done without the newest state, or without that of rounds after ``most``."""
+    for t, path in reversed(older(folder).items()):
+        with contextlib.suppress(OSError, ValueError):
+            if most is None or t <= most:
+                prove(path)
+                return f"go back to round {t}: fedmosaic run --resume {folder} --from-round {t}"
+    return "no earlier checkpoint is kept, so --resume cannot go on: start the run anew"
+
+
+def load(folder: Path, t: int = -1) -> Checkpoint:
+    """The checkpoint of round t, or the newest.
+
+    Raises ``ValueError``, one line: none there; ``Damaged`` if it is, with what can still be done.
+    """
+    path, past = path_in(folder), older(folder)
+    if not path.exists() and not past:
+        raise ValueError(f"{folder} has no checkpoint to resume from")
+    path = past.get(t, path)
+    try:
+        checkpoint = Checkpoint.load(path)
+    except Damaged as error:
+        raise Damaged(f"{error}; {advice(folder, t - 1 if t in past else None)}") from error
+    if t not in (-1, checkpoint.t):
+        kept = ", ".join(str(each) for each in [*past, checkpoint.t])
+        raise ValueError(f"from-round = {t}: {folder} has no checkpoint of it; kept are {kept}")
+    return checkpoint
 
 
 def read(folder: Path, config: Config) -> Checkpoint:
-    """The checkpoint in ``folder``.
+    """The checkpoint in ``folder`` that a run goes on from.
 
     Raises ``ValueError``, one line: none there, damaged, or of another configuration (first
     differing key, both values).
     """
+    checkpoint = load(folder, config.run.from_round)
     path = path_in(folder)
-    if not path.exists():
-        raise ValueError(f"{folder} has no checkpoint to resume from")
-    checkpoint = Checkpoint.load(path)
     theirs, ours = json.loads(checkpoint.config), json.loads(_identity(config))
     for each in (theirs["run"], ours["run"]):  # 0: as many as were connected
         each["clients"] = each["clients"] or len(checkpoint.nodes)

@@ -1,7 +1,8 @@
-"""journal.jsonl: one line for each round, appended and flushed when the round is done."""
+"""journal.jsonl: one line for each round, appended, chained and flushed when the round is done."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Iterator
@@ -9,8 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import final
 
-from common.files import write_atomically
-from common.journal import Entry, OtherVersion
+from common import chain
+from common.files import Damaged, write_atomically
+from common.journal import Entry
 
 
 @final
@@ -19,41 +21,56 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "journal.jsonl"
+        self._last: str | None = None  #: the digest of the last line, once it is known
 
     def append(self, entry: Entry) -> None:
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.write(entry.line() + "\n")
+        """Add a round behind the last line."""
+        if self._last is None:
+            lines = chain.read(self.path) if self.path.exists() else []
+            self._last = lines[-1].digest if lines else ""
+        sealed = chain.seal(entry.line(), self._last)
+        with open(self.path, "ab") as file:
+            file.write(sealed + b"\n")
             file.flush()
             os.fsync(file.fileno())
+        self._last = chain.digest(sealed)
 
     def entries(self) -> list[Entry]:
-        """All whole lines; a line that a crash cut short is left out.
+        """Those of all whole lines up to the first that is damaged or cut short.
 
         Raises ``OtherVersion`` for a journal that another release wrote.
         """
         if not self.path.exists():
             return []
-        entries = []
-        for line in self.path.read_text(encoding="utf-8").splitlines():
-            try:
-                entries.append(Entry.read(line))
-            except OtherVersion as error:
-                raise OtherVersion(f"{self.path}: {error}") from None
-            except ValueError:
-                break
-        return entries
+        lines = itertools.takewhile(lambda line: not line.why, chain.read(self.path))
+        return [line.entry for line in lines if line.entry is not None]
+
+    def before(self, t: int) -> list[chain.Line]:
+        """The lines of the rounds before t.
+
+        Raises ``Damaged`` if one is not as it was written, or is missing.
+        """
+        kept, needed = list[chain.Line](), f"is needed before round {t}, where the checkpoint is"
+        for line in chain.read(self.path)[:t] if self.path.exists() else []:
+            if line.why or line.entry is None or line.entry.round != len(kept):
+                why = line.why or "it is of another round"
+                where = f"{self.path}, line {line.number} is damaged: {why}"
+                raise Damaged(f"{where}; round {len(kept)} {needed}")
+            kept.append(line)
+        if len(kept) < t:
+            raise Damaged(f"{self.path} lacks rounds before {t}, where the checkpoint is")
+        return kept
 
     def rewind(self, last: Entry) -> None:
         """Make ``last``, the checkpoint's round, the last line; later rounds will be repeated.
 
-        Raises ``ValueError`` if a round before it is missing.
+        Raises as ``before`` does.
         """
-        t = last.round
-        kept = [entry for entry in self.entries() if entry.round < t]
-        if [entry.round for entry in kept] != list(range(t)):
-            raise ValueError(f"{self.path} lacks rounds before {t}, where the checkpoint is")
-        lines = "".join(entry.line() + "\n" for entry in [*kept, last])
-        write_atomically(self.path, lines.encode())
+        kept = self.before(last.round)
+        sealed = chain.seal(last.line(), kept[-1].digest if kept else "")
+        lines = b"".join(line + b"\n" for line in [*(line.raw for line in kept), sealed])
+        write_atomically(self.path, lines)
+        self._last = chain.digest(sealed)
 
 
 @contextmanager

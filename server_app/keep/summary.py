@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 from collections.abc import Iterable, Mapping
@@ -11,8 +10,8 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
-from safetensors.torch import save
 
+from common import model_file
 from common.config import Config
 from common.files import write_atomically
 from common.journal import ClientScore, Entry
@@ -32,8 +31,7 @@ def write(
 ) -> None:
     """Write both files from the journal's entries; ``error``: why the run stopped, if it did."""
     if weights is not None:
-        plain = {name: tensor.contiguous() for name, tensor in weights.items()}
-        write_atomically(folder / "model.safetensors", save(plain))
+        write_atomically(folder / "model.safetensors", model_file.to_bytes(weights))
     rounds = [entry for entry in entries if entry.round > 0]
     last = rounds[-1] if rounds else Entry(round=0)
     accuracies = [entry.accuracy for entry in rounds if entry.accuracy is not None]
@@ -60,12 +58,12 @@ def write(
         "cost": _cost(rounds),
         "clients": _clients(entries),
         "bytes": _sums(entry.bytes for entry in entries),
-        "seconds": round(sum(entry.seconds["total"] for entry in entries), 3),
+        "seconds": round(sum(entry.seconds.get("total", 0.0) for entry in entries), 3),
         "seconds_by_phase": {
             phase: round(spent, 3) for phase, spent in _sums(e.seconds for e in entries).items()
         },
         "failures": [failure.model_dump() for entry in entries for failure in entry.failures],
-        "weights_sha256": digest(weights) if weights is not None else None,
+        "weights_sha256": model_file.digest(weights) if weights is not None else None,
         **({"privacy": _privacy(config, last)} if last.privacy else {}),
         "versions": {
             "fedmosaic": VERSION,
@@ -92,6 +90,8 @@ def complete(folder: Path, config: Config) -> str:
     """Why the completed run in the folder does not go on under ``config``; empty if it would, or
     there is none.
     """
+    if config.run.from_round >= 0:
+        return ""
     try:
         found = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         status, rounds, accuracy = found["status"], found["rounds"], found["accuracy"]
@@ -111,16 +111,6 @@ def check_incomplete(folder: Path, config: Config) -> None:
     """Raise ``ValueError`` if the folder has a completed run that ends as ``config`` says."""
     if why := complete(folder, config):
         raise ValueError(f"the run is complete: {why}")
-
-
-def digest(weights: StateDict) -> str:
-    """sha256 over names, dtypes, shapes and bytes: equal for equal weights, whatever the file."""
-    sha = hashlib.sha256()
-    for name in sorted(weights):
-        tensor = weights[name].detach().cpu().contiguous()
-        sha.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        sha.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return sha.hexdigest()
 
 
 def _clients(entries: list[Entry]) -> list[dict[str, object]]:

@@ -7,7 +7,7 @@ from typing import final
 
 import torch
 
-from common import importance, tree
+from common import importance, protocol, tree
 from common.importance import Masks
 from common.methods.fiarse import Down, Options, Up
 from common.models.batchnorm import statistics
@@ -72,6 +72,9 @@ class FIARSE(GlobalModel[Options, Up]):
                 f"delta has {len(up.delta)} numbers, the mask of size {size:g} keeps {expected}"
             )
         tree.check_like(up.rest, {name: self.w[name] for name in self.whole}, "rest")
+
+    def change(self, sent: protocol.Down, up: Up) -> StateDict:
+        return {"delta": up.delta}
 
     def step(self, t: int, ups: Ups[Up]) -> Metrics:
         zeros = {name: torch.zeros_like(self.w[name], dtype=torch.float64) for name in self.entries}

@@ -171,3 +171,13 @@ def test_nobody_else_can_read_what_a_client_keeps(tmp_path: Path) -> None:
     (kept,) = store.folder.glob("*/*.safetensors")
     assert kept.stat().st_mode & 0o777 == 0o600
     assert store.folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_store_keeps_what_a_server_that_goes_back_asks_for(tmp_path: Path) -> None:
+    store = Store(tmp_path, "e", 0, keep=3)
+    for t in (1, 2, 5, 6, 7):
+        store.remember(t, memory(t))
+    assert store.rounds() == [2, 5, 6, 7]  # back to 4 at most: that reads round 2's
+    assert recalled(Store(tmp_path, "e", 0, keep=3), 5) == 2.0
+    store.remember(5, memory(55.0))
+    assert store.rounds() == [2, 5] and recalled(store, 6) == 55.0

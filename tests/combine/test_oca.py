@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from common import tree
 from common.methods import names
+from common.model_file import digest
 from common.parse import defaults, parse
 from common.records import StateDict
 from common.tree import cut
@@ -19,7 +20,6 @@ from server_app.combine.mean import average_layers as aggregate
 from server_app.combine.oca import Oca, Upload
 from server_app.global_model import Combining
 from server_app.keep.checkpoint import Checkpoint, path_in
-from server_app.keep.summary import digest
 from server_app.method import Models, Ups
 from server_app.methods import half
 from tests.support.battery import OVERRIDES, Crash, Crashing, config

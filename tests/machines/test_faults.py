@@ -391,7 +391,7 @@ def test_a_full_disk_of_a_client_is_one_line_and_its_private_model_stays(
             (kept,) = disk.glob("1/*")
             model = kept.read_bytes()
             run.strike_by(lambda: None)  # it is full as it is
-            said = f"client 1: ValueError: state-dir {run.out / 'state'} cannot be written"
+            said = f"client 1: Damaged: state-dir {run.out / 'state'} cannot be written"
             seconds = stopped(run, "round 2: 2 of 3", said, "No space left on device")
             assert [path for path in disk.rglob("*") if path.is_file()] == [kept]
             assert kept.read_bytes() == model

@@ -23,7 +23,7 @@ from tests.support.scalar import PLAIN, descend, kept, result
 from tests.support.tiny import TinyRun, flat, play
 
 Run = Callable[..., TinyRun]
-HAND = {"method": "scaffold", "clients": 2, **PLAIN}
+HAND = {"method": "scaffold", "clients": 2, "keep": 1, **PLAIN}
 
 
 def state(run: TinyRun) -> State:

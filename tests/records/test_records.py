@@ -16,8 +16,10 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from common.files import Damaged
 from common.models import build
 from common.records import Records, StateDict, array_bytes, count_bytes
+from common.records.file import digest, prove
 from common.tree import snapshot
 
 
@@ -28,6 +30,10 @@ class Parcel(Records):
     x: Float[Tensor, "n d"] | None = None
     y: Float[Tensor, " n"] | None = None
     note: float = 0.0
+
+
+class Other(Records):
+    n: int
 
 
 PARCEL = Parcel(
@@ -80,10 +86,31 @@ def test_what_is_read_can_be_changed_and_the_file_stays_as_it_is(tmp_path: Path)
     assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.3, 0.7, 1.0])
+def test_a_file_of_which_any_bit_has_flipped_is_refused(share: float, tmp_path: Path) -> None:
+    path, data = tmp_path / "parcel.safetensors", bytearray(PARCEL.to_bytes())
+    begin = int(share * (len(data) - 24))
+    for at in range(begin, begin + 24):
+        data[at] ^= 1 << at % 8
+        path.write_bytes(data)
+        with pytest.raises(Damaged, match=r"parcel.safetensors cannot be read: "):
+            Parcel.load(path)
+        data[at] ^= 1 << at % 8
+    path.write_bytes(data)
+    assert Parcel.load(path).n == PARCEL.n and prove(path) == Parcel.kind
+
+
+def test_a_file_without_a_digest_is_of_an_earlier_release(tmp_path: Path) -> None:
+    path = tmp_path / "parcel.safetensors"
+    path.write_bytes(crafted({"__metadata__": SAID}))
+    with pytest.raises(Damaged, match="it has no digest: an earlier release wrote it"):
+        Parcel.load(path)
+
+
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "parcel.safetensors"
-    path.write_bytes(PARCEL.to_bytes().replace(Parcel.kind.encode(), b"other_module.Parcel"))
-    with pytest.raises(ValueError, match=r"cannot be read: is a 'other_module.Parcel', expected"):
+    path.write_bytes(Other(n=1).to_bytes())
+    with pytest.raises(ValueError, match=r"cannot be read: is a 'test_records.Other', expected"):
         Parcel.load(path)
 
 
@@ -101,14 +128,15 @@ def test_a_file_whose_tensors_are_not_those_of_its_skeleton_is_refused(tmp_path:
     path.write_bytes(PARCEL.to_bytes())
     with safe_open(path, framework="pt") as file:
         meta, names = file.metadata(), list(file.keys())
-        found = {name: file.get_tensor(name) for name in names}
+        found = {name: file.get_tensor(name).clone() for name in names}
     numbers = found["float32"]
     for changed, message in (
         (numbers.double(), "array 'float32' is described by .*'F64'"),
         (numbers[:-1], "only 1 numbers are left"),
         (torch.cat([numbers, numbers[:2]]), "numbers no field asks for: {'float32': 2}"),
     ):
-        path.write_bytes(save({**found, "float32": changed.clone()}, metadata=meta))
+        arrays = {**found, "float32": changed.clone()}
+        path.write_bytes(sealed(save(arrays, metadata=meta)))
         with pytest.raises(ValueError, match=message):
             Parcel.load(path)
 
@@ -240,6 +268,17 @@ def crafted(header: Any, body: bytes = b"", length: int | None = None) -> bytes:
     return (len(text) if length is None else length).to_bytes(8, "little") + text + body
 
 
+def sealed(data: bytes) -> bytes:
+    """A file with the digest of what it holds now."""
+    length = int.from_bytes(data[:8], "little")
+    header, body = json.loads(data[8 : 8 + length]), data[8 + length :]
+    said = header["__metadata__"]
+    places = ((name, of["data_offsets"]) for name, of in header.items() if name != "__metadata__")
+    sizes = {name: end - begin for name, (begin, end) in places}
+    said["sha256"] = digest(said["kind"], said["skeleton"], sizes, [body])
+    return crafted(header, body)
+
+
 def claim(name: str = "float32", **changes: Any) -> dict[str, Any]:
     place = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **changes}
     return {"__metadata__": SAID, name: place}
@@ -274,7 +313,10 @@ DESCRIBED = "array 'float32' is described by"
         (crafted(claim(data_offsets=[8, 0]), b"12345678"), DESCRIBED),
         (crafted(claim(data_offsets=[0, 2**40]), b"12345678"), DESCRIBED),
         (crafted(claim(data_offsets=[0, 6]), b"123456"), DESCRIBED),
-        (crafted(claim(data_offsets=[0, 6], shape=[1]), b"123456"), "multiple of element size"),
+        (
+            sealed(crafted(claim(data_offsets=[0, 6], shape=[1]), b"123456")),
+            "multiple of element size",
+        ),
         (crafted(claim(data_offsets=[-8, 8]), b"12345678"), DESCRIBED),
         (crafted(claim(data_offsets=[0, 8.0]), b"12345678"), DESCRIBED),
         (crafted(claim(data_offsets=[0]), b"12345678"), DESCRIBED),
@@ -305,7 +347,8 @@ def test_numbers_that_are_not_aligned_are_read_as_they_are(tmp_path: Path) -> No
         "uint8": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]},
         "float32": {"dtype": "F32", "shape": [2], "data_offsets": [1, 9]},
     }
-    path.write_bytes(crafted(header, b"\x07" + np.array([1.5, -2.0], np.float32).tobytes()))
+    numbers = np.array([1.5, -2.0], np.float32).tobytes()
+    path.write_bytes(sealed(crafted(header, b"\x07" + numbers)))
     found = Parcel.load(path).w
     assert found["a"].tolist() == [7] and found["b"].tolist() == [1.5, -2.0]
     assert found["b"].data_ptr() % 4 == 0

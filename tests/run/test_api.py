@@ -13,9 +13,9 @@ import pytest
 import torch
 from nbclient import NotebookClient
 
+from common.model_file import digest
 from common.version import ROOT, VERSION
 from deploy import api
-from server_app.keep.summary import digest
 from tests.support.tiny import TinyRun
 from tests.support.waiting import PATIENCE
 

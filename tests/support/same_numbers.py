@@ -107,7 +107,7 @@ ROUGH = [
 ]
 """Older paths of whole messages' bytes, names and all, which may differ by the share ``MORE``."""
 MORE = 0.01
-TIMES = {"seconds", "seconds_by_phase", "versions"}
+TIMES = {"seconds", "seconds_by_phase", "versions", "follows", "digest"}
 """Keys, at any depth, of what may differ between equal runs."""
 
 COMMAND = [sys.executable, "-c", "from deploy.cli import main; main()", "run", "default"]

@@ -48,7 +48,8 @@ class TinyRun:
     @property
     def timeless(self) -> list[dict[str, Any]]:
         """The journal without what may differ between equal runs."""
-        return [{k: v for k, v in entry.items() if k != "seconds"} for entry in self.journal]
+        times = {"seconds", "follows", "digest"}
+        return [{k: v for k, v in entry.items() if k not in times} for entry in self.journal]
 
     @property
     def weights(self) -> str:

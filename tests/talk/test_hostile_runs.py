@@ -328,24 +328,33 @@ class Enormous(Loopback):  # type: ignore[misc]
     round = 1
 
 
-@pytest.mark.parametrize("every", [1, 3])
-def test_a_round_that_breaks_the_model_is_not_kept_and_resuming_goes_on_before_it(
-    every: int, tmp_path: Path
+def test_a_round_with_a_reply_beyond_reason_is_not_kept_and_resuming_goes_on_before_it(
+    tmp_path: Path,
 ) -> None:
-    settings = flat(tmp_path / "run", method="fedavg", rounds=3, score__every=every)
+    settings = flat(tmp_path / "run", method="fedavg", rounds=3)
     with pytest.raises(Stopped) as stopped:
         play(settings, Enormous(4, settings, workers=0))
     said = str(stopped.value)
-    assert (
-        "round 2: the loss of the server's model is" in said and "so the round is not kept" in said
-    )
-    assert "the largest number that a client sent is 3e+38, from client 1" in said
+    assert said.startswith("round 2: 3 of 4 replies are good, min-replies = 1 needs 4; client 1:")
+    assert "reply refused: w: its change per step is" in said and "sanity = 720" in said
     assert "go on with --resume" in said
     lines = (tmp_path / "run" / "journal.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == [0, 1]
     resumed = play({**settings, "resume": True})
     undisturbed = play({**settings, "out": str(tmp_path / "calm")})
     assert resumed.timeless == undisturbed.timeless and resumed.weights == undisturbed.weights
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_without_the_bound_a_round_that_breaks_the_model_is_undone(
+    every: int, tmp_path: Path
+) -> None:
+    settings = flat(tmp_path, method="fedavg", rounds=3, score__every=every, sanity=0)
+    run = play(settings, Enormous(4, settings, workers=0))
+    (undone,) = run.journal[2]["undone"]
+    assert "round 2: the loss of the server's model is" in undone["why"]
+    assert "the largest number that a client sent is 3e+38, from client 1" in undone["why"]
+    assert [entry["replied"] for entry in run.journal[1:]] == [[0, 1, 2, 3], [0, 2, 3], [0, 2, 3]]
 
 
 class Forgetful(Loopback):  # type: ignore[misc]

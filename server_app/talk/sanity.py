@@ -1,0 +1,86 @@
+"""How far out the numbers are that clients sent, and whose are beyond all reason.
+
+Finite numbers can be wrong beyond repair: one weight of 3·10³⁸ makes an average in which nobody can
+train. Two measures see that, whatever a method computes:
+
+- *change*: ‖w_k − w‖ of the parameters that a client was sent, divided by its local steps, over the
+  median of that among the clients of one architecture, from three of them on. BatchNorm's
+  statistics are left out: they are no steps.
+- *largest*: the largest absolute value among all floating-point numbers of a reply: statistics,
+  logits, prototypes, features and generators too, and models of which there is no change to see.
+
+``sanity`` bounds the change, and 10⁴ times ``sanity`` the largest. Honest clients stay far below:
+docs/security.md has what was measured.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from common.config import MethodOptions
+from common.journal import Magnitude
+from common.protocol import Down, Up
+from common.records import tensors
+from server_app.method import Client, Method
+
+FROM = 3  #: clients of one architecture, for whom a median means something
+LARGEST = 1e4  #: of one unit of ``sanity``
+HONEST_CHANGE, HONEST_LARGEST = 72.0, 7.2e5
+"""What no honest client of a recorded run exceeds."""
+
+Found = dict[int, Magnitude]
+
+
+def measure(
+    method: Method[MethodOptions, Up], sent: Mapping[int, Down], good: Sequence[tuple[Client, Up]]
+) -> Found:
+    """Both measures of every reply; ``sent``: what the clients were sent, by client."""
+    changes: dict[str, dict[int, float]] = {}
+    largest = {client.k: _largest(up) for client, up in good}
+    for client, up in good:
+        moved = method.change(sent[client.k], up)
+        if moved:
+            shapes = str([(name, tuple(step.shape)) for name, step in moved.items()])
+            norm = sum(float(step.double().square().sum()) for step in moved.values()) ** 0.5
+            changes.setdefault(shapes, {})[client.k] = norm / method.task.steps(client.n)
+    ratios: dict[int, tuple[float, int]] = {}
+    for group in changes.values():
+        middle = statistics.median(group.values())
+        if len(group) >= FROM and middle > 0:
+            ratios |= {k: (change / middle, len(group)) for k, change in group.items()}
+    return {
+        k: Magnitude(largest=size, change=ratios[k][0], among=ratios[k][1])
+        if k in ratios
+        else Magnitude(largest=size)
+        for k, size in largest.items()
+    }
+
+
+def beyond(found: Found, sanity: float) -> dict[int, str]:
+    """Why a reply is not used, by client; nothing for ``sanity`` = 0."""
+    why: dict[int, str] = {}
+    for k, told in found.items() if sanity else ():
+        if told.change is not None and told.change > sanity:
+            why[k] = (
+                f"w: its change per step is {told.change:.2g} times the median of {told.among} "
+                f"clients, sanity = {sanity:g}"
+            )
+        elif told.largest > LARGEST * sanity:
+            most = f"sanity = {sanity:g} allows {LARGEST * sanity:.2g}"
+            why[k] = f"it has the number {told.largest:.2g}, {most}"
+    return why
+
+
+def suspects(found: Found) -> list[int]:
+    """Those whose numbers are further out than those of any honest client, ascending."""
+    return sorted(
+        k
+        for k, told in found.items()
+        if (told.change or 0.0) > HONEST_CHANGE or told.largest > HONEST_LARGEST
+    )
+
+
+def _largest(up: Up) -> float:
+    numbers = (x for _, x in tensors(up) if x.numel() and x.is_floating_point())
+    return max((float(x.abs().max()) for x in numbers), default=0.0)
