@@ -39,7 +39,7 @@ def hello(message: Message, context: Context) -> Message:
 def train(message: Message, context: Context) -> Message:
     """One round of local work."""
     return _answer(
-        message, context, lambda half: half.receives, lambda half, down: half.train(down)
+        message, context, lambda half: half.receives, lambda half, down: half.trained(down)
     )
 
 
@@ -56,7 +56,7 @@ def evaluate(message: Message, context: Context) -> Message:
     """Score models on the client's own test share."""
     from common.protocol import Ask
 
-    return _answer(message, context, lambda half: Ask, lambda half, ask: half.score(ask))
+    return _answer(message, context, lambda half: Ask, lambda half, ask: half.scored(ask))
 
 
 @app.evaluate("statistics")

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from typing import ClassVar, Generic, TypeVar, cast, final
 
 from client_app.participant import Participant
+from client_app.privacy import private, refuse, withheld
 from common import models
 from common.config import MethodOptions
 from common.models.classifier import Classifier
@@ -64,7 +65,7 @@ class Handler(ABC, Generic[O, D]):
             raise ValueError(f"this client expects {p.clients} clients, the server {hello.clients}")
         models.check(p.spec, task.shape, task.num_classes, stem=task.stem)
         self.admit()
-        return Peer(
+        peer = Peer(
             n=p.n,
             n_test=self.n_test,
             model=self.spec,
@@ -75,6 +76,7 @@ class Handler(ABC, Generic[O, D]):
             public=self.public(),
             version=version_of(self.config),
         )
+        return withheld(p, peer)
 
     @abstractmethod
     def train(self, down: D) -> Up:
@@ -108,9 +110,21 @@ class Handler(ABC, Generic[O, D]):
         )
 
     @final
+    def trained(self, down: D) -> Up:
+        """Round t's local work as it is sent: with noise where [privacy] says so."""
+        return private(self.participant, self.shared_spec, down, self.train(down))
+
+    @final
+    def scored(self, ask: Ask) -> Score:
+        """``score``, unless the server may not have it."""
+        refuse(self.participant, "scores")
+        return self.score(ask)
+
+    @final
     def measure(self, asked: Measure) -> Statistics:
         """What the BatchNorm layers of the server's models see of the client's training data."""
         p, found = self.participant, {}
+        refuse(p, "statistics")
         for name, w in asked.models.items():
             net = p.model(asked.specs[name], w)
             found[name] = p.statistics(asked.t, net, by_batch=asked.by_batch)

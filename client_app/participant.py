@@ -25,6 +25,8 @@ from common.data.shares import Share, for_testing, share
 from common.fit import Loss
 from common.models.batchnorm import measure
 from common.models.classifier import Classifier
+from common.privacy import NAME as KEY
+from common.privacy import Secret
 from common.records import Records, StateDict
 from common.task import Extend, Task, epochs, evaluate, global_spec
 
@@ -190,6 +192,12 @@ class Participant:
     def remember(self, t: int, state: Records, also: int = 0) -> None:
         """Keep ``state`` for later rounds, durably; ``also``: a round not to be dropped for it."""
         self._store.remember(t, state, also)
+
+    @cached_property
+    def secret(self) -> Secret:
+        """The key of this client's noise, made when it is first asked for."""
+        folder = self._store.folder
+        return Secret.kept(folder) if (folder / KEY).exists() else Secret.made(folder)
 
     def accuracy(self, net: Classifier) -> float | None:
         """Share of the local test samples that ``net`` gets right; None if there are none."""

@@ -20,6 +20,7 @@ from common.options import (
     GeneratorTraining,
     NoiseTraining,
     Oca,
+    Privacy,
     PublicTraining,
 )
 from common.plugins import table_of
@@ -314,6 +315,10 @@ class MethodOptions(Section):
     projects: ClassVar[bool] = True
     """Whether its networks may have a projection before their heads."""
 
+    leaks: ClassVar[str] = "uploads that its author does not say are only averaged"
+    """What a client sends, or the server uses, beside a mean: why ``privacy.mode`` is refused,
+    unless the method reads [privacy]."""
+
     @property
     def averages_nothing(self) -> str:
         """A setting that leaves no mean of the clients' models; empty if none does."""
@@ -332,6 +337,35 @@ class MethodOptions(Section):
         if unused and config.oca.aggregate == "on":
             raise not_allowed("oca.aggregate", "on", f"{unused}: nothing is averaged")
 
+    @final
+    def check_privacy(self, config: Config) -> None:
+        """Raise ``ValueError``, one line, for what noise on a mean would not protect."""
+        privacy, average = config.privacy, config.average
+        if not privacy.on:
+            return
+        if "privacy" not in self.uses:
+            why = f'method = "{config.run.method}": there are {self.leaks}'
+            raise not_allowed("privacy.mode", privacy.mode, why, "off")
+        why = f'privacy.mode = "{privacy.mode}": '
+        for key, value, reason, allowed in (
+            ("average.weights", average.weights, "one client must count as another", "uniform"),
+            ("average.robust", average.robust, "its noise is for a mean", "none"),
+            ("average.across", average.across, "a size may be one client's", "none"),
+            ("oca.aggregate", config.oca.aggregate, "cached uploads would be used again", "off"),
+        ):
+            if value != allowed:
+                raise not_allowed(key, value, why + reason, allowed)
+        if config.score.bn == "recalibrated":
+            told = why + "clients' statistics have no noise"
+            raise not_allowed("score.bn", config.score.bn, told, "running", "batch")
+        if config.score.clients_every:
+            told = f"{why}clients' scores have no noise; it should be 0"
+            every = config.score.clients_every
+            raise ValueError(f"score.clients-every = {every} is not allowed with {told}")
+        if privacy.sampling == "secret" and privacy.mode == "local":
+            told = why + "the server sees who answers"
+            raise not_allowed("privacy.sampling", privacy.sampling, told, "public")
+
     def check_fleet(self, task: Task, specs: tuple[str, ...]) -> None:
         """Raise ``ValueError``, one line, if networks of these architectures cannot take part."""
 
@@ -348,6 +382,7 @@ SECTIONS: dict[str, type[Section]] = {
     "confidence": Confidence,
     "ensemble": Ensemble,
     "public": PublicTraining,
+    "privacy": Privacy,
 }
 """The tables that no single method owns."""
 
@@ -370,6 +405,7 @@ class Config(BaseModel):
     confidence: Confidence
     ensemble: Ensemble
     public: PublicTraining
+    privacy: Privacy
     method: SerializeAsAny[MethodOptions]
     """The chosen method's own table."""
     nodes: dict[int, Node] = {}

@@ -16,6 +16,7 @@ EXTRAS: dict[str, str] = {
     "tensorboard": "track",
     "wandb": "track",
     "mlflow": "track",
+    "dp_accounting": "privacy",
 }
 """Import name to the extra of ``pyproject.toml`` that brings it."""
 

@@ -77,6 +77,14 @@ class Cost(Part):
 
 
 @final
+class Privacy(Part):
+    """What the rounds so far have cost of the clients' privacy: (ε, δ) of one client."""
+
+    epsilon: float
+    delta: float
+
+
+@final
 class Gain(Part):
     """Accuracy on the whole test set before and after what the server gave back (I-DL-MH)."""
 
@@ -140,6 +148,7 @@ class Entry(Part):
     magnitudes: dict[int, Magnitude] = {}  #: of the replies that came, by client
     undone: list[Undone] = []  #: earlier attempts at this round
     cost: Cost | None = None
+    privacy: Privacy | None = None
     incentive: Incentive | None = None
     coefficients: list[list[float]] = []  #: c [N, N] of ``kt-pfl``, where N is at most 100
 

@@ -81,6 +81,29 @@ class Average(Section):
 
 
 @final
+class Privacy(Section):
+    """Client-level differential privacy of methods whose uploads are only averaged."""
+
+    mode: Literal["off", "central", "local"] = "off"
+    """Noise is added by the server, which is trusted with single updates (``central``), or by each
+    client before it sends (``local``)."""
+    clip: Positive = 1.0
+    """C: the longest update of a client, Euclidean, over everything that is averaged."""
+    noise_multiplier: Annotated[float, Field(ge=0.01, le=1000)] = 1.0
+    """z: the noise's standard deviation over C, in the sum (``central``) or in each update."""
+    delta: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """δ for which ε is told; 0: clients^−1.1."""
+    sampling: Literal["public", "secret"] = "public"
+    """``public``: clients are selected as always, which everybody can foretell, and ε counts all as
+    selected in each round. ``secret``: each by itself with probability per-round / clients, of the
+    operating system's entropy, and ε is the smaller for it (``central``)."""
+
+    @property
+    def on(self) -> bool:
+        return self.mode != "off"
+
+
+@final
 class Oca(Section):
     """Overall clients aggregated: the server caches every client's latest upload (FedKF, IV-A)."""
 

@@ -57,8 +57,11 @@ def parse(flat: Mapping[str, Value], *, every: bool = False) -> Config:
         if name != run.method:
             _section(methods.options(name), f"{name}.", tables[name])
     options = _section(kind, f"{own}.", tables[own])
+    auto = dict(options.auto)
+    if tables["privacy"].get("mode", "off") != "off":  # one client then counts as another
+        auto["average.weights"] = "uniform"
     shared = {
-        name: _resolved(_section(kind, f"{name}.", tables[name]), name, options.auto)
+        name: _resolved(_section(kind, f"{name}.", tables[name]), name, auto)
         for name, kind in SECTIONS.items()
     }
     nodes = {
@@ -82,6 +85,7 @@ def parse(flat: Mapping[str, Value], *, every: bool = False) -> Config:
     for name, section in config.tables.items():
         if isinstance(section, Descent):
             optimise.check(name, section)
+    options.check_privacy(config)
     options.check(config)
     return config
 

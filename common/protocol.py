@@ -102,6 +102,8 @@ class Hello(ToClient):
 class Peer(ToServer):
     """A client's answer to ``Hello``."""
 
+    values = 2 * MAX_CLASSES + 100
+
     n: Annotated[int, Field(ge=1, lt=2**40)]
     """Local training samples."""
     n_test: Count

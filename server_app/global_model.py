@@ -21,6 +21,7 @@ from common.records import Records, StateDict
 from common.widths import Taken
 from server_app.combine.mean import average
 from server_app.method import Client, Method, Metrics, Models, O, U, Ups
+from server_app.privacy import Privately
 
 
 class Weights(Records):
@@ -151,6 +152,16 @@ class Averaged(GlobalModel[O, T], Combining[O, T], ABC):
     def prepare(self) -> None:
         super().prepare()
         self.overall = self.models
+        self.private = Privately(self.config) if self.config.privacy.on else None
+
+    def select(self, t: int) -> list[Client]:
+        if self.private is None or self.config.privacy.sampling == "public":
+            return super().select(t)
+        return [self.clients[k] for k in self.private.selected(t, len(self.clients))]
+
+    def step(self, t: int, ups: Ups[T]) -> Metrics:
+        self.t = t
+        return super().step(t, ups)
 
     @property
     def models(self) -> Models:
@@ -166,8 +177,10 @@ class Averaged(GlobalModel[O, T], Combining[O, T], ABC):
         tree.check_like(up.w, self.task.expected(spec), what)
 
     def combine(self, ups: Ups[T], previous: StateDict) -> StateDict:
-        """The new w of one architecture from at least one upload."""
+        """The new w of one architecture from at least one upload; with noise, from any number."""
         states = self.states(ups, previous, tree.parameters_only(self.net))
+        if self.private is not None:
+            return self.private.mean(self.t, states, previous, self.net, len(self.clients))
         return average(states, ups.sizes, previous, self.config.average, self.net)
 
     def aggregate(self, ups: Ups[T], previous: Models) -> Models:

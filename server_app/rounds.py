@@ -19,6 +19,7 @@ from server_app.combine.groups import unprotected
 from server_app.keep import checkpoint, summary
 from server_app.keep.checkpoint import Checkpoint
 from server_app.keep.journal import Journal, clock
+from server_app.privacy import withhold
 from server_app.stopped import Absurd, Again, Stopped
 from server_app.talk.ask import ask
 from server_app.talk.census import take_census, wait_for_nodes
@@ -69,6 +70,7 @@ def _play(strategy: MethodStrategy, grid: Grid, saved: Checkpoint | None) -> Non
                 entry.undone = again
                 out = [(k, each.why) for each in again for k in each.suspects]
                 entry.failures = [_left_out(t, k, why) for k, why in out] + entry.failures
+            withhold(entry, config, len(strategy.clients))
             with clock(entry, "checkpoint"):
                 _keep(strategy)
             journal.append(entry)
@@ -141,6 +143,7 @@ def play_round(strategy: MethodStrategy, grid: Grid, t: int) -> Entry:
             entry.cost = Cost(numbers=counted, bytes=sent)
         scored = last or t % score.every == 0
         asks = last or (score.clients_every > 0 and t % score.clients_every == 0)
+        asks = asks and not strategy.private
         if score.bn == "recalibrated" and (scored or asks):
             anew = strategy.recalibrate(strategy.trusted if last else strategy.ups.clients)
             for _ in range(score.passes if anew.measuring else 0):
@@ -151,8 +154,8 @@ def play_round(strategy: MethodStrategy, grid: Grid, t: int) -> Entry:
                 strategy.scorer.score(entry)
         strategy.scorer.check_sound(entry)
         if score.ends(entry.accuracy):
-            entry.reached, last = score.target, True
-        if last or asks:
+            entry.reached, asks = score.target, not strategy.private
+        if asks:
             with clock(entry, "client scores"):
                 asked = strategy.configure_evaluate(t)
             _exchanged(strategy, grid, asked, strategy.aggregate_evaluate, "client scores")
@@ -229,6 +232,7 @@ def _census(
     if missing := strategy.scorer.uncovered():
         entry.uncovered = missing
     entry.failures, entry.bytes = [], {"down": 0, "up": 0}
+    withhold(entry, method.config, len(strategy.clients))
     _keep(strategy)
     journal.append(entry)
 

@@ -115,7 +115,11 @@ class Scorer:
         return check
 
     def uncovered(self) -> list[int]:
-        """Classes of which no client of the census has a training sample, ascending."""
+        """Classes of which no client of the census has a training sample, ascending; none under
+        [privacy], which does not tell what clients hold.
+        """
+        if self.task.config.privacy.on:
+            return []
         held = {c for client in self.method.clients for c in client.peer.classes}
         return [c for c in range(self.task.num_classes) if c not in held]
 
@@ -142,13 +146,14 @@ class Scorer:
         most = ABSURD * max(self.first or 0.0, math.log(self.task.num_classes))
         if loss is None or loss <= most:
             return
-        size, k = max((told.largest, k) for k, told in entry.magnitudes.items())
-        raise Absurd(
+        line = (
             f"round {entry.round}: the loss of the server's model is {loss:.3g}, so the round is "
-            f"not kept; the largest number that a client sent is {size:.3g}, from client {k}",
-            entry.round,
-            suspects(entry.magnitudes),
         )
+        line += "not kept"
+        if entry.magnitudes and not self.task.config.privacy.on:
+            size, k = max((told.largest, k) for k, told in entry.magnitudes.items())
+            line += f"; the largest number that a client sent is {size:.3g}, from client {k}"
+        raise Absurd(line, entry.round, suspects(entry.magnitudes))
 
     def _glance(self) -> float | None:
         """The loss on a few test images; None where the server has no model."""

@@ -76,6 +76,11 @@ class MethodStrategy(Strategy):
         """The good replies of the round at hand."""
         return Ups.of(self.good)
 
+    @property
+    def private(self) -> bool:
+        """Whether clients' own numbers are kept to the server."""
+        return self.method.config.privacy.on
+
     def failed(self, failures: list[Failure]) -> None:
         """Note answers that were missing or refused."""
         self.entry.failures = self.entry.failures + failures
@@ -131,7 +136,7 @@ class MethodStrategy(Strategy):
             except FloatingPointError as error:
                 raise Absurd(f"round {t}: {error}", t, sanity.suspects(found)) from error
         entry.replied = [client.k for client in ups.clients]
-        entry.metrics = {**mean_metrics(ups), **own}
+        entry.metrics = own if self.private else {**mean_metrics(ups), **own}
         entry.client_metrics = {client.k: up.metrics for client, up in ups}
         return None, MetricRecord(dict(entry.metrics))
 
@@ -147,6 +152,8 @@ class MethodStrategy(Strategy):
 
     def _check_enough(self, good: int, asked: int, what: str, failures: list[Failure]) -> None:
         fraction = self.method.config.run.min_replies
+        if asked == 0 and self.private:  # secret selection may find nobody
+            return
         needed = math.ceil(fraction * asked - 1e-9)
         if good < max(needed, 1):
             first = failures[0]

@@ -9,8 +9,9 @@ train and 20 % test, always the same.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -122,7 +123,7 @@ def _annotated(folder: Path, classes: tuple[str, ...]) -> Part:
         fields = line.split("\t")
         if len(fields) < 2 or fields[1] not in number:
             raise ValueError(f"{folder / ANNOTATIONS}: {line!r} names no class of the training set")
-        part.append((str(folder / "images" / fields[0]), number[fields[1]]))
+        part.append((_file(str(folder / "images" / fields[0])), number[fields[1]]))
     return part
 
 
@@ -130,7 +131,18 @@ def _images(folder: str) -> Iterator[str]:
     for where, _, names in os.walk(folder):
         for name in names:
             if name.lower().endswith(SUFFIXES) and name[0] != ".":
-                yield os.path.join(where, name)
+                yield _file(os.path.join(where, name))
+
+
+def _file(path: str) -> str:
+    """A path that can be opened without waiting for anybody.
+
+    Raises ``ValueError`` for a named pipe, a socket or a device, also behind a link.
+    """
+    with suppress(OSError):  # what is not there, or not ours, is told where it is read
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise ValueError(f"{path}: not a file")
+    return path
 
 
 def decode(parts: dict[str, Part], size: int) -> dict[str, Tensor]:

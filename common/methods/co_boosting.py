@@ -48,6 +48,7 @@ CLIENT = "dense"
 
 @final
 class Options(OneShot):
+    leaks = "clients' own models, whole"
     auto = {"train.clip": 10.0}
 
     generated: Annotated[int, Field(ge=2)] = 128

@@ -24,7 +24,7 @@ from typing import Annotated, final
 
 from pydantic import Field
 
-from common.methods.fedavg import Averaging, Down, Up
+from common.methods.fedavg import AVERAGED, Averaging, Down, Up
 from common.section import AtLeastOne, Momentum, Positive
 
 CLIENT = "fedavg"
@@ -32,7 +32,7 @@ CLIENT = "fedavg"
 
 @final
 class Options(Averaging):
-    uses = ("average", "oca", "generator")
+    uses = (*AVERAGED, "generator")
 
     start: AtLeastOne = 1
     """First round after which the server distils."""

@@ -104,3 +104,5 @@ class OneShot(MethodOptions):
 @final
 class Options(OneShot):
     """DENSE's are all shared."""
+
+    leaks = "clients' own models, whole"

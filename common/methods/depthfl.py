@@ -56,6 +56,7 @@ __all__ = ["Down", "Options", "Up"]
 
 @final
 class Options(Averaging):
+    leaks = "parts that few clients may share"
     auto = {"average.weights": "uniform"}
     projects = False
 

@@ -49,6 +49,8 @@ class Masking(Distilling):
 class Options(Masking):
     """None of its own."""
 
+    leaks = "predictions about public images"
+
 
 class Schemed(protocol.Up):
     """What a client with a head of its own sends."""

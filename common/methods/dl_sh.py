@@ -76,6 +76,8 @@ class Distilling(OnPublicSet):
 
 @final
 class Options(Distilling):
+    leaks = "predictions about public images"
+
     exchange: Literal["probs", "logits"] = "probs"
     """What travels and is weighed."""
     targets: Literal["ensemble", "labels"] = "ensemble"

@@ -69,6 +69,8 @@ class Agreeing(OnPublicSet):
 class Options(Agreeing):
     """None of its own."""
 
+    leaks = "predictions about public images"
+
 
 @final
 class Down(protocol.Down):

@@ -29,6 +29,8 @@ SERVER, CLIENT = "ds-fl", "ds-fl"
 class Options(Agreeing):
     """DS-FL's, with other defaults."""
 
+    leaks = "predictions about public images"
+
     aggregation: Literal["era", "mean"] = "mean"
     """What becomes of the mean prediction: entropy reduction, or nothing."""
     choose: Literal["random", "entropy", "margin"] = "entropy"

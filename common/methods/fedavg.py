@@ -42,6 +42,9 @@ from common.task import Task
 from common.tree import check_nested
 from common.widths import check_widths
 
+AVERAGED = ("average", "oca", "privacy")
+"""Tables of a method whose uploads are averaged and used for nothing else."""
+
 
 class Averaging(MethodOptions):
     """Of every method whose global model is a mean of what clients trained."""
@@ -68,4 +71,5 @@ class Averaging(MethodOptions):
 
 @final
 class Options(Averaging):
+    uses = AVERAGED
     schemes = ("none", "layerwise", "same", "depth", "width")

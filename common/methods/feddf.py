@@ -60,6 +60,7 @@ CLIENT = "fedavg"
 
 @final
 class Options(OnPublicSet, Averaging):
+    leaks = "single clients' models that are asked about public images"
     uses = ("average", "oca", "public")
     auto = {"average.across": "same", "public.optimizer": "adam", "public.lr": 0.001}
     schemes = ("same", "none")

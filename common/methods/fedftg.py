@@ -54,6 +54,7 @@ CLIENT = "fedprox"
 
 @final
 class Options(Averaging):
+    leaks = "class counts in the census that weigh generated images"
     uses = ("average", "oca", "generator")
 
     mu: NonNegative = 0.0

@@ -30,6 +30,7 @@ CLIENT = "fedprox"
 
 @final
 class Options(Averaging):
+    leaks = "single clients' models that the server distils"
     uses = ("average", "oca", "noise")
     auto = {"average.weights": "uniform"}
 

@@ -46,6 +46,7 @@ from common.section import AtLeastOne, NonNegative
 
 @final
 class Options(Averaging):
+    leaks = "class counts beside the weights"
     uses = ("average", "oca", "generator")
     auto = {"generator.lr": 0.0001}
 

@@ -23,13 +23,15 @@ from typing import Annotated, final
 from pydantic import Field
 
 from common import protocol
-from common.methods.fedavg import Averaging, Up
+from common.methods.fedavg import AVERAGED, Averaging, Up
 from common.records import StateDict
 from common.section import NonNegative, Positive
 
 
 @final
 class Options(Averaging):
+    uses = AVERAGED
+
     gamma: NonNegative = 0.2
     """γ; the loss has γ/2."""
     buffer: Annotated[int, Field(ge=1, le=100)] = 5

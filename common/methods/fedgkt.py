@@ -39,6 +39,8 @@ from common.section import AtLeastOne, NonNegative, Positive
 
 @final
 class Options(MethodOptions):
+    leaks = "features, logits and labels of all samples"
+
     projects = False
 
     alpha: NonNegative = 1.0

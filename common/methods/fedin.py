@@ -71,6 +71,7 @@ from common.task import Task
 
 @final
 class Options(Averaging):
+    leaks = "features beside the weights"
     auto = {"average.across": "layerwise", "average.weights": "uniform"}
     schemes = ("layerwise", "same", "depth")
     projects = False

@@ -62,6 +62,7 @@ __all__ = ["Down", "Options", "Up"]
 class Options(OnPublicSet):
     """Messages: w, the knowledge network, and w_k, trained from it."""
 
+    leaks = "single clients' networks that are asked about public images"
     auto = {"public.lr": 0.001}
 
     dml: Literal["kl", "mse"] = "kl"

@@ -54,6 +54,7 @@ from common.section import AtLeastOne, NonNegative
 
 @final
 class Options(Averaging):
+    leaks = "cached uploads that are used again"
     uses = ("average", "oca", "generator")
     auto = {"oca.aggregate": "on", "generator.adversarial": "cifar"}
 

@@ -95,6 +95,7 @@ class Speaking(OnPublicSet, OwnModels, ABC):
 
 @final
 class Options(Speaking):
+    leaks = "logits of public images"
     auto: ClassVar[Mapping[str, Value]] = {
         "public.optimizer": "adam",
         "public.lr": 0.001,

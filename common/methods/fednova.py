@@ -41,4 +41,5 @@ CLIENT = "fedavg"
 class Options(Averaging):
     """None of its own."""
 
+    leaks = "steps whose weights follow from sample counts"
     schemes = ("none", "layerwise", "same")

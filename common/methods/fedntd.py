@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import final
 
-from common.methods.fedavg import Averaging, Down, Up
+from common.methods.fedavg import AVERAGED, Averaging, Down, Up
 from common.section import NonNegative, Positive
 
 __all__ = ["Down", "Options", "Up"]
@@ -30,6 +30,7 @@ SERVER = "fedavg"
 
 @final
 class Options(Averaging):
+    uses = AVERAGED
     schemes = ("none", "layerwise", "same", "depth", "width")
 
     beta: NonNegative = 1.0

@@ -59,6 +59,7 @@ from common.records import StateDict
 
 @final
 class Options(Averaging):
+    leaks = "clients' own models, whole"
     uses = ("average", "oca", "noise")
     auto = {"average.weights": "uniform"}
 

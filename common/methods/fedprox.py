@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import final
 
-from common.methods.fedavg import Averaging, Down, Up
+from common.methods.fedavg import AVERAGED, Averaging, Down, Up
 from common.section import NonNegative
 
 SERVER = "fedavg"
@@ -24,6 +24,7 @@ SERVER = "fedavg"
 
 @final
 class Options(Averaging):
+    uses = AVERAGED
     schemes = ("none", "layerwise", "same", "depth", "width")
 
     mu: NonNegative = 0.01

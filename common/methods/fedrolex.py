@@ -35,6 +35,8 @@ SERVER = CLIENT = "heterofl"
 
 @final
 class Options(Partial):
+    leaks = "parts that few clients may share"
+
     windows: Literal["roll", "static", "random"] = "roll"
     """Which channels a client takes: they move on by one in every round, the first, or any."""
     count: Literal["mean", "width"] = "mean"

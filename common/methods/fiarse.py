@@ -52,6 +52,8 @@ from common.section import Positive
 
 @final
 class Options(MethodOptions):
+    leaks = "parts that few clients may share"
+
     sizes: str = "1, 0.25, 0.0625, 0.015625"
     """s_k by client: comma-separated shares, client k gets entry k mod length."""
     scope: Literal["global", "stage"] = "global"

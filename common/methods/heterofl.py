@@ -112,6 +112,8 @@ class Partial(Averaging):
 class Options(Partial):
     """HeteroFL's."""
 
+    leaks = "parts that few clients may share"
+
 
 @final
 class Down(protocol.Model):

@@ -39,6 +39,7 @@ from common.records import StateDict
 
 @final
 class Options(MethodOptions):
+    leaks = "clients' own models, whole"
     uses = ("noise",)
 
     transfer: Literal["combine", "ensemble"] = "combine"

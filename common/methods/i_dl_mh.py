@@ -40,6 +40,8 @@ from common.section import AtLeastOne
 
 @final
 class Options(Masking):
+    leaks = "predictions about public images"
+
     incentive: Literal["masked", "full"] = "full"
     """Labels among the client's own classes, or all of θ."""
     reward: Literal["model", "ensemble"] = "model"

@@ -41,6 +41,7 @@ SERVER = "fedavg"
 
 @final
 class Options(Averaging):
+    leaks = "parts that few clients may share"
     auto = {"average.across": "depth"}
     schemes = ("depth",)
 

@@ -58,6 +58,7 @@ GRADIENT = 0.01
 
 @final
 class Options(Speaking):
+    leaks = "predictions about public images"
     auto: ClassVar[Mapping[str, Value]] = {
         "public.lr": 0.02,
         "public.subset": 5000,

@@ -34,3 +34,5 @@ class OwnModels(MethodOptions):
 @final
 class Options(OwnModels):
     """None of its own."""
+
+    leaks = "models of clients alone, nothing is averaged"

@@ -38,6 +38,7 @@ from common.methods.fedavg import Averaging, Down, Up
 class Options(Averaging):
     """Messages: w, the small network, and s_i, trained from it."""
 
+    leaks = "single clients' networks that the server distils"
     uses = ("average", "oca", "noise")
     auto = {"average.weights": "uniform"}
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from typing import final
 
-from common.methods.fedavg import Averaging, Down, Up
+from common.methods.fedavg import AVERAGED, Averaging, Down, Up
 from common.section import NonNegative, Positive
 
 __all__ = ["Down", "Options", "Up"]
@@ -34,6 +34,7 @@ SERVER = "fedavg"
 @final
 class Options(Averaging):
     auto = {"projection": "on"}
+    uses = AVERAGED
     schemes = ("none", "layerwise", "same", "depth", "width")
 
     mu: NonNegative = 1.0

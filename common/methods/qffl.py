@@ -30,6 +30,8 @@ from common.section import NonNegative
 
 @final
 class Options(Averaging):
+    leaks = "losses beside the weights"
+
     q: NonNegative = 0.0001
     """q; 0: every client the same weight; larger: fairer."""
 

@@ -53,6 +53,7 @@ from common.task import Task
 
 @final
 class Options(Averaging):
+    leaks = "changes of control variates beside the weights"
     auto = {"average.weights": "uniform"}
     schemes = ("none", "layerwise", "same")
 

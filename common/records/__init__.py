@@ -31,6 +31,9 @@ from common.records.file import from_file, to_file
 from common.records.skeleton import (
     MAX_TENSORS,
     MAX_TENSORS_KEPT,
+    MAX_VALUES,
+    MAX_VALUES_KEPT,
+    check_count,
     dump,
     first_line,
     inflate,
@@ -56,6 +59,8 @@ class Records(BaseModel):
     )
 
     kind: ClassVar[str]
+    values: ClassVar[int] = MAX_VALUES
+    """How many values that are no tensors a message of this kind may hold."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -87,9 +92,9 @@ class Records(BaseModel):
             raise ValueError(f"not a {cls.kind} payload: records {shown}")
         if kind != cls.kind:
             raise ValueError(f"payload is a {kind[:80]!r}, expected a {cls.kind!r}")
-        skeleton = inflate(squeezed)
+        check_count(skeleton := inflate(squeezed), cls.values)
         pool = {name: from_npy(name, array) for name, array in arrays.items()}
-        return cls._together(skeleton, pool, MAX_TENSORS)
+        return cls._together(skeleton, pool, MAX_TENSORS, cls.values)
 
     def to_bytes(self) -> bytes:
         """The payload as a safetensors file (``file.py``)."""
@@ -102,7 +107,7 @@ class Records(BaseModel):
             kind, skeleton, pool = from_file(path)
             if kind != cls.kind:
                 raise ValueError(f"is a {kind[:80]!r}, expected a {cls.kind!r}")
-            return cls._together(skeleton, pool, MAX_TENSORS_KEPT)
+            return cls._together(skeleton, pool, MAX_TENSORS_KEPT, MAX_VALUES_KEPT)
         except (OSError, ValueError) as error:
             raise Damaged(f"{path} cannot be read: {first_line(error)}") from error
 
@@ -112,12 +117,14 @@ class Records(BaseModel):
         return dump(lift(dict(self), "", leaves)), flatten(leaves)
 
     @classmethod
-    def _together(cls, skeleton: bytes, pool: dict[str, Flat], most: int) -> Self:
-        """Inverse of ``_apart``, for ``most`` tensors at most."""
+    def _together(cls, skeleton: bytes, pool: dict[str, Flat], most: int, values: int) -> Self:
+        """Inverse of ``_apart``, for ``most`` tensors and ``values`` other values at most."""
         try:
-            fields = lower(parse(skeleton), partial(take, pool), most)
+            fields = lower(parse(skeleton), partial(take, pool), most, values)
             if not isinstance(fields, dict):
                 raise ValueError(f"{cls.kind}: malformed skeleton: it is no JSON object")
+            if unknown := next((name for name in fields if name not in cls.model_fields), None):
+                raise ValueError(f"{cls.kind}: field {str(unknown)[:40]!r}: it is unknown")
             built = cls(**fields)
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False, include_input=False)[0]

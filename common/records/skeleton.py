@@ -1,8 +1,9 @@
 """The JSON skeleton of a payload: everything but the numbers, and which tensor goes where.
 
 What comes from the network is believed in nothing. Text is inflated only up to a bound, integers
-have at most 19 digits, nesting and the number of tensors are limited, and a claimed shape is
-checked before anything is made of it. Each refusal is a ``ValueError`` of one line.
+have at most 19 digits, nesting and the numbers of tensors and of other values are limited, and a
+claimed shape is checked before anything is made of it. Each refusal is a ``ValueError`` of one
+line.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ DenseNet-121, the longest here, has 40 kB."""
 MAX_DEPTH = 16
 MAX_TENSORS, MAX_TENSORS_KEPT = 20_000, 1_000_000
 """Of a message; of a file, where the models of many clients may lie together."""
+MAX_VALUES, MAX_VALUES_KEPT = 50_000, 100_000_000
+"""Likewise of objects, lists, numbers and words that are no part of a tensor's claim. A message
+that holds more says so itself (``Records.values``)."""
 MAX_AXES = 8
 MAX_NUMBERS = 2**40
 """Of one tensor, counting an axis of length 0 as 1."""
@@ -63,27 +67,36 @@ def lift(value: object, path: str, leaves: list[tuple[str, Tensor]]) -> Json:
     raise TypeError(f"{path!r} is a {type(value).__name__}, which no payload holds")
 
 
-def lower(value: Json, leaf: Leaf, most: int = MAX_TENSORS) -> object:
-    """Inverse of ``lift``: ``leaf`` supplies the tensors, ``most`` of them at most."""
-    asked = itertools.count(1)
+def lower(
+    value: Json, leaf: Leaf, most: int = MAX_TENSORS, values: int = MAX_VALUES_KEPT
+) -> object:
+    """Inverse of ``lift``: ``leaf`` supplies the tensors, ``most`` of them at most, among at most
+    ``values`` other values.
+    """
+    asked, told = itertools.count(1), itertools.count(1)
 
     def counted(dtype: str, shape: list[int]) -> Tensor:
         if next(asked) > most:
             raise ValueError(f"the payload's skeleton has more than {most} tensors")
         return leaf(dtype, shape)
 
-    return _lower(value, "", counted, 0)
+    def count() -> None:
+        if next(told) > values:
+            raise ValueError(_too_many(values))
+
+    return _lower(value, "", counted, count, 0)
 
 
-def _lower(value: Json, path: str, leaf: Leaf, depth: int) -> object:
+def _lower(value: Json, path: str, leaf: Leaf, count: Callable[[], None], depth: int) -> object:
     if depth > MAX_DEPTH:
         raise ValueError(f"the skeleton is nested deeper than {MAX_DEPTH} levels")
+    if isinstance(value, dict) and "~tensor" in value:
+        return leaf(*_claim(value["~tensor"], path))
+    count()
     if isinstance(value, list):
-        return [_lower(v, f"{path}.{i}", leaf, depth + 1) for i, v in enumerate(value)]
+        return [_lower(v, f"{path}.{i}", leaf, count, depth + 1) for i, v in enumerate(value)]
     if not isinstance(value, dict):
         return value
-    if "~tensor" in value:
-        return leaf(*_claim(value["~tensor"], path))
     if "~float" in value:
         name = value["~float"]
         if not isinstance(name, str) or name not in ("nan", "inf", "-inf"):
@@ -95,7 +108,7 @@ def _lower(value: Json, path: str, leaf: Leaf, depth: int) -> object:
         if not isinstance(inner, dict):
             raise ValueError(f"{path[:80]!r} has no keys: {str(inner)[:40]!r}")
         items = [(_key(k), v) for k, v in inner.items()]
-    return {k: _lower(v, f"{path}.{k}".lstrip("."), leaf, depth + 1) for k, v in items}
+    return {k: _lower(v, f"{path}.{k}".lstrip("."), leaf, count, depth + 1) for k, v in items}
 
 
 def _claim(claim: Json, path: str) -> tuple[str, list[int]]:
@@ -120,6 +133,20 @@ def _key(text: str) -> int:
     if len(text) > DIGITS:
         raise ValueError(f"a key has {len(text)} digits, at most {DIGITS} are allowed")
     return int(text)
+
+
+def check_count(text: bytes, values: int) -> None:
+    """Raise ``ValueError`` if a message's skeleton cannot hold so few values, before it is read.
+
+    Every value of JSON but the first stands behind a ``[``, ``{``, ``,`` or the name of a member; a
+    tensor's claim has at most ``MAX_AXES`` + 3 of them.
+    """
+    if sum(map(text.count, (b"[", b"{", b","))) > values + (MAX_AXES + 3) * MAX_TENSORS:
+        raise ValueError(_too_many(values))
+
+
+def _too_many(values: int) -> str:
+    return f"the payload's skeleton has more than {values} values that are no tensors"
 
 
 def squeeze(text: bytes) -> bytes:

@@ -60,6 +60,7 @@ def one(run: Run) -> Page:
             sections.incentive(run),
             sections.coefficients(run),
             sections.metrics(alone),
+            sections.privacy(run),
             sections.failures(alone),
             sections.settings(run),
         ],
@@ -110,6 +111,7 @@ def _tiles(run: Run) -> list[tuple[str, str, str]]:
     told = run.headline()
     best_at = f"round {run.best()[0]}" if run.accuracies() else ""
     failed = len(run.failures())
+    every = "not told, see below" if run.secret else "every reply was good"
     return [
         ("Final accuracy", percent(told["final"]), f"round {run.done}"),
         ("Best accuracy", percent(told["best"]), best_at),
@@ -117,7 +119,7 @@ def _tiles(run: Run) -> list[tuple[str, str, str]]:
         ("Down", size(run.cost("down")), "server to clients"),
         ("Up", size(run.cost("up")), "clients to server"),
         ("Time", duration(run.seconds()), f"{run.done} rounds"),
-        ("Failures", str(failed), "see below" if failed else "every reply was good"),
+        ("Failures", NONE if run.secret else str(failed), "see below" if failed else every),
     ]
 
 

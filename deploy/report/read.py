@@ -18,7 +18,7 @@ from typing import final
 from pydantic import ValidationError
 
 from common import chain
-from common.journal import ClientScore, Entry, Failure, Member, Part
+from common.journal import ClientScore, Entry, Failure, Member, Part, Privacy
 from common.metrics import fairness, over_rounds
 from deploy.report.text import clean
 
@@ -170,6 +170,17 @@ class Run:
         further = {name for _, s in self.scores() for name in s.accuracies}
         rest = [name for name in (told[-1] if told else {}) if name not in {*further, "own"}]
         return rest[0] if rest else "global"
+
+    def spent(self) -> Privacy | None:
+        """(ε, δ) after the last round of a run with differential privacy."""
+        return self.entries[-1].privacy if self.entries else None
+
+    @property
+    def secret(self) -> bool:
+        """Whether the journal keeps to itself who was selected, and so who failed."""
+        table = self.config.get("privacy")
+        sampling = table.get("sampling") if isinstance(table, dict) else None
+        return self.spent() is not None and sampling == "secret"
 
     def failures(self) -> list[Failure]:
         """Every failure, round by round."""

@@ -202,6 +202,27 @@ def metrics(groups: Groups) -> Section | None:
     return Section("The method's own numbers", cards, lead) if cards else None
 
 
+def privacy(run: Run) -> Section | None:
+    """(ε, δ) by round; None for a run without differential privacy."""
+    spent = run.spent()
+    if spent is None:
+        return None
+    table = run.config.get("privacy")
+    said = table if isinstance(table, dict) else {}
+    rows = [
+        (number(e.round), f"{e.privacy.epsilon:.4g}", f"{e.privacy.delta:.3g}")
+        for e in run.entries
+        if e.privacy is not None
+    ]
+    told = ", ".join(f"{name} {clean(value, 40)}" for name, value in said.items())
+    lead = (
+        f"One client: ε = {spent.epsilon:.4g} at δ = {spent.delta:.3g} after round {run.done} "
+        f"({told}). What single clients sent or hold is not in the journal."
+    )
+    behind = Table(("round", "ε", "δ"), rows)
+    return Section("Differential privacy", [Card("", behind=behind, text=lead, span=12)])
+
+
 def failures(groups: Groups) -> Section:
     """Every reply that was missing, broken or refused, with its reason."""
     runs = [each for group in groups for each in group.named]
@@ -209,7 +230,10 @@ def failures(groups: Groups) -> Section:
     told = [(label, f) for label, run in runs for f in run.failures()]
     rows = [(label, number(f.round), number(f.k), f.reason)[not several :] for label, f in told]
     if not rows:
-        return Section("Failures", [Card("", text="None: every reply came and was good.", span=12)])
+        text = "None: every reply came and was good."
+        if any(run.secret for _, run in runs):
+            text = "None are told: who failed was selected, which is secret."
+        return Section("Failures", [Card("", text=text, span=12)])
     header = ("run", "round", "client", "reason")[not several :]
     lead = "Such a reply enters no average."
     return Section("Failures", [Card("", table=Table(header, rows, "l"), span=12)], lead)

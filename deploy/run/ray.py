@@ -30,6 +30,8 @@ RAY = {
     # a fork end the child with a segmentation fault in one start of three (grpcio 1.85, Ray 2.55)
     "GRPC_ENABLE_FORK_SUPPORT": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray asks this on other systems alone; here it makes every socket of its own one of 127.0.0.1
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # hide no GPU: the run config names the device
 }
 #: Ray's words for a process of its own that did not start, or too late, as it may under load

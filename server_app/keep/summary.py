@@ -64,6 +64,7 @@ def write(
         },
         "failures": [failure.model_dump() for entry in entries for failure in entry.failures],
         "weights_sha256": model_file.digest(weights) if weights is not None else None,
+        **({"privacy": _privacy(config, last)} if last.privacy else {}),
         "versions": {
             "fedmosaic": VERSION,
             "torch": torch.__version__,
@@ -72,6 +73,12 @@ def write(
         },
     }
     write_atomically(folder / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
+
+
+def _privacy(config: Config, last: Entry) -> dict[str, object]:
+    """The settings, and ε and δ after the last round."""
+    assert last.privacy is not None
+    return {**config.privacy.model_dump(by_alias=True), **last.privacy.model_dump()}
 
 
 def place(out: str, experiment: str) -> Path:

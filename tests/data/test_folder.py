@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import socket
 from pathlib import Path
 
 import numpy as np
@@ -157,6 +159,31 @@ def deep_image(root: Path) -> None:
     Image.fromarray(np.zeros((8, 8), dtype=np.uint16)).save(root / "test" / "cat" / "bad.png")
 
 
+def named_pipe(root: Path) -> None:
+    os.mkfifo(root / "train" / "cat" / "pipe.png")
+
+
+def device_behind_a_link(root: Path) -> None:
+    (root / "test" / "dog" / "zero.png").symlink_to("/dev/zero")
+
+
+def listening(root: Path) -> None:
+    here = os.getcwd()
+    os.chdir(root / "train" / "dog")  # a socket's path is short
+    try:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind("socket.png")
+    finally:
+        os.chdir(here)
+
+
+def annotated_pipe(root: Path) -> None:
+    shutil.rmtree(root / "test")
+    (root / "val" / "images").mkdir(parents=True)
+    os.mkfifo(root / "val" / "images" / "0.png")
+    (root / "val" / "val_annotations.txt").write_text("0.png\tcat\n")
+
+
 def foreign_class(root: Path) -> None:
     picture(root / "test" / "emu" / "0.png")
 
@@ -171,6 +198,10 @@ def no_test(root: Path) -> None:
         (broken_image, "bad.jpg: not a readable image"),
         (truncated_image, "bad.png: not a readable image"),
         (deep_image, "bad.png: not a readable image .more than 8 bits"),
+        (named_pipe, "pipe.png: not a file"),
+        (device_behind_a_link, "zero.png: not a file"),
+        (listening, "socket.png: not a file"),
+        (annotated_pipe, "0.png: not a file"),
         (foreign_class, "class 'emu' has no training folder"),
         (no_test, "neither test nor valid"),
     ],

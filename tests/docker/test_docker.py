@@ -18,6 +18,7 @@ from flwr.supercore.grpc_health import SimpleHealthServicer
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from packaging.requirements import Requirement
 
+from deploy.docker.pins import PINS, read
 from tests.support import compose, dockerfile
 from tests.support.dockerfile import ROOT
 
@@ -141,12 +142,25 @@ def test_the_image_holds_the_whole_program_and_nothing_private(tmp_path: Path) -
 
 
 def test_the_pinned_versions_are_those_that_the_project_allows() -> None:
-    lines = (compose.FOLDER / "constraints.txt").read_text().splitlines()
-    pinned = dict(line.lower().split("==") for line in lines if not line.startswith("#"))
+    pins = {
+        file: read((PINS / file).read_text()) for file in ("base.txt", "report.txt", "torch.txt")
+    }
+    each = [block for file in pins.values() for block in file.values()]
+    assert all(re.search(r"--hash=sha256:[0-9a-f]{64}\n$", block) for block in each)
+    assert len({name for file in pins.values() for name in file}) == len(each) > 60
+    assert not any(re.search("/|index", block) for block in each), (
+        "names, versions and hashes alone"
+    )
+    pinned = {
+        name: re.split(r"==|[ ;]", block)[1] for f in pins.values() for name, block in f.items()
+    }
+    assert {"torch", "torchvision"} <= pins["torch.txt"].keys() and "flwr" in pins["base.txt"]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for text in (*project["dependencies"], *project["optional-dependencies"]["report"]):
         requirement = Requirement(text)
         assert pinned[requirement.name] in requirement.specifier, text
+        extra = text in project["optional-dependencies"]["report"]
+        assert extra or requirement.name not in pins["report.txt"], text
 
 
 @with_compose

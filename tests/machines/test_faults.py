@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from server_app.keep.checkpoint import Checkpoint
 from tests.bench import faults
 from tests.support import namespaces
 from tests.support.faults import (
@@ -215,14 +216,24 @@ def test_a_killed_supernode_is_a_loss_in_every_round_that_follows(tmp_path: Path
         )
 
 
+MIDWAY = 90.0
+"""Seconds in which a client trains and sends 45 MB on a busy machine too."""
+
+
 @pytest.mark.faults
 def test_a_supernode_killed_while_it_sends_holds_up_nobody_for_longer_than_the_timeout(
     tmp_path: Path,
 ) -> None:
     big = {"method": "fedavg", "fleet": "resnet18"}  # 45 MB: sending takes a while
-    with Machines(tmp_path, min_replies=0.5, timeout=TIMEOUT, rounds=3, **big) as run:
+    with Machines(tmp_path, min_replies=0.5, timeout=MIDWAY, rounds=3, **big) as run:
         node = until("the node", lambda: processes(run.home("supernode-1"), NODE))
-        until("the reply under way", lambda: "Sending: train" in run.log("supernode-1"))
+        run.await_round(0)
+        name = Checkpoint.load(run.out / "checkpoint.safetensors").nodes[1]
+        begun = f"Push replies from node_id={name}"  # said before the first part of a reply comes
+        census = run.log("superlink").count(begun)
+        until("the reply", lambda: "Sending: train" in run.log("supernode-1"))
+        while run.log("superlink").count(begun) == census:  # it may be over in half a second
+            run.check()
         run.strike(node, signal.SIGKILL)
         seconds, failure = run.await_failure(1)
         assert failure["round"] == 1
@@ -230,7 +241,7 @@ def test_a_supernode_killed_while_it_sends_holds_up_nobody_for_longer_than_the_t
         assert [entry["replied"] for entry in run.end().journal[1:]] == [[0, 2]] * 3
         record(
             "supernode-midway",
-            fault=f"SuperNode killed (SIGKILL) while it sends its reply; timeout {TIMEOUT:g} s",
+            fault=f"SuperNode killed (SIGKILL) while it sends its reply; timeout {MIDWAY:g} s",
             seen="round 1 goes on without client 1: the reply stopped halfway",
             seconds=seconds,
             after="completes; client 1 is missing in every later round",
@@ -399,14 +410,15 @@ def test_a_full_disk_of_a_client_is_one_line_and_its_private_model_stays(
         subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
-TIMEOUT = 30.0
+TIMEOUT = 45.0
+"""Seconds: more than an undisturbed round takes on a busy machine, less than Flower's minute."""
 
 
 @pytest.mark.faults
 def test_a_client_ten_times_slower_than_the_timeout_is_a_loss_until_it_is_through(
     tmp_path: Path,
 ) -> None:
-    with Launched(tmp_path, min_replies=0.5, timeout=TIMEOUT, rounds=14) as run:
+    with Launched(tmp_path, min_replies=0.5, timeout=TIMEOUT, rounds=30) as run:
         slow = run.client_app(1, 1, working=True)
         run.strike_by(lambda: None)
         with throttled(slow, 0.01):
@@ -418,7 +430,7 @@ def test_a_client_ten_times_slower_than_the_timeout_is_a_loss_until_it_is_throug
         assert status == 0, errors
         found = lost(TinyRun(run.out), 1)
         last = max(t for t, _ in found)
-        assert found[0][0] == 2 and last < 14
+        assert found[0][0] == 2 and last < 30
         assert {reason for _, reason in found} == {f"no reply within {TIMEOUT:g} s"}
         record(
             "slow",

@@ -33,6 +33,7 @@ from deploy.machines.certificates import make, read_public_key
 from deploy.run.settings import resolve
 from server_app.keep.lock import hold
 from tests.support.commandline import command_line, fedmosaic, typed
+from tests.support.listening import listening, reachable
 from tests.support.tiny import flat
 from tests.support.waiting import PATIENCE, until
 
@@ -341,6 +342,21 @@ def paint(folder: Path, seed: int, images: int = 12) -> Path:
                 pixels = draw.integers(0, 100, (8, 8)) + 150 * c
                 Image.fromarray(pixels.astype(np.uint8)).save(place / f"{i}.png")
     return folder
+
+
+@pytest.mark.slow
+def test_a_local_federation_listens_on_this_machine_alone(tmp_path: Path) -> None:
+    log = tmp_path / "local.log"
+    line = command_line("local", "--clients", 1, "--work", tmp_path / "local", "--warm-start")
+    with started(line, log, dict(os.environ)) as process:
+
+        def connected() -> bool:
+            assert process.poll() is None, log.read_text()
+            return "1 clients are connected" in log.read_text()
+
+        until("the client", connected)
+        sockets = listening(process.pid)
+    assert len(sockets) > 1 and reachable(sockets) == []
 
 
 @pytest.mark.slow

@@ -219,6 +219,47 @@ def test_a_skeleton_that_inflates_without_end_is_refused() -> None:
         Parcel.unpack(forged(b" " * (40 * 2**20)))
 
 
+def counted(n: int, each: str) -> bytes:
+    """A skeleton whose ``w`` holds n values, ``each`` with its number."""
+    return b'{"n":1,"w":{"a":[' + b",".join(each.format(i).encode() for i in range(n)) + b"]}}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        counted(1_390_000, "[]"),  # 4 kB as it travels
+        counted(300_000, '{{"{}":1}}'),
+        b'{"n":1,' + b",".join(b'"%d":0' % i for i in range(300_000)) + b"}",
+        b'{"n":1,"w":' + b'{"a":' * 5 + b"[" + b"1," * 500_000 + b"1]" + b"}" * 6,
+    ],
+    ids=["empty lists", "objects", "unknown fields", "numbers"],
+)
+def test_values_are_counted_before_any_of_them_is_made(
+    text: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("common.records.parse", None)
+    with pytest.raises(ValueError, match="skeleton has more than 50000 values"):
+        Parcel.unpack(forged(text))
+
+
+def test_as_many_values_as_are_allowed_come_through_and_no_more() -> None:
+    class Told(Records):
+        values = 12
+        n: list[int]
+
+    told = Told(n=list(range(10)))  # the object, the list, and what is in it
+    assert Told.unpack(told.pack()) == told
+    with pytest.raises(ValueError, match="more than 12 values that are no tensors"):
+        Told.unpack(Told(n=list(range(11))).pack())
+    tensors = Parcel(n=1, w={str(i): torch.zeros((1,) * 8) for i in range(20_000)})
+    assert len(Parcel.unpack(tensors.pack()).w) == 20_000, "a tensor's claim counts as nothing"
+
+
+def test_an_unknown_field_is_refused_without_asking_about_each_of_many() -> None:
+    with pytest.raises(ValueError, match="field 'more': it is unknown"):
+        Parcel.unpack(forged({"n": "wrong", "more": 1, "other": 2}))
+
+
 SAID = {"kind": Parcel.kind, "skeleton": "{}"}
 
 

@@ -24,6 +24,7 @@ from deploy.run.settings import app_folder, load
 from server_app.track.sink import told
 from tests.support.battery import EXAMPLE, METHODS, PLUGIN, config
 from tests.support.commandline import typed
+from tests.support.listening import reachable, watched
 from tests.support.tiny import TinyRun, flat, play
 from tests.support.waiting import PATIENCE, until
 
@@ -53,7 +54,11 @@ def launch(folder: Path, runtime: str, end: int, **changes: object) -> TinyRun:
     starts of which other tests are."""
     out, file = folder / runtime, experiment(folder, track="tensorboard", **changes)
     warm = ["--warm-start"] if runtime == "grpc" and sys.platform == "linux" else []
-    done = typed("run", file, "--runtime", runtime, "--out", out, *warm)
+    with watched() as sockets:
+        done = typed("run", file, "--runtime", runtime, "--out", out, *warm)
+    assert reachable(sockets) == [], "nothing listens where other machines reach it"
+    listeners = {"loopback": set(), "ray": {"gcs_server", "raylet"}, "grpc": {"flower-superlin"}}
+    assert listeners[runtime] <= {name for name, _ in sockets}, "they were looked at"
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert (out / "report.html").exists() and (out / "model.safetensors").exists()
     assert told(out, "tensorboard").round == end and load(out / "config.toml")["runtime"] == runtime

@@ -1,0 +1,316 @@
+"""Differential privacy: clipping, noise, refusals, what is withheld, ε against published values."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from client_app.privacy import private
+from common import methods, privacy
+from common.parse import parse
+from common.privacy import NAME, Secret, averaged, clipped, flattened, moved, noised
+from common.protocol import Ask, Model, Trained
+from common.records import StateDict
+from deploy.report import sections
+from deploy.report.read import read
+from server_app.privacy import Privately, delta, spent
+from server_app.stopped import Stopped
+from tests.support.tiny import TinyRun, flat, play
+
+KEY = bytes([5]) * 32
+AVERAGED = {"fedavg", "fedprox", "moon", "fedntd", "fedgkd", "dafl"}
+
+
+@pytest.fixture(autouse=True)
+def known_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(privacy, "entropy", lambda: KEY)
+
+
+def run(folder: Path, mode: str = "central", **changes: Any) -> TinyRun:
+    given = {
+        "method": "fedavg",
+        "fleet": "mlp@0.25",
+        "clients": 2,
+        "privacy__mode": mode,
+        "privacy__clip": 0.01,
+    }
+    return play(flat(folder, **{**given, "train__epochs": 1, **changes}))
+
+
+# The mechanism.
+
+
+def test_a_long_update_is_shortened_as_a_whole_and_a_short_one_stays() -> None:
+    long = torch.tensor([3.0, 4.0, 12.0], dtype=torch.float64)
+    assert clipped(long, 6.5).tolist() == [1.5, 2.0, 6.0]
+    assert clipped(long, 13.0) is long
+
+
+def test_buffers_count_where_they_are_averaged_and_counters_never_do() -> None:
+    net = nn.BatchNorm1d(2)
+    state, parameters = net.state_dict(), {name for name, _ in net.named_parameters()}
+    assert averaged(state, parameters, buffers=False) == ["weight", "bias"]
+    names = averaged(state, parameters, buffers=True)
+    assert names == ["weight", "bias", "running_mean", "running_var"]
+    found = moved(state, names, torch.full((8,), -5.0, dtype=torch.float64))
+    assert found["running_var"].tolist() == [0.0, 0.0], "no variance is negative"
+    assert found["weight"].tolist() == [-4.0, -4.0] and int(found["num_batches_tracked"]) == 0
+
+
+def test_noise_is_normal_of_the_standard_deviation_asked_for() -> None:
+    zero = torch.zeros(200_001, dtype=torch.float64)
+    noise = noised(zero, 3.0, Secret(KEY), 1)
+    n = len(noise)
+    assert abs(float(noise.mean())) < 4 * 3 / math.sqrt(n)
+    assert abs(float(noise.var()) / 9 - 1) < 4 * math.sqrt(2 / n)
+    within = float((noise.abs() < 3).double().mean())
+    assert abs(within - math.erf(1 / math.sqrt(2))) < 0.005
+    lagged = float((noise[1:] * noise[:-1]).mean()) / 9
+    assert abs(lagged) < 4 / math.sqrt(n) and float(noise.abs().max()) > 9
+
+
+def test_noise_repeats_for_the_same_sum_in_the_same_round_and_for_nothing_else() -> None:
+    secret, sums = Secret(KEY), torch.ones(9, dtype=torch.float64)
+    first = noised(sums, 1.0, secret, 1)
+    assert torch.equal(first, noised(sums, 1.0, Secret(KEY), 1))
+    for other in (
+        noised(sums, 1.0, secret, 2),
+        noised(sums + 1, 1.0, secret, 1) - 1,
+        noised(sums, 1.0, Secret(bytes(32)), 1),
+    ):
+        assert not torch.isclose(first, other).any()
+
+
+def test_the_key_lies_in_a_file_for_its_owner_alone(tmp_path: Path) -> None:
+    made = Secret.made(tmp_path)
+    path = tmp_path / NAME
+    assert path.stat().st_mode & 0o777 == 0o600 and path.read_bytes() == KEY
+    assert Secret.kept(tmp_path).uniform(3, "a").tolist() == made.uniform(3, "a").tolist()
+    path.write_bytes(KEY[:5])
+    with pytest.raises(ValueError, match="privacy.key has 5 bytes"):
+        Secret.kept(tmp_path)
+    path.unlink()
+    with pytest.raises(ValueError, match="a repeated round would get other noise"):
+        Secret.kept(tmp_path)
+
+
+def test_keys_come_from_the_operating_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    keys = {privacy.entropy() for _ in range(3)}
+    assert len(keys) == 3 and {len(key) for key in keys} == {32}
+
+
+def server(folder: Path, **changes: Any) -> Privately:
+    given = {"method": "fedavg", "privacy__mode": "central", **changes}
+    return Privately(parse(flat(folder, **given)))
+
+
+def states(*rows: list[float]) -> list[StateDict]:
+    return [{"weight": torch.tensor([row]), "bias": torch.zeros(1)} for row in rows]
+
+
+def test_the_mean_is_over_those_expected_not_over_those_who_came(tmp_path: Path) -> None:
+    """Four clients, two a round: (0.6, 0.8) and (0, 5) clipped to (0, 1), then halved."""
+    before, *ups = states([0.0, 0.0], [0.6, 0.8], [0.0, 5.0])
+    net, of = nn.Linear(2, 1), server(tmp_path, per_round=2, privacy__noise_multiplier=0.01)
+    noise = Secret(KEY)
+
+    def mean(ups: list[StateDict]) -> tuple[list[float], torch.Tensor]:
+        found = of.mean(1, ups, before, net, 4)
+        names = ["weight", "bias"]
+        steps = [clipped(flattened(up, names) - flattened(before, names), 1.0) for up in ups]
+        total = sum(steps, torch.zeros(3, dtype=torch.float64))
+        added = noised(total, 0.01, noise, 1) - total
+        return (flattened(found, names) - added / 2).tolist(), added
+
+    assert mean(ups)[0] == pytest.approx([0.3, 0.9, 0.0], abs=1e-7)
+    assert mean(ups[:1])[0] == pytest.approx([0.3, 0.4, 0.0], abs=1e-7), "the other is lost"
+    nobody, added = mean([])
+    assert nobody == pytest.approx([0.0, 0.0, 0.0], abs=1e-7) and bool((added != 0).all())
+
+
+def test_secret_selection_takes_each_by_itself(tmp_path: Path) -> None:
+    of = server(tmp_path, clients=50, per_round=5, privacy__sampling="secret")
+    drawn = [of.selected(t, 50) for t in range(1, 401)]
+    sizes = torch.tensor([len(each) for each in drawn], dtype=torch.float64)
+    assert abs(float(sizes.mean()) - 5) < 4 * math.sqrt(4.5 / 400)
+    assert abs(float(sizes.var()) - 4.5) < 1.5 and float(sizes.min()) <= 1, "binomial"
+    taken = torch.bincount(torch.tensor([k for each in drawn for k in each]), minlength=50)
+    assert int(taken.min()) > 15 and int(taken.max()) < 70
+    assert drawn[0] == of.selected(1, 50) and drawn[0] != drawn[1]
+
+
+# The bill.
+
+
+def bill(rounds: int, clients: int = 100, **changes: Any) -> float:
+    named = {f"privacy__{name}": value for name, value in changes.items()}
+    per_round = named.pop("privacy__per_round", 0)
+    given = {"privacy__mode": "central", **named}
+    config = parse(
+        flat(Path("nowhere"), method="fedavg", clients=clients, per_round=per_round, **given)
+    )
+    return spent(config, clients, rounds).epsilon
+
+
+def test_epsilon_of_one_gaussian_is_the_analytic_one() -> None:
+    """δ(ε) = Φ(1/2z − εz) − e^ε Φ(−1/2z − εz) (Balle and Wang, ICML 2018, theorem 8)."""
+
+    def phi(x: float) -> float:
+        return math.erfc(-x / math.sqrt(2)) / 2
+
+    for z, T in ((1.0, 1), (2.0, 1), (4.0, 25), (1.0, 4)):
+        epsilon = bill(T, noise_multiplier=z, delta=1e-5)
+        a = z / math.sqrt(T)
+        told = phi(1 / (2 * a) - epsilon * a) - math.exp(epsilon) * phi(-1 / (2 * a) - epsilon * a)
+        assert told == pytest.approx(1e-5, rel=1e-3)
+    assert bill(1, noise_multiplier=1.0, delta=1e-5) == pytest.approx(4.377, abs=1e-3)
+
+
+def test_composed_gaussians_cost_less_than_by_concentrated_privacy() -> None:
+    """ρ = T/2z², ε ≤ ρ + 2 √(ρ ln 1/δ) (Bun and Steinke, TCC 2016, propositions 1.3 and 1.6)."""
+    for z, T in ((1.0, 10), (5.0, 100), (10.0, 1000)):
+        rho = T / (2 * z**2)
+        bound = rho + 2 * math.sqrt(rho * math.log(1e5))
+        assert 0.7 * bound < bill(T, noise_multiplier=z, delta=1e-5) < bound
+
+
+def test_secret_selection_costs_what_the_moments_accountant_says_or_less() -> None:
+    """Abadi et al., CCS 2016, section 3.2: q = 0.01, σ = 4, T = 10,000, δ = 1e-5: ε ≈ 1.26."""
+    secret = {"noise_multiplier": 4.0, "delta": 1e-5, "per_round": 1}
+    epsilon = bill(10_000, sampling="secret", **secret)
+    assert 0.95 < epsilon < 1.26, "the tight value, by numerical composition, is 0.947"
+    assert bill(10_000, sampling="public", **secret) > 100
+
+
+def test_who_is_selected_publicly_counts_as_selected_always() -> None:
+    assert bill(7, per_round=3) == bill(7, per_round=0)
+    assert bill(7, per_round=100, sampling="secret") == bill(7), "everybody is nobody's secret"
+
+
+def test_a_local_update_may_be_any_other_of_the_ball() -> None:
+    assert bill(3, mode="local", noise_multiplier=2.0) == bill(3, noise_multiplier=1.0)
+
+
+def test_delta_is_below_one_in_the_number_of_clients() -> None:
+    config = parse(flat(Path("nowhere"), method="fedavg", clients=1000, privacy__mode="central"))
+    assert delta(config.privacy, 1000) == pytest.approx(1000**-1.1)
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize("method", methods.names())
+def test_a_method_that_sends_more_than_what_is_averaged_refuses(method: str) -> None:
+    options = methods.options(method)
+    given = flat(Path("nowhere"), method=method, privacy__mode="central")
+    if method in AVERAGED:
+        assert parse(given).average.weights == "uniform"
+        return
+    assert options.leaks != methods.MethodOptions.leaks, "it says what"
+    line = f'privacy.mode = "central" is not allowed with method = "{method}": there are '
+    with pytest.raises(ValueError, match=re.escape(line + options.leaks) + '; allowed: "off"'):
+        parse(given)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"average__weights": "samples"}, 'average.weights = "samples" .*; allowed: "uniform"'),
+        ({"average__robust": "median"}, 'average.robust = "median" .*its noise is for a mean'),
+        ({"average__across": "same"}, 'average.across = "same" .*a size may be one client'),
+        ({"oca__aggregate": "on"}, 'oca.aggregate = "on" .*cached uploads would be used again'),
+        ({"score__bn": "recalibrated"}, "statistics have no noise"),
+        ({"score__clients_every": 2}, "scores have no noise; it should be 0"),
+        ({"privacy__mode": "local", "privacy__sampling": "secret"}, "the server sees who answers"),
+        ({"privacy__noise_multiplier": 0.0}, "privacy.noise-multiplier = 0.0 is not allowed"),
+    ],
+)
+def test_what_noise_on_a_mean_would_not_protect_is_refused(
+    changes: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(ValueError, match=line) as told:
+        parse(flat(Path("nowhere"), **{"method": "fedavg", "privacy__mode": "central", **changes}))
+    assert "\n" not in str(told.value)
+
+
+# Whole runs.
+
+TOLD = {"client_metrics", "scores", "fairness", "uncovered", "accuracy_covered"}
+
+
+@pytest.mark.parametrize("mode", ["central", "local"])
+def test_journal_and_summary_say_epsilon_and_nothing_of_single_clients(
+    mode: str, tmp_path: Path
+) -> None:
+    found = run(tmp_path, mode, privacy__noise_multiplier=0.5)
+    census, *rounds = found.journal
+    for entry in found.journal:
+        assert not TOLD & {name for name, value in entry.items() if value}
+        assert not [name for name in entry.get("metrics", {}) if name.startswith("client")]
+    assert all((m["n"], m["n_test"], m["classes"]) == (0, 0, []) for m in census["clients"])
+    assert not [m for m in census["clients"] if m["counts"]]
+    epsilons = [entry["privacy"]["epsilon"] for entry in rounds]
+    assert epsilons[0] < epsilons[1] and "privacy" not in census
+    told = found.summary["privacy"]
+    assert told["epsilon"] == epsilons[-1] and told["mode"] == mode
+    assert told["delta"] == pytest.approx(2**-1.1)
+    (card,) = sections.privacy(read(tmp_path)).cards
+    assert f"ε = {epsilons[-1]:.4g} at δ = 0.467 after round 2" in card.text
+
+
+def test_secret_selection_is_told_to_nobody_and_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    secret = {"privacy__sampling": "secret", "per_round": 1, "rounds": 3}
+    picks = [Secret(KEY).uniform(2, "select", t) <= 1 / 2 for t in range(1, 4)]
+    assert sorted(int(pick.sum()) for pick in picks) == [0, 1, 2], "one round is empty"
+    whole = run(tmp_path / "whole", **secret)
+    for entry in whole.journal[1:]:
+        hidden = {"selected", "replied", "failures", "bytes", "cost", *TOLD}
+        assert not hidden & entry.keys()
+    assert len(whole.journal) == 4 and not whole.summary["bytes"].get("up")
+    run(tmp_path / "part", **{**secret, "rounds": 1})
+    part = run(tmp_path / "part", **secret, resume=True)
+    assert part.timeless == whole.timeless and part.weights == whole.weights
+    (tmp_path / "part" / NAME).unlink()
+    with pytest.raises((ValueError, Stopped), match="privacy.key cannot be read"):
+        run(tmp_path / "part", **{**secret, "rounds": 4}, resume=True)
+
+
+def test_a_client_bounds_and_blurs_its_update_before_it_leaves(tmp_path: Path) -> None:
+    from client_app.participant import Participant
+
+    config = parse(flat(tmp_path, method="fedavg", fleet="mlp@0.25", privacy__mode="local",
+                        privacy__clip=0.5))  # fmt: skip
+    participant = Participant(config, {"partition-id": 1}, "test")
+    w = participant.model("mlp@0.25").state_dict()
+    far = {name: value + 1 for name, value in w.items()}
+    down = Model(w=w).stamped("test", 3)
+    up = Trained(w=far, metrics={"loss": 1.0})
+    sent = private(participant, "mlp@0.25", down, up)
+    names = averaged(w, set(w), buffers=True)
+    update = clipped(flattened(far, names) - flattened(w, names), 0.5)
+    assert float(update.norm()) == pytest.approx(0.5)
+    expected = moved(w, names, noised(update, 0.5, Secret(KEY), 3))
+    assert all(torch.equal(sent.w[name], expected[name]) for name in w)
+    assert sent.metrics == {}
+    key = tmp_path / "state" / "test" / "1" / NAME
+    assert key.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_client_whose_server_is_not_trusted_sends_no_scores_and_no_sizes(tmp_path: Path) -> None:
+    from client_app.methods import make
+    from client_app.participant import Participant
+    from common.protocol import Hello
+
+    config = parse(flat(tmp_path, method="fedavg", fleet="mlp@0.25", privacy__mode="local"))
+    half = make(Participant(config, {"partition-id": 1}, "test"))
+    peer = half.hello(Hello(clients=4))
+    assert (peer.n, peer.n_test, peer.counts) == (1, 0, None) and len(peer.classes) > 1
+    with pytest.raises(ValueError, match="a client sends no scores"):
+        half.scored(Ask(w=None))
