@@ -362,6 +362,9 @@ class MethodOptions(Section):
             told = f"{why}clients' scores have no noise; it should be 0"
             every = config.score.clients_every
             raise ValueError(f"score.clients-every = {every} is not allowed with {told}")
+        if (back := config.run.from_round) >= 0:
+            told = f"{why}what was released after that round counts too; it should be -1"
+            raise ValueError(f"from-round = {back} is not allowed with {told}")
         if privacy.sampling == "secret" and privacy.mode == "local":
             told = why + "the server sees who answers"
             raise not_allowed("privacy.sampling", privacy.sampling, told, "public")

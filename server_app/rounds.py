@@ -96,10 +96,16 @@ def _left_out(t: int, k: int, why: str) -> Failure:
 
 
 def _undo(strategy: MethodStrategy, absurd: Absurd) -> bool:
-    """Whether the round was undone: once, if somebody is suspect and the state before is kept."""
+    """Whether the round was undone: once, if somebody is suspect and the state before is kept.
+
+    Never under differential privacy: the model after it may have been sent to clients, and ε counts
+    each round once.
+    """
     out, gone = absurd.suspects, strategy.method.excluded
     left = [client for client in strategy.clients if client.k not in {*out, *gone}]
-    if not out or not left or any(each.round == absurd.t for each in strategy.undone):
+    private = strategy.method.config.privacy.on
+    again = any(each.round == absurd.t for each in strategy.undone)
+    if private or again or not out or not left:
         return False
     undone = Undone(round=absurd.t, why=str(absurd), suspects=out)
     try:

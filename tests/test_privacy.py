@@ -21,6 +21,7 @@ from deploy.report import sections
 from deploy.report.read import read
 from server_app.privacy import Privately, delta, spent
 from server_app.stopped import Stopped
+from tests.support.adversary import Largest
 from tests.support.tiny import TinyRun, flat, play
 
 KEY = bytes([5]) * 32
@@ -229,6 +230,7 @@ def test_a_method_that_sends_more_than_what_is_averaged_refuses(method: str) -> 
         ({"score__bn": "recalibrated"}, "statistics have no noise"),
         ({"score__clients_every": 2}, "scores have no noise; it should be 0"),
         ({"privacy__mode": "local", "privacy__sampling": "secret"}, "the server sees who answers"),
+        ({"from_round": 1}, "from-round = 1 .*what was released after that round counts too"),
         ({"privacy__noise_multiplier": 0.0}, "privacy.noise-multiplier = 0.0 is not allowed"),
     ],
 )
@@ -241,6 +243,15 @@ def test_what_noise_on_a_mean_would_not_protect_is_refused(
 
 
 # Whole runs.
+
+
+def test_no_round_is_undone_under_privacy(tmp_path: Path) -> None:
+    given = {"method": "fedavg", "fleet": "mlp@0.25", "privacy__mode": "local"}
+    settings = flat(tmp_path, **given, privacy__clip=0.01, sanity=0.0)
+    with pytest.raises(Stopped, match="round 2: the loss of the server's model is"):
+        play(settings, Largest(4, settings, workers=0))
+    assert [entry["round"] for entry in TinyRun(tmp_path).journal] == [0, 1]
+
 
 TOLD = {"client_metrics", "scores", "fairness", "uncovered", "accuracy_covered"}
 
