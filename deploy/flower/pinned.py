@@ -66,7 +66,9 @@ def run(pin: str, real: Callable[[], None]) -> None:
 
     def from_there(**_: object) -> Callable[[str, str, str], ClientApp]:
         if not installed:
-            raise RuntimeError("this Flower loads an app without installing it: nothing was checked")
+            raise RuntimeError(
+                "this Flower loads an app without installing it: nothing was checked"
+            )
         load: Callable[[str, str, str], ClientApp] = loader("", str(installed[-1]), True)
         return load
 
