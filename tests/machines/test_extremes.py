@@ -58,5 +58,5 @@ def test_the_largest_numbers_are_refused_and_named(
     assert [(f["k"], f["round"]) for f in failures] == [(LIAR, ROUND)], failures
     assert run.journal[ROUND]["replied"] == [0, 2, 3]
     assert run.journal[ROUND + 1]["replied"] == [0, 1, 2, 3]
-    name = f"`{method}`: a client with its own key sends {of} of the largest size"
+    name = f"{method}: a client with its own key sends {of} of the largest size"
     note(name, "completed; the client is back in the next round", failures[0]["reason"])
