@@ -113,6 +113,9 @@ class Run(Section):
     """Written to the summary by the launcher; changes nothing else."""
     timeout: Positive = 3600.0
     """Seconds to wait for the replies of one exchange."""
+    window: AtLeastOne = 1000
+    """Most messages of an exchange that wait for a reply at once; the others wait for their turn,
+    within ``timeout``."""
     wait: Positive = 120.0
     """Seconds to wait at the start until all clients are connected."""
     device: Annotated[str, Field(pattern=DEVICES)] = "auto"
