@@ -253,6 +253,8 @@ class Score(Section):
     """The server's model is scored every so many rounds, and after the last."""
     clients_every: Annotated[int, Field(ge=0)] = 0
     """Clients score on their own test shares every so many rounds; 0: after the last only."""
+    clients: Annotated[int, Field(ge=0)] = 0
+    """How many clients score, a sample that is drawn once for the run; 0: all."""
     target: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Test accuracy of which the summary says in which round it was reached; 0: none."""
     stop: bool = False
