@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from flwr.app import Message, RecordDict
-from flwr.common.serde import (
-    message_from_proto,
-    message_to_proto,
-    metadata_to_proto,
-    recorddict_to_proto,
-)
+from flwr.common.serde import message_from_proto, message_to_proto, recorddict_to_proto
+from flwr.common.serde_utils import metadata_to_proto
 from flwr.common.typing import Run
 from flwr.proto.message_pb2 import Message as ProtoMessage
 
