@@ -14,6 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDic
 from client_app.participant import Participant
 from common.config import Value
 from common.seal.body import packed
+from deploy.flower.messages import empty
 from deploy.machines.certificates import Certificates, make
 from server_app.stopped import Stopped
 from tests.support.sealed import Keyed, altered
@@ -60,7 +61,7 @@ class Relay(Keyed):
         return super()._push(message if passed is None else passed)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        asked = dict(self._questions)
+        asked = {name: empty(head) for name, head in self._questions.items()}
         replies = list(super().pull_messages(list(message_ids)))
         passed = (self.up(reply, asked[reply.metadata.reply_to_message_id]) for reply in replies)
         return [reply for reply in passed if reply is not None]
