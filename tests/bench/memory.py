@@ -27,7 +27,7 @@ PARTS = {
 class Usage:
     """Of all processes of one part: how many, bytes, and the largest one's RSS in bytes.
 
-    ``own``: of pages that no other process has.
+    ``own``: of pages that only one process has, but for those of files.
     """
 
     processes: int
@@ -73,11 +73,23 @@ def processor(sessions: Mapping[int, str]) -> dict[str, float]:
     return found
 
 
+def own(pid: int) -> int:
+    """Bytes of the pages that only this process has, but for those of files; 0 if it has ended."""
+    try:
+        return _sizes(pid)["Private_Dirty"]
+    except OSError:
+        return 0
+
+
 def _rollup(pid: int) -> tuple[int, int, int]:
-    """(PSS, RSS, own) of a process in bytes."""
+    """(PSS, RSS, own as ``own`` has it) of a process in bytes."""
+    sizes = _sizes(pid)
+    return sizes["Pss"], sizes["Rss"], sizes["Private_Dirty"]
+
+
+def _sizes(pid: int) -> dict[str, int]:
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
-    sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
-    return sizes["Pss"], sizes["Rss"], sizes["Private_Clean"] + sizes["Private_Dirty"]
+    return {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
 
 
 @final
