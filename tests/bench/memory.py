@@ -53,7 +53,8 @@ def usage(sessions: Mapping[int, str]) -> dict[str, Usage]:
     return {
         name: Usage(
             len(rows),
-            *(sum(row[i] for row in rows) for i in (0, 1)),
+            sum(row[0] for row in rows),
+            sum(row[1] for row in rows),
             max(row[1] for row in rows),
             sum(row[2] for row in rows),
         )
