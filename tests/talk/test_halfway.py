@@ -14,6 +14,7 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
 from flwr.superlink.grid import grpc_grid
 
 from common.flower import rpc
+from deploy.flower.messages import empty
 from deploy.run.loopback import Loopback
 from tests.support.tiny import flat, play
 from tests.support.waiting import PATIENCE
@@ -94,7 +95,7 @@ class Halfway(Loopback):  # type: ignore[misc]
         for reply in super().pull_messages(list(message_ids)):
             about = reply.metadata
             if about.message_type == "train" and about.src_node_id == 2:
-                question = asked[about.reply_to_message_id]
+                question = empty(asked[about.reply_to_message_id])
                 reason = f"{rpc.HALFWAY}, without 3f"
                 yield Message(Error(ErrorCode.MESSAGE_UNAVAILABLE, reason), reply_to=question)
             else:
