@@ -149,6 +149,8 @@ class Combining(Method[O, T], ABC):
 class Averaged(GlobalModel[O, T], Combining[O, T], ABC):
     """w ← Σ_{k∈S_t} p_k w_k, as [average] says."""
 
+    private: Privately | None = None
+
     def prepare(self) -> None:
         super().prepare()
         self.overall = self.models
