@@ -149,12 +149,13 @@ class Combining(Method[O, T], ABC):
 class Averaged(GlobalModel[O, T], Combining[O, T], ABC):
     """w ← Σ_{k∈S_t} p_k w_k, as [average] says."""
 
-    private: Privately | None = None
+    private: Privately | None = None  #: under differential privacy
 
     def prepare(self) -> None:
         super().prepare()
         self.overall = self.models
-        self.private = Privately(self.config) if self.config.privacy.on else None
+        if self.config.privacy.on:
+            self.private = Privately(self.config)
 
     def select(self, t: int) -> list[Client]:
         if self.private is None or self.config.privacy.sampling == "public":

@@ -220,6 +220,7 @@ IN_FLOWERS_PLACE = {
     "tests/docker/test_docker.py": "answers a health check as Flower's programs do",
     "tests/machines/test_admission.py": "is a SuperLink's Fleet API",
     "tests/machines/test_machines.py": "is a SuperLink's Control API",
+    "tests/machines/test_pinned.py": "is a ClientApp's process",
     "tests/records/test_records.py": "counts the bytes of Flower's own serialiser",
     "tests/run/test_dispatch.py": "is a SuperNode",
     "tests/run/test_grpc.py": "reads arguments as Flower reads them",

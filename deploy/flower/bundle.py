@@ -10,6 +10,7 @@ from pathlib import Path
 
 from common.names import shadowed
 from common.section import Value
+from deploy.flower import pinned
 from deploy.flower.arguments import TAKEN, stage_app
 from deploy.run import beside
 from deploy.run.settings import app_folder
@@ -32,9 +33,24 @@ def told(run_config: Mapping[str, Value], *, bundled: bool) -> list[str]:
 
 def bundle(app: Path) -> zipfile.ZipFile:
     """What Flower makes of an app's folder. Raises ``ValueError`` with Flower's own message."""
+    return zipfile.ZipFile(io.BytesIO(built(app)))
+
+
+def built(app: Path) -> bytes:
+    """The bytes of that."""
     from flwr.cli.build import build_fab_from_disk  # a command line of its own
 
-    return zipfile.ZipFile(io.BytesIO(build_fab_from_disk(app)))
+    return build_fab_from_disk(app)
+
+
+def digest(run_config: Mapping[str, Value]) -> str:
+    """The digest of the bundle that this installation sends for a run, as a node pins it.
+
+    It depends on the code, on modules of the user's own and on tables that the app lacks (single
+    nodes' settings, a plug-in's options), not on the values of other settings.
+    """
+    with tempfile.TemporaryDirectory(prefix="fedmosaic-") as place:
+        return pinned.digest(built(stage_app(app_folder(), Path(place) / "app", run_config)))
 
 
 def _left_out(run_config: Mapping[str, Value]) -> list[str]:

@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import distribution
 from pathlib import Path
 
-from deploy.flower import dispatch, warm_client
+from deploy.flower import dispatch, pinned, warm_client
 from deploy.flower.processes import Processes, executable
 
 PROGRAMS = ("flower-superexec", "flwr-serverapp", "flwr-clientapp")
@@ -49,12 +49,16 @@ STALL = 5.0  #: seconds that a request may keep the others waiting
 
 
 @contextlib.contextmanager
-def stand_ins() -> Iterator[Path]:
-    """A folder to put first on PATH, with a stand-in for each of ``PROGRAMS``."""
+def stand_ins(real: Mapping[str, Path] | None = None) -> Iterator[Path]:
+    """A folder to put first on PATH, with a stand-in for each of ``PROGRAMS``.
+
+    ``real``: programs, by name, to start in place of Flower's when nothing is warm.
+    """
     with tempfile.TemporaryDirectory(prefix="warm-") as name:  # short, and only this user's
         folder = Path(name)
         for program in PROGRAMS:
-            stand_in(folder / program, executable(program), str(folder / SOCKET))
+            behind = (real or {}).get(program) or executable(program)
+            stand_in(folder / program, str(behind), str(folder / SOCKET))
         yield folder
 
 
@@ -92,6 +96,7 @@ def serve(address: str) -> None:
             importlib.import_module(package)
     entry_points = distribution("flwr").entry_points
     mains = {entry.name: entry.load() for entry in entry_points if entry.name in PROGRAMS}
+    mains[pinned.PROGRAM] = functools.partial(pinned.main, mains[pinned.PROGRAM])
     mains["flower-superexec"] = functools.partial(_superexec, address, mains["flower-superexec"])
     gc.collect()
     gc.freeze()  # children never walk these objects, so their memory stays shared

@@ -172,7 +172,7 @@ def submit(
     as_json: Json = False,
 ) -> None:
     """Run an experiment on a SuperLink and the clients connected to it."""
-    from deploy.flower.bundle import told
+    from deploy.flower.bundle import digest, told
     from deploy.machines import submit as sending
     from deploy.run import results
     from deploy.run import settings as given
@@ -188,6 +188,7 @@ def submit(
     for line in told(flat, bundled=True):
         plain(line)
     with _control(at, ca, insecure, wait) as control:
+        plain(f"app digest {(sent_code := digest(flat))}")
         run = control.submit(given.app_folder(), flat, {})
         name = "goes on from its checkpoint" if flat["resume"] else flat["experiment"]
         try:
@@ -201,8 +202,24 @@ def submit(
         raise RuntimeError(status.failure)
     sent, received = status.bytes_sent, status.bytes_received
     out.print(f"completed; {sent:,} bytes to the clients, {received:,} from them")
-    result = {"run": run, "bytes_sent": sent, "bytes_received": received}
+    result = {"run": run, "app_digest": sent_code, "bytes_sent": sent, "bytes_received": received}
     answer(as_json, {**result, **results.show_if_here(flat, started, out)})
+
+
+def app_digest(
+    experiment: Experiment = None, settings: Settings = None, as_json: Json = False
+) -> None:
+    """Print the digest of the code that `submit` sends, for `node --app-digest`.
+
+    It is the same on every machine with the same version; modules of your own and `[node.K]` tables
+    change it.
+    """
+    from deploy.flower.bundle import digest
+    from deploy.run import settings as given
+
+    found = digest(given.resolve(experiment or given.DEFAULT, settings or []))
+    plain(found)
+    answer(as_json, {"app_digest": found})
 
 
 def app(
@@ -252,6 +269,14 @@ def node(
         Path | None, typer.Option(help="Flower's own files; default: ~/.fedmosaic/nodes/K.")
     ] = None,
     health: Annotated[str, typer.Option(help="HOST:PORT of a gRPC health service.")] = "",
+    digest: Annotated[
+        str,
+        typer.Option(
+            "--app-digest",
+            metavar="HEX",
+            help="Run only the code with this digest (fedmosaic app-digest).",
+        ),
+    ] = "",
     warm: WarmStart = False,
 ) -> None:
     """Serve one client on this machine: a flower-supernode with its key and settings."""
@@ -266,6 +291,7 @@ def node(
         raise ValueError(f"--warm-start is for Linux, not {sys.platform}")
     if health:
         address(health, "--health")
+    pin = serving.pin(digest)
     authority = _trusted(ca, insecure)
     if home is not None:
         _folder(home, "--home")
@@ -289,8 +315,8 @@ def node(
     if trust is not None:
         await_admission(address(superlink), trust, k, plain)
     if warm:
-        raise typer.Exit(serving.serve(line, place))
-    serving.become(line, place)
+        raise typer.Exit(serving.serve(line, place, pin))
+    serving.become(line, place, pin)
 
 
 def local(
@@ -459,4 +485,4 @@ def _in_order(folder: Path, pattern: str) -> list[Path]:
     return sorted(folder.glob(pattern), key=lambda path: (len(path.name), path.name))
 
 
-COMMANDS = (certs, register, unregister, submit, app, stop, node, local)
+COMMANDS = (certs, register, unregister, submit, app, app_digest, stop, node, local)

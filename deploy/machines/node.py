@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -14,7 +15,7 @@ import filelock
 
 from client_app.node import KINDS, check
 from common.section import Value
-from deploy.flower import warm
+from deploy.flower import pinned, warm
 from deploy.flower.processes import Processes, environment, executable
 from deploy.machines.certificates import Certificates
 from deploy.run.grpc import node_config, supernode_command
@@ -119,22 +120,43 @@ def command(
     return [*line, "--health-server-address", health] if health else line
 
 
-def become(line: Sequence[str], home: Path) -> NoReturn:
-    """Turn this process into the SuperNode: same process id, same output."""
+def pin(text: str) -> str:
+    """The digest of a bundle as ``--app-digest`` takes it; empty if empty.
+
+    Raises ``ValueError`` for what is none.
+    """
+    if text and not re.fullmatch("[0-9a-f]{64}", text.lower()):
+        raise ValueError(
+            f"--app-digest {text!r} is not allowed; it should be 64 hex digits, as fedmosaic "
+            "app-digest prints them"
+        )
+    return text.lower()
+
+
+def become(line: Sequence[str], home: Path, digest: str = "") -> NoReturn:
+    """Turn this process into the SuperNode: same process id, same output.
+
+    ``digest``: of the only bundle that it runs; empty: it runs what comes.
+    """
     home.mkdir(parents=True, exist_ok=True)
+    env = environment({pinned.PIN: digest} if digest else {}, home)
+    if digest:
+        folder = pinned.stand_in(home / "bin").parent
+        env["PATH"] = os.pathsep.join([str(folder), env["PATH"]])
     os.chdir(home)  # where nothing lies that a ClientApp could import
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(executable(line[0]), list(line), environment({}, home))
+    os.execve(executable(line[0]), list(line), env)
 
 
-def serve(line: Sequence[str], home: Path) -> int:
+def serve(line: Sequence[str], home: Path, digest: str = "") -> int:
     """Run the SuperNode, its client processes forked from a warm one, to its end; exit status.
 
-    SIGTERM and SIGINT end both.
+    SIGTERM and SIGINT end both. ``digest``: as of ``become``.
     """
-    with Processes(home, quiet=False) as processes, warm.stand_ins() as folder:
-        env = environment({}, home)
+    behind = {pinned.PROGRAM: pinned.stand_in(home / "bin")} if digest else {}
+    with Processes(home, quiet=False) as processes, warm.stand_ins(behind) as folder:
+        env = environment({pinned.PIN: digest} if digest else {}, home)
         warm.start(processes, folder, env)
         while not warm.ready(processes, folder):
             time.sleep(0.1)

@@ -13,17 +13,18 @@ import os
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from deploy.report.table import Table, markdown
+from deploy.report.table import Table
 from tests.bench.page import filled
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDED = Path(__file__).with_name("hostile.json")
 PAGE = ROOT / "docs" / "hostile.md"
 TOLD = (
-    *("zeros", "largest", "one number", "constant", "times −10"),
+    *("nobody lies", "zeros", "largest", "one number", "constant", "times −10"),
     *("another client's", "last round's", "labels of one class", "10¹⁸ samples", "another's k"),
 )
 ASIDE = "real"  #: rows of the second table: real federations and what surrounds them
@@ -47,7 +48,7 @@ def lies(recorded: dict[str, dict[str, Any]]) -> Table:
     """What became of each lie, method by method; with the accuracy after an honest round."""
     told = [lie for lie in TOLD if any(lie in of for of in recorded.values())]
     methods = sorted(recorded.keys() - {ASIDE})
-    rows = [[f"`{m}`", *(_cell(recorded[m].get(lie)) for lie in told)] for m in methods]
+    rows = [[m, *(_cell(recorded[m].get(lie)) for lie in told)] for m in methods]
     return Table(["method", *told], rows)
 
 
@@ -61,14 +62,14 @@ def real(recorded: dict[str, dict[str, Any]]) -> Table:
 def _cell(found: dict[str, Any] | None) -> str:
     if found is None:
         return ""
-    accuracy = found.get("accuracy")
-    return str(found["outcome"]) + ("" if accuracy is None else f" ({100 * accuracy:.0f})")
+    accuracy, outcome = found.get("accuracy"), str(found["outcome"])
+    return outcome if accuracy is None else f"{outcome} ({100 * accuracy:.0f})"
 
 
 def write(recorded: dict[str, dict[str, Any]]) -> None:
     """Fill the page's tables."""
     text = PAGE.read_text(encoding="utf-8")
-    tables = {"lies": markdown(lies(recorded)), "real": markdown(real(recorded))}
+    tables = {"lies": partial(lies, recorded), "real": partial(real, recorded)}
     PAGE.write_text(filled(text, tables), encoding="utf-8")
 
 

@@ -10,6 +10,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,20 +111,20 @@ TABLES: dict[str, Callable[[Record, Record], Table]] = {
 }
 
 
-def filled(text: str, tables: Mapping[str, str]) -> str:
+def filled(text: str, tables: Mapping[str, Callable[[], Table]]) -> str:
     """``text`` with each of its tables made anew; ``ValueError`` for a name that is no table's."""
 
     def table(found: re.Match[str]) -> str:
         if found[1] not in tables:
             raise ValueError(f"no table is called {found[1]!r}; there are {', '.join(tables)}")
-        return f"<!-- {found[1]} -->\n{tables[found[1]]}<!-- end -->"
+        return f"<!-- {found[1]} -->\n{markdown(tables[found[1]]())}<!-- end -->"
 
     return re.sub(r"<!-- (\w+) -->\n.*?<!-- end -->", table, text, flags=re.DOTALL)
 
 
 def fill(text: str, grpc: Record, scale: Record) -> str:
     """The page on scale with every table made anew."""
-    return filled(text, {name: markdown(make(grpc, scale)) for name, make in TABLES.items()})
+    return filled(text, {name: partial(make, grpc, scale) for name, make in TABLES.items()})
 
 
 def main() -> None:

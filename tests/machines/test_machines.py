@@ -377,11 +377,12 @@ def test_certs_register_nodes_and_submit_make_a_federation_over_tls(tmp_path: Pa
             "0 of 2 keys registered, 2 were already"
             in typed("register", files.public(0), files.public(1), *to).stdout
         )
+        pin = typed("app-digest").stdout.strip()
         nodes = []
         for i, own in enumerate((["model=mlp", "memory-mb=4000"], ["model=cnn2", "device=cpu"])):
             line = command_line("node", "--superlink", fleet, "--ca", files.ca, "--clients", 2)
             line += ["--replicas", str(tmp_path / "replicas"), "--home", str(tmp_path / f"node{i}")]
-            line += ["--warm-start"] if i else []
+            line += ["--app-digest", pin, *(["--warm-start"] if i else [])]
             own += [f"data-dir={paint(tmp_path / f'images{i}', i, 12 + i)}"]
             own += [f"state-dir={tmp_path / f'state{i}'}"]
             line += [part for setting in own for part in ("-s", setting)]
@@ -401,6 +402,13 @@ def test_certs_register_nodes_and_submit_make_a_federation_over_tls(tmp_path: Pa
         # this machine sees the folder, so the clients and the report are shown as after a run here
         assert "own model" in done.stdout and (out / "report.html").exists()
         assert done.stdout.endswith(f"report: {out / 'report.html'}\n")
+        assert f"app digest {pin}\n" in done.stdout
+        # a bundle with other contents is not run: this one has a table more
+        more = ("-s", "node.0.threads=1", "-s", f"out={tmp_path / 'other'}")
+        other = typed("submit", *sets, *more, *to)
+        assert other.returncode == 1, other.stdout
+        (line,) = [line for line in other.stderr.splitlines() if "--app-digest is" in line]
+        assert "the app bundle that came has the digest" in line and pin in line, line
         # a run that fails says why, and its status is not 0
         again = typed("submit", *sets, *to)
         assert again.returncode == 1 and "holds a run already" in again.stderr, again.stderr

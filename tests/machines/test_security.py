@@ -9,10 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shlex
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent import futures
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -30,9 +29,9 @@ from deploy.flower.control import RunStatus
 from deploy.flower.processes import environment, plain
 from deploy.machines import certificates
 from deploy.machines.certificates import Certificates
-from deploy.run import grpc as runtime
 from deploy.run.grpc import Federation, node_config, start_federation, supernode_command
 from deploy.run.settings import app_folder
+from tests.support.stand_in import standing_in
 from tests.support.tiny import TinyRun, flat
 from tests.support.waiting import until
 
@@ -93,21 +92,9 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     work = tmp_path_factory.mktemp("security")
     keys = certificates.make(work / "certs", ["127.0.0.1"], clients=UNKNOWN + 1)
     strangers = certificates.make(work / "others", ["127.0.0.1"], clients=1)
-    liar = work / "bin"
-    liar.mkdir()
-    program = liar / "flwr-clientapp"
-    script = (Path(__file__).parents[1] / "support" / "liar.py").resolve()
-    program.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, str(script)])} "$@"\n')
-    program.chmod(0o755)
-    path = os.pathsep.join([str(liar), str(Path(sys.executable).parent), os.environ["PATH"]])
     liars = work / "federation" / "home" / "supernode-1"
-
-    def of_a_node(extra: Mapping[str, str], home: Path) -> dict[str, str]:
-        return environment({**extra, "PATH": path} if home == liars else extra, home)
-
     with contextlib.ExitStack() as stack:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(runtime, "environment", of_a_node)
+        with standing_in("liar.py", liars, work / "bin"):
             federation = stack.enter_context(
                 start_federation(
                     app=app_folder(),

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
+from client_app.participant import Participant
 from common.config import Value
 from common.seal.body import packed
 from deploy.machines.certificates import Certificates, make
@@ -397,3 +399,38 @@ def test_a_resumed_run_begins_new_sessions(tmp_path: Path, keys: Certificates) -
     sealed_run(tmp_path / "out", keys, rounds=1)
     resumed = sealed_run(tmp_path / "out", keys, rounds=2, resume=True)
     assert resumed.weights == straight.weights
+
+
+def test_a_round_that_is_undone_goes_on_sealed(
+    tmp_path: Path, keys: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = Participant.train
+
+    def lying(self: Participant, t: int, parameters: Any, *given: Any, **named: Any) -> Any:
+        own = list(parameters)
+        metrics = honest(self, t, own, *given, **named)
+        if self.k == 1:
+            with torch.no_grad():
+                own[0].view(-1)[3] = 3e38
+        return metrics
+
+    monkeypatch.setattr(Participant, "train", lying)
+    relays: list[Relay] = []
+
+    def relay(*given: Any) -> Relay:
+        relays.append(Relay(*given))
+        return relays[0]
+
+    sealed = sealed_run(tmp_path / "out", keys, relay, sanity=0)
+    (undone,) = sealed.journal[1]["undone"]
+    assert undone["suspects"] == [1] and undone["round"] == 1
+    assert [entry["replied"] for entry in sealed.journal[1:]] == [[0, 2]] * 2
+    shares = set[object]()
+    for message in relays[0].seen:
+        hello = message.metadata.message_type == "query.hello"
+        assert hello or set(message.content) == {"sealed", "seal"}
+        shares |= {message.content.config_records["seal"]["offer"]} if hello else set()
+    assert len(shares) == 2, "the round is begun again with an offer of its own"
+    plain = play(settings(tmp_path / "plain", sanity=0))
+    assert sealed.weights == plain.weights
+    assert timeless(sealed) == timeless(plain)

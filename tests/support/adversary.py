@@ -84,6 +84,11 @@ class Lying(Loopback, ABC):  # type: ignore[misc]
         return up
 
 
+@final
+class Nobody(Lying):
+    told = "nobody lies"
+
+
 class Numbers(Lying):
     """Every number of the answer is another one."""
 
@@ -228,7 +233,7 @@ class Pretender(Lying):
 
 
 ATTEMPTS: tuple[type[Lying], ...] = (
-    *(Zeros, Largest, Single, Constant, Opposite),
+    *(Nobody, Zeros, Largest, Single, Constant, Opposite),
     *(Another, Stale, Labels),
 )
 CENSUS: tuple[type[Lying], ...] = (Boast, Pretender)

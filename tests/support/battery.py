@@ -174,7 +174,7 @@ class Crashing(Loopback):  # type: ignore[misc]
         return names
 
 
-class Ending(Crashing):
+class Ending(Crashing):  # type: ignore[misc]
     """Dies at the end of round 1."""
 
     trained = False

@@ -57,9 +57,8 @@ def goes_on(method: str, out: Path) -> TinyRun:
     """The run resumed with everybody honest, one round longer than before."""
     resumed = play({**settings(method, out), "rounds": ROUNDS + 1, "resume": True})
     assert resumed.summary["status"] == COMPLETED and resumed.journal[-1]["round"] == ROUNDS + 1
-    weights = load_file(out / "model.safetensors")
-    finite = [bool(w.isfinite().all()) for w in weights.values()]
-    assert all(finite), f"{finite.count(False)} of {len(finite)} tensors are not finite"
+    if (model := out / "model.safetensors").exists():  # not every method has one
+        assert all(bool(w.isfinite().all()) for w in load_file(model).values())
     scored = [entry.get("loss") for entry in resumed.journal]
     assert all(loss is None or math.isfinite(loss) for loss in scored)
     return resumed
