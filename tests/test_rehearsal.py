@@ -16,7 +16,7 @@ from torch import Tensor
 
 from common import seeds
 from common.version import ROOT
-from tests.support.battery import METHODS, config
+from tests.support import battery
 from tests.support.rehearsal import NAME, rehearsing
 from tests.support.tiny import play
 
@@ -46,11 +46,11 @@ def test_the_whole_battery_on_the_device() -> None:
 
 
 @there
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", battery.METHODS)
 def test_it_gives_the_cpus_bits(method: str, tmp_path: Path) -> None:
-    here = play(config(method, tmp_path / "cpu", rounds=2))
+    here = play(battery.config(method, tmp_path / "cpu", rounds=2))
     with rehearsing():
-        device = play(config(method, tmp_path / NAME, rounds=2))
+        device = play(battery.config(method, tmp_path / NAME, rounds=2))
     assert device.timeless == here.timeless and device.weights == here.weights
 
 
