@@ -81,12 +81,12 @@ def _answer(
     from client_app.participant import Participant
     from client_app.seal import opened
     from common.files import Damaged
-    from common.parse import parse
+    from common.parse import parse_once
 
     letter: Letter | None = None
     try:
         letter = opened(message, context)
-        config = parse(context.run_config)
+        config = parse_once(context.run_config)
         handler = half(config.run.method)
         if (expected := kind(handler)) is None:
             raise ValueError(f"method = {config.run.method!r} has one exchange in a round")

@@ -92,9 +92,9 @@ class Handler(ABC, Generic[O, D]):
 
     def shared(self, w: StateDict, spec: str) -> Classifier:
         """What the client scores of a global model: by default of the architecture ``spec`` that
-        the server names, or of its own way to see it.
+        the server names, or of its own way to see it. Nobody keeps it beyond the next call.
         """
-        return self.participant.model(spec or self.shared_spec, w)
+        return self.task.shown(spec or self.shared_spec, w)
 
     def score(self, ask: Ask) -> Score:
         """Accuracies of the client's own and of the global model on the client's test share."""

@@ -11,6 +11,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import final
 
@@ -24,6 +25,12 @@ from common.seal.session import Keys, Offer, Place, Signed
 from common.section import Value
 
 ROOT = Path(__file__).resolve().parents[1]  #: of the bundle
+
+
+@cache
+def _app() -> str:
+    """The digest of the bundle; read once by a process that serves many clients."""
+    return session.app_digest(ROOT)
 
 
 class Letter(ABC):
@@ -82,7 +89,7 @@ class Sealed(Letter):
             raise ValueError(f"the offer is for the experiment {self.offer.experiment!r}")
         if session.config_digest(settings) != self.offer.config:
             raise ValueError("the run config that came is not the ServerApp's: it was changed")
-        if self.accept is not None and session.app_digest(ROOT) != self.offer.app:
+        if self.accept is not None and _app() != self.offer.app:
             raise ValueError("the app bundle that came is not the ServerApp's: it was changed")
 
     def admit(self, folder: Path) -> None:

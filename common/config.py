@@ -113,6 +113,9 @@ class Run(Section):
     """Written to the summary by the launcher; changes nothing else."""
     timeout: Positive = 3600.0
     """Seconds to wait for the replies of one exchange."""
+    window: AtLeastOne = 1000
+    """Most messages of an exchange that wait for a reply at once; the others wait for their turn,
+    within ``timeout``."""
     wait: Positive = 120.0
     """Seconds to wait at the start until all clients are connected."""
     device: Annotated[str, Field(pattern=DEVICES)] = "auto"
@@ -251,6 +254,8 @@ class Score(Section):
     """The server's model is scored every so many rounds, and after the last."""
     clients_every: Annotated[int, Field(ge=0)] = 0
     """Clients score on their own test shares every so many rounds; 0: after the last only."""
+    clients: Annotated[int, Field(ge=0)] = 0
+    """How many clients score, a sample that is drawn once for the run; 0: all."""
     target: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Test accuracy of which the summary says in which round it was reached; 0: none."""
     stop: bool = False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import TypeVar
 
 from pydantic import ValidationError
@@ -88,6 +89,16 @@ def parse(flat: Mapping[str, Value], *, every: bool = False) -> Config:
     options.check_privacy(config)
     options.check(config)
     return config
+
+
+def parse_once(flat: Mapping[str, Value]) -> Config:
+    """``parse``, which a process of many clients does once for all messages of a run."""
+    return _parsed(tuple((key, type(value), value) for key, value in flat.items()))
+
+
+@lru_cache(maxsize=2)
+def _parsed(items: tuple[tuple[str, type[Value], Value], ...]) -> Config:
+    return parse({key: value for key, _, value in items})
 
 
 def tables(method: str = "") -> dict[str, type[Section]]:

@@ -39,5 +39,14 @@ def scope(seed: int, *name: str | int) -> Iterator[None]:
     """Run a block on a named global torch state and restore the former state afterwards."""
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(key(seed, *name))
+        _seed(key(seed, *name))
         yield
+
+
+def _seed(number: int) -> None:
+    """``torch.manual_seed`` without the devices that we do not compute on: for each of them that is
+    not there it keeps the call and prints the stack, which takes longer than a small network.
+    """
+    torch.default_generator.manual_seed(number)
+    if torch.backends.cuda.is_built():
+        torch.cuda.manual_seed_all(number)

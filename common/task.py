@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
 from common import models, optimise, seeds
-from common.config import Config
+from common.config import Config, MemoryFormat
 from common.data.batches import Batches, check_augment, evaluation_batches, lengths
 from common.data.dataset import Dataset
 from common.device import Net, arrange
@@ -108,6 +108,19 @@ class Task:
         elif first and (file := self.config.run.weights):
             net.load_state_dict(self._from_file(net, file), strict=False)
         return self.place(net)
+
+    def shown(self, spec: str, weights: StateDict) -> Classifier:
+        """A network with ``weights`` that is only looked at, until the next call.
+
+        Drawing what the weights then overwrite takes longer than loading them, so a process keeps
+        one network of each of our own architectures for this.
+        """
+        if models.parse(spec)[0] not in models.MODELS:
+            return self.build(spec, weights, name=("shown",))
+        layout = self.config.train.memory_format
+        net = _shown(spec, self.shape, self.num_classes, self.stem, self.projection, layout)
+        net.load_state_dict(weights)
+        return net.to(self.device)
 
     def check_weights(self, spec: str) -> None:
         """Raise a one-line ``ValueError`` if a network of this architecture cannot start from the
@@ -254,6 +267,14 @@ def _layers(spec: str, shape: Shape, classes: int, stem: str, projection: bool) 
     with torch.device("meta"):
         net = models.build(spec, shape, classes, seed=0, stem=stem, projection=projection)
         return dict(net.state_dict())
+
+
+@lru_cache(maxsize=4)
+def _shown(
+    spec: str, shape: Shape, classes: int, stem: str, projection: bool, layout: MemoryFormat
+) -> Classifier:
+    net = models.build(spec, shape, classes, seed=0, stem=stem, projection=projection)
+    return arrange(net, layout)
 
 
 class Result(NamedTuple):

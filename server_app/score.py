@@ -9,6 +9,7 @@ from typing import final
 
 import torch
 
+from common import seeds
 from common.config import MethodOptions
 from common.data.dataset import Dataset
 from common.journal import ClientScore, Entry, Fairness, Spread
@@ -87,6 +88,14 @@ class Scorer:
             results = [evaluate(net, self.x, self.y, self.task, bn=bn) for net in nets]
             found[bn] = fmean(result.accuracy for result in results)
         return found
+
+    def sample(self, clients: Sequence[Client]) -> list[Client]:
+        """Those that score, in order of k: the same ones every time."""
+        size = self.task.config.score.clients
+        if not 0 < size < len(clients):
+            return list(clients)
+        drawn = seeds.rng(self.task.seed, "score-clients").permutation(len(clients))[:size]
+        return [clients[k] for k in sorted(drawn.tolist())]
 
     def client_check(self) -> Callable[[Client, ClientReply], None]:
         """Raises ``ValueError`` unless a client's score is over its test samples of the census, and

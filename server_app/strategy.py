@@ -221,7 +221,7 @@ class MethodStrategy(Strategy):
     # Scoring at the clients.
 
     def configure_evaluate(self, server_round: int, *_: object, **__: object) -> Iterable[Message]:
-        """Messages that ask every client to score models."""
+        """Messages that ask the clients of ``score.clients`` to score models."""
         networks, own = self.scorer.shown.networks(), self.method.global_spec
         further = self.scorer.shown.further()
 
@@ -231,7 +231,8 @@ class MethodStrategy(Strategy):
 
         asks = {name: ask(net.spec, snapshot(net)) for name, net in networks.items()}
         asks = asks or {own: ask("", self.scorer.shown.ask())}
-        payloads = ((c, asks[self.method.scored_by(c) if networks else own]) for c in self.clients)
+        to = self.scorer.sample(self.clients)
+        payloads = ((c, asks[self.method.scored_by(c) if networks else own]) for c in to)
         return self.post.letters(server_round, "evaluate", payloads).values()
 
     def aggregate_evaluate(

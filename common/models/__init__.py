@@ -386,10 +386,11 @@ def count(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+@lru_cache(maxsize=1024)
 def parameters(
     spec: str, shape: Shape, classes: int, *, stem: str = "auto", projection: bool = False
 ) -> int:
-    """The number of parameters of a network that is not built."""
+    """The number of parameters of a network that is not built; counted once in a process."""
     with torch.device("meta"):
         return count(build(spec, shape, classes, seed=0, stem=stem, projection=projection))
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from flwr.app import Message
-from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.app import Message, RecordDict
+from flwr.common.serde import message_from_proto, message_to_proto, recorddict_to_proto
+from flwr.common.serde_utils import metadata_to_proto
 from flwr.common.typing import Run
 from flwr.proto.message_pb2 import Message as ProtoMessage
 
@@ -19,17 +20,23 @@ def from_bytes(data: bytes) -> Message:
     return message_from_proto(ProtoMessage.FromString(data))
 
 
-def sent(message: Message, run_id: int, name: str) -> tuple[bytes, Message]:
-    """What a SuperLink hands on of a message that it calls ``name``; and the same without content.
+def packed(content: RecordDict) -> bytes:
+    """What a message holds, to be put behind the ``head`` of every message that holds it."""
+    data: bytes = ProtoMessage(content=recorddict_to_proto(content)).SerializeToString()
+    return data
 
-    The second can be replied to, and holds none of the first one's memory.
-    """
-    proto = message_to_proto(message)
+
+def head(message: Message, run_id: int, name: str) -> bytes:
+    """All that a SuperLink hands on of a message which it calls ``name``, but for its content."""
+    proto = ProtoMessage(metadata=metadata_to_proto(message.metadata))
     proto.metadata.run_id, proto.metadata.message_id = run_id, name
-    data = proto.SerializeToString()
-    proto.ClearField("content")
-    proto.content.SetInParent()
-    return data, message_from_proto(proto)
+    data: bytes = proto.SerializeToString()
+    return data
+
+
+def empty(head: bytes) -> Message:
+    """The message of a ``head``, without what it held; it can be replied to."""
+    return from_bytes(head + packed(RecordDict()))
 
 
 def nameless_run(run_id: int) -> Run:

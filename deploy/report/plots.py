@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
+from common.crowd import MANY, thinned
 from common.data.picture import bubbles
 from common.journal import Entry
 from common.metrics import fairness, over_mixtures
@@ -128,6 +129,25 @@ def clients(run: Run) -> Figure:
     return figure
 
 
+@style()
+def ascending(run: Run) -> Figure:
+    """The accuracies of many clients in ascending order, against the share of them."""
+    figure, axes = frame(WIDE)
+    told = {"own model": [s.accuracy for _, s in run.scores()]} if run.own_models else {}
+    told["global model"] = [s.accuracy_global for _, s in run.scores()]
+    known = {name: sorted(v for v in values if v is not None) for name, values in told.items()}
+    drawn = {name: thinned(values) for name, values in known.items() if values}
+    for i, values in enumerate(drawn.values()):
+        axes.plot(np.linspace(0, 1, len(values)), values, color=series(i))
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1)
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.set_xlabel("clients with at most this accuracy")
+    _legend_above(figure, [Patch(color=series(i)) for i in range(len(drawn))], [*drawn])
+    return figure
+
+
 def spread(groups: Groups) -> Figure:
     """Every client as a dot, the mean over clients, and seeds, as a stroke, one row per group."""
     rows = []
@@ -141,6 +161,8 @@ def spread(groups: Groups) -> Figure:
         means = group.values(lambda run: run.mean_on_clients()[1])
         mean = over_seeds(means)[0] if means else math.nan
         whose = group.runs[0].mean_on_clients()[0]
+        if len(dots) > MANY:
+            dots = list(thinned(sorted(dots)))
         values, texts = [a for a, _ in dots], [text for _, text in dots]
         rows.append((f"{_short(group.label, 36)}\n{whose}", values, mean, texts))
     said = "accuracy on each client's own test share"
@@ -150,8 +172,9 @@ def spread(groups: Groups) -> Figure:
 def distribution(models: Models) -> Figure:
     """A row for each model: every client a dot, AMP a stroke."""
     rows = [
-        (name, values, fairness(values, sizes)["amp"], [percent(value) for value in values])
+        (name, shown, fairness(values, sizes)["amp"], [percent(value) for value in shown])
         for name, (values, sizes) in models.items()
+        for shown in [list(thinned(sorted(values))) if len(values) > MANY else values]
     ]
     height = 1.1 + 0.5 * len(models)
     return _dots((HALF[0], height), rows, (-0.02, 1.02), "accuracy on the own test share")
@@ -246,7 +269,8 @@ def by_time(groups: Groups) -> Figure:
 @style()
 def partition(run: Run) -> Figure | None:
     """How the classes are spread over the clients, as bubbles; None if the census does not say."""
-    held = [member.counts or [] for member in run.members]
+    members = thinned(run.members)
+    held = [member.counts or [] for member in members]
     if len({len(counts) for counts in held}) != 1 or not held[0] or min(map(min, held)) < 0:
         return None
     counts = np.array(held)
@@ -254,7 +278,7 @@ def partition(run: Run) -> Figure | None:
     figure = bubbles(counts, classes=[_short(name, 16) for name in names], color=series(0))
     called = names or [str(c) for c in range(counts.shape[1])]
     texts = [
-        f"client {run.members[k].k}, class {called[c]}: {counts[k, c]:,}"
+        f"client {members[k].k}, class {called[c]}: {counts[k, c]:,}"
         for k, c in zip(*np.nonzero(counts), strict=True)
     ]
     say(figure.axes[0].collections[0], texts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from common.config import SECTIONS
+from common.crowd import MANY
 from common.methods import names as methods
 from common.methods import options
 from common.metrics import fairness as measures
@@ -12,6 +13,7 @@ from common.parse import auto_of, usual
 from deploy.report import plots
 from deploy.report.groups import Group
 from deploy.report.layout import Card, Section
+from deploy.report.many import of_many
 from deploy.report.plots import Groups
 from deploy.report.read import Run, scalars, total
 from deploy.report.table import Cell, Table
@@ -42,6 +44,11 @@ def clients(run: Run) -> Section | None:
     whose, mean = run.mean_on_clients()
     told = f"{whose} {percent(mean)}"
     alt = f"Bars: accuracy of {len(scores)} clients on their own test shares; {told}."
+    lead = f"Accuracy on each client's own test share. {MEAN}: {told}."
+    if len(scores) > MANY:
+        alt = f"Curve: accuracy of {len(scores)} clients in ascending order; {told}."
+        card = Card("", plots.ascending(run), alt, behind=of_many(run), span=12)
+        return Section("Clients", [card], lead)
     models = run.models()
     header = ("client", "model", "samples", "parameters", "own model", "global model")
     rows = []
@@ -50,7 +57,6 @@ def clients(run: Run) -> Section | None:
         shares = (percent(s.accuracy if run.own_models else None), percent(s.accuracy_global))
         rows.append((k, m.model, number(m.n), number(m.parameters), *shares))
     card = Card("", plots.clients(run), alt, behind=Table(header, rows, "llr"), span=12)
-    lead = f"Accuracy on each client's own test share. {MEAN}: {told}."
     return Section("Clients", [card], lead)
 
 
@@ -94,6 +100,8 @@ def data(run: Run) -> Section | None:
         f"{number(n)} training samples on {len(run.members)} clients; "
         "the area of a bubble is the number of samples of a class that a client holds."
     )
+    if len(run.members) > MANY:
+        lead += f" Shown are {MANY} of them."
     span = 6 if figure.get_figwidth() < 7.5 else 12
     cards = [Card("Samples per class", figure, alt, span=span)]
     return Section("Data and models", [*cards, Card("Architectures", table=_fleet(run))], lead)
@@ -228,7 +236,10 @@ def failures(groups: Groups) -> Section:
     runs = [each for group in groups for each in group.named]
     several = len(runs) > 1
     told = [(label, f) for label, run in runs for f in run.failures()]
-    rows = [(label, number(f.round), number(f.k), f.reason)[not several :] for label, f in told]
+    more = len(told) - MANY
+    rows = [
+        (label, number(f.round), number(f.k), f.reason)[not several :] for label, f in told[:MANY]
+    ]
     if not rows:
         text = "None: every reply came and was good."
         if any(run.secret for _, run in runs):
@@ -236,6 +247,7 @@ def failures(groups: Groups) -> Section:
         return Section("Failures", [Card("", text=text, span=12)])
     header = ("run", "round", "client", "reason")[not several :]
     lead = "Such a reply enters no average."
+    lead += f" {more} more are in the journal." if more > 0 else ""
     return Section("Failures", [Card("", table=Table(header, rows, "l"), span=12)], lead)
 
 

@@ -26,14 +26,16 @@ from flwr.serverapp import Grid
 from common.config import Value
 from common.methods import names
 from common.version import ROOT
-from deploy.flower.messages import from_bytes, nameless_run, sent, to_bytes
+from deploy.flower.messages import empty, from_bytes, head, nameless_run, packed, to_bytes
 
 RUN_ID = 1
 WORKER_LOST = 5
 """Flower's code for a node that went away."""
 
+KEPT = 4  #: contents that are held in packed form, for further messages with the same one
+
 NodeConfig = dict[str, Value]
-Work = tuple[bytes, int, NodeConfig, dict[str, Value]]  #: message, node, its config, the run's
+Work = tuple[bytes, bytes, int, NodeConfig]  #: message without content, that, node, its config
 
 
 @final
@@ -61,7 +63,9 @@ class Loopback(Grid):
         self._pool: ProcessPoolExecutor | None = None
         self._sent = 0
         self._answers: dict[str, Future[bytes]] = {}
-        self._questions: dict[str, Message] = {}  # without what they hold
+        self._questions: dict[str, bytes] = {}  # without what they hold
+        self._done: set[str] = set()
+        self._packed: dict[int, tuple[RecordDict, bytes]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -101,42 +105,51 @@ class Loopback(Grid):
     def _push(self, message: Message) -> str:
         self._sent += 1
         name = str(self._sent)
-        data, self._questions[name] = sent(message, RUN_ID, name)
+        self._questions[name] = head(message, RUN_ID, name)
         node = message.metadata.dst_node_id
-        work = (data, node, self._nodes[node], self._run_config)
+        work = (self._questions[name], self._content(message), node, self._nodes[node])
         if self._workers == 0:
             answer: Future[bytes] = Future()
-            answer.set_result(_serve(*work))
+            answer.set_result(_serve(*work, self._run_config))
         else:
             answer = self._submit(work)
         self._answers[name] = answer
+        answer.add_done_callback(lambda _: self._done.add(name))
         return name
+
+    def _content(self, message: Message) -> bytes:
+        """What it holds, packed; once for the messages that follow with the same."""
+        content = message.content
+        if id(content) not in self._packed:
+            if len(self._packed) == KEPT:
+                del self._packed[next(iter(self._packed))]
+            self._packed[id(content)] = content, packed(content)
+        return self._packed[id(content)][1]
 
     def _submit(self, work: Work) -> Future[bytes]:
         for _ in range(2):
             if self._pool is None:
                 ahead = imported_ahead(str(self._run_config["method"]))
-                self._pool = _start_pool(self._workers, ahead)
+                self._pool = _start_pool(self._workers, ahead, self._run_config)
             try:
                 with _no_main():
-                    return self._pool.submit(_serve, *work)
+                    return self._pool.submit(_serve_in_worker, *work)
             except BrokenProcessPool:  # a worker was killed earlier; the next pool is whole again
                 self.__exit__()
         raise AssertionError("a new pool takes work")
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         replies = []
-        for name in list(message_ids):
-            answer = self._answers.get(name)
-            if answer is None or not answer.done():
-                continue
-            del self._answers[name]
-            question = self._questions.pop(name)
+        for name in [name for name in message_ids if name in self._done]:
+            self._done.discard(name)
+            answer, question = self._answers.pop(name), self._questions.pop(name)
             try:
                 replies.append(from_bytes(answer.result()))
             except (BrokenProcessPool, MemoryError, OSError) as error:
                 reason = f"the client's process was lost: {error}".partition("\n")[0]
-                replies.append(Message(Error(WORKER_LOST, reason), reply_to=question))
+                replies.append(Message(Error(WORKER_LOST, reason), reply_to=empty(question)))
+        if not self._answers:
+            self._packed.clear()
         return replies
 
     def send_and_receive(
@@ -174,7 +187,9 @@ def _no_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _start_pool(workers: int, ahead: list[str]) -> ProcessPoolExecutor:
+def _start_pool(
+    workers: int, ahead: list[str], run_config: dict[str, Value]
+) -> ProcessPoolExecutor:
     """Workers fork from a server that has imported ``ahead``, so each starts in milliseconds.
 
     The server is the process's own: one that serves several runs imported what the first one needs.
@@ -184,7 +199,9 @@ def _start_pool(workers: int, ahead: list[str]) -> ProcessPoolExecutor:
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     with environment("PYTHONPATH", path):  # the server looks nowhere else for what it imports
         forkserver.ensure_running()
-    return ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker)
+    return ProcessPoolExecutor(
+        workers, mp_context=context, initializer=_begin_worker, initargs=(run_config,)
+    )
 
 
 @contextmanager
@@ -201,8 +218,13 @@ def environment(name: str, value: str) -> Iterator[None]:
             os.environ[name] = before
 
 
-def _begin_worker() -> None:
+_run_config: dict[str, Value] = {}
+"""The run's, in a worker."""
+
+
+def _begin_worker(run_config: dict[str, Value]) -> None:
     """Leave Ctrl-C to the parent, and do not outlive it."""
+    _run_config.update(run_config)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -216,9 +238,15 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _serve(data: bytes, node: int, config: NodeConfig, run_config: dict[str, Value]) -> bytes:
+def _serve_in_worker(head: bytes, content: bytes, node: int, config: NodeConfig) -> bytes:
+    return _serve(head, content, node, config, _run_config)
+
+
+def _serve(
+    head: bytes, content: bytes, node: int, config: NodeConfig, run_config: dict[str, Value]
+) -> bytes:
     """What a SuperNode's client process does with one message."""
     from client_app.app import app
 
-    context = Context(RUN_ID, node, config, RecordDict(), run_config)
-    return to_bytes(app(from_bytes(data), context))
+    context = Context(RUN_ID, node, config, RecordDict(), dict(run_config))
+    return to_bytes(app(from_bytes(head + content), context))

@@ -20,10 +20,14 @@ from rich.spinner import Spinner
 from rich.table import Table as Lines
 from rich.text import Text
 
+from common.crowd import MANY
 from common.journal import Entry, OtherVersion
+from deploy.report.many import of_many
 from deploy.report.read import Run
 from deploy.report.table import Table, terminal
 from deploy.report.text import NONE, clean, duration, number, percent, size
+
+FEW = 20  #: failures that are told, of a round and of a run
 
 
 @final
@@ -127,8 +131,10 @@ class Progress:
         self._phase = ""
         for note in entry.notes:
             self.warn(note)
-        for failure in entry.failures:
+        for failure in entry.failures[:FEW]:
             self.warn(f"round {t}: client {failure.k} failed: {clean(failure.reason)}")
+        if (more := len(entry.failures) - FEW) > 0:
+            self.warn(f"round {t}: {more} more failed; the journal says why")
         if self._live is None:
             self._print(self._line(t, entry))
 
@@ -177,14 +183,17 @@ class Progress:
 
 def show_summary(run: Run, console: Console) -> None:
     """The clients (own and global model's accuracy on their test shares), then the result."""
-    rows = [
-        (
-            *(str(s.k), m.model, number(m.n)),
-            *(percent(s.accuracy if run.own_models else None), percent(s.accuracy_global)),
-        )
-        for m, s in run.scores()
-    ]
-    if rows:
+    if len(scores := run.scores()) > MANY:
+        console.print(*terminal(of_many(run)))
+    elif scores:
+        own = run.own_models
+        rows = [
+            (
+                *(str(s.k), m.model, number(m.n)),
+                *(percent(s.accuracy if own else None), percent(s.accuracy_global)),
+            )
+            for m, s in scores
+        ]
         header = ("client", "model", "samples", "own model", "global model")
         console.print(*terminal(Table(header, rows, "rlr")))
     told, summary = run.headline(), run.summary
@@ -207,8 +216,10 @@ def show_summary(run: Run, console: Console) -> None:
     for name, of in fairness.models.items() if fairness else ():
         line = f"mean {percent(of.amp)} (AMP), worst {percent(of.wlp)} (WLP)"
         lines.append((f"on clients: {name}", line))
-    failures = (f"client {f.k}, round {f.round}: {f.reason}" for f in run.failures())
-    lines += [("failure", clean(reason, 300)) for reason in failures]
+    failures = [f"client {f.k}, round {f.round}: {f.reason}" for f in run.failures()]
+    lines += [("failure", clean(reason, 300)) for reason in failures[:FEW]]
+    if (more := len(failures) - FEW) > 0:
+        lines.append(("failure", f"and {more} more, in the journal"))
     result = Lines.grid(padding=(0, 2))
     for name, text in lines:
         result.add_row(Text(name, style="yellow" if name == "failure" else "dim"), Text(text))

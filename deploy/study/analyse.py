@@ -79,7 +79,8 @@ class Analysis:
     clients: list[str]
     cka: dict[str, float]
     cka_pairs: dict[str, list[list[float]]]
-    tsne: Map
+    tsne: Map | None
+    """None where the architectures' features have several widths."""
     overheads: Overheads
 
 
@@ -133,7 +134,8 @@ def _one(further: Further, images: int, label: int) -> tuple[Analysis, dict[str,
         tsne=drawn,
         overheads=overheads(further),
     )
-    return result, {"cka": heat_maps(matrices, names), "tsne": plane(drawn)}
+    pictures = {"cka": heat_maps(matrices, names)}
+    return result, pictures if drawn is None else {**pictures, "tsne": plane(drawn)}
 
 
 def _three(owned: list[tuple[Client, Split]]) -> dict[str, Split]:
@@ -167,7 +169,7 @@ def _table(alike: Mapping[str, Sequence[Analysis]]) -> Table:
     rows = []
     for label, ones in alike.items():
         cka = ([one.cka.get(stage, math.nan) for one in ones] for stage in stages)
-        apart = _told([one.tsne.separation for one in ones])
+        apart = _told([one.tsne.separation if one.tsne else math.nan for one in ones])
         cost = Overheads(**_mean([asdict(one.overheads) for one in ones]))
         sent = (f"{cost.parameters / 1e6:.2f} M", f"{cost.further_up:,.0f}")
         rows.append((clean(label), *map(_told, cka), apart, *sent, f"{cost.memory_mb:.1f} MB"))
@@ -177,6 +179,8 @@ def _table(alike: Mapping[str, Sequence[Analysis]]) -> Table:
 
 
 def _told(values: Sequence[float]) -> str:
+    if not all(map(math.isfinite, values)):
+        return "–"
     half = half_width(values)
     return f"{fmean(values):.3f}" + ("" if half is None else f" ± {half:.3f}")
 
@@ -315,8 +319,12 @@ def mean_pair(matrix: Tensor) -> float:
     return float((matrix.sum() - matrix.diagonal().sum()) / (m * (m - 1)))
 
 
-def class_map(nets: dict[str, Split], label: int, dataset: Dataset, task: Task, images: int) -> Map:
+def class_map(
+    nets: dict[str, Split], label: int, dataset: Dataset, task: Task, images: int
+) -> Map | None:
     """t-SNE of up to ``images`` test images of one class in the third stage (or the last).
+
+    None if the features there are not of one shape: they lie in different spaces.
 
     ``nets``: up to three networks of different architectures, by name.
     """
@@ -329,6 +337,8 @@ def class_map(nets: dict[str, Split], label: int, dataset: Dataset, task: Task, 
     names = list(nets)
     seen = [features(net, x, task) for net in nets.values()]
     stage = list(seen[0])[:3][-1]
+    if len({found[stage].shape for found in seen}) > 1:
+        return None
     stacked = np.concatenate([found[stage].flatten(1).numpy() for found in seen])
     near = min(30.0, (len(stacked) - 1) / 3)
     plane = TSNE(perplexity=near, init="pca", random_state=task.seed)  # type: ignore[no-untyped-call]

@@ -23,6 +23,7 @@ FREE = {
     "run": {
         *("resume", "runtime", "out", "state_dir", "rounds", "timeout", "wait", "experiment"),
         *("max_samples", "rebind", "track", "plugins", "from_round", "keep", "sanity"),
+        "window",
     },
     "score": {"stop"},
     "wire": {"max_mb"},

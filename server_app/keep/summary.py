@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 
 from common import model_file
 from common.config import Config
+from common.crowd import MANY, quantiles
 from common.files import write_atomically
 from common.journal import ClientScore, Entry
 from common.metrics import Accuracy, over_rounds, rounds_to
@@ -36,6 +38,7 @@ def write(
     last = rounds[-1] if rounds else Entry(round=0)
     accuracies = [entry.accuracy for entry in rounds if entry.accuracy is not None]
     fair = next((entry.fairness for entry in reversed(rounds) if entry.fairness), None)
+    failures = [failure.model_dump() for entry in entries for failure in entry.failures]
     summary = {
         "status": "stopped" if error else "completed",
         "error": error,
@@ -57,12 +60,14 @@ def write(
         "coefficients": last.coefficients or None,
         "cost": _cost(rounds),
         "clients": _clients(entries),
+        **_of_many(entries),
         "bytes": _sums(entry.bytes for entry in entries),
         "seconds": round(sum(entry.seconds.get("total", 0.0) for entry in entries), 3),
         "seconds_by_phase": {
             phase: round(spent, 3) for phase, spent in _sums(e.seconds for e in entries).items()
         },
-        "failures": [failure.model_dump() for entry in entries for failure in entry.failures],
+        "failures": failures[:MANY],
+        **({"further_failures": len(failures) - MANY} if len(failures) > MANY else {}),
         "weights_sha256": model_file.digest(weights) if weights is not None else None,
         **({"privacy": _privacy(config, last)} if last.privacy else {}),
         "versions": {
@@ -114,11 +119,10 @@ def check_incomplete(folder: Path, config: Config) -> None:
 
 
 def _clients(entries: list[Entry]) -> list[dict[str, object]]:
-    """k, model, n of every client, with its last scores."""
-    if not entries:
+    """k, model, n of every client, with its last scores; none of more than ``MANY``."""
+    if not entries or len(entries[0].clients) > MANY:
         return []
-    scored = next((entry.scores for entry in reversed(entries) if entry.scores), [])
-    by_k = {score.k: score for score in scored}
+    by_k = {score.k: score for score in _scores(entries)}
     nothing = ClientScore(k=-1)
     return [
         {
@@ -131,6 +135,27 @@ def _clients(entries: list[Entry]) -> list[dict[str, object]]:
         }
         for client in entries[0].clients
     ]
+
+
+def _scores(entries: list[Entry]) -> list[ClientScore]:
+    """The clients' last ones."""
+    return next((entry.scores for entry in reversed(entries) if entry.scores), [])
+
+
+def _of_many(entries: list[Entry]) -> dict[str, object]:
+    """What stands for ``clients`` where there are many: the journal has each one."""
+    if not entries or len(entries[0].clients) <= MANY:
+        return {}
+    members, scores = entries[0].clients, _scores(entries)
+    told = {
+        "count": len(members),
+        "scored": len(scores),
+        "models": Counter(member.model for member in members),
+        "n": quantiles(member.n for member in members),
+        "accuracy": quantiles(score.accuracy for score in scores),
+        "accuracy_global": quantiles(score.accuracy_global for score in scores),
+    }
+    return {"clients_in_all": told}
 
 
 def _named_accuracies(rounds: list[dict[str, float]]) -> dict[str, Accuracy]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Iterable
 
 import grpc
@@ -19,6 +20,7 @@ from common.journal import Failure
 from server_app.stopped import Stopped
 
 FIRST_POLL, LAST_POLL = 0.005, 0.1
+WINDOW = 1000  #: messages that wait for a reply at once
 LONGEST = 400  #: characters of a reason in the journal
 UNAVAILABLE = 3  #: Flower's code for what has outlived its ttl, and for a reply never whole
 LATE = 30.0  #: seconds of ttl beyond the timeout: whole replies may wait behind half ones
@@ -27,12 +29,13 @@ log = logging.getLogger("flwr.fedmosaic")
 
 
 def exchange(
-    grid: Grid, messages: dict[int, Message], timeout: float, t: int
+    grid: Grid, messages: dict[int, Message], timeout: float, t: int, window: int = WINDOW
 ) -> tuple[dict[int, Message], list[Failure]]:
     """Good replies by client, and failures; both in ascending order of k, never of arrival.
 
     ``messages``: by client, their ttl is set here; ``timeout``: seconds until what has not come
-    counts as lost.
+    counts as lost. At most ``window`` messages wait for a reply at once, the others for their turn:
+    what is held and looked for at a time does not grow with the number of clients.
 
     Raises ``Stopped`` if the SuperLink fails while it takes the messages. One that dies between
     taking and confirming them refuses them when Flower sends them again.
@@ -40,17 +43,19 @@ def exchange(
     replies: dict[int, Message] = {}
     failures: list[Failure] = []
     waiting: dict[str, int] = {}
-    for message in messages.values():
-        message.metadata.ttl = timeout + LATE
-    for k, sent in zip(messages, push(grid, messages.values(), t), strict=True):
-        if sent:
-            waiting[sent] = k
-        else:
-            failures.append(Failure(k=k, round=t, reason="the message could not be delivered"))
+    turns = deque(messages)
     silent = f"no reply within {timeout:g} s"
     deadline, pause = time.monotonic() + timeout, FIRST_POLL
     over = False  # once more after the deadline: one that stopped halfway may have held up others
-    while waiting and not over:
+    while (waiting or turns) and not over:
+        due = [turns.popleft() for _ in range(min(window - len(waiting), len(turns)))]
+        for k in due:
+            messages[k].metadata.ttl = timeout + LATE
+        for k, sent in zip(due, push(grid, [messages[k] for k in due], t), strict=True):
+            if sent:
+                waiting[sent] = k
+            else:
+                failures.append(Failure(k=k, round=t, reason="the message could not be delivered"))
         over = time.monotonic() >= deadline
         arrived, unreadable = pull(grid, list(waiting), deadline)
         for name, reason in unreadable.items():
@@ -70,6 +75,8 @@ def exchange(
         pause = FIRST_POLL if arrived else min(1.5 * pause, LAST_POLL)
         if waiting and not over:
             time.sleep(pause)
+    late = f"not asked within {timeout:g} s, window = {window} others were waited for"
+    failures += [Failure(k=k, round=t, reason=late) for k in turns]
     failures += [Failure(k=k, round=t, reason=silent) for k in waiting.values()]
     return dict(sorted(replies.items())), sorted(failures, key=lambda failure: failure.k)
 

@@ -66,11 +66,23 @@ def processor(sessions: Mapping[int, str]) -> dict[str, float]:
     return found
 
 
+def own(pid: int) -> int:
+    """Bytes of the pages that only this process has, but for those of files; 0 if it has ended."""
+    try:
+        return _sizes(pid)["Private_Dirty"]
+    except OSError:
+        return 0
+
+
 def _rollup(pid: int) -> tuple[int, int]:
     """(PSS, RSS) of a process in bytes."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
-    sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
+    sizes = _sizes(pid)
     return sizes["Pss"], sizes["Rss"]
+
+
+def _sizes(pid: int) -> dict[str, int]:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    return {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
 
 
 @final

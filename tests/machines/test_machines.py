@@ -268,7 +268,9 @@ def test_a_node_needs_its_key_and_says_which(tmp_path: Path) -> None:
     line = node.command("h:9092", files, 0, 2, {"model": "mlp"}, health="127.0.0.1:9")
     assert line[:3] == ["flower-supernode", "--root-certificates", str(files.ca)]
     assert line[3:5] == ["--auth-supernode-private-key", str(files.key(0))]
-    assert line[-4:-2] == ["--node-config", "partition-id=0 num-partitions=2 model='mlp'"]
+    trust = f"key='{files.key(0)}' ca='{files.ca}'"
+    own = f"partition-id=0 num-partitions=2 {trust} model='mlp'"
+    assert line[-4:-2] == ["--node-config", own]
     with pytest.raises(ValueError, match=r"1\.key is missing; client 1 needs it"):
         node.command("h:9092", files, 1, 2, {})
 

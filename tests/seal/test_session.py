@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.serialization import Encoding
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
+import client_app.seal
 from client_app.seal import Sealed, opened
 from common.protocol import Hello
 from common.seal import body, files, session
@@ -315,7 +316,7 @@ def test_a_run_config_or_a_bundle_that_a_relay_changed_is_found(
         asked.check({"rounds": 3}, RUN)
     with pytest.raises(ValueError, match="the offer is for the experiment 'run'"):
         asked.check({"rounds": 2}, "other")
-    monkeypatch.setattr(session, "app_digest", lambda _: "other")
+    monkeypatch.setattr(client_app.seal, "_app", lambda: "other")
     with pytest.raises(ValueError, match="the app bundle that came is not the ServerApp's"):
         asked.check({"rounds": 2}, RUN)
 

@@ -173,6 +173,20 @@ def test_networks_with_a_projection_are_seen_before_it(
         assert overheads(further).parameters > fedavg["overheads"]["parameters"]  # type: ignore[index]
 
 
+def test_features_of_several_widths_share_no_plane(
+    finished: Callable[..., Path], tmp_path: Path
+) -> None:
+    widths = {"fleet": "cnn2@0.5,cnn2@0.25-up", "average__across": "width"}
+    folder = finished(method="heterofl", score__bn="batch", rounds=1, **widths)
+    written, table, found = analyse(
+        [folder], tmp_path / "out", clients=2, images=40, label=1, workers=0
+    )
+    assert found[folder.name]["tsne"] is None  # type: ignore[index]
+    assert not [path for path in written if "tsne" in path.name]
+    ((_, alike, *rest),) = table.rows
+    assert 0 < float(alike) <= 1 and "–" in rest
+
+
 def test_runs_that_differ_in_the_seed_alone_are_one_row(
     finished: Callable[..., Path], tmp_path: Path
 ) -> None:
