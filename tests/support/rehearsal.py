@@ -176,7 +176,7 @@ def _tensors(args: Sequence[Any]) -> bool:
 @cache
 def device() -> torch.device:
     """The device, of which a process has one."""
-    import torch._dynamo  # noqa: F401 - the first optimiser does, and it reads torch.Generator
+    import torch._dynamo  # the first optimiser imports it, and it reads torch.Generator
 
     _setup_privateuseone_for_python_backend(NAME)
     library = torch.library.Library("aten", "IMPL", "PrivateUse1")
