@@ -129,8 +129,8 @@ def table(
     from deploy.report.table import terminal
     from deploy.run import launch
     from deploy.run.settings import find
+    from deploy.study import canary, traffic
     from deploy.study import paper_table as tables
-    from deploy.study import traffic
 
     spec = tables.read(file)
     stem = find(file).stem
@@ -142,6 +142,13 @@ def table(
 
     if not show:
         with told_how_to_go_on(f"fedmosaic table {file} --out {folder}"):
+            if not (folder / "cells").exists():
+                folder.mkdir(parents=True, exist_ok=True)
+                canary.run(
+                    spec,
+                    lambda flat, at: launch.cell(flat, at, workers, out),
+                    lambda method: out.print(f"[bold]canary[/] {method}"),
+                ).save(folder)
             tables.run(
                 spec, folder, lambda cell, at: launch.cell(cell.flat, at, workers, out), announce
             )
@@ -153,6 +160,49 @@ def table(
     for path in written:
         plain(str(path))
     answer(as_json, {**tables.told(filled, spec), "files": written})
+
+
+@app.command()
+def claims(
+    to: Annotated[
+        Path, typer.Option("--out", help="Folder of the page, the JSON, the Markdown.")
+    ] = Path("claims"),
+    records: Annotated[
+        Path | None, typer.Option(help="Folder of recorded tables; default: those of ours.")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Run the records' canaries, and say which are stale.")
+    ] = False,
+    into: Annotated[
+        Path | None, typer.Option(help="Also replace what stands between a document's marks.")
+    ] = None,
+    workers: Workers = None,
+    as_json: Json = False,
+) -> None:
+    """Say which of the papers' claims hold here, which do not, and which are undecided."""
+    from deploy.report.table import terminal
+    from deploy.run import launch
+    from deploy.study import claims as study
+    from deploy.study import claims_page, stale
+
+    papers = study.read()
+    folder = records or study.RESULTS
+    old: dict[str, str] = {}
+    if check:
+        tables = study.tables(papers)
+        with told_how_to_go_on("fedmosaic claims --check"):
+            old = stale.check(
+                tables, folder, lambda flat, at: launch.cell(flat, at, workers, out), plain
+            )
+    judged = study.judge(papers, study.Records(folder), old)
+    out.print(*terminal(claims_page.short(judged), out.width, ruled=False), sep="\n")
+    written = claims_page.write(judged, to)
+    if into is not None:
+        claims_page.into(judged, into)
+        written.append(into)
+    for path in written:
+        plain(str(path))
+    answer(as_json, {"claims": claims_page.told(judged), "files": written})
 
 
 @app.command("list")

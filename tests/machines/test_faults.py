@@ -421,7 +421,7 @@ def test_a_client_ten_times_slower_than_the_timeout_is_a_loss_until_it_is_throug
     with Launched(tmp_path, min_replies=0.5, timeout=TIMEOUT, rounds=30) as run:
         slow = run.client_app(1, 1, working=True)
         run.strike_by(lambda: None)
-        with throttled(slow, 0.01):
+        with throttled(slow, 0.005):
             seconds, failure = run.await_failure(1)
             assert failure["reason"] == f"no reply within {TIMEOUT:g} s"
             time.sleep(max(0.0, 10 * TIMEOUT - run.since()))

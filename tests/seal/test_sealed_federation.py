@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import Message, RecordDict
 from flwr.app.message import make_message
 
 from deploy.flower import warm
@@ -26,6 +26,7 @@ from deploy.machines.certificates import make
 from deploy.run.grpc import node_config, supernode_command
 from deploy.run.settings import app_folder
 from tests.support.relay import Relay, parts, serving
+from tests.support.sealed import altered
 from tests.support.tiny import TinyRun, flat, play
 from tests.support.usurper import Usurper
 
@@ -34,59 +35,63 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="warm starts need Linux"),
 ]
 CLIENTS = 2
-FORGED = "client 0's reply is not authentic: the SuperLink or a registered node"
+FORGED = "client {k}'s reply is not authentic: the SuperLink or a registered node"
 
 
 class Attacks:
-    """Round 2: client 1 forges for client 0. Round 3: a bit is altered. Round 4: a replay."""
+    """On the first training reply of a client in a round.
+
+    Round 2: client 1 forges for client 0. Round 3: a bit of client 0's is altered. Round 4: client
+    0's is replaced by that of round 1, and client 1's is kept back. Round 5: what was kept back
+    comes in the place of client 1's. Round 6: the second one to come has the first one's content.
+    """
 
     def __init__(self, usurper: Usurper) -> None:
         self.usurper = usurper
         self.nodes: dict[int, int] = {}  # by k
-        self.replies: dict[tuple[str, int], RecordDict] = {}  # by round and node
-        self.done: dict[str, bool] = {}
+        self.replies: dict[tuple[str, int], RecordDict] = {}  # the first by round and k
+        self.done: dict[tuple[str, int], bool] = {}  # attacks, by round and k
         self.pulled: list[bytes] = []
 
-    def mine(self, about: Any, t: str) -> bool:
-        """Whether it is the first of its kind that concerns client 0 in round t."""
-        train = about.message_type == "train" and about.group_id == t
-        return train and t not in self.done
-
     def sent(self, about: Any, name: str) -> None:
-        if about.dst_node_id == self.nodes.get(0) and self.mine(about, "2"):
-            own = self.replies["1", self.nodes[1]]
-            self.done["2"] = self.usurper.answer(about, name, own)
+        first = about.message_type == "train" and about.group_id == "2" and not self.done
+        if first and about.dst_node_id == self.nodes[0]:
+            own = self.replies["1", 1]
+            self.done["2", 0] = self.usurper.answer(about, name, own)
 
-    def reply(self, honest: Message) -> Message:
-        about, node = honest.metadata, honest.metadata.src_node_id
+    def reply(self, honest: Message) -> Message | None:
+        about, node, content = honest.metadata, honest.metadata.src_node_id, honest.content
         if about.message_type == "query.hello":
-            self.nodes[int(honest.content.config_records["seal"]["k"])] = node
+            self.nodes[int(content.config_records["seal"]["k"])] = node
             self.usurper.node = self.nodes.get(1, 0)
-        if about.message_type != "train" or node != self.nodes[0]:
-            self.replies[about.group_id, node] = honest.content
+        if about.message_type != "train":
             return honest
-        content = honest.content
-        self.replies.setdefault((about.group_id, node), content)
-        if self.mine(about, "3"):
-            self.done["3"] = True
+        (k,) = (k for k, each in self.nodes.items() if each == node)
+        t, before = about.group_id, len(self.replies)
+        self.replies.setdefault((t, k), content)
+        if len(self.replies) == before:
+            return honest
+        if (t, k) == ("3", 0):
             self.pulled = [self.usurper.pull(about.run_id, part) for part in parts(honest)]
-            return make_message(metadata=honest.metadata, content=altered(content))
-        if self.mine(about, "4"):
-            self.done["4"] = True
-            return make_message(metadata=honest.metadata, content=self.replies["1", node])
+            return self.struck(honest, k, altered(content))
+        if (t, k) == ("4", 0):
+            return self.struck(honest, k, self.replies["1", 0])
+        if (t, k) == ("4", 1):
+            self.done["4", 1] = True
+            return None
+        if (t, k) == ("5", 1):
+            return self.struck(honest, k, self.replies["4", 1])
+        if t == "6" and (t, 1 - k) in self.replies:
+            return self.struck(honest, k, self.replies["6", 1 - k])
         return honest
 
-
-def altered(content: RecordDict) -> RecordDict:
-    pieces = dict(content.array_records["sealed"])
-    data = bytearray(pieces["2"].data)
-    data[len(data) // 2] ^= 1
-    pieces["2"] = Array("uint8", (len(data),), "sealed", bytes(data))
-    return RecordDict({**content, "sealed": ArrayRecord(pieces)})
+    def struck(self, honest: Message, k: int, content: RecordDict) -> Message:
+        self.done[honest.metadata.group_id, k] = True
+        return make_message(metadata=honest.metadata, content=content)
 
 
 def test_nothing_forged_enters_and_no_honest_reply_is_lost(tmp_path: Path) -> None:
-    settings = {"method": "fedavg", "clients": CLIENTS, "fleet": "mlp@0.25", "rounds": 4}
+    settings = {"method": "fedavg", "clients": CLIENTS, "fleet": "mlp@0.25", "rounds": 6}
     plain = play(flat(tmp_path / "plain", **settings))
     work, keys = tmp_path / "federation", make(tmp_path / "certs", ["127.0.0.1"], CLIENTS)
     database = tmp_path / "superlink.db"
@@ -127,14 +132,23 @@ def test_nothing_forged_enters_and_no_honest_reply_is_lost(tmp_path: Path) -> No
         assert status.completed, status.details
         for path in tmp_path.glob("superlink.db*"):
             assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
-    assert attacks.done == {"2": True, "3": True, "4": True}
+    last = max(attacks.done)  # the swap's: of the client whose reply came second
+    assert attacks.done == dict.fromkeys(
+        [("2", 0), ("3", 0), ("4", 0), ("4", 1), ("5", 1), last], True
+    )
+    assert last[0] == "6"
     result = TinyRun(tmp_path / "out")
     assert result.weights == plain.weights
-    assert [entry["replied"] for entry in result.journal[1:]] == [[0, 1]] * 4
-    said = [[(each["k"], each["reason"]) for each in entry["failures"]] for entry in result.journal]
-    assert said[0] == said[1] == []
-    for ((k, reason),) in said[2:]:
-        assert k == 0 and reason.startswith(FORGED), reason
+    assert [entry["replied"] for entry in result.journal[1:]] == [[0, 1]] * 6
+    said = {
+        (str(entry["round"]), each["k"]): each["reason"]
+        for entry in result.journal
+        for each in entry["failures"]
+    }
+    assert said.keys() == attacks.done.keys()
+    assert said.pop(("4", 1)).startswith("no reply within")
+    for (_, k), reason in said.items():
+        assert reason.startswith(FORGED.format(k=k)), reason
     # a registered node gets what another one sent, and it is of no use
     assert max(map(len, attacks.pulled)) > 1000
     assert not any(b"NUMPY" in part or b"protocol.Trained" in part for part in attacks.pulled)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ from common.config import Value
 from common.seal.body import packed
 from deploy.flower.messages import empty
 from deploy.machines.certificates import Certificates, make
-from deploy.run.loopback import Loopback
 from server_app.stopped import Stopped
+from tests.support.sealed import Keyed, altered
 from tests.support.tiny import TinyRun, flat, play
 
 CLIENTS = 3
@@ -38,17 +39,14 @@ def settings(out: Path, **changes: Any) -> dict[str, Value]:
     return flat(out, **{**given, **changes})
 
 
-class Relay(Loopback):  # type: ignore[misc]
+class Relay(Keyed):
     """A SuperLink between a ServerApp and clients that have keys. Honest, unless a subclass is not.
 
     ``down`` and ``up`` may return another message, or none; each message is handed in as it came.
     """
 
     def __init__(self, config: dict[str, Value], keys: Certificates) -> None:
-        super().__init__(int(config["clients"]), config, workers=0)
-        for node, of in self._nodes.items():
-            k = of["partition-id"]
-            self._nodes[node] = {**of, "key": str(keys.key(int(k))), "ca": str(keys.ca)}
+        super().__init__(config, keys)
         self.seen: list[Message] = []
 
     def down(self, message: Message) -> Message | None:
@@ -121,15 +119,6 @@ def test_sealed_messages_give_the_same_bits(
     assert more["arrays_down"] == more["arrays_up"] == 0
 
 
-def altered(content: RecordDict) -> RecordDict:
-    """One bit of the body is another one."""
-    pieces = dict(content.array_records["sealed"])
-    data = bytearray(pieces["2"].data)
-    data[len(data) // 2] ^= 1
-    pieces["2"] = Array("uint8", (len(data),), "sealed", bytes(data))
-    return RecordDict({**content, "sealed": ArrayRecord(pieces)})
-
-
 class Once(Relay):
     """Does something to the first training message of round 2 to client 0, or to its reply."""
 
@@ -149,14 +138,15 @@ class Once(Relay):
             self.of_round[message.metadata.group_id, node] = message.content
 
 
-class Upwards(Once):
+class Upwards(Once, ABC):
     def up(self, reply: Message, question: Message) -> Message | None:
         node = question.metadata.dst_node_id
         self.noted(reply, node)
         return self.forged(reply, question) if self.mine(question, node) else reply
 
+    @abstractmethod
     def forged(self, reply: Message, question: Message) -> Message | None:
-        raise NotImplementedError
+        """What arrives in the place of the reply."""
 
 
 class Altered(Upwards):
@@ -219,7 +209,7 @@ class Expired(Upwards):
         return Message(Error(3, "Message Unavailable"), reply_to=question)
 
 
-class Downwards(Once):
+class Downwards(Once, ABC):
     def down(self, message: Message) -> Message | None:
         node = message.metadata.dst_node_id
         self.noted(message, node)
@@ -229,8 +219,9 @@ class Downwards(Once):
         content = self.changed(message.content)
         return Message(content, node, about.message_type, group_id=about.group_id, ttl=about.ttl)
 
+    @abstractmethod
     def changed(self, content: RecordDict) -> RecordDict:
-        raise NotImplementedError
+        """What arrives in the place of the message."""
 
 
 class AlteredDown(Downwards):

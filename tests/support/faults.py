@@ -280,12 +280,20 @@ class Machines(Run):
 
 @contextlib.contextmanager
 def throttled(pid: int, share: float) -> Iterator[None]:
-    """Let a process run for ``share`` of the time, in slices of a second."""
+    """Let a process have no more than ``share`` of a processor, by its own processor time.
+
+    However late the brake itself gets its turn on a busy machine, what the process has had too much
+    it waits for afterwards.
+    """
     code = (
         "import os, signal, sys, time; pid, share = int(sys.argv[1]), float(sys.argv[2])\n"
+        "def had():\n"
+        "    fields = open(f'/proc/{pid}/stat').read().rpartition(')')[2].split()\n"
+        "    return (int(fields[11]) + int(fields[12])) / os.sysconf('SC_CLK_TCK')\n"
+        "before, start = had(), time.monotonic()\n"
         "while True:\n"
-        "    os.kill(pid, signal.SIGSTOP); time.sleep(1.0 - share)\n"
-        "    os.kill(pid, signal.SIGCONT); time.sleep(share)\n"
+        "    over = had() - before >= share * (time.monotonic() - start)\n"
+        "    os.kill(pid, signal.SIGSTOP if over else signal.SIGCONT); time.sleep(0.02)\n"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code, str(pid), str(share)], stderr=subprocess.DEVNULL

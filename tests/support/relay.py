@@ -46,7 +46,7 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
         self,
         upstream: str,
         sent: Callable[[Any, str], None],
-        reply: Callable[[Message], Message],
+        reply: Callable[[Message], Message | None],
     ) -> None:
         self._channel = grpc.insecure_channel(upstream, options=OPTIONS)
         self._sent, self._reply = sent, reply
@@ -92,29 +92,29 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def _changed(self, answer: bytes, ask: Callable[..., bytes]) -> bytes:
         response = PullAppMessagesResponse.FromString(answer)
-        for i, (proto, tree) in enumerate(
-            zip(response.messages_list, response.message_object_trees, strict=True)
-        ):
-            if proto.HasField("error"):
-                continue
-            names = [each.object_id for each in iterate_object_tree(tree)]
-            contents = {
-                part: until(part, lambda part=part: self._pull(part, ask)) for part in names
-            }
-            honest: Message = inflate_object_from_contents(tree.object_id, contents)
-            honest.metadata.__dict__["_message_id"] = tree.object_id
-            changed = self._reply(honest)
-            if changed is honest:
-                continue
-            changed.metadata.__dict__["_message_id"] = changed.object_id
-            self._own |= {
-                key: part.deflate() for key, part in get_all_nested_objects(changed).items()
-            }
-            response.message_object_trees[i].CopyFrom(get_object_tree(changed))
-            response.messages_list[i].CopyFrom(
-                message_to_proto(remove_content_from_message(changed))
-            )
-        return bytes(response.SerializeToString())
+        given = PullAppMessagesResponse()
+        for proto, tree in zip(response.messages_list, response.message_object_trees, strict=True):
+            if (passed := self._passed(proto, tree, ask)) is not None:
+                given.messages_list.append(passed[0])
+                given.message_object_trees.append(passed[1])
+        return bytes(given.SerializeToString())
+
+    def _passed(self, proto: Any, tree: Any, ask: Callable[..., bytes]) -> tuple[Any, Any] | None:
+        """A reply and the tree of its parts, as they go on to the ServerApp."""
+        if proto.HasField("error"):
+            return proto, tree
+        names = [each.object_id for each in iterate_object_tree(tree)]
+        contents = {part: until(part, lambda part=part: self._pull(part, ask)) for part in names}
+        honest: Message = inflate_object_from_contents(tree.object_id, contents)
+        honest.metadata.__dict__["_message_id"] = tree.object_id
+        changed = self._reply(honest)
+        if changed is honest:
+            return proto, tree
+        if changed is None:
+            return None
+        changed.metadata.__dict__["_message_id"] = changed.object_id
+        self._own |= {key: part.deflate() for key, part in get_all_nested_objects(changed).items()}
+        return message_to_proto(remove_content_from_message(changed)), get_object_tree(changed)
 
     def _pull(self, part: str, ask: Callable[..., bytes]) -> bytes:
         request = PullObjectRequest(object_id=part, node=Node(node_id=SUPERLINK_NODE_ID))

@@ -1,0 +1,236 @@
+"""The papers' claims against recorded runs: which hold here, which do not, which stay undecided.
+
+``deploy/experiments/claims/`` has a file for each paper: one ``[[claim]]`` for each sentence of its
+abstract and conclusion that a measurement can decide. A claim names the recorded tables that decide
+it, and what is compared there; the verdict follows by rule (``deploy/study/decide.py``) and cannot
+be written down by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, Self, final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from deploy.run.settings import EXPERIMENTS
+from deploy.study import paper_table
+from deploy.study.decide import Decision, Region, Verdict, decide, holm, together
+
+CLAIMS, RESULTS = EXPERIMENTS / "claims", EXPERIMENTS / "results"
+STRICT = ConfigDict(extra="forbid", frozen=True)
+
+
+@final
+class Test(BaseModel):
+    """One comparison in a recorded table: ``above`` with each of ``below``, seed by seed."""
+
+    model_config = STRICT
+
+    table: str = Field(min_length=1)
+    """The name of a table file; its record is the folder of that name."""
+    above: str
+    below: list[str] = Field(min_length=1)
+    column: list[str] = Field(min_length=1)
+    """Each column is a test of its own."""
+    below_column: str = Field("", alias="below-column")
+    """The column of ``below``, where it is another one."""
+    better: Literal["higher", "lower"] = "higher"
+    censored: float | None = None
+    """What a target that was never reached counts as: the first round after the run's last."""
+
+
+@final
+class Claim(BaseModel):
+    """One sentence of a paper that a measurement can decide."""
+
+    model_config = STRICT
+
+    name: str = Field(pattern=r"^[a-z0-9-]+$")
+    section: str
+    says: str
+    """The sentence, in our words."""
+    number: str = ""
+    """What the paper measured."""
+    kind: Literal["order", "comparable", "size"] = "order"
+    margin: float = Field(0.0, ge=0)
+    """Of ``comparable``: in the table's unit."""
+    range: tuple[float, float] | None = None
+    """Of ``size``: in percent more than ``below``."""
+    needs: str = ""
+    """What a decision would take that is not here: such a claim is out of reach."""
+    test: list[Test] = []
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if (self.kind == "size") != (self.range is not None):
+            raise ValueError(f"{self.name}: kind = 'size' needs a range, and no other kind has one")
+        if (self.kind == "comparable") != (self.margin > 0):
+            raise ValueError(f"{self.name}: kind = 'comparable' needs a margin above 0")
+        if bool(self.needs) == bool(self.test):
+            raise ValueError(f"{self.name}: give tests, or what it needs, and not both")
+        return self
+
+    @property
+    def region(self) -> Region:
+        """Where the numbers of a test must lie if the claim is true."""
+        if self.range is not None:
+            return Region(*self.range)
+        return Region(-self.margin, self.margin) if self.margin else Region(0.0, math.inf)
+
+
+@final
+class Paper(BaseModel):
+    """A file of claims."""
+
+    model_config = STRICT
+
+    paper: str
+    source: str
+    claim: list[Claim] = Field(min_length=1)
+
+
+@final
+@dataclass(frozen=True)
+class Tested:
+    """One test as the records decide it. ``kept``: also after Holm's correction over all tests."""
+
+    table: str
+    above: str
+    below: str
+    column: str
+    decision: Decision
+    kept: bool = False
+
+
+@final
+@dataclass(frozen=True)
+class Judged:
+    """A claim, its verdict and what it rests on.
+
+    ``stale``: tables whose canaries have changed, and of which methods.
+    """
+
+    paper: str
+    claim: Claim
+    verdict: Verdict
+    tests: tuple[Tested, ...]
+    stale: tuple[str, ...] = ()
+
+
+def read(folder: Path = CLAIMS) -> list[Paper]:
+    """The files of claims. Raises ``ValueError``, one line, for one that is none."""
+    papers = []
+    for path in sorted(folder.glob("*.toml")):
+        try:
+            papers.append(Paper.model_validate(tomllib.loads(path.read_text(encoding="utf-8"))))
+        except tomllib.TOMLDecodeError as error:
+            raise ValueError(f"{path} is not valid TOML: {error}") from error
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise ValueError(f"{path}: {where}: {first['msg']}") from error
+    names = [claim.name for paper in papers for claim in paper.claim]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{folder}: the claim {name} stands twice")
+    if not papers:
+        raise ValueError(f"{folder} has no files of claims")
+    return papers
+
+
+@final
+class Records:
+    """The numbers of recorded tables, as ``fedmosaic table`` writes them in JSON."""
+
+    def __init__(self, folder: Path = RESULTS) -> None:
+        self._folder = folder
+        self._read: dict[str, dict[tuple[str, str], list[float | None]]] = {}
+
+    def values(self, table: str, row: str, column: str) -> list[float | None]:
+        """A cell's numbers in the order of the seeds; None for a target that was never reached.
+
+        Empty if the cell is not recorded with all seeds of its table: which seeds fewer numbers are
+        of is not told, so they cannot be paired. Raises ``ValueError`` for a row or a column that
+        the table does not have.
+        """
+        file = paper_table.read(Path(table))
+        for what, name, lines in (("row", row, file.row), ("column", column, file.column)):
+            if name not in (names := [line.name for line in lines]):
+                raise ValueError(f"{table} has no {what} {name!r}; it has {', '.join(names)}")
+        values = self._cells(table).get((row, column), [])
+        return values if len(values) == len(file.seeds) else []
+
+    def _cells(self, table: str) -> dict[tuple[str, str], list[float | None]]:
+        path = self._folder / table / f"{table}.json"
+        if table not in self._read:
+            self._read[table] = {}
+            if path.exists():
+                try:
+                    told = json.loads(path.read_text(encoding="utf-8"))
+                    for cell in told["cells"]:
+                        self._read[table][cell["row"], cell["column"]] = cell["values"] or []
+                except (ValueError, KeyError, TypeError) as error:
+                    raise ValueError(f"{path} is no record of a table: {error}") from error
+        return self._read[table]
+
+
+def tables(papers: list[Paper]) -> list[str]:
+    """The recorded tables that the claims rest on."""
+    named = (test.table for paper in papers for claim in paper.claim for test in claim.test)
+    return list(dict.fromkeys(named))
+
+
+def judge(papers: list[Paper], records: Records, stale: Mapping[str, str]) -> list[Judged]:
+    """Every claim with its verdict, in the files' order; ``stale``: tables, with what changed."""
+    tested = [
+        (paper, claim, [*_tests(claim, records)]) for paper in papers for claim in paper.claim
+    ]
+    levels = [test.decision.p for _, _, tests in tested for test in tests]
+    kept = iter(holm(levels))
+    found = []
+    for paper, claim, tests in tested:
+        final_tests = tuple(replace(t, kept=next(kept)) for t in tests)
+        verdict = together([t.decision.verdict for t in tests])
+        if claim.needs:
+            verdict = Verdict.OUT_OF_REACH
+        old = tuple(
+            dict.fromkeys(f"{t.table}: {stale[t.table]}" for t in tests if t.table in stale)
+        )
+        found.append(Judged(paper.paper, claim, verdict, final_tests, old))
+    return found
+
+
+def _tests(claim: Claim, records: Records) -> Iterator[Tested]:
+    for test in claim.test:
+        for column in test.column:
+            for below in test.below:
+                ours = records.values(test.table, test.above, column)
+                theirs = records.values(test.table, below, test.below_column or column)
+                pairs = [_number(claim, test, a, b) for a, b in zip(ours, theirs, strict=False)]
+                decision = decide(pairs, claim.region)
+                beside = f"{column} / {test.below_column}" if test.below_column else column
+                yield Tested(test.table, test.above, below, beside, decision)
+
+
+def _number(claim: Claim, test: Test, above: float | None, below: float | None) -> float:
+    """What one seed says: a difference, or percent more."""
+    a, b = (_censored(test, value) for value in (above, below))
+    if claim.kind == "size":
+        if b == 0:
+            raise ValueError(f"{claim.name}: {test.table} has a 0 to compare with")
+        return 100 * (a / b - 1)
+    return a - b if test.better == "higher" else b - a
+
+
+def _censored(test: Test, value: float | None) -> float:
+    if value is not None:
+        return value
+    if test.censored is None:
+        raise ValueError(f"{test.table}: a target was never reached; the test needs 'censored'")
+    return test.censored

@@ -1,0 +1,235 @@
+"""The judged claims as a page with pictures, as Markdown, as JSON, and in the terminal."""
+
+from __future__ import annotations
+
+import json
+import math
+import textwrap
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from common.files import write_atomically
+from deploy.report import table as rendering
+from deploy.report.layout import Card, Page, Section, render
+from deploy.report.style import INK, MUTED, frame, series, style
+from deploy.report.table import Cell, Table
+from deploy.report.text import NONE, clean
+from deploy.study.claims import Claim, Judged, Tested
+from deploy.study.decide import SEEDS, Verdict
+
+BEGIN, END = "<!-- claims: begin -->", "<!-- claims: end -->"
+COLOURS = {Verdict.HOLDS: 2, Verdict.OPPOSITE: 1, Verdict.UNDECIDED: 7}
+LEAD = (
+    "One line for each sentence of an abstract or a conclusion that a measurement can decide, by "
+    "recorded runs at CPU scale. The rule was fixed first: a claim holds if the 95 % interval of "
+    "the difference, seed by seed over five seeds (ten if five leave it open), lies where the "
+    "claim puts it, it does not hold if the interval lies elsewhere, and is undecided in between. "
+    "A sentence about several things holds if all do, and fails with the first that does not."
+)
+
+
+def summary(judged: Sequence[Judged]) -> Table:
+    """A line for each claim."""
+    rows: list[list[str | Cell]] = [
+        [
+            one.paper,
+            clean(one.claim.says, 400),
+            clean(one.claim.number, 200) or NONE,
+            str(one.verdict) + (", stale" if one.stale else ""),
+            _basis(one),
+        ]
+        for one in judged
+    ]
+    return Table(["paper", "claim", "the paper's number", "verdict", "by"], rows, align="lllll")
+
+
+def short(judged: Sequence[Judged]) -> Table:
+    """What a terminal has room for."""
+    rows: list[list[str | Cell]] = [
+        [one.claim.name, str(one.verdict) + (", stale" if one.stale else ""), _basis(one)]
+        for one in judged
+    ]
+    return Table(["claim", "verdict", "by"], rows, align="lll")
+
+
+def tests(judged: Sequence[Judged]) -> Table:
+    """A line for each comparison behind the claims."""
+    rows: list[list[str | Cell]] = []
+    for one in judged:
+        for test in one.tests:
+            rows.append(
+                [
+                    one.claim.name,
+                    clean(f"{test.above} against {test.below}, {test.column}", 200),
+                    interval(test),
+                    str(test.decision.seeds),
+                    str(test.decision.verdict),
+                    _holm(test),
+                    test.table,
+                ]
+            )
+    header = ["claim", "comparison", "difference", "seeds", "verdict", "after Holm", "table"]
+    notes = [
+        "Difference: the mean over seeds ± half of its 95 % interval (Student's t), positive "
+        "where it is as the claim says; in percent more for claims of size.",
+        "After Holm: whether the verdict remains when all comparisons here are to be right "
+        "together at 95 %.",
+    ]
+    return Table(header, rows, align="llrrlll", notes=notes)
+
+
+def interval(test: Tested) -> str:
+    """``1.2 ± 0.4``, or what there is of it."""
+    mean, half = test.decision.mean, test.decision.half
+    if mean is None:
+        return NONE
+    return f"{mean:.1f}" if half is None else f"{mean:.1f} ± {half:.1f}"
+
+
+def _holm(test: Tested) -> str:
+    if test.decision.verdict is Verdict.UNDECIDED:
+        return NONE
+    return "remains" if test.kept else "does not remain"
+
+
+def _basis(one: Judged) -> str:
+    """What a verdict rests on, or what is missing for one."""
+    claim = one.claim
+    if claim.needs:
+        return clean(f"needs {claim.needs}", 300)
+    tables = dict.fromkeys(test.table for test in one.tests)
+    count = Counter(
+        str(test.decision.verdict) if test.decision.seeds >= SEEDS else "without five seeds"
+        for test in one.tests
+    )
+    told = ", ".join(f"{n} {what}" for what, n in count.items())
+    return f"{', '.join(tables)}: {told}"
+
+
+def picture(judged: Sequence[Judged]) -> Figure:
+    """Each comparison's difference with its interval, claim by claim; a line at what divides."""
+    lines = [(one, test) for one in judged for test in one.tests]
+    with style():
+        figure, axes = frame((9.0, 0.24 * len(lines) + 0.35 * len(judged) + 0.8))
+        y, labels = 0.0, []
+        for one in judged:
+            y += 1.3
+            heading = textwrap.shorten(one.claim.says, 95, placeholder=" …")
+            axes.text(0.0, y, heading, transform=axes.get_yaxis_transform(), color=INK, va="center")
+            for test in one.tests:
+                y += 1.0
+                labels.append((y, _label(test)))
+                _mark(axes, y, test, one.claim)
+        axes.set_yticks([at for at, _ in labels], [text for _, text in labels], fontsize=7.5)
+        axes.set_ylim(y + 1.0, 0.2)
+        axes.axvline(0.0, color=MUTED, linewidth=0.8)
+        axes.set_xlabel("difference in the table's unit, positive as the claim says; sizes in %")
+        axes.grid(visible=False, axis="y")
+    return figure
+
+
+def _label(test: Tested) -> str:
+    return clean(f"{test.below}, {test.column}", 60)
+
+
+def _mark(axes: Axes, y: float, test: Tested, claim: Claim) -> None:
+    """A point with its interval, and the region of a claim that has one on both sides."""
+    region, found = claim.region, test.decision
+    if math.isfinite(region.low) and math.isfinite(region.high):
+        axes.plot([region.low, region.high], [y, y], color=series(5), linewidth=6, alpha=0.35)
+    if found.mean is not None:
+        colour = series(COLOURS[found.verdict])
+        axes.errorbar(found.mean, y, xerr=found.half, fmt="o", color=colour, markersize=4)
+
+
+def page(judged: Sequence[Judged]) -> str:
+    """One HTML document: the verdicts, then a picture and the numbers for each paper."""
+    count = Counter(one.verdict for one in judged)
+    papers = list(dict.fromkeys(one.paper for one in judged))
+    stale = [one for one in judged if one.stale]
+    sections = [Section("Verdicts", [Card("", table=summary(judged), span=12)], LEAD)]
+    for paper in papers:
+        own = [one for one in judged if one.paper == paper and one.tests]
+        if own:
+            alt = "; ".join(
+                f"{one.claim.name}: {test.below}, {test.column}: {interval(test)}"
+                for one in own
+                for test in one.tests
+            )
+            card = Card("", figure=picture(own), alt=alt, behind=tests(own), span=12)
+            sections.append(Section(paper, [card]))
+    return render(
+        Page(
+            title="The papers' claims",
+            subtitle="against recorded runs at CPU scale",
+            state="failed" if stale else "done",
+            pill=f"{len(stale)} stale" if stale else f"{len(judged)} claims",
+            tiles=[(str(verdict), str(count[verdict]), "") for verdict in Verdict],
+            notes=[f"{one.claim.name}: {', '.join(one.stale)} is stale" for one in stale],
+            sections=sections,
+        )
+    )
+
+
+def markdown(judged: Sequence[Judged]) -> str:
+    """The verdicts and the comparisons behind them."""
+    return f"{LEAD}\n\n{rendering.markdown(summary(judged))}\n\n{rendering.markdown(tests(judged))}"
+
+
+def told(judged: Sequence[Judged]) -> list[dict[str, object]]:
+    """Everything, as JSON has it."""
+    return [
+        {
+            "paper": one.paper,
+            **one.claim.model_dump(include={"name", "section", "says", "number", "kind"}),
+            "verdict": str(one.verdict),
+            "stale": list(one.stale),
+            "needs": one.claim.needs,
+            "tests": [
+                {
+                    "table": test.table,
+                    "above": test.above,
+                    "below": test.below,
+                    "column": test.column,
+                    "seeds": test.decision.seeds,
+                    "mean": test.decision.mean,
+                    "interval": test.decision.half,
+                    "p": test.decision.p,
+                    "verdict": str(test.decision.verdict),
+                    "after_holm": test.kept,
+                }
+                for test in one.tests
+            ],
+        }
+        for one in judged
+    ]
+
+
+def write(judged: Sequence[Judged], folder: Path) -> list[Path]:
+    """``claims.html``, ``claims.md`` and ``claims.json`` in ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {
+        "claims.html": page(judged),
+        "claims.md": markdown(judged),
+        "claims.json": json.dumps(told(judged), indent=1, ensure_ascii=False),
+    }
+    for name, text in texts.items():
+        write_atomically(folder / name, (text + "\n").encode())
+    return [folder / name for name in texts]
+
+
+def into(judged: Sequence[Judged], document: Path) -> None:
+    """Replace what stands between the two marks of ``document``.
+
+    Raises ``ValueError`` if it has no such marks.
+    """
+    before, begin, rest = document.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{document} lacks {BEGIN} or {END}")
+    text = f"{before}{BEGIN}\n{markdown(judged)}\n{END}{after}"
+    write_atomically(document, text.encode())
