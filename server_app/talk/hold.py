@@ -40,7 +40,8 @@ def hold(content: RecordDict, folder: Path) -> None:
     except OSError as error:
         raise OSError(error.errno, f"{error.strerror}, for a client's reply", str(folder)) from None
     for begin, array in zip(begins, arrays, strict=True):
-        array.data = mapped[begin : begin + len(array.data)]
+        piece = mapped[begin : begin + len(array.data)]
+        array.data = piece  # type: ignore[assignment]  # what reads it takes any buffer
 
 
 def sweep(moved: int) -> None:

@@ -82,8 +82,8 @@ def held(scale: Record) -> Figure:
         axes = figure.subplots()
         cases = {name: of for name, of in scale["held"].items() if name != "heavy"}
         for i, (name, of) in enumerate(cases.items()):
-            clients = [int(n) for n in of]
-            most = [each["most"] / GB for each in of.values()]
+            clients = sorted(map(int, of))
+            most = [of[str(n)]["most"] / GB for n in clients]
             axes.plot(clients, most, marker="o", color=series(i), label=name)
         size = next(iter(next(iter(cases.values())).values()))["model"]
         every = sorted({int(n) for of in cases.values() for n in of})
