@@ -121,7 +121,8 @@ class Run(Section):
     device: Annotated[str, Field(pattern=DEVICES)] = "auto"
     """Where networks are computed: auto, cpu, cuda or cuda:N."""
     precision: Literal["fp32", "bf16"] = "fp32"
-    """Of the forward pass in training; weights and optimisers stay float32."""
+    """Of every forward pass in training: students, teachers and generators, on both sides. Weights
+    and optimisers stay float32, as does what is scored, measured or said about public images."""
     threads: Annotated[int, Field(ge=1, le=256)] = 1
     """Torch threads of each process; part of a result's identity, so not the machine's choice."""
     max_samples: Annotated[int, Field(ge=1, lt=2**40)] = 10_000_000

@@ -8,13 +8,14 @@ trains the generator between them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import final
 
 import torch
 from torch import Tensor
 
 from common import seeds
-from common.fit import fit
+from common.fit import Precision, fit, forward
 from common.losses import generation
 from common.losses.distillation import kl
 from common.models.batchnorm import batch_statistics
@@ -35,8 +36,8 @@ class DataFree:
     ``optimizer``: of the generator, None if it stands still; ``student``: takes its steps
     elsewhere, by an optimiser of the owner; ``gamma``: γ, the weight of the student's distillation,
     with which the adversarial term is weighed too; ``size``: images in a batch; ``draw``: where z
-    comes from, on the networks' device; ``protect``: the student's BatchNorm layers keep their
-    running statistics for real images.
+    comes from, on the networks' device; ``precision``: of all forward passes; ``protect``: the
+    student's BatchNorm layers keep their running statistics for real images.
     """
 
     def __init__(
@@ -51,9 +52,10 @@ class DataFree:
         size: int,
         adversarial: bool,
         draw: torch.Generator,
+        precision: Precision,
         protect: bool = True,
     ) -> None:
-        self.protect = protect
+        self.precision, self.protect = precision, protect
         self.generator, self.student = generator.train(), student
         self.teacher = teacher.eval().requires_grad_(False)
         self.options, self.gamma, self.size = options, gamma, size
@@ -69,12 +71,12 @@ class DataFree:
         optimizer = self.optimizer
         for batch in real:
             z = self.generator.latents(self.size, self.draw)
-            with torch.set_grad_enabled(optimizer is not None):
+            with torch.set_grad_enabled(optimizer is not None), self._forward(z):
                 images = self.generator(z)
                 logits, features = self.teacher.with_activations(images)
             if optimizer is not None and self.options.update_order == "generator":
                 self._step(optimizer, images, logits, features)
-                with torch.no_grad():
+                with torch.no_grad(), self._forward(z):
                     images = self.generator(z)
                     logits = self.teacher(images)
             yield *batch, images.detach(), logits.detach()
@@ -88,6 +90,9 @@ class DataFree:
         """
         with batch_statistics(self.student, protect=self.protect):
             return kl(logits, self.student(images))
+
+    def _forward(self, z: Tensor) -> AbstractContextManager[object]:
+        return forward(self.precision, z.device)
 
     def _step(
         self,
@@ -113,7 +118,8 @@ class DataFree:
         )
         for p in frozen:
             p.requires_grad_(False)
-        self.losses.append(fit(optimizer, [(images, logits, features)], loss)["loss"])
+        batches = [(images, logits, features)]
+        self.losses.append(fit(optimizer, batches, loss, precision=self.precision)["loss"])
         for p in frozen:
             p.requires_grad_(True)
 

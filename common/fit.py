@@ -7,12 +7,25 @@ term of the loss (a gradient correction g + a is the term ⟨a, w⟩).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 Loss = Callable[..., Tensor]
+Precision = Literal["fp32", "bf16"]
+
+
+def forward(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
+    """Where the forward passes of training run: under autocast to bfloat16, or as they are.
+
+    ``fit`` runs its losses in it; whoever asks a network between two steps does so himself, and
+    leaves it before weights change, for autocast remembers them in bfloat16 until its end.
+    """
+    if precision == "bf16":
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+    return nullcontext()
 
 
 def fit(
@@ -20,13 +33,13 @@ def fit(
     batches: Iterable[tuple[Tensor, ...]],
     loss: Loss,
     *,
+    precision: Precision,
     clip: float = 0.0,
-    precision: Literal["fp32", "bf16"] = "fp32",
 ) -> dict[str, float]:
     """One optimiser step for each batch: ``optimizer`` descends ``loss(*batch)``, a scalar.
 
-    ``clip``: largest gradient norm over all parameters; 0: none. ``precision = "bf16"`` runs the
-    loss under autocast; weights and optimiser stay float32.
+    ``clip``: largest gradient norm over all parameters; 0: none. ``precision``: of ``loss``, whose
+    first argument says on which device; weights and optimiser stay float32.
 
     Returns the mean ``loss`` over the steps and the number of ``steps``.
 
@@ -37,10 +50,7 @@ def fit(
     total, steps = None, 0
     for batch in batches:
         optimizer.zero_grad(set_to_none=True)
-        if precision == "bf16":
-            with torch.autocast(batch[0].device.type, dtype=torch.bfloat16):
-                value = loss(*batch)
-        else:
+        with forward(precision, batch[0].device):
             value = loss(*batch)
         value.backward()
         if clip:

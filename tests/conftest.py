@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,28 @@ import torch
 
 torch.set_num_threads(1)
 
+from tests.support import rehearsal
 from tests.support.tiny import TinyRun, flat, play
 
 pytest_plugins = ["tests.support.processor_time"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--rehearsal", action="store_true", help="the battery on the device of rehearsal.py"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--rehearsal"):
+        rehearsal.device()
+
+
+@pytest.fixture(scope="module")
+def at_hand(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With ``--rehearsal`` everything is computed on that device."""
+    with rehearsal.rehearsing() if request.config.getoption("--rehearsal") else nullcontext():
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,7 +2,8 @@
 
 A method's first three rounds are played once and are the reference for what learns, repeats, goes
 on and is packed. What one more method may cost stands as ``CEILING`` in
-``tests/support/processor_time.py``.
+``tests/support/processor_time.py``. With ``--rehearsal`` it runs on the device of
+``tests/support/rehearsal.py``.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from tests.support.battery import (
 )
 from tests.support.tiny import TinyRun, play
 
+pytestmark = pytest.mark.usefixtures("at_hand")
 every_method = pytest.mark.parametrize("method", METHODS, scope="module")
 
 
@@ -50,7 +52,7 @@ class Reference:
 
 
 @pytest.fixture(scope="module")
-def reference(method: str, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+def reference(method: str, at_hand: None, tmp_path_factory: pytest.TempPathFactory) -> Reference:
     packed: list[Records] = []
     pack = Records.pack
 

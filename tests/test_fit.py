@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
-from common.fit import fit
+from common import fit as loop
 from common.optimise import make
+
+fit = partial(loop.fit, precision="fp32")
 
 
 def test_one_step_of_gradient_descent_by_hand() -> None:

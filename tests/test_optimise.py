@@ -102,7 +102,12 @@ def test_every_optimiser_on_the_list_takes_steps(kind: str) -> None:
     net = nn.Conv2d(1, 2, 3)
     before = net.weight.detach().clone()
     images = torch.ones(1, 1, 3, 3)
-    fit(optimise.make(net.parameters(), kind, 0.1), [(images,)], lambda x: net(x).sum())
+    fit(
+        optimise.make(net.parameters(), kind, 0.1),
+        [(images,)],
+        lambda x: net(x).sum(),
+        precision="fp32",
+    )
     assert not torch.equal(net.weight, before)
 
 

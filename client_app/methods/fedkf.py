@@ -49,6 +49,7 @@ class FedKF(Copy[Options, Down]):
             size=self.config.train.batch_size,
             adversarial=is_adversarial(task),
             draw=seeds.stream(task.seed, "latents", p.k, t, device=task.device),
+            precision=self.config.run.precision,
         )
 
         def loss(x: Tensor, y: Tensor, images: Tensor, logits: Tensor) -> Tensor:

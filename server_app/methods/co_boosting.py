@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from common.fit import forward
 from common.losses import generation
 from common.methods.co_boosting import Options, Up
 from common.models.classifier import Classifier
@@ -47,9 +48,9 @@ class CoBoosting(OneShot[Options]):
         step = self.options.mu * FADING**e
         if e and step:
             for x, y in pool.batches("none", self.stream("weights")):
-                with torch.no_grad():
+                with torch.no_grad(), forward(self.config.run.precision, x.device):
                     logits = self.ensemble.each(x)
-                self.ensemble.weights = reweighed(self.ensemble.weights, logits, y, step)
+                self.ensemble.weights = reweighed(self.ensemble.weights, logits.float(), y, step)
 
     def harder(self, x: Tensor) -> Tensor:
         if not self.options.epsilon:

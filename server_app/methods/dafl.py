@@ -42,7 +42,7 @@ class DAFL(Averaged[Options, Up]):
         self.adam: dict[int, StateDict] = {}
 
     def after(self, t: int, ups: Ups[Up]) -> Metrics:
-        o, task = self.options, self.task
+        o, task, precision = self.options, self.task, self.config.run.precision
         if t < o.start:
             return {}
         optimizer = task.generator_optimizer(t, self.generator.parameters())
@@ -57,6 +57,7 @@ class DAFL(Averaged[Options, Up]):
             size=o.server_batch_size,
             adversarial=is_adversarial(task),
             draw=seeds.stream(task.seed, "latents", t, device=task.device),
+            precision=precision,
             protect=False,
         )
 
@@ -64,7 +65,6 @@ class DAFL(Averaged[Options, Up]):
             return datafree.distance(images, logits)
 
         nothing: list[tuple[Tensor, ...]] = [()] * o.server_steps
-        precision = self.config.run.precision
         distilled = fit(self.sgd, datafree.batches(nothing), loss, precision=precision)
         self.adam = optimise.moments(optimizer)
         return {"distill_loss": distilled["loss"], "generator_loss": datafree.mean_loss}

@@ -116,7 +116,7 @@ class FedFTG(Averaged[Options, Up]):
             ]
             return torch.stack(losses).sum()
 
-        found, learnt, noise = 0.0, 0.0, drawn()
+        found, learnt, noise, precision = 0.0, 0.0, drawn(), self.config.run.precision
         fixed: tuple[Tensor, Tensor] | None = None
         with ExitStack() as stack:
             stack.enter_context(seeds.scope(task.seed, "fine-tune", t))
@@ -125,9 +125,11 @@ class FedFTG(Averaged[Options, Up]):
             for _ in range(o.iterations):
                 fixed = next(noise) if o.draw == "iteration" else None
                 student.requires_grad_(False)
-                found += fit(adam, latents(len(teachers)), generator_loss)["loss"]
+                for_generator = latents(len(teachers))
+                found += fit(adam, for_generator, generator_loss, precision=precision)["loss"]
                 student.requires_grad_(True)
-                learnt += fit(sgd, latents(o.student_steps), student_loss)["loss"]
+                for_student = latents(o.student_steps)
+                learnt += fit(sgd, for_student, student_loss, precision=precision)["loss"]
         self.w, self.theta = tree.snapshot(student), tree.snapshot(self.generator)
         return {"generator_loss": found / o.iterations, "distill_loss": learnt / o.iterations}
 

@@ -63,6 +63,7 @@ class FedKF(Averaged[Options, Up]):
             size=self.config.train.batch_size,
             adversarial=is_adversarial(task),
             draw=seeds.stream(task.seed, "latents", t, device=task.device),
+            precision=self.config.run.precision,
         )
         for _ in datafree.batches([()] * self.options.generator_steps):
             pass

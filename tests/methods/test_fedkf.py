@@ -208,7 +208,13 @@ def test_adam_goes_on_where_it_was_in_any_memory_format() -> None:
             adam = optimise.make(net.parameters(), "adam", 0.1)
             optimise.restore_moments(adam, moments)
             x = torch.randn(2, 3, 5, 5, generator=torch.Generator().manual_seed(i))
-            fit(adam, [(x, net)], lambda x, net: (net(x) - x[:, :1, 1:-1, 1:-1]).square().mean())
+            batches = [(x, net)]
+            fit(
+                adam,
+                batches,
+                lambda x, net: (net(x) - x[:, :1, 1:-1, 1:-1]).square().mean(),
+                precision="fp32",
+            )
             moments = {
                 k: {n: v.contiguous() for n, v in s.items()}
                 for k, s in optimise.moments(adam).items()

@@ -1,0 +1,220 @@
+"""A device that is not the CPU and computes on it: for tests of what a run does on a GPU.
+
+torch's ``PrivateUse1`` key under the name ``rehearsal``. A tensor on it holds a CPU tensor; every
+operation computes on that, so the numbers are the CPU's, bit for bit. It refuses what CUDA does:
+
+- an operation with tensors of both devices (but for CPU tensors without dimensions where the rest
+  has some, and for CPU indices of device tensors), ``numpy`` and writing into the other device's;
+- a generator of the other device than the numbers drawn.
+
+It cannot show what only a GPU has: memory that ends, kernels of other bits, asynchronous errors.
+
+``with rehearsing():`` makes it the device of everything in this process. torch's autograd counts
+devices once, at the first backward pass: ``device()`` has to be called before that, so tests on the
+device run in a process of their own (``--rehearsal``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any, final
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from common import device as devices
+
+NAME = "rehearsal"
+INDEXING = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
+COPYING = {"aten::_to_copy", "aten::copy_", "aten::_copy_from", "aten::_copy_from_and_resize"}
+TOGETHER = {"aten::cat", "aten::stack"}  #: CUDA takes no CPU tensor at all here
+Real = torch.Generator
+
+
+@final
+class Generator(torch.Generator):
+    """A generator of the device: the CPU's numbers, and refused where the CPU's is wanted."""
+
+    device = property(lambda _: torch.device(NAME, 0))  # type: ignore[assignment]
+
+
+@final
+class Held(torch.Tensor):
+    """A tensor on the device."""
+
+    raw: Tensor
+
+    @staticmethod
+    def __new__(cls, raw: Tensor) -> Held:
+        made: Held = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls,
+            raw.size(),
+            strides=raw.stride(),
+            storage_offset=raw.storage_offset(),
+            dtype=raw.dtype,
+            device=torch.device(NAME, 0),
+        )
+        made.raw = raw
+        return made
+
+    def __init__(self, raw: Tensor) -> None:
+        pass
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"Held({self.raw})"
+
+    @classmethod
+    def __torch_dispatch__(
+        cls,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        return compute(func, args, kwargs or {})
+
+
+def compute(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """An operation of ATen on the tensors that are held, its results on the device."""
+    (name, mutates), here = _about(func), True
+    seen: list[Tensor] = []
+    raw_args = [_raw(value, seen) for value in args]
+    raw_kwargs = {key: _raw(value, seen) for key, value in kwargs.items()}
+    if name not in COPYING:
+        _check(name, args, seen, mutates)
+    target = kwargs.get("device")
+    if target is not None:
+        here, raw_kwargs["device"] = torch.device(target).type == NAME, "cpu"
+    held = {id(value.raw): value for value in seen if isinstance(value, Held)}
+    found = func(*raw_args, **raw_kwargs)
+    for value in held.values():
+        if value.raw.shape != value.shape:
+            raise NotImplementedError(f"{name} resizes a tensor of {NAME}")
+    return _wrapped(found, held) if here else found
+
+
+def _check(name: str, args: Sequence[Any], seen: Sequence[Tensor], mutates: bool) -> None:
+    strangers = [value for value in seen if not isinstance(value, Held)]
+    if not strangers or len(strangers) == len(seen):
+        return
+    scalars = all(value.dim() == 0 for value in strangers)
+    if name in INDEXING:
+        allowed = isinstance(args[0], Held) and (
+            len(args) < 3 or isinstance(args[2], Held) or args[2].dim() == 0
+        )
+    else:
+        written = mutates and not isinstance(args[0], Held)
+        allowed = scalars and not written and name not in TOGETHER
+    if not allowed:
+        shapes = [tuple(value.shape) for value in strangers]
+        raise RuntimeError(
+            f"{name}: expected all tensors on one device, found {NAME} and cpu {shapes}"
+        )
+
+
+@cache
+def _about(func: Any) -> tuple[str, bool]:
+    """The name, and whether the first argument is written to."""
+    schema = func._schema
+    first = schema.arguments[0].alias_info if schema.arguments else None
+    return schema.name, bool(first and first.is_write)
+
+
+def _raw(value: Any, seen: list[Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        seen.append(value)
+        return value.raw if isinstance(value, Held) else value
+    if isinstance(value, list | tuple):
+        return type(value)([_raw(each, seen) for each in value])
+    return value
+
+
+def _wrapped(value: Any, held: Mapping[int, Held]) -> Any:
+    if isinstance(value, Tensor):
+        return held[id(value)] if id(value) in held else Held(value)
+    if isinstance(value, list | tuple):
+        return type(value)([_wrapped(each, held) for each in value])
+    return value
+
+
+@final
+class Manner(TorchFunctionMode):
+    """What never reaches a tensor of the device: what makes one, and who may draw its numbers."""
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        generator, device = kwargs.get("generator"), kwargs.get("device")
+        makes = device is not None and not _tensors(args) and torch.device(device).type == NAME
+        if generator is not None:
+            there = args[0].device.type if _tensors(args) else NAME if makes else "cpu"
+            if generator.device.type != there:
+                raise RuntimeError(
+                    f"{func.__name__}: expected a {there!r} device type for generator but found "
+                    f"{generator.device.type!r}"
+                )
+        if not makes:
+            return func(*args, **kwargs)
+        found = func(*args, **{**kwargs, "device": "cpu"})
+        return Held(found.detach()).requires_grad_(found.requires_grad)
+
+
+def _tensors(args: Sequence[Any]) -> bool:
+    return bool(args) and isinstance(args[0], Tensor)
+
+
+@cache
+def device() -> torch.device:
+    """The device, of which a process has one."""
+    import torch._dynamo  # the first optimiser imports it, and it reads torch.Generator
+
+    _setup_privateuseone_for_python_backend(NAME)
+    library = torch.library.Library("aten", "IMPL", "PrivateUse1")
+    fallback = torch.library.Library("_", "IMPL", "PrivateUse1")
+
+    def empty(size: Any, *, dtype: Any = None, memory_format: Any = None, **_: Any) -> Tensor:
+        layout = memory_format or torch.contiguous_format
+        return Held(torch.empty(size, dtype=dtype, memory_format=layout, device="cpu"))
+
+    def empty_strided(size: Any, stride: Any, *, dtype: Any = None, **_: Any) -> Tensor:
+        return Held(torch.empty_strided(size, stride, dtype=dtype, device="cpu"))
+
+    def arange(*bounds: Any, dtype: Any = None, **_: Any) -> Tensor:  # torch's own resizes
+        return Held(torch.arange(*bounds, dtype=dtype, device="cpu"))
+
+    for overload in ("arange", "arange.start", "arange.start_step"):
+        library.impl(overload, arange)
+    library.impl("empty.memory_format", empty)
+    library.impl("empty_strided", empty_strided)
+    fallback.fallback(lambda func, *args, **kwargs: compute(func, args, kwargs))
+    kept.extend((library, fallback))
+    return torch.device(NAME, 0)
+
+
+kept: list[torch.library.Library] = []  #: what they register lasts as long as they do
+
+
+def _generator(device: torch.device | str = "cpu") -> torch.Generator:
+    return Generator() if torch.device(device).type == NAME else Real(device)
+
+
+@contextlib.contextmanager
+def rehearsing() -> Iterator[torch.device]:
+    """A block in which every device that is chosen is this one."""
+    here = device()
+    with (
+        mock.patch.object(devices, "choose", lambda _: here),
+        mock.patch.object(torch, "Generator", _generator),
+        Manner(),
+    ):
+        yield here
