@@ -80,7 +80,7 @@ class Parrot(Loopback):  # type: ignore[misc]
             if name in self.asked:
                 question = self.asked.pop(name)
                 k = question.metadata.dst_node_id - 1
-                further = {"local": None} if self.kinds[1] is fedorion.Up else {}
+                further: dict[str, Any] = {"local": None} if self.kinds[1] is fedorion.Up else {}
                 up = self.kinds[1](w=self.w.w, **further).stamped(self.w, k)
                 found.append(Message(up.pack(), reply_to=question))
         return found
