@@ -89,7 +89,7 @@ class Store:
             path.parent.mkdir(exist_ok=True)
             if also:
                 (path.parent / f"{NAMED}{also}").touch(0o600)
-            write_atomically(path, state.to_bytes(), private=True)
+            write_atomically(path, state.pieces(), private=True)
         except OSError as error:
             with contextlib.suppress(OSError):  # it holds the state of another kind
                 (path.parent / f"{NAMED}{also}").unlink(missing_ok=True)

@@ -6,6 +6,7 @@ import contextlib
 import glob
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -16,9 +17,12 @@ class Damaged(ValueError):
 FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
 
 
-def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
+def write_atomically(
+    path: Path, data: bytes | Iterable[bytes | memoryview], *, private: bool = False
+) -> None:
     """Write a file so that a reader, or a crash, sees the old or the new one, never half of it.
 
+    ``data``: all of it, or its pieces, which belong behind each other.
     ``private``: nobody but its owner may read it.
 
     Nothing stays behind of a write that failed, nor of one whose process was killed: the next
@@ -30,7 +34,7 @@ def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
     _remove_abandoned(path)
     try:
         with open(os.open(temporary, FLAGS, 0o600 if private else 0o666), "wb") as file:
-            file.write(data)
+            file.writelines([data] if isinstance(data, bytes) else data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

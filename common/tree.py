@@ -46,7 +46,7 @@ def mean(states: Iterable[Mapping[str, Tensor]], weights: Sequence[float]) -> St
                 sums[name].add_(value.to(torch.float64), alpha=float(weight) / total)
             else:
                 sums[name] = torch.maximum(sums[name], value)
-    return {name: sum_.to(dtypes[name]) for name, sum_ in sums.items()}
+    return {name: sums.pop(name).to(dtype) for name, dtype in dtypes.items()}
 
 
 def parameters_only(module: nn.Module) -> frozenset[str]:

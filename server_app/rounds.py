@@ -24,6 +24,7 @@ from server_app.stopped import Absurd, Again, Stopped
 from server_app.talk.ask import ask
 from server_app.talk.census import take_census, wait_for_nodes
 from server_app.talk.exchange import one_line
+from server_app.talk.hold import sweep
 from server_app.talk.readmission import Readmission, check_bound
 
 if TYPE_CHECKING:
@@ -166,6 +167,8 @@ def play_round(strategy: MethodStrategy, grid: Grid, t: int) -> Entry:
                 asked = strategy.configure_evaluate(t)
             _exchanged(strategy, grid, asked, strategy.aggregate_evaluate, "client scores")
     entry.bytes = dict(post.traffic)
+    strategy.good = []  # the replies' files are gone with them
+    sweep(post.traffic.get("down", 0) + post.traffic.get("up", 0))
     return entry
 
 
@@ -184,6 +187,7 @@ def _exchanged(
         replies, lost = ask(grid, strategy.post, sent, timeout, entry.round)
     strategy.failed(lost)
     del messages, sent  # in packed form they take as much memory again
+    sweep(strategy.post.traffic.get("down", 0))
     aggregate(entry.round, _handed_over(replies))
 
 

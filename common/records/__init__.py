@@ -98,6 +98,10 @@ class Records(BaseModel):
 
     def to_bytes(self) -> bytes:
         """The payload as a safetensors file (``file.py``)."""
+        return b"".join(self.pieces())
+
+    def pieces(self) -> list[bytes | memoryview]:
+        """``to_bytes`` in pieces, of which the numbers are the payload's own, not copied."""
         return to_file(self.kind, *self._apart())
 
     @classmethod

@@ -34,8 +34,8 @@ _CODES = {"bool": "BOOL", "bfloat16": "BF16"} | {
 }
 
 
-def to_file(kind: str, skeleton: bytes, arrays: dict[str, Numbers]) -> bytes:
-    """The whole file; each number is copied once, since models may be large."""
+def to_file(kind: str, skeleton: bytes, arrays: dict[str, Numbers]) -> list[bytes | memoryview]:
+    """The whole file in pieces; no number is copied, since models may be large."""
     said: dict[str, Json] = {"kind": kind, "skeleton": skeleton.decode()}
     header: dict[str, Json] = {"__metadata__": said}
     begin, body, sizes = 0, list[memoryview](), dict[str, int]()
@@ -46,7 +46,7 @@ def to_file(kind: str, skeleton: bytes, arrays: dict[str, Numbers]) -> bytes:
     said["sha256"] = digest(kind, skeleton.decode(), sizes, body)
     text = dump(header)
     text += b" " * (-len(text) % 8)
-    return b"".join([len(text).to_bytes(8, "little"), text, *body])
+    return [len(text).to_bytes(8, "little"), text, *body]
 
 
 def digest(

@@ -132,7 +132,7 @@ class Uploads(Generic[P]):
         for k in oldest[: max(len(oldest) - self.limit, 0)]:
             self._path(k).parent.mkdir(parents=True, exist_ok=True)
             upload = Upload(k=k, t=self.rounds[k], up=dict(self.held.pop(k)))
-            write_atomically(self._path(k), upload.to_bytes(), private=True)
+            write_atomically(self._path(k), upload.pieces(), private=True)
 
     def __contains__(self, k: int) -> bool:
         return k in self.rounds

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from common import noise, optimise, seeds, tree
 from common.fit import fit
@@ -36,13 +36,13 @@ def distil(
     The settings are [noise]'s. The mean loss; the teachers are left as they are.
     """
     o, task = method.config.noise, method.task
-    frozen = [method.build(spec, weights).eval() for spec, weights in teachers]
+    nets = {spec: method.build(spec, weights).eval() for spec, weights in teachers}
     student = method.build(method.global_spec, method.w)
     optimizer = optimise.of(student.parameters(), o, t, method.config.run.rounds)
 
     def loss(z: Tensor) -> Tensor:
         with torch.no_grad():
-            targets = [teacher(z) for teacher in frozen]
+            targets = [told(nets[spec], weights, z) for spec, weights in teachers]
         return transfer(targets, student(z))
 
     draw = seeds.stream(task.seed, "noise", t, device=task.device)
@@ -51,11 +51,20 @@ def distil(
         stack.enter_context(seeds.scope(task.seed, "distil", t))
         stack.enter_context(batch_statistics(student, protect=o.protect_running_stats))
         if o.teacher_bn == "batch":
-            for teacher in frozen:
+            for teacher in nets.values():
                 stack.enter_context(batch_statistics(teacher))
         metrics = fit(optimizer, zs, loss, precision=task.config.run.precision)
     method.w = tree.snapshot(student)
     return metrics["loss"]
+
+
+def told(teacher: nn.Module, weights: StateDict, z: Tensor) -> Tensor:
+    """What a network says with these weights. There is one of each architecture for all teachers:
+    a network for each of them would take as much memory as their uploads.
+    """
+    teacher.load_state_dict(weights)
+    logits: Tensor = teacher(z)
+    return logits
 
 
 def weighted(

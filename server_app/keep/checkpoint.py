@@ -94,7 +94,7 @@ def write(
     if keep > 1 and newest.exists():  # it is of round t - 1, which every run goes on from
         before.parent.mkdir(exist_ok=True)
         _second_name(newest, before)
-    write_atomically(newest, checkpoint.to_bytes(), private=True)
+    write_atomically(newest, checkpoint.pieces(), private=True)
     for past, path in older(folder).items():
         if past <= t - keep or past >= t:
             path.unlink(missing_ok=True)
@@ -132,7 +132,7 @@ def undo(folder: Path, undone: Undone) -> None:
     go_back(folder, saved.t)
     noted = [*saved.undone, undone.model_dump_json()]
     after = saved.model_copy(update={"undone": noted})
-    write_atomically(path_in(folder), after.to_bytes(), private=True)
+    write_atomically(path_in(folder), after.pieces(), private=True)
 
 
 def advice(folder: Path, most: int | None = None) -> str:

@@ -9,18 +9,21 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import grpc
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from common.flower.rpc import HALFWAY, details, whole_by
 from common.journal import Failure
+from common.records import count_bytes
 from server_app.stopped import Stopped
 
 FIRST_POLL, LAST_POLL = 0.005, 0.1
 WINDOW = 1000  #: messages that wait for a reply at once
+PORTION = 1 << 26  #: bytes of replies, about, that are fetched at once
+LEAST = 1 << 20  #: bytes that a reply is taken to have at least
 LONGEST = 400  #: characters of a reason in the journal
 UNAVAILABLE = 3  #: Flower's code for what has outlived its ttl, and for a reply never whole
 LATE = 30.0  #: seconds of ttl beyond the timeout: whole replies may wait behind half ones
@@ -29,13 +32,20 @@ log = logging.getLogger("flwr.fedmosaic")
 
 
 def exchange(
-    grid: Grid, messages: dict[int, Message], timeout: float, t: int, window: int = WINDOW
+    grid: Grid,
+    messages: dict[int, Message],
+    timeout: float,
+    t: int,
+    window: int = WINDOW,
+    keep: Callable[[RecordDict], None] = lambda content: None,
 ) -> tuple[dict[int, Message], list[Failure]]:
     """Good replies by client, and failures; both in ascending order of k, never of arrival.
 
     ``messages``: by client, their ttl is set here; ``timeout``: seconds until what has not come
     counts as lost. At most ``window`` messages wait for a reply at once, the others for their turn:
-    what is held and looked for at a time does not grow with the number of clients.
+    what is held and looked for at a time does not grow with the number of clients. ``keep`` is
+    told what each reply holds as soon as it is here, and may put it elsewhere; of the others no
+    more are fetched at a time than ``portion`` says.
 
     Raises ``Stopped`` if the SuperLink fails while it takes the messages. One that dies between
     taking and confirming them refuses them when Flower sends them again.
@@ -46,6 +56,7 @@ def exchange(
     turns = deque(messages)
     silent = f"no reply within {timeout:g} s"
     deadline, pause = time.monotonic() + timeout, FIRST_POLL
+    most = portion(messages.values())
     over = False  # once more after the deadline: one that stopped halfway may have held up others
     while (waiting or turns) and not over:
         due = [turns.popleft() for _ in range(min(window - len(waiting), len(turns)))]
@@ -57,28 +68,42 @@ def exchange(
             else:
                 failures.append(Failure(k=k, round=t, reason="the message could not be delivered"))
         over = time.monotonic() >= deadline
-        arrived, unreadable = pull(grid, list(waiting), deadline)
-        for name, reason in unreadable.items():
-            failures.append(Failure(k=waiting.pop(name), round=t, reason=reason))
-        for reply in arrived:
-            k = waiting.pop(reply.metadata.reply_to_message_id, -1)
-            if k < 0:  # a second reply to the same message, or one to nothing that was asked
-                continue
-            if reply.has_error():
-                reason = silent if _late(reply) else _reason(reply)
-                failures.append(Failure(k=k, round=t, reason=reason))
-            elif reply.metadata.src_node_id != messages[k].metadata.dst_node_id:
-                reason = "another node answered in its place"
-                failures.append(Failure(k=k, round=t, reason=reason))
-            else:
-                replies[k] = reply
-        pause = FIRST_POLL if arrived else min(1.5 * pause, LAST_POLL)
+        names, anybody = list(waiting), False
+        while names:
+            some, names = names[:most], names[most:]
+            arrived, unreadable = pull(grid, some, deadline)
+            anybody = anybody or bool(arrived)
+            for name, reason in unreadable.items():
+                failures.append(Failure(k=waiting.pop(name), round=t, reason=reason))
+            for reply in arrived:
+                k = waiting.pop(reply.metadata.reply_to_message_id, -1)
+                if k < 0:  # a second reply to the same message, or one to nothing that was asked
+                    continue
+                if reply.has_error():
+                    reason = silent if _late(reply) else _reason(reply)
+                    failures.append(Failure(k=k, round=t, reason=reason))
+                elif reply.metadata.src_node_id != messages[k].metadata.dst_node_id:
+                    reason = "another node answered in its place"
+                    failures.append(Failure(k=k, round=t, reason=reason))
+                else:
+                    most = min(most, portion([reply]))
+                    keep(reply.content)
+                    replies[k] = reply
+        pause = FIRST_POLL if anybody else min(1.5 * pause, LAST_POLL)
         if waiting and not over:
             time.sleep(pause)
     late = f"not asked within {timeout:g} s, window = {window} others were waited for"
     failures += [Failure(k=k, round=t, reason=late) for k in turns]
     failures += [Failure(k=k, round=t, reason=silent) for k in waiting.values()]
     return dict(sorted(replies.items())), sorted(failures, key=lambda failure: failure.k)
+
+
+def portion(alike: Iterable[Message]) -> int:
+    """How many replies may be in memory before they are kept elsewhere, if each is as large as the
+    first of these messages.
+    """
+    size = next((count_bytes(message.content) for message in alike), 0)
+    return max(PORTION // max(size, LEAST), 1)
 
 
 def push(grid: Grid, messages: Iterable[Message], t: int) -> list[str]:

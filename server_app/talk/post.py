@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar, final
 
 import torch
@@ -22,6 +23,7 @@ from common.seal import body
 from common.seal.body import Body
 from server_app.method import Client
 from server_app.talk.exchange import one_line
+from server_app.talk.hold import hold
 from server_app.talk.seal import Seal
 
 R = TypeVar("R", bound=ToServer)
@@ -106,6 +108,13 @@ class Post:
         content = self.seal.again(k)
         self._add("down", count_bytes(content))
         return Message(content, about.dst_node_id, about.message_type, group_id=about.group_id)
+
+    def hold(self, content: RecordDict) -> None:
+        """Put the numbers of a reply into a file until nobody needs them any more.
+
+        Raises ``OSError`` naming the run's folder if it is full.
+        """
+        hold(content, Path(self.config.run.out))
 
     def unsealed(self, k: int, message: Message, reply: RecordDict) -> RecordDict:
         """What client k has sealed in answer to ``message``; for a hello, whoever answered.

@@ -82,6 +82,11 @@ def own(pid: int) -> int:
         return 0
 
 
+def anonymous() -> int:
+    """Bytes of this process's memory that are no file's."""
+    return _sizes(os.getpid())["Anonymous"]
+
+
 def _rollup(pid: int) -> tuple[int, int, int]:
     """(PSS, RSS, own as ``own`` has it) of a process in bytes."""
     sizes = _sizes(pid)

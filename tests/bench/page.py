@@ -105,6 +105,30 @@ def idle(grpc: Record, scale: Record) -> Table:
     return Table(["of the SuperLink", "for an idle SuperNode", f"for {n:,}"], rows)
 
 
+def many(grpc: Record, scale: Record) -> Table:
+    """Thousands of clients on one machine."""
+    head = ["clients", "in a round", "rounds", "scored", "seconds", "processor, s", "census, s"]
+    head += ["a round, s", "scores, s", "server, MB", "all, MB", "journal, MB", "report, MB"]
+    rows = []
+    for name, of in scale["many"].items():
+        counts = [f"{of[key]:,}" for key in ("in a round", "rounds", "scored")]
+        seconds = [of[key] for key in ("seconds", "processor", "census", "round", "client scores")]
+        sizes = [f"{of[key] / MB:.0f}" for key in ("server", "all")]
+        sizes += [f"{of[key] / MB:.1f}" for key in ("journal", "report")]
+        rows.append([f"{int(name):,}", *counts, *(f"{each:.1f}" for each in seconds), *sizes])
+    return Table(head, rows)
+
+
+def held(grpc: Record, scale: Record) -> Table:
+    """The server's memory by the clients of a round."""
+    rows = [
+        [name, n, f"{int(n) * of['model'] / MB:.0f}", f"{of['most'] / MB:.0f}"]
+        for name, cases in scale["held"].items()
+        for n, of in sorted(cases.items(), key=lambda item: int(item[0]))
+    ]
+    return Table(["", "clients", "their replies, MB", "most anonymous memory, MB"], rows)
+
+
 TABLES: dict[str, Callable[[Record, Record], Table]] = {
     "starts": starts,
     "message": message,
@@ -112,6 +136,8 @@ TABLES: dict[str, Callable[[Record, Record], Table]] = {
     "payload": payload,
     "methods": methods,
     "idle": idle,
+    "many": many,
+    "held": held,
 }
 
 

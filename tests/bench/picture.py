@@ -75,6 +75,29 @@ def crowd(scale: Record) -> Figure:
     return figure
 
 
+def held(scale: Record) -> Figure:
+    """The server's memory against the clients of a round, by what the server does with replies."""
+    with style():
+        figure = Figure(figsize=(6.4, 3.3), layout="constrained")
+        axes = figure.subplots()
+        cases = {name: of for name, of in scale["held"].items() if name != "heavy"}
+        for i, (name, of) in enumerate(cases.items()):
+            clients = sorted(map(int, of))
+            most = [of[str(n)]["most"] / GB for n in clients]
+            axes.plot(clients, most, marker="o", color=series(i), label=name)
+        size = next(iter(next(iter(cases.values())).values()))["model"]
+        every = sorted({int(n) for of in cases.values() for n in of})
+        axes.plot(
+            every, [n * size / GB for n in every], ls=":", color="gray", label="the replies alone"
+        )
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlabel("clients in the round, ResNet-18 each")
+        axes.set_title("anonymous memory of the server, GB", loc="left", fontsize=10)
+        axes.legend()
+    return figure
+
+
 def _stack(axes: Axes, crowds: list[Record]) -> None:
     """A bar for each crowd: gigabytes (PSS), part upon part."""
     bottom = [0.0] * len(crowds)
@@ -87,7 +110,10 @@ def _stack(axes: Axes, crowds: list[Record]) -> None:
 
 
 def save(folder: Path, grpc: Record, scale: Record) -> None:
-    """``round.svg`` and ``clients.svg`` into ``folder``; the same figures give the same bytes."""
-    for name, figure in (("round", rounds(grpc)), ("clients", crowd(scale))):
+    """The page's pictures into ``folder``; the same figures give the same bytes."""
+    drawn = {"round": rounds(grpc), "clients": crowd(scale)}
+    if "held" in scale:
+        drawn["held"] = held(scale)
+    for name, figure in drawn.items():
         with style():
             figure.savefig(folder / f"{name}.svg", metadata={"Date": None})

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -145,11 +146,13 @@ def test_the_pictures_show_every_phase_and_come_out_the_same_twice(tmp_path: Pat
     grpc = {"starts": {"cold": {"phases": phases}, "warm": {"phases": phases | {"wait": 1.0}}}}
     part = {"pss": 10**9}
     busy = {name: part for names in picture.PARTS.values() for name in names}
-    scale = {"crowd": {"2": {"in a round": 1, "round": 7.25, "busy": busy}}}
+    scale: dict[str, Any] = {"crowd": {"2": {"in a round": 1, "round": 7.25, "busy": busy}}}
+    scale["held"] = {"averaging": {"10": {"model": 10**8, "most": 2 * 10**9}}}
     picture.save(tmp_path, grpc, scale)
-    first = [(tmp_path / name).read_text() for name in ("round.svg", "clients.svg")]
+    first = [(tmp_path / name).read_text() for name in ("round.svg", "clients.svg", "held.svg")]
     assert all("<text " in text for text in first)
     assert ">3.8<" in first[0] and ">2.8<" in first[0]  # 2.0 + 7 * 0.25 seconds, and one less
     assert ">6.0<" in first[1] and ">7.2<" in first[1]  # gigabytes, seconds
     picture.save(tmp_path, grpc, scale)
-    assert first == [(tmp_path / name).read_text() for name in ("round.svg", "clients.svg")]
+    names = ("round.svg", "clients.svg", "held.svg")
+    assert first == [(tmp_path / name).read_text() for name in names]

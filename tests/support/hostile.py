@@ -46,6 +46,14 @@ class Seen:
         return self.strategy.method
 
 
+def _copied(content: RecordDict) -> RecordDict:
+    """A copy in memory; what a reply holds may lie in a file."""
+    for record in content.array_records.values():
+        for array in record.values():
+            array.data = bytes(array.data)
+    return copy.deepcopy(content)
+
+
 @cache
 def seen(method: str) -> Seen:
     """The replies of one round of ``method``; they are not to be changed in place."""
@@ -54,7 +62,7 @@ def seen(method: str) -> Seen:
     def catching(self: Post, t: int, replies: Any, *given: Any, **named: Any) -> Any:
         if K in replies:
             what = given[3] if len(given) > 3 else named.get("what", "reply")
-            caught[what] = copy.deepcopy(replies[K].content)
+            caught[what] = _copied(replies[K].content)
         return original_post(self, t, replies, *given, **named)
 
     def aggregating(self: MethodStrategy, t: int, replies: Any) -> Any:

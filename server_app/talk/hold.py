@@ -1,0 +1,52 @@
+"""Replies that wait for their round's step, in files: memory does not grow with their number.
+
+Every method's step sees all replies, in order of k. What a reply holds of numbers is written to a
+file without a name in the run's folder as soon as it is here, and read where it lies, by a mapping
+that is private to this process: what somebody writes to it reaches no file. The file is gone with
+the last tensor that lies in it, and with the process, however that ends.
+"""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+from mmap import ACCESS_COPY, mmap
+from pathlib import Path
+
+from flwr.app import RecordDict
+
+SMALL = 1 << 14  #: bytes of a reply that stays in memory
+MUCH = 1 << 26  #: bytes that are worth looking for, which takes a tenth of a second
+EDGE = 64  #: bytes; an array begins at a multiple of them, as in a .npy file
+
+
+def hold(content: RecordDict, folder: Path) -> None:
+    """Put the bytes of the arrays of a packed or sealed payload into a file, in place.
+
+    Raises ``OSError`` naming ``folder``: it cannot be written, or is full.
+    """
+    arrays = [array for record in content.array_records.values() for array in record.values()]
+    if sum(len(array.data) for array in arrays) <= SMALL:
+        return
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            begins = []
+            for array in arrays:
+                begins.append(file.tell())
+                file.write(array.data)
+                file.write(bytes(-file.tell() % EDGE))
+            file.flush()
+            mapped = memoryview(mmap(file.fileno(), 0, access=ACCESS_COPY))
+    except OSError as error:
+        raise OSError(error.errno, f"{error.strerror}, for a client's reply", str(folder)) from None
+    for begin, array in zip(begins, arrays, strict=True):
+        piece = mapped[begin : begin + len(array.data)]
+        array.data = piece  # type: ignore[assignment]  # what reads it takes any buffer
+
+
+def sweep(moved: int) -> None:
+    """Free what is left of exchanges of so many bytes: Flower's records lie in circles of
+    references, and would stay with their arrays until the garbage collector looks for such.
+    """
+    if moved >= MUCH:
+        gc.collect()
