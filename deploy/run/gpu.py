@@ -119,4 +119,5 @@ def least(task: Task, spec: str) -> int:
 
 
 def _storage(value: Tensor) -> int:
-    return int(value.untyped_storage()._cdata)
+    storage: int = value.untyped_storage()._cdata
+    return storage
