@@ -141,7 +141,7 @@ def run(
     resume: str | Path | None = None,
     runtime: str = "",
     workers: int | None = None,
-    warm_start: bool = False,
+    warm_start: bool | None = None,
     quiet: bool = False,
     **settings: Value | Sequence[str] | Mapping[Any, Any],
 ) -> Run:

@@ -82,7 +82,7 @@ def run(
     settings: Settings = None,
     runtime: Annotated[str, typer.Option(help="loopback, ray or grpc: where clients run.")] = "",
     workers: Workers = None,
-    warm: WarmStart = False,
+    warm: WarmStart = None,
     to: Annotated[Path | None, typer.Option("--out", help="Folder of the results.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
     from_round: Annotated[
@@ -106,8 +106,9 @@ def run(
             raise ValueError("--from-round is for a run that goes on: give --resume FOLDER too")
         whole = given.resolve(experiment or given.DEFAULT, settings or [])
         flat, folder = preflight.fresh(whole, runtime, to)
-    if warm and flat["runtime"] != "grpc":
-        raise ValueError(f"--warm-start is for --runtime grpc, not {flat['runtime']}")
+    if warm is not None and flat["runtime"] != "grpc":
+        option = "--warm-start" if warm else "--cold-start"
+        raise ValueError(f"{option} is for --runtime grpc, not {flat['runtime']}")
     with told_how_to_go_on(f"fedmosaic run --resume {folder}"):
         launch.launch(flat, folder, workers=workers, console=out, warm_start=warm)
     answer(as_json, results.show(folder, out))

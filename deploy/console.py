@@ -25,7 +25,12 @@ Workers = Annotated[
     typer.Option(help="Processes that serve clients on loopback; 0: none of their own."),
 ]
 WarmStart = Annotated[
-    bool, typer.Option("--warm-start", help="Fork client processes from a warm one (Linux, gRPC).")
+    bool | None,
+    typer.Option(
+        "--warm-start/--cold-start",
+        help="Fork client processes from one that has torch imported (gRPC; the default on Linux).",
+        show_default=False,
+    ),
 ]
 
 

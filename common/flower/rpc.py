@@ -17,6 +17,9 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
 from flwr.superlink.grid import grpc_grid
 
 STALLED = 300.0  #: seconds without a further part; a part has at most 20 MB
+AGAIN = (
+    0.05  #: seconds until a missing part is asked for again, twice as long each time; Flower's is 1
+)
 HALFWAY = "the reply stopped halfway"
 
 
@@ -55,7 +58,7 @@ def whole_by(deadline: float) -> Iterator[None]:
             return content
 
         try:
-            return pull(object_ids, pull_one, **named)
+            return pull(object_ids, pull_one, **{"initial_backoff": AGAIN, **named})
         except _Halfway as part:
             error = ObjectUnavailableError(str(part))
             error.args = (f"{HALFWAY}, without {str(part)[:12]}",)

@@ -62,6 +62,13 @@ def stand_ins(real: Mapping[str, Path] | None = None) -> Iterator[Path]:
         yield folder
 
 
+def possible() -> bool:
+    """Whether this machine can start warm: Linux, and programs may lie among temporary files."""
+    if sys.platform != "linux":
+        return False
+    return not os.statvfs(tempfile.gettempdir()).f_flag & os.ST_NOEXEC
+
+
 def start(processes: Processes, folder: Path, env: Mapping[str, str]) -> None:
     """Start the warm process of the stand-ins in ``folder``, among ``processes`` as ``warm``.
 
@@ -141,7 +148,7 @@ def _superexec(address: str, real: Callable[[], None]) -> None:
     if (service := dispatch.service(sys.argv[1:])) is not None:
         try:
             return dispatch.dispatch(service, functools.partial(dispatch.start, address))
-        except Exception:
+        except Exception:  # whatever has changed in Flower's interface, its own loop can serve
             traceback.print_exc()
     real()
 
@@ -168,7 +175,7 @@ def _become(
         status = 0
     except SystemExit as leaving:
         status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
-    except BaseException:
+    except BaseException:  # a child that went on would be a second warm process
         traceback.print_exc()
     finally:
         for stream in (sys.stdout, sys.stderr):

@@ -277,10 +277,11 @@ def node(
             help="Run only the code with this digest (fedmosaic app-digest).",
         ),
     ] = "",
-    warm: WarmStart = False,
+    warm: WarmStart = None,
 ) -> None:
     """Serve one client on this machine: a flower-supernode with its key and settings."""
     from deploy.flower.admission import await_admission, check_tls
+    from deploy.flower.warm import possible
     from deploy.machines import node as serving
     from deploy.machines.certificates import Certificates
     from deploy.machines.submit import address
@@ -314,7 +315,7 @@ def node(
     check_tls(address(superlink), trust is not None)
     if trust is not None:
         await_admission(address(superlink), trust, k, plain)
-    if warm:
+    if possible() if warm is None else warm:
         raise typer.Exit(serving.serve(line, place, pin))
     serving.become(line, place, pin)
 
@@ -327,7 +328,7 @@ def local(
     clients: Annotated[int, typer.Option(help="SuperNodes; default: what the run needs.")] = 0,
     work: Annotated[Path, typer.Option(help="Logs, certificates, Flower's files.")] = Path("local"),
     insecure: Insecure = False,
-    warm: WarmStart = False,
+    warm: WarmStart = None,
     as_json: Json = False,
 ) -> None:
     """Start a SuperLink and its SuperNodes on this machine, with TLS and authentication."""

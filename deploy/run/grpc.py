@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import final
 
 from common.section import Value
-from deploy.flower import superlink, warm
+from deploy.flower import superlink, supernode, warm
 from deploy.flower.arguments import check_app, config_arguments
 from deploy.flower.control import Control
 from deploy.flower.processes import Processes, environment
@@ -47,7 +47,7 @@ def start_federation(
     clients: int,
     work: Path,
     env: Mapping[str, str] | None = None,
-    warm_start: bool = False,
+    warm_start: bool | None = False,
     certificates: Path | None = None,
 ) -> Iterator[Federation]:
     """A context in which a SuperLink and ``clients`` SuperNodes run and are connected.
@@ -60,8 +60,9 @@ def start_federation(
     node k gets ``partition-id=k num-partitions=N``; ``work``: gets ``logs/*.log`` and Flower's own
     files; made if it does not exist; ``env``: added to the environment of all processes, so also of
     ServerApp and ClientApp; ``warm_start``: fork the processes of a round from one that has torch
-    imported (``deploy/flower/warm.py``); ``certificates``: the folder that ``fedmosaic certs``
-    made: TLS, every node shows its key, and messages are sealed. None: plaintext.
+    imported (``deploy/flower/warm.py``), None: where that works; ``certificates``: the folder that
+    ``fedmosaic certs`` made: TLS, every node shows its key, and messages are sealed. None:
+    plaintext.
 
     Raises ``ValueError``: one of the arguments cannot work; before anything starts.
     ``RuntimeError``: a program is missing, ended by itself or did not come up in time.
@@ -70,6 +71,7 @@ def start_federation(
         raise ValueError(f"clients={clients}: at least 1 is needed")
     if warm_start and sys.platform != "linux":
         raise ValueError(f"warm_start on {sys.platform}: forking is safe enough on Linux only")
+    warm_start = warm.possible() if warm_start is None else warm_start
     keys = None if certificates is None else _complete(certificates, clients)
     configs = [node_config(k, clients, {}, keys) for k in range(clients)]
     app, work, own = check_app(app, {}), work.expanduser().resolve(), dict(env or {})
@@ -125,7 +127,7 @@ def supernode_command(
         trust += ["--auth-supernode-private-key", str(certificates.key(k))]
     # any free port will do where only the SuperNode's own children need to know it
     inner = ["--clientappio-api-address", "127.0.0.1:0", "--node-config", node_config]
-    return ["flower-supernode", *trust, "--superlink", fleet, *inner]
+    return supernode.command([*trust, "--superlink", fleet, *inner])
 
 
 def _complete(folder: Path, clients: int) -> Certificates:

@@ -35,11 +35,12 @@ def launch(
     *,
     workers: int | None,
     console: Console,
-    warm_start: bool = False,
+    warm_start: bool | None = None,
 ) -> None:
     """Run, with progress on ``console``; the results are in ``folder`` then.
 
-    ``workers``: processes that serve clients on loopback; None: as many as there are cores.
+    ``workers``: processes that serve clients on loopback; None: as many as there are cores;
+    ``warm_start``: of a run over gRPC, as ``start_federation`` takes it.
 
     Raises ``ValueError`` before anything starts, ``Stopped`` or ``RuntimeError`` if the run could
     not go on; each with one line.
@@ -148,7 +149,7 @@ def _ray(flat: Mapping[str, Value], config: Config, folder: Path, started: float
 
 
 def _grpc(
-    flat: Mapping[str, Value], config: Config, folder: Path, started: float, warm_start: bool
+    flat: Mapping[str, Value], config: Config, folder: Path, started: float, warm_start: bool | None
 ) -> str:
     """Run over gRPC; why it failed, if it did."""
     from deploy.run.grpc import start_federation

@@ -1,4 +1,4 @@
-"""``python -m tests.bench.grpc``: what a round over gRPC costs, plain and with a warm start.
+"""``python -m tests.bench.grpc``: what a round over gRPC costs, with a cold and a warm start.
 
 The work: 4 SuperNodes, FedAvg, LeNet-5 on Fashion-MNIST, 12,000 images a round, one epoch. Runs of
 the two starts take turns; round 1 is left out. ``--before FOLDER`` measures another checkout of
@@ -84,7 +84,8 @@ def one(tree: Path, warm: bool, rounds: int) -> dict[str, Any]:
         (folder / "work.toml").write_text("".join(lines), encoding="utf-8")
         out = folder / "run"
         command = [sys.executable, "-m", "deploy.cli", "run", str(folder / "work.toml")]
-        command += ["--runtime", "grpc", "--out", str(out), *(["--warm-start"] if warm else [])]
+        command += ["--runtime", "grpc", "--out", str(out)]
+        command += ["--warm-start"] if warm else ["--cold-start"] if tree == app_folder() else []
         path = os.pathsep.join([str(timeline.TAP), str(tree)])
         env = {**os.environ, "PYTHONPATH": path, "FEDMOSAIC_TIMELINE": str(marks)}
         done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True)
@@ -147,6 +148,8 @@ def show(found: dict[str, Any], console: Console) -> None:
     console.print(
         f"bare PyTorch loop, one thread: {took['bare']:.2f} s; our loop {took['fit']:.2f} s"
     )
+    for name, of in starts.items():
+        console.print(f"{name}: {of['seconds']['total'] / took['bare']:.2f} times the bare loop")
     console.print(f"all runs end with the same weights: {'yes' if found['same weights'] else 'NO'}")
 
 

@@ -25,12 +25,16 @@ PARTS = {
 @final
 @dataclass(frozen=True)
 class Usage:
-    """Of all processes of one part: how many, bytes, and the largest one's RSS in bytes."""
+    """Of all processes of one part: how many, bytes, and the largest one's RSS in bytes.
+
+    ``own``: of pages that only one process has, but for those of files.
+    """
 
     processes: int
     pss: int
     rss: int
     largest: int
+    own: int
 
 
 def part(name: str, pid: int) -> str:
@@ -41,14 +45,18 @@ def part(name: str, pid: int) -> str:
 
 def usage(sessions: Mapping[int, str]) -> dict[str, Usage]:
     """The memory of all processes in ``sessions`` (session id to name), by part."""
-    found: dict[str, list[tuple[int, int]]] = {}
+    found: dict[str, list[tuple[int, int, int]]] = {}
     for pid in watchdog.living(set(sessions)):
         with contextlib.suppress(OSError):  # a process may end while it is looked at
             memory = _rollup(pid)
             found.setdefault(part(sessions[os.getsid(pid)], pid), []).append(memory)
     return {
         name: Usage(
-            len(rows), sum(p for p, _ in rows), sum(r for _, r in rows), max(r for _, r in rows)
+            len(rows),
+            sum(row[0] for row in rows),
+            sum(row[1] for row in rows),
+            max(row[1] for row in rows),
+            sum(row[2] for row in rows),
         )
         for name, rows in found.items()
     }
@@ -74,10 +82,10 @@ def own(pid: int) -> int:
         return 0
 
 
-def _rollup(pid: int) -> tuple[int, int]:
-    """(PSS, RSS) of a process in bytes."""
+def _rollup(pid: int) -> tuple[int, int, int]:
+    """(PSS, RSS, own as ``own`` has it) of a process in bytes."""
     sizes = _sizes(pid)
-    return sizes["Pss"], sizes["Rss"]
+    return sizes["Pss"], sizes["Rss"], sizes["Private_Dirty"]
 
 
 def _sizes(pid: int) -> dict[str, int]:
@@ -116,6 +124,7 @@ class Peak:
                 max(past.pss, each.pss),
                 max(past.rss, each.rss),
                 max(past.largest, each.largest),
+                max(past.own, each.own),
             )
 
     def __enter__(self) -> Self:

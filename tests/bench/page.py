@@ -48,15 +48,19 @@ def message(grpc: Record, scale: Record) -> Table:
 def crowd(grpc: Record, scale: Record) -> Table:
     """Seconds and memory against the number of SuperNodes."""
     head = ["SuperNodes", "in a round", "a round, s", "idle, MB", "in the round, MB"]
-    head += ["SuperLink", "each SuperNode", "each ClientApp", "ServerApp", "warm process and loops"]
+    head += ["SuperLink", "each SuperNode", "its own", "each ClientApp", "ServerApp"]
+    head += ["warm process and loops", "idle, % of a core"]
     rows = []
     for n, of in scale["crowd"].items():
         cells = [f"{of[when]['total'] / MB:.0f}" for when in ("idle", "busy")]
         for name in ("superlink", "SuperNodes", "ClientApps", "ServerApp"):
             part = of["busy"][name]
             cells.append(f"{part['pss'] / part['processes'] / MB:.0f}")
+        own, nodes = of["idle"]["SuperNodes"].get("own"), of["idle"]["SuperNodes"]["processes"]
+        cells.insert(4, "" if own is None else f"{own / nodes / MB:.0f}")
         shared = sum(of["busy"][name]["pss"] for name in ("warm", "task loops"))
-        rows.append([n, str(of["in a round"]), f"{of['round']:.1f}", *cells, f"{shared / MB:.0f}"])
+        cells += [f"{shared / MB:.0f}", f"{100 * sum(of['idle cpu'].values()):.0f}"]
+        rows.append([n, str(of["in a round"]), f"{of['round']:.1f}", *cells])
     return Table(head, rows)
 
 

@@ -111,6 +111,7 @@ def test_memory_is_told_by_part_and_shared_pages_are_counted_once() -> None:
     assert min(of.rss for of in found.values()) > 2**26
     assert 2**26 < sum(of.pss for of in found.values()) < 1.6 * 2**26
     assert seconds["warm"] > 0
+    assert all(of.own <= of.pss <= of.rss for of in found.values())
 
 
 def test_the_estimate_multiplies_what_was_measured() -> None:

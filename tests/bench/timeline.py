@@ -21,7 +21,7 @@ BETWEEN = {
     "reply": ("trained", "sent"),
 }
 PHASES = {
-    "wait": "until the SuperNode looks for messages (every 3 s)",
+    "wait": "until the SuperNode looks for messages",
     "start": "until the client's process begins",
     "unpack": "message and app bundle, begin of the app",
     "import": "the app's modules",

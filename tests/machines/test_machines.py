@@ -24,7 +24,7 @@ from PIL import Image
 
 from client_app.node import check
 from deploy.cli import main
-from deploy.flower import control
+from deploy.flower import control, supernode
 from deploy.flower.processes import environment, free_ports
 from deploy.flower.superlink import superlink_command
 from deploy.machines import commands as machines
@@ -266,8 +266,11 @@ def test_a_node_takes_typed_settings_and_refuses_others() -> None:
 def test_a_node_needs_its_key_and_says_which(tmp_path: Path) -> None:
     files = make(tmp_path, [], 1)
     line = node.command("h:9092", files, 0, 2, {"model": "mlp"}, health="127.0.0.1:9")
-    assert line[:3] == ["flower-supernode", "--root-certificates", str(files.ca)]
-    assert line[3:5] == ["--auth-supernode-private-key", str(files.key(0))]
+    program = supernode.command([])
+    assert line[: len(program)] == program
+    del line[: len(program)]
+    assert line[:2] == ["--root-certificates", str(files.ca)]
+    assert line[2:4] == ["--auth-supernode-private-key", str(files.key(0))]
     trust = f"key='{files.key(0)}' ca='{files.ca}'"
     own = f"partition-id=0 num-partitions=2 {trust} model='mlp'"
     assert line[-4:-2] == ["--node-config", own]
@@ -349,7 +352,7 @@ def paint(folder: Path, seed: int, images: int = 12) -> Path:
 @pytest.mark.slow
 def test_a_local_federation_listens_on_this_machine_alone(tmp_path: Path) -> None:
     log = tmp_path / "local.log"
-    line = command_line("local", "--clients", 1, "--work", tmp_path / "local", "--warm-start")
+    line = command_line("local", "--clients", 1, "--work", tmp_path / "local")
     with started(line, log, dict(os.environ)) as process:
 
         def connected() -> bool:
@@ -384,7 +387,7 @@ def test_certs_register_nodes_and_submit_make_a_federation_over_tls(tmp_path: Pa
         for i, own in enumerate((["model=mlp", "memory-mb=4000"], ["model=cnn2", "device=cpu"])):
             line = command_line("node", "--superlink", fleet, "--ca", files.ca, "--clients", 2)
             line += ["--replicas", str(tmp_path / "replicas"), "--home", str(tmp_path / f"node{i}")]
-            line += ["--app-digest", pin, *(["--warm-start"] if i else [])]
+            line += ["--app-digest", pin, *([] if i else ["--cold-start"])]
             own += [f"data-dir={paint(tmp_path / f'images{i}', i, 12 + i)}"]
             own += [f"state-dir={tmp_path / f'state{i}'}"]
             line += [part for setting in own for part in ("-s", setting)]

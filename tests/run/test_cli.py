@@ -176,8 +176,9 @@ def test_ctrl_c_ends_with_one_line_that_says_how_to_go_on(toy: Path, tmp_path: P
 
 def test_places_and_runtime_may_be_settings(toy: Path, tmp_path: Path) -> None:
     out = tmp_path / "chosen"
-    done = typed("run", toy, "-s", f"out={out}", "-s", "runtime=ray", "--warm-start")
-    assert done.returncode == 1 and "--warm-start is for --runtime grpc, not ray" in done.stderr
+    for option in ("--warm-start", "--cold-start"):
+        done = typed("run", toy, "-s", f"out={out}", "-s", "runtime=ray", option)
+        assert done.returncode == 1 and f"{option} is for --runtime grpc, not ray" in done.stderr
     more = ("--workers", "0", "-s", "runtime=loopback")
     assert typed("run", toy, "-s", f"out={out}", *more).returncode == 0
     assert (out / "summary.json").exists()

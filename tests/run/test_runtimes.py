@@ -50,12 +50,11 @@ def experiment(folder: Path, **changes: object) -> Path:
 
 
 def launch(folder: Path, runtime: str, end: int, **changes: object) -> TinyRun:
-    """The federation on ``runtime``, where ``end`` is its last round; over gRPC without the cold
-    starts of which other tests are."""
+    """The federation on ``runtime``, where ``end`` is its last round; over gRPC with what
+    is the default there."""
     out, file = folder / runtime, experiment(folder, track="tensorboard", **changes)
-    warm = ["--warm-start"] if runtime == "grpc" and sys.platform == "linux" else []
     with watched() as sockets:
-        done = typed("run", file, "--runtime", runtime, "--out", out, *warm)
+        done = typed("run", file, "--runtime", runtime, "--out", out)
     assert reachable(sockets) == [], "nothing listens where other machines reach it"
     listeners = {"loopback": set(), "ray": {"gcs_server", "raylet"}, "grpc": {"flower-superlin"}}
     assert listeners[runtime] <= {name for name, _ in sockets}, "they were looked at"

@@ -30,7 +30,8 @@ from tests.support.tiny import TinyRun, flat
 from tests.support.waiting import PATIENCE, until
 
 CLIENTS = 3
-SERVER_APP, CLIENT_APP, NODE = "flwr-serverapp", "flwr-clientapp", "flower-supernode"
+SERVER_APP, CLIENT_APP, NODE = "flwr-serverapp", "flwr-clientapp", "flower/supernode.py"
+COLD = "--cold-start"  #: processes are found by their command lines, which forked ones do not have
 TORCH = "libtorch"  #: mapped by a ClientApp once it has taken its message
 
 
@@ -145,7 +146,7 @@ class Launched(Run):
         file = folder / "experiment.toml"
         named = settings(out, **changes) | {"out": "", "state-dir": ""}
         file.write_text(to_toml(named))
-        self._start("run", str(file), "--runtime", "grpc", "--out", str(out))
+        self._start("run", str(file), "--runtime", "grpc", COLD, "--out", str(out))
 
     def _start(self, *arguments: str) -> None:
         self.process = subprocess.Popen(
@@ -182,7 +183,7 @@ class Launched(Run):
             done = typed("run", "--resume", self.out, "--runtime", runtime, "--workers", 0)
             assert done.returncode == 0, done.stdout + done.stderr
             return TinyRun(self.out)
-        self._start("run", "--resume", str(self.out), "--runtime", runtime)
+        self._start("run", "--resume", str(self.out), "--runtime", runtime, COLD)
         output, errors = self.process.communicate(timeout=PATIENCE)
         assert self.process.returncode == 0, output + errors
         return TinyRun(self.out)
@@ -236,7 +237,7 @@ class Machines(Run):
     def start_node(self, k: int) -> subprocess.Popen[bytes]:
         host = self._clients[k] if self._clients else None
         line = ["node", "--superlink", self._fleet, "--insecure", "--k", str(k)]
-        line += ["--clients", str(CLIENTS), "--home", str(self.home(f"supernode-{k}"))]
+        line += ["--clients", str(CLIENTS), "--home", str(self.home(f"supernode-{k}")), COLD]
         return self._start(f"supernode-{k}", command_line(*line), host)
 
     def _start(

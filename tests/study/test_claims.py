@@ -1,0 +1,228 @@
+"""The papers' claims: the files are whole, verdicts follow from records, stale ones are named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from deploy.run import launch, settings
+from deploy.study import canary, claims, claims_page, paper_table, stale
+from deploy.study.canary import Canaries
+from deploy.study.decide import Verdict
+from tests.support.commandline import fedmosaic
+
+TABLE = """
+title = "A table"
+seeds = [1, 2, 3, 4, 5]
+[base]
+clients = 2
+rounds = 3
+fleet = "mlp@0.25"
+data = { name = "toy", samples = 120, test-samples = 60, partition = "iid" }
+train = { epochs = 2 }
+[[row]]
+name = "A"
+set = { method = "fedavg" }
+[[row]]
+name = "B"
+set = { method = "fedprox" }
+[[column]]
+name = "C"
+[[column]]
+name = "rounds"
+"""
+CLAIM = """
+paper = "P"
+source = "abstract"
+[[claim]]
+name = "a-above-b"
+section = "abstract"
+says = "A is above B."
+[[claim.test]]
+table = "ours"
+above = "A"
+below = ["B"]
+column = ["C"]
+"""
+HIGH, LOW = [5.0, 6.0, 7.0, 8.0, 9.0], [1.0, 1.1, 1.0, 0.9, 1.0]
+
+
+class Scene:
+    """A table, its record, and a file of claims about it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.table, self.records = folder / "ours.toml", folder / "results"
+        self.table.write_text(TABLE)
+        (folder / "claims").mkdir()
+        self.file = folder / "claims" / "p.toml"
+        self.file.write_text(CLAIM)
+        (self.records / "ours").mkdir(parents=True)
+
+    def record(self, column: str = "C", **rows: Any) -> None:
+        cells = [{"row": row, "column": column, "values": v} for row, v in rows.items()]
+        (self.records / "ours" / "ours.json").write_text(json.dumps({"cells": cells}))
+
+    def changed(self, **changes: str) -> None:
+        text = self.file.read_text()
+        for old, new in changes.items():
+            assert f"\n{old} = " in text
+            lines = [new if line.startswith(f"{old} = ") else line for line in text.splitlines()]
+            text = "\n".join(lines)
+        self.file.write_text(text)
+
+    def judge(self, **old: str) -> claims.Judged:
+        papers = claims.read(self.file.parent)
+        (one,) = claims.judge(papers, claims.Records(self.records), old)
+        return one
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    monkeypatch.setattr(settings, "EXPERIMENTS", tmp_path)
+    return Scene(tmp_path)
+
+
+def test_an_order_follows_from_the_record(scene: Scene) -> None:
+    scene.record(A=HIGH, B=LOW)
+    assert scene.judge().verdict is Verdict.HOLDS and scene.judge().tests[0].kept
+    scene.record(A=LOW, B=HIGH)
+    assert scene.judge().verdict is Verdict.OPPOSITE
+    scene.changed(column='column = ["C"]\nbetter = "lower"')
+    assert scene.judge().verdict is Verdict.HOLDS
+
+
+def test_what_is_not_recorded_with_all_seeds_is_undecided(scene: Scene) -> None:
+    assert scene.judge().verdict is Verdict.UNDECIDED
+    scene.record(A=HIGH, B=LOW[:4])
+    one = scene.judge()
+    assert one.verdict is Verdict.UNDECIDED and one.tests[0].decision.seeds == 0
+    assert "without five seeds" in str(claims_page.summary([one]).rows[0][-1])
+
+
+def test_sizes_and_margins(scene: Scene) -> None:
+    scene.record(A=[2.5, 2.4, 2.6, 2.5, 2.5], B=[1.0] * 5)
+    scene.changed(says='says = "A is 150 % above B."\nkind = "size"\nrange = [120.0, 180.0]')
+    one = scene.judge()
+    assert one.verdict is Verdict.HOLDS
+    assert one.tests[0].decision.mean == pytest.approx(150.0)
+    scene.changed(range="range = [10.0, 100.0]")
+    assert scene.judge().verdict is Verdict.OPPOSITE
+    scene.changed(kind='kind = "comparable"\nmargin = 2.0', range="")
+    assert scene.judge().verdict is Verdict.HOLDS
+
+
+def test_a_target_never_reached_counts_as_later_than_the_last_round(scene: Scene) -> None:
+    scene.record("rounds", A=[2.0, 3.0, 2.0, 2.0, 3.0], B=[3.0, None, None, 3.0, None])
+    scene.changed(column='column = ["rounds"]\nbetter = "lower"')
+    with pytest.raises(ValueError, match="ours: a target was never reached"):
+        scene.judge()
+    scene.changed(better='better = "lower"\ncensored = 4.0')
+    one = scene.judge()
+    assert one.verdict is Verdict.HOLDS and one.tests[0].decision.mean == pytest.approx(1.2)
+
+
+@pytest.mark.parametrize(
+    ("key", "new", "line"),
+    [
+        ("below", 'below = ["D"]', "ours has no row 'D'; it has A, B"),
+        ("column", 'column = ["E"]', "ours has no column 'E'; it has C, rounds"),
+        ("name", 'name = "a-above-b"\nkind = "size"', "kind = 'size' needs a range"),
+        ("name", 'name = "a-above-b"\nkind = "comparable"', "needs a margin above 0"),
+        ("name", 'name = "a-above-b"\nneeds = "a GPU"', "give tests, or what it needs"),
+        ("name", 'name = "a-above-b"\nkind = "larger"', "claim.0.kind: Input should be 'order'"),
+    ],
+)
+def test_a_mistake_in_a_file_of_claims_is_one_line(
+    scene: Scene, key: str, new: str, line: str
+) -> None:
+    scene.record(A=HIGH, B=LOW)
+    scene.changed(**{key: new})
+    with pytest.raises(ValueError, match=line) as raised:
+        scene.judge()
+    assert "\n" not in str(raised.value)
+
+
+def test_a_claim_that_needs_more_is_out_of_reach(scene: Scene) -> None:
+    scene.file.write_text(CLAIM.partition("[[claim.test]]")[0] + 'needs = "a GPU"\n')
+    one = scene.judge()
+    assert one.verdict is Verdict.OUT_OF_REACH and not one.tests
+
+
+def test_a_record_is_stale_when_its_canary_says_so(scene: Scene, tmp_path: Path) -> None:
+    scene.record(A=HIGH, B=LOW)
+
+    def go(flat: paper_table.Flat, at: Path) -> None:
+        launch.cell(flat, at, 0, Console(quiet=True))
+
+    heard: list[str] = []
+    assert stale.check(["ours"], scene.records, go, heard.append) == {}
+    assert heard == ["ours: recorded without canaries, so nothing can be said"]
+    now = canary.run(paper_table.read(Path("ours")), go, heard.append)
+    assert sorted(now.digests) == ["fedavg", "fedprox"]
+    now.save(scene.records / "ours")
+    assert stale.check(["ours"], scene.records, go, heard.append) == {}
+    assert heard[-1] == "ours: as recorded"
+    Canaries(now.where, {**now.digests, "fedprox": "0"}).save(scene.records / "ours")
+    found = stale.check(["ours"], scene.records, go, heard.append)
+    assert found == {"ours": "fedprox"} and heard[-1] == "ours: stale: fedprox"
+    assert scene.judge(**found).stale == ("ours: fedprox",)
+    Canaries("another torch", now.digests).save(scene.records / "ours")
+    assert stale.check(["ours"], scene.records, go, heard.append) == {}
+    assert heard[-1].startswith("ours: recorded with another torch, here is torch")
+
+
+def test_a_canary_is_the_first_cell_of_a_method_cut_short(scene: Scene) -> None:
+    first, second = canary.first_cells(paper_table.read(Path("ours")))
+    assert (first.flat["method"], second.flat["method"]) == ("fedavg", "fedprox")
+    flat = canary.short({**first.flat, "noise.batches": 400, "data.samples": 120})
+    assert (flat["rounds"], flat["train.epochs"], flat["noise.batches"]) == (1, 1, 2)
+    assert flat["data.samples"] == 120 and flat["train.lr"] == first.flat["train.lr"]
+
+
+def test_the_page_the_json_and_the_document_tell_the_same(scene: Scene, tmp_path: Path) -> None:
+    scene.record(A=HIGH, B=LOW)
+    page, text, numbers = claims_page.write([scene.judge()], tmp_path / "out")
+    assert "A is above B." in page.read_text() and "<svg" in page.read_text()
+    (told,) = json.loads(numbers.read_text())
+    assert told["verdict"] == "holds here" and told["tests"][0]["after_holm"] is True
+    document = tmp_path / "page.md"
+    document.write_text(f"before\n{claims_page.BEGIN}\nformerly\n{claims_page.END}\nafter\n")
+    claims_page.into([scene.judge()], document)
+    assert (
+        text.read_text().strip() in document.read_text() and "formerly" not in document.read_text()
+    )
+    document.write_text("no marks")
+    with pytest.raises(ValueError, match="lacks"):
+        claims_page.into([scene.judge()], document)
+
+
+def test_our_claims_are_whole_and_the_document_tells_what_the_records_say() -> None:
+    judged = claims.judge(claims.read(), claims.Records(), {})
+    assert len(judged) >= 25
+    assert {one.paper for one in judged} == {
+        "FedORION",
+        "Noise distillation",
+        "DL-SH, DL-MH, I-DL-MH",
+        "FedIN",
+        "FedKF",
+    }
+    document = Path(__file__).parents[2] / "docs" / "results.md"
+    assert claims_page.markdown(judged) in document.read_text(encoding="utf-8")
+
+
+def test_the_command_writes_what_it_says(tmp_path: Path) -> None:
+    done = fedmosaic("claims", "--out", tmp_path, "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert [Path(path).name for path in told["files"]] == [
+        "claims.html",
+        "claims.md",
+        "claims.json",
+    ]
+    assert all(Path(path).stat().st_size for path in told["files"])
+    wrong = fedmosaic("claims", "--out", tmp_path, "--into", tmp_path / "none.md")
+    assert wrong.returncode != 0 and "none.md" in wrong.stderr and "Traceback" not in wrong.stderr
