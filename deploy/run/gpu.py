@@ -111,9 +111,9 @@ def least(task: Task, spec: str) -> int:
         net(images).sum().backward()
     optimizer.step()
     states = [value for state in optimizer.state.values() for value in state.values()]
-    state = sum(value.nbytes for value in states if isinstance(value, Tensor))
-    weights = sum(value.nbytes for value in net.state_dict().values())
-    gradients = sum(each.grad.nbytes for each in net.parameters() if each.grad is not None)
+    state: int = sum(value.nbytes for value in states if isinstance(value, Tensor))
+    weights: int = sum(value.nbytes for value in net.state_dict().values())
+    gradients: int = sum(each.grad.nbytes for each in net.parameters() if each.grad is not None)
     activations = sum(kept.values()) // (2 if config.run.precision == "bf16" else 1)
     return weights + gradients + state + activations
 
