@@ -65,3 +65,17 @@ def arrange(net: Net, memory_format: MemoryFormat) -> Net:
     if last:
         net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return net
+
+
+def memory(device: torch.device) -> tuple[int, int] | None:
+    """Bytes of a device's own memory, those that are free and all; None: it has none of its own."""
+    return torch.cuda.mem_get_info(device.index or 0) if device.type == "cuda" else None
+
+
+def limit(device: torch.device, share: float) -> None:
+    """From now on tensors of this process take at most this part of the device's memory, in (0, 1].
+
+    An allocation beyond it raises ``torch.OutOfMemoryError``; other processes keep theirs.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_per_process_memory_fraction(share, device.index or 0)

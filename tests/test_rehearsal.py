@@ -16,8 +16,9 @@ from torch import Tensor
 
 from common import seeds
 from common.version import ROOT
+from deploy.run import loopback
 from tests.support import battery
-from tests.support.rehearsal import NAME, rehearsing
+from tests.support.rehearsal import NAME, rehearsing, told
 from tests.support.tiny import play
 
 OFTEN = ("fedavg", "fedkf", "fedgen", "fedgkt")
@@ -52,6 +53,24 @@ def test_it_gives_the_cpus_bits(method: str, tmp_path: Path) -> None:
     with rehearsing():
         device = play(battery.config(method, tmp_path / NAME, rounds=2))
     assert device.timeless == here.timeless and device.weights == here.weights
+
+
+@there
+def test_two_workers_share_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead = loopback.imported_ahead
+    monkeypatch.setattr(
+        loopback, "imported_ahead", lambda of: [*ahead(of), "tests.support.rehearsed"]
+    )
+    here = play(battery.config("fedavg", tmp_path / "cpu", rounds=2))
+    config = battery.config("fedavg", tmp_path / NAME, rounds=2)
+    with rehearsing() as device:
+        grid = loopback.Loopback(
+            int(config["clients"]), config, workers=2, shares={str(device): 0.3}
+        )
+        both = play(config, grid)
+        with loopback._start_pool(1, [], config, {str(device): 0.3}) as pool:
+            assert pool.submit(told).result() == (str(device), {str(device): 0.3})
+    assert both.timeless == here.timeless and both.weights == here.weights
 
 
 X = torch.arange(6.0).view(2, 3)

@@ -109,18 +109,23 @@ def _watched(config: Config, folder: Path, console: Console) -> Iterator[Progres
 def _loopback(flat: Mapping[str, Value], config: Config, workers: int | None) -> None:
     from flwr.app import Context, RecordDict  # here and below: only what the runtime needs
 
+    from deploy.run.gpu import share
     from deploy.run.loopback import RUN_ID, Loopback, environment
     from server_app.app import app
     from server_app.talk.seal import TRUST
 
-    most = default_workers() if workers is None else workers
+    asked, most = workers is not None, default_workers() if workers is None else workers
     workers = min(most, config.run.per_round or config.run.clients)
+    workers, shares = share(config, workers, asked=asked)
     log = logging.getLogger("flwr")
     level = log.level
     log.setLevel(logging.ERROR)  # the progress display says it better
     try:
         clients = config.run.clients
-        with environment(TRUST, ""), Loopback(clients, flat, workers=workers) as grid:
+        with (
+            environment(TRUST, ""),
+            Loopback(clients, flat, workers=workers, shares=shares) as grid,
+        ):
             app(grid, Context(RUN_ID, 0, {}, RecordDict(), dict(flat)))
     finally:
         log.setLevel(level)

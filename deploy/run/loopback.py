@@ -43,7 +43,8 @@ class Loopback(Grid):
     """``clients`` nodes, node k + 1 being client k, served by ``workers`` processes.
 
     ``workers = 0`` serves them in this process, one after the other. ``node_configs`` holds
-    settings of single clients beyond ``partition-id`` and ``num-partitions``.
+    settings of single clients beyond ``partition-id`` and ``num-partitions``. ``shares``: the part
+    of a device's memory that each worker may take, by the device's name.
     """
 
     def __init__(
@@ -53,8 +54,10 @@ class Loopback(Grid):
         *,
         workers: int,
         node_configs: Mapping[int, Mapping[str, Value]] | None = None,
+        shares: Mapping[str, float] | None = None,
     ) -> None:
         self._run_config = dict(run_config)
+        self._shares = dict(shares or {})
         self._nodes: dict[int, NodeConfig] = {
             k + 1: {"partition-id": k, "num-partitions": clients, **(node_configs or {}).get(k, {})}
             for k in range(clients)
@@ -130,7 +133,7 @@ class Loopback(Grid):
         for _ in range(2):
             if self._pool is None:
                 ahead = imported_ahead(str(self._run_config["method"]))
-                self._pool = _start_pool(self._workers, ahead, self._run_config)
+                self._pool = _start_pool(self._workers, ahead, self._run_config, self._shares)
             try:
                 with _no_main():
                     return self._pool.submit(_serve_in_worker, *work)
@@ -188,7 +191,7 @@ def _no_main() -> Iterator[None]:
 
 
 def _start_pool(
-    workers: int, ahead: list[str], run_config: dict[str, Value]
+    workers: int, ahead: list[str], run_config: dict[str, Value], shares: dict[str, float]
 ) -> ProcessPoolExecutor:
     """Workers fork from a server that has imported ``ahead``, so each starts in milliseconds.
 
@@ -200,7 +203,7 @@ def _start_pool(
     with environment("PYTHONPATH", path):  # the server looks nowhere else for what it imports
         forkserver.ensure_running()
     return ProcessPoolExecutor(
-        workers, mp_context=context, initializer=_begin_worker, initargs=(run_config,)
+        workers, mp_context=context, initializer=_begin_worker, initargs=(run_config, shares)
     )
 
 
@@ -222,12 +225,17 @@ _run_config: dict[str, Value] = {}
 """The run's, in a worker."""
 
 
-def _begin_worker(run_config: dict[str, Value]) -> None:
-    """Leave Ctrl-C to the parent, and do not outlive it."""
+def _begin_worker(run_config: dict[str, Value], shares: dict[str, float]) -> None:
+    """Leave Ctrl-C to the parent, do not outlive it, and keep to a share of each GPU's memory."""
     _run_config.update(run_config)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if shares:
+        from common import device  # imports torch
+
+        for name, share in shares.items():
+            device.limit(device.choose(name), share)
 
 
 def _end_with_parent() -> None:

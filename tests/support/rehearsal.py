@@ -214,7 +214,16 @@ def rehearsing() -> Iterator[torch.device]:
     here = device()
     with (
         mock.patch.object(devices, "choose", lambda _: here),
+        mock.patch.object(devices, "limit", lambda on, share: limits.update({str(on): share})),
         mock.patch.object(torch, "Generator", _generator),
         Manner(),
     ):
         yield here
+
+
+limits: dict[str, float] = {}  #: of memory, as this process was told
+
+
+def told() -> tuple[str, dict[str, float]]:
+    """The device that this process would choose, and its limits."""
+    return str(devices.choose("auto")), limits

@@ -1,0 +1,123 @@
+"""Several clients at a time on one GPU: a share of its memory for each worker process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from common import device, models
+from common.config import Config
+from common.data.shares import for_testing
+from common.task import Task
+
+CONTEXT = 512 * 2**20
+"""Bytes that CUDA takes in a process before its first tensor; assumed, as drivers differ."""
+GB = 10**9
+
+Shares = dict[str, float]  #: part of a device's memory for each worker, by the device's name
+
+
+def share(config: Config, workers: int, *, asked: bool) -> tuple[int, Shares]:
+    """How many workers there are, and the part of each GPU's memory that each of them may take.
+
+    What is free when the run starts, less ``CONTEXT`` for each worker, is divided evenly among
+    the workers and the server. ``asked``: the user named the number; otherwise it is lowered until
+    a client fits. Without a GPU, or with 0 workers, which is one process, nothing is shared out.
+
+    Raises ``ValueError``, one line, if a client's training cannot fit.
+    """
+    shares: Shares = {}
+    needs = _needs(config) if workers else {}
+    for here, (spec, need) in needs.items():
+        free, _ = device.memory(here) or (0, 0)
+        most = (free - need) // (need + CONTEXT)  # free − m · CONTEXT ≥ (m + 1) · need
+        if most < 1 or (asked and most < workers):
+            each = max(0, _each(free, workers)) / GB
+            advice = f"take at most --workers {most}" if most > 0 else "take --workers 0 or the CPU"
+            raise ValueError(
+                f"--workers {workers}: {each:.3g} GB of {here} for each ({free / GB:.3g} GB are "
+                f"free), but training {spec} takes at least {need / GB:.3g} GB; {advice}"
+            )
+        workers = min(workers, most)
+    for here in needs:
+        free, total = device.memory(here) or (0, 1)
+        shares[str(here)] = _each(free, workers) / total
+    return workers, shares
+
+
+def _each(free: int, workers: int) -> float:
+    return (free - workers * CONTEXT) / (workers + 1)
+
+
+def _needs(config: Config) -> dict[torch.device, tuple[str, int]]:
+    """The GPUs that clients use; for each the architecture that takes most, and its bytes."""
+    used = [(device.choose(name), spec) for spec, name in dict.fromkeys(_clients(config))]
+    used = [(here, spec) for here, spec in used if device.memory(here) is not None]
+    if not used:
+        return {}
+    data = for_testing(config.data, config.run.clients, config.partition_seed)
+    task = Task.of(config, data, torch.device("cpu"))
+    found: dict[torch.device, tuple[str, int]] = {}
+    for here, spec in used:
+        found[here] = max(found.get(here, ("", 0)), (spec, least(task, spec)), key=_bytes)
+    return found
+
+
+def _bytes(of: tuple[str, int]) -> int:
+    return of[1]
+
+
+def _clients(config: Config) -> Iterator[tuple[str, str]]:
+    """(architecture, device) of each client."""
+    for k in range(config.run.clients):
+        node = config.node(k)
+        spec = str(node.get("model", config.fleet[k % len(config.fleet)]))
+        yield spec, str(node.get("device", config.run.device))
+
+
+def least(task: Task, spec: str) -> int:
+    """Bytes that a step of local training takes at least, whatever the method.
+
+    Weights, gradients, the optimiser's state and what the forward pass of one batch keeps for the
+    backward pass. Counted on tensors without values (torch's device ``meta``). A method's further
+    networks, the client's images and what kernels need for a while come on top of it.
+    """
+    config = task.config
+    with torch.device("meta"):
+        net = models.build(
+            spec,
+            task.shape,
+            task.num_classes,
+            seed=0,
+            stem=config.run.stem,
+            projection=task.projection,
+        )
+        images = torch.empty(config.train.batch_size, *task.shape)
+    own = {_storage(each) for each in net.state_dict().values()}
+    kept: dict[int, int] = {}
+
+    def keep(value: Tensor) -> Tensor:
+        if (storage := _storage(value)) not in own:
+            kept[storage] = value.untyped_storage().nbytes()
+        return value
+
+    optimizer = task.optimizer(0, net.parameters())
+    for group in optimizer.param_groups:
+        group["fused"] = False  # torch has no such kernels for meta
+    with saved_tensors_hooks(keep, lambda value: value):
+        net(images).sum().backward()
+    optimizer.step()
+    states = [value for state in optimizer.state.values() for value in state.values()]
+    state: int = sum(value.nbytes for value in states if isinstance(value, Tensor))
+    weights: int = sum(value.nbytes for value in net.state_dict().values())
+    gradients: int = sum(each.grad.nbytes for each in net.parameters() if each.grad is not None)
+    activations = sum(kept.values()) // (2 if config.run.precision == "bf16" else 1)
+    return weights + gradients + state + activations
+
+
+def _storage(value: Tensor) -> int:
+    storage: int = value.untyped_storage()._cdata
+    return storage
