@@ -83,8 +83,16 @@ def least(task: Task, spec: str) -> int:
 
     Weights, gradients, the optimiser's state and what the forward pass of one batch keeps for the
     backward pass. Counted on tensors without values (torch's device ``meta``). A method's further
-    networks, the client's images and what kernels need for a while come on top of it.
+    networks, the client's images and what kernels need for a while come on top of it. 0 for a
+    network with an operation that ``meta`` does not know.
     """
+    try:
+        return _counted(task, spec)
+    except NotImplementedError:
+        return 0
+
+
+def _counted(task: Task, spec: str) -> int:
     config = task.config
     with torch.device("meta"):
         net = models.build(
