@@ -6,7 +6,7 @@ export FLWR_TELEMETRY_ENABLED = 0
 export FLWR_DISABLE_UPDATE_CHECK = 1
 export OMP_NUM_THREADS = 1
 
-.PHONY: run test installed exhaustive faults hostile check bench clean
+.PHONY: run test installed exhaustive faults hostile check bench bench-peers clean
 
 run: $(VENV)/.installed
 	$(BIN)/fedmosaic run
@@ -34,8 +34,11 @@ check: $(VENV)/.installed-dev
 bench: $(VENV)/.installed
 	$(BIN)/python -m tests.bench --out bench.json
 
+bench-peers: $(VENV)/.installed
+	$(BIN)/python -m tests.bench.peers --out tests/bench/scale.json
+
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .bench build *.egg-info .pytest_cache .mypy_cache .ruff_cache
 
 # torch first and by itself, so that pip takes a build for this machine and no other
 $(VENV)/.installed: pyproject.toml

@@ -217,6 +217,7 @@ def test_the_search_for_what_could_run_code_finds_it(source: str) -> None:
 FLOWER = {"app", "serverapp", "clientapp"}  #: what Flower promises to keep
 ROOMS = ("common/flower", "deploy/flower")  #: where another Flower series changes something
 IN_FLOWERS_PLACE = {
+    "tests/bench/peers/flower_app.py": "runs Flower's own simulation",
     "tests/docker/test_docker.py": "answers a health check as Flower's programs do",
     "tests/machines/test_admission.py": "is a SuperLink's Fleet API",
     "tests/machines/test_machines.py": "is a SuperLink's Control API",

@@ -129,6 +129,19 @@ def held(grpc: Record, scale: Record) -> Table:
     return Table(["", "clients", "their replies, MB", "most anonymous memory, MB"], rows)
 
 
+def peers(grpc: Record, scale: Record) -> Table:
+    """The same work in other systems."""
+    told = scale["peers"]
+    head = ["", "a round, s", "times the bare loop", "own memory, MB", "to round 1, s"]
+    head += ["times import torch"]
+    rows = []
+    for name, of in told["systems"].items():
+        cells = [f"{of['seconds']:.2f}", f"{of['times']:.2f}", str(of["memory"])]
+        begun = f"{of['start'] / told['import torch']:.1f}"
+        rows.append([name, *cells, f"{of['start']:.1f}", begun])
+    return Table(head, rows)
+
+
 TABLES: dict[str, Callable[[Record, Record], Table]] = {
     "starts": starts,
     "message": message,
@@ -138,6 +151,7 @@ TABLES: dict[str, Callable[[Record, Record], Table]] = {
     "idle": idle,
     "many": many,
     "held": held,
+    "peers": peers,
 }
 
 

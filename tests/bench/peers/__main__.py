@@ -1,0 +1,231 @@
+"""``python -m tests.bench.peers`` (``make bench-peers``): the same FedAvg work in other systems.
+
+LeNet-5 on Fashion-MNIST at 32×32, every client trains one epoch in every round, the server's model
+is scored on the same test images after each. A bare PyTorch loop, fluke, Flower's own FedAvg in its
+simulation, and this project's loopback take turns; the last two with one worker and with two. A
+round's time is from the end of the one before to its own end; the first is left out. Memory is the
+largest sum of the pages that single processes own. Times are also given relative to the bare loop
+of the same turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from common import models
+from common.config import Data
+from common.data import load
+from deploy.run.settings import app_folder
+from tests.bench.memory import own
+from tests.bench.peers.environments import python
+from tests.bench.peers.shared import LeNet5
+
+HERE = Path(__file__).parent
+MARK = "PEERS_RUN"
+CLIENTS, ROUNDS, BATCH, LR, TEST = 8, 5, 32, 0.05, 1000
+MB = 10**6
+
+
+@dataclass(frozen=True)
+class Found:
+    """Of one run: seconds of its rounds but the first, until round 1 began, and bytes."""
+
+    rounds: list[float]
+    start: float
+    memory: int
+    accuracy: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.peers", description=__doc__)
+    parser.add_argument("--images", type=int, default=1500, help="images of each client (1500)")
+    parser.add_argument("--turns", type=int, default=3, help="runs of each system (3)")
+    parser.add_argument("--out", type=Path, help="JSON file, to which they are added")
+    options = parser.parse_args()
+    console, network = Console(), models.build("lenet5", (1, 32, 32), 10, seed=1)
+    shapes = [[*each.shape] for each in LeNet5().state_dict().values()]
+    assert shapes == [[*each.shape] for each in network.state_dict().values()], "another LeNet-5"
+    peers = {name: str(python(name)) for name in ("fluke", "flower")}
+    found: dict[str, list[Found]] = {}
+    with tempfile.TemporaryDirectory(prefix="peers-") as name:
+        folder = Path(name)
+        prepare(folder, options.images)
+        bare = [sys.executable, str(HERE / "bare.py"), name]
+        systems: dict[str, list[str]] = {
+            "bare PyTorch loop": bare,
+            "fluke, one process": [peers["fluke"], str(HERE / "fluke_run.py"), name],
+        }
+        for workers in (1, 2):
+            systems[f"Flower's FedAvg, {workers} at a time"] = [
+                *(peers["flower"], str(HERE / "flower_app.py"), name, str(workers)),
+            ]
+            systems[f"fedmosaic, {workers} at a time"] = ours(folder, options.images, workers)
+        for _ in range(options.turns):
+            for system, command in systems.items():
+                found.setdefault(system, []).append(run(command, folder))
+                last = found[system][-1]
+                console.print(f"{system}: {median(last.rounds):.2f} s a round")
+        imports = [import_torch() for _ in range(options.turns)]
+    told = summary(found, imports) | {"images": options.images, "load": os.getloadavg()[0]}
+    show(told, console)
+    if options.out:
+        kept = json.loads(options.out.read_text()) if options.out.exists() else {}
+        text = json.dumps({**kept, "peers": told}, indent=1) + "\n"
+        options.out.write_text(text, encoding="utf-8")
+
+
+def prepare(folder: Path, images: int) -> None:
+    """Write the images and the numbers that all are given."""
+    wanted = Data(name="fashion-mnist", samples=CLIENTS * images, test_samples=TEST, image_size=32)
+    data = load(wanted)
+    mixed = np.random.default_rng(1).permutation(len(data.y))
+    np.savez(
+        folder / "work.npz",
+        x=data.x.numpy()[mixed],
+        y=data.y.numpy()[mixed],
+        test_x=data.x_test.numpy(),
+        test_y=data.y_test.numpy(),
+    )
+    told = {"clients": CLIENTS, "rounds": ROUNDS, "batch": BATCH, "lr": LR}
+    (folder / "work.json").write_text(json.dumps(told), encoding="utf-8")
+
+
+def ours(folder: Path, images: int, workers: int) -> list[str]:
+    """This project's command."""
+    settings = {
+        "method": "fedavg",
+        "clients": CLIENTS,
+        "rounds": ROUNDS,
+        "fleet": "lenet5",
+        "device": "cpu",
+        "data.name": "fashion-mnist",
+        "data.partition": "iid",
+        "data.samples": CLIENTS * images,
+        "data.test-samples": TEST,
+        "data.test-fraction": 0.0,
+        "data.image-size": 32,
+        "train.epochs": 1,
+        "train.batch-size": BATCH,
+        "train.lr": LR,
+        "train.momentum": 0.0,
+        "score.clients-every": 0,
+    }
+    lines = (f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
+    (folder / "ours.toml").write_text("".join(lines), encoding="utf-8")
+    return [sys.executable, str(HERE / "ours.py"), str(folder), str(workers)]
+
+
+def run(command: list[str], folder: Path) -> Found:
+    """Run one system to its end."""
+    mark = f"{time.time_ns()}"
+    env = {**os.environ, MARK: mark, "OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0"}
+    env |= {"FLWR_HOME": str(folder / "flwr"), "PYTHONPATH": str(app_folder())}
+    if command[0] != sys.executable:
+        del env["PYTHONPATH"]
+    start, peak = time.time(), Peak(mark)
+    with peak, tempfile.TemporaryFile("w+") as errors:
+        done = subprocess.run(
+            command, env=env, cwd=folder, stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+        errors.seek(0)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)} failed: {errors.read()[-3000:]}")
+    told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"at"')]
+    ready = next(line["at"] for line in told if "ready" in line)
+    rounds = [line for line in told if "round" in line]
+    assert [line["round"] for line in rounds] == [*range(1, ROUNDS + 1)], done.stdout[-2000:]
+    ends = [line["at"] for line in rounds]
+    took = [b - a for a, b in itertools.pairwise(ends)]
+    return Found(took, ready - start, peak.bytes, rounds[-1]["accuracy"])
+
+
+class Peak:
+    """The largest sum of own pages of all processes whose environment has the mark."""
+
+    def __init__(self, mark: str) -> None:
+        self._sign = f"{MARK}={mark}".encode()
+        self._over = threading.Event()
+        self._watch = threading.Thread(target=self._look, daemon=True)
+        self.bytes = 0
+
+    def __enter__(self) -> None:
+        self._watch.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._watch.join()
+
+    def _look(self) -> None:
+        while not self._over.wait(0.5):
+            self.bytes = max(self.bytes, sum(own(pid) for pid in self._marked()))
+
+    def _marked(self) -> Iterator[int]:
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if entry.name.isdigit():
+                    variables = (entry / "environ").read_bytes().split(b"\0")
+                    if self._sign in variables:
+                        yield int(entry.name)
+
+
+def import_torch() -> float:
+    """Seconds of a process that does nothing else."""
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-c", "import torch"], check=True)
+    return time.perf_counter() - start
+
+
+def summary(found: dict[str, list[Found]], imports: list[float]) -> dict[str, Any]:
+    """Medians; a ratio is that of the same turn."""
+    bare = [median(one.rounds) for one in found["bare PyTorch loop"]]
+    return {
+        "torch": torch.__version__,
+        "cores": len(os.sched_getaffinity(0)),
+        "clients": CLIENTS,
+        "import torch": round(median(imports), 2),
+        "systems": {
+            name: {
+                "seconds": round(median(median(one.rounds) for one in runs), 3),
+                "times": round(
+                    median(median(one.rounds) / b for one, b in zip(runs, bare, strict=True)), 2
+                ),
+                "memory": round(median(one.memory for one in runs) / MB),
+                "start": round(median(one.start for one in runs), 2),
+                "accuracy": round(median(one.accuracy for one in runs), 3),
+            }
+            for name, runs in found.items()
+        },
+    }
+
+
+def show(told: dict[str, Any], console: Console) -> None:
+    columns = ("s a round", "times the loop", "own MB", "s to round 1", "times import", "accuracy")
+    table = Table("", *columns, box=None)
+    for name, of in told["systems"].items():
+        start = of["start"] / told["import torch"]
+        cells = (f"{of['seconds']:.2f}", f"{of['times']:.2f}", str(of["memory"]))
+        table.add_row(name, *cells, f"{of['start']:.1f}", f"{start:.1f}", f"{of['accuracy']:.3f}")
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()
