@@ -112,9 +112,11 @@ class Post:
     def hold(self, content: RecordDict) -> None:
         """Put the numbers of a reply into a file until nobody needs them any more.
 
-        Raises ``OSError`` naming the run's folder if it is full.
+        One that is too large to be taken stays where it is until it is refused: it must not fill
+        the disk. Raises ``OSError`` naming the run's folder if it is full.
         """
-        hold(content, Path(self.config.run.out))
+        if count_bytes(content) <= self.config.wire.max_mb * 1e6:
+            hold(content, Path(self.config.run.out))
 
     def unsealed(self, k: int, message: Message, reply: RecordDict) -> RecordDict:
         """What client k has sealed in answer to ``message``; for a hello, whoever answered.

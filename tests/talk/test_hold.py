@@ -11,19 +11,20 @@ from typing import Any
 
 import pytest
 import torch
+from flwr.app import RecordDict
 
 from common.config import Value
 from common.protocol import Trained
-from common.records import StateDict
+from common.records import StateDict, count_bytes
 from server_app.stopped import Stopped
-from server_app.talk import exchange, hold
+from server_app.talk import exchange, hold, post
 from tests.support.tiny import flat, play
 
 
-def mapped() -> int:
-    """Files without a name that this process reads where they lie."""
+def mapped(folder: Path) -> int:
+    """Files of ``folder`` without a name that this process reads where they lie."""
     lines = Path("/proc/self/maps").read_text().splitlines()
-    return sum(line.endswith("(deleted)") and "/#" in line for line in lines)
+    return sum(line.endswith("(deleted)") and str(folder) in line for line in lines)
 
 
 def test_every_dtype_and_shape_comes_back_from_a_file(tmp_path: Path) -> None:
@@ -37,15 +38,15 @@ def test_every_dtype_and_shape_comes_back_from_a_file(tmp_path: Path) -> None:
     content = Trained(experiment="run", t=1, k=0, w=w).pack()
     hold.hold(content, tmp_path)
     assert all(isinstance(a.data, memoryview) for a in content.array_records["arrays"].values())
-    again, there = Trained.unpack(content).w, mapped()
+    again, there = Trained.unpack(content).w, mapped(tmp_path)
     del content
     for name, value in w.items():
         assert again[name].dtype == value.dtype and torch.equal(again[name], value), name
     again["large"].zero_()  # whoever writes to it writes to no file
-    assert there and list(tmp_path.iterdir()) == []
+    assert there == 1 and list(tmp_path.iterdir()) == []
     del again
     hold.sweep(hold.MUCH)
-    assert mapped() == there - 1
+    assert mapped(tmp_path) == 0
 
 
 def few_bytes(monkeypatch: pytest.MonkeyPatch, small: int) -> None:
@@ -83,6 +84,21 @@ def counting(calls: list[int], make: Callable[..., Any]) -> Callable[..., Any]:
         return make(**named)
 
     return made
+
+
+def test_a_reply_that_is_too_large_to_be_taken_fills_no_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few_bytes(monkeypatch, 0)
+    kept: list[int] = []
+
+    def watched(content: RecordDict, folder: Path) -> None:
+        kept.append(count_bytes(content))
+
+    monkeypatch.setattr(post, "hold", watched)
+    with pytest.raises(Stopped, match=r"reply refused: it has .* MB, wire.max-mb = 0.01"):
+        play(flat(tmp_path / "run", method="fedavg", wire__max_mb=0.01))
+    assert kept and max(kept) <= 10_000
 
 
 def test_a_full_disk_ends_the_run_with_a_line(
