@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedFormatter, FixedLocator
+from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter
 
 from deploy.report.style import series, style
 
@@ -92,6 +92,9 @@ def held(scale: Record) -> Figure:
         )
         axes.set_xscale("log")
         axes.set_yscale("log")
+        axes.set_xticks(every, map(str, every))
+        axes.set_xticks([], minor=True)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
         axes.set_xlabel("clients in the round, ResNet-18 each")
         axes.set_title("anonymous memory of the server, GB", loc="left", fontsize=10)
         axes.legend()
