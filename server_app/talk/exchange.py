@@ -62,7 +62,8 @@ def exchange(
         due = [turns.popleft() for _ in range(min(window - len(waiting), len(turns)))]
         for k in due:
             messages[k].metadata.ttl = timeout + LATE
-        for k, sent in zip(due, push(grid, [messages[k] for k in due], t), strict=True):
+        names = push(grid, [messages[k] for k in due], t) if due else []
+        for k, sent in zip(due, names, strict=True):
             if sent:
                 waiting[sent] = k
             else:

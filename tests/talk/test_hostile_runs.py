@@ -14,6 +14,7 @@ from flwr.common.constant import ErrorCode
 
 from common.models import MODELS
 from common.parse import parse
+from deploy.flower.messages import empty
 from deploy.run.loopback import Loopback
 from server_app.stopped import Stopped
 from tests.support.battery import Tampering, changed_tensor
@@ -61,7 +62,7 @@ class Expired(Loopback):  # type: ignore[misc]
         for reply in super().pull_messages(list(message_ids)):
             about = reply.metadata
             if about.message_type == "train" and about.src_node_id == 2:
-                question = asked[about.reply_to_message_id]
+                question = empty(asked[about.reply_to_message_id])
                 error = Error(ErrorCode.MESSAGE_UNAVAILABLE, "Message Unavailable")
                 reply = Message(error, reply_to=question)
             replies.append(reply)
@@ -75,7 +76,7 @@ class Unreadable(Loopback):  # type: ignore[misc]
         names = list(message_ids)
         for name in names:
             question = self._questions.get(name)
-            about = None if question is None else question.metadata
+            about = None if question is None else empty(question).metadata
             if about is not None and about.dst_node_id == 2 and about.message_type == "train":
                 raise KeyError("arraychunk_ids\nand more")
         return list(super().pull_messages(names))

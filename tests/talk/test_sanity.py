@@ -11,6 +11,7 @@ import pytest
 from flwr.app import Message
 
 from common.journal import Magnitude
+from deploy.flower.messages import empty
 from deploy.run.loopback import Loopback
 from server_app.stopped import Stopped
 from server_app.talk import sanity
@@ -44,8 +45,8 @@ class Liar(Loopback):  # type: ignore[misc]
         for reply in super().pull_messages(list(message_ids)):
             about = reply.metadata
             question = asked.get(about.reply_to_message_id)
-            told = question is not None and question.metadata.group_id in self.lies.split(",")
-            if about.src_node_id == 2 and about.message_type == "train" and told:
+            lied = question and empty(question).metadata.group_id in self.lies.split(",")
+            if about.src_node_id == 2 and about.message_type == "train" and lied:
                 changed_tensor(reply.content, one_huge)
             yield reply
 
