@@ -127,16 +127,20 @@ class Task:
         run's file of weights.
         """
         if file := self.config.run.weights:
-            with torch.device("meta"):
-                net = models.build(
-                    spec,
-                    self.shape,
-                    self.num_classes,
-                    seed=0,
-                    stem=self.stem,
-                    projection=self.projection,
-                )
+            net = self.without_values(spec)
             self._from_file(net, file)
+
+    def without_values(self, spec: str) -> Classifier:
+        """A network of this architecture on torch's device ``meta``: shapes and dtypes alone."""
+        with torch.device("meta"):
+            return models.build(
+                spec,
+                self.shape,
+                self.num_classes,
+                seed=0,
+                stem=self.stem,
+                projection=self.projection,
+            )
 
     def _from_file(self, net: Classifier, file: str) -> StateDict:
         path = weights_.path_of(file, net.spec)

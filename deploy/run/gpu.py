@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from common import device, models
+from common import device
 from common.config import Config
 from common.data.shares import for_testing
 from common.task import Task
@@ -94,16 +94,8 @@ def least(task: Task, spec: str) -> int:
 
 def _counted(task: Task, spec: str) -> int:
     config = task.config
-    with torch.device("meta"):
-        net = models.build(
-            spec,
-            task.shape,
-            task.num_classes,
-            seed=0,
-            stem=config.run.stem,
-            projection=task.projection,
-        )
-        images = torch.empty(config.train.batch_size, *task.shape)
+    net = task.without_values(spec)
+    images = torch.empty(config.train.batch_size, *task.shape, device="meta")
     own = {_storage(each) for each in net.state_dict().values()}
     kept: dict[int, int] = {}
 
