@@ -32,8 +32,8 @@ LOOK = 120.0  #: seconds within which every node has looked at the shared folder
 class Cluster(Nodes):
     """``Nodes`` that the nodes of a Ray cluster serve; a node of it runs on this machine.
 
-    A message takes one processor of a node (Ray then sets its threads to 1), and one GPU too if
-    ``gpu``. ``shared``: folders that every node must have.
+    A message takes one processor of a node, and one GPU too if ``gpu``; Ray hides other GPUs.
+    ``shared``: folders that every node must have.
 
     Raises ``ValueError``, one line: nobody answers at ``address``, it is no cluster of this Ray, or
     a node lacks this code or a shared folder.
@@ -58,11 +58,10 @@ class Cluster(Nodes):
         except BaseException:
             ray.shutdown()
             raise
-        # strict: a node that is busy must not keep what another one could begin
         self._task = ray.remote(
             num_cpus=1, num_gpus=int(gpu), max_retries=RETRIES, scheduling_strategy="SPREAD"
         )(_serve_in_task)
-        self._put: dict[int, tuple[bytes, ray.ObjectRef]] = {}
+        self._put: dict[int, tuple[bytes, ray.ObjectRef[bytes]]] = {}
 
     def __exit__(self, *error: object) -> None:
         """Leave the cluster, which ends this run's tasks."""
@@ -120,7 +119,7 @@ def _check_nodes(address: str, shared: list[Path]) -> None:
                 _check_node(name, answer, folder)
 
 
-def _check_node(name: str, answer: ray.ObjectRef, folder: Path) -> None:
+def _check_node(name: str, answer: ray.ObjectRef[tuple[str, bool]], folder: Path) -> None:
     try:
         version, seen = ray.get(answer, timeout=LOOK)
     except GetTimeoutError:

@@ -15,7 +15,6 @@ import pytest
 from common.toml import to_toml
 from common.version import ROOT
 from deploy.run.loopback import Loopback
-from deploy.run.ray import RAY
 from tests.support import namespaces
 from tests.support.commandline import typed
 from tests.support.tiny import TinyRun, flat, play
@@ -104,7 +103,8 @@ def test_a_cluster_gives_the_bits_of_the_loopback_though_a_node_dies(tmp_path: P
         alone[method] = play(settings, Loopback(3, settings, workers=0))
         write(tmp_path / f"{method}.toml", method)
     (tmp_path / "unshared").mkdir()
-    env = {**os.environ, **RAY, "PYTHONPATH": str(ROOT)}
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    env |= {"GRPC_ENABLE_FORK_SUPPORT": "0", "PYTHONPATH": str(ROOT)}
     with namespaces.Network() as network, tempfile.TemporaryDirectory(prefix="r-") as short:
         a, b = network.host("a"), network.host("b")
         address = f"{a.address}:6379"
