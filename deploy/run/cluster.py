@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import final
@@ -21,6 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from common.config import Value
 from common.version import code_version
+from deploy.run import beside
 from deploy.run.loopback import NodeConfig, Nodes, Work, serve
 
 RETRIES = 3  #: further attempts at a message whose process or node is gone
@@ -60,7 +63,7 @@ class Cluster(Nodes):
             raise
         self._task = ray.remote(
             num_cpus=1, num_gpus=int(gpu), max_retries=RETRIES, scheduling_strategy="SPREAD"
-        )(_serve_in_task)
+        )(_answering())
         self._put: dict[int, tuple[bytes, ray.ObjectRef[bytes]]] = {}
 
     def __exit__(self, *error: object) -> None:
@@ -74,15 +77,51 @@ class Cluster(Nodes):
         self._put = {name: put for name, put in self._put.items() if name in held}
         if id(content) not in self._put:  # each node fetches once what everybody receives
             self._put[id(content)] = content, ray.put(content)
-        answer = self._task.remote(head, self._put[id(content)][1], node, config, self._config)
-        future: Future[bytes] = answer.future()
+        task = self._task.remote(head, self._put[id(content)][1], node, config, self._config)
+        future: Future[bytes] = task.future()
         return future
 
 
-def _serve_in_task(
+def answer(
     head: bytes, content: bytes, node: int, config: NodeConfig, run_config: dict[str, Value]
 ) -> bytes:
+    """On a node: what a client answers to a message; modules of the user's own are found."""
+    if plugins := run_config["plugins"]:
+        beside.look_in(Path(str(plugins)), run_config)
     return serve(head, content, node, config, run_config)
+
+
+def look(path: str) -> tuple[str, bool]:
+    """On a node: its code, and whether it sees the file."""
+    return code_version(), Path(path).exists()
+
+
+# Ray sends a function within a function whole, and others by their module's name. A node that has
+# fedmosaic installed finds the module once that has put its packages on the path.
+
+
+def _answering() -> Callable[[bytes, bytes, int, NodeConfig, dict[str, Value]], bytes]:
+    def task(
+        head: bytes, content: bytes, node: int, config: NodeConfig, run_config: dict[str, Value]
+    ) -> bytes:
+        if find_spec("deploy") is None:
+            import_module("fedmosaic")
+        from deploy.run import cluster
+
+        return cluster.answer(head, content, node, config, run_config)
+
+    return task
+
+
+def _looking() -> Callable[[str], tuple[str, bool]]:
+    def task(path: str) -> tuple[str, bool]:
+        if find_spec("deploy") is None:
+            import_module("fedmosaic")
+        from deploy.run import cluster
+
+        return cluster.look(path)
+
+    return task
 
 
 def _connect(address: str) -> None:
@@ -112,16 +151,16 @@ def _check_nodes(address: str, shared: list[Path]) -> None:
                     num_cpus=0,
                     max_retries=0,
                     scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
-                )(_look).remote(file.name)
+                )(_looking()).remote(file.name)
                 for node in nodes
             }
-            for name, answer in looks.items():
-                _check_node(name, answer, folder)
+            for name, seen in looks.items():
+                _check_node(name, seen, folder)
 
 
-def _check_node(name: str, answer: ray.ObjectRef[tuple[str, bool]], folder: Path) -> None:
+def _check_node(name: str, look: ray.ObjectRef[tuple[str, bool]], folder: Path) -> None:
     try:
-        version, seen = ray.get(answer, timeout=LOOK)
+        version, seen = ray.get(look, timeout=LOOK)
     except GetTimeoutError:
         raise ValueError(f"Ray's node {name} has not answered within {LOOK:g} s") from None
     except RayError as error:
@@ -134,11 +173,6 @@ def _check_node(name: str, answer: ray.ObjectRef[tuple[str, bool]], folder: Path
             f"Ray's node {name} does not see {folder}: clients move between nodes, so what they "
             "keep needs a folder that all nodes share; set out or state-dir to one"
         )
-
-
-def _look(path: str) -> tuple[str, bool]:
-    """On a node: its code, and whether it sees the file."""
-    return code_version(), Path(path).exists()
 
 
 def _named(node: Mapping[str, object]) -> str:

@@ -20,7 +20,7 @@ from tests.support.commandline import typed
 from tests.support.tiny import TinyRun, flat, play
 from tests.support.waiting import PATIENCE, until
 
-SMALL = {"clients": 3, "rounds": 2, "fleet": "slow:Net", "data__samples": 60}
+SMALL = {"clients": 3, "rounds": 2, "fleet": "halting:Net", "data__samples": 60}
 
 RAY_START = [
     *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1"),
@@ -94,9 +94,12 @@ def test_nobody_at_the_address_is_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(bool(namespaces.allowed()), reason=str(namespaces.allowed()))
-def test_a_cluster_gives_the_bits_of_the_loopback_though_a_node_dies(tmp_path: Path) -> None:
+def test_a_cluster_gives_the_bits_of_the_loopback_though_a_node_dies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("ray")
-    (tmp_path / "slow.py").write_text(NET.format(folder=str(tmp_path)))
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "halting.py").write_text(NET.format(folder=str(tmp_path)))
     alone = {}
     for method in ("fedavg", "scaffold"):
         settings = flat(tmp_path / f"{method}-alone", method=method, plugins=str(tmp_path), **SMALL)
@@ -104,8 +107,8 @@ def test_a_cluster_gives_the_bits_of_the_loopback_though_a_node_dies(tmp_path: P
         write(tmp_path / f"{method}.toml", method)
     (tmp_path / "unshared").mkdir()
     env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    env |= {"GRPC_ENABLE_FORK_SUPPORT": "0", "PYTHONPATH": str(ROOT)}
-    with namespaces.Network() as network, tempfile.TemporaryDirectory(prefix="r-") as short:
+    env |= {"GRPC_ENABLE_FORK_SUPPORT": "0", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    with tempfile.TemporaryDirectory(prefix="r-") as short, namespaces.Network() as network:
         a, b = network.host("a"), network.host("b")
         address = f"{a.address}:6379"
         b.run(["mount", "-t", "tmpfs", "none", str(tmp_path / "unshared")]).check_returncode()
