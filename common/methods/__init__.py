@@ -56,7 +56,7 @@ def half(package: str, name: str, kind: type) -> type:
     owner = str(vars(contract(name)).get(side.upper(), name))
     module = _part(package, side, owner)
     classes = [each for each in vars(module).values() if isinstance(each, type)]
-    own = [c for c in classes if issubclass(c, kind) and c.__module__ == module.__name__]
+    own = [c for c in classes if c.__module__ == module.__name__ and issubclass(c, kind)]
     if owner in names():
         assert len(own) == 1, f"{module.__name__} must define one {kind.__name__}, it has {own}"
     elif len(own) != 1 or inspect.isabstract(own[0]):
