@@ -142,6 +142,7 @@ def run(
     runtime: str = "",
     workers: int | None = None,
     warm_start: bool | None = None,
+    ray_address: str = "",
     quiet: bool = False,
     **settings: Value | Sequence[str] | Mapping[Any, Any],
 ) -> Run:
@@ -150,7 +151,8 @@ def run(
     ``experiment``: a TOML file or the name of one of the project's; None: its ``default``.
     ``out``: folder of the results; default: a new one below ``runs``. ``resume``: go on with the
     run in this folder instead. ``runtime``: loopback, ray or grpc. ``workers``: processes that
-    serve clients on loopback; 0: none beside this one, None: as many as there are cores. ``quiet``:
+    serve clients on loopback; 0: none beside this one, None: as many as there are cores.
+    ``ray_address``: HOST:PORT of a Ray cluster that serves them, with the ray runtime. ``quiet``:
     show no progress. ``settings``: any key of ``fedmosaic.settings()``, tables as dictionaries:
     ``run(method="fedkf", rounds=20, data={"alpha": 0.1})``; a fleet may be a list.
 
@@ -172,7 +174,14 @@ def run(
         flat, folder = fresh(whole, runtime, None if out is None else Path(out))
     threads, console = torch.get_num_threads(), Console(quiet=quiet)
     try:
-        launch(flat, folder, workers=workers, console=console, warm_start=warm_start)
+        launch(
+            flat,
+            folder,
+            workers=workers,
+            console=console,
+            warm_start=warm_start,
+            ray_address=ray_address,
+        )
     except ModuleNotFoundError as error:
         raise ValueError(missing(error)) from error
     finally:

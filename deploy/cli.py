@@ -20,6 +20,7 @@ from deploy.console import (
     INTERRUPTED,
     Experiment,
     Json,
+    RayAddress,
     Settings,
     WarmStart,
     Workers,
@@ -83,6 +84,7 @@ def run(
     runtime: Annotated[str, typer.Option(help="loopback, ray or grpc: where clients run.")] = "",
     workers: Workers = None,
     warm: WarmStart = None,
+    ray_address: RayAddress = "",
     to: Annotated[Path | None, typer.Option("--out", help="Folder of the results.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
     from_round: Annotated[
@@ -110,7 +112,9 @@ def run(
         option = "--warm-start" if warm else "--cold-start"
         raise ValueError(f"{option} is for --runtime grpc, not {flat['runtime']}")
     with told_how_to_go_on(f"fedmosaic run --resume {folder}"):
-        launch.launch(flat, folder, workers=workers, console=out, warm_start=warm)
+        launch.launch(
+            flat, folder, workers=workers, console=out, warm_start=warm, ray_address=ray_address
+        )
     answer(as_json, results.show(folder, out))
 
 

@@ -33,6 +33,15 @@ WarmStart = Annotated[
     ),
 ]
 
+RayAddress = Annotated[
+    str,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="A Ray cluster that serves the clients (--runtime ray); this machine is one of it.",
+        show_default=False,
+    ),
+]
+
 
 def _aside(wanted: bool) -> bool:
     out.stderr = wanted

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -26,6 +27,9 @@ from server_app.keep.lock import held
 from server_app.keep.summary import check_incomplete
 from server_app.stopped import Stopped
 
+if TYPE_CHECKING:
+    from deploy.run.loopback import Nodes
+
 GONE = 5.0  #: seconds without a sign of a ServerApp after which it counts as killed
 
 
@@ -36,22 +40,26 @@ def launch(
     workers: int | None,
     console: Console,
     warm_start: bool | None = None,
+    ray_address: str = "",
 ) -> None:
     """Run, with progress on ``console``; the results are in ``folder`` then.
 
     ``workers``: processes that serve clients on loopback; None: as many as there are cores;
-    ``warm_start``: of a run over gRPC, as ``start_federation`` takes it.
+    ``warm_start``: of a run over gRPC, as ``start_federation`` takes it; ``ray_address``:
+    HOST:PORT of a Ray cluster that is to serve them, with the ray runtime.
 
     Raises ``ValueError`` before anything starts, ``Stopped`` or ``RuntimeError`` if the run could
     not go on; each with one line.
     """
+    if ray_address:
+        _check_cluster(ray_address, str(flat["runtime"]))
     config, runtime = preflight(flat), flat["runtime"]
     if runtime == "ray" and find_spec("ray") is None:
         raise ValueError(missing(ModuleNotFoundError(name="ray")))
     if flat["resume"]:
         checkpoint.read(folder, config)
         check_incomplete(folder, config)
-    for line in told(flat, bundled=runtime != "loopback"):
+    for line in told(flat, bundled=runtime != "loopback" and not ray_address):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     title = f"[bold]{config.run.method}[/] on {config.data.name}: results go to {folder}"
     console.print(title, soft_wrap=True)
@@ -70,6 +78,8 @@ def launch(
         failure, logs = "", folder / "flower" / "logs"
         if runtime == "loopback":
             _loopback(flat, config, workers)
+        elif ray_address:
+            _cluster(flat, config, folder, ray_address)
         elif runtime == "ray":
             failure = _ray(flat, config, folder, started)
         else:
@@ -107,25 +117,44 @@ def _watched(config: Config, folder: Path, console: Console) -> Iterator[Progres
 
 
 def _loopback(flat: Mapping[str, Value], config: Config, workers: int | None) -> None:
-    from flwr.app import Context, RecordDict  # here and below: only what the runtime needs
-
-    from deploy.run.gpu import share
-    from deploy.run.loopback import RUN_ID, Loopback, environment
-    from server_app.app import app
-    from server_app.talk.seal import TRUST
+    from deploy.run.gpu import share  # here and below: only what the runtime needs
+    from deploy.run.loopback import Loopback
 
     asked, most = workers is not None, default_workers() if workers is None else workers
     workers = min(most, config.run.per_round or config.run.clients)
     workers, shares = share(config, workers, asked=asked)
+    _serve(flat, Loopback(config.run.clients, flat, workers=workers, shares=shares))
+
+
+def _check_cluster(address: str, runtime: str) -> None:
+    from deploy.machines.submit import address as checked
+
+    if runtime != "ray":
+        raise ValueError(f"--ray-address is for --runtime ray, not {runtime}")
+    checked(address, "--ray-address")
+
+
+def _cluster(flat: Mapping[str, Value], config: Config, folder: Path, address: str) -> None:
+    from deploy.run.cluster import Cluster
+
+    shared = {Path(str(flat["state-dir"])), *([folder] if beside.carried(flat) else [])}
+    gpu = config.run.device.startswith("cuda")
+    _serve(flat, Cluster(config.run.clients, flat, address, shared=sorted(shared), gpu=gpu))
+
+
+def _serve(flat: Mapping[str, Value], nodes: Nodes) -> None:
+    """Run the ServerApp in this process."""
+    from flwr.app import Context, RecordDict
+
+    from deploy.run.loopback import RUN_ID, environment
+    from server_app.app import app
+    from server_app.talk.seal import TRUST
+
     log = logging.getLogger("flwr")
     level = log.level
     log.setLevel(logging.ERROR)  # the progress display says it better
     try:
-        clients = config.run.clients
-        with (
-            environment(TRUST, ""),
-            Loopback(clients, flat, workers=workers, shares=shares) as grid,
-        ):
+        with environment(TRUST, ""), nodes as grid:
             app(grid, Context(RUN_ID, 0, {}, RecordDict(), dict(flat)))
     finally:
         log.setLevel(level)

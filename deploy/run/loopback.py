@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -38,32 +39,26 @@ NodeConfig = dict[str, Value]
 Work = tuple[bytes, bytes, int, NodeConfig]  #: message without content, that, node, its config
 
 
-@final
-class Loopback(Grid):
-    """``clients`` nodes, node k + 1 being client k, served by ``workers`` processes.
+class Nodes(Grid, ABC):
+    """``clients`` nodes, node k + 1 being client k, whose messages are answered by ``_submit``.
 
-    ``workers = 0`` serves them in this process, one after the other. ``node_configs`` holds
-    settings of single clients beyond ``partition-id`` and ``num-partitions``. ``shares``: the part
-    of a device's memory that each worker may take, by the device's name.
+    ``node_configs`` holds settings of single clients beyond ``partition-id`` and
+    ``num-partitions``.
     """
+
+    lost: tuple[type[Exception], ...]  #: what a client's process that is gone raises
 
     def __init__(
         self,
         clients: int,
         run_config: Mapping[str, Value],
-        *,
-        workers: int,
         node_configs: Mapping[int, Mapping[str, Value]] | None = None,
-        shares: Mapping[str, float] | None = None,
     ) -> None:
         self._run_config = dict(run_config)
-        self._shares = dict(shares or {})
         self._nodes: dict[int, NodeConfig] = {
             k + 1: {"partition-id": k, "num-partitions": clients, **(node_configs or {}).get(k, {})}
             for k in range(clients)
         }
-        self._workers = workers
-        self._pool: ProcessPoolExecutor | None = None
         self._sent = 0
         self._answers: dict[str, Future[bytes]] = {}
         self._questions: dict[str, bytes] = {}  # without what they hold
@@ -73,16 +68,13 @@ class Loopback(Grid):
     def __enter__(self) -> Self:
         return self
 
+    @abstractmethod
     def __exit__(self, *error: object) -> None:
-        """End the workers, also those that are at work."""
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            processes = list((pool._processes or {}).values())
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in processes:
-                process.kill()
-            for process in processes:
-                process.join()
+        """End what is at work."""
+
+    @abstractmethod
+    def _submit(self, work: Work) -> Future[bytes]:
+        """Have a message answered."""
 
     def set_run(self, run: object) -> None:
         """The run is always the same one here."""
@@ -111,12 +103,7 @@ class Loopback(Grid):
         self._questions[name] = head(message, RUN_ID, name)
         node = message.metadata.dst_node_id
         work = (self._questions[name], self._content(message), node, self._nodes[node])
-        if self._workers == 0:
-            answer: Future[bytes] = Future()
-            answer.set_result(_serve(*work, self._run_config))
-        else:
-            answer = self._submit(work)
-        self._answers[name] = answer
+        answer = self._answers[name] = self._submit(work)
         answer.add_done_callback(lambda _: self._done.add(name))
         return name
 
@@ -129,18 +116,6 @@ class Loopback(Grid):
             self._packed[id(content)] = content, packed(content)
         return self._packed[id(content)][1]
 
-    def _submit(self, work: Work) -> Future[bytes]:
-        for _ in range(2):
-            if self._pool is None:
-                ahead = imported_ahead(str(self._run_config["method"]))
-                self._pool = _start_pool(self._workers, ahead, self._run_config, self._shares)
-            try:
-                with _no_main():
-                    return self._pool.submit(_serve_in_worker, *work)
-            except BrokenProcessPool:  # a worker was killed earlier; the next pool is whole again
-                self.__exit__()
-        raise AssertionError("a new pool takes work")
-
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         replies = []
         for name in [name for name in message_ids if name in self._done]:
@@ -148,7 +123,7 @@ class Loopback(Grid):
             answer, question = self._answers.pop(name), self._questions.pop(name)
             try:
                 replies.append(from_bytes(answer.result()))
-            except (BrokenProcessPool, MemoryError, OSError) as error:
+            except self.lost as error:
                 reason = f"the client's process was lost: {error}".partition("\n")[0]
                 replies.append(Message(Error(WORKER_LOST, reason), reply_to=empty(question)))
         if not self._answers:
@@ -161,6 +136,58 @@ class Loopback(Grid):
         names = [self._push(message) for message in messages]
         wait([self._answers[name] for name in names], timeout=timeout)
         return self.pull_messages(names)
+
+
+@final
+class Loopback(Nodes):
+    """``Nodes`` that ``workers`` processes of this machine serve.
+
+    ``workers = 0`` serves them in this process, one after the other. ``shares``: the part of a
+    device's memory that each worker may take, by the device's name.
+    """
+
+    lost = (BrokenProcessPool, MemoryError, OSError)
+
+    def __init__(
+        self,
+        clients: int,
+        run_config: Mapping[str, Value],
+        *,
+        workers: int,
+        node_configs: Mapping[int, Mapping[str, Value]] | None = None,
+        shares: Mapping[str, float] | None = None,
+    ) -> None:
+        super().__init__(clients, run_config, node_configs)
+        self._shares = dict(shares or {})
+        self._workers = workers
+        self._pool: ProcessPoolExecutor | None = None
+
+    def __exit__(self, *error: object) -> None:
+        """End the workers, also those that are at work."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            processes = list((pool._processes or {}).values())
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in processes:
+                process.kill()
+            for process in processes:
+                process.join()
+
+    def _submit(self, work: Work) -> Future[bytes]:
+        if self._workers == 0:
+            answer: Future[bytes] = Future()
+            answer.set_result(serve(*work, self._run_config))
+            return answer
+        for _ in range(2):
+            if self._pool is None:
+                ahead = imported_ahead(str(self._run_config["method"]))
+                self._pool = _start_pool(self._workers, ahead, self._run_config, self._shares)
+            try:
+                with _no_main():
+                    return self._pool.submit(_serve_in_worker, *work)
+            except BrokenProcessPool:  # a worker was killed earlier; the next pool is whole again
+                self.__exit__()
+        raise AssertionError("a new pool takes work")
 
 
 def imported_ahead(method: str) -> list[str]:
@@ -247,10 +274,10 @@ def _end_with_parent() -> None:
 
 
 def _serve_in_worker(head: bytes, content: bytes, node: int, config: NodeConfig) -> bytes:
-    return _serve(head, content, node, config, _run_config)
+    return serve(head, content, node, config, _run_config)
 
 
-def _serve(
+def serve(
     head: bytes, content: bytes, node: int, config: NodeConfig, run_config: dict[str, Value]
 ) -> bytes:
     """What a SuperNode's client process does with one message."""

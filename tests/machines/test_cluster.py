@@ -1,0 +1,133 @@
+"""Two machines of a Ray cluster, the second of which dies in a round: the bits of the loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from common.toml import to_toml
+from common.version import ROOT
+from deploy.run.loopback import Loopback
+from tests.support import namespaces
+from tests.support.commandline import typed
+from tests.support.tiny import TinyRun, flat, play
+from tests.support.waiting import PATIENCE, until
+
+SMALL = {"clients": 3, "rounds": 2, "fleet": "halting:Net", "data__samples": 60}
+
+RAY_START = [
+    *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1"),
+    *("--object-store-memory=100000000", "--disable-usage-stats"),
+]
+
+NET = """
+import socket, time
+from pathlib import Path
+import torch
+from torch import nn
+HERE = Path({folder!r})
+
+class Net(nn.Sequential):
+    "Training of round 2 of a run in HERE/scaffold: never ends on b, and waits for that on a."
+
+    def __init__(self, shape, classes):
+        super().__init__(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], classes))
+
+    def forward(self, x):
+        journal, host = HERE / "scaffold" / "journal.jsonl", socket.gethostname()
+        if torch.is_grad_enabled() and host in ("a", "b") and journal.exists():
+            if len(journal.read_text().splitlines()) > 1:
+                if host == "b":
+                    (HERE / "reached").touch()
+                while host == "b" or not (HERE / "reached").exists():
+                    time.sleep(0.05)
+        return super().forward(x)
+"""
+
+DRIVER = """
+import sys
+from pathlib import Path
+from deploy.api import run
+
+here, address = Path(sys.argv[1]), sys.argv[2]
+for method, out in (("fedavg", "unshared"), ("fedavg", "fedavg"), ("scaffold", "scaffold")):
+    try:
+        run(here / f"{method}.toml", out=here / out, runtime="ray", ray_address=address, quiet=True)
+    except ValueError as error:
+        (here / "error").write_text(str(error))
+"""
+
+
+def write(path: Path, method: str) -> None:
+    """The run as an experiment file."""
+    settings = flat(path, method=method, plugins=str(path.parent), **SMALL)
+    path.write_text(to_toml(settings | {"out": "", "state-dir": ""}))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--ray-address", "127.0.0.1:1"], "--ray-address is for --runtime ray, not loopback"),
+        (["--runtime", "ray", "--ray-address", "here"], "--ray-address 'here' is not allowed"),
+    ],
+)
+def test_a_wrong_address_is_one_line(arguments: list[str], said: str, tmp_path: Path) -> None:
+    done = typed("run", *arguments, "--out", tmp_path / "out")
+    assert done.returncode == 1 and said in done.stderr and not (tmp_path / "out").exists()
+
+
+def test_nobody_at_the_address_is_one_line(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    words = ["-s", "data.name=toy", "-s", "fleet=mlp@0.25", "--out", tmp_path / "out"]
+    done = typed("run", "--runtime", "ray", "--ray-address", f"127.0.0.1:{port}", *words)
+    assert done.returncode == 1 and f"127.0.0.1:{port}: nobody answers there" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(namespaces.allowed()), reason=str(namespaces.allowed()))
+def test_a_cluster_gives_the_bits_of_the_loopback_though_a_node_dies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "halting.py").write_text(NET.format(folder=str(tmp_path)))
+    alone = {}
+    for method in ("fedavg", "scaffold"):
+        settings = flat(tmp_path / f"{method}-alone", method=method, plugins=str(tmp_path), **SMALL)
+        alone[method] = play(settings, Loopback(3, settings, workers=0))
+        write(tmp_path / f"{method}.toml", method)
+    (tmp_path / "unshared").mkdir()
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    env |= {"GRPC_ENABLE_FORK_SUPPORT": "0", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    with tempfile.TemporaryDirectory(prefix="r-") as short, namespaces.Network() as network:
+        a, b = network.host("a"), network.host("b")
+        address = f"{a.address}:6379"
+        b.run(["mount", "-t", "tmpfs", "none", str(tmp_path / "unshared")]).check_returncode()
+        first = ["--head", "--port=6379", "--include-dashboard=false", f"--temp-dir={short}"]
+        for host, words in ((a, first), (b, [f"--address={address}"])):
+            log = tmp_path / f"{host.name}.log"
+            host.start([*RAY_START, f"--node-ip-address={host.address}", *words], env, log)
+            until(f"Ray on {host.name}", lambda log=log: "Ray runtime started" in log.read_text())
+        log = tmp_path / "driver.log"
+        driver = a.start([sys.executable, "-c", DRIVER, str(tmp_path), address], env, log)
+        reached = tmp_path / "reached"
+        until(log.read_text, lambda: reached.exists() or driver.poll() is not None)
+        assert reached.exists(), log.read_text()
+        for process in b.processes():
+            with contextlib.suppress(ProcessLookupError):  # it ended with another
+                os.kill(process, signal.SIGKILL)
+        assert driver.wait(PATIENCE) == 0, log.read_text()
+    assert "b (" in (tmp_path / "error").read_text()
+    assert f"does not see {tmp_path / 'unshared'}" in (tmp_path / "error").read_text()
+    for method, run in alone.items():
+        there = TinyRun(tmp_path / method)
+        assert there.timeless == run.timeless and there.weights == run.weights, method
