@@ -225,6 +225,7 @@ IN_FLOWERS_PLACE = {
     "tests/records/test_records.py": "counts the bytes of Flower's own serialiser",
     "tests/run/test_dispatch.py": "is a SuperNode",
     "tests/run/test_grpc.py": "reads arguments as Flower reads them",
+    "tests/run/test_supernode.py": "is the SuperNode's loop",
     "tests/support/relay.py": "is a SuperLink that lies",
     "tests/support/slow/sitecustomize.py": "is a SuperNode that sends slowly",
     "tests/support/usurper.py": "is a SuperNode in another's name",

@@ -5,6 +5,10 @@ has answered; neither can be configured. Run as a script, this file is Flower's 
 clock of ours in that loop's module, which uses ``time`` for these sleeps alone: waits between two
 tries of a call that failed are elsewhere and stay as they are. A ``flower-supernode`` that is typed
 by hand works as well, and waits as ever.
+
+One more thing is mended. If a run ends while Flower fetches a message of it, the message stays
+behind: its answer is later taken for that to the next message, whose own answer waits for the
+message after it, and so on. Such a SuperNode is online and always one answer late.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from typing import Any, final
 
 PROGRAM = "flower-supernode"
 LOOP = "flwr.supernode.start_client_internal"
+STOPPED = "stopped"  #: Flower's word for how a task has ended
 SHORTEST = 0.05  #: seconds of a wait
 LOOK, REPLY = 1 / 4, 1 / 20
 """How much of the time that has passed a wait may add: since the last message, until its reply.
@@ -58,6 +63,30 @@ class Clock:
         return known
 
 
+def whole(fetch: Callable[..., int | None]) -> Callable[..., int | None]:
+    """``fetch``, which takes a message from the SuperLink, leaving nothing of one that it gave up.
+
+    It returns the message's run, or None where nothing has come that can be answered.
+    """
+
+    @functools.wraps(fetch)
+    def known(*, state: Any, object_store: Any, **named: Any) -> int | None:
+        begun = {task.task_id for task in state.get_tasks()}
+        run_id = fetch(state=state, object_store=object_store, **named)
+        left = list(state.msg_store)
+        if run_id is not None and left:
+            return run_id
+        for task in state.get_tasks():
+            if task.task_id not in begun:  # ended first: what its process says is refused then
+                state.finish_task(task.task_id, STOPPED, "the message was given up")
+        state.delete_messages()
+        for name in left:
+            object_store.delete(name)
+        return None
+
+    return known
+
+
 def command(arguments: Sequence[str]) -> list[str]:
     """The command line of a SuperNode with these arguments of ``flower-supernode``."""
     return [Path(sys.executable).name, "-P", str(Path(__file__).resolve()), *arguments]
@@ -69,6 +98,7 @@ def main() -> None:
 
     loop, clock = vars(importlib.import_module(LOOP)), Clock()
     loop["time"], loop["_push_messages"] = clock, clock.during(loop["_push_messages"])
+    loop["_pull_and_store_message"] = whole(loop["_pull_and_store_message"])
     flower_supernode()
 
 
