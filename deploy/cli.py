@@ -111,7 +111,8 @@ def run(
     if warm is not None and flat["runtime"] != "grpc":
         option = "--warm-start" if warm else "--cold-start"
         raise ValueError(f"{option} is for --runtime grpc, not {flat['runtime']}")
-    with told_how_to_go_on(f"fedmosaic run --resume {folder}"):
+    cluster = f" --ray-address {ray_address}" if ray_address else ""
+    with told_how_to_go_on(f"fedmosaic run --resume {folder}{cluster}"):
         launch.launch(
             flat, folder, workers=workers, console=out, warm_start=warm, ray_address=ray_address
         )

@@ -140,22 +140,25 @@ def _connect(address: str) -> None:
 
 def _check_nodes(address: str, shared: list[Path]) -> None:
     """Raise ``ValueError`` unless all nodes that may serve have this code and these folders."""
-    nodes = [n for n in ray.nodes() if n["Alive"] and n["Resources"].get("CPU", 0) >= 1]
+    known = ray.nodes()  # type: ignore[no-untyped-call]
+    nodes = [n for n in known if n["Alive"] and n["Resources"].get("CPU", 0) >= 1]
     if not nodes:
         raise ValueError(f"--ray-address {address}: no node of the cluster has a processor to lend")
     for folder in shared:
         folder.mkdir(parents=True, exist_ok=True)
         with NamedTemporaryFile(dir=folder, prefix=".shared-") as file:
-            looks = {
-                _named(node): ray.remote(
-                    num_cpus=0,
-                    max_retries=0,
-                    scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
-                )(_looking()).remote(file.name)
-                for node in nodes
-            }
+            looks = {_named(node): _look_from(node["NodeID"], file.name) for node in nodes}
             for name, seen in looks.items():
                 _check_node(name, seen, folder)
+
+
+def _look_from(node: str, path: str) -> ray.ObjectRef[tuple[str, bool]]:
+    there = NodeAffinitySchedulingStrategy(node, soft=False)
+    task = ray.remote(  # type: ignore[call-overload]  # Ray's types forget this strategy
+        num_cpus=0, max_retries=0, scheduling_strategy=there
+    )(_looking())
+    found: ray.ObjectRef[tuple[str, bool]] = task.remote(path)
+    return found
 
 
 def _check_node(name: str, look: ray.ObjectRef[tuple[str, bool]], folder: Path) -> None:
