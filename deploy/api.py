@@ -22,7 +22,7 @@ from deploy.report import read as reading
 from deploy.report.listing import Setting
 from deploy.report.text import percent
 from deploy.run import settings as given
-from deploy.run.preflight import check_runtime, fresh, resumed
+from deploy.run.preflight import fresh, resumed
 
 if TYPE_CHECKING:
     import pandas
@@ -162,7 +162,7 @@ def run(
 
     from deploy.run.launch import launch
 
-    check_runtime(runtime, workers)
+    given.check_runtime(runtime, workers)
     overrides = given.numbers(_flat(settings))
     if resume is not None:
         if experiment is not None or out is not None:

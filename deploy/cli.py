@@ -93,20 +93,26 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run an experiment; without one, the default: FedORION on digits, six clients."""
-    from deploy.run import launch, preflight, results
+    from deploy.run import ahead
     from deploy.run import settings as given
 
-    preflight.check_runtime(runtime, workers)
+    given.check_runtime(runtime, workers)
+    file, settings = experiment or given.DEFAULT, settings or []
+    pool = resume is None and workers != 0
+    if pool and (runtime or given.runtime_of(file, settings)) == "loopback":
+        ahead.begin()  # it imports what clients need while this process imports what follows
+    from deploy.run import launch, preflight, results
+
     if resume is not None:
         if experiment is not None or to is not None:
             raise ValueError("--resume goes on with a folder's own experiment: give no other")
-        overrides = dict(given.parse_override(text) for text in settings or [])
+        overrides = dict(given.parse_override(text) for text in settings)
         overrides |= {"from-round": from_round} if from_round >= 0 else {}
         flat, folder = preflight.resumed(resume, overrides, runtime)
     else:
         if from_round >= 0:
             raise ValueError("--from-round is for a run that goes on: give --resume FOLDER too")
-        whole = given.resolve(experiment or given.DEFAULT, settings or [])
+        whole = given.resolve(file, settings)
         flat, folder = preflight.fresh(whole, runtime, to)
     if warm is not None and flat["runtime"] != "grpc":
         option = "--warm-start" if warm else "--cold-start"

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from common import seeds
 from common.version import ROOT
-from deploy.run import loopback
+from deploy.run import ahead, loopback
 from tests.support import battery
 from tests.support.rehearsal import NAME, rehearsing, told
 from tests.support.tiny import play
@@ -57,10 +57,7 @@ def test_it_gives_the_cpus_bits(method: str, tmp_path: Path) -> None:
 
 @there
 def test_two_workers_share_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ahead = loopback.imported_ahead
-    monkeypatch.setattr(
-        loopback, "imported_ahead", lambda of: [*ahead(of), "tests.support.rehearsed"]
-    )
+    monkeypatch.setattr(ahead, "MODULES", [*ahead.MODULES, "tests.support.rehearsed"])
     here = play(battery.config("fedavg", tmp_path / "cpu", rounds=2))
     config = battery.config("fedavg", tmp_path / NAME, rounds=2)
     with rehearsing() as device:
@@ -68,7 +65,7 @@ def test_two_workers_share_the_device(tmp_path: Path, monkeypatch: pytest.Monkey
             int(config["clients"]), config, workers=2, shares={str(device): 0.3}
         )
         both = play(config, grid)
-        with loopback._start_pool(1, [], config, {str(device): 0.3}) as pool:
+        with loopback._start_pool(1, config, {str(device): 0.3}) as pool:
             assert pool.submit(told).result() == (str(device), {str(device): 0.3})
     assert both.timeless == here.timeless and both.weights == here.weights
 

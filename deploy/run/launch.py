@@ -18,7 +18,7 @@ from rich.console import Console
 from common.config import Config, Value
 from common.extras import missing
 from deploy.flower.bundle import told
-from deploy.run import beside
+from deploy.run import ahead, beside
 from deploy.run.preflight import fresh, preflight, resumed
 from deploy.run.progress import Progress, follow
 from deploy.run.settings import app_folder
@@ -51,6 +51,8 @@ def launch(
     Raises ``ValueError`` before anything starts, ``Stopped`` or ``RuntimeError`` if the run could
     not go on; each with one line.
     """
+    if flat["runtime"] == "loopback" and workers != 0:
+        ahead.begin()
     if ray_address:
         _check_cluster(ray_address, str(flat["runtime"]))
     config, runtime = preflight(flat), flat["runtime"]
@@ -146,7 +148,7 @@ def _serve(flat: Mapping[str, Value], nodes: Nodes) -> None:
     """Run the ServerApp in this process."""
     from flwr.app import Context, RecordDict
 
-    from deploy.run.loopback import RUN_ID, environment
+    from deploy.run.loopback import RUN_ID
     from server_app.app import app
     from server_app.talk.seal import TRUST
 
@@ -154,7 +156,7 @@ def _serve(flat: Mapping[str, Value], nodes: Nodes) -> None:
     level = log.level
     log.setLevel(logging.ERROR)  # the progress display says it better
     try:
-        with environment(TRUST, ""), nodes as grid:
+        with ahead.environment(TRUST, ""), nodes as grid:
             app(grid, Context(RUN_ID, 0, {}, RecordDict(), dict(flat)))
     finally:
         log.setLevel(level)

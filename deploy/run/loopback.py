@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from multiprocessing import connection, forkserver
+from multiprocessing import connection
 from types import ModuleType
 from typing import Self, final
 
@@ -25,9 +25,8 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from common.config import Value
-from common.methods import names
-from common.version import ROOT
 from deploy.flower.messages import empty, from_bytes, head, nameless_run, packed, to_bytes
+from deploy.run import ahead
 
 RUN_ID = 1
 WORKER_LOST = 5
@@ -180,26 +179,13 @@ class Loopback(Nodes):
             return answer
         for _ in range(2):
             if self._pool is None:
-                ahead = imported_ahead(str(self._run_config["method"]))
-                self._pool = _start_pool(self._workers, ahead, self._run_config, self._shares)
+                self._pool = _start_pool(self._workers, self._run_config, self._shares)
             try:
                 with _no_main():
                     return self._pool.submit(_serve_in_worker, *work)
             except BrokenProcessPool:  # a worker was killed earlier; the next pool is whole again
                 self.__exit__()
         raise AssertionError("a new pool takes work")
-
-
-def imported_ahead(method: str) -> list[str]:
-    """The modules that a client of ``method`` needs, but for a plug-in's own.
-
-    Those may change between two runs, and lie where the server of the workers does not look.
-    """
-    from client_app.methods import half
-
-    own = half(method).__module__ if method in names() else "client_app.methods"
-    # every first step of a torch optimiser imports the last one, for a second
-    return ["client_app.app", "common.parse", own, "torch._dynamo"]
 
 
 @contextmanager
@@ -218,34 +204,19 @@ def _no_main() -> Iterator[None]:
 
 
 def _start_pool(
-    workers: int, ahead: list[str], run_config: dict[str, Value], shares: dict[str, float]
+    workers: int, run_config: dict[str, Value], shares: dict[str, float]
 ) -> ProcessPoolExecutor:
-    """Workers fork from a server that has imported ``ahead``, so each starts in milliseconds.
+    """Workers fork from a server that has imported what they need, so each starts in milliseconds.
 
-    The server is the process's own: one that serves several runs imported what the first one needs.
+    The server is the process's own, for all of its runs.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(ahead)
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    with environment("PYTHONPATH", path):  # the server looks nowhere else for what it imports
-        forkserver.ensure_running()
+    ahead.begin()
     return ProcessPoolExecutor(
-        workers, mp_context=context, initializer=_begin_worker, initargs=(run_config, shares)
+        workers,
+        mp_context=multiprocessing.get_context("forkserver"),
+        initializer=_begin_worker,
+        initargs=(run_config, shares),
     )
-
-
-@contextmanager
-def environment(name: str, value: str) -> Iterator[None]:
-    """A block in which an environment variable has this value."""
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
 
 
 _run_config: dict[str, Value] = {}

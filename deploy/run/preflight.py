@@ -20,24 +20,12 @@ from common.data.partition import rule
 from common.data.shares import for_testing, share
 from common.parse import NODE, parse
 from common.task import Task, check_architectures, check_fleet, global_spec
-from deploy.run.settings import load_run
+from deploy.run.settings import RUNTIMES, load_run
 from server_app.keep import checkpoint
 from server_app.track.tracker import check as check_trackers
 
-RUNTIMES = ("loopback", "ray", "grpc")
 PLACES = ("data.dir", "data.public-dir", "state-dir", "weights")
 OF_A_NODE = ("data-dir", "public-dir", "state-dir")
-
-
-def check_runtime(runtime: str, workers: int | None) -> None:
-    """Raise ``ValueError`` for a runtime that does not exist (empty: the config's), or a number of
-    workers that nobody means.
-    """
-    if runtime and runtime not in RUNTIMES:
-        known = ", ".join(RUNTIMES)
-        raise ValueError(f"--runtime {runtime} is unknown; allowed: {known}")
-    if workers is not None and not 0 <= workers <= 1024:
-        raise ValueError(f"--workers {workers} is not allowed; it should be 0 to 1024")
 
 
 def fresh(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from deploy.run import beside
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 DEFAULT = EXPERIMENTS / "default.toml"
+RUNTIMES = ("loopback", "ray", "grpc")
 
 
 def app_folder() -> Path:
@@ -34,6 +35,17 @@ def app_folder() -> Path:
     return folder
 
 
+def check_runtime(runtime: str, workers: int | None) -> None:
+    """Raise ``ValueError`` for a runtime that does not exist (empty: the config's), or a number of
+    workers that nobody means.
+    """
+    if runtime and runtime not in RUNTIMES:
+        known = ", ".join(RUNTIMES)
+        raise ValueError(f"--runtime {runtime} is unknown; allowed: {known}")
+    if workers is not None and not 0 <= workers <= 1024:
+        raise ValueError(f"--workers {workers} is not allowed; it should be 0 to 1024")
+
+
 def resolve(experiment: Path | None, overrides: Iterable[str] = ()) -> dict[str, Value]:
     """The whole flat run config of an experiment file (None: only the defaults) and overrides.
 
@@ -41,16 +53,28 @@ def resolve(experiment: Path | None, overrides: Iterable[str] = ()) -> dict[str,
 
     Raises ``ValueError``, one line: no such file, not TOML, an unknown key, a bad override.
     """
-    own = {} if experiment is None else _anew(load(experiment), find(experiment))
     overrides = list(overrides)
-    words = (text.partition("=") for text in overrides)
-    chosen = own | {key.strip(): value.strip(" \"'") for key, _, value in words}
+    own, chosen = _asked(experiment, overrides)
     folder, method = _plugins(experiment, chosen), str(chosen.get("method", ""))
     if "method" in own and method != own["method"]:  # the file's own plug-in is not wanted
         own = _without(own, table_of(str(own["method"])))
     flat = defaults(method) | numbers(own, method)
     flat |= dict(parse_override(text, method) for text in overrides)
     return flat | {"plugins": folder}
+
+
+def runtime_of(experiment: Path | None, overrides: Sequence[str]) -> str:
+    """What ``resolve`` will find for the key ``runtime``, found without importing any method."""
+    return str(_asked(experiment, overrides)[1].get("runtime") or RUNTIMES[0])
+
+
+def _asked(
+    experiment: Path | None, overrides: Sequence[str]
+) -> tuple[dict[str, Value], dict[str, Value]]:
+    """An experiment file's own keys; the same with the overrides, whose values stay texts."""
+    own = {} if experiment is None else _anew(load(experiment), find(experiment))
+    words = (text.partition("=") for text in overrides)
+    return own, own | {key.strip(): value.strip(" \"'") for key, _, value in words}
 
 
 def _plugins(experiment: Path | None, chosen: Mapping[str, Value]) -> str:

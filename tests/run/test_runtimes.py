@@ -12,13 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from client_app.methods import half
 from common.config import Value
-from common.methods import names
 from common.toml import to_toml
 from deploy.flower.watchdog import living
+from deploy.run import ahead
 from deploy.run.grpc import start_federation
-from deploy.run.loopback import Loopback, imported_ahead
+from deploy.run.loopback import Loopback
 from deploy.run.ray import run_simulation
 from deploy.run.settings import app_folder, load
 from server_app.track.sink import told
@@ -83,11 +82,37 @@ def test_loopback_ray_and_grpc_give_the_same_bits_and_end_with_the_same_round(
     assert models == ["mlp@0.25", "lenet5", "lab.nets:Shallow"], "[node.1] is heard everywhere"
 
 
-@pytest.mark.parametrize("method", names())
-def test_what_workers_import_ahead_is_there(method: str) -> None:
-    ahead = imported_ahead(method)
-    assert [name for name in ahead if find_spec(name) is None] == [], "a miss is passed over"
-    assert half(method).__module__ in ahead
+def test_what_workers_import_ahead_is_there() -> None:
+    assert [name for name in ahead.MODULES if find_spec(name) is None] == [], "passed over"
+
+
+BEGUN = """
+import sys
+from deploy import cli
+from deploy.run import ahead
+ahead.begin = lambda: sys.exit("torch" in sys.modules and "too late" or "begun")
+cli.app(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "begun"),
+    [
+        ([], True),
+        (["--workers", "2", "-s", "method=fedkf"], True),
+        (["--workers", "0", "-s", "rounds=-5"], False),
+        (["--runtime", "ray", "-s", "rounds=-5"], False),
+        (["-s", "runtime=grpc", "-s", "rounds=-5"], False),
+    ],
+)
+def test_workers_begin_before_torch_is_imported(
+    arguments: list[str], begun: bool, tmp_path: Path
+) -> None:
+    """Where they are needed; the others end by what else is wrong."""
+    words = ["run", *arguments, "--out", str(tmp_path / "out")]
+    done = subprocess.run([sys.executable, "-c", BEGUN, *words], capture_output=True, text=True)
+    assert (done.stderr.strip() == "begun") == begun, done.stderr
+    assert done.returncode == 1 and "too late" not in done.stderr
 
 
 EXCHANGES = (
