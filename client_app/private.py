@@ -8,6 +8,8 @@ from typing import TypeVar, final
 import torch
 from torch import Tensor
 
+from client_app import reuse
+from client_app.copy import cross_entropy
 from client_app.handler import D, Handler, O
 from client_app.participant import upload
 from common.fit import Loss
@@ -41,6 +43,11 @@ class Private(Handler[O, D], ABC):
 
     def own_model(self, t: int) -> Classifier | None:
         return self.local(t + 1)
+
+    def learn(self, t: int, net: Classifier) -> dict[str, float]:
+        """CE(f(θ_k; x), y) in round t; scalars for the journal."""
+        p, loss = self.participant, cross_entropy(net)
+        return reuse.once(p, t, net, "all", lambda: p.train(t, net.parameters(), loss))
 
 
 class Mutual(Private[O, M], ABC):

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from client_app import reuse
 from client_app.handler import D, Handler, O
 from client_app.participant import Participant, upload
 from common import quantise
@@ -71,7 +72,9 @@ class Teacher(Seeing[P, D], ABC):
         def loss(x: Tensor, y: Tensor) -> Tensor:
             return F.cross_entropy(net(x)[:, : len(d)], to_local(y, d))
 
-        metrics = p.train(t, net.parameters(), loss)
+        metrics = reuse.once(
+            p, t, net, "of its classes", lambda: p.train(t, net.parameters(), loss)
+        )
         p.remember(t, Local(t=t, w=upload(net)))
         return net, metrics | {"test_accuracy": p.test_accuracy(self.masked(net))}
 

@@ -138,8 +138,9 @@ def table(
     It is written as Markdown, HTML, LaTeX (booktabs), CSV, JSON and PNG; accuracies also as a
     picture against the megabytes that a client sent.
     """
+    from client_app import reuse
     from deploy.report.table import terminal
-    from deploy.run import launch
+    from deploy.run import ahead, launch
     from deploy.run.settings import find
     from deploy.study import canary, traffic
     from deploy.study import paper_table as tables
@@ -153,7 +154,10 @@ def table(
         out.print(f"[bold]cell {i}/{of}[/] {what}{': recorded' if recorded else ''}")
 
     if not show:
-        with told_how_to_go_on(f"fedmosaic table {file} --out {folder}"):
+        with (
+            told_how_to_go_on(f"fedmosaic table {file} --out {folder}"),
+            ahead.environment(reuse.FOLDER, str(tables.learnt_in(folder))),
+        ):
             if not (folder / "cells").exists():
                 folder.mkdir(parents=True, exist_ok=True)
                 canary.run(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import final
 
-from client_app.copy import cross_entropy
 from client_app.private import Private
 from common.methods.dense import Down, OneShot, Up
 
@@ -17,5 +16,4 @@ class Dense(Private[OneShot, Down]):
 
     def train(self, down: Down) -> Up:
         net = self.local(down.t).train()
-        metrics = self.participant.train(down.t, net.parameters(), cross_entropy(net))
-        return Up(metrics=metrics, w=self.keep(down.t, net))
+        return Up(metrics=self.learn(down.t, net), w=self.keep(down.t, net))

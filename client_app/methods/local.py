@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import final
 
-from client_app.copy import cross_entropy
 from client_app.private import Private
 from common.methods.local import Down, Options, Up
 
@@ -17,7 +16,7 @@ class Local(Private[Options, Down]):
 
     def train(self, down: Down) -> Up:
         p, net = self.participant, self.local(down.t).train()
-        metrics = p.train(down.t, net.parameters(), cross_entropy(net))
+        metrics = self.learn(down.t, net)
         self.keep(down.t, net)
         if self.options.whole_test:
             metrics = {**metrics, "test_accuracy": p.test_accuracy(net)}

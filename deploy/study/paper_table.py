@@ -292,7 +292,8 @@ def run(
 ) -> None:
     """Run the cells that are not recorded yet; a finished cell's private client state is dropped.
 
-    ``launch(cell, folder)`` runs one; ``on_cell(i, of, cell, recorded)`` hears of each before.
+    ``launch(cell, folder)`` runs one; ``on_cell(i, of, cell, recorded)`` hears of each before. What
+    clients learn alike in several cells is dropped when the last one is recorded.
     """
     todo = list(cells(file))
     for i, cell in enumerate(todo):
@@ -305,6 +306,12 @@ def run(
         shutil.rmtree(place / "state", ignore_errors=True)
         shutil.rmtree(place / "uploads", ignore_errors=True)
         (place / "checkpoint.safetensors").unlink(missing_ok=True)
+    shutil.rmtree(learnt_in(folder), ignore_errors=True)
+
+
+def learnt_in(folder: Path) -> Path:
+    """Where the cells of a table share what clients learn alike (``client_app/reuse.py``)."""
+    return folder / "learnt"
 
 
 def collect(file: TableFile, folder: Path) -> Comparison:

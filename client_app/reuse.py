@@ -1,0 +1,79 @@
+"""Local training that several runs on one machine have in common is done once.
+
+Rows of a table often differ only in what the server makes of the same trained clients. What
+training by the labels alone gives depends on the client, its data, the settings of training and the
+weights that it starts from; under that name the first run keeps the result, and the others take it.
+The bits are those of a run by itself. Where, and whether at all, the machine says by its
+environment; no message can.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import final
+
+from client_app.participant import Participant, upload
+from common.files import Damaged, write_atomically
+from common.models.classifier import Classifier
+from common.records import Records, StateDict
+from common.version import code_version
+
+FOLDER = "FEDMOSAIC_REUSE"  #: environment variable: where results are shared; unset: nowhere
+NOT_HERE = {"partition-id", "num-partitions", "state-dir", "key", "ca"}
+"""Settings of a node that its training does not depend on, or that stand in the name anyway."""
+
+
+@final
+class Learnt(Records):
+    """A client's network after training, and what the journal heard of it."""
+
+    w: StateDict
+    metrics: dict[str, float]
+
+
+def once(
+    p: Participant, t: int, net: Classifier, labels: str, train: Callable[[], dict[str, float]]
+) -> dict[str, float]:
+    """``train()``, which trains ``net`` in round t, or what it did in an earlier run.
+
+    ``train`` must be ``p.train`` on cross-entropy and nothing else; ``labels`` says how its loss
+    reads the labels. Returns its scalars for the journal.
+    """
+    if not (folder := os.environ.get(FOLDER)):
+        return train()
+    path = Path(folder) / f"{_name(p, t, net, labels)}.safetensors"
+    with contextlib.suppress(Damaged, OSError):
+        if path.exists():
+            learnt = Learnt.load(path)
+            net.load_state_dict(learnt.w)
+            return learnt.metrics
+    metrics = train()
+    with contextlib.suppress(OSError):  # a full disk costs time, not the run
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, Learnt(w=upload(net), metrics=metrics).pieces(), private=True)
+    return metrics
+
+
+def _name(p: Participant, t: int, net: Classifier, labels: str) -> str:
+    """A digest of all that decides what the training gives."""
+    run = p.config.run
+    told = {
+        "code": code_version(),
+        "labels": labels,
+        "client": [p.k, p.clients, p.spec],
+        "round": [t, p.task.lr(t)],
+        "node": {key: value for key, value in sorted(p.node.items()) if key not in NOT_HERE},
+        "run": [run.seed, run.stem, run.projection, run.precision, run.threads, run.device],
+        "data": p.config.data.model_dump(),
+        "train": p.config.train.model_dump(),
+    }
+    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
+    for name, value in upload(net).items():
+        digest.update(f"{name} {value.dtype} {[*value.shape]}".encode())
+        digest.update(value.numpy().tobytes())
+    return digest.hexdigest()[:32]
