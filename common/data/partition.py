@@ -303,6 +303,11 @@ def split(data: Data, dataset: Dataset, clients: int, seed: int) -> list[np.ndar
     return [np.sort(np.asarray(share)).astype(np.int64) for share in shares]
 
 
+def local_train(n: int, test_fraction: float) -> int:
+    """How many of a client's n distinct samples ``local_split`` leaves for training, at least."""
+    return max(int((1 - test_fraction) * n + 1e-9), 1)
+
+
 def local_split(
     indices: np.ndarray, test_fraction: float, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -313,7 +318,6 @@ def local_split(
     ``test_fraction`` is in [0, 1).
     """
     distinct = np.unique(indices)
-    n = max(int((1 - test_fraction) * len(distinct) + 1e-9), 1)
-    train = np.sort(rng.permutation(distinct)[:n])
+    train = np.sort(rng.permutation(distinct)[: local_train(len(distinct), test_fraction)])
     mask = np.isin(indices, train)
     return np.sort(indices[mask]), np.sort(indices[~mask])

@@ -25,7 +25,7 @@ from torch import Tensor
 from common.config import NATURAL, OWN, Data
 from common.data import check_test_owners, load, pool_of
 from common.data.dataset import Dataset
-from common.data.partition import local_split, split
+from common.data.partition import local_split, local_train, split
 from common.seeds import rng
 
 LEAST = 2  #: training samples of a client: one alone would break BatchNorm
@@ -72,6 +72,15 @@ def share(data: Data, k: int, clients: int, seed: int) -> Share:
         )
     own = data.test == "own"
     return Share(pool, torch.as_tensor(train), torch.as_tensor(test), own)
+
+
+def check_share(data: Data, k: int, clients: int, seed: int) -> None:
+    """Raise ``ValueError`` as ``share`` does, without drawing a share that is large enough."""
+    if data.partition != OWN and data.test != "own":
+        mine = np.unique(_partition(data, clients, seed)[k])
+        if local_train(len(mine), data.test_fraction) >= LEAST:
+            return
+    share(data, k, clients, seed)
 
 
 def _own_test(data: Data, pool: Dataset, k: int, mine: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import final
 
@@ -216,11 +217,18 @@ def read(path: Path) -> Run:
     """
     if not path.is_dir():
         raise ValueError(f"{path}: not a directory; a report needs the directory a run wrote")
-    journal = path / "journal.jsonl"
-    if not journal.is_file():
+    if not (path / "journal.jsonl").is_file():
         raise ValueError(f"{path}: not a run's directory; it has no journal.jsonl")
+    files = [path / name for name in ("journal.jsonl", "config.toml", "summary.json")]
+    found = [each.stat() for each in files if each.is_file()]
+    return _read(path, tuple((each.st_ino, each.st_size, each.st_mtime_ns) for each in found))
+
+
+@lru_cache(maxsize=1)
+def _read(path: Path, stamps: tuple[tuple[int, int, int], ...]) -> Run:
+    """The last one is kept as long as its files are those: a run's end asks several times."""
     notes: list[str] = []
-    entries = _entries(journal, notes)
+    entries = _entries(path / "journal.jsonl", notes)
     census = next((e for e in entries if e.round == 0), None)
     if census is None:
         notes.append("The journal has no census (round 0): the clients are unknown.")

@@ -17,7 +17,7 @@ from common.data import divide, load, source
 from common.data.batches import check_augment
 from common.data.dataset import Dataset, fingerprint
 from common.data.partition import rule
-from common.data.shares import for_testing, share
+from common.data.shares import check_share, for_testing, share
 from common.parse import NODE, parse
 from common.task import Task, check_architectures, check_fleet, global_spec
 from deploy.run.settings import RUNTIMES, load_run
@@ -119,8 +119,14 @@ def _check_clients(config: Config, ours: Dataset) -> None:
     own = config.data.partition == OWN
     if own and config.data.test == "merge":  # a client would train on what the server is tested on
         owners[fingerprint(divide(config.data, seed).pool.x)] = "the server"
+    usual = False  # whether a client that has no settings of its own was looked at
     for k in range(config.run.clients):
         node = config.node(k)
+        if not node and not own:
+            check_share(config.data, k, config.run.clients, seed)
+            if usual:
+                continue
+            usual = True
         for key in ("data-dir", "public-dir"):
             if key in node and not Path(str(node[key])).is_dir():
                 raise ValueError(f"node.{k}.{key} = {node[key]!r} is not a folder")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -81,3 +82,22 @@ def test_the_report_is_small_and_says_what_it_leaves_out(crowd: Path) -> None:
     assert "clients with at most this accuracy" in page and "of 1,000 clients" in page
     assert f"Shown are {MANY} of them." in page
     assert "5 more are in the journal." in page
+
+
+def test_a_run_is_read_once_until_its_files_change(
+    crowd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(shutil.copytree(crowd, tmp_path / "run"))
+    whole, asked = read._entries, list[Path]()
+
+    def entries(journal: Path, notes: list[str]) -> list[Entry]:
+        asked.append(journal)
+        return whole(journal, notes)
+
+    monkeypatch.setattr(read, "_entries", entries)
+    run = read.read(folder)
+    assert read.read(folder) is run and len(asked) == 1
+    Journal(folder).append(Entry(round=2, accuracy=0.75))
+    assert read.read(folder).done == 2 and len(asked) == 2
+    (folder / "summary.json").unlink()
+    assert read.read(folder).summary is None and len(asked) == 3
