@@ -110,7 +110,7 @@ def many(grpc: Record, scale: Record) -> Table:
     head = ["clients", "in a round", "rounds", "scored", "seconds", "processor, s", "census, s"]
     head += ["a round, s", "scores, s", "server, MB", "all, MB", "journal, MB", "report, MB"]
     rows = []
-    for name, of in scale["many"].items():
+    for name, of in sorted(scale["many"].items(), key=lambda item: int(item[0])):
         counts = [f"{of[key]:,}" for key in ("in a round", "rounds", "scored")]
         seconds = [of[key] for key in ("seconds", "processor", "census", "round", "client scores")]
         sizes = [f"{of[key] / MB:.0f}" for key in ("server", "all")]
