@@ -10,7 +10,7 @@ so ``layer2.1.conv1`` of a ResNet-18 is that of a ResNet-26.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -111,14 +111,12 @@ def check_nested(states: Mapping[str, Mapping[str, Tensor]], across: str) -> str
         raise ValueError(f'average.across = "{across}": {error}; "same" takes any fleet') from None
 
 
-def steps(sent: Mapping[str, Tensor], w: Mapping[str, Tensor]) -> StateDict:
-    """``w`` - ``sent`` in float64, without BatchNorm's statistics; empty if they are not of one
-    network.
+def steps(sent: Mapping[str, Tensor], w: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """``w`` - ``sent`` in float64, entry by entry, without BatchNorm's statistics; nothing if they
+    are not of one network.
     """
     if sent.keys() != w.keys() or any(w[name].shape != x.shape for name, x in sent.items()):
-        return {}
-    return {
-        name: w[name].double() - x.double()
-        for name, x in sent.items()
-        if x.is_floating_point() and not name.endswith(("running_mean", "running_var"))
-    }
+        return
+    for name, x in sent.items():
+        if x.is_floating_point() and not name.endswith(("running_mean", "running_var")):
+            yield name, w[name].double() - x.double()

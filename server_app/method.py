@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar, cast, final
 
-from torch import nn
+from torch import Tensor, nn
 
 from common import seeds, tree
 from common.config import MethodOptions
@@ -131,13 +131,12 @@ class Method(ABC, Generic[O, U]):
     def check(self, client: Client, up: U) -> None:
         """Raise ``ValueError`` if a reply of the right type is not to be used."""
 
-    def change(self, sent: Down, up: U) -> StateDict:
-        """What training changed of the parameters that were sent, in float64; empty where none came
-        back.
+    def change(self, sent: Down, up: U) -> Iterator[tuple[str, Tensor]]:
+        """What training changed of the parameters that were sent, one by one; nothing where none
+        came back.
         """
         if isinstance(sent, Model) and isinstance(up, Trained):
-            return tree.steps(sent.w, up.w)
-        return {}
+            yield from tree.steps(sent.w, up.w)
 
     @abstractmethod
     def step(self, t: int, ups: Ups[U]) -> Metrics:

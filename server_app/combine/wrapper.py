@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from torch import nn
+from torch import Tensor, nn
 
 from common.journal import Entry
 from common.models.classifier import Classifier
@@ -35,7 +35,7 @@ class Wrapper(Combining[O, T], ABC):
     def check(self, client: Client, up: T) -> None:
         self.inner.check(client, up)
 
-    def change(self, sent: Down, up: T) -> StateDict:
+    def change(self, sent: Down, up: T) -> Iterator[tuple[str, Tensor]]:
         return self.inner.change(sent, up)
 
     def cached(self, up: T) -> T:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import final
 
 import torch
@@ -73,8 +73,8 @@ class FIARSE(GlobalModel[Options, Up]):
             )
         tree.check_like(up.rest, {name: self.w[name] for name in self.whole}, "rest")
 
-    def change(self, sent: protocol.Down, up: Up) -> StateDict:
-        return {"delta": up.delta}
+    def change(self, sent: protocol.Down, up: Up) -> Iterator[tuple[str, torch.Tensor]]:
+        yield "delta", up.delta
 
     def step(self, t: int, ups: Ups[Up]) -> Metrics:
         zeros = {name: torch.zeros_like(self.w[name], dtype=torch.float64) for name in self.entries}

@@ -18,6 +18,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
+import torch
+
 from common.config import MethodOptions
 from common.journal import Magnitude
 from common.protocol import Down, Up
@@ -39,11 +41,13 @@ def measure(
     changes: dict[str, dict[int, float]] = {}
     largest = {client.k: _largest(up) for client, up in good}
     for client, up in good:
-        down = sent.get(client.k)
-        if down is not None and (moved := method.change(down, up)):
-            shapes = str([(name, tuple(step.shape)) for name, step in moved.items()])
-            norm = sum(float(step.double().square().sum()) for step in moved.values()) ** 0.5
-            changes.setdefault(shapes, {})[client.k] = norm / method.task.steps(client.n)
+        down, shapes, squares = sent.get(client.k), list[tuple[str, torch.Size]](), 0.0
+        for name, step in method.change(down, up) if down is not None else ():
+            shapes.append((name, step.shape))
+            squares += float(step.double().square().sum())
+        if shapes:
+            change = squares**0.5 / method.task.steps(client.n)
+            changes.setdefault(str(shapes), {})[client.k] = change
     ratios: dict[int, tuple[float, int]] = {}
     for group in changes.values():
         middle = statistics.median(group.values())
