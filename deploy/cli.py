@@ -203,6 +203,8 @@ def claims(
 
     papers = study.read()
     folder = records or study.RESULTS
+    if not folder.is_dir():
+        raise ValueError(f"--records {folder}: no such folder; it should hold a folder a table")
     old: dict[str, str] = {}
     if check:
         tables = study.tables(papers)

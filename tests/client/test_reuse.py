@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from client_app import reuse
 from client_app.participant import Participant
 from common.parse import parse
-from deploy import cli
+from tests.support.commandline import typed
 from tests.support.tiny import TINY, TinyRun, flat, play
 
 PUBLIC: dict[str, Any] = {"rounds": 1, "fleet": "mlp@0.25", "data__public": 0.4} | {
@@ -121,10 +119,8 @@ def test_rows_of_a_table_share_their_clients(
         ]
     (tmp_path / "table.toml").write_text("\n".join([*text, "[[column]]", 'name = "iid"']))
     monkeypatch.delenv(reuse.FOLDER, raising=False)
-    run: Callable[..., Any] = CliRunner().invoke
-    words = ["table", str(tmp_path / "table.toml"), "--workers", "0", "--out", str(tmp_path / "t")]
-    done = run(cli.app, words)
-    assert done.exit_code == 0, done.output
+    done = typed("table", tmp_path / "table.toml", "--workers", 0, "--out", tmp_path / "t")
+    assert done.returncode == 0, done.stderr
     canary = trainings[: trainings.index(0, 1)]
     assert len(trainings) == len(canary) + 2 * len(canary), "the canary's, then one for each seed"
     assert len(list((tmp_path / "t" / "cells").iterdir())) == 6

@@ -13,7 +13,7 @@ from deploy.run import launch, settings
 from deploy.study import canary, claims, claims_page, paper_table, stale
 from deploy.study.canary import Canaries
 from deploy.study.decide import Verdict
-from tests.support.commandline import fedmosaic
+from tests.support.commandline import fedmosaic, typed
 
 TABLE = """
 title = "A table"
@@ -226,3 +226,9 @@ def test_the_command_writes_what_it_says(tmp_path: Path) -> None:
     assert all(Path(path).stat().st_size for path in told["files"])
     wrong = fedmosaic("claims", "--out", tmp_path, "--into", tmp_path / "none.md")
     assert wrong.returncode != 0 and "none.md" in wrong.stderr and "Traceback" not in wrong.stderr
+
+
+def test_records_that_are_not_there_are_one_line(tmp_path: Path) -> None:
+    done = typed("claims", "--records", tmp_path / "none", "--out", tmp_path / "out")
+    assert done.returncode == 1 and f"--records {tmp_path / 'none'}: no such" in done.stderr
+    assert not (tmp_path / "out").exists()
