@@ -33,7 +33,7 @@ def trainings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-def three(folder: Path) -> list[TinyRun]:
+def runs(folder: Path) -> list[TinyRun]:
     """Three runs whose clients learn the same, and two of others."""
     return [
         play(flat(folder / name, **PUBLIC, **changes))
@@ -50,11 +50,11 @@ def three(folder: Path) -> list[TinyRun]:
 def test_equal_training_is_done_once_and_gives_the_same_bits(
     tmp_path: Path, trainings: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    apart = three(tmp_path / "apart")
+    apart = runs(tmp_path / "apart")
     assert trainings == 5 * [0, 1, 2, 3]
     trainings.clear()
     monkeypatch.setenv(reuse.FOLDER, str(tmp_path / "learnt"))
-    together = three(tmp_path / "together")
+    together = runs(tmp_path / "together")
     assert trainings == 2 * [0, 1, 2, 3], "one by each client's classes, one by all classes"
     for alone, shared in zip(apart, together, strict=True):
         assert shared.timeless == alone.timeless and shared.weights == alone.weights
