@@ -57,9 +57,11 @@ def exchange(
     silent = f"no reply within {timeout:g} s"
     deadline, pause = time.monotonic() + timeout, FIRST_POLL
     most = portion(messages.values())
+    least = window // 10  # a few at once are less work than one by one
     over = False  # once more after the deadline: one that stopped halfway may have held up others
     while (waiting or turns) and not over:
-        due = [turns.popleft() for _ in range(min(window - len(waiting), len(turns)))]
+        free = min(window - len(waiting), len(turns))
+        due = [turns.popleft() for _ in range(free if free >= min(least, len(turns)) else 0)]
         for k in due:
             messages[k].metadata.ttl = timeout + LATE
         names = push(grid, [messages[k] for k in due], t) if due else []
