@@ -6,7 +6,6 @@ ClientApp imports one method and not all of them.
 
 from __future__ import annotations
 
-import marshal
 import re
 from collections.abc import Mapping
 from functools import lru_cache
@@ -94,12 +93,13 @@ def parse(flat: Mapping[str, Value], *, every: bool = False) -> Config:
 
 def parse_once(flat: Mapping[str, Value]) -> Config:
     """``parse``, which a process of many clients does once for all messages of a run."""
-    return _parsed(marshal.dumps(dict(flat), 2))  # tells 1 from True; 2: the same for the same
+    values = flat.values()  # 1, 1.0 and True are equal, their types are not
+    return _parsed(tuple(flat), tuple(values), tuple(map(type, values)))
 
 
 @lru_cache(maxsize=2)
-def _parsed(flat: bytes) -> Config:
-    return parse(marshal.loads(flat))
+def _parsed(keys: tuple[str, ...], values: tuple[Value, ...], _: tuple[type[Value], ...]) -> Config:
+    return parse(dict(zip(keys, values, strict=True)))
 
 
 def tables(method: str = "") -> dict[str, type[Section]]:

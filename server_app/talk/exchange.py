@@ -43,7 +43,8 @@ def exchange(
 
     ``messages``: by client, their ttl is set here; ``timeout``: seconds until what has not come
     counts as lost. At most ``window`` messages wait for a reply at once, the others for their turn:
-    what is held and looked for at a time does not grow with the number of clients. ``keep`` is
+    what is held and looked for at a time does not grow with the number of clients. While replies
+    keep coming, a tenth of the window is filled at once. ``keep`` is
     told what each reply holds as soon as it is here, and may put it elsewhere; of the others no
     more are fetched at a time than ``portion`` says.
 
@@ -57,11 +58,12 @@ def exchange(
     silent = f"no reply within {timeout:g} s"
     deadline, pause = time.monotonic() + timeout, FIRST_POLL
     most = portion(messages.values())
-    least = window // 10  # a few at once are less work than one by one
+    least, anybody = window // 10, False  # some at once are less work than one by one
     over = False  # once more after the deadline: one that stopped halfway may have held up others
     while (waiting or turns) and not over:
         free = min(window - len(waiting), len(turns))
-        due = [turns.popleft() for _ in range(free if free >= min(least, len(turns)) else 0)]
+        enough = free >= min(least, len(turns)) or not anybody
+        due = [turns.popleft() for _ in range(free if enough else 0)]
         for k in due:
             messages[k].metadata.ttl = timeout + LATE
         names = push(grid, [messages[k] for k in due], t) if due else []
