@@ -271,11 +271,17 @@ def _serve_in_worker(content: bytes, letters: list[Letter]) -> list[bytes]:
 
 
 def serve(content: bytes, letters: list[Letter], run_config: dict[str, Value]) -> list[bytes]:
-    """What a SuperNode's client process does with a message; for each in turn."""
+    """What a SuperNode's client process does with a message; for each in turn.
+
+    What they all hold is read once: a client copies the numbers that it takes from it.
+    """
     from client_app.app import app
 
+    held = from_bytes(letters[0][0] + content).content
     replies = []
     for about, node, config in letters:
+        message = empty(about)
+        message.content = held
         context = Context(RUN_ID, node, config, RecordDict(), dict(run_config))
-        replies.append(to_bytes(app(from_bytes(about + content), context)))
+        replies.append(to_bytes(app(message, context)))
     return replies
