@@ -57,9 +57,11 @@ def _play(strategy: MethodStrategy, grid: Grid, saved: Checkpoint | None) -> Non
         if saved is not None:
             _resume(strategy, journal, saved)
         _census(strategy, grid, journal, saved)
-        strategy.sink.tell(journal.entries())
+        past = journal.entries()
+        strategy.sink.tell(past)
+        strategy.scorer.first = past[0].loss
+        del past  # many clients are much text
         readmission = Readmission(strategy.post, grid)
-        strategy.scorer.first = journal.entries()[0].loss
         entry = Entry.read(saved.entry) if saved else Entry(round=0)
         while not _over(entry, config):
             t = entry.round + 1
