@@ -143,7 +143,7 @@ def play_round(strategy: MethodStrategy, grid: Grid, t: int) -> Entry:
     last = t == method.config.run.rounds
     with clock(entry, "total"):
         with clock(entry, "select"):
-            messages = strategy.configure_train(t)
+            messages = iter(strategy.configure_train(t))  # kept by nobody else
         _exchanged(strategy, grid, messages, strategy.aggregate_train, "clients")
         if seconds := list(strategy.configure_second(t)):
             _exchanged(strategy, grid, seconds, strategy.aggregate_second, "clients")
