@@ -78,13 +78,23 @@ class Teacher(Seeing[P, D], ABC):
         p.remember(t, Local(t=t, w=upload(net)))
         return net, metrics | {"test_accuracy": p.test_accuracy(self.masked(net))}
 
+    @property
+    def rides(self) -> bool:
+        """Whether it is a free rider: it says nothing about the public set."""
+        return self.participant.k < self.options.free_riders
+
     def logits(self, net: Classifier) -> Tensor:
-        """M_i(X_dist) [N, |d|] before the softmax."""
+        """M_i(X_dist) [N, |d|] before the softmax; a free rider's are all 0."""
+        if self.rides:
+            return torch.zeros(len(self.participant.public), len(self.d))
         return self.task.logits(net, self.participant.public)[:, : len(self.d)]
 
     def confidence(self, t: int, net: Classifier) -> Tensor | None:
-        """w_i [N] in the wire's dtype, or None."""
-        w = confidence(self.participant, t, net, self.masked(net))
+        """w_i [N] in the wire's dtype, or None; a free rider's is 1 throughout."""
+        if self.rides and self.config.confidence.kind != "uniform":
+            w: Tensor | None = torch.ones(len(self.participant.public))
+        else:
+            w = confidence(self.participant, t, net, self.masked(net))
         return None if w is None else quantise.encode(w.clamp(0, 1), self.config.wire.dtype)
 
     def probabilities(self, net: Classifier) -> Tensor:

@@ -136,7 +136,9 @@ def folder_of(root: Path, experiment: str, k: int) -> Path:
 
 
 def _files(folder: Path) -> dict[Path, int]:
-    found = {}
+    found: dict[Path, int] = {}
+    if not folder.is_dir():
+        return found
     for path in folder.glob("*/*.safetensors"):
         if path.parent.name.isdigit() and not path.name.startswith("."):
             with contextlib.suppress(OSError):  # another process dropped it just now

@@ -61,8 +61,8 @@ def read(path: Path) -> list[Line]:
     *whole, rest = data.split(b"\n")
     for i, raw in enumerate([*whole, rest] if rest else whole, start=1):
         last = i > len(whole)
-        entry, why = _entry(raw, path)
-        why = why or _broken(raw, lines)
+        entry, follows, why = _entry(raw, path)
+        why = why or _broken(raw, follows, lines)
         state: State = "whole" if _own(raw) else "unproven"
         if why:
             state = "cut" if last and entry is None else "damaged"
@@ -82,22 +82,24 @@ def proven(path: Path) -> list[Line]:
     return [line for line in lines if line.state != "cut"]
 
 
-def _entry(raw: bytes, path: Path) -> tuple[Entry | None, str]:
+def _entry(raw: bytes, path: Path) -> tuple[Entry | None, object, str]:
+    """The entry, what it says that it follows, and why it cannot be read."""
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
-        return None, f"byte {error.start + 1} is no UTF-8"
+        return None, None, f"byte {error.start + 1} is no UTF-8"
     try:
-        if "round" not in (json.loads(text) if text.startswith("{") else ()):
-            return None, "it is no entry of a journal"
-        return Entry.read(text), ""
+        found = json.loads(text) if text.startswith("{") else {}
+        if "round" not in found:
+            return None, None, "it is no entry of a journal"
+        return Entry.of(found), found.get("follows"), ""
     except OtherVersion as error:
         raise OtherVersion(f"{path}: {error}") from None
     except (ValueError, RecursionError) as error:
-        return None, str(error).partition("\n")[0]
+        return None, None, str(error).partition("\n")[0]
 
 
-def _broken(raw: bytes, before: list[Line]) -> str:
+def _broken(raw: bytes, follows: object, before: list[Line]) -> str:
     """Why a line that can be read is not the one that was written there; empty if it is."""
     own = _own(raw)
     if not own:
@@ -106,7 +108,7 @@ def _broken(raw: bytes, before: list[Line]) -> str:
     if hashlib.sha256(_DIGEST.sub(b"}", raw)).hexdigest() != own:
         return "its digest is not that of its text"
     expected = before[-1].digest if before else ""
-    if json.loads(raw).get("follows") != expected:
+    if follows != expected:
         return "it does not follow the line before it"
     return ""
 

@@ -183,6 +183,11 @@ class Entry(Part):
             found = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"it is not JSON: {error}") from error
+        return cls.of(found)
+
+    @classmethod
+    def of(cls, found: object) -> Entry:
+        """``read``, from what the JSON says."""
         version = found.get("version", 1) if isinstance(found, dict) else VERSION
         if version != VERSION:
             raise OtherVersion(

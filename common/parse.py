@@ -93,12 +93,13 @@ def parse(flat: Mapping[str, Value], *, every: bool = False) -> Config:
 
 def parse_once(flat: Mapping[str, Value]) -> Config:
     """``parse``, which a process of many clients does once for all messages of a run."""
-    return _parsed(tuple((key, type(value), value) for key, value in flat.items()))
+    values = flat.values()  # 1, 1.0 and True are equal, their types are not
+    return _parsed(tuple(flat), tuple(values), tuple(map(type, values)))
 
 
 @lru_cache(maxsize=2)
-def _parsed(items: tuple[tuple[str, type[Value], Value], ...]) -> Config:
-    return parse({key: value for key, _, value in items})
+def _parsed(keys: tuple[str, ...], values: tuple[Value, ...], _: tuple[type[Value], ...]) -> Config:
+    return parse(dict(zip(keys, values, strict=True)))
 
 
 def tables(method: str = "") -> dict[str, type[Section]]:

@@ -11,6 +11,7 @@ so ``layer2.1.conv1`` of a ResNet-18 is that of a ResNet-26.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -27,26 +28,50 @@ def mean(states: Iterable[Mapping[str, Tensor]], weights: Sequence[float]) -> St
     """Σ_i weights_i · states_i / Σ_i weights_i, entry by entry, in the order given.
 
     Sums run in float64 and are rounded once, so equal states average to themselves bit for bit.
-    ``states`` is gone through once, so that models on disk need not be in memory together.
+    States that are no sequence are gone through once, so that models on disk need not be in memory
+    together; the sums of all entries are then.
 
     Raises ``ValueError`` if there is nothing to average or the weights do not sum to more than 0.
     """
     total = float(sum(weights))
     if not weights or not total > 0:
         raise ValueError(f"cannot average {len(weights)} states with weights {list(weights)}")
-    sums: StateDict = {}
-    dtypes: dict[str, torch.dtype] = {}
-    for state, weight in zip(states, weights, strict=True):
-        for name in dtypes or state:
-            value = state[name]
-            if name not in sums:
-                dtypes[name], counts = value.dtype, not value.is_floating_point()
-                sums[name] = value if counts else torch.zeros_like(value, dtype=torch.float64)
-            if value.is_floating_point():
-                sums[name].add_(value.to(torch.float64), alpha=float(weight) / total)
-            else:
-                sums[name] = torch.maximum(sums[name], value)
-    return {name: sums.pop(name).to(dtype) for name, dtype in dtypes.items()}
+    shares = [float(weight) / total for weight in weights]
+    if isinstance(states, Sequence):  # one entry after the other
+        return {name: _mean((state[name] for state in states), shares) for name in states[0]}
+    sums: dict[str, _Sum] = {}
+    for state, share in zip(states, shares, strict=True):
+        for name in sums or state:
+            sums.setdefault(name, _Sum()).add(state[name], share)
+    return {name: sums.pop(name).done() for name in list(sums)}
+
+
+def _mean(values: Iterable[Tensor], shares: Sequence[float]) -> Tensor:
+    found = _Sum()
+    for value, share in zip(values, shares, strict=True):
+        found.add(value, share)
+    return found.done()
+
+
+@final
+class _Sum:
+    """Of one entry, in float64; of a counter, the largest."""
+
+    def __init__(self) -> None:
+        self.value: Tensor | None = None
+
+    def add(self, value: Tensor, share: float) -> None:
+        if not value.is_floating_point():
+            self.value = value if self.value is None else torch.maximum(self.value, value)
+            return
+        if self.value is None:
+            self.dtype = value.dtype
+            self.value = torch.zeros_like(value, dtype=torch.float64)
+        self.value.add_(value.to(torch.float64), alpha=share)
+
+    def done(self) -> Tensor:
+        assert self.value is not None, "there is something to average"
+        return self.value.to(self.dtype) if self.value.is_floating_point() else self.value
 
 
 def parameters_only(module: nn.Module) -> frozenset[str]:
@@ -111,12 +136,16 @@ def check_nested(states: Mapping[str, Mapping[str, Tensor]], across: str) -> str
         raise ValueError(f'average.across = "{across}": {error}; "same" takes any fleet') from None
 
 
+PIECE = 1 << 20  #: numbers of an entry that are looked at together
+
+
 def steps(sent: Mapping[str, Tensor], w: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """``w`` - ``sent`` in float64, entry by entry, without BatchNorm's statistics; nothing if they
-    are not of one network.
+    """``w`` - ``sent`` in float64, entry by entry, flat and in pieces of at most ``PIECE`` numbers,
+    without BatchNorm's statistics; nothing if they are not of one network.
     """
     if sent.keys() != w.keys() or any(w[name].shape != x.shape for name, x in sent.items()):
         return
     for name, x in sent.items():
         if x.is_floating_point() and not name.endswith(("running_mean", "running_var")):
-            yield name, w[name].double() - x.double()
+            pieces = zip(w[name].reshape(-1).split(PIECE), x.reshape(-1).split(PIECE), strict=True)
+            yield from ((name, new.double() - old.double()) for new, old in pieces)

@@ -65,7 +65,11 @@ class Combining(Method[O, T], ABC):
     models: Models
     """The combination of the active clients' uploads (ACA)."""
     overall: Models
-    """The same over every client's latest upload (OCA); where nothing caches them, the first."""
+    """The same over every client's latest upload (OCA); nothing where nothing caches them."""
+
+    def begin_overall(self) -> None:
+        """ŵ before anybody has sent an upload; nobody looks for it where uploads are not cached."""
+        self.overall = self.models if self.config.oca.aggregate == "on" else {}
 
     @abstractmethod
     def aggregate(self, ups: Ups[T], previous: Models) -> Models:
@@ -103,7 +107,8 @@ class Combining(Method[O, T], ABC):
 
     def states(self, ups: Ups[T], previous: StateDict, parameters: Set[str]) -> Iterable[StateDict]:
         """What of the uploads is averaged; ``previous``: the model before, with its parameters."""
-        return (up.w for _, up in ups)
+        found = (up.w for _, up in ups)
+        return list(found) if ups.here else found
 
     def trains(self, client: Client) -> str:
         """The architecture that a client trains."""
@@ -153,7 +158,7 @@ class Averaged(GlobalModel[O, T], Combining[O, T], ABC):
 
     def prepare(self) -> None:
         super().prepare()
-        self.overall = self.models
+        self.begin_overall()
         if self.config.privacy.on:
             self.private = Privately(self.config)
 

@@ -55,17 +55,19 @@ class Ups(Generic[U]):
     """What clients sent, with the clients: in order of k, never empty; gone through with ``for``.
 
     ``load`` supplies a client's upload each time it is asked for, so that uploads which lie in
-    files need not be in memory together.
+    files need not be in memory together. ``here``: they are, or lie in mapped files.
     """
 
-    def __init__(self, clients: Sequence[Client], load: Callable[[Client], U]) -> None:
-        self.clients, self._load = clients, load
+    def __init__(
+        self, clients: Sequence[Client], load: Callable[[Client], U], *, here: bool = False
+    ) -> None:
+        self.clients, self._load, self.here = clients, load, here
 
     @classmethod
     def of(cls, pairs: Sequence[tuple[Client, U]]) -> Ups[U]:
         """The good replies of a round."""
         held = {client.k: up for client, up in pairs}
-        return cls([client for client, _ in pairs], lambda client: held[client.k])
+        return cls([client for client, _ in pairs], lambda client: held[client.k], here=True)
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -80,7 +82,7 @@ class Ups(Generic[U]):
 
     def where(self, wanted: Callable[[Client], bool]) -> Ups[U]:
         """Those of some of the clients, possibly none."""
-        return Ups([client for client in self.clients if wanted(client)], self._load)
+        return Ups([c for c in self.clients if wanted(c)], self._load, here=self.here)
 
 
 class Method(ABC, Generic[O, U]):

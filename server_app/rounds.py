@@ -57,9 +57,11 @@ def _play(strategy: MethodStrategy, grid: Grid, saved: Checkpoint | None) -> Non
         if saved is not None:
             _resume(strategy, journal, saved)
         _census(strategy, grid, journal, saved)
-        strategy.sink.tell(journal.entries())
+        past = journal.entries()
+        strategy.sink.tell(past)
+        strategy.scorer.first = past[0].loss
+        del past  # many clients are much text
         readmission = Readmission(strategy.post, grid)
-        strategy.scorer.first = journal.entries()[0].loss
         entry = Entry.read(saved.entry) if saved else Entry(round=0)
         while not _over(entry, config):
             t = entry.round + 1
@@ -141,7 +143,7 @@ def play_round(strategy: MethodStrategy, grid: Grid, t: int) -> Entry:
     last = t == method.config.run.rounds
     with clock(entry, "total"):
         with clock(entry, "select"):
-            messages = strategy.configure_train(t)
+            messages = iter(strategy.configure_train(t))  # kept by nobody else
         _exchanged(strategy, grid, messages, strategy.aggregate_train, "clients")
         if seconds := list(strategy.configure_second(t)):
             _exchanged(strategy, grid, seconds, strategy.aggregate_second, "clients")

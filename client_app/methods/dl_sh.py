@@ -6,13 +6,15 @@ from typing import final
 
 import torch
 
-from client_app.public_set import Teacher
+from client_app.incentive import Taught
+from common import protocol
+from common.incentive import Gain
 from common.methods.dl_sh import Down, Options, Up
 from common.predictions import spoken
 
 
 @final
-class DLSH(Teacher[Options, Down]):
+class DLSH(Taught[Options, Down]):
     """Predictions and confidences, about all classes."""
 
     receives = Down
@@ -20,6 +22,19 @@ class DLSH(Teacher[Options, Down]):
     @property
     def d(self) -> list[int]:
         return list(range(self.task.num_classes))
+
+    @property
+    def full(self) -> bool:
+        return True
+
+    @property
+    def lessons(self) -> int:
+        return self.options.incentive_epochs
+
+    def second(self, down: protocol.Down) -> Gain:
+        if self.options.incentive == "none":
+            raise ValueError('dl-sh.incentive = "none" has no second exchange in a round')
+        return super().second(down)
 
     def train(self, down: Down) -> Up:
         net, metrics = self.learn(down.t)

@@ -317,7 +317,8 @@ def local_split(
     is both trained on and tested. At least one distinct sample trains (FedKF, the released code).
     ``test_fraction`` is in [0, 1).
     """
-    distinct = np.unique(indices)
-    train = np.sort(rng.permutation(distinct)[: local_train(len(distinct), test_fraction)])
-    mask = np.isin(indices, train)
+    distinct, place = np.unique(indices, return_inverse=True)
+    trained = np.zeros(len(distinct), bool)
+    trained[rng.permutation(len(distinct))[: local_train(len(distinct), test_fraction)]] = True
+    mask = trained[place]
     return np.sort(indices[mask]), np.sort(indices[~mask])

@@ -25,6 +25,15 @@ Baselines of the paper in the same pipeline, by switches:
 - global_true, the labelled upper bound: ``targets = "labels"``, M_tgt learns the true classes of
   X_dist, which no real federation has; what the clients send is left aside.
 
+With an incentive (``incentive = "model"`` or ``"ensemble"``) every client gets θ = M_tgt(X_dist) or
+Y_g in a second exchange of the round, as section 3.3 says of DL-SH: nothing is mapped or masked.
+It goes on from M_i with ``incentive-epochs`` epochs of CE on (X_dist, θ) and tells its accuracy on
+the whole test set before and after. ``"none"`` is the paper's DL-SH.
+
+A free rider (``free-riders = N``: the first N clients) trains its M_i for itself, says the same
+probability of every class about every public image, with the confidence 1, and takes what the
+server gives back like everybody. The paper names no such client.
+
 One round is the method. In further rounds every client goes on from its own M_i, which it keeps,
 and the server from its M_tgt.
 
@@ -49,15 +58,17 @@ Deviations, with their switches:
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, final
+from typing import Annotated, ClassVar, Literal, final
 
 from jaxtyping import Shaped
+from pydantic import Field
 from torch import Tensor
 
 from common import protocol
 from common.config import Config, not_allowed
 from common.predictions import Predictions
 from common.public_set import OnPublicSet
+from common.section import AtLeastOne
 
 
 class Distilling(OnPublicSet):
@@ -67,11 +78,19 @@ class Distilling(OnPublicSet):
     rules: ClassVar[tuple[str, ...]] = ("weighted_sum", "literal_product")
     """What ``ensemble.aggregation`` may be with this method."""
 
+    free_riders: Annotated[int, Field(ge=0)] = 0
+    """The first so many clients say nothing about the public set, and that they are sure of it."""
+
     def check(self, config: Config) -> None:
         super().check(config)
         name, rule = config.run.method, config.ensemble.aggregation
         if rule not in self.rules:
             raise not_allowed("ensemble.aggregation", rule, f'method = "{name}"', *self.rules)
+        if self.free_riders and self.free_riders >= config.run.clients:
+            raise ValueError(
+                f"{name}.free-riders = {self.free_riders}; of {config.run.clients} clients one "
+                "at least must say something"
+            )
 
 
 @final
@@ -82,6 +101,17 @@ class Options(Distilling):
     """What travels and is weighed."""
     targets: Literal["ensemble", "labels"] = "ensemble"
     """What M_tgt learns: Y_g, or the true classes of X_dist (an upper bound)."""
+    incentive: Literal["none", "model", "ensemble"] = "none"
+    """What clients get back to learn from: what M_tgt says about the public set, or Y_g."""
+    incentive_epochs: AtLeastOne = 5
+    """Epochs of the client on what it gets."""
+
+    def check(self, config: Config) -> None:
+        super().check(config)
+        if self.targets == "labels" and self.incentive == "ensemble":
+            raise not_allowed(
+                "dl-sh.incentive", self.incentive, 'dl-sh.targets = "labels"', "none", "model"
+            )
 
 
 @final

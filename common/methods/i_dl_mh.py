@@ -29,12 +29,7 @@ from __future__ import annotations
 
 from typing import Literal, final
 
-from jaxtyping import Integer, Shaped
-from torch import Tensor
-
-from common import protocol
 from common.methods.dl_mh import Down, Masking, Schemed
-from common.protocol import Share
 from common.section import AtLeastOne
 
 
@@ -55,19 +50,3 @@ class Options(Masking):
 @final
 class Up(Schemed):
     incentive: bool  #: the client wants the second exchange
-
-
-@final
-class Reward(protocol.Down):
-    """The second exchange, to one client."""
-
-    y: Integer[Tensor, " N"] | None  #: indices into the client's d; None under ``full``
-    theta: Shaped[Tensor, "N C"] | None  #: θ in the wire's dtype; None under ``masked``
-
-
-@final
-class Gain(protocol.Up):
-    """The client's answer: accuracies on the whole test set."""
-
-    before: Share
-    after: Share

@@ -42,6 +42,8 @@ DTYPES = {
     )
 }
 
+PLAIN = {int, str, bool}  #: what JSON holds as it is
+
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 Leaf = Callable[[str, list[int]], Tensor]
@@ -59,6 +61,8 @@ def lift(value: object, path: str, leaves: list[tuple[str, Tensor]]) -> Json:
         lifted = {str(k): lift(v, f"{path}.{k}".lstrip("."), leaves) for k, v in value.items()}
         return {"~int": lifted} if any(isinstance(k, int) for k in value) else lifted
     if isinstance(value, list | tuple):
+        if {*map(type, value)} <= PLAIN:
+            return list(value)
         return [lift(v, f"{path}.{i}", leaves) for i, v in enumerate(value)]
     if isinstance(value, float) and not math.isfinite(value):
         return {"~float": str(value)}
@@ -94,6 +98,10 @@ def _lower(value: Json, path: str, leaf: Leaf, count: Callable[[], None], depth:
         return leaf(*_claim(value["~tensor"], path))
     count()
     if isinstance(value, list):
+        if depth < MAX_DEPTH and {*map(type, value)} <= PLAIN:
+            for _ in value:
+                count()
+            return value
         return [_lower(v, f"{path}.{i}", leaf, count, depth + 1) for i, v in enumerate(value)]
     if not isinstance(value, dict):
         return value

@@ -307,4 +307,8 @@ def _cleaned(value: object, limit: int) -> object:
         return {_cleaned(k, limit): _cleaned(v, most.get(k, limit)) for k, v in value.items()}
     if isinstance(value, list):
         return [_cleaned(part, limit) for part in value]
-    return clean(value, limit) if isinstance(value, str) else value
+    return _clean(value, limit) if isinstance(value, str) else value
+
+
+_clean = lru_cache(maxsize=1000)(clean)
+"""The keys and models of many clients are the same few words."""

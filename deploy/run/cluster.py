@@ -24,7 +24,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from common.config import Value
 from common.version import code_version
 from deploy.run import beside
-from deploy.run.loopback import NodeConfig, Nodes, Work, serve
+from deploy.run.loopback import Letter, Nodes, Work, serve
 
 RETRIES = 3  #: further attempts at a message whose process or node is gone
 ANSWER = 10.0  #: seconds within which the cluster's head takes a connection
@@ -71,24 +71,22 @@ class Cluster(Nodes):
         self._put.clear()
         ray.shutdown()
 
-    def _submit(self, work: Work) -> Future[bytes]:
-        head, content, node, config = work
+    def _submit(self, work: Work) -> Future[list[bytes]]:
+        content, letters = work
         held = {id(packed) for _, packed in self._packed.values()}
         self._put = {name: put for name, put in self._put.items() if name in held}
         if id(content) not in self._put:  # each node fetches once what everybody receives
             self._put[id(content)] = content, ray.put(content)
-        task = self._task.remote(head, self._put[id(content)][1], node, config, self._config)
-        future: Future[bytes] = task.future()
+        task = self._task.remote(self._put[id(content)][1], letters, self._config)
+        future: Future[list[bytes]] = task.future()
         return future
 
 
-def answer(
-    head: bytes, content: bytes, node: int, config: NodeConfig, run_config: dict[str, Value]
-) -> bytes:
-    """On a node: what a client answers to a message; modules of the user's own are found."""
+def answer(content: bytes, letters: list[Letter], run_config: dict[str, Value]) -> list[bytes]:
+    """On a node: what clients answer to messages; modules of the user's own are found."""
     if plugins := run_config["plugins"]:
         beside.look_in(Path(str(plugins)), run_config)
-    return serve(head, content, node, config, run_config)
+    return serve(content, letters, run_config)
 
 
 def look(path: str) -> tuple[str, bool]:
@@ -100,15 +98,13 @@ def look(path: str) -> tuple[str, bool]:
 # fedmosaic installed finds the module once that has put its packages on the path.
 
 
-def _answering() -> Callable[[bytes, bytes, int, NodeConfig, dict[str, Value]], bytes]:
-    def task(
-        head: bytes, content: bytes, node: int, config: NodeConfig, run_config: dict[str, Value]
-    ) -> bytes:
+def _answering() -> Callable[[bytes, list[Letter], dict[str, Value]], list[bytes]]:
+    def task(content: bytes, letters: list[Letter], run_config: dict[str, Value]) -> list[bytes]:
         if find_spec("deploy") is None:
             import_module("fedmosaic")
         from deploy.run import cluster
 
-        return cluster.answer(head, content, node, config, run_config)
+        return cluster.answer(content, letters, run_config)
 
     return task
 

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from itertools import groupby
 from multiprocessing import connection
 from types import ModuleType
 from typing import Self, final
@@ -34,8 +35,14 @@ WORKER_LOST = 5
 
 KEPT = 4  #: contents that are held in packed form, for further messages with the same one
 
+QUICK = "query", "evaluate"
+"""Kinds of messages whose replies are small and soon there: several go to a process at once."""
+
+GROUP, GROUPS = 16, 8  #: at most so many at once, and of those sent together at most this part
+
 NodeConfig = dict[str, Value]
-Work = tuple[bytes, bytes, int, NodeConfig]  #: message without content, that, node, its config
+Letter = tuple[bytes, int, NodeConfig]  #: a message without its content, node, the node's config
+Work = tuple[bytes, list[Letter]]  #: what some messages hold, and these
 
 
 class Nodes(Grid, ABC):
@@ -59,7 +66,7 @@ class Nodes(Grid, ABC):
             for k in range(clients)
         }
         self._sent = 0
-        self._answers: dict[str, Future[bytes]] = {}
+        self._answers: dict[str, tuple[Future[list[bytes]], int]] = {}  # which of these
         self._questions: dict[str, bytes] = {}  # without what they hold
         self._done: set[str] = set()
         self._packed: dict[int, tuple[RecordDict, bytes]] = {}
@@ -72,8 +79,8 @@ class Nodes(Grid, ABC):
         """End what is at work."""
 
     @abstractmethod
-    def _submit(self, work: Work) -> Future[bytes]:
-        """Have a message answered."""
+    def _submit(self, work: Work) -> Future[list[bytes]]:
+        """Have messages answered, one after the other."""
 
     def set_run(self, run: object) -> None:
         """The run is always the same one here."""
@@ -94,17 +101,32 @@ class Nodes(Grid, ABC):
         return list(self._nodes)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        return [self._push(message) for message in messages]
+        messages = list(messages)
+        size = min(max(len(messages) // GROUPS, 1), GROUP)
+        names: list[str] = []
+        for _, alike in groupby(messages, lambda message: id(message.content)):
+            group = list(alike)
+            quick = group[0].metadata.message_type.split(".")[0] in QUICK
+            step = size if quick else 1
+            for at in range(0, len(group), step):
+                names += self._push(group[at : at + step])
+        return names
 
-    def _push(self, message: Message) -> str:
-        self._sent += 1
-        name = str(self._sent)
-        self._questions[name] = head(message, RUN_ID, name)
-        node = message.metadata.dst_node_id
-        work = (self._questions[name], self._content(message), node, self._nodes[node])
-        answer = self._answers[name] = self._submit(work)
-        answer.add_done_callback(lambda _: self._done.add(name))
-        return name
+    def _push(self, group: list[Message]) -> list[str]:
+        """Send messages that hold the same; their names."""
+        letters: list[Letter] = []
+        names: list[str] = []
+        for message in group:
+            self._sent += 1
+            name = str(self._sent)
+            self._questions[name] = head(message, RUN_ID, name)
+            node = message.metadata.dst_node_id
+            letters.append((self._questions[name], node, self._nodes[node]))
+            names.append(name)
+        answer = self._submit((self._content(group[0]), letters))
+        self._answers |= {name: (answer, at) for at, name in enumerate(names)}
+        answer.add_done_callback(lambda _: self._done.update(names))
+        return names
 
     def _content(self, message: Message) -> bytes:
         """What it holds, packed; once for the messages that follow with the same."""
@@ -119,9 +141,9 @@ class Nodes(Grid, ABC):
         replies = []
         for name in [name for name in message_ids if name in self._done]:
             self._done.discard(name)
-            answer, question = self._answers.pop(name), self._questions.pop(name)
+            (answer, at), question = self._answers.pop(name), self._questions.pop(name)
             try:
-                replies.append(from_bytes(answer.result()))
+                replies.append(from_bytes(answer.result()[at]))
             except self.lost as error:
                 reason = f"the client's process was lost: {error}".partition("\n")[0]
                 replies.append(Message(Error(WORKER_LOST, reason), reply_to=empty(question)))
@@ -132,8 +154,8 @@ class Nodes(Grid, ABC):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        names = [self._push(message) for message in messages]
-        wait([self._answers[name] for name in names], timeout=timeout)
+        names = list(self.push_messages(messages))
+        wait({self._answers[name][0] for name in names}, timeout=timeout)
         return self.pull_messages(names)
 
 
@@ -172,9 +194,9 @@ class Loopback(Nodes):
             for process in processes:
                 process.join()
 
-    def _submit(self, work: Work) -> Future[bytes]:
+    def _submit(self, work: Work) -> Future[list[bytes]]:
         if self._workers == 0:
-            answer: Future[bytes] = Future()
+            answer: Future[list[bytes]] = Future()
             answer.set_result(serve(*work, self._run_config))
             return answer
         for _ in range(2):
@@ -244,15 +266,22 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _serve_in_worker(head: bytes, content: bytes, node: int, config: NodeConfig) -> bytes:
-    return serve(head, content, node, config, _run_config)
+def _serve_in_worker(content: bytes, letters: list[Letter]) -> list[bytes]:
+    return serve(content, letters, _run_config)
 
 
-def serve(
-    head: bytes, content: bytes, node: int, config: NodeConfig, run_config: dict[str, Value]
-) -> bytes:
-    """What a SuperNode's client process does with one message."""
+def serve(content: bytes, letters: list[Letter], run_config: dict[str, Value]) -> list[bytes]:
+    """What a SuperNode's client process does with a message; for each in turn.
+
+    What they all hold is read once: a client copies the numbers that it takes from it.
+    """
     from client_app.app import app
 
-    context = Context(RUN_ID, node, config, RecordDict(), dict(run_config))
-    return to_bytes(app(from_bytes(head + content), context))
+    held = from_bytes(letters[0][0] + content).content
+    replies = []
+    for about, node, config in letters:
+        message = empty(about)
+        message.content = held
+        context = Context(RUN_ID, node, config, RecordDict(), dict(run_config))
+        replies.append(to_bytes(app(message, context)))
+    return replies

@@ -52,7 +52,8 @@ class Across(Wrapper[O, T], ABC):
         held = self.held(distinct)
         self.nets = {spec: self.build(spec) for spec in self.specs}
         if not self.models:
-            self.models = self.overall = self.drawn()
+            self.models = self.drawn()
+            self.begin_overall()
         elif sorted(self.models) != sorted(held):
             raise ValueError(f"the checkpoint holds {sorted(self.models)}, the clients need {held}")
 

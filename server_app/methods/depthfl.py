@@ -47,7 +47,7 @@ class DepthFL(Averaged[Options, Up]):
             self.w = tree.snapshot(self.net)
             parameters = dict(self.net.named_parameters())
             self.h = {name: torch.zeros_like(self.w[name]) for name in parameters}
-            self.overall = self.models
+            self.begin_overall()
         elif self.w.keys() != self.task.expected(self.global_spec).keys():
             raise ValueError(f"the checkpoint is not of {self.global_spec}, the deepest client's")
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import final
 
 import torch
 from torch import Tensor
 
 from common import communication
+from common.incentive import Gain
+from common.journal import Entry
 from common.methods.dl_sh import Options, Up
+from common.protocol import Down
+from common.protocol import Up as AnyUp
+from server_app.distil import incentive
 from server_app.distil.public_set import PublicSet
 from server_app.method import Client, Metrics, Ups
 
@@ -17,7 +23,7 @@ from server_app.method import Client, Metrics, Ups
 class DLSH(PublicSet[Options, Up]):
     """Y_g = Σ_i W_i M_i;  M_tgt ← M_tgt − η ∇ CE(Y_g, M_tgt(X_dist))."""
 
-    answers = Up
+    answers, gains = Up, Gain
 
     def check(self, client: Client, up: Up) -> None:
         shape, dtype = (self.samples, self.classes), self.config.wire.dtype
@@ -25,7 +31,20 @@ class DLSH(PublicSet[Options, Up]):
         self.check_confidence(up.w)
 
     def step(self, t: int, ups: Ups[Up]) -> Metrics:
-        return {"distill_loss": self.distil(t, self._targets(ups))}
+        targets = self._targets(ups)
+        metrics = {"distill_loss": self.distil(t, targets)}
+        if self.options.incentive != "none":
+            ensemble = self.options.incentive == "ensemble"
+            self.theta = targets if ensemble else self.predicted(self.public)
+        return metrics
+
+    def second(self, t: int, ups: Ups[Up]) -> dict[int, Down]:
+        if self.options.incentive == "none":
+            return {}
+        return {client.k: incentive.whole(self.theta, self.config.wire.dtype) for client, _ in ups}
+
+    def receive_second(self, gains: Sequence[tuple[Client, AnyUp]], entry: Entry) -> None:
+        incentive.note(gains, entry)
 
     def _targets(self, ups: Ups[Up]) -> Tensor:
         """Y_g [N, C], or the true classes [N]."""
@@ -41,4 +60,6 @@ class DLSH(PublicSet[Options, Up]):
 
     def numbers(self, ups: Ups[Up]) -> int:
         w = 0 if self.config.confidence.kind == "uniform" else self.samples
-        return communication.dl_sh(self.samples, self.classes, w, len(ups))
+        taught = 0 if self.options.incentive == "none" else len(ups)
+        back = communication.i_dl_mh(self.samples, self.classes, taught)
+        return communication.dl_sh(self.samples, self.classes, w, len(ups)) + back

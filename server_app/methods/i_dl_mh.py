@@ -7,12 +7,14 @@ from typing import final
 
 import torch
 
-from common import communication, journal, quantise
+from common import communication
 from common.ensemble import nearest_class
-from common.journal import Entry, Incentive
-from common.methods.i_dl_mh import Gain, Options, Reward, Up
+from common.incentive import Gain, Reward
+from common.journal import Entry
+from common.methods.i_dl_mh import Options, Up
 from common.protocol import Down
 from common.protocol import Up as AnyUp
+from server_app.distil import incentive
 from server_app.distil.own_classes import OwnClasses
 from server_app.method import Client, Metrics, Ups
 
@@ -40,21 +42,10 @@ class IDLMH(OwnClasses[Options, Up]):
         if self.options.incentive == "masked":
             dtype = torch.uint8 if len(up.d) <= SMALL else torch.int16
             return Reward(y=nearest_class(self.theta, up.d).to(dtype), theta=None)
-        theta = quantise.encode(self.theta.clamp(0, 1), self.config.wire.dtype)
-        return Reward(y=None, theta=theta)
+        return incentive.whole(self.theta, self.config.wire.dtype)
 
     def receive_second(self, gains: Sequence[tuple[Client, AnyUp]], entry: Entry) -> None:
-        found = {
-            client.k: journal.Gain(before=gain.before, after=gain.after)
-            for client, gain in gains
-            if isinstance(gain, Gain)
-        }
-        if found:
-            entry.incentive = Incentive(
-                before=sum(gain.before for gain in found.values()) / len(found),
-                after=sum(gain.after for gain in found.values()) / len(found),
-                clients=found,
-            )
+        incentive.note(gains, entry)
 
     def numbers(self, ups: Ups[Up]) -> int:
         """Equation 10 for what goes up, and section 5.3's for what comes down."""

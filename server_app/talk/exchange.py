@@ -41,11 +41,12 @@ def exchange(
 ) -> tuple[dict[int, Message], list[Failure]]:
     """Good replies by client, and failures; both in ascending order of k, never of arrival.
 
-    ``messages``: by client, their ttl is set here; ``timeout``: seconds until what has not come
-    counts as lost. At most ``window`` messages wait for a reply at once, the others for their turn:
-    what is held and looked for at a time does not grow with the number of clients. ``keep`` is
-    told what each reply holds as soon as it is here, and may put it elsewhere; of the others no
-    more are fetched at a time than ``portion`` says.
+    ``messages``: by client, their ttl is set here, and what they hold is let go once they are
+    sent; ``timeout``: seconds until what has not come counts as lost. At most ``window`` messages
+    wait for a reply at once, the others for their turn: what is held and looked for at a time does
+    not grow with the number of clients. While replies keep coming, a tenth of the window is filled
+    at once. ``keep`` is told what each reply holds as soon as it is here, and may put it elsewhere;
+    of the others no more are fetched at a time than ``portion`` says.
 
     Raises ``Stopped`` if the SuperLink fails while it takes the messages. One that dies between
     taking and confirming them refuses them when Flower sends them again.
@@ -57,12 +58,16 @@ def exchange(
     silent = f"no reply within {timeout:g} s"
     deadline, pause = time.monotonic() + timeout, FIRST_POLL
     most = portion(messages.values())
+    least, anybody = window // 10, False  # some at once are less work than one by one
     over = False  # once more after the deadline: one that stopped halfway may have held up others
     while (waiting or turns) and not over:
-        due = [turns.popleft() for _ in range(min(window - len(waiting), len(turns)))]
+        free = min(window - len(waiting), len(turns))
+        enough = free >= min(least, len(turns)) or not anybody
+        due = [turns.popleft() for _ in range(free if enough else 0)]
         for k in due:
             messages[k].metadata.ttl = timeout + LATE
         names = push(grid, [messages[k] for k in due], t) if due else []
+        messages.update((k, _envelope(messages[k])) for k in due)
         for k, sent in zip(due, names, strict=True):
             if sent:
                 waiting[sent] = k
@@ -97,6 +102,14 @@ def exchange(
     failures += [Failure(k=k, round=t, reason=late) for k in turns]
     failures += [Failure(k=k, round=t, reason=silent) for k in waiting.values()]
     return dict(sorted(replies.items())), sorted(failures, key=lambda failure: failure.k)
+
+
+def _envelope(message: Message) -> Message:
+    """A message without what it holds."""
+    about = message.metadata
+    return Message(
+        RecordDict(), about.dst_node_id, about.message_type, ttl=about.ttl, group_id=about.group_id
+    )
 
 
 def portion(alike: Iterable[Message]) -> int:

@@ -9,7 +9,9 @@ the last tensor that lies in it, and with the process, however that ends.
 from __future__ import annotations
 
 import gc
+import sys
 import tempfile
+from ctypes import CDLL
 from mmap import ACCESS_COPY, mmap
 from pathlib import Path
 
@@ -46,7 +48,10 @@ def hold(content: RecordDict, folder: Path) -> None:
 
 def sweep(moved: int) -> None:
     """Free what is left of exchanges of so many bytes: Flower's records lie in circles of
-    references, and would stay with their arrays until the garbage collector looks for such.
+    references, and would stay with their arrays until the garbage collector looks for such; and
+    Linux's allocator keeps what threads have freed, unless it is told to give it back.
     """
     if moved >= MUCH:
         gc.collect()
+        if sys.platform == "linux" and (trim := getattr(CDLL(None), "malloc_trim", None)):
+            trim(0)

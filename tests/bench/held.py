@@ -64,14 +64,15 @@ class Parrot(Loopback):  # type: ignore[misc]
         self.asked: dict[str, Message] = {}
         self.w: Any = None
 
-    def _push(self, message: Message) -> str:
-        if message.metadata.message_type != "train":
-            return super()._push(message)
+    def _push(self, group: list[Message]) -> list[str]:
+        if group[0].metadata.message_type != "train":
+            return super()._push(group)
+        (message,) = group
         self._sent += 1
         name = str(self._sent)
         self.asked[name] = empty(head(message, RUN_ID, name))
         self.w = self.w or self.kinds[0].unpack(message.content)
-        return name
+        return [name]
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         names = list(message_ids)

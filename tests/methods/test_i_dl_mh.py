@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from client_app.methods import i_dl_mh as half
-from common.methods.i_dl_mh import Reward
+from common.incentive import Reward
 from deploy.run.loopback import Loopback
 from tests.support.tiny import flat, play
 

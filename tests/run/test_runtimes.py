@@ -7,17 +7,20 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable
+from concurrent.futures import Future
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from flwr.app import ConfigRecord, Message, RecordDict
 
 from common.config import Value
 from common.toml import to_toml
+from deploy.flower.messages import from_bytes, to_bytes
 from deploy.flower.watchdog import living
 from deploy.run import ahead
 from deploy.run.grpc import start_federation
-from deploy.run.loopback import Loopback
+from deploy.run.loopback import Loopback, Nodes, Work
 from deploy.run.ray import run_simulation
 from deploy.run.settings import app_folder, load
 from server_app.track.sink import told
@@ -241,6 +244,43 @@ def test_a_run_killed_in_any_round_and_resumed_equals_the_uninterrupted_one(
     assert TinyRun(part).weights == whole.weights
 
 
+class Grouping(Nodes):
+    """Clients that send back what they got, in groups that are counted."""
+
+    lost = ()
+
+    def __init__(self, clients: int) -> None:
+        super().__init__(clients, {})
+        self.groups: list[int] = []
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def _submit(self, work: Work) -> Future[list[bytes]]:
+        content, letters = work
+        self.groups.append(len(letters))
+        asked = [from_bytes(head + content) for head, _, _ in letters]
+        replies: Future[list[bytes]] = Future()
+        replies.set_result([to_bytes(Message(each.content, reply_to=each)) for each in asked])
+        return replies
+
+
+@pytest.mark.parametrize(
+    ("kind", "groups"),
+    [
+        ("query.hello", [12] * 8 + [4]),
+        ("evaluate", [12] * 8 + [4]),
+        ("train", [1] * 100),
+    ],
+)
+def test_what_is_soon_answered_goes_to_a_worker_in_groups(kind: str, groups: list[int]) -> None:
+    grid, same = Grouping(100), RecordDict({"c": ConfigRecord({"x": 1})})
+    names = list(grid.push_messages([Message(same, k + 1, kind) for k in range(100)]))
+    assert grid.groups == groups
+    replies = {each.metadata.reply_to_message_id: each for each in grid.pull_messages(names)}
+    assert [replies[name].metadata.src_node_id for name in names] == list(range(1, 101))
+    assert list(grid.pull_messages(names)) == []
+
+
 def test_a_lost_worker_is_reported_and_the_next_round_works(tmp_path: Path) -> None:
     settings = flat(tmp_path, **FEDERATION, min_replies=0.3)
     grid = Killing(3, settings, workers=1)
@@ -262,7 +302,7 @@ class Killing(Loopback):  # type: ignore[misc]
             return super().push_messages([first, *others])
         self.killed = True
         names = super().push_messages([first])
-        assert self._answers[names[0]].exception() is None
+        assert self._answers[names[0]][0].exception() is None
         (worker,) = self._pool._processes
         os.kill(worker, signal.SIGSTOP)
         names += super().push_messages(others)

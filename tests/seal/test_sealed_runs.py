@@ -55,10 +55,13 @@ class Relay(Keyed):
     def up(self, reply: Message, question: Message) -> Message | None:
         return reply
 
-    def _push(self, message: Message) -> str:
-        self.seen.append(message)
-        passed = self.down(message)
-        return super()._push(message if passed is None else passed)
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        sent = []
+        for message in messages:
+            self.seen.append(message)
+            passed = self.down(message)
+            sent.append(message if passed is None else passed)
+        return super().push_messages(sent)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         asked = {name: empty(head) for name, head in self._questions.items()}
@@ -342,14 +345,14 @@ class Keyless(Relay):
 class Changing(Relay):
     """Client 0 gets another run config than the ServerApp."""
 
-    def _push(self, message: Message) -> str:
-        honest = self._run_config
-        if message.metadata.dst_node_id == 1:
-            self._run_config = {**honest, "train.lr": 9.0}
-        try:
-            return super()._push(message)
-        finally:
-            self._run_config = honest
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        honest, names = self._run_config, []
+        for message in messages:
+            first = message.metadata.dst_node_id == 1
+            self._run_config = {**honest, "train.lr": 9.0} if first else honest
+            names += super().push_messages([message])
+        self._run_config = honest
+        return names
 
 
 def test_a_forged_answer_to_the_census_is_asked_for_again(

@@ -13,10 +13,10 @@ from flwr.app import Array, ConfigRecord, MetricRecord, RecordDict
 from hypothesis import HealthCheck, given, settings
 
 from common import protocol
+from common.incentive import Gain
 from common.journal import ClientScore, Entry, Failure, Incentive
 from common.methods import names
 from common.methods.fedmd import Learnt
-from common.methods.i_dl_mh import Gain
 from common.protocol import Peer, Score, Statistics
 from common.records import Records
 from server_app.method import Ups, mean_metrics

@@ -174,14 +174,12 @@ class Swapping(Loopback):  # type: ignore[misc]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         sent = list(messages)
+        for message in sent:
+            self._nodes.setdefault(message.metadata.dst_node_id, {})  # lost: an error reply
         names = super().push_messages(sent)
         if sent[0].metadata.message_type == "train" and sent[0].metadata.group_id == "1":
             self._nodes[99] = {**self._nodes.pop(3), **self.changes}
         return names
-
-    def _push(self, message: Message) -> str:
-        self._nodes.setdefault(message.metadata.dst_node_id, {})  # the lost node: an error reply
-        return super()._push(message)
 
     def get_node_ids(self) -> Iterable[int]:
         return [node for node, config in self._nodes.items() if config]

@@ -1,0 +1,93 @@
+"""Clients that learn from what the server gives back: DL-SH with an incentive, I-DL-MH."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import final
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from client_app.handler import D
+from client_app.participant import upload
+from client_app.public_set import Local, P, Teacher
+from common import protocol, quantise
+from common.incentive import Gain, Reward
+from common.models.classifier import Classifier
+from common.models.masked import narrowed, widened
+from common.records import Records, StateDict
+
+
+@final
+class Rewarded(Records):
+    """M_i after the incentive of round t, its head as wide as the incentive left it."""
+
+    t: int
+    w: StateDict
+
+
+class Taught(Teacher[P, D], ABC):
+    """After the server's distillation it goes on from its M_i with a lesson about X_dist."""
+
+    receives_second = Reward
+
+    @property
+    @abstractmethod
+    def full(self) -> bool:
+        """Whether the incentive is all of θ and widens the head."""
+
+    @property
+    @abstractmethod
+    def lessons(self) -> int:
+        """Epochs on what it gets."""
+
+    def second(self, down: protocol.Down) -> Gain:
+        """I-DL-MH's Algorithm 6: further training on X_dist with what the server says about it."""
+        assert isinstance(down, Reward)
+        p, t = self.participant, down.t
+        local = p.recall(t + 1, Local)
+        if local is None or local.t != t:
+            raise ValueError(f"there is no model of round {t} to go on from")
+        before = p.test_accuracy(self.masked(self.network(local.w)))
+        net, targets = self._lesson(down, local.w)
+        columns = self.task.num_classes if self.full else len(self.d)
+
+        def loss(x: Tensor, y: Tensor) -> Tensor:
+            return F.cross_entropy(net(x)[:, :columns], y)
+
+        metrics = p.train_on(t, net, p.public, targets, loss, times=self.lessons, name="incentive")
+        p.remember(t, Rewarded(t=t, w=upload(net)))
+        after = p.test_accuracy(net if self.full else self.masked(net))
+        return Gain(metrics=metrics, before=before, after=after)
+
+    def _lesson(self, down: Reward, own: StateDict) -> tuple[Classifier, Tensor]:
+        """The student and its targets: labels [N] among d, or distributions [N, C]."""
+        p = self.participant
+        if not self.full:
+            if down.y is None:
+                raise ValueError("the incentive brings no labels")
+            return self.network(own), down.y.long()
+        if down.theta is None:
+            raise ValueError("the incentive brings no predictions")
+        fresh = upload(p.model(p.spec, part="incentive"))
+        net = p.model(p.spec, widened(own, fresh, self.d))
+        return net, quantise.decode_probabilities(down.theta)
+
+    def _rewarded(self, t: int) -> StateDict | None:
+        """What the incentive before round t left, if no training came after it."""
+        local, rewarded = self.participant.recall(t, Local), self.participant.recall(t, Rewarded)
+        newer = rewarded is not None and local is not None and rewarded.t >= local.t
+        return rewarded.w if newer and rewarded else None
+
+    def start(self, t: int) -> StateDict | None:
+        """The newer of what the training and the incentive of an earlier round left."""
+        rewarded = self._rewarded(t)
+        if rewarded is None:
+            return super().start(t)
+        return narrowed(rewarded, self.d) if self.full else rewarded
+
+    def own_model(self, t: int) -> Classifier | None:
+        rewarded = self._rewarded(t + 1)
+        if rewarded is not None and self.full:
+            return self.participant.model(self.participant.spec, rewarded)
+        return super().own_model(t)
