@@ -133,7 +133,7 @@ def _play(folder: Path, flat: dict[str, Value], size: int, workers: int) -> Furt
         down = method.down(t)
         sent = ((c, down(c) if callable(down) else down) for c in clients[:size])
         messages = post.letters(t, "train", sent)
-        replies, failures = exchange(grid, messages, config.run.timeout, t)
+        replies, failures = exchange(grid, dict(messages), config.run.timeout, t)
         ups, refused = post.open(t, replies, method.answers, clients, method.check)
     for failure in [*failures, *refused]:
         raise ValueError(f"client {failure.k} failed in the further round: {failure.reason}")
