@@ -155,16 +155,20 @@ class Records:
     def values(self, table: str, row: str, column: str) -> list[float | None]:
         """A cell's numbers in the order of the seeds; None for a target that was never reached.
 
-        Empty if the cell is not recorded with all seeds of its table: which seeds fewer numbers are
+        Empty if the cell is not recorded with all seeds of its row: which seeds fewer numbers are
         of is not told, so they cannot be paired. Raises ``ValueError`` for a row or a column that
-        the table does not have.
+        the table does not have, and for a row whose seeds do not begin with the table's: numbers
+        are paired by their place.
         """
         file = paper_table.read(Path(table))
         for what, name, lines in (("row", row, file.row), ("column", column, file.column)):
             if name not in (names := [line.name for line in lines]):
                 raise ValueError(f"{table} has no {what} {name!r}; it has {', '.join(names)}")
+        seeds = next(line.seeds for line in file.row if line.name == row) or file.seeds
+        if seeds[: len(file.seeds)] != file.seeds:
+            raise ValueError(f"{table}: the seeds of {row!r} do not begin with {file.seeds}")
         values = self._cells(table).get((row, column), [])
-        return values if len(values) == len(file.seeds) else []
+        return values if len(values) == len(seeds) else []
 
     def _cells(self, table: str) -> dict[tuple[str, str], list[float | None]]:
         path = self._folder / table / f"{table}.json"

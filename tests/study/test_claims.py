@@ -103,6 +103,26 @@ def test_what_is_not_recorded_with_all_seeds_is_undecided(scene: Scene) -> None:
     assert "without five seeds" in str(claims_page.summary([one]).rows[0][-1])
 
 
+def test_rows_with_ten_seeds_decide_what_five_leave_open(scene: Scene) -> None:
+    ten = "seeds = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]"
+    low, high = [1.0, 1.2] * 5, [1.1, 1.1, 1.0, 1.4, 1.1, *([1.6] * 5)]
+    scene.record(A=high[:5], B=low[:5])
+    assert scene.judge().verdict is Verdict.UNDECIDED
+    text = scene.table.read_text().replace('name = "A"', f'name = "A"\n{ten}')
+    scene.table.write_text(text)
+    assert scene.judge().tests[0].decision.seeds == 0, "of A only five of ten are recorded"
+    scene.record(A=high, B=low[:5])
+    one = scene.judge()
+    assert one.verdict is Verdict.UNDECIDED and one.tests[0].decision.seeds == 5
+    scene.table.write_text(text.replace('name = "B"', f'name = "B"\n{ten}'))
+    scene.record(A=high, B=low)
+    one = scene.judge()
+    assert one.verdict is Verdict.HOLDS and one.tests[0].decision.seeds == 10
+    scene.table.write_text(text.replace(ten, "seeds = [2, 3, 4, 5, 6]"))
+    with pytest.raises(ValueError, match=r"the seeds of 'A' do not begin with \[1, 2, 3, 4, 5\]"):
+        scene.judge()
+
+
 def test_sizes_and_margins(scene: Scene) -> None:
     scene.record(A=[2.5, 2.4, 2.6, 2.5, 2.5], B=[1.0] * 5)
     scene.changed(says='says = "A is 150 % above B."\nkind = "size"\nrange = [120.0, 180.0]')
