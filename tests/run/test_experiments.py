@@ -57,8 +57,8 @@ def test_an_experiment_could_run(path: Path) -> None:
 
 def test_rows_that_differ_in_what_they_measure_share_a_run() -> None:
     file = table.read(EXPERIMENTS / "dl_small.toml")
-    cells = list(table.cells(file))
-    assert len({cell.fingerprint for cell in cells}) == 9 * 4 * len(file.seeds) < len(cells)
+    cells = [cell for cell in table.cells(file) if cell.seed == file.seeds[0]]
+    assert len({cell.fingerprint for cell in cells}) == 9 * 4 < len(cells)
 
 
 @pytest.mark.parametrize("name", ["hom", "l-het", "h-het", "fedin"])
