@@ -14,10 +14,13 @@ class Accuracy(TypedDict):
     last10: float
 
 
+LAST = 10
+
+
 def over_rounds(accuracies: Sequence[float]) -> Accuracy:
     """Final, best, and mean of the last ten (fewer if there are fewer) of ≥ 1 accuracies."""
     return Accuracy(
-        final=accuracies[-1], best=max(accuracies), last10=float(np.mean(accuracies[-10:]))
+        final=accuracies[-1], best=max(accuracies), last10=float(np.mean(accuracies[-LAST:]))
     )
 
 

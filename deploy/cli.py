@@ -205,6 +205,8 @@ def claims(
     folder = records or study.RESULTS
     if not folder.is_dir():
         raise ValueError(f"--records {folder}: no such folder; it should hold a folder a table")
+    if into is not None:
+        claims_page.around_marks(into)
     old: dict[str, str] = {}
     if check:
         tables = study.tables(papers)

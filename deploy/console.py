@@ -20,9 +20,21 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("-s", "--set", metavar="KEY=VALUE", help="Override a key; may be repeated."),
 ]
+
+
+def _possible(workers: int | None) -> int | None:
+    if workers is not None:
+        from deploy.run.settings import check_workers  # help does without
+
+        check_workers(workers)
+    return workers
+
+
 Workers = Annotated[
     int | None,
-    typer.Option(help="Processes that serve clients on loopback; 0: none of their own."),
+    typer.Option(
+        callback=_possible, help="Processes that serve clients on loopback; 0: none of their own."
+    ),
 ]
 WarmStart = Annotated[
     bool | None,

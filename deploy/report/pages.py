@@ -115,7 +115,7 @@ def _tiles(run: Run) -> list[tuple[str, str, str]]:
     return [
         ("Final accuracy", percent(told["final"]), f"round {run.done}"),
         ("Best accuracy", percent(told["best"]), best_at),
-        ("Last rounds", percent(told["last10"]), "mean of last 10"),
+        ("Last rounds", percent(told["last10"]), f"mean of last {run.last()}"),
         ("Down", size(run.cost("down")), "server to clients"),
         ("Up", size(run.cost("up")), "clients to server"),
         ("Time", duration(run.seconds()), f"{run.done} rounds"),

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from common import chain
 from common.journal import ClientScore, Entry, Failure, Member, Part, Privacy
-from common.metrics import fairness, over_rounds
+from common.metrics import LAST, fairness, over_rounds
 from deploy.report.text import clean
 
 NAME, LONGEST = 40, 500  #: characters of a name, and of any other text
@@ -113,11 +113,17 @@ class Run:
 
     def headline(self) -> dict[str, float | None]:
         """Final, best and last-10-mean accuracy so far; of the census where nothing else is."""
-        trained = [a for t, a in self.accuracies() if t > 0] or [a for _, a in self.accuracies()]
-        if not trained:
+        if not (trained := self._trained()):
             return {"final": None, "best": None, "last10": None}
         told = over_rounds(trained)
         return {"final": told["final"], "best": told["best"], "last10": told["last10"]}
+
+    def last(self) -> int:
+        """Of how many accuracies ``last10`` is the mean: fewer than ten where there are fewer."""
+        return min(LAST, len(self._trained()))
+
+    def _trained(self) -> list[float]:
+        return [a for t, a in self.accuracies() if t > 0] or [a for _, a in self.accuracies()]
 
     def cost(self, direction: str) -> float:
         """Bytes sent ``up`` or ``down`` over the whole run, census included."""

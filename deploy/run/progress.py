@@ -199,10 +199,11 @@ def show_summary(run: Run, console: Console) -> None:
     told, summary = run.headline(), run.summary
     what = f"{run.setting('method') or '?'} on {run.setting('dataset') or '?'}"
     scored = f"final {percent(told['final'])}, best {percent(told['best'])}"
+    mean = f"mean of the last {run.last()} rounds scored {percent(told['last10'])}"
     lines = [
         ("run", f"{what}, {run.done} rounds, seed {run.setting('seed')}"),
         ("runtime", f"{run.setting('runtime') or NONE}, {duration(run.seconds())}"),
-        ("accuracy", f"{scored}, mean of the last 10 rounds {percent(told['last10'])}"),
+        ("accuracy", f"{scored}, {mean}"),
         ("sent", f"{size(run.cost('down'))} down, {size(run.cost('up'))} up"),
         ("weights", f"SHA-256 {((summary and summary.weights_sha256) or NONE)[:16]}"),
     ]

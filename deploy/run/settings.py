@@ -42,6 +42,11 @@ def check_runtime(runtime: str, workers: int | None) -> None:
     if runtime and runtime not in RUNTIMES:
         known = ", ".join(RUNTIMES)
         raise ValueError(f"--runtime {runtime} is unknown; allowed: {known}")
+    check_workers(workers)
+
+
+def check_workers(workers: int | None) -> None:
+    """Raise ``ValueError`` for a number of workers that nobody means (None: the default)."""
     if workers is not None and not 0 <= workers <= 1024:
         raise ValueError(f"--workers {workers} is not allowed; it should be 0 to 1024")
 

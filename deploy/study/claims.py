@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import json
 import math
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Self, final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from deploy.run.settings import EXPERIMENTS
-from deploy.study import paper_table
+from deploy.study import paper_table, strict_file
 from deploy.study.decide import Decision, Region, Verdict, decide, holm, together
 
 CLAIMS, RESULTS = EXPERIMENTS / "claims", EXPERIMENTS / "results"
@@ -127,14 +126,7 @@ def read(folder: Path = CLAIMS) -> list[Paper]:
     """The files of claims. Raises ``ValueError``, one line, for one that is none."""
     papers = []
     for path in sorted(folder.glob("*.toml")):
-        try:
-            papers.append(Paper.model_validate(tomllib.loads(path.read_text(encoding="utf-8"))))
-        except tomllib.TOMLDecodeError as error:
-            raise ValueError(f"{path} is not valid TOML: {error}") from error
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise ValueError(f"{path}: {where}: {first['msg']}") from error
+        papers.append(strict_file.check(Paper, strict_file.load(path), path))
     names = [claim.name for paper in papers for claim in paper.claim]
     for name in names:
         if names.count(name) > 1:

@@ -222,14 +222,24 @@ def write(judged: Sequence[Judged], folder: Path) -> list[Path]:
     return [folder / name for name in texts]
 
 
-def into(judged: Sequence[Judged], document: Path) -> None:
-    """Replace what stands between the two marks of ``document``.
+def around_marks(document: Path) -> tuple[str, str]:
+    """What stands before and after the two marks of ``document``.
 
-    Raises ``ValueError`` if it has no such marks.
+    Raises ``ValueError`` if there is no such document, or it has no such marks.
     """
-    before, begin, rest = document.read_text(encoding="utf-8").partition(BEGIN)
+    try:
+        text = document.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--into {document}: it should be a text file, with marks") from error
+    before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"{document} lacks {BEGIN} or {END}")
+        raise ValueError(f"--into {document}: the file lacks {BEGIN} or, after it, {END}")
+    return before, after
+
+
+def into(judged: Sequence[Judged], document: Path) -> None:
+    """Replace what stands between the two marks of ``document``. Raises as ``around_marks``."""
+    before, after = around_marks(document)
     text = f"{before}{BEGIN}\n{markdown(judged)}\n{END}{after}"
     write_atomically(document, text.encode())

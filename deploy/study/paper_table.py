@@ -16,13 +16,12 @@ import json
 import math
 import shutil
 import statistics
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from common import chain
 from common.config import Value
@@ -37,6 +36,7 @@ from deploy.report.text import NONE, clean
 from deploy.run.beside import look_in
 from deploy.run.preflight import counted
 from deploy.run.settings import find, flatten, numbers
+from deploy.study import strict_file
 
 Flat = dict[str, Value]
 
@@ -245,20 +245,13 @@ GOAL = "rounds_to_target.target"
 def read(path: Path) -> TableFile:
     """A table file. Raises ``ValueError``, one line, if it is not one."""
     path = find(path)
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-        if "row" not in content:
-            raise ValueError(f"{path} has no [[row]], so it is no table: fedmosaic run takes it")
-        file = TableFile.model_validate(content)
-        for line in (*file.row, *file.column):
-            look_in(path.parent, flatten(file.base) | flatten(line.set))
-        return file
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path} is not valid TOML: {error}") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"{path}: {where}: {first['msg']}") from error
+    content = strict_file.load(path)
+    if "row" not in content:
+        raise ValueError(f"{path} has no [[row]], so it is no table: fedmosaic run takes it")
+    file = strict_file.check(TableFile, content, path)
+    for line in (*file.row, *file.column):
+        look_in(path.parent, flatten(file.base) | flatten(line.set))
+    return file
 
 
 def cells(file: TableFile) -> Iterator[CellRun]:
@@ -348,16 +341,19 @@ def collect(file: TableFile, folder: Path) -> Comparison:
 
 
 def _differences(file: TableFile, found: Mapping[tuple[str, str], list[float]]) -> Iterator[str]:
-    """A line for each row that stands against another, of the columns in which both are whole."""
+    """A line for each row that stands against another, of the columns in which both are whole.
+
+    Rows with different seeds are compared over those that both have.
+    """
     seeds = {row.name: row.seeds or file.seeds for row in file.row}
     for row in (row for row in file.row if row.against):
-        if seeds[row.name] != seeds[row.against]:
-            raise ValueError(f"{row.name!r} and {row.against!r} have different seeds")
-        parts = []
+        pair, parts = (row.name, row.against), []
         for column in file.column:
-            ours, theirs = (found[name, column.name] for name in (row.name, row.against))
-            if len(ours) == len(theirs) == len(seeds[row.name]):
-                apart = [a - b for a, b in zip(ours, theirs, strict=True)]
+            if all(len(found[name, column.name]) == len(seeds[name]) for name in pair):
+                ours, theirs = (
+                    dict(zip(seeds[name], found[name, column.name], strict=True)) for name in pair
+                )
+                apart = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
                 mean, half = statistics.fmean(apart), half_width(apart)
                 if half is not None:
                     parts.append(f"{column.name}: {mean:{file.format}} ± {half:{file.format}}")

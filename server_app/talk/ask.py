@@ -73,7 +73,7 @@ def _opened(
         except ValueError as error:
             said.append(Failure(k=k, round=t, reason=one_line(f"reply refused: {error}")))
         else:
-            post.hold(reply.content)
+            post.hold(reply.content, count_bytes(reply.content))
             if (words := failed(reply.content)) is None:
                 good[k] = reply
             else:

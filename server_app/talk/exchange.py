@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import grpc
 from flwr.app import Message, RecordDict
@@ -37,16 +37,17 @@ def exchange(
     timeout: float,
     t: int,
     window: int = WINDOW,
-    keep: Callable[[RecordDict], None] = lambda content: None,
+    keep: Callable[[RecordDict, int], None] = lambda content, size: None,
 ) -> tuple[dict[int, Message], list[Failure]]:
     """Good replies by client, and failures; both in ascending order of k, never of arrival.
 
-    ``messages``: by client, their ttl is set here, and what they hold is let go once they are
-    sent; ``timeout``: seconds until what has not come counts as lost. At most ``window`` messages
-    wait for a reply at once, the others for their turn: what is held and looked for at a time does
-    not grow with the number of clients. While replies keep coming, a tenth of the window is filled
-    at once. ``keep`` is told what each reply holds as soon as it is here, and may put it elsewhere;
-    of the others no more are fetched at a time than ``portion`` says.
+    ``messages``: by client, their ttl is set here, and what they hold, if it is much, is let go
+    once they are sent; ``timeout``: seconds until what has not come counts as lost. At most
+    ``window`` messages wait for a reply at once, the others for their turn: what is held and looked
+    for at a time does not grow with the number of clients. While replies keep coming, a tenth of
+    the window is filled at once. ``keep`` is told what each reply holds, and its bytes, as soon as
+    it is here, and may put it elsewhere; of the others no more are fetched at a time than
+    ``portion`` says.
 
     Raises ``Stopped`` if the SuperLink fails while it takes the messages. One that dies between
     taking and confirming them refuses them when Flower sends them again.
@@ -57,7 +58,8 @@ def exchange(
     turns = deque(messages)
     silent = f"no reply within {timeout:g} s"
     deadline, pause = time.monotonic() + timeout, FIRST_POLL
-    most = portion(messages.values())
+    sizes = {id(content): count_bytes(content) for content in _contents(messages)}
+    most = portion(next(iter(sizes.values()), 0))  # replies are seldom larger than what was sent
     least, anybody = window // 10, False  # some at once are less work than one by one
     over = False  # once more after the deadline: one that stopped halfway may have held up others
     while (waiting or turns) and not over:
@@ -67,7 +69,8 @@ def exchange(
         for k in due:
             messages[k].metadata.ttl = timeout + LATE
         names = push(grid, [messages[k] for k in due], t) if due else []
-        messages.update((k, _envelope(messages[k])) for k in due)
+        large = [k for k in due if sizes[id(messages[k].content)] > LEAST]
+        messages.update((k, _envelope(messages[k])) for k in large)
         for k, sent in zip(due, names, strict=True):
             if sent:
                 waiting[sent] = k
@@ -92,8 +95,9 @@ def exchange(
                     reason = "another node answered in its place"
                     failures.append(Failure(k=k, round=t, reason=reason))
                 else:
-                    most = min(most, portion([reply]))
-                    keep(reply.content)
+                    size = count_bytes(reply.content)
+                    most = min(most, portion(size))
+                    keep(reply.content, size)
                     replies[k] = reply
         pause = FIRST_POLL if anybody else min(1.5 * pause, LAST_POLL)
         if waiting and not over:
@@ -104,6 +108,11 @@ def exchange(
     return dict(sorted(replies.items())), sorted(failures, key=lambda failure: failure.k)
 
 
+def _contents(messages: Mapping[int, Message]) -> Iterable[RecordDict]:
+    """What is held by any of the messages, each once."""
+    return {id(message.content): message.content for message in messages.values()}.values()
+
+
 def _envelope(message: Message) -> Message:
     """A message without what it holds."""
     about = message.metadata
@@ -112,11 +121,8 @@ def _envelope(message: Message) -> Message:
     )
 
 
-def portion(alike: Iterable[Message]) -> int:
-    """How many replies may be in memory before they are kept elsewhere, if each is as large as the
-    first of these messages.
-    """
-    size = next((count_bytes(message.content) for message in alike), 0)
+def portion(size: int) -> int:
+    """How many replies of ``size`` bytes may be in memory before they are kept elsewhere."""
     return max(PORTION // max(size, LEAST), 1)
 
 

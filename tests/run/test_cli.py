@@ -97,6 +97,8 @@ def test_a_run_leaves_everything_it_should(toy: Path, tmp_path: Path) -> None:
         ),
         (["run", "--runtime", "mpi"], "--runtime mpi is unknown; allowed: loopback, ray, grpc"),
         (["run", "--workers", "-2"], "--workers -2 is not allowed"),
+        (["table", "dl_small", "--workers", "-2"], "--workers -2 is not allowed"),
+        (["claims", "--check", "--workers", "2000"], "--workers 2000 is not allowed"),
         (
             ["run", "-s", "out=/dev/null/x"],
             "out = '/dev/null/x' cannot be a folder for results: Not",

@@ -153,7 +153,12 @@ def test_a_target_never_reached_counts_as_later_than_the_last_round(scene: Scene
         ("name", 'name = "a-above-b"\nkind = "size"', "kind = 'size' needs a range"),
         ("name", 'name = "a-above-b"\nkind = "comparable"', "needs a margin above 0"),
         ("name", 'name = "a-above-b"\nneeds = "a GPU"', "give tests, or what it needs"),
-        ("name", 'name = "a-above-b"\nkind = "larger"', "claim.0.kind: Input should be 'order'"),
+        ("column", 'colum = ["C"]', r"'claim.0.test.0.colum' is unknown; did you mean 'column'\?"),
+        (
+            "name",
+            'name = "a-above-b"\nkind = "larger"',
+            "claim.0.kind = 'larger' is not allowed; it should be 'order'",
+        ),
     ],
 )
 def test_a_mistake_in_a_file_of_claims_is_one_line(
@@ -244,8 +249,11 @@ def test_the_command_writes_what_it_says(tmp_path: Path) -> None:
         "claims.json",
     ]
     assert all(Path(path).stat().st_size for path in told["files"])
-    wrong = fedmosaic("claims", "--out", tmp_path, "--into", tmp_path / "none.md")
-    assert wrong.returncode != 0 and "none.md" in wrong.stderr and "Traceback" not in wrong.stderr
+    for document in ("none.md", "claims.json"):
+        out, file = tmp_path / "more", tmp_path / document
+        wrong = typed("claims", "--out", out, "--into", file)
+        assert wrong.returncode == 1 and f"error: --into {file}: " in wrong.stderr
+        assert not out.exists(), "a mistake is told before the work"
 
 
 def test_records_that_are_not_there_are_one_line(tmp_path: Path) -> None:

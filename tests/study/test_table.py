@@ -107,21 +107,40 @@ def test_a_cell_that_was_cut_off_goes_on_from_its_checkpoint(
 
 
 @pytest.mark.parametrize(
-    ("change", "line"),
+    ("change", "line", "said"),
     [
-        ("iid = 75.5", "iid = 75.5\nother = 1.0"),
-        ('method = "fedavg"', 'methot = "fedavg"'),
-        ("seeds = [1, 2]", "seeds = []"),
-        ('against = "FedAvg"', 'against = "nobody"'),
-        ("note =", "nota ="),
+        ("iid = 75.5", "iid = 75.5\nother = 1.0", "expected.FedAvg.other stands for no cell"),
+        ('method = "fedavg"', 'methot = "fedavg"', "did you mean 'method'?"),
+        ("seeds = [1, 2]", "seeds = []", "seeds = [] is not allowed; it should be a list that is"),
+        ("seeds = [1, 2]", "seeds = 1", "seeds = 1 is not allowed; it should be list"),
+        ("seeds = [1, 2]", "", "key 'seeds' is missing"),
+        ('against = "FedAvg"', 'against = "nobody"', "against = 'nobody' is no row"),
+        ("note =", "nota =", "key 'nota' is unknown; did you mean 'note'?; allowed: title, seeds"),
+        ("against =", "agains =", "key 'row.2.agains' is unknown; did you mean 'against'?; all"),
+        ("note =", "note ", "bad.toml is not valid TOML: "),
     ],
 )
-def test_a_mistake_in_a_table_file_is_one_line(change: str, line: str, tmp_path: Path) -> None:
+def test_a_mistake_in_a_table_file_is_one_line(
+    change: str, line: str, said: str, tmp_path: Path
+) -> None:
     path = tmp_path / "bad.toml"
     path.write_text(TABLE.format(base="").replace(change, line, 1))
     with pytest.raises(ValueError) as caught:
         list(table.cells(table.read(path)))
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value) and said in str(caught.value)
+
+
+def test_rows_with_different_seeds_are_compared_over_those_of_both(
+    file: table.TableFile, tmp_path: Path
+) -> None:
+    longer = file.row[0].model_copy(update={"seeds": [2, 3, 1]})
+    file = file.model_copy(update={"row": [longer, *file.row[1:]]})
+    fill(file, tmp_path)
+    filled = table.collect(file, tmp_path)
+    ours, theirs = (filled.cell(row, "iid").values for row in ("FedProx", "FedAvg"))
+    assert (len(ours), len(theirs)) == (2, 3)
+    mean = (ours[0] - theirs[2] + ours[1] - theirs[0]) / 2
+    assert filled.notes[0].startswith(f"FedProx less FedAvg, seed by seed: iid: {mean:.2f} ± ")
 
 
 def test_a_target_that_is_not_reached_is_infinite_and_no_missing_run(tmp_path: Path) -> None:

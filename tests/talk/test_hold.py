@@ -17,7 +17,7 @@ from common.config import Value
 from common.protocol import Trained
 from common.records import StateDict, count_bytes
 from server_app.stopped import Stopped
-from server_app.talk import exchange, hold, post
+from server_app.talk import exchange, hold
 from tests.support.tiny import flat, play
 
 
@@ -95,7 +95,7 @@ def test_a_reply_that_is_too_large_to_be_taken_fills_no_disk(
     def watched(content: RecordDict, folder: Path) -> None:
         kept.append(count_bytes(content))
 
-    monkeypatch.setattr(post, "hold", watched)
+    monkeypatch.setattr(hold, "hold", watched)
     with pytest.raises(Stopped, match=r"reply refused: it has .* MB, wire.max-mb = 0.01"):
         play(flat(tmp_path / "run", method="fedavg", wire__max_mb=0.01))
     assert kept and max(kept) <= 10_000
