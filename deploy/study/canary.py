@@ -5,8 +5,8 @@ each method: the method's first cell, cut to one round and single epochs, of whi
 of its numbers is kept, in ``canaries.json`` beside the record. If the same short run gives another
 digest later, then the code computes something else, and what was recorded no longer speaks for it.
 
-Digests are the same only where torch and the kind of processor are the same; elsewhere nothing is
-said.
+Digests are the same only where torch and the model of the processor are the same; elsewhere nothing
+is said. Two models with the same instructions may still add in another order.
 """
 
 from __future__ import annotations
@@ -59,7 +59,19 @@ class Canaries:
 def here() -> str:
     """What digests depend on, beside the code."""
     kind = torch.backends.cpu.get_cpu_capability()
-    return f"torch {torch.__version__}, {platform.machine()}, {kind}"
+    return f"torch {torch.__version__}, {platform.machine()}, {kind}, {processor()}"
+
+
+def processor(told: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor's maker, family and model as Linux tells them; elsewhere Python's word for it.
+
+    Instructions alone do not tell: two machines with the same torch and AVX-512 gave other bits.
+    """
+    lines = told.read_text(encoding="utf-8").splitlines() if told.exists() else []
+    words = (line.partition(":")[::2] for line in reversed(lines))  # the first processor wins
+    of = {name.strip(): value.strip() for name, value in words}
+    names = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
+    return " ".join(of[name] for name in names if name in of) or platform.processor() or "unknown"
 
 
 def first_cells(file: TableFile) -> Iterator[CellRun]:

@@ -200,6 +200,16 @@ def test_a_record_is_stale_when_its_canary_says_so(scene: Scene, tmp_path: Path)
     assert heard[-1].startswith("ours: recorded with another torch, here is torch")
 
 
+def test_a_processor_is_named_by_its_maker_family_and_model(tmp_path: Path) -> None:
+    told = tmp_path / "cpuinfo"
+    one = "vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: {}\nmodel name\t: AMD EPYC\n\n"
+    told.write_text(one.format(17) + one.format(99))
+    assert canary.processor(told) == "AuthenticAMD 25 17"
+    told.write_text("processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd40\n")
+    assert canary.processor(told) == "0x41 0xd40"
+    assert canary.processor(tmp_path / "none") and canary.processor() in canary.here()
+
+
 def test_a_canary_is_the_first_cell_of_a_method_cut_short(scene: Scene) -> None:
     first, second = canary.first_cells(paper_table.read(Path("ours")))
     assert (first.flat["method"], second.flat["method"]) == ("fedavg", "fedprox")
