@@ -6,7 +6,7 @@ import contextlib
 import glob
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 
@@ -44,6 +44,15 @@ def write_atomically(
         if isinstance(error, OSError):
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
+
+
+@contextlib.contextmanager
+def written_in(folder: Path, what: str) -> Iterator[None]:
+    """A block that writes files without a name in ``folder``; its ``OSError`` names the folder."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, f"{error.strerror}, for {what}", str(folder)) from None
 
 
 def _remove_abandoned(path: Path) -> None:

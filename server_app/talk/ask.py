@@ -31,7 +31,7 @@ def ask(
     A client whose first reply was forged is among the failures even if its second one is good.
     """
     if post.seal is None:
-        return exchange(grid, messages, timeout, t, post.config.run.window, post.hold)
+        return exchange(grid, messages, timeout, t, post.config.run.window, post.shelf)
     start = time.monotonic()
     good, failures, forged, lost = _opened(grid, post, messages, timeout, t)
     in_time = time.monotonic() - start < timeout
@@ -53,7 +53,7 @@ def _opened(
     """Authentic replies; failures that clients vouch for; replies that are not authentic, or too
     large to find out; and who has no reply.
     """
-    replies, lost = exchange(grid, messages, timeout, t, post.config.run.window, post.hold)
+    replies, lost = exchange(grid, messages, timeout, t, post.config.run.window, post.shelf)
     good: dict[int, Message] = {}
     said, forged = list[Failure](), list[Failure]()
     for k in list(replies):
@@ -73,7 +73,7 @@ def _opened(
         except ValueError as error:
             said.append(Failure(k=k, round=t, reason=one_line(f"reply refused: {error}")))
         else:
-            post.hold(reply.content, count_bytes(reply.content))
+            post.shelf.keep(reply.content, count_bytes(reply.content))
             if (words := failed(reply.content)) is None:
                 good[k] = reply
             else:

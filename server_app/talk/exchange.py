@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import grpc
 from flwr.app import Message, RecordDict
@@ -19,6 +19,7 @@ from common.flower.rpc import HALFWAY, details, whole_by
 from common.journal import Failure
 from common.records import count_bytes
 from server_app.stopped import Stopped
+from server_app.talk.hold import Shelf
 
 FIRST_POLL, LAST_POLL = 0.005, 0.1
 WINDOW = 1000  #: messages that wait for a reply at once
@@ -37,7 +38,7 @@ def exchange(
     timeout: float,
     t: int,
     window: int = WINDOW,
-    keep: Callable[[RecordDict, int], None] = lambda content, size: None,
+    shelf: Shelf | None = None,
 ) -> tuple[dict[int, Message], list[Failure]]:
     """Good replies by client, and failures; both in ascending order of k, never of arrival.
 
@@ -45,13 +46,13 @@ def exchange(
     once they are sent; ``timeout``: seconds until what has not come counts as lost. At most
     ``window`` messages wait for a reply at once, the others for their turn: what is held and looked
     for at a time does not grow with the number of clients. While replies keep coming, a tenth of
-    the window is filled at once. ``keep`` is told what each reply holds, and its bytes, as soon as
-    it is here, and may put it elsewhere; of the others no more are fetched at a time than
-    ``portion`` says.
+    the window is filled at once. A reply goes to the ``shelf`` as soon as it is here, its large
+    parts while they are pulled; of the others no more are fetched at a time than ``portion`` says.
 
     Raises ``Stopped`` if the SuperLink fails while it takes the messages. One that dies between
     taking and confirming them refuses them when Flower sends them again.
     """
+    shelf = shelf or Shelf()
     replies: dict[int, Message] = {}
     failures: list[Failure] = []
     waiting: dict[str, int] = {}
@@ -80,7 +81,7 @@ def exchange(
         names, anybody = list(waiting), False
         while names:
             some, names = names[:most], names[most:]
-            arrived, unreadable = pull(grid, some, deadline)
+            arrived, unreadable = pull(grid, some, deadline, shelf)
             anybody = anybody or bool(arrived)
             for name, reason in unreadable.items():
                 failures.append(Failure(k=waiting.pop(name), round=t, reason=reason))
@@ -97,7 +98,7 @@ def exchange(
                 else:
                     size = count_bytes(reply.content)
                     most = min(most, portion(size))
-                    keep(reply.content, size)
+                    shelf.keep(reply.content, size)
                     replies[k] = reply
         pause = FIRST_POLL if anybody else min(1.5 * pause, LAST_POLL)
         if waiting and not over:
@@ -140,16 +141,20 @@ def push(grid: Grid, messages: Iterable[Message], t: int) -> list[str]:
         ) from error
 
 
-def pull(grid: Grid, names: list[str], deadline: float) -> tuple[list[Message], dict[str, str]]:
+def pull(
+    grid: Grid, names: list[str], deadline: float, shelf: Shelf
+) -> tuple[list[Message], dict[str, str]]:
     """What has arrived of the replies to ``names``, and which cannot be read, with the reason.
 
     A reply that has begun to arrive is waited for until ``deadline``, see ``whole_by``.
 
     One reply that Flower cannot put together makes it drop all that it pulled at once; then the
     replies are pulled one by one, so that the others are lost only if Flower has them no more.
+
+    Raises ``OSError`` naming the shelf's folder if that is full.
     """
     try:
-        with whole_by(deadline):
+        with whole_by(deadline, shelf.spool):
             return list(grid.pull_messages(names)), {}
     except grpc.RpcError:
         raise
@@ -160,7 +165,7 @@ def pull(grid: Grid, names: list[str], deadline: float) -> tuple[list[Message], 
     lost: dict[str, str] = {}
     for name in names:
         try:
-            with whole_by(deadline):
+            with whole_by(deadline, shelf.spool):
                 found = list(grid.pull_messages([name]))
             for reply in found:
                 if reply.has_error():

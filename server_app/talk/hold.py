@@ -11,39 +11,75 @@ from __future__ import annotations
 import gc
 import sys
 import tempfile
+from collections.abc import Callable
 from ctypes import CDLL
+from dataclasses import dataclass
+from functools import partial
 from mmap import ACCESS_COPY, mmap
 from pathlib import Path
+from typing import final
 
-from flwr.app import RecordDict
+from flwr.app import Array, RecordDict
+
+from common.files import written_in
+from common.flower.spool import Spool
 
 SMALL = 1 << 14  #: bytes of a reply that stays in memory
 MUCH = 1 << 26  #: bytes that are worth looking for, which takes a tenth of a second
 EDGE = 64  #: bytes; an array begins at a multiple of them, as in a .npy file
 
 
+@final
+@dataclass(frozen=True)
+class Shelf:
+    """Files in ``folder`` for replies of at most ``most`` bytes.
+
+    One that is too large to be taken stays where it is until it is refused: it must not fill the
+    disk. Without a folder all stay.
+    """
+
+    folder: Path | None = None
+    most: int = 0
+
+    def keep(self, content: RecordDict, size: int) -> None:
+        """Put the numbers of a reply of ``size`` bytes into a file until nobody needs them.
+
+        Raises ``OSError`` naming the folder if it is full.
+        """
+        if self.folder is not None and SMALL < size <= self.most:
+            hold(content, self.folder)
+
+    @property
+    def spool(self) -> Callable[[], Spool] | None:
+        """What makes a place for the large parts of a reply while they are pulled."""
+        return None if self.folder is None else partial(Spool, self.folder, self.most)
+
+
 def hold(content: RecordDict, folder: Path) -> None:
-    """Put the bytes of the arrays of a packed or sealed payload into a file, in place.
+    """Put the bytes of the arrays of a packed or sealed payload into a file, in place; those that
+    are in a file stay there.
 
     Raises ``OSError`` naming ``folder``: it cannot be written, or is full.
     """
-    arrays = [array for record in content.array_records.values() for array in record.values()]
+    records = content.array_records.values()
+    arrays = [array for record in records for array in record.values() if _in_memory(array)]
     if sum(len(array.data) for array in arrays) <= SMALL:
         return
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            begins = []
-            for array in arrays:
-                begins.append(file.tell())
-                file.write(array.data)
-                file.write(bytes(-file.tell() % EDGE))
-            file.flush()
-            mapped = memoryview(mmap(file.fileno(), 0, access=ACCESS_COPY))
-    except OSError as error:
-        raise OSError(error.errno, f"{error.strerror}, for a client's reply", str(folder)) from None
+    with written_in(folder, "a client's reply"), tempfile.TemporaryFile(dir=folder) as file:
+        begins = []
+        for array in arrays:
+            begins.append(file.tell())
+            file.write(array.data)
+            file.write(bytes(-file.tell() % EDGE))
+        file.flush()
+        mapped = memoryview(mmap(file.fileno(), 0, access=ACCESS_COPY))
     for begin, array in zip(begins, arrays, strict=True):
         piece = mapped[begin : begin + len(array.data)]
         array.data = piece  # type: ignore[assignment]  # what reads it takes any buffer
+
+
+def _in_memory(array: Array) -> bool:
+    return not isinstance(array.data, memoryview)
 
 
 def sweep(moved: int) -> None:

@@ -22,8 +22,8 @@ from common.records import Records, array_bytes, count_bytes, tensors
 from common.seal import body
 from common.seal.body import Body
 from server_app.method import Client
-from server_app.talk import hold
 from server_app.talk.exchange import one_line
+from server_app.talk.hold import Shelf
 from server_app.talk.seal import Seal
 
 R = TypeVar("R", bound=ToServer)
@@ -109,14 +109,10 @@ class Post:
         self._add("down", count_bytes(content))
         return Message(content, about.dst_node_id, about.message_type, group_id=about.group_id)
 
-    def hold(self, content: RecordDict, size: int) -> None:
-        """Put the numbers of a reply of ``size`` bytes into a file until nobody needs them.
-
-        One that is too large to be taken stays where it is until it is refused: it must not fill
-        the disk. Raises ``OSError`` naming the run's folder if it is full.
-        """
-        if hold.SMALL < size <= self.config.wire.max_mb * 1e6:
-            hold.hold(content, Path(self.config.run.out))
+    @property
+    def shelf(self) -> Shelf:
+        """Where replies wait for their round's step."""
+        return Shelf(Path(self.config.run.out), int(self.config.wire.max_mb * 1e6))
 
     def unsealed(self, k: int, message: Message, reply: RecordDict) -> RecordDict:
         """What client k has sealed in answer to ``message``; for a hello, whoever answered.

@@ -20,6 +20,7 @@ from common.protocol import Peer
 from server_app.method import Client
 from server_app.talk.ask import ask
 from server_app.talk.exchange import one_line, pull, push
+from server_app.talk.hold import Shelf
 from server_app.talk.post import Post
 from server_app.talk.seal import claimed
 
@@ -96,7 +97,7 @@ class Readmission:
         if not self.asked:
             return {}
         deadline = time.monotonic() + CURIOSITY
-        arrived, unreadable = pull(self.grid, list(self.asked), deadline)
+        arrived, unreadable = pull(self.grid, list(self.asked), deadline, Shelf())
         self.refused |= {self.asked.pop(name).metadata.dst_node_id for name in unreadable}
         found: dict[int, Message] = {}
         for reply in arrived:
