@@ -67,7 +67,7 @@ class _Sum:
         if self.value is None:
             self.dtype = value.dtype
             self.value = torch.zeros_like(value, dtype=torch.float64)
-        self.value.add_(value.to(torch.float64), alpha=share)
+        self.value.add_(value, alpha=share)  # in float64, without a copy of ``value`` in it
 
     def done(self) -> Tensor:
         assert self.value is not None, "there is something to average"

@@ -27,7 +27,8 @@ PARTS = {
 class Usage:
     """Of all processes of one part: how many, bytes, and the largest one's RSS in bytes.
 
-    ``own``: of pages that only one process has, but for those of files.
+    ``own``: of pages that only one process has, but for those of files. ``anonymous``: of the
+    largest one's pages that are no file's, which the system cannot take back.
     """
 
     processes: int
@@ -35,6 +36,7 @@ class Usage:
     rss: int
     largest: int
     own: int
+    anonymous: int
 
 
 def part(name: str, pid: int) -> str:
@@ -45,7 +47,7 @@ def part(name: str, pid: int) -> str:
 
 def usage(sessions: Mapping[int, str]) -> dict[str, Usage]:
     """The memory of all processes in ``sessions`` (session id to name), by part."""
-    found: dict[str, list[tuple[int, int, int]]] = {}
+    found: dict[str, list[tuple[int, int, int, int]]] = {}
     for pid in watchdog.living(set(sessions)):
         with contextlib.suppress(OSError):  # a process may end while it is looked at
             memory = _rollup(pid)
@@ -57,6 +59,7 @@ def usage(sessions: Mapping[int, str]) -> dict[str, Usage]:
             sum(row[1] for row in rows),
             max(row[1] for row in rows),
             sum(row[2] for row in rows),
+            max(row[3] for row in rows),
         )
         for name, rows in found.items()
     }
@@ -87,10 +90,10 @@ def anonymous() -> int:
     return _sizes(os.getpid())["Anonymous"]
 
 
-def _rollup(pid: int) -> tuple[int, int, int]:
-    """(PSS, RSS, own as ``own`` has it) of a process in bytes."""
+def _rollup(pid: int) -> tuple[int, int, int, int]:
+    """(PSS, RSS, own as ``own`` has it, of no file) of a process in bytes."""
     sizes = _sizes(pid)
-    return sizes["Pss"], sizes["Rss"], sizes["Private_Dirty"]
+    return sizes["Pss"], sizes["Rss"], sizes["Private_Dirty"], sizes["Anonymous"]
 
 
 def _sizes(pid: int) -> dict[str, int]:
@@ -130,6 +133,7 @@ class Peak:
                 max(past.rss, each.rss),
                 max(past.largest, each.largest),
                 max(past.own, each.own),
+                max(past.anonymous, each.anonymous),
             )
 
     def __enter__(self) -> Self:

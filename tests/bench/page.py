@@ -75,6 +75,8 @@ def payload(grpc: Record, scale: Record) -> Table:
         [f"peak memory of {name}, MB", f"{of['peak'][key]['largest'] / MB:.0f}"]
         for key, name in names.items()
     ]
+    anonymous = f"{of['peak']['ServerApp']['anonymous'] / MB:.0f}"
+    rows.append(["of the ServerApp without pages of files, MB", anonymous])
     return Table(["200 MB to each of two clients and back", ""], rows)
 
 
