@@ -144,6 +144,17 @@ def peers(grpc: Record, scale: Record) -> Table:
     return Table(head, rows)
 
 
+def cluster(grpc: Record, scale: Record) -> Table:
+    """A Ray cluster beside the loopback."""
+    head = ["", "", "loopback, s", "Ray, s", "times"]
+    rows = []
+    for name, phases in scale["cluster"]["cases"].items():
+        for phase, of in phases.items():
+            cells = [f"{of[where]:.2f}" for where in ("loopback", "ray", "times")]
+            rows.append([name, phase, *cells])
+    return Table(head, rows, align="llr")
+
+
 TABLES: dict[str, Callable[[Record, Record], Table]] = {
     "starts": starts,
     "message": message,
@@ -154,6 +165,7 @@ TABLES: dict[str, Callable[[Record, Record], Table]] = {
     "many": many,
     "held": held,
     "peers": peers,
+    "cluster": cluster,
 }
 
 

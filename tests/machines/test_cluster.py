@@ -13,19 +13,14 @@ from pathlib import Path
 import pytest
 
 from common.toml import to_toml
-from common.version import ROOT
 from deploy.run.loopback import Loopback
 from tests.support import namespaces
+from tests.support.cluster import RAY_START, environment
 from tests.support.commandline import typed
 from tests.support.tiny import TinyRun, flat, play
 from tests.support.waiting import PATIENCE, until
 
 SMALL = {"clients": 3, "rounds": 2, "fleet": "halting:Net", "data__samples": 60}
-
-RAY_START = [
-    *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1"),
-    *("--object-store-memory=100000000", "--disable-usage-stats"),
-]
 
 NET = """
 import socket, time
@@ -106,8 +101,7 @@ def test_a_cluster_gives_the_bits_of_the_loopback_though_a_node_dies(
         alone[method] = play(settings, Loopback(3, settings, workers=0))
         write(tmp_path / f"{method}.toml", method)
     (tmp_path / "unshared").mkdir()
-    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    env |= {"GRPC_ENABLE_FORK_SUPPORT": "0", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    env = environment()
     with tempfile.TemporaryDirectory(prefix="r-") as short, namespaces.Network() as network:
         a, b = network.host("a"), network.host("b")
         address = f"{a.address}:6379"
