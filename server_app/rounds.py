@@ -57,7 +57,7 @@ def _play(strategy: MethodStrategy, grid: Grid, saved: Checkpoint | None) -> Non
         if saved is not None:
             _resume(strategy, journal, saved)
         _census(strategy, grid, journal, saved)
-        past = journal.entries()
+        past = journal.entries() if saved else [strategy.entry]
         strategy.sink.tell(past)
         strategy.scorer.first = past[0].loss
         del past  # many clients are much text
