@@ -20,9 +20,18 @@ FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
 def write_atomically(
     path: Path, data: bytes | Iterable[bytes | memoryview], *, private: bool = False
 ) -> None:
-    """Write a file so that a reader, or a crash, sees the old or the new one, never half of it.
+    """Write a file as ``replaced`` does; ``data``: all of it, or its pieces, which belong behind
+    each other.
+    """
+    with replaced(path, private=private) as temporary, open(temporary, "wb") as file:
+        file.writelines([data] if isinstance(data, bytes) else data)
 
-    ``data``: all of it, or its pieces, which belong behind each other.
+
+@contextlib.contextmanager
+def replaced(path: Path, *, private: bool = False) -> Iterator[Path]:
+    """An empty file to be written in this context, so that a reader, or a crash, sees the old or
+    the new one under ``path``, never half of it.
+
     ``private``: nobody but its owner may read it.
 
     Nothing stays behind of a write that failed, nor of one whose process was killed: the next
@@ -33,9 +42,9 @@ def write_atomically(
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     _remove_abandoned(path)
     try:
-        with open(os.open(temporary, FLAGS, 0o600 if private else 0o666), "wb") as file:
-            file.writelines([data] if isinstance(data, bytes) else data)
-            file.flush()
+        os.close(os.open(temporary, FLAGS, 0o600 if private else 0o666))
+        yield temporary
+        with open(temporary, "r+b") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
         _sync_folder(path.parent)

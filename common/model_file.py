@@ -6,20 +6,36 @@ one digest whatever file they are in. Files of others have none and are read all
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
+import re
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import save_file
 
-from common.files import Damaged
+from common.files import Damaged, replaced
 from common.records import StateDict
 
+OS_ERROR = re.compile(r"os error (\d+)")
+"""How safetensors tells which error of the system kept it from writing."""
 
-def to_bytes(weights: StateDict) -> bytes:
+
+def write(path: Path, weights: StateDict) -> None:
+    """Replace the file ``path``; no number is copied, since models may be large.
+
+    Raises ``OSError`` naming ``path`` if it cannot be written.
+    """
     plain = {name: tensor.contiguous() for name, tensor in weights.items()}
-    return save(plain, {"sha256": digest(weights)})
+    with replaced(path) as temporary:
+        try:
+            save_file(plain, temporary, {"sha256": digest(weights)})
+        except SafetensorError as error:
+            found = OS_ERROR.search(str(error))
+            number = int(found[1]) if found else errno.EIO
+            raise OSError(number, os.strerror(number)) from error
 
 
 def load(path: Path) -> StateDict:
@@ -53,5 +69,5 @@ def digest(weights: StateDict) -> str:
     for name in sorted(weights):
         tensor = weights[name].detach().cpu().contiguous()
         sha.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        sha.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+        sha.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return sha.hexdigest()

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from common.records import StateDict
 
+PIECE = 1 << 20  #: numbers of an entry that are looked at together
+
 
 def snapshot(module: nn.Module) -> StateDict:
     """A copy of a module's parameters and buffers on the CPU."""
@@ -38,7 +40,7 @@ def mean(states: Iterable[Mapping[str, Tensor]], weights: Sequence[float]) -> St
         raise ValueError(f"cannot average {len(weights)} states with weights {list(weights)}")
     shares = [float(weight) / total for weight in weights]
     if isinstance(states, Sequence):  # one entry after the other
-        return {name: _mean((state[name] for state in states), shares) for name in states[0]}
+        return {name: _mean([state[name] for state in states], shares) for name in states[0]}
     sums: dict[str, _Sum] = {}
     for state, share in zip(states, shares, strict=True):
         for name in sums or state:
@@ -46,7 +48,16 @@ def mean(states: Iterable[Mapping[str, Tensor]], weights: Sequence[float]) -> St
     return {name: sums.pop(name).done() for name in list(sums)}
 
 
-def _mean(values: Iterable[Tensor], shares: Sequence[float]) -> Tensor:
+def _mean(values: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
+    if not all(value.is_contiguous() for value in values):
+        return _sum(values, shares)
+    found = torch.empty_like(values[0])
+    for into, *parts in zip(*map(pieces, (found, *values)), strict=True):
+        into.copy_(_sum(parts, shares))
+    return found
+
+
+def _sum(values: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
     found = _Sum()
     for value, share in zip(values, shares, strict=True):
         found.add(value, share)
@@ -91,10 +102,22 @@ def check_like(state: Mapping[str, Tensor], reference: Mapping[str, Tensor], wha
             raise ValueError(
                 f"{what}: {name!r} is {_describe(got)}, expected {_describe(expected)}"
             )
-        if got.is_floating_point() and not bool(torch.isfinite(got).all()):
+        if not finite(got):
             raise ValueError(f"{what}: {name!r} has values that are not finite")
         if name.endswith("running_var") and bool((got < 0).any()):
             raise ValueError(f"{what}: {name!r} has negative variances")
+
+
+def pieces(tensor: Tensor) -> Iterable[Tensor]:
+    """All numbers, flat, in pieces: what is computed of a piece takes little memory."""
+    yield from tensor.reshape(-1).split(PIECE)
+
+
+def finite(tensor: Tensor) -> bool:
+    """Whether it has no number that is infinite or none."""
+    return not tensor.is_floating_point() or all(
+        bool(torch.isfinite(piece).all()) for piece in pieces(tensor)
+    )
 
 
 def _describe(tensor: Tensor) -> str:
@@ -136,9 +159,6 @@ def check_nested(states: Mapping[str, Mapping[str, Tensor]], across: str) -> str
         raise ValueError(f'average.across = "{across}": {error}; "same" takes any fleet') from None
 
 
-PIECE = 1 << 20  #: numbers of an entry that are looked at together
-
-
 def steps(sent: Mapping[str, Tensor], w: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """``w`` - ``sent`` in float64, entry by entry, flat and in pieces of at most ``PIECE`` numbers,
     without BatchNorm's statistics; nothing if they are not of one network.
@@ -147,5 +167,5 @@ def steps(sent: Mapping[str, Tensor], w: Mapping[str, Tensor]) -> Iterator[tuple
         return
     for name, x in sent.items():
         if x.is_floating_point() and not name.endswith(("running_mean", "running_var")):
-            pieces = zip(w[name].reshape(-1).split(PIECE), x.reshape(-1).split(PIECE), strict=True)
-            yield from ((name, new.double() - old.double()) for new, old in pieces)
+            both = zip(pieces(w[name]), pieces(x), strict=True)
+            yield from ((name, new.double() - old.double()) for new, old in both)

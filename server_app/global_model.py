@@ -16,6 +16,7 @@ from torch import Tensor
 
 from common import tree
 from common.models.classifier import Classifier
+from common.models.rest import Rest
 from common.protocol import Down, Model, Trained
 from common.records import Records, StateDict
 from common.widths import Taken
@@ -33,7 +34,8 @@ class Weights(Records):
 class GlobalModel(Method[O, U], ABC):
     """Holds w in the architecture ``global_spec``, first drawn for the server; sends and scores it.
 
-    A method that keeps more names it in ``keeps``.
+    A method that keeps more names it in ``keeps``. ``net`` is for computing with w; while clients
+    work it takes no memory, and whoever asks for it then finds w in it.
     """
 
     keeps: ClassVar[type[Records]] = Weights
@@ -42,6 +44,25 @@ class GlobalModel(Method[O, U], ABC):
         super().prepare()
         self.net = self.build(self.global_spec)
         self.w = tree.snapshot(self.net)
+
+    @property
+    def net(self) -> Classifier:
+        if self._rest.wake():
+            self._rest.net.load_state_dict(self.w)
+        return self._rest.net
+
+    @net.setter
+    def net(self, net: Classifier) -> None:
+        self._rest = Rest(net)
+
+    @property
+    def parameter_names(self) -> frozenset[str]:
+        """Names of the entries of w that are parameters, not buffers."""
+        return tree.parameters_only(self._rest.net)
+
+    def rest(self) -> None:
+        super().rest()
+        self._rest.begin()
 
     def down(self, t: int) -> Down | Callable[[Client], Down]:
         return Model(w=self.w)
@@ -186,10 +207,11 @@ class Averaged(GlobalModel[O, T], Combining[O, T], ABC):
 
     def combine(self, ups: Ups[T], previous: StateDict) -> StateDict:
         """The new w of one architecture from at least one upload; with noise, from any number."""
-        states = self.states(ups, previous, tree.parameters_only(self.net))
+        names = self.parameter_names
+        states = self.states(ups, previous, names)
         if self.private is not None:
-            return self.private.mean(self.t, states, previous, self.net, len(self.clients))
-        return average(states, ups.sizes, previous, self.config.average, self.net)
+            return self.private.mean(self.t, states, previous, names, len(self.clients))
+        return average(states, ups.sizes, previous, self.config.average, names)
 
     def aggregate(self, ups: Ups[T], previous: Models) -> Models:
         return {spec: self.combine(ups, w) for spec, w in previous.items()}

@@ -206,6 +206,9 @@ class Method(ABC, Generic[O, U]):
         net = self.model()
         return None if net is None else tree.snapshot(net)
 
+    def rest(self) -> None:
+        """Let go of memory that the method can have again; called when clients are to work."""
+
     # Checkpoints.
 
     def state(self) -> Records:

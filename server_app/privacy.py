@@ -8,14 +8,12 @@ and keeps single ones to itself. ``local``: a client bounds its update and adds 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from pathlib import Path
 from typing import final
 
 import torch
-from torch import nn
 
-from common import tree
 from common.config import Config
 from common.extras import imported
 from common.journal import Entry, Privacy
@@ -45,13 +43,18 @@ class Privately:
         imported("dp_accounting")
 
     def mean(
-        self, t: int, states: Iterable[StateDict], previous: StateDict, net: nn.Module, clients: int
+        self,
+        t: int,
+        states: Iterable[StateDict],
+        previous: StateDict,
+        parameters: Set[str],
+        clients: int,
     ) -> StateDict:
         """w + (Σ_k Δ_k + noise) / m, m the clients that a round expects; no states: noise alone.
 
         Integer counters, and buffers that are not averaged, stay as they are.
         """
-        o, parameters = self.options, tree.parameters_only(net)
+        o = self.options
         names = averaged(previous, parameters, buffers=self.config.average.bn_buffers)
         start = flattened(previous, names)
         total = torch.zeros_like(start)

@@ -19,12 +19,12 @@ from server_app.combine.groups import unprotected
 from server_app.keep import checkpoint, summary
 from server_app.keep.checkpoint import Checkpoint
 from server_app.keep.journal import Journal, clock
+from server_app.memory import sending, sweep
 from server_app.privacy import withhold
 from server_app.stopped import Absurd, Again, Stopped
 from server_app.talk.ask import ask
 from server_app.talk.census import take_census, wait_for_nodes
 from server_app.talk.exchange import one_line
-from server_app.talk.hold import sweep
 from server_app.talk.readmission import Readmission, check_bound
 
 if TYPE_CHECKING:
@@ -162,6 +162,8 @@ def play_round(strategy: MethodStrategy, grid: Grid, t: int) -> Entry:
             with clock(entry, "score"):
                 strategy.scorer.score(entry)
         strategy.scorer.check_sound(entry)
+        method.rest()
+        sweep(post.traffic.get("up", 0))
         if score.ends(entry.accuracy):
             entry.reached, asks = score.target, not strategy.private
         if asks:
@@ -183,14 +185,17 @@ def _exchanged(
 ) -> None:
     """Send messages to clients and hand the good replies to ``aggregate``."""
     entry, timeout = strategy.entry, strategy.method.config.run.timeout
+    strategy.method.rest()
     by_node = {client.node: client.k for client in strategy.clients}
     with clock(entry, phase):
         sent = {by_node[message.metadata.dst_node_id]: message for message in messages}
-        replies, lost = ask(grid, strategy.post, sent, timeout, entry.round)
+        with sending():
+            replies, lost = ask(grid, strategy.post, sent, timeout, entry.round)
     strategy.failed(lost)
     del messages, sent  # in packed form they take as much memory again
     sweep(strategy.post.traffic.get("down", 0))
     aggregate(entry.round, _handed_over(replies))
+    sweep(strategy.post.traffic.get("up", 0))
 
 
 def _handed_over(replies: dict[int, Message]) -> Iterator[Message]:
@@ -225,6 +230,7 @@ def _census(
             return
         with clock(entry, "score"):
             strategy.scorer.score(entry)
+    method.rest()
     entry.clients = [
         Member(
             k=client.k,

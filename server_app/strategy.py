@@ -63,10 +63,12 @@ class MethodStrategy(Strategy):
         self.recalibration: Recalibration | None = None
 
     def start(self, grid: Grid, *_: object, **__: object) -> Result:
-        """The whole run; rounds, timeouts and hyper-parameters come from the run config."""
+        """The whole run; rounds, timeouts and hyper-parameters come from the run config.
+
+        What comes of it is in the run's folder, and not once more in the ``Result``.
+        """
         rounds.run(self, grid)
-        weights = self.scorer.shown.ask()
-        return Result(arrays=ArrayRecord(weights) if weights else ArrayRecord())
+        return Result()
 
     def summary(self) -> None:
         """Nothing to log: the journal has it."""

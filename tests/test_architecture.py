@@ -230,6 +230,7 @@ IN_FLOWERS_PLACE = {
     "tests/support/slow/sitecustomize.py": "is a SuperNode that sends slowly",
     "tests/support/usurper.py": "is a SuperNode in another's name",
     "tests/talk/test_halfway.py": "is a SuperLink that keeps a part back",
+    "tests/talk/test_memory.py": "sends as Flower's grid does",
     "tests/talk/test_spool.py": "pulls and puts together as Flower's grid does",
     "tests/talk/test_hostile_runs.py": "answers as a SuperLink whose message has expired",
 }

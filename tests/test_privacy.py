@@ -119,11 +119,11 @@ def states(*rows: list[float]) -> list[StateDict]:
 def test_the_mean_is_over_those_expected_not_over_those_who_came(tmp_path: Path) -> None:
     """Four clients, two a round: (0.6, 0.8) and (0, 5) clipped to (0, 1), then halved."""
     before, *ups = states([0.0, 0.0], [0.6, 0.8], [0.0, 5.0])
-    net, of = nn.Linear(2, 1), server(tmp_path, per_round=2, privacy__noise_multiplier=0.01)
-    noise = Secret(KEY)
+    of = server(tmp_path, per_round=2, privacy__noise_multiplier=0.01)
+    parameters, noise = {"weight", "bias"}, Secret(KEY)
 
     def mean(ups: list[StateDict]) -> tuple[list[float], torch.Tensor]:
-        found = of.mean(1, ups, before, net, 4)
+        found = of.mean(1, ups, before, parameters, 4)
         names = ["weight", "bias"]
         steps = [clipped(flattened(up, names) - flattened(before, names), 1.0) for up in ups]
         total = sum(steps, torch.zeros(3, dtype=torch.float64))

@@ -51,3 +51,32 @@ def test_a_state_that_does_not_fit_is_refused(change: dict[str, torch.Tensor], l
         tree.check_like(state, GOOD, "w")
     assert line in str(caught.value)
     tree.check_like(dict(GOOD), GOOD, "w")
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_mean_by_pieces_has_the_same_bits(
+    layout: torch.memory_format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = torch.Generator().manual_seed(2)
+    shapes = {"w": (7, 5, 3, 3), "b": (7, 1, 1, 1), "empty": (0, 2, 2, 2)}
+    states = [
+        {n: torch.randn(*s, generator=rng).to(memory_format=layout) for n, s in shapes.items()}
+        for _ in range(5)
+    ]
+    whole = tree.mean(states, [3, 1, 4, 1, 5])
+    monkeypatch.setattr(tree, "PIECE", 8)
+    for name, value in tree.mean(states, [3, 1, 4, 1, 5]).items():
+        assert torch.equal(value, whole[name]) and value.stride() == whole[name].stride()
+        assert value.stride() == states[0][name].stride()
+
+
+@pytest.mark.parametrize("place", [0, 7, 8, 19])
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+def test_one_number_that_is_not_finite_is_found(
+    place: int, number: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tree, "PIECE", 8)
+    w = torch.ones(4, 5)
+    assert tree.finite(w) and tree.finite(torch.ones(0)) and tree.finite(torch.tensor([1 << 40]))
+    w.view(-1)[place] = number
+    assert not tree.finite(w)

@@ -1,21 +1,25 @@
-"""Calls over gRPC: what one that failed says of itself, replies that stop halfway, large ones.
+"""Calls over gRPC: what one that failed says of itself, replies that stop halfway, large messages.
 
 A reply stops halfway where its client died while it sent it, or keeps a part back. Flower hands a
 reply out when its description is there and asks for each of its parts again and again, for up to 83
 minutes whatever the run's timeout, and every other reply waits behind it. The grid has no knob for
 this, so the function that it pulls with is replaced while an exchange goes on, and with it the
 one that puts the parts together, where large parts are to go to a file (``spool.py``).
+
+What is sent Flower writes out as a whole before it sends the first part, so that it is in memory
+twice. ``few_at_once`` hands it a few parts after the other.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from typing import final
 
 import grpc
 from flwr.app import Message
+from flwr.app.message.arraychunk import ArrayChunk
 from flwr.supercore.inflatable.inflatable_object import InflatableObject
 from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
 from flwr.superlink.grid import grpc_grid
@@ -26,7 +30,7 @@ STALLED = 300.0  #: seconds without a further part; a part has at most 20 MB
 AGAIN = (
     0.05  #: seconds until a missing part is asked for again, twice as long each time; Flower's is 1
 )
-FEW = 3  #: parts that are pulled at once where they go to a file; Flower's is 8
+AT_ONCE = 1 << 25  #: bytes, about, of the parts that are written out together
 HALFWAY = "the reply stopped halfway"
 
 
@@ -75,9 +79,8 @@ def whole_by(deadline: float, spool: Callable[[], Spool] | None = None) -> Itera
             last = time.monotonic()
             return kept.take(part, content) if kept else content
 
-        at_once = {"max_concurrent_pulls": FEW} if kept else {}
         try:
-            parts = pull(object_ids, pull_one, **{"initial_backoff": AGAIN, **at_once, **named})
+            parts = pull(object_ids, pull_one, **{"initial_backoff": AGAIN, **named})
         except _Halfway as part:
             error = ObjectUnavailableError(str(part))
             error.args = (f"{HALFWAY}, without {str(part)[:12]}",)
@@ -100,3 +103,36 @@ def whole_by(deadline: float, spool: Callable[[], Spool] | None = None) -> Itera
         yield
     finally:
         theirs |= {"pull_objects": pull, "inflate_object_from_contents": inflate}
+
+
+@contextmanager
+def few_at_once() -> Iterator[None]:
+    """What is sent in this context is written out a few parts at a time."""
+    theirs = vars(grpc_grid)
+    push: Callable[..., None] = theirs["push_objects"]
+
+    def push_objects(
+        objects: dict[str, InflatableObject],
+        push_object_fn: Callable[[str, bytes], None],
+        *,
+        object_ids_to_push: Container[str] | None = None,
+        **named: object,
+    ) -> None:
+        some: dict[str, InflatableObject] = {}
+        size = 0
+        for name in list(objects):
+            each = objects.pop(name)
+            if object_ids_to_push is not None and name not in object_ids_to_push:
+                continue
+            some[name] = each
+            size += len(each.data) if isinstance(each, ArrayChunk) else 0
+            if size >= AT_ONCE:
+                push(some, push_object_fn, **named)
+                some, size = {}, 0
+        push(some, push_object_fn, **named)
+
+    theirs["push_objects"] = push_objects
+    try:
+        yield
+    finally:
+        theirs["push_objects"] = push

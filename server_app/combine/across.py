@@ -123,9 +123,9 @@ class Same(Across[O, T]):
         members = ups.where(lambda client: client.model == spec)
         if not len(members):
             return before
-        options, net = self.config.average, self.nets[spec]
-        own = self.inner.states(members, before, tree.parameters_only(net))
-        return average(own, members.sizes, before, options, net)
+        options, parameters = self.config.average, tree.parameters_only(self.nets[spec])
+        own = self.inner.states(members, before, parameters)
+        return average(own, members.sizes, before, options, parameters)
 
 
 def _size(state: StateDict) -> int:

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 import numpy as np
 import torch
 from flwr.serverapp.strategy.fedtrimmedavg import trim_mean
-from torch import Tensor, nn
+from torch import Tensor
 
 from common import tree
 from common.options import Average
@@ -37,15 +37,15 @@ def average(
     sizes: Sequence[int],
     previous: StateDict,
     options: Average,
-    net: nn.Module,
+    parameters: Set[str],
 ) -> StateDict:
-    """Σ_k p_k w_k with p_k ∝ n_k or uniform; ``net`` tells parameters from buffers.
+    """Σ_k p_k w_k with p_k ∝ n_k or uniform.
 
-    Without ``bn-buffers`` floating-point buffers stay as they are in ``previous``. ``robust`` puts
-    something sturdier in place of the mean (``combine``).
+    Without ``bn-buffers`` only the entries named in ``parameters`` are averaged, the others stay as
+    they are in ``previous``. ``robust`` puts something sturdier in place of the mean (``combine``).
     """
     weights = sizes if options.weights == "samples" else [1] * len(sizes)
-    names = previous.keys() if options.bn_buffers else tree.parameters_only(net)
+    names = previous.keys() if options.bn_buffers else parameters
     mean = combine(clipped(states, previous, options, names), weights, options)
     return {name: mean[name] if name in names else previous[name] for name in mean}
 

@@ -82,3 +82,6 @@ class Wrapper(Combining[O, T], ABC):
 
     def network(self, spec: str) -> Classifier:
         return self.inner.network(spec)
+
+    def rest(self) -> None:
+        self.inner.rest()

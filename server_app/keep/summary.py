@@ -33,7 +33,7 @@ def write(
 ) -> None:
     """Write both files from the journal's entries; ``error``: why the run stopped, if it did."""
     if weights is not None:
-        write_atomically(folder / "model.safetensors", model_file.to_bytes(weights))
+        model_file.write(folder / "model.safetensors", weights)
     rounds = [entry for entry in entries if entry.round > 0]
     last = rounds[-1] if rounds else Entry(round=0)
     accuracies = [entry.accuracy for entry in rounds if entry.accuracy is not None]

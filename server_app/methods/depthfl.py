@@ -85,8 +85,9 @@ class DepthFL(Averaged[Options, Up]):
         return super().step(t, ups)
 
     def combine(self, ups: Ups[Up], previous: StateDict) -> StateDict:
-        states, parameters = [up.w for _, up in ups], tree.parameters_only(self.net)
-        mean = average_layers(states, ups.sizes, previous, self.config.average, parameters)
+        states = [up.w for _, up in ups]
+        options, parameters = self.config.average, self.parameter_names
+        mean = average_layers(states, ups.sizes, previous, options, parameters)
         if not self.options.feddyn:
             return mean
         there = set().union(*states)

@@ -27,7 +27,6 @@ class FIARSE(GlobalModel[Options, Up]):
         super().prepare()
         self.entries = importance.entries(self.net)
         self.groups = importance.groups(self.entries, self.options.scope)
-        self.parameters = tree.parameters_only(self.net)
         stays = set() if self.options.running else set(statistics(self.net))
         self.whole = [name for name in self.w if name not in {*self.entries, *stays}]
         self.masks: dict[float, Masks] = {}  #: of the round at hand, by size
@@ -89,7 +88,7 @@ class FIARSE(GlobalModel[Options, Up]):
         for name in self.entries:
             new[name] = self._moved(name, total[name] / having[name].clamp(min=1), step)
         for name, mean in rest.items():
-            moves = name in self.parameters and step != 1
+            moves = name in self.parameter_names and step != 1
             new[name] = self._moved(name, self.w[name].double() - mean, step) if moves else mean
         self.w = new
         return {}

@@ -31,7 +31,7 @@ class QFFL(Averaged[Options, Up]):
         return super().step(t, ups)
 
     def combine(self, ups: Ups[Up], previous: StateDict) -> StateDict:
-        q, parameters = self.options.q, tree.parameters_only(self.net)
+        q, parameters = self.options.q, self.parameter_names
         weights, r = [], 0.0
         for _, up in ups:
             f = up.loss + LEAST

@@ -15,7 +15,7 @@ import grpc
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from common.flower.rpc import HALFWAY, details, whole_by
+from common.flower.rpc import HALFWAY, details, few_at_once, whole_by
 from common.journal import Failure
 from common.records import count_bytes
 from server_app.stopped import Stopped
@@ -133,7 +133,8 @@ def push(grid: Grid, messages: Iterable[Message], t: int) -> list[str]:
     Raises ``Stopped`` if the SuperLink fails meanwhile.
     """
     try:
-        return list(grid.push_messages(messages))
+        with few_at_once():
+            return list(grid.push_messages(messages))
     except grpc.RpcError as error:
         said = details(error)[:LONGEST]
         raise Stopped(

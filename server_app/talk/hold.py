@@ -8,11 +8,8 @@ the last tensor that lies in it, and with the process, however that ends.
 
 from __future__ import annotations
 
-import gc
-import sys
 import tempfile
 from collections.abc import Callable
-from ctypes import CDLL
 from dataclasses import dataclass
 from functools import partial
 from mmap import ACCESS_COPY, mmap
@@ -25,7 +22,6 @@ from common.files import written_in
 from common.flower.spool import Spool
 
 SMALL = 1 << 14  #: bytes of a reply that stays in memory
-MUCH = 1 << 26  #: bytes that are worth looking for, which takes a tenth of a second
 EDGE = 64  #: bytes; an array begins at a multiple of them, as in a .npy file
 
 
@@ -80,14 +76,3 @@ def hold(content: RecordDict, folder: Path) -> None:
 
 def _in_memory(array: Array) -> bool:
     return not isinstance(array.data, memoryview)
-
-
-def sweep(moved: int) -> None:
-    """Free what is left of exchanges of so many bytes: Flower's records lie in circles of
-    references, and would stay with their arrays until the garbage collector looks for such; and
-    Linux's allocator keeps what threads have freed, unless it is told to give it back.
-    """
-    if moved >= MUCH:
-        gc.collect()
-        if sys.platform == "linux" and (trim := getattr(CDLL(None), "malloc_trim", None)):
-            trim(0)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, final
 
-import torch
 from flwr.app import Message, RecordDict
 
+from common import tree
 from common.config import Config
 from common.journal import Failure
 from common.protocol import Hello, Peer, ToClient, ToServer
@@ -206,5 +206,5 @@ def judge(
 def check_finite(up: Records) -> None:
     """Raise ``ValueError`` unless all numbers of all tensors are finite."""
     for path, tensor in tensors(up):
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        if not tree.finite(tensor):
             raise ValueError(f"{path!r} has values that are not finite")

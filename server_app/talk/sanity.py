@@ -24,6 +24,7 @@ from common.config import MethodOptions
 from common.journal import Magnitude
 from common.protocol import Down, Up
 from common.records import tensors
+from common.tree import pieces
 from server_app.method import Client, Method
 
 FROM = 3  #: clients of one architecture, for whom a median means something
@@ -87,4 +88,4 @@ def suspects(found: Found) -> list[int]:
 
 def _largest(up: Up) -> float:
     numbers = (x for _, x in tensors(up) if x.numel() and x.is_floating_point())
-    return max((float(x.abs().max()) for x in numbers), default=0.0)
+    return max((float(piece.abs().max()) for x in numbers for piece in pieces(x)), default=0.0)

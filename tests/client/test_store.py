@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from client_app.store import Store, look
+from common import model_file
 from common.files import write_atomically
 from common.records import Records, StateDict
 
@@ -158,6 +159,24 @@ def test_a_failed_write_names_the_file_and_keeps_the_old_one(tmp_path: Path) -> 
     done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True)
     assert f"File too large: '{path}'" in done.stderr.splitlines()[-1]
     assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_model_that_cannot_be_written_names_the_file_and_keeps_the_old_one(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "model.safetensors"
+    model_file.write(path, {"w": torch.ones(3)})
+    code = (
+        "import resource, signal, sys, torch; from pathlib import Path\n"
+        "from common import model_file\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "model_file.write(Path(sys.argv[1]), {'w': torch.ones(5000)})"
+    )
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True)
+    assert f"File too large: '{path}'" in done.stderr.splitlines()[-1]
+    assert torch.equal(model_file.load(path)["w"], torch.ones(3))
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="POSIX permissions")

@@ -50,7 +50,7 @@ def test_with_one_architecture_it_is_the_ordinary_mean_bit_for_bit() -> None:
     net = build("resnet10@0.0625", (1, 32, 32), 10, seed=1)
     states = [state("resnet10@0.0625", seed) for seed in (1, 2, 3)]
     ours = aggregate(states, [5, 7, 9], states[0], options(), tree.parameters_only(net))
-    plain = average(states, [5, 7, 9], states[0], options(), net)
+    plain = average(states, [5, 7, 9], states[0], options(), tree.parameters_only(net))
     assert ours.keys() == plain.keys()
     assert all(torch.equal(ours[name], plain[name]) for name in plain)
 

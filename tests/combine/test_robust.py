@@ -25,7 +25,7 @@ from server_app.stopped import Stopped
 from tests.support.battery import Tampering, changed_tensor
 from tests.support.tiny import flat, play
 
-NET = nn.Linear(2, 1)
+PARAMETERS = {"weight", "bias"}
 
 
 def options(robust: str, **changes: Any) -> Average:
@@ -43,7 +43,7 @@ def states(*rows: list[float]) -> list[StateDict]:
 def of(clients: list[StateDict], robust: str, **changes: Any) -> list[float]:
     sizes = changes.pop("sizes", [1] * len(clients))
     before = changes.pop("before", states([0.0, 0.0])[0])
-    result = average(clients, sizes, before, options(robust, **changes), NET)
+    result = average(clients, sizes, before, options(robust, **changes), PARAMETERS)
     weight: list[float] = result["weight"][0].tolist()
     return weight
 
@@ -105,8 +105,8 @@ def test_a_client_that_has_not_moved_is_no_division_by_zero() -> None:
 def test_clipping_that_never_binds_is_the_mean_to_the_bit() -> None:
     clients = [{k: torch.randn(5) for k in "ab"} for _ in range(4)]
     before = {k: torch.zeros(5) for k in "ab"}
-    plain = average(clients, [1, 2, 3, 4], before, options("none"), NET)
-    wide = average(clients, [1, 2, 3, 4], before, options("clip", clip_norm=1e9), NET)
+    plain = average(clients, [1, 2, 3, 4], before, options("none"), PARAMETERS)
+    wide = average(clients, [1, 2, 3, 4], before, options("clip", clip_norm=1e9), PARAMETERS)
     direct = tree.mean(clients, [1, 2, 3, 4])
     assert all(torch.equal(plain[k], wide[k]) and torch.equal(plain[k], direct[k]) for k in "ab")
 
@@ -115,9 +115,10 @@ def test_the_norm_leaves_out_buffers_that_are_not_averaged() -> None:
     net = nn.BatchNorm1d(1)
     before = tree.snapshot(net)
     sent = {**before, "weight": torch.tensor([1.5]), "running_var": torch.tensor([1e6])}
-    kept = average([sent], [1], before, options("clip", bn_buffers=False), net)
+    names = tree.parameters_only(net)
+    kept = average([sent], [1], before, options("clip", bn_buffers=False), names)
     assert float(kept["weight"]) == 1.5 and float(kept["running_var"]) == 1.0
-    averaged = average([sent], [1], before, options("clip"), net)
+    averaged = average([sent], [1], before, options("clip"), names)
     assert float(averaged["running_var"]) == pytest.approx(2.0)
     assert float(averaged["weight"]) == pytest.approx(1.0, abs=1e-5)
 
@@ -125,7 +126,7 @@ def test_the_norm_leaves_out_buffers_that_are_not_averaged() -> None:
 @pytest.mark.parametrize("robust", ["median", "trimmed"])
 def test_counters_keep_the_largest_and_dtypes_stay(robust: str) -> None:
     clients = states([1.0, 1.0], [2.0, 2.0], [3.0, 3.0])
-    result = average(clients, [1, 1, 1], clients[0], options(robust), NET)
+    result = average(clients, [1, 1, 1], clients[0], options(robust), PARAMETERS)
     assert result["seen"].dtype == torch.int64 and int(result["seen"]) == 2
     assert result["weight"].dtype == torch.float32
 

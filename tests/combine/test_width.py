@@ -80,7 +80,7 @@ def test_with_one_width_it_is_the_ordinary_mean_bit_for_bit() -> None:
         weights = [5, 7, 9] if settings.weights == "samples" else [1, 1, 1]
         found = blocks(*states, whole=states[0], weights=tuple(weights))
         ours = average_blocks(found, states[0], settings, states[0])
-        plain = average(states, weights, states[0], settings, net)
+        plain = average(states, weights, states[0], settings, tree.parameters_only(net))
         assert ours.keys() == plain.keys()
         assert all(torch.equal(ours[name], plain[name]) for name in plain)
 

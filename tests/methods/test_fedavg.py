@@ -8,6 +8,7 @@ import torch
 
 from common.models import build
 from common.options import Average
+from common.tree import parameters_only
 from server_app.combine.mean import average
 from tests.support.tiny import TinyRun
 
@@ -17,7 +18,7 @@ def test_the_average_is_weighted_by_samples_or_not() -> None:
     states = [{"weight": torch.tensor([[2.0]])}, {"weight": torch.tensor([[6.0]])}]
     for weights, expected in (("samples", 5.0), ("uniform", 4.0)):  # (1·2 + 3·6)/4, (2 + 6)/2
         options = Average(weights=weights)
-        mean = average(states, [1, 3], states[0], options, net)
+        mean = average(states, [1, 3], states[0], options, parameters_only(net))
         assert mean["weight"].item() == expected
 
 
@@ -26,7 +27,7 @@ def test_without_bn_buffers_the_server_keeps_its_own() -> None:
     own = dict(net.state_dict())
     sent = {name: value + 1 for name, value in own.items()}
     options = Average(weights="samples", bn_buffers=False)
-    result = average([sent], [5], own, options, net)
+    result = average([sent], [5], own, options, parameters_only(net))
     for name in own:
         expected = own if "running" in name or "tracked" in name else sent
         assert torch.equal(result[name], expected[name]), name

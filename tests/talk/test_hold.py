@@ -16,6 +16,7 @@ from flwr.app import RecordDict
 from common.config import Value
 from common.protocol import Trained
 from common.records import StateDict, count_bytes
+from server_app import memory
 from server_app.stopped import Stopped
 from server_app.talk import exchange, hold
 from tests.support.tiny import flat, play
@@ -45,7 +46,7 @@ def test_every_dtype_and_shape_comes_back_from_a_file(tmp_path: Path) -> None:
     again["large"].zero_()  # whoever writes to it writes to no file
     assert there == 1 and list(tmp_path.iterdir()) == []
     del again
-    hold.sweep(hold.MUCH)
+    memory.sweep(memory.MUCH)
     assert mapped(tmp_path) == 0
 
 
