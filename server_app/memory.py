@@ -23,8 +23,13 @@ COMPUTING = {_LARGE: 1 << 23, _SPARE: 1 << 26}
 
 
 @contextmanager
-def sending() -> Iterator[None]:
-    """In this context freed memory is given back at once."""
+def sending(far: bool) -> Iterator[None]:
+    """In this context freed memory is given back at once, where clients are ``far`` and do not
+    compute in this process.
+    """
+    if not far:
+        yield
+        return
     _set(SENDING)
     try:
         yield

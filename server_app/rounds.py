@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 
 from common.config import Config
 from common.files import Damaged, write_atomically
+from common.flower.rpc import over_grpc
 from common.journal import Cost, Entry, Failure, Member, Undone
 from common.toml import to_toml
 from server_app.combine.groups import unprotected
@@ -189,7 +190,7 @@ def _exchanged(
     by_node = {client.node: client.k for client in strategy.clients}
     with clock(entry, phase):
         sent = {by_node[message.metadata.dst_node_id]: message for message in messages}
-        with sending():
+        with sending(over_grpc(grid)):
             replies, lost = ask(grid, strategy.post, sent, timeout, entry.round)
     strategy.failed(lost)
     del messages, sent  # in packed form they take as much memory again

@@ -20,6 +20,7 @@ from typing import final
 import grpc
 from flwr.app import Message
 from flwr.app.message.arraychunk import ArrayChunk
+from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_object import InflatableObject
 from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
 from flwr.superlink.grid import grpc_grid
@@ -30,7 +31,7 @@ STALLED = 300.0  #: seconds without a further part; a part has at most 20 MB
 AGAIN = (
     0.05  #: seconds until a missing part is asked for again, twice as long each time; Flower's is 1
 )
-AT_ONCE = 1 << 25  #: bytes, about, of the parts that are written out together
+AT_ONCE = 1 << 24  #: bytes, about, of the parts that are written out together
 HALFWAY = "the reply stopped halfway"
 
 
@@ -38,6 +39,11 @@ def details(error: grpc.RpcError) -> str:
     """What the other side said, in one line."""
     text = error.details() if isinstance(error, grpc.Call) else error  # type: ignore[no-untyped-call]
     return str(text).strip().partition("\n")[0]
+
+
+def over_grpc(grid: Grid) -> bool:
+    """Whether messages go to other processes, of whatever machine, by this module's calls."""
+    return isinstance(grid, grpc_grid.GrpcGrid)
 
 
 class _Halfway(Exception):

@@ -70,10 +70,14 @@ def test_the_allocator_is_as_for_a_computation_again_after_an_exchange(
         return 1
 
     monkeypatch.setattr(memory, "_allocator", {"mallopt": mallopt}.get)
-    with pytest.raises(ValueError, match="an exchange fails"), memory.sending():
+    with pytest.raises(ValueError, match="an exchange fails"), memory.sending(far=True):
         assert options == memory.SENDING
         raise ValueError("an exchange fails")
     assert options == memory.COMPUTING
+    options.clear()
+    with memory.sending(far=False):
+        assert options == {}
+    assert options == {}
     assert all(memory.SENDING[name] < value for name, value in memory.COMPUTING.items())
 
 
@@ -81,6 +85,6 @@ def test_elsewhere_than_on_linux_nothing_is_asked_of_the_allocator(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("sys.platform", "darwin")
-    with memory.sending():
+    with memory.sending(far=True):
         memory.sweep(memory.MUCH)
     assert memory._allocator("mallopt") is None
