@@ -199,7 +199,7 @@ def show_summary(run: Run, console: Console) -> None:
     told, summary = run.headline(), run.summary
     what = f"{run.setting('method') or '?'} on {run.setting('dataset') or '?'}"
     scored = f"final {percent(told['final'])}, best {percent(told['best'])}"
-    mean = f"mean of the last {run.last()} rounds scored {percent(told['last10'])}"
+    mean = f"mean of last {run.last()} scored {percent(told['last10'])}"
     lines = [
         ("run", f"{what}, {run.done} rounds, seed {run.setting('seed')}"),
         ("runtime", f"{run.setting('runtime') or NONE}, {duration(run.seconds())}"),

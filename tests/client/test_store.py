@@ -146,35 +146,33 @@ def test_a_killed_writer_leaves_nothing_that_fills_the_disk(tmp_path: Path) -> N
     assert sorted(path.name for path in tmp_path.iterdir()) == [f".file.{os.getppid()}", "file"]
 
 
-def test_a_failed_write_names_the_file_and_keeps_the_old_one(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    write_atomically(path, b"old")
+def written_without_room(path: Path, imports: str, call: str) -> str:
+    """The last line of a process that calls ``call``, where no file may have over 1000 bytes."""
     code = (
-        "import resource, signal, sys; from pathlib import Path\n"
-        "from common.files import write_atomically\n"
+        f"import resource, signal, sys; from pathlib import Path\n{imports}\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
-        "write_atomically(Path(sys.argv[1]), bytes(5000))"
+        f"path = Path(sys.argv[1]); {call}"
     )
     done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True)
-    assert f"File too large: '{path}'" in done.stderr.splitlines()[-1]
+    return done.stderr.splitlines()[-1]
+
+
+def test_a_failed_write_names_the_file_and_keeps_the_old_one(tmp_path: Path) -> None:
+    path, imports = tmp_path / "file", "from common.files import write_atomically"
+    write_atomically(path, b"old")
+    said = written_without_room(path, imports, "write_atomically(path, bytes(5000))")
+    assert f"File too large: '{path}'" in said
     assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
 
 
 def test_a_model_that_cannot_be_written_names_the_file_and_keeps_the_old_one(
     tmp_path: Path,
 ) -> None:
-    path = tmp_path / "model.safetensors"
+    path, imports = tmp_path / "model.safetensors", "import torch; from common import model_file"
     model_file.write(path, {"w": torch.ones(3)})
-    code = (
-        "import resource, signal, sys, torch; from pathlib import Path\n"
-        "from common import model_file\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
-        "model_file.write(Path(sys.argv[1]), {'w': torch.ones(5000)})"
-    )
-    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True)
-    assert f"File too large: '{path}'" in done.stderr.splitlines()[-1]
+    said = written_without_room(path, imports, "model_file.write(path, {'w': torch.ones(5000)})")
+    assert f"File too large: '{path}'" in said
     assert torch.equal(model_file.load(path)["w"], torch.ones(3))
     assert list(tmp_path.iterdir()) == [path]
 

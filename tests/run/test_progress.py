@@ -159,7 +159,7 @@ def test_the_summary_lists_every_client_and_the_result(tmp_path: Path) -> None:
     for part in ("1,200", "80.0 %", "70.0 %", "62.5 %", "2.50 kB down, 1.50 kB up", "1 min 30 s"):
         assert part in text
     assert "fedkf on digits, 3 rounds, seed 1" in text and "grpc" in text
-    assert "final 50.0 %, best 62.5 %, mean of the last 3 rounds scored 44.2 %" in text
+    assert "final 50.0 %, best 62.5 %, mean of last 3 scored 44.2 %" in text
     assert "to 60.0 %" in text and "first in round 1, mean of 5 in round none" in text
     assert "SHA-256 0123456789abcdef " in text
     assert "on clients: aca  mean 70.0 % (AMP), worst 20.0 % (WLP)" in text
