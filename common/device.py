@@ -14,6 +14,7 @@ from common.config import DEVICES, MemoryFormat
 Net = TypeVar("Net", bound=nn.Module)
 
 MOST_PARAMETERS = 4_000_000  #: of a network that is faster with its channels last
+FEWEST_CHANNELS = 8  #: into a strided 1×1 convolution, for channels last; see ``_unsafe_last``
 
 
 def choose(name: str) -> torch.device:
@@ -57,14 +58,32 @@ def arrange(net: Net, memory_format: MemoryFormat) -> Net:
     update. The format decides the order of sums and with it the last bits of a result, so it may
     depend on the network and the configuration but never on the machine. Inputs may stay as they
     are.
+
+    A network with a layer that is not safe with its channels last keeps torch's default, whatever
+    the configuration says.
     """
     parameters = sum(parameter.numel() for parameter in net.parameters())
     last = memory_format == "channels-last" or (
         memory_format == "auto" and parameters < MOST_PARAMETERS
     )
-    if last:
+    if last and not any(_unsafe_last(module) for module in net.modules()):
         net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return net
+
+
+def _unsafe_last(module: nn.Module) -> bool:
+    """Whether the gradient of this layer is written past the end of its buffer, channels last.
+
+    oneDNN, with which torch convolves on x86 processors, does so in the kernels for AVX2 where a
+    1×1 convolution has a stride and fewer than eight channels go in (its issue 6035): the process
+    dies, or goes on with wrong weights. ResNet-8 at a quarter of its width has such a layer.
+    """
+    return (
+        isinstance(module, nn.Conv2d)
+        and module.kernel_size == (1, 1)
+        and max(module.stride) > 1
+        and module.in_channels // module.groups < FEWEST_CHANNELS
+    )
 
 
 def memory(device: torch.device) -> tuple[int, int] | None:
