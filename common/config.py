@@ -233,7 +233,8 @@ class Train(Descent):
     clip: Annotated[NonNegative, Auto(0.0)] = 0.0
     """Largest gradient norm; 0: the method's own, of most no clipping."""
     memory_format: MemoryFormat = "auto"
-    """Layout of the networks' weights; ``auto``: by their number of parameters."""
+    """Layout of the networks' weights; ``auto``: by their number of parameters. Never channels-last
+    where that is not safe."""
 
 
 @final

@@ -131,6 +131,14 @@ def table(
     to: Annotated[Path | None, typer.Option("--out", help="Folder of the records.")] = None,
     workers: Workers = None,
     show: Annotated[bool, typer.Option("--show", help="Only show what is recorded.")] = False,
+    canaries: Annotated[
+        bool,
+        typer.Option(
+            "--canaries",
+            help="Run no cell: only keep short runs of this machine beside what this code recorded "
+            "elsewhere, for claims --check.",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Run a paper's table cell by cell and show ours beside the paper's numbers.
@@ -146,25 +154,38 @@ def table(
     from deploy.study import paper_table as tables
 
     spec = tables.read(file)
+    list(tables.cells(spec))  # what is wrong in the last row is said before the first runs
     stem = find(file).stem
     folder = (to or Path("runs") / stem).resolve()
+    again = f"fedmosaic table {file} --out {folder}"
 
     def announce(i: int, of: int, cell: tables.CellRun, recorded: bool) -> None:
         what = f"{cell.row} × {cell.column}, seed {cell.seed}"
         out.print(f"[bold]cell {i}/{of}[/] {what}{': recorded' if recorded else ''}")
 
-    if not show:
+    def short_runs() -> None:
+        canary.keep(
+            spec,
+            folder,
+            lambda flat, at: launch.cell(flat, at, workers, out),
+            lambda method: out.print(f"[bold]canary[/] {method}"),
+        )
+
+    begun = (folder / "cells").exists()
+    if canaries:
+        if show:
+            raise ValueError("--canaries runs something and --show nothing: give one of them")
+        if not begun:
+            raise ValueError(f"--canaries is for a record, but {folder} holds none")
+        with told_how_to_go_on(f"{again} --canaries"):
+            short_runs()
+    elif not show:
         with (
-            told_how_to_go_on(f"fedmosaic table {file} --out {folder}"),
+            told_how_to_go_on(again),
             ahead.environment(reuse.FOLDER, str(tables.learnt_in(folder))),
         ):
-            if not (folder / "cells").exists():
-                folder.mkdir(parents=True, exist_ok=True)
-                canary.run(
-                    spec,
-                    lambda flat, at: launch.cell(flat, at, workers, out),
-                    lambda method: out.print(f"[bold]canary[/] {method}"),
-                ).save(folder)
+            if not begun or (canary.load(folder) and not tables.whole(spec, folder)):
+                short_runs()
             tables.run(
                 spec, folder, lambda cell, at: launch.cell(cell.flat, at, workers, out), announce
             )
@@ -306,14 +327,21 @@ def information(
     from deploy.run import settings as given
     from deploy.study import noise_information as study
 
+    flat = given.resolve(experiment or given.DEFAULT, settings or [])
+    known = study.load_found(flat, to)
+    if known:
+        plain(f"{len(known)} teachings are recorded in {to / study.FILE}")
+
     def tell(one: study.Found) -> None:
+        known.append(one)
+        study.keep_found(known, flat, to)
         plain(
             f"seed {one.seed}, {one.model} ({one.teacher:.1%}), {one.kind}, {one.bn} statistics: "
             f"{one.information:.3f} nats, student {one.student:.1%}"
         )
 
-    flat = given.resolve(experiment or given.DEFAULT, settings or [])
-    found = study.study(flat, range(1, repeats + 1), tell)
+    with told_how_to_go_on("the same command"):
+        found = study.study(flat, range(1, repeats + 1), tuple(known), tell)
     out.print(*terminal(study.table(found), ruled=False))
     written = study.write(found, to)
     for path in written:

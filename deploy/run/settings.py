@@ -148,6 +148,13 @@ def load_run(folder: Path) -> dict[str, Value]:
     return flat
 
 
+def chosen(flat: Mapping[str, Value]) -> dict[str, Value]:
+    """What differs from the defaults, by which a record knows its configuration: a key that is new
+    in a later version changes nothing."""
+    usual = defaults()
+    return {key: value for key, value in sorted(flat.items()) if value != usual.get(key)}
+
+
 def numbers(flat: Mapping[str, Value], method: str = "") -> dict[str, Value]:
     """The same with integers made floats where the key takes any number; keys are checked.
 

@@ -1,12 +1,15 @@
 """A short run of each method in a recorded table, whose digest tells whether the record is stale.
 
 A record is of the code that made it. Before its first cell ``fedmosaic table`` runs a canary for
-each method: the method's first cell, cut to one round and single epochs, of which only the digest
+each method: the method's first cell, cut to two rounds and single epochs, of which only the digest
 of its numbers is kept, in ``canaries.json`` beside the record. If the same short run gives another
 digest later, then the code computes something else, and what was recorded no longer speaks for it.
+The second round is there for what a method begins only when it has heard of the first; canaries
+that were recorded with one are repeated with one.
 
 Digests are the same only where torch and the model of the processor are the same; elsewhere nothing
-is said. Two models with the same instructions may still add in another order.
+is said. Two models with the same instructions may still add in another order. So a record that was
+made on several machines keeps canaries of each.
 """
 
 from __future__ import annotations
@@ -15,45 +18,65 @@ import hashlib
 import json
 import platform
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import torch
 
 from common.config import Value
 from common.files import write_atomically
-from deploy.study.paper_table import CellRun, Flat, TableFile, cells, record
+from deploy.study.paper_table import CellRun, Flat, TableFile, cells
+from deploy.study.recorded import record
 
 NAME = "canaries.json"
+ROUNDS = 2
 Launch = Callable[[Flat, Path], None]
 
 
 @final
 @dataclass(frozen=True)
 class Canaries:
-    """``where``: torch and processor; ``digests``: of what the short run came to, by method."""
+    """Those of one machine.
+
+    ``where``: torch and processor; ``digests``: of what the short run came to, by method;
+    ``rounds``: the most that a short run had.
+    """
 
     where: str
     digests: dict[str, str]
+    rounds: int = ROUNDS
 
-    def save(self, folder: Path) -> None:
-        told = {"where": self.where, "digests": self.digests}
-        write_atomically(folder / NAME, (json.dumps(told, indent=1) + "\n").encode())
 
-    @staticmethod
-    def load(folder: Path) -> Canaries | None:
-        """Those that were recorded, if any. Raises ``ValueError`` for a damaged file."""
-        path = folder / NAME
-        if not path.exists():
-            return None
-        try:
-            told = json.loads(path.read_text(encoding="utf-8"))
-            digests = {str(name): str(digest) for name, digest in told["digests"].items()}
-            return Canaries(str(told["where"]), digests)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is no record of canaries: {error}") from error
+def save(made: Sequence[Canaries], folder: Path) -> None:
+    """Write ``canaries.json`` of one machine or several in ``folder``."""
+    write_atomically(
+        folder / NAME, (json.dumps([asdict(one) for one in made], indent=1) + "\n").encode()
+    )
+
+
+def load(folder: Path) -> list[Canaries]:
+    """Those that were recorded in ``folder``, if any. Raises ``ValueError`` for a damaged file."""
+    path = folder / NAME
+    if not path.exists():
+        return []
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        return [_read(one) for one in (told if isinstance(told, list) else [told])]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is no record of canaries: {error}") from error
+
+
+def _read(told: dict[str, Any]) -> Canaries:
+    """One entry; the first ones did not name their rounds, of which they had one."""
+    digests = {str(name): str(digest) for name, digest in told["digests"].items()}
+    return Canaries(str(told["where"]), digests, int(told.get("rounds", 1)))
+
+
+def made_here(recorded: Sequence[Canaries]) -> Canaries | None:
+    """Those among them that this machine can repeat."""
+    return next((one for one in recorded if one.where == here()), None)
 
 
 def here() -> str:
@@ -83,9 +106,10 @@ def first_cells(file: TableFile) -> Iterator[CellRun]:
             yield cell
 
 
-def short(flat: Flat) -> Flat:
-    """The same run cut to one round, single epochs, and few steps on the server."""
-    return {**flat, **{key: _cut(key, value) for key, value in flat.items()}, "rounds": 1}
+def short(flat: Flat, rounds: int = ROUNDS) -> Flat:
+    """The same run cut to ``rounds``, single epochs, and few steps on the server."""
+    cut = {key: _cut(key, value) for key, value in flat.items()}
+    return {**flat, **cut, "rounds": min(rounds, int(flat["rounds"]))}
 
 
 def _cut(key: str, value: Value) -> Value:
@@ -99,7 +123,9 @@ def _cut(key: str, value: Value) -> Value:
     return value
 
 
-def run(file: TableFile, launch: Launch, tell: Callable[[str], None]) -> Canaries:
+def run(
+    file: TableFile, launch: Launch, tell: Callable[[str], None], rounds: int = ROUNDS
+) -> Canaries:
     """Run the canaries of a table; ``launch`` runs one in a folder, ``tell`` hears its method."""
     digests = {}
     for cell in first_cells(file):
@@ -107,9 +133,29 @@ def run(file: TableFile, launch: Launch, tell: Callable[[str], None]) -> Canarie
         tell(method)
         with tempfile.TemporaryDirectory(prefix="canary-") as folder:
             place = Path(folder) / "run"
-            launch(short(cell.flat), place)
+            launch(short(cell.flat, rounds), place)
             digests[method] = digest(record(place) or {})
-    return Canaries(here(), digests)
+    return Canaries(here(), digests, rounds)
+
+
+def keep(file: TableFile, folder: Path, launch: Launch, tell: Callable[[str], None]) -> None:
+    """Have canaries of this machine beside the record in ``folder``: make them or repeat them.
+
+    A method that the table has only since it was begun is added.
+
+    Raises ``ValueError`` if some method gives other numbers than when the record was begun.
+    """
+    recorded = load(folder)
+    mine = made_here(recorded)
+    now = run(file, launch, tell, mine.rounds if mine else ROUNDS)
+    if mine and (other := changed(mine, now)):
+        raise ValueError(
+            f"{folder / NAME}: {', '.join(other)} gives other numbers now than when this record "
+            "was begun; a table is of one code, so give --out another folder"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    now = replace(now, digests={**(mine.digests if mine else {}), **now.digests})
+    save([*(one for one in recorded if one is not mine), now], folder)
 
 
 def digest(summary: Mapping[str, object]) -> str:
@@ -120,5 +166,6 @@ def digest(summary: Mapping[str, object]) -> str:
 
 
 def changed(recorded: Canaries, now: Canaries) -> list[str]:
-    """The methods whose canary gives another digest than recorded."""
-    return [name for name, of in recorded.digests.items() if now.digests.get(name) != of]
+    """The methods of both whose canary gives another digest than recorded."""
+    both = recorded.digests.keys() & now.digests.keys()
+    return sorted(name for name in both if now.digests[name] != recorded.digests[name])

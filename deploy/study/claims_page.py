@@ -122,7 +122,7 @@ def picture(judged: Sequence[Judged]) -> Figure:
             axes.text(0.0, y, heading, transform=axes.get_yaxis_transform(), color=INK, va="center")
             for test in one.tests:
                 y += 1.0
-                labels.append((y, _label(test)))
+                labels.append((y, _label(test, one.tests)))
                 _mark(axes, y, test, one.claim)
         axes.set_yticks([at for at, _ in labels], [text for _, text in labels], fontsize=7.5)
         axes.set_ylim(y + 1.0, 0.2)
@@ -132,8 +132,16 @@ def picture(judged: Sequence[Judged]) -> Figure:
     return figure
 
 
-def _label(test: Tested) -> str:
-    return clean(f"{test.below}, {test.column}", 60)
+def _label(test: Tested, claim: Sequence[Tested]) -> str:
+    """A comparison, with what tells it from the others of its ``claim``."""
+    several_above = len({each.above for each in claim}) > 1
+    several_below = len({each.below for each in claim}) > 1
+    words = test.above if several_above else test.below
+    if several_above and several_below:
+        words = f"{test.above} against {test.below}"
+    if len({each.table for each in claim}) > 1:
+        words += f" ({test.table})"
+    return clean(f"{words}, {test.column}", 90)
 
 
 def _mark(axes: Axes, y: float, test: Tested, claim: Claim) -> None:

@@ -18,6 +18,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Literal, final
@@ -41,9 +42,13 @@ from common.task import Task, epochs, evaluate, global_spec
 from deploy.report.interval import half_width
 from deploy.report.style import frame, series, style
 from deploy.report.table import Table, markdown
+from deploy.run.settings import chosen
 from server_app.distil.noise import distil, weighted
 from server_app.methods.fedorion import FedORION
 
+BatchNorm = Literal["batch", "running"]
+BOTH: tuple[BatchNorm, ...] = ("batch", "running")
+FILE = "information.json"
 BATCHES = 8  #: of noise.batch-size images, over which the information is a mean
 
 
@@ -55,7 +60,7 @@ class Found:
     seed: int
     model: str
     kind: str
-    bn: Literal["batch", "running"]
+    bn: BatchNorm
     teacher: float
     """Test accuracy of the teacher on its running statistics, in [0, 1]."""
     information: float
@@ -67,22 +72,28 @@ class Found:
 def study(
     flat: Mapping[str, Value],
     repeats: Sequence[int],
+    known: Sequence[Found] = (),
     on_found: Callable[[Found], object] = lambda found: None,
 ) -> list[Found]:
     """Train the fleet's architectures on all the data, each as a teacher, and distil each into the
     global architecture on every kind of noise, ``flat`` saying how; once for each seed.
 
     A teacher has ``train.epochs`` epochs; a student ``noise.epochs`` · ``noise.batches`` steps.
+    What is ``known`` is not measured again; ``on_found`` hears of everything else.
     """
+    before = {(one.seed, one.model, one.kind, one.bn): one for one in known}
     found: list[Found] = []
     for seed in repeats:
         config = parse({**flat, "method": "fedorion", "seed": seed})
         device.settle(config.run.threads)
         task = Task.of(config, load(config.data), device.choose(config.run.device))
         for spec in dict.fromkeys(config.fleet):
-            net, accuracy = _teacher(task, spec)
-            for kind in NOISES:
-                for bn in ("batch", "running") if norms(net) else ("running",):
+            teacher = None
+            has_norms = bool(norms(task.build(spec, name=("init", "teacher", spec))))
+            for kind, bn in product(NOISES, BOTH if has_norms else BOTH[1:]):
+                one = before.get((seed, spec, kind, bn))
+                if one is None:
+                    net, accuracy = teacher = teacher or _teacher(task, spec)
                     settings = {**config.flat, "noise.kind": kind, "noise.teacher-bn": bn}
                     there = Task.of(parse(settings), load(config.data), task.device)
                     one = Found(
@@ -94,8 +105,8 @@ def study(
                         information=mutual_information(_answers(net, there)),
                         student=_student(net, there),
                     )
-                    found.append(one)
                     on_found(one)
+                found.append(one)
     return found
 
 
@@ -162,9 +173,12 @@ def table(found: Sequence[Found]) -> Table:
         teacher, student = ([100 * getattr(m, n) for m in mine] for n in ("teacher", "student"))
         information = [m.information for m in mine]
         rows.append((model, kind, bn, _mean(teacher, 1), _mean(information, 3), _mean(student, 1)))
-    rho, number = _mean(correlations(found), 2), len({one.seed for one in found})
     header = ("teacher", "noise", "BatchNorm", "teacher, %", "I(z; ŷ), nats", "student, %")
-    note = f"Spearman's correlation of information and student: {rho}; {number} seeds, ± 95 %"
+    parts = {"all": found} | {f"{bn} alone": [f for f in found if f.bn == bn] for bn in BOTH}
+    told = [f"{what}: {_mean(correlations(part), 2)}" for what, part in parts.items() if part]
+    number = len({one.seed for one in found})
+    note = "Spearman's correlation of information and student, "
+    note += f"{'; '.join(told)}. {number} seeds, ± half of the 95 % interval."
     return Table(header, rows, notes=(note,))
 
 
@@ -180,7 +194,7 @@ def draw(found: Sequence[Found]) -> Figure:
     BatchNorm normalises by running statistics."""
     figure, axes = frame((5.2, 3.6))
     for i, model in enumerate(dict.fromkeys(one.model for one in found)):
-        for bn in ("batch", "running"):
+        for bn in BOTH:
             mine = [one for one in found if one.model == model and one.bn == bn]
             axes.plot(
                 [one.information for one in mine],
@@ -197,16 +211,41 @@ def draw(found: Sequence[Found]) -> Figure:
     return figure
 
 
-def write(found: Sequence[Found], to: Path) -> list[Path]:
-    """The table as Markdown, everything as JSON and the picture, in the folder ``to``."""
-    to.mkdir(parents=True, exist_ok=True)
-    stream, told = io.BytesIO(), json.dumps([asdict(one) for one in found], indent=1)
+def load_found(flat: Mapping[str, Value], folder: Path) -> list[Found]:
+    """What ``folder`` holds of this experiment from before, if anything.
+
+    Raises ``ValueError`` if it is of another experiment, or damaged.
+    """
+    path = folder / FILE
+    if not path.exists():
+        return []
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        experiment, found = told["experiment"], [Found(**one) for one in told["found"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is no record of this study: {error}") from error
+    now = chosen(flat)
+    if other := [key for key in now | experiment if now.get(key) != experiment.get(key)]:
+        keys = ", ".join(sorted(other))
+        raise ValueError(f"{path} is of an experiment with another {keys}: give another --out")
+    return found
+
+
+def keep_found(found: Sequence[Found], flat: Mapping[str, Value], folder: Path) -> None:
+    """Write ``information.json``: the experiment and all that was found."""
+    folder.mkdir(parents=True, exist_ok=True)
+    told = {"experiment": chosen(flat), "found": [asdict(one) for one in found]}
+    write_atomically(folder / FILE, f"{json.dumps(told, indent=1)}\n".encode())
+
+
+def write(found: Sequence[Found], folder: Path) -> list[Path]:
+    """The table as Markdown and the picture, in ``folder``, beside what ``keep_found`` wrote."""
+    stream = io.BytesIO()
     draw(found).savefig(stream, format="png", dpi=150)
     contents = {
-        to / "information.md": f"{markdown(table(found))}\n".encode(),
-        to / "information.json": f"{told}\n".encode(),
-        to / "information.png": stream.getvalue(),
+        folder / "information.md": f"{markdown(table(found))}\n".encode(),
+        folder / "information.png": stream.getvalue(),
     }
     for path, content in contents.items():
         write_atomically(path, content)
-    return list(contents)
+    return [folder / FILE, *contents]

@@ -23,10 +23,8 @@ from typing import Literal, final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from common import chain
 from common.config import Value
 from common.files import write_atomically
-from common.metrics import rounds_to
 from common.parse import defaults
 from deploy.report import table as rendering
 from deploy.report.interval import half_width
@@ -35,8 +33,9 @@ from deploy.report.table_picture import png
 from deploy.report.text import NONE, clean
 from deploy.run.beside import look_in
 from deploy.run.preflight import counted
-from deploy.run.settings import find, flatten, numbers
+from deploy.run.settings import chosen, find, flatten, numbers
 from deploy.study import strict_file
+from deploy.study.recorded import measured, reached, record
 
 Flat = dict[str, Value]
 
@@ -233,11 +232,9 @@ class CellRun:
     @property
     def fingerprint(self) -> str:
         """Equal for equal configurations, so that a recorded run is found again."""
-        text = json.dumps({k: v for k, v in sorted(self.flat.items()) if v != DEFAULTS.get(k)})
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(chosen(self.flat)).encode()).hexdigest()[:16]
 
 
-DEFAULTS = defaults()
 TARGET = "rounds_to_target."  #: measures that are nothing where a run never reached its target
 GOAL = "rounds_to_target.target"
 
@@ -302,6 +299,11 @@ def run(
     shutil.rmtree(learnt_in(folder), ignore_errors=True)
 
 
+def whole(file: TableFile, folder: Path) -> bool:
+    """Whether every cell is recorded."""
+    return all(record(folder / "cells" / cell.fingerprint) is not None for cell in cells(file))
+
+
 def learnt_in(folder: Path) -> Path:
     """Where the cells of a table share what clients learn alike (``client_app/reuse.py``)."""
     return folder / "learnt"
@@ -338,6 +340,16 @@ def collect(file: TableFile, folder: Path) -> Comparison:
         better_in={c.name: c.better for c in file.column if c.better != "as the table"},
         notes=(*apart, *([file.note] if file.note else [])),
     )
+
+
+def _rounds_to_reach(cell: CellRun, all_cells: list[CellRun], folder: Path) -> float | None:
+    """When ``cell`` measures what the row ``cell.reach`` does at its end (``recorded.reached``)."""
+    where, reach = (cell.column, cell.seed), cell.line.reach
+    goal = next((c for c in all_cells if c.row == reach and (c.column, c.seed) == where), None)
+    if goal is None:
+        return None
+    ours, theirs = (folder / "cells" / each.fingerprint for each in (cell, goal))
+    return reached(ours, cell.measure, theirs, goal.measure, cell.line.window)
 
 
 def _differences(file: TableFile, found: Mapping[tuple[str, str], list[float]]) -> Iterator[str]:
@@ -388,49 +400,3 @@ def write(filled: Comparison, file: TableFile, folder: Path, stem: str) -> list[
         write_atomically(folder / (stem + suffix), text.encode())
     png(table, folder / f"{stem}.png")
     return [folder / (stem + suffix) for suffix in (*texts, ".png")]
-
-
-def record(place: Path) -> dict[str, object] | None:
-    """The summary of a completed run in ``place``, or None."""
-    path = place / "summary.json"
-    if not path.exists():
-        return None
-    summary: dict[str, object] = json.loads(path.read_text(encoding="utf-8"))
-    return summary if summary.get("status") == "completed" else None
-
-
-def _rounds_to_reach(cell: CellRun, all_cells: list[CellRun], folder: Path) -> float | None:
-    """The first round at which ``cell`` measures what the row ``cell.reach`` does at its end.
-
-    With a ``window``: the mean of the last so many measurements. Infinite if it never does; None if
-    one of the two runs is not recorded.
-    """
-    where, reach = (cell.column, cell.seed), cell.line.reach
-    goal = next((c for c in all_cells if c.row == reach and (c.column, c.seed) == where), None)
-    theirs = _course(folder / "cells" / goal.fingerprint, goal.measure) if goal else []
-    ours = _course(folder / "cells" / cell.fingerprint, cell.measure)
-    if not theirs or not ours:
-        return None
-    hit = rounds_to([value for _, value in ours], theirs[-1][1], cell.line.window)
-    return math.inf if hit is None else float(ours[hit - 1][0])
-
-
-def _course(place: Path, measure: str) -> list[tuple[int, float]]:
-    """(round, measure) of a completed run, wherever its journal has it."""
-    if record(place) is None:
-        return []
-    path, values = place / "journal.jsonl", []
-    for entry in (line.entry for line in chain.proven(path) if line.entry is not None):
-        told = entry.model_dump(exclude_unset=True)
-        if entry.fairness is not None:  # named as in the summary, where a measure also looks
-            told["fairness"] = entry.fairness.flat()
-        values.append((entry.round, measured(told, measure)))
-    return [(t, value) for t, value in values if t > 0 and value is not None]
-
-
-def measured(summary: Mapping[str, object], path: str) -> float | None:
-    """The number at a dotted path of the summary; None if it is not there."""
-    value: object = summary
-    for part in path.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return float(value) if isinstance(value, int | float) else None

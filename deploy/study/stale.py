@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from deploy.study import canary, paper_table
-from deploy.study.canary import Canaries, Launch
+from deploy.study.canary import Launch
 
 
 def check(
@@ -19,15 +19,17 @@ def check(
     """
     found = {}
     for table in tables:
-        recorded = Canaries.load(records / table)
-        if recorded is None:
+        recorded = canary.load(records / table)
+        mine = canary.made_here(recorded)
+        if not recorded:
             tell(f"{table}: recorded without canaries, so nothing can be said")
-        elif recorded.where != canary.here():
-            tell(f"{table}: recorded with {recorded.where}, here is {canary.here()}")
+        elif mine is None:
+            places = " and ".join(one.where for one in recorded)
+            tell(f"{table}: recorded with {places}, here is {canary.here()}")
         else:
             file = paper_table.read(Path(table))
-            now = canary.run(file, launch, tell)
-            if methods := canary.changed(recorded, now):
+            now = canary.run(file, launch, tell, mine.rounds)
+            if methods := canary.changed(mine, now):
                 found[table] = ", ".join(methods)
             tell(f"{table}: {'stale: ' + found[table] if methods else 'as recorded'}")
     return found

@@ -6,7 +6,8 @@ import statistics
 from pathlib import Path
 
 from deploy.report.traffic_picture import Panels, Spot, png
-from deploy.study.paper_table import CellRun, Comparison, TableFile, cells, measured, record
+from deploy.study.paper_table import CellRun, Comparison, TableFile, cells
+from deploy.study.recorded import measured, record
 
 SHARES = ("accuracy", "accuracies.", "fairness.amp", "metrics.client_test_accuracy")
 """Measures that are accuracies begin so."""

@@ -14,27 +14,8 @@ from deploy.study import canary, claims, claims_page, paper_table, stale
 from deploy.study.canary import Canaries
 from deploy.study.decide import Verdict
 from tests.support.commandline import fedmosaic, typed
+from tests.support.small_table import TABLE
 
-TABLE = """
-title = "A table"
-seeds = [1, 2, 3, 4, 5]
-[base]
-clients = 2
-rounds = 3
-fleet = "mlp@0.25"
-data = { name = "toy", samples = 120, test-samples = 60, partition = "iid" }
-train = { epochs = 2 }
-[[row]]
-name = "A"
-set = { method = "fedavg" }
-[[row]]
-name = "B"
-set = { method = "fedprox" }
-[[column]]
-name = "C"
-[[column]]
-name = "rounds"
-"""
 CLAIM = """
 paper = "P"
 source = "abstract"
@@ -188,34 +169,19 @@ def test_a_record_is_stale_when_its_canary_says_so(scene: Scene, tmp_path: Path)
     assert heard == ["ours: recorded without canaries, so nothing can be said"]
     now = canary.run(paper_table.read(Path("ours")), go, heard.append)
     assert sorted(now.digests) == ["fedavg", "fedprox"]
-    now.save(scene.records / "ours")
+    place = scene.records / "ours"
+    elsewhere = Canaries("another torch", {})
+    canary.save([elsewhere, now], place)
+    assert canary.load(place) == [elsewhere, now]
     assert stale.check(["ours"], scene.records, go, heard.append) == {}
     assert heard[-1] == "ours: as recorded"
-    Canaries(now.where, {**now.digests, "fedprox": "0"}).save(scene.records / "ours")
+    canary.save([Canaries(now.where, {**now.digests, "fedprox": "0"})], place)
     found = stale.check(["ours"], scene.records, go, heard.append)
     assert found == {"ours": "fedprox"} and heard[-1] == "ours: stale: fedprox"
     assert scene.judge(**found).stale == ("ours: fedprox",)
-    Canaries("another torch", now.digests).save(scene.records / "ours")
+    canary.save([elsewhere], place)
     assert stale.check(["ours"], scene.records, go, heard.append) == {}
     assert heard[-1].startswith("ours: recorded with another torch, here is torch")
-
-
-def test_a_processor_is_named_by_its_maker_family_and_model(tmp_path: Path) -> None:
-    told = tmp_path / "cpuinfo"
-    one = "vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: {}\nmodel name\t: AMD EPYC\n\n"
-    told.write_text(one.format(17) + one.format(99))
-    assert canary.processor(told) == "AuthenticAMD 25 17"
-    told.write_text("processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd40\n")
-    assert canary.processor(told) == "0x41 0xd40"
-    assert canary.processor(tmp_path / "none") and canary.processor() in canary.here()
-
-
-def test_a_canary_is_the_first_cell_of_a_method_cut_short(scene: Scene) -> None:
-    first, second = canary.first_cells(paper_table.read(Path("ours")))
-    assert (first.flat["method"], second.flat["method"]) == ("fedavg", "fedprox")
-    flat = canary.short({**first.flat, "noise.batches": 400, "data.samples": 120})
-    assert (flat["rounds"], flat["train.epochs"], flat["noise.batches"]) == (1, 1, 2)
-    assert flat["data.samples"] == 120 and flat["train.lr"] == first.flat["train.lr"]
 
 
 def test_the_page_the_json_and_the_document_tell_the_same(scene: Scene, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import Result
 from typer.testing import CliRunner
 
 from deploy.cli import app
@@ -46,6 +47,9 @@ def test_the_table_has_means_over_the_seeds_and_their_interval() -> None:
     assert first["teacher, %"] == "90.0 ± 0.0"
     # two values 60 and 70: t(0.975, 1) = 12.706, s = 7.071, half = 12.706 · 7.071 / √2
     assert first["student, %"] == "65.0 ± 63.5"
+    # in each seed the second kind has more of both
+    (note,) = table(seeds).notes
+    assert "all: 1.00 ± 0.00; batch alone: 1.00 ± 0.00." in note and "running" not in note
 
 
 def test_the_command_writes_every_combination(tmp_path: Path) -> None:
@@ -61,12 +65,29 @@ def test_the_command_writes_every_combination(tmp_path: Path) -> None:
         "noise.batch-size=16",
     )
     chosen = [part for each in settings for part in ("-s", each)]
-    result = CliRunner().invoke(
-        app, ["information", *chosen, "--seeds", "1", "--out", str(tmp_path)]
-    )
+
+    def go(*more: str) -> Result:
+        command = ["information", *chosen, *more, "--seeds", "1", "--out", str(tmp_path)]
+        return CliRunner().invoke(app, command)
+
+    result = go()
     assert result.exit_code == 0, result.output
-    told = json.loads((tmp_path / "information.json").read_text())
+    kept = tmp_path / "information.json"
+    whole = json.loads(kept.read_text())
+    told = whole["found"]
+    assert whole["experiment"]["noise.batches"] == 2
+    assert "train.clip" not in whole["experiment"], "a default, which a later version may not have"
     # the perceptron has BatchNorm and is asked both ways, LeNet-5 has none
     assert len(told) == 4 * 2 + 4
     assert all(0 <= one["information"] <= math.log(10) for one in told)
     assert (tmp_path / "information.md").exists() and (tmp_path / "information.png").exists()
+    # cut off after five, it measures the other seven, and finds the same
+    kept.write_text(json.dumps({**whole, "found": told[:5]}))
+    again = go()
+    assert json.loads(kept.read_text()) == whole, again.output
+    assert again.output.count(" nats, student ") == 7
+    other = go("-s", "noise.batches=3")
+    assert "another noise.batches: give another --out" in str(other.exception)
+    assert json.loads(kept.read_text()) == whole
+    kept.write_text("[]")
+    assert "is no record of this study" in str(go().exception)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
+from deploy import cli
 from deploy.run import launch
 from deploy.study import paper_table as table
 from deploy.study import traffic
+from deploy.study.recorded import record
 from tests.support.tiny import TINY, flat, play
 
 TABLE = """
@@ -50,6 +53,10 @@ def file(tmp_path: Path) -> table.TableFile:
     path = tmp_path / "two.toml"
     path.write_text(TABLE.format(base="\n".join(lines)))
     return table.read(path)
+
+
+def journal(place: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (place / "journal.jsonl").read_text().splitlines()]
 
 
 def fill(file: table.TableFile, folder: Path) -> list[tuple[str, int, bool]]:
@@ -130,6 +137,14 @@ def test_a_mistake_in_a_table_file_is_one_line(
     assert "\n" not in str(caught.value) and said in str(caught.value)
 
 
+def test_a_mistake_in_the_last_row_is_said_before_anything_runs(tmp_path: Path) -> None:
+    path, out = tmp_path / "bad.toml", tmp_path / "out"
+    path.write_text(TABLE.format(base="").replace("mu = 0.5", "my = 0.5"))
+    with pytest.raises(ValueError, match=r"key 'fedprox\.my' is unknown; did you mean"):
+        cli.table(path, to=out, workers=0, show=False, canaries=False, as_json=False)
+    assert not out.exists()
+
+
 def test_rows_with_different_seeds_are_compared_over_those_of_both(
     file: table.TableFile, tmp_path: Path
 ) -> None:
@@ -160,6 +175,37 @@ def test_a_target_that_is_not_reached_is_infinite_and_no_missing_run(tmp_path: P
     assert filled.cell("high", "c").values == (math.inf,)
 
 
+def test_rounds_to_another_rows_end_remain_when_the_journals_are_gone(tmp_path: Path) -> None:
+    base = {**TINY, "method": "fedavg", "rounds": 4}
+    lines = [f"{json.dumps(key)} = {json.dumps(value)}" for key, value in base.items()]
+    rows = "".join(
+        f'[[row]]\nname = "{name}"\nset = {{ "train.lr" = {lr} }}\n'
+        for name, lr in (("slow", 0.02), ("still", 1e-9), ("fast", 0.1))
+    )
+    head = 'title = "Reach"\nseeds = [1]\nunit = ""\nmeasure = "accuracy"\n[base]\n'
+    path, out = tmp_path / "reach.toml", tmp_path / "out"
+    path.write_text(head + "\n".join([*lines, rows, '[[column]]\nname = "c"\nreach = "slow"\n']))
+    file = table.read(path)
+    fill(file, out)
+    cells = {cell.row: out / "cells" / cell.fingerprint for cell in table.cells(file)}
+    course = [line["accuracy"] for line in journal(cells["fast"])][1:]
+    goal = journal(cells["slow"])[-1]["accuracy"]
+    first = next(t for t, accuracy in enumerate(course, 1) if accuracy >= goal)
+
+    def values(row: str) -> tuple[float, ...]:
+        return table.collect(file, out).cell(row, "c").values
+
+    assert values("fast") == (first,) and values("still") == (math.inf,)
+    for place in cells.values():
+        (place / "journal.jsonl").unlink()
+    assert values("fast") == (first,) and values("still") == (math.inf,)
+    (cells["fast"] / "reached.json").unlink()
+    assert values("fast") == ()
+    (cells["still"] / "reached.json").write_text("[")
+    with pytest.raises(ValueError, match=r"reached\.json is damaged"):
+        values("still")
+
+
 def test_what_is_not_run_stays_empty(file: table.TableFile, tmp_path: Path) -> None:
     assert table.collect(file, tmp_path).cell("FedAvg", "iid").values == ()
 
@@ -179,7 +225,7 @@ def test_accuracy_stands_against_the_bytes_that_a_client_sent(
     assert drawn[0].keys() == {"iid"} and drawn[0]["iid"].keys() == set(filled.rows)
     spot, cell = drawn[0]["iid"]["FedProx"], filled.cell("FedProx", "iid")
     up = [
-        table.record(folder / "cells" / c.fingerprint)["bytes"]["up"]  # type: ignore[index]
+        record(folder / "cells" / c.fingerprint)["bytes"]["up"]  # type: ignore[index]
         for c in table.cells(file)
         if c.row == "FedProx"
     ]
