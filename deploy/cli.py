@@ -6,6 +6,7 @@ A command imports what it needs when it is called, so that help and mistakes com
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -130,6 +131,15 @@ def table(
     file: Annotated[Path, typer.Argument(help="A table file, or the name of one of ours.")],
     to: Annotated[Path | None, typer.Option("--out", help="Folder of the records.")] = None,
     workers: Workers = None,
+    row: Annotated[
+        list[str] | None, typer.Option(help="Only run the cells of this row; repeatable.")
+    ] = None,
+    column: Annotated[
+        list[str] | None, typer.Option(help="Only run the cells of this column; repeatable.")
+    ] = None,
+    seed: Annotated[
+        list[int] | None, typer.Option(help="Only run the cells of this seed; repeatable.")
+    ] = None,
     show: Annotated[bool, typer.Option("--show", help="Only show what is recorded.")] = False,
     canaries: Annotated[
         bool,
@@ -152,12 +162,17 @@ def table(
     from deploy.run.settings import find
     from deploy.study import canary, traffic
     from deploy.study import paper_table as tables
+    from deploy.study.part import options, part
 
     spec = tables.read(file)
     list(tables.cells(spec))  # what is wrong in the last row is said before the first runs
+    which = (row or [], column or [], seed or [])
+    meant, words = part(spec, *which), options(*which)
+    if show and words:
+        raise ValueError(f"{words[0]} chooses what runs, and --show runs nothing: give one of them")
     stem = find(file).stem
     folder = (to or Path("runs") / stem).resolve()
-    again = f"fedmosaic table {file} --out {folder}"
+    again = shlex.join(["fedmosaic", "table", str(file), "--out", str(folder), *words])
 
     def announce(i: int, of: int, cell: tables.CellRun, recorded: bool) -> None:
         what = f"{cell.row} × {cell.column}, seed {cell.seed}"
@@ -169,6 +184,7 @@ def table(
             folder,
             lambda flat, at: launch.cell(flat, at, workers, out),
             lambda method: out.print(f"[bold]canary[/] {method}"),
+            meant,
         )
 
     begun = (folder / "cells").exists()
@@ -184,11 +200,12 @@ def table(
             told_how_to_go_on(again),
             ahead.environment(reuse.FOLDER, str(tables.learnt_in(folder))),
         ):
-            if not begun or (canary.load(folder) and not tables.whole(spec, folder)):
+            if not begun or (canary.load(folder) and not tables.whole(meant, folder)):
                 short_runs()
             tables.run(
-                spec, folder, lambda cell, at: launch.cell(cell.flat, at, workers, out), announce
+                meant, folder, lambda cell, at: launch.cell(cell.flat, at, workers, out), announce
             )
+        tables.forget_learnt(spec, folder)
     folder.mkdir(parents=True, exist_ok=True)
     filled = tables.collect(spec, folder)
     out.print(*terminal(filled.table(), out.width), sep="\n")

@@ -97,12 +97,12 @@ def processor(told: Path = Path("/proc/cpuinfo")) -> str:
     return " ".join(of[name] for name in names if name in of) or platform.processor() or "unknown"
 
 
-def first_cells(file: TableFile) -> Iterator[CellRun]:
-    """The first cell of each method of a table."""
-    met = set()
+def first_cells(file: TableFile, of: TableFile | None = None) -> Iterator[CellRun]:
+    """The first cell of each method of a table; ``of``: of those that this part of it has."""
+    left = {cell.flat["method"] for cell in cells(of or file)}
     for cell in cells(file):
-        if (method := cell.flat["method"]) not in met:
-            met.add(method)
+        if (method := cell.flat["method"]) in left:
+            left.remove(method)
             yield cell
 
 
@@ -124,11 +124,18 @@ def _cut(key: str, value: Value) -> Value:
 
 
 def run(
-    file: TableFile, launch: Launch, tell: Callable[[str], None], rounds: int = ROUNDS
+    file: TableFile,
+    launch: Launch,
+    tell: Callable[[str], None],
+    rounds: int = ROUNDS,
+    of: TableFile | None = None,
 ) -> Canaries:
-    """Run the canaries of a table; ``launch`` runs one in a folder, ``tell`` hears its method."""
+    """Run the canaries of a table; ``launch`` runs one in a folder, ``tell`` hears its method.
+
+    ``of``: only those of the methods that this part of it has.
+    """
     digests = {}
-    for cell in first_cells(file):
+    for cell in first_cells(file, of):
         method = str(cell.flat["method"])
         tell(method)
         with tempfile.TemporaryDirectory(prefix="canary-") as folder:
@@ -138,16 +145,22 @@ def run(
     return Canaries(here(), digests, rounds)
 
 
-def keep(file: TableFile, folder: Path, launch: Launch, tell: Callable[[str], None]) -> None:
+def keep(
+    file: TableFile,
+    folder: Path,
+    launch: Launch,
+    tell: Callable[[str], None],
+    of: TableFile | None = None,
+) -> None:
     """Have canaries of this machine beside the record in ``folder``: make them or repeat them.
 
-    A method that the table has only since it was begun is added.
+    A method that had none yet is added. ``of``: only the methods of this part of the table.
 
     Raises ``ValueError`` if some method gives other numbers than when the record was begun.
     """
     recorded = load(folder)
     mine = made_here(recorded)
-    now = run(file, launch, tell, mine.rounds if mine else ROUNDS)
+    now = run(file, launch, tell, mine.rounds if mine else ROUNDS, of)
     if mine and (other := changed(mine, now)):
         raise ValueError(
             f"{folder / NAME}: {', '.join(other)} gives other numbers now than when this record "

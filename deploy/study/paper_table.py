@@ -282,8 +282,7 @@ def run(
 ) -> None:
     """Run the cells that are not recorded yet; a finished cell's private client state is dropped.
 
-    ``launch(cell, folder)`` runs one; ``on_cell(i, of, cell, recorded)`` hears of each before. What
-    clients learn alike in several cells is dropped when the last one is recorded.
+    ``launch(cell, folder)`` runs one; ``on_cell(i, of, cell, recorded)`` hears of each before.
     """
     todo = list(cells(file))
     for i, cell in enumerate(todo):
@@ -296,7 +295,6 @@ def run(
         shutil.rmtree(place / "state", ignore_errors=True)
         shutil.rmtree(place / "uploads", ignore_errors=True)
         (place / "checkpoint.safetensors").unlink(missing_ok=True)
-    shutil.rmtree(learnt_in(folder), ignore_errors=True)
 
 
 def whole(file: TableFile, folder: Path) -> bool:
@@ -307,6 +305,12 @@ def whole(file: TableFile, folder: Path) -> bool:
 def learnt_in(folder: Path) -> Path:
     """Where the cells of a table share what clients learn alike (``client_app/reuse.py``)."""
     return folder / "learnt"
+
+
+def forget_learnt(file: TableFile, folder: Path) -> None:
+    """Drop what clients learn alike in several cells, once every cell is recorded."""
+    if whole(file, folder):
+        shutil.rmtree(learnt_in(folder), ignore_errors=True)
 
 
 def collect(file: TableFile, folder: Path) -> Comparison:

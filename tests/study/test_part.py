@@ -1,0 +1,102 @@
+"""``fedmosaic table --row --column --seed``: a table in parts, here now or elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from deploy import cli
+from deploy.study import canary
+from deploy.study import paper_table as table
+from deploy.study.part import options, part
+from deploy.study.recorded import record
+from tests.support.commandline import typed
+from tests.support.small_table import TABLE
+
+SWITCHED = """
+[[row]]
+name = "ten"
+seeds = [1, 2, 7]
+against = "A"
+set = { method = "fedavg", train = { lr = 0.02 } }
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    text = TABLE.replace("[1, 2, 3, 4, 5]", "[1, 2]").replace(
+        "[[column]]", SWITCHED + "[[column]]", 1
+    )
+    (tmp_path / "ours.toml").write_text(f'{text}reach = "A"\n[expected.B]\nC = 50.0\n')
+    return tmp_path / "ours.toml"
+
+
+def run(path: Path, out: Path, **chosen: list[str] | list[int]) -> None:
+    cli.table(path, to=out, workers=0, show=False, canaries=False, as_json=False, **chosen)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "seeds", "met"),
+    [
+        ([], [], [], {("A", 1), ("A", 2), ("B", 1), ("B", 2), ("ten", 1), ("ten", 2), ("ten", 7)}),
+        (["B"], [], [], {("B", 1), ("B", 2)}),
+        (["ten", "A"], ["C"], [2, 7], {("A", 2), ("ten", 2), ("ten", 7)}),
+        ([], ["rounds"], [7], {("ten", 7)}),
+    ],
+)
+def test_the_cells_of_a_part_are_cells_of_the_table(
+    path: Path, rows: list[str], columns: list[str], seeds: list[int], met: set[tuple[str, int]]
+) -> None:
+    file = table.read(path)
+    of = {(c.row, c.column, c.seed): c.fingerprint for c in table.cells(file)}
+    some = {
+        (c.row, c.column, c.seed): c.fingerprint
+        for c in table.cells(part(file, rows, columns, seeds))
+    }
+    assert {(row, seed) for row, _, seed in some} == met
+    assert {column for _, column, _ in some} == set(columns or ["C", "rounds"])
+    assert some.items() <= of.items()
+
+
+def test_parts_fill_one_table_and_what_clients_learnt_waits_for_the_last(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out = table.read(path), tmp_path / "out"
+    run(path, out, row=["B"], seed=[1, 2])
+    assert [line.digests.keys() for line in canary.load(out)] == [{"fedprox"}]
+    assert len(table.collect(file, out).cell("B", "C").values) == 2
+    assert table.collect(file, out).cell("A", "C").values == ()
+    table.learnt_in(out).mkdir()
+    run(path, out, seed=[1, 2])
+    assert [line.digests.keys() for line in canary.load(out)] == [{"fedavg", "fedprox"}]
+    assert not table.whole(file, out) and table.learnt_in(out).exists()
+    capsys.readouterr()
+    run(path, out, row=["ten"], column=["C"])
+    said = capsys.readouterr().out
+    assert "cell 3/3 ten × C, seed 7\n" in said and "ten × C, seed 2: recorded" in said
+    assert table.whole(file, out) and not table.learnt_in(out).exists()
+    assert all(record(out / "cells" / cell.fingerprint) for cell in table.cells(file))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--row", "Z"], "--row Z is not in this table; it has: A, B, ten"),
+        (["--column", "c"], "--column c is not in this table; it has: C, rounds"),
+        (["--seed", "3"], "--seed 3 is not in this table; it has: 1, 2, 7"),
+        (["--row", "A", "--seed", "7"], "--row A --seed 7: there is no such cell"),
+        (["--row", "A", "--show"], "--row chooses what runs, and --show runs nothing: give one"),
+    ],
+)
+def test_what_the_table_does_not_have_is_one_line(
+    words: list[str], said: str, path: Path, tmp_path: Path
+) -> None:
+    done = typed("table", path, "--out", tmp_path / "out", *words)
+    assert done.returncode == 1 and said in done.stderr and not (tmp_path / "out").exists()
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_words_that_choose_are_those_of_the_command_line() -> None:
+    assert options(["a b"], [], [1, 2]) == ["--row", "a b", "--seed", "1", "--seed", "2"]
+    assert options([], [], []) == []
