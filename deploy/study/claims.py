@@ -39,6 +39,8 @@ class Test(BaseModel):
     """Each column is a test of its own."""
     below_column: str = Field("", alias="below-column")
     """The column of ``below``, where it is another one."""
+    beyond: str = ""
+    """A further column: what counts is how much larger the difference is than there."""
     better: Literal["higher", "lower"] = "higher"
     censored: float | None = None
     """What a target that was never reached counts as: the first round after the run's last."""
@@ -61,6 +63,9 @@ class Claim(BaseModel):
     """Of ``comparable``: in the table's unit."""
     range: tuple[float, float] | None = None
     """Of ``size``: in percent more than ``below``."""
+    seen: bool = False
+    """Written down, or changed, when what it is tested on had been recorded already: so the
+    sentence, its tests and its margin were not fixed beforehand."""
     needs: str = ""
     """What a decision would take that is not here: such a claim is out of reach."""
     test: list[Test] = []
@@ -206,12 +211,23 @@ def _tests(claim: Claim, records: Records) -> Iterator[Tested]:
     for test in claim.test:
         for column in test.column:
             for below in test.below:
-                ours = records.values(test.table, test.above, column)
-                theirs = records.values(test.table, below, test.below_column or column)
-                pairs = [_number(claim, test, a, b) for a, b in zip(ours, theirs, strict=False)]
-                decision = decide(pairs, claim.region)
+                pairs = _paired(claim, test, records, below, column, test.below_column or column)
                 beside = f"{column} / {test.below_column}" if test.below_column else column
+                if test.beyond:
+                    there = _paired(claim, test, records, below, test.beyond, test.beyond)
+                    pairs = [a - b for a, b in zip(pairs, there, strict=False)]
+                    beside += f" beyond {test.beyond}"
+                decision = decide(pairs, claim.region)
                 yield Tested(test.table, test.above, below, beside, decision)
+
+
+def _paired(
+    claim: Claim, test: Test, records: Records, below: str, column: str, below_column: str
+) -> list[float]:
+    """One number for each seed that both cells have."""
+    ours = records.values(test.table, test.above, column)
+    theirs = records.values(test.table, below, below_column)
+    return [_number(claim, test, a, b) for a, b in zip(ours, theirs, strict=False)]
 
 
 def _number(claim: Claim, test: Test, above: float | None, below: float | None) -> float:

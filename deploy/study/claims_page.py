@@ -24,11 +24,13 @@ from deploy.study.decide import SEEDS, Verdict
 BEGIN, END = "<!-- claims: begin -->", "<!-- claims: end -->"
 COLOURS = {Verdict.HOLDS: 2, Verdict.OPPOSITE: 1, Verdict.UNDECIDED: 7}
 LEAD = (
-    "One line for each sentence of an abstract or a conclusion that a measurement can decide, by "
+    "One line for each sentence of the abstracts, contributions and conclusions that a measurement "
+    "can decide, and for some that the text draws from its tables, by "
     "recorded runs at CPU scale. The rule was fixed first: a claim holds if the 95 % interval of "
     "the difference, seed by seed over five seeds (ten if five leave it open), lies where the "
     "claim puts it, it does not hold if the interval lies elsewhere, and is undecided in between. "
-    "A sentence about several things holds if all do, and fails with the first that does not."
+    "A sentence about several things holds if all do, and fails with the first that does not. "
+    "A claim with † was written down or changed when its runs were there already."
 )
 
 
@@ -37,22 +39,21 @@ def summary(judged: Sequence[Judged]) -> Table:
     rows: list[list[str | Cell]] = [
         [
             one.paper,
+            clean(one.claim.section, 200),
             clean(one.claim.says, 400),
             clean(one.claim.number, 200) or NONE,
-            str(one.verdict) + (", stale" if one.stale else ""),
+            _verdict(one),
             _basis(one),
         ]
         for one in judged
     ]
-    return Table(["paper", "claim", "the paper's number", "verdict", "by"], rows, align="lllll")
+    header = ["paper", "section", "claim", "the paper's number", "verdict", "by"]
+    return Table(header, rows, align="llllll")
 
 
 def short(judged: Sequence[Judged]) -> Table:
     """What a terminal has room for."""
-    rows: list[list[str | Cell]] = [
-        [one.claim.name, str(one.verdict) + (", stale" if one.stale else ""), _basis(one)]
-        for one in judged
-    ]
+    rows: list[list[str | Cell]] = [[one.claim.name, _verdict(one), _basis(one)] for one in judged]
     return Table(["claim", "verdict", "by"], rows, align="lll")
 
 
@@ -94,6 +95,10 @@ def _holm(test: Tested) -> str:
     if test.decision.verdict is Verdict.UNDECIDED:
         return NONE
     return "remains" if test.kept else "does not remain"
+
+
+def _verdict(one: Judged) -> str:
+    return f"{one.verdict}{' †' if one.claim.seen else ''}{', stale' if one.stale else ''}"
 
 
 def _basis(one: Judged) -> str:
@@ -193,7 +198,7 @@ def told(judged: Sequence[Judged]) -> list[dict[str, object]]:
     return [
         {
             "paper": one.paper,
-            **one.claim.model_dump(include={"name", "section", "says", "number", "kind"}),
+            **one.claim.model_dump(include={"name", "section", "says", "number", "kind", "seen"}),
             "verdict": str(one.verdict),
             "stale": list(one.stale),
             "needs": one.claim.needs,

@@ -59,6 +59,8 @@ class Line(BaseModel):
     better: Literal["higher", "lower", "", "as the table"] = "as the table"
     reach: str = ""
     """A column: the first round in which a row's measure reaches that row's last, same seed."""
+    rows: list[str] = []
+    """A column: the rows that it is about; the others have no number in it. Empty: all."""
     window: int = Field(1, ge=1)
     """Of ``reach``: the mean of so many measurements must reach it; 1: the first hit, as papers."""
 
@@ -186,7 +188,7 @@ class Comparison:
         if any(math.inf in c.values for c in cells):
             out.append("∞ (n of m): n of m seeds never reach it.")
         if len(cells) < len(self.rows) * len(self.columns) or any(not c.values for c in cells):
-            out.append(f"{NONE} not run.")
+            out.append(f"{NONE} not run, or not measured.")
         return [*out, *(clean(note, 2000) for note in self.notes)]
 
     def _number(self, value: float) -> str:
@@ -254,14 +256,21 @@ def read(path: Path) -> TableFile:
 def cells(file: TableFile) -> Iterator[CellRun]:
     """Every cell for every seed, row by row.
 
-    Raises ``ValueError`` for a key that does not exist or an expected number without a cell.
+    Raises ``ValueError`` for a key that does not exist, a column of a row that does not, or an
+    expected number without a cell.
     """
     rows, columns = [r.name for r in file.row], [c.name for c in file.column]
     for row_name, told in file.expected.items():
         for name in told:
             if row_name not in rows or name not in columns:
                 raise ValueError(f"expected.{row_name}.{name} stands for no cell")
+    for column in file.column:
+        for name in column.rows:
+            if name not in rows:
+                raise ValueError(f"{column.name!r}: rows = {name!r} is no row")
     for row, column in itertools.product(file.row, file.column):
+        if column.rows and row.name not in column.rows:
+            continue
         own = flatten(file.base) | flatten(row.set) | flatten(column.set)
         method = str(own.get("method", ""))
         flat = counted(defaults(method) | numbers(own, method))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from deploy.study.paper_table import Line, TableFile
 
@@ -29,12 +29,22 @@ def part(
     if not kept:
         names, numbers = ", ".join(rows), ", ".join(map(str, seeds))
         raise ValueError(f"--row {names} --seed {numbers}: there is no such cell")
-    across = [column.model_copy(update={"reach": ""}) for column in _named(file.column, columns)]
+    across = list(_columns(_named(file.column, columns), [row.name for row in kept]))
+    if not across:
+        raise ValueError(f"--row {', '.join(rows)} --column {', '.join(columns)}: no such cell")
     return file.model_copy(update={"row": kept, "column": across, "expected": {}})
 
 
 def _named(lines: Sequence[Line], names: Sequence[str]) -> list[Line]:
     return [line for line in lines if line.name in names or not names]
+
+
+def _columns(columns: Sequence[Line], kept: Sequence[str]) -> Iterator[Line]:
+    """The columns that are about one of the rows ``kept``."""
+    for column in columns:
+        about = [name for name in column.rows if name in kept]
+        if about or not column.rows:
+            yield column.model_copy(update={"reach": "", "rows": about})
 
 
 def _check(option: str, named: Sequence[object], there: Sequence[object]) -> None:

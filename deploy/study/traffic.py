@@ -9,8 +9,8 @@ from deploy.report.traffic_picture import Panels, Spot, png
 from deploy.study.paper_table import CellRun, Comparison, TableFile, cells
 from deploy.study.recorded import measured, record
 
-SHARES = ("accuracy", "accuracies.", "fairness.amp", "metrics.client_test_accuracy")
-"""Measures that are accuracies begin so."""
+SHARES = ("accuracy.", "accuracies.", "fairness.amp", "metrics.client_test_accuracy")
+"""Measures that are accuracies begin so; ``accuracy_bn`` is the same runs' once more."""
 
 
 def picture(filled: Comparison, file: TableFile, folder: Path, stem: str) -> list[Path]:

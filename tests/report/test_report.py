@@ -453,7 +453,7 @@ def test_missing_cells_and_missing_seeds_are_seen() -> None:
     assert TABLE.ours("FedAvg", "α = 0.1") == "–"
     assert TABLE.ours("Fed|KF", "α = 0.1") == "–" and TABLE.theirs("Fed|KF", "α = 0.1") == "(82.94)"
     assert TABLE.ours("Fed|KF", "α = 1") == "85.00 [1]"
-    assert "– not run." in TABLE.footnotes()
+    assert "– not run, or not measured." in TABLE.footnotes()
 
 
 def test_the_best_of_a_column_is_marked_where_there_is_a_choice() -> None:

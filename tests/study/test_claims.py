@@ -44,8 +44,11 @@ class Scene:
         (self.records / "ours").mkdir(parents=True)
 
     def record(self, column: str = "C", **rows: Any) -> None:
+        path = self.records / "ours" / "ours.json"
+        old = json.loads(path.read_text())["cells"] if path.exists() else []
         cells = [{"row": row, "column": column, "values": v} for row, v in rows.items()]
-        (self.records / "ours" / "ours.json").write_text(json.dumps({"cells": cells}))
+        cells += [cell for cell in old if cell["column"] != column]
+        path.write_text(json.dumps({"cells": cells}))
 
     def changed(self, **changes: str) -> None:
         text = self.file.read_text()
@@ -114,6 +117,28 @@ def test_sizes_and_margins(scene: Scene) -> None:
     assert scene.judge().verdict is Verdict.OPPOSITE
     scene.changed(kind='kind = "comparable"\nmargin = 2.0', range="")
     assert scene.judge().verdict is Verdict.HOLDS
+
+
+def test_a_difference_may_be_compared_with_that_of_another_column(scene: Scene) -> None:
+    scene.record(A=HIGH, B=LOW)
+    scene.record("rounds", A=[2.0] * 5, B=[1.9] * 5)
+    scene.changed(column='column = ["C"]\nbeyond = "rounds"')
+    (test,) = scene.judge().tests
+    assert test.column == "C beyond rounds"
+    gains = [a - b - 0.1 for a, b in zip(HIGH, LOW, strict=True)]
+    assert test.decision.mean == pytest.approx(sum(gains) / 5)
+    scene.changed(beyond='beyond = "R"')
+    with pytest.raises(ValueError, match="ours has no column 'R'; it has C, rounds"):
+        scene.judge()
+
+
+def test_a_claim_that_was_written_after_its_record_is_marked(scene: Scene) -> None:
+    scene.record(A=HIGH, B=LOW)
+    assert "†" not in str(claims_page.summary([scene.judge()]).rows[0])
+    scene.changed(says='says = "A is above B."\nseen = true')
+    one = scene.judge()
+    assert "holds here †" in claims_page.summary([one]).rows[0]
+    assert claims_page.told([one])[0]["seen"] is True
 
 
 def test_a_target_never_reached_counts_as_later_than_the_last_round(scene: Scene) -> None:

@@ -36,6 +36,22 @@ def run(path: Path, out: Path, **chosen: list[str] | list[int]) -> None:
     cli.table(path, to=out, workers=0, show=False, canaries=False, as_json=False, **chosen)
 
 
+def test_a_column_may_be_about_some_rows_alone(path: Path) -> None:
+    path.write_text(path.read_text().replace('reach = "A"', 'rows = ["B", "ten"]'))
+    file = table.read(path)
+    (about,) = [line for line in file.column if line.rows]
+    assert {cell.row for cell in table.cells(file) if cell.column == about.name} == {"B", "ten"}
+    some = part(file, ["B", "A"], [], [])
+    assert {cell.row for cell in table.cells(some) if cell.column == about.name} == {"B"}
+    alone = part(file, ["A"], [], [])
+    assert about.name not in {cell.column for cell in table.cells(alone)}
+    with pytest.raises(ValueError, match=f"--row A --column {about.name}: no such cell"):
+        part(file, ["A"], [about.name], [])
+    path.write_text(path.read_text().replace('rows = ["B", "ten"]', 'rows = ["D"]'))
+    with pytest.raises(ValueError, match=f"'{about.name}': rows = 'D' is no row"):
+        list(table.cells(table.read(path)))
+
+
 @pytest.mark.parametrize(
     ("rows", "columns", "seeds", "met"),
     [
