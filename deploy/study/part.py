@@ -31,7 +31,11 @@ def part(
         raise ValueError(f"--row {names} --seed {numbers}: there is no such cell")
     across = list(_columns(_named(file.column, columns), [row.name for row in kept]))
     if not across:
-        raise ValueError(f"--row {', '.join(rows)} --column {', '.join(columns)}: no such cell")
+        about = ", ".join(dict.fromkeys(n for c in _named(file.column, columns) for n in c.rows))
+        raise ValueError(
+            f"--row {', '.join(rows)} --column {', '.join(columns)}: there is no such cell; "
+            f"such columns are about {about} alone"
+        )
     return file.model_copy(update={"row": kept, "column": across, "expected": {}})
 
 
