@@ -54,7 +54,9 @@ def _columns(columns: Sequence[Line], kept: Sequence[str]) -> Iterator[Line]:
 def _check(option: str, named: Sequence[object], there: Sequence[object]) -> None:
     for one in named:
         if one not in there:
-            known = ", ".join(map(str, there))
+            known = ", ".join(
+                repr(it) if isinstance(it, str) and "," in it else str(it) for it in there
+            )
             raise ValueError(f"{option} {one} is not in this table; it has: {known}")
 
 

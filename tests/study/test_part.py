@@ -36,6 +36,14 @@ def run(path: Path, out: Path, **chosen: list[str] | list[int]) -> None:
     cli.table(path, to=out, workers=0, show=False, canaries=False, as_json=False, **chosen)
 
 
+def test_names_with_commas_are_told_in_quotes(path: Path) -> None:
+    path.write_text(path.read_text().replace('name = "ten"', 'name = "ten, twice"'))
+    with pytest.raises(
+        ValueError, match="--row x is not in this table; it has: A, B, 'ten, twice'"
+    ):
+        part(table.read(path), ["x"], [], [])
+
+
 def test_a_column_may_be_about_some_rows_alone(path: Path) -> None:
     path.write_text(path.read_text().replace('reach = "A"', 'rows = ["B", "ten"]'))
     file = table.read(path)
