@@ -47,7 +47,10 @@ def train(message: Message, context: Context) -> Message:
 def second(message: Message, context: Context) -> Message:
     """The second exchange of a round, for methods that have one."""
     return _answer(
-        message, context, lambda half: half.receives_second, lambda half, down: half.second(down)
+        message,
+        context,
+        lambda half: half.receives_second,
+        lambda half, down: half.trained_second(down),
     )
 
 

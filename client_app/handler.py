@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import ClassVar, Generic, TypeVar, cast, final
 
 from client_app.participant import Participant
 from client_app.privacy import private, refuse, withheld
-from common import models
+from common import flops, models
 from common.config import MethodOptions
 from common.models.classifier import Classifier
 from common.names import version_of
@@ -16,6 +17,7 @@ from common.records import StateDict
 
 O = TypeVar("O", bound=MethodOptions)  # noqa: E741 - a method's options
 D = TypeVar("D", bound=Down)
+Q = TypeVar("Q", bound=Down)
 
 
 class Handler(ABC, Generic[O, D]):
@@ -112,7 +114,20 @@ class Handler(ABC, Generic[O, D]):
     @final
     def trained(self, down: D) -> Up:
         """Round t's local work as it is sent: with noise where [privacy] says so."""
-        return private(self.participant, self.shared_spec, down, self.train(down))
+        return private(self.participant, self.shared_spec, down, self._counted(self.train, down))
+
+    @final
+    def trained_second(self, down: Down) -> Up:
+        """``second``, as it is sent."""
+        return self._counted(self.second, down)
+
+    def _counted(self, work: Callable[[Q], Up], down: Q) -> Up:
+        """What ``work`` makes of ``down``; with what it cost, where the run counts that."""
+        with flops.counting(self.config.run.flops) as spent:
+            up = work(down)
+        if not self.config.run.flops:
+            return up
+        return up.model_copy(update={"metrics": {**up.metrics, flops.NAME: float(spent.total)}})
 
     @final
     def scored(self, ask: Ask) -> Score:

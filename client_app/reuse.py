@@ -45,7 +45,8 @@ def once(
     ``train`` must be ``p.train`` on cross-entropy and nothing else; ``labels`` says how its loss
     reads the labels. Returns its scalars for the journal.
     """
-    if not (folder := os.environ.get(FOLDER)):
+    folder = os.environ.get(FOLDER)
+    if not folder or p.config.run.flops:  # what is not done again would not be counted
         return train()
     path = Path(folder) / f"{_name(p, t, net, labels)}.safetensors"
     with contextlib.suppress(Damaged, OSError):

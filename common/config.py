@@ -130,6 +130,10 @@ class Run(Section):
     rebind: bool = True
     """A node under a new id may take the place of a client whose node is gone. Set it to false
     where SuperNodes have registered keys: a key keeps its node id, so another id is another key."""
+    flops: bool = False
+    """Count the floating-point operations of training (matrix products and convolutions, forward
+    and backward), the clients' and the server's: unlike seconds, they are the same in every run.
+    Slower."""
     share_counts: bool = True
     """Clients tell the server how many samples of each class they hold (for pictures)."""
     track: str = ""
@@ -369,6 +373,9 @@ class MethodOptions(Section):
             told = f"{why}clients' scores have no noise; it should be 0"
             every = config.score.clients_every
             raise ValueError(f"score.clients-every = {every} is not allowed with {told}")
+        if config.run.flops:
+            told = f"{why}they tell how many samples a client has; it should be false"
+            raise ValueError(f"flops = true is not allowed with {told}")
         if (back := config.run.from_round) >= 0:
             told = f"{why}what was released after that round counts too; it should be -1"
             raise ValueError(f"from-round = {back} is not allowed with {told}")

@@ -168,6 +168,7 @@ class Entry(Part):
     notes: list[str] = []  #: what whoever reads the run should know
     bytes: dict[str, int] = {}  #: down, up, and the numbers alone: arrays_down, arrays_up
     seconds: dict[str, float] = {}  #: wall clock by phase
+    flops: dict[str, int] = {}  #: of training: clients, server; where they are counted
 
     def line(self) -> str:
         """The entry as the journal has it, without the line's end."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,13 +13,14 @@ from flwr.serverapp import Grid
 
 from common.config import Config
 from common.files import Damaged, write_atomically
+from common.flops import counting
 from common.flower.rpc import over_grpc
 from common.journal import Cost, Entry, Failure, Member, Undone
 from common.toml import to_toml
 from server_app.combine.groups import unprotected
 from server_app.keep import checkpoint, summary
 from server_app.keep.checkpoint import Checkpoint
-from server_app.keep.journal import Journal, clock
+from server_app.keep.journal import Journal, clock, note_flops
 from server_app.memory import sending, sweep
 from server_app.privacy import withhold
 from server_app.stopped import Absurd, Again, Stopped
@@ -143,10 +144,12 @@ def play_round(strategy: MethodStrategy, grid: Grid, t: int) -> Entry:
     post.traffic.clear()
     last = t == method.config.run.rounds
     with clock(entry, "total"):
-        with clock(entry, "select"):
+        with clock(entry, "select"), _counted(strategy):
             messages = iter(strategy.configure_train(t))  # kept by nobody else
         _exchanged(strategy, grid, messages, strategy.aggregate_train, "clients")
-        if seconds := list(strategy.configure_second(t)):
+        with _counted(strategy):
+            seconds = list(strategy.configure_second(t))
+        if seconds:
             _exchanged(strategy, grid, seconds, strategy.aggregate_second, "clients")
         if (counted := method.numbers(strategy.ups)) is not None:
             sent = post.traffic.get("down", 0) + post.traffic.get("up", 0)
@@ -195,8 +198,19 @@ def _exchanged(
     strategy.failed(lost)
     del messages, sent  # in packed form they take as much memory again
     sweep(strategy.post.traffic.get("down", 0))
-    aggregate(entry.round, _handed_over(replies))
+    with _counted(strategy):
+        aggregate(entry.round, _handed_over(replies))
     sweep(strategy.post.traffic.get("up", 0))
+
+
+@contextmanager
+def _counted(strategy: MethodStrategy) -> Iterator[None]:
+    """Add the floating-point operations of the block to the server's, where the run counts them."""
+    on = strategy.method.config.run.flops
+    with counting(on) as spent:
+        yield
+    if on:
+        note_flops(strategy.entry, "server", spent.total)
 
 
 def _handed_over(replies: dict[int, Message]) -> Iterator[Message]:

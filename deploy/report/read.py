@@ -129,6 +129,12 @@ class Run:
         """Bytes sent ``up`` or ``down`` over the whole run, census included."""
         return sum(e.bytes.get(direction, 0) for e in self.entries)
 
+    def flops(self, whose: str) -> int:
+        """Floating-point operations of training by the ``clients`` or the ``server``; 0 also where
+        they were not counted.
+        """
+        return sum(e.flops.get(whose, 0) for e in self.entries)
+
     def seconds(self) -> float:
         return sum(total(e) for e in self.entries)
 

@@ -17,7 +17,7 @@ from deploy.report.many import of_many
 from deploy.report.plots import Groups
 from deploy.report.read import Run, scalars, total
 from deploy.report.table import Cell, Table
-from deploy.report.text import NONE, clean, duration, number, percent, size
+from deploy.report.text import NONE, clean, duration, number, operations, percent, size
 
 MOST_METRICS = 24  # a page of more small figures is not read
 MOST_CLIENTS = 40  # squares of more pairs are too small to see
@@ -117,7 +117,11 @@ def cost(run: Run) -> Section | None:
     if any(e.seconds for e in run.entries):
         alt = f"Stacked bars: seconds by round and phase; {duration(run.seconds())} in all."
         cards.append(Card("Time", plots.seconds_by_round(run), alt))
-    return Section("Cost", cards, "What each round took; round 0 is the census.") if cards else None
+    lead = "What each round took; round 0 is the census."
+    if run.flops("clients") or run.flops("server"):
+        clients, server = (operations(run.flops(whose)) for whose in ("clients", "server"))
+        lead += f" Training took {clients} at the clients and {server} at the server."
+    return Section("Cost", cards, lead) if cards else None
 
 
 def formula_cost(groups: Groups) -> Section | None:

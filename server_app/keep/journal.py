@@ -82,3 +82,8 @@ def clock(entry: Entry, phase: str) -> Iterator[None]:
     finally:
         spent = entry.seconds.get(phase, 0.0) + time.perf_counter() - start
         entry.seconds = {**entry.seconds, phase: round(spent, 6)}
+
+
+def note_flops(entry: Entry, whose: str, spent: int) -> None:
+    """Add floating-point operations of the clients or the server to the entry."""
+    entry.flops = {**entry.flops, whose: entry.flops.get(whose, 0) + spent}

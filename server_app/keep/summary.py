@@ -62,6 +62,7 @@ def write(
         "clients": _clients(entries),
         **_of_many(entries),
         "bytes": _sums(entry.bytes for entry in entries),
+        **_flops(entries),
         "seconds": round(sum(entry.seconds.get("total", 0.0) for entry in entries), 3),
         "seconds_by_phase": {
             phase: round(spent, 3) for phase, spent in _sums(e.seconds for e in entries).items()
@@ -185,6 +186,12 @@ def _cost(rounds: list[Entry]) -> dict[str, float] | None:
         return None
     numbers, sent = sum(cost.numbers for cost in costs), sum(cost.bytes for cost in costs)
     return {"numbers": numbers, "bytes": sent, "bytes_per_number": round(sent / numbers, 4)}
+
+
+def _flops(entries: list[Entry]) -> dict[str, dict[str, int]]:
+    """Floating-point operations of the clients, of the server, and in all; nothing uncounted."""
+    flops = _sums(entry.flops for entry in entries)
+    return {"flops": {**flops, "total": sum(flops.values())}} if flops else {}
 
 
 def _sums(parts: Iterable[Mapping[str, N]]) -> dict[str, N]:

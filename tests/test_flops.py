@@ -1,0 +1,120 @@
+"""Floating-point operations are those that one counts by hand; counting them changes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from client_app import reuse
+from common.flops import counting
+from common.parse import parse
+from deploy.report.pages import write_report
+from deploy.report.text import operations
+from deploy.run.loopback import Loopback
+from tests.support.tiny import TinyRun, flat, play
+
+ONE: dict[str, Any] = {"fleet": "mlp@0.25", "data__test_fraction": 0.0}
+PUBLIC: dict[str, Any] = {"rounds": 1, "fleet": "mlp@0.25", "data__public": 0.4} | {
+    "confidence__epochs": 1,
+    "ensemble__epochs": 1,
+}
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_a_convolution_and_a_matrix_product_are_counted(mode: Any) -> None:
+    conv, linear = nn.Conv2d(3, 4, 3), nn.Linear(10, 5)
+    with mode(), counting(True) as spent:
+        conv(torch.ones(2, 3, 8, 8))
+        linear(torch.ones(7, 10))
+        torch.ones(5).exp()  # element by element: not counted
+    assert spent.total == 2 * (2 * 4 * 6 * 6) * (3 * 3 * 3) + 2 * 7 * 10 * 5
+
+
+def test_backward_counts_the_weights_gradient_and_where_it_is_needed_the_inputs() -> None:
+    linear = nn.Linear(10, 5)
+    for needed, times in ((False, 2), (True, 3)):
+        with counting(True) as spent:
+            linear(torch.ones(7, 10, requires_grad=needed)).sum().backward()
+        assert spent.total == times * 2 * 7 * 10 * 5
+
+
+def test_nothing_is_counted_unless_it_is_asked_for() -> None:
+    with counting(False) as spent:
+        nn.Linear(2, 2)(torch.ones(1, 2))
+    assert spent.total == 0
+
+
+def by_hand(run: TinyRun, samples: int) -> int:
+    """What a run costs that trains perceptrons on so many samples, the same for each."""
+    weights = load_file(run.folder / "model.safetensors")
+    products = {name: 2 * w.numel() for name, w in weights.items() if w.ndim == 2}
+    every, first = sum(products.values()), products["layers.0.weight"]
+    return samples * (3 * every - first)  # the images need no gradient
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_run_counts_what_its_clients_compute_and_gives_the_same_bits(
+    workers: int, tmp_path: Path
+) -> None:
+    settings = ONE | {"method": "fedavg", "train__steps": 3}
+    plain = play(flat(tmp_path / "plain", **settings))
+    config = flat(tmp_path / "counted", **settings, flops=True)
+    run = play(config, Loopback(4, config, workers=workers))
+    clients = by_hand(run, samples=2 * 4 * 3 * 16)
+    assert run.summary["flops"] == {"clients": clients, "server": 0, "total": clients}
+    assert [e["flops"]["clients"] for e in run.journal[1:]] == 2 * [clients // 2]
+    assert run.journal[1]["client_metrics"]["3"]["flops"] == clients / 8
+    assert run.weights == plain.weights and "flops" not in plain.summary
+
+
+def test_the_server_is_counted_apart(tmp_path: Path) -> None:
+    once = play(flat(tmp_path / "once", method="fedorion", flops=True)).summary["flops"]
+    twice = play(flat(tmp_path / "twice", method="fedorion", flops=True, noise__batches=8))
+    told = twice.summary["flops"]
+    assert told == {
+        "clients": once["clients"],
+        "server": 2 * once["server"],
+        "total": once["clients"] + 2 * once["server"],
+    }
+    assert once["server"] > 0
+
+
+def test_the_second_exchange_of_a_round_is_counted(tmp_path: Path) -> None:
+    settings = PUBLIC | {"method": "i-dl-mh", "flops": True}
+    short, long = (
+        play(flat(tmp_path / str(n), **settings, i_dl_mh__incentive_epochs=n)).summary["flops"]
+        for n in (1, 3)
+    )
+    assert long["clients"] > short["clients"] > 0
+    assert long["server"] == short["server"] > 0
+
+
+def test_training_that_is_shared_with_another_run_is_done_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(reuse.FOLDER, str(tmp_path / "learnt"))
+    settings = ONE | {"method": "local", "flops": True}
+    first, again = (play(flat(tmp_path / name, **settings)) for name in ("first", "again"))
+    assert again.summary["flops"] == first.summary["flops"]
+    assert again.summary["flops"]["clients"] > 0
+
+
+def test_it_does_not_go_with_privacy(tmp_path: Path) -> None:
+    private = {"method": "fedavg", "privacy__mode": "central", "privacy__noise_multiplier": 1.0}
+    line = r"flops = true is not allowed .* how many samples a client has; it should be false"
+    with pytest.raises(ValueError, match=line):
+        parse(flat(tmp_path, **private, flops=True))
+
+
+def test_the_report_tells_both(tmp_path: Path) -> None:
+    run = play(flat(tmp_path / "run", method="fedorion", flops=True))
+    write_report([run.folder], tmp_path / "page.html")
+    clients, server = (operations(run.summary["flops"][who]) for who in ("clients", "server"))
+    line = f"Training took {clients} at the clients and {server} at the server."
+    assert line in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert operations(1_234_567) == "1.23 MFLOP" and operations(42) == "42 FLOP"
