@@ -274,6 +274,9 @@ class Score(Section):
     passes: AtLeastOne = 1
     """Of ``recalibrated``: how often clients measure; exact after as many as a path has norms."""
 
+    drift: bool = False
+    """Measure in every round how far the clients trained apart (``server_app/drift.py``)."""
+
     def check(self) -> None:
         """Raise ``ValueError``, one line, for settings that do not go together."""
         if self.stop and not self.target:
@@ -373,6 +376,9 @@ class MethodOptions(Section):
             told = f"{why}clients' scores have no noise; it should be 0"
             every = config.score.clients_every
             raise ValueError(f"score.clients-every = {every} is not allowed with {told}")
+        if config.score.drift:
+            told = f"{why}the clients' updates have no noise there; it should be false"
+            raise ValueError(f"score.drift = true is not allowed with {told}")
         if config.run.flops:
             told = f"{why}they tell how many samples a client has; it should be false"
             raise ValueError(f"flops = true is not allowed with {told}")

@@ -146,6 +146,7 @@ class Entry(Part):
     metrics: dict[str, float] = {}
     client_metrics: dict[int, dict[str, float]] = {}
     magnitudes: dict[int, Magnitude] = {}  #: of the replies that came, by client
+    drift: float | None = None  #: how far the clients trained apart, in [0, 1] (``score.drift``)
     undone: list[Undone] = []  #: earlier attempts at this round
     cost: Cost | None = None
     privacy: Privacy | None = None

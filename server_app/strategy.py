@@ -22,7 +22,7 @@ from common.protocol import Ask, Down, Score, Statistics, Up
 from common.records import StateDict
 from common.section import Value
 from common.tree import snapshot
-from server_app import rounds
+from server_app import drift, rounds
 from server_app.keep.journal import clock, note_flops
 from server_app.method import Client, Method, Ups, mean_metrics
 from server_app.recalibrate import Recalibration
@@ -122,9 +122,11 @@ class MethodStrategy(Strategy):
                 t, self._by_client(replies), self.method.answers, self.clients, self.method.check
             )
             found = sanity.measure(self.method, self.sent, self.good)
-            entry.magnitudes, self.sent = found, {}
             beyond = sanity.beyond(found, self.method.config.run.sanity)
             self.good = [(client, up) for client, up in self.good if client.k not in beyond]
+            if self.method.config.score.drift:
+                entry.drift = drift.measure(self.method, self.sent, self.good)
+            entry.magnitudes, self.sent = found, {}
             refused += [
                 Failure(k=k, round=t, reason=f"reply refused: {why}") for k, why in beyond.items()
             ]

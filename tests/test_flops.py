@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ from torch import nn
 
 from client_app import reuse
 from common.flops import counting
+from common.journal import Entry
 from common.parse import parse
 from deploy.report.pages import write_report
 from deploy.report.text import operations
 from deploy.run.loopback import Loopback
+from server_app.track import numbers
 from tests.support.tiny import TinyRun, flat, play
 
 ONE: dict[str, Any] = {"fleet": "mlp@0.25", "data__test_fraction": 0.0}
@@ -117,4 +120,6 @@ def test_the_report_tells_both(tmp_path: Path) -> None:
     clients, server = (operations(run.summary["flops"][who]) for who in ("clients", "server"))
     line = f"Training took {clients} at the clients and {server} at the server."
     assert line in (tmp_path / "page.html").read_text(encoding="utf-8")
+    tracked = numbers.scalars(Entry.read(json.dumps(run.journal[1])))
+    assert tracked["flops/server"] == run.journal[1]["flops"]["server"] > 0
     assert operations(1_234_567) == "1.23 MFLOP" and operations(42) == "42 FLOP"

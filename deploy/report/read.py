@@ -212,8 +212,10 @@ def total(entry: Entry) -> float:
 
 
 def scalars(entry: Entry) -> dict[str, float]:
-    """Every named number beside accuracy and loss: the method's metrics, then fairness."""
+    """Every named number beside accuracy and loss: the method's metrics, drift, then fairness."""
     found = dict(entry.metrics)
+    if entry.drift is not None:
+        found["drift"] = entry.drift
     if entry.fairness is not None:
         found |= entry.fairness.main.model_dump()
         for model, spread in entry.fairness.models.items():

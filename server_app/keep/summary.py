@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
@@ -38,6 +39,7 @@ def write(
     last = rounds[-1] if rounds else Entry(round=0)
     accuracies = [entry.accuracy for entry in rounds if entry.accuracy is not None]
     fair = next((entry.fairness for entry in reversed(rounds) if entry.fairness), None)
+    drifts = [entry.drift for entry in rounds if entry.drift is not None]
     failures = [failure.model_dump() for entry in entries for failure in entry.failures]
     summary = {
         "status": "stopped" if error else "completed",
@@ -62,6 +64,7 @@ def write(
         "clients": _clients(entries),
         **_of_many(entries),
         "bytes": _sums(entry.bytes for entry in entries),
+        **({"drift": statistics.fmean(drifts)} if drifts else {}),
         **_flops(entries),
         "seconds": round(sum(entry.seconds.get("total", 0.0) for entry in entries), 3),
         "seconds_by_phase": {

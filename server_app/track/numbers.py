@@ -42,7 +42,7 @@ def scores(entry: Entry) -> dict[str, list[float]]:
 
 
 def _scalars(entry: Entry) -> Iterator[tuple[str, float]]:
-    for name in ("accuracy", "loss", "accuracy_covered"):
+    for name in ("accuracy", "loss", "accuracy_covered", "drift"):
         if (value := getattr(entry, name)) is not None:
             yield name, value
     groups: dict[str, Mapping[str, float]] = {
@@ -51,6 +51,7 @@ def _scalars(entry: Entry) -> Iterator[tuple[str, float]]:
         "metrics": entry.metrics,
         "bytes": entry.bytes,
         "seconds": entry.seconds,
+        "flops": entry.flops,
     }
     if entry.fairness is not None:
         groups["fairness"] = entry.fairness.main.model_dump()
