@@ -160,7 +160,7 @@ def table(
     from deploy.report.table import terminal
     from deploy.run import ahead, launch
     from deploy.run.settings import find
-    from deploy.study import canary, traffic
+    from deploy.study import canary, costs
     from deploy.study import paper_table as tables
     from deploy.study.part import options, part
 
@@ -210,7 +210,7 @@ def table(
     filled = tables.collect(spec, folder)
     out.print(*terminal(filled.table(), out.width), sep="\n")
     written = tables.write(filled, spec, folder, stem)
-    written += traffic.picture(filled, spec, folder, stem)
+    written += costs.pictures(filled, spec, folder, stem)
     for path in written:
         plain(str(path))
     answer(as_json, {**tables.told(filled, spec), "files": written})

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from deploy import cli
 from deploy.run import launch
+from deploy.study import costs
 from deploy.study import paper_table as table
-from deploy.study import traffic
 from deploy.study.recorded import record
 from tests.support.tiny import TINY, flat, play
 
@@ -214,13 +214,13 @@ def test_accuracy_stands_against_the_bytes_that_a_client_sent(
     file: table.TableFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "out"
-    assert traffic.picture(table.collect(file, folder), file, folder, "two") == []
+    assert costs.pictures(table.collect(file, folder), file, folder, "two") == []
     fill(file, folder)
-    drawn: list[traffic.Panels] = []
-    real = traffic.png
-    monkeypatch.setattr(traffic, "png", lambda *told: (drawn.append(told[3]), real(*told)))
+    drawn: list[costs.Panels] = []
+    real = costs.png
+    monkeypatch.setattr(costs, "png", lambda *told: (drawn.append(told[3]), real(*told)))
     filled = table.collect(file, folder)
-    (path,) = traffic.picture(filled, file, folder, "two")
+    (path,) = costs.pictures(filled, file, folder, "two")
     assert path.read_bytes().startswith(b"\x89PNG")
     assert drawn[0].keys() == {"iid"} and drawn[0]["iid"].keys() == set(filled.rows)
     spot, cell = drawn[0]["iid"]["FedProx"], filled.cell("FedProx", "iid")
@@ -229,11 +229,21 @@ def test_accuracy_stands_against_the_bytes_that_a_client_sent(
         for c in table.cells(file)
         if c.row == "FedProx"
     ]
-    assert spot.megabytes == pytest.approx(sum(up) / len(up) / TINY["clients"] / 1e6)
+    assert spot.cost == pytest.approx(sum(up) / len(up) / TINY["clients"] / 1e6)
     assert (spot.value, spot.interval) == (cell.mean, cell.interval)
+
+
+def test_accuracy_stands_against_the_operations_of_training(
+    file: table.TableFile, tmp_path: Path
+) -> None:
+    counted = file.model_copy(update={"base": {**file.base, "flops": True}})
+    fill(counted, tmp_path)
+    drawn = costs.pictures(table.collect(counted, tmp_path), counted, tmp_path, "two")
+    assert [path.name for path in drawn] == ["two-bytes.png", "two-flops.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
 
 
 def test_what_is_no_accuracy_is_not_drawn(file: table.TableFile, tmp_path: Path) -> None:
     fill(file, tmp_path)
     seconds = file.model_copy(update={"measure": "seconds", "row": [file.row[0], file.row[2]]})
-    assert traffic.picture(table.collect(seconds, tmp_path), seconds, tmp_path, "two") == []
+    assert costs.pictures(table.collect(seconds, tmp_path), seconds, tmp_path, "two") == []

@@ -1,4 +1,4 @@
-"""Accuracy against bytes: what a method reaches, and what its clients send for it."""
+"""Accuracy against what it costs: bytes that clients send, or operations of training."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ ACROSS = 3  # panels beside each other
 @final
 @dataclass(frozen=True)
 class Spot:
-    """A cell of a table: 10⁶ bytes that a client sent in a run, the mean over clients and seeds,
-    and the table's number with half of its interval."""
+    """A cell of a table: what a run cost, above 0, the mean over seeds, and the table's number with
+    half of its interval."""
 
-    megabytes: float
+    cost: float
     value: float
     interval: float | None
 
@@ -32,10 +32,11 @@ Panels = Mapping[str, Mapping[str, Spot]]
 """Column to row to what is drawn there."""
 
 
-def png(title: str, unit: str, rows: Sequence[str], panels: Panels, path: Path) -> None:
-    """A panel for each column with its rows as points: megabytes, logarithmic, against the number.
+def png(title: str, unit: str, rows: Sequence[str], panels: Panels, cost: str, path: Path) -> None:
+    """A panel for each column with its rows as points: the cost, logarithmic, against the number.
 
-    A row has the same colour and marker in every panel.
+    A row has the same colour and marker in every panel. ``cost`` says what the axis is, and its
+    unit.
     """
     across = min(len(panels), ACROSS)
     down = -(-len(panels) // across)
@@ -46,7 +47,7 @@ def png(title: str, unit: str, rows: Sequence[str], panels: Panels, path: Path) 
             for i, row in enumerate(rows):
                 if (spot := spots.get(row)) is not None:
                     drawn[row] = place.errorbar(
-                        spot.megabytes,
+                        spot.cost,
                         spot.value,
                         yerr=spot.interval,
                         fmt=MARKERS[i % len(MARKERS)],
@@ -63,7 +64,7 @@ def png(title: str, unit: str, rows: Sequence[str], panels: Panels, path: Path) 
             place.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
             place.xaxis.set_minor_formatter(NullFormatter())
             place.set_title(clean(name), fontsize=10.0, loc="left")
-            place.set_xlabel("megabytes sent by a client")
+            place.set_xlabel(cost)
             place.set_ylabel(unit)
         for place in list(axes.flat)[len(panels) :]:
             place.set_axis_off()
