@@ -20,7 +20,7 @@ Cost = Callable[[Mapping[str, Any]], float | None]
 def _megabytes(summary: Mapping[str, Any]) -> float | None:
     """10⁶ bytes that a client sent in the run, the mean over clients."""
     up, clients = measured(summary, "bytes.up"), summary.get("clients")
-    return up / len(clients) / 1e6 if up is not None and isinstance(clients, list) else None
+    return up / len(clients) / 1e6 if up is not None and clients else None
 
 
 def _operations(summary: Mapping[str, Any]) -> float | None:

@@ -104,9 +104,14 @@ def test_a_supernode_that_signs_off_stops_the_run_and_resuming_gives_the_same_bi
     undisturbed_pair: TinyRun, tmp_path: Path
 ) -> None:
     with Launched(tmp_path, clients=2) as run:
-        run.client_app(1, 1, working=False)
-        run.strike(processes(run.home("supernode-1"), NODE), signal.SIGTERM)
-        seconds = stopped(run, ": 1 of 2 replies are good", "client 1: ", "Unavailable")
+        app = run.client_app(1, 1, working=False)
+        os.kill(app, signal.SIGSTOP)  # so that it cannot answer round 2 before its node is gone
+        try:
+            run.strike(processes(run.home("supernode-1"), NODE), signal.SIGTERM)
+            seconds = stopped(run, "round 2: 1 of 2 replies are good", "client 1: ", "Unavailable")
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(app, signal.SIGCONT)
         same(run.resume("loopback"), undisturbed_pair)
         record(
             "supernode-sigterm",
