@@ -103,14 +103,27 @@ class Run:
         until(f"round {t}", there)
 
     def client_app(self, k: int, t: int, *, working: bool) -> int:
-        """Client k's process of round t + 1; ``working``: it has taken its message."""
-        self.await_round(t)
-        before = processes(self.home(f"supernode-{k}"), CLIENT_APP)  # of round t, about to end
+        """Client k's process of round t + 1; ``working``: it has taken its message.
+
+        What was there before the journal had its line of round t is of an earlier round. To look
+        only once the line is there is too late: the next process may have been started by then.
+        """
+        home = self.home(f"supernode-{k}")
+        before: set[int] = set()
+
+        def over() -> bool:
+            self.check()
+            seen = processes(home, CLIENT_APP)
+            if len(self.journal) > t:
+                return True
+            before.update(seen)
+            return False
 
         def fresh() -> list[int]:
-            now = processes(self.home(f"supernode-{k}"), CLIENT_APP) - before
+            now = processes(home, CLIENT_APP) - before
             return [pid for pid in now if not working or maps(pid, TORCH)]
 
+        until(f"round {t}", over)
         return until(f"client {k}'s ClientApp of round {t + 1}", fresh)[0]
 
     def strike(self, pids: Sequence[int] | set[int], number: signal.Signals) -> None:
