@@ -8,12 +8,12 @@ from typing import ClassVar, Generic, TypeVar, cast, final
 
 from client_app.participant import Participant
 from client_app.privacy import private, refuse, withheld
-from common import flops, models
+from common import flops, models, peak
 from common.config import MethodOptions
 from common.models.classifier import Classifier
 from common.names import version_of
 from common.protocol import Ask, Down, Hello, Measure, Peer, Score, Statistics, Up
-from common.records import StateDict
+from common.records import StateDict, tensors
 
 O = TypeVar("O", bound=MethodOptions)  # noqa: E741 - a method's options
 D = TypeVar("D", bound=Down)
@@ -114,20 +114,25 @@ class Handler(ABC, Generic[O, D]):
     @final
     def trained(self, down: D) -> Up:
         """Round t's local work as it is sent: with noise where [privacy] says so."""
-        return private(self.participant, self.shared_spec, down, self._counted(self.train, down))
+        return private(self.participant, self.shared_spec, down, self._measured(self.train, down))
 
     @final
     def trained_second(self, down: Down) -> Up:
         """``second``, as it is sent."""
-        return self._counted(self.second, down)
+        return self._measured(self.second, down)
 
-    def _counted(self, work: Callable[[Q], Up], down: Q) -> Up:
-        """What ``work`` makes of ``down``; with what it cost, where the run counts that."""
-        with flops.counting(self.config.run.flops) as spent:
+    def _measured(self, work: Callable[[Q], Up], down: Q) -> Up:
+        """What ``work`` makes of ``down``; with what it cost, where the run asks for that."""
+        run, told = self.config.run, {}
+        if run.memory:
+            _ = self.participant.train_set  # what a process keeps is not of the first message alone
+        with flops.counting(run.flops) as spent, peak.following(run.memory) as held:
             up = work(down)
-        if not self.config.run.flops:
-            return up
-        return up.model_copy(update={"metrics": {**up.metrics, flops.NAME: float(spent.total)}})
+        if run.flops:
+            told[flops.NAME] = float(spent.total)
+        if run.memory:
+            told[peak.NAME] = float(held.most + sum(t.nbytes for _, t in tensors(down)))
+        return up.model_copy(update={"metrics": {**up.metrics, **told}}) if told else up
 
     @final
     def scored(self, ask: Ask) -> Score:

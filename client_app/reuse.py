@@ -46,7 +46,8 @@ def once(
     reads the labels. Returns its scalars for the journal.
     """
     folder = os.environ.get(FOLDER)
-    if not folder or p.config.run.flops:  # what is not done again would not be counted
+    run = p.config.run
+    if not folder or run.flops or run.memory:  # what is not done again would not be measured
         return train()
     path = Path(folder) / f"{_name(p, t, net, labels)}.safetensors"
     with contextlib.suppress(Damaged, OSError):

@@ -134,6 +134,9 @@ class Run(Section):
     """Count the floating-point operations of training (matrix products and convolutions, forward
     and backward), the clients' and the server's: unlike seconds, they are the same in every run.
     Slower."""
+    memory: bool = False
+    """Measure the most bytes that tensors take at once while a client trains, message included, and
+    while the server works. The same in every run; slower."""
     share_counts: bool = True
     """Clients tell the server how many samples of each class they hold (for pictures)."""
     track: str = ""
@@ -379,9 +382,10 @@ class MethodOptions(Section):
         if config.score.drift:
             told = f"{why}the clients' updates have no noise there; it should be false"
             raise ValueError(f"score.drift = true is not allowed with {told}")
-        if config.run.flops:
-            told = f"{why}they tell how many samples a client has; it should be false"
-            raise ValueError(f"flops = true is not allowed with {told}")
+        for key in ("flops", "memory"):
+            if getattr(config.run, key):
+                told = f"{why}it tells how many samples a client has; it should be false"
+                raise ValueError(f"{key} = true is not allowed with {told}")
         if (back := config.run.from_round) >= 0:
             told = f"{why}what was released after that round counts too; it should be -1"
             raise ValueError(f"from-round = {back} is not allowed with {told}")

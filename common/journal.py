@@ -8,6 +8,8 @@ of configuration and seed.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from statistics import fmean
 from typing import final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -129,6 +131,28 @@ class Failure(Part):
 
 
 @final
+class Memory(Part):
+    """Most bytes that tensors took at once: each client's, by client, and the server's."""
+
+    clients: dict[int, float] = {}
+    server: float = 0.0
+
+    @staticmethod
+    def most(found: Sequence[Memory]) -> Memory:
+        """The most of several times."""
+        clients: dict[int, float] = {}
+        for each in found:
+            for k, held in each.clients.items():
+                clients[k] = max(held, clients.get(k, 0.0))
+        return Memory(clients=clients, server=max((each.server for each in found), default=0.0))
+
+    def told(self) -> dict[str, float]:
+        """The clients' mean, the largest of theirs, and the server's."""
+        held = list(self.clients.values()) or [0.0]
+        return {"clients": fmean(held), "largest": max(held), "server": self.server}
+
+
+@final
 class Entry(Part):
     """One line of the journal. Accuracies are shares in [0, 1], losses nats, times seconds."""
 
@@ -170,6 +194,7 @@ class Entry(Part):
     bytes: dict[str, int] = {}  #: down, up, and the numbers alone: arrays_down, arrays_up
     seconds: dict[str, float] = {}  #: wall clock by phase
     flops: dict[str, int] = {}  #: of training: clients, server; where they are counted
+    memory: Memory | None = None  #: where it is measured
 
     def line(self) -> str:
         """The entry as the journal has it, without the line's end."""

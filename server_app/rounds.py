@@ -15,12 +15,13 @@ from common.config import Config
 from common.files import Damaged, write_atomically
 from common.flops import counting
 from common.flower.rpc import over_grpc
-from common.journal import Cost, Entry, Failure, Member, Undone
+from common.journal import Cost, Entry, Failure, Member, Memory, Undone
+from common.peak import following
 from common.toml import to_toml
 from server_app.combine.groups import unprotected
 from server_app.keep import checkpoint, summary
 from server_app.keep.checkpoint import Checkpoint
-from server_app.keep.journal import Journal, clock, note_flops
+from server_app.keep.journal import Journal, clock, note_flops, note_memory
 from server_app.memory import sending, sweep
 from server_app.privacy import withhold
 from server_app.stopped import Absurd, Again, Stopped
@@ -144,10 +145,10 @@ def play_round(strategy: MethodStrategy, grid: Grid, t: int) -> Entry:
     post.traffic.clear()
     last = t == method.config.run.rounds
     with clock(entry, "total"):
-        with clock(entry, "select"), _counted(strategy):
+        with clock(entry, "select"), _measured(strategy):
             messages = iter(strategy.configure_train(t))  # kept by nobody else
         _exchanged(strategy, grid, messages, strategy.aggregate_train, "clients")
-        with _counted(strategy):
+        with _measured(strategy):
             seconds = list(strategy.configure_second(t))
         if seconds:
             _exchanged(strategy, grid, seconds, strategy.aggregate_second, "clients")
@@ -198,19 +199,21 @@ def _exchanged(
     strategy.failed(lost)
     del messages, sent  # in packed form they take as much memory again
     sweep(strategy.post.traffic.get("down", 0))
-    with _counted(strategy):
+    with _measured(strategy):
         aggregate(entry.round, _handed_over(replies))
     sweep(strategy.post.traffic.get("up", 0))
 
 
 @contextmanager
-def _counted(strategy: MethodStrategy) -> Iterator[None]:
-    """Add the floating-point operations of the block to the server's, where the run counts them."""
-    on = strategy.method.config.run.flops
-    with counting(on) as spent:
+def _measured(strategy: MethodStrategy) -> Iterator[None]:
+    """Add what the block costs to what the round costs the server, where the run asks for that."""
+    run = strategy.method.config.run
+    with counting(run.flops) as spent, following(run.memory) as held:
         yield
-    if on:
+    if run.flops:
         note_flops(strategy.entry, "server", spent.total)
+    if run.memory:
+        note_memory(strategy.entry, Memory(server=held.most))
 
 
 def _handed_over(replies: dict[int, Message]) -> Iterator[Message]:

@@ -15,15 +15,15 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from common import flops, seeds
+from common import flops, peak, seeds
 from common.config import MethodOptions
-from common.journal import Entry, Failure, Undone
+from common.journal import Entry, Failure, Memory, Undone
 from common.protocol import Ask, Down, Score, Statistics, Up
 from common.records import StateDict
 from common.section import Value
 from common.tree import snapshot
 from server_app import drift, rounds
-from server_app.keep.journal import clock, note_flops
+from server_app.keep.journal import clock, note_flops, note_memory
 from server_app.method import Client, Method, Ups, mean_metrics
 from server_app.recalibrate import Recalibration
 from server_app.score import Scorer, write_client_scores
@@ -142,14 +142,18 @@ class MethodStrategy(Strategy):
         entry.replied = [client.k for client in ups.clients]
         entry.metrics = own if self.private else {**mean_metrics(ups), **own}
         entry.client_metrics = {client.k: up.metrics for client, up in ups}
-        self._count(self.good)
+        self._cost(self.good)
         return None, MetricRecord(dict(entry.metrics))
 
-    def _count(self, replies: Sequence[tuple[Client, Up]]) -> None:
-        """Add up what the clients' work cost, where the run counts that."""
-        if self.method.config.run.flops:
+    def _cost(self, replies: Sequence[tuple[Client, Up]]) -> None:
+        """What the clients' work cost, where the run asks for that."""
+        run = self.method.config.run
+        if run.flops:
             told = (up.metrics.get(flops.NAME, 0.0) for _, up in replies)
             note_flops(self.entry, "clients", sum(map(int, told)))
+        if run.memory:
+            most = {client.k: up.metrics.get(peak.NAME, 0.0) for client, up in replies}
+            note_memory(self.entry, Memory(clients=most))
 
     def _check_before(self, t: int, entry: Entry) -> None:
         """Raise ``Absurd``, of the round before, if most clients diverge from what it left."""
@@ -191,7 +195,7 @@ class MethodStrategy(Strategy):
             answers, kind = self._by_client(replies), self.method.gains
             gains, refused = self.post.open(t, answers, kind, self.clients, what="gain")
             self.method.receive_second(gains, self.entry)
-            self._count(gains)
+            self._cost(gains)
         self.failed(refused)
         if self.method.trains_second:
             self.entry.replied = [client.k for client, _ in gains]

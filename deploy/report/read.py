@@ -19,7 +19,7 @@ from typing import final
 from pydantic import ValidationError
 
 from common import chain
-from common.journal import ClientScore, Entry, Failure, Member, Part, Privacy
+from common.journal import ClientScore, Entry, Failure, Member, Memory, Part, Privacy
 from common.metrics import LAST, fairness, over_rounds
 from deploy.report.text import clean
 
@@ -134,6 +134,10 @@ class Run:
         they were not counted.
         """
         return sum(e.flops.get(whose, 0) for e in self.entries)
+
+    def memory(self) -> Memory:
+        """Most bytes of tensors in any round; none where they were not measured."""
+        return Memory.most([e.memory for e in self.entries if e.memory])
 
     def seconds(self) -> float:
         return sum(total(e) for e in self.entries)

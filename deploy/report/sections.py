@@ -121,6 +121,9 @@ def cost(run: Run) -> Section | None:
     if run.flops("clients") or run.flops("server"):
         clients, server = (operations(run.flops(whose)) for whose in ("clients", "server"))
         lead += f" Training took {clients} at the clients and {server} at the server."
+    if (memory := run.memory()).clients:
+        largest, server = (size(memory.told()[whose]) for whose in ("largest", "server"))
+        lead += f" Tensors took {largest} at most at a client and {server} at the server."
     return Section("Cost", cards, lead) if cards else None
 
 

@@ -17,7 +17,7 @@ from common import model_file
 from common.config import Config
 from common.crowd import MANY, quantiles
 from common.files import write_atomically
-from common.journal import ClientScore, Entry
+from common.journal import ClientScore, Entry, Memory
 from common.metrics import Accuracy, over_rounds, rounds_to
 from common.records import StateDict
 from common.version import VERSION
@@ -66,6 +66,7 @@ def write(
         "bytes": _sums(entry.bytes for entry in entries),
         **({"drift": statistics.fmean(drifts)} if drifts else {}),
         **_flops(entries),
+        **_memory(entries),
         "seconds": round(sum(entry.seconds.get("total", 0.0) for entry in entries), 3),
         "seconds_by_phase": {
             phase: round(spent, 3) for phase, spent in _sums(e.seconds for e in entries).items()
@@ -195,6 +196,14 @@ def _flops(entries: list[Entry]) -> dict[str, dict[str, int]]:
     """Floating-point operations of the clients, of the server, and in all; nothing uncounted."""
     flops = _sums(entry.flops for entry in entries)
     return {"flops": {**flops, "total": sum(flops.values())}} if flops else {}
+
+
+def _memory(entries: list[Entry]) -> dict[str, dict[str, float]]:
+    """Most bytes of tensors in any round: the clients' mean, the largest client's, the server's;
+    nothing where they were not measured.
+    """
+    found = [entry.memory for entry in entries if entry.memory]
+    return {"memory": Memory.most(found).told()} if found else {}
 
 
 def _sums(parts: Iterable[Mapping[str, N]]) -> dict[str, N]:

@@ -1,0 +1,157 @@
+"""Peak memory is what one counts by hand; measuring it changes nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from client_app import reuse
+from client_app.methods.i_dl_mh import IDLMH
+from common.flops import counting
+from common.journal import Entry, Memory
+from common.parse import parse
+from common.peak import following
+from common.protocol import Down
+from deploy.report.pages import write_report
+from deploy.report.text import size
+from deploy.run.loopback import Loopback
+from server_app.track import numbers
+from tests.support.tiny import TinyRun, flat, play
+
+ONE: dict[str, Any] = {"fleet": "mlp@0.25", "data__test_fraction": 0.0, "train__steps": 3}
+
+
+def test_what_is_held_at_once_is_counted_and_what_was_let_go_is_not() -> None:
+    before = torch.ones(1000)
+    with following(True) as peak:
+        first = before + 1
+        assert peak.held == 4000, "what was there before is not counted"
+        first.add_(1)
+        view = first.view(10, 100)[:5]
+        assert peak.held == 4000, "nor what takes nothing more"
+        del first
+        assert peak.held == 4000, "a view holds all of it"
+        second = view.half()
+        del view
+        assert (peak.held, peak.most) == (1000, 5000)
+        del second
+        assert (peak.held, peak.most) == (0, 5000)
+    torch.ones(1000)
+    assert peak.most == 5000
+
+
+def test_what_autograd_keeps_is_held_until_the_gradients_are_there() -> None:
+    x = torch.ones(100, requires_grad=True)
+    with following(True) as peak:
+        total = x.exp().exp().sum()
+        assert peak.held == 2 * 400 + 4
+        total.backward()
+        assert x.grad is not None
+        del total
+        assert peak.held == 400, "the gradient alone"
+        assert peak.most > 2 * 400 + 4
+
+
+def test_nothing_is_followed_unless_it_is_asked_for() -> None:
+    with following(False) as peak:
+        torch.ones(10)
+    assert peak.most == 0
+
+
+def test_operations_and_memory_are_measured_together() -> None:
+    with counting(True) as spent, following(True) as peak:
+        nn.Linear(10, 5)(torch.ones(7, 10))
+    assert spent.total == 2 * 7 * 10 * 5
+    assert peak.most >= 4 * (7 * 10 + 10 * 5 + 5 + 7 * 5)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_run_measures_what_its_clients_hold_and_gives_the_same_bits(
+    workers: int, tmp_path: Path
+) -> None:
+    plain = play(flat(tmp_path / "plain", **ONE, method="fedavg"))
+    config = flat(tmp_path / "measured", **ONE, method="fedavg", memory=True)
+    run = play(config, Loopback(4, config, workers=workers))
+    weights = sum(w.nbytes for w in load_file(run.folder / "model.safetensors").values())
+    memory = run.summary["memory"]
+    held = {most for e in run.journal[1:] for most in e["memory"]["clients"].values()}
+    assert held == {memory["clients"]} == {memory["largest"]}, "all do the same in both rounds"
+    assert memory["clients"] > 3 * weights, "what was sent, the network and its gradients"
+    assert memory["server"] > 0
+    assert run.weights == plain.weights and "memory" not in plain.summary
+
+
+def test_adam_takes_two_networks_more_than_sgd(tmp_path: Path) -> None:
+    one = ONE | {"fleet": "mlp@2", "method": "fedavg"}  # beside whose weights a batch is little
+    one |= {"train__momentum": 0.0, "train__batch_size": 2}
+    sgd, adam = (
+        play(flat(tmp_path / name, **one, memory=True, train__optimizer=name))
+        for name in ("sgd", "adam")
+    )
+    weights = load_file(sgd.folder / "model.safetensors").values()
+    more = adam.summary["memory"]["clients"] - sgd.summary["memory"]["clients"]
+    assert more == pytest.approx(2 * sum(w.nbytes for w in weights), rel=0.05)
+
+
+def test_the_largest_client_is_told_apart(tmp_path: Path) -> None:
+    fleet = {"fleet": "mlp@0.25,mlp@2", "method": "local", "memory": True}
+    memory = play(flat(tmp_path / "run", **(ONE | fleet))).summary["memory"]
+    assert memory["largest"] > memory["clients"] > 0
+
+
+def test_a_clients_most_is_that_of_its_hungriest_round() -> None:
+    rounds = [Memory(clients={0: 1.0, 1: 5.0}, server=2.0), Memory(clients={0: 3.0, 2: 4.0})]
+    most = Memory.most(rounds)
+    assert most == Memory(clients={0: 3.0, 1: 5.0, 2: 4.0}, server=2.0)
+    assert most.told() == {"clients": 4.0, "largest": 5.0, "server": 2.0}
+    assert Memory.most([]).told() == {"clients": 0.0, "largest": 0.0, "server": 0.0}
+
+
+def test_the_second_exchange_of_a_round_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = IDLMH.second
+
+    def hungry(self: IDLMH, down: Down) -> Any:
+        torch.ones(10**6)
+        return second(self, down)
+
+    monkeypatch.setattr(IDLMH, "second", hungry)
+    settings = {"rounds": 1, "fleet": "mlp@0.25", "data__public": 0.4, "memory": True}
+    epochs = {"confidence__epochs": 1, "ensemble__epochs": 1, "i_dl_mh__incentive_epochs": 1}
+    run = play(flat(tmp_path / "run", **settings, **epochs, method="i-dl-mh"))
+    assert 4e6 < run.summary["memory"]["largest"] < 5e6
+
+
+def test_training_that_is_shared_with_another_run_is_done_and_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(reuse.FOLDER, str(tmp_path / "learnt"))
+    first, again = (
+        play(flat(tmp_path / name, **ONE, method="local", memory=True)).summary["memory"]
+        for name in ("first", "again")
+    )
+    assert again == first and first["clients"] > 0
+
+
+def test_it_does_not_go_with_privacy(tmp_path: Path) -> None:
+    private = {"method": "fedavg", "privacy__mode": "central", "privacy__noise_multiplier": 1.0}
+    line = r"memory = true is not allowed .* how many samples a client has; it should be false"
+    with pytest.raises(ValueError, match=line):
+        parse(flat(tmp_path, **private, memory=True))
+
+
+def test_the_report_and_the_trackers_tell_it(tmp_path: Path) -> None:
+    run: TinyRun = play(flat(tmp_path / "run", method="fedorion", memory=True))
+    write_report([run.folder], tmp_path / "page.html")
+    largest, server = (size(run.summary["memory"][who]) for who in ("largest", "server"))
+    line = f"Tensors took {largest} at most at a client and {server} at the server."
+    assert line in (tmp_path / "page.html").read_text(encoding="utf-8")
+    tracked = numbers.scalars(Entry.read(json.dumps(run.journal[1])))
+    assert tracked["memory/server"] == run.journal[1]["memory"]["server"] > 0
