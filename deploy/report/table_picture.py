@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -9,10 +10,12 @@ from matplotlib.figure import Figure
 from deploy.report.style import INK, MUTED, PAPER, style
 from deploy.report.table import Table
 
+LINE = 90  #: characters of a note's line, where title and table are not wider
+
 
 def png(table: Table, path: Path) -> None:
     """An image as papers set tables: three rules, texts in ink and asides in grey."""
-    rows, notes, heads = table.cells(), table.notes, table.header[1:]
+    rows, heads = table.cells(), table.header[1:]
     em, line, pad = 0.083, 0.3, 0.2  # inches: a character, a row, the margin
     first = em * max(len(row[0].text) for row in rows) + 0.2
     columns = list(zip(*rows, strict=True))[1:]
@@ -22,8 +25,11 @@ def png(table: Table, path: Path) -> None:
         max(text + grey, em * len(head)) + 0.25
         for text, grey, head in zip(texts, aside, heads, strict=True)
     ]
-    least = em * 0.95 * max(len(text) for text in (table.title, *notes))
-    width = max(first + sum(widths), least) + 2 * pad
+    letter = em * 0.95
+    least = max(first + sum(widths), letter * max(len(table.title), LINE))
+    lines = (textwrap.wrap(note, int(least / letter)) for note in table.notes)
+    notes = [line for note in lines for line in note]
+    width = (least if notes else max(first + sum(widths), letter * len(table.title))) + 2 * pad
     top, bottom = pad + line, pad + line * (len(rows) + 2)
     height = line * (len(rows) + 2) + 0.22 * len(notes) + 3 * pad
     with style():

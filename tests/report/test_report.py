@@ -10,6 +10,7 @@ from pathlib import Path
 
 import matplotlib as mpl
 import pytest
+from matplotlib import image
 from matplotlib.figure import Figure
 from rich.console import Console
 
@@ -482,6 +483,16 @@ def test_every_rendering_holds_the_same_cells(tmp_path: Path) -> None:
     assert "<b>" not in texts[2] and "&lt;b&gt;note" in texts[2]
     png(table, tmp_path / "t.png")
     assert (tmp_path / "t.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_long_note_makes_a_picture_higher_and_not_wider(tmp_path: Path) -> None:
+    sizes = []
+    for words in (1, 100):
+        table = Table(("", "a"), [["x", "1"]], notes=("word " * words,))
+        png(table, tmp_path / f"{words}.png")
+        sizes.append(image.imread(tmp_path / f"{words}.png").shape[:2])
+    (low, narrow), (high, wide) = sizes
+    assert high > low and wide == narrow
 
 
 def test_each_rendering_prints_a_text_as_it_stands() -> None:
