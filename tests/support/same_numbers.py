@@ -3,18 +3,16 @@
     python -m tests.support.same_numbers record CHECKOUT OUT.json [--only NAME] [--jobs 1]
     python -m tests.support.same_numbers compare BEFORE.json AFTER.json [--only NAME]
 
-``record`` runs every case of ``same_numbers.toml`` by the command line of a checkout, in a process
-of its own, and writes what each left as one flat table from paths to values: the weights' SHA-256,
-the journal and the summary without times, and how often each tensor occurs in the model's file,
-among what the server keeps, and in the newest round of what each client keeps. A tensor is named
-there by its type, shape and bytes: not by its name, nor by its file's. A recording that was cut off
-goes on with the cases that it lacks. NAME may have wildcards.
+``record`` runs every case of ``same_numbers.toml`` with the command line of a checkout, each in a
+process of its own, and writes what the run left as one flat table from paths to values: the
+SHA-256 of the final weights, the journal and the summary without times, and a digest of every
+tensor, by its name, in the model's file, in the files that the server and the clients keep, and in
+every reply of a client. A recording that was interrupted continues with the cases that it lacks.
+NAME may have wildcards.
 
-``compare`` prints a line for each case, and ends with 1 if there is a difference.
-
-What a change has moved on purpose is told to both by the tables below, which go from the older name
-to the newer. ``*`` is one segment of a path or a knob, and what follows the pattern follows along.
-Cases are written in the older names for good: they belong to the older recording.
+``compare`` prints one line for each case and ends with status 1 if there is a difference. The
+tables below list what a change moved on purpose. In them ``*`` is one segment of a path, and what
+follows the pattern is kept.
 """
 
 from __future__ import annotations
@@ -30,69 +28,17 @@ import sys
 import tempfile
 import time
 import tomllib
+import zlib
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-KNOBS: dict[str, str] = {
-    **dict.fromkeys(("dl-sh.server-epochs", "dl-mh.server-epochs"), "ensemble.epochs"),
-    "i-dl-mh.server-epochs": "ensemble.epochs",
-    "*.weights": "average.weights",
-    "*.bn-buffers": "average.bn-buffers",
-    "*.robust": "average.robust",
-    "*.trim": "average.trim",
-    "*.clip-norm": "average.clip-norm",
-    "*.across": "average.across",
-    "*.oca-init": "oca.init",
-    "*.slots-in-memory": "oca.in-memory",
-    "*.noise": "noise.kind",
-    "*.kd-temperature": "noise.temperature",
-    "*.kd-teacher-bn": "noise.teacher-bn",
-    "*.protect-running-stats": "noise.protect-running-stats",
-    "*.eval-bn": "score.bn",
-    "*.server-epochs": "noise.epochs",
-    "*.noise-batches": "noise.batches",
-    "*.noise-batch-size": "noise.batch-size",
-    "*.server-lr": "noise.lr",
-    "*.server-momentum": "noise.momentum",
-    "*.max-ensemble-norm": "noise.max-norm",
-    "*.generator-lr": "generator.lr",
-    "*.latent": "generator.latent",
-    "*.generator-width": "generator.width",
-    "*.lambda-oh": "generator.lambda-oh",
-    "*.lambda-a": "generator.lambda-a",
-    "*.g-adv": "generator.adversarial",
-    "*.ie-norm": "generator.ie-norm",
-    "*.act-reduction": "generator.act-reduction",
-    "*.update-order": "generator.update-order",
-    "*.confidence": "confidence.kind",
-    "*.conf-t": "confidence.temperature",
-    "*.conf-space": "confidence.space",
-    "*.conf-init": "confidence.init",
-    "*.embed-epochs": "confidence.epochs",
-    "*.embed-balance": "confidence.balance",
-    "*.aggregation": "ensemble.aggregation",
-    "*.uhc-steps": "ensemble.uhc-steps",
-    "*.uhc-lr": "ensemble.uhc-lr",
-}
-"""Older knob: newer knob. Used where a checkout's pyproject does not know the older one."""
-SETTINGS: dict[str, str] = {
-    "fedavg.inactive=true": "oca.aggregate=on",
-    "fedprox.inactive=true": "oca.aggregate=on",
-}
-"""Older ``knob=value``: newer ones, any number with blanks between; asked before ``KNOBS``."""
-MOVED: dict[str, str] = {
-    "journal/0/clients": "journal/0/clients",
-    "journal/*/clients": "journal/*/client_metrics",
-    "journal/*/fairness/amp": "journal/*/fairness/main/amp",
-    "journal/*/fairness/fm": "journal/*/fairness/main/fm",
-    "journal/*/fairness/wlp": "journal/*/fairness/main/wlp",
-    "journal/*/fairness/*": "journal/*/fairness/models/*",
-}
+MOVED: dict[str, str] = {}
 """Older path: newer path, as in ``{"journal/*/bytes/up": "journal/*/traffic/up"}``."""
-ADDED: list[str] = ["journal/*/version"]
+ADDED: list[str] = []
 """Paths that only the newer recording has."""
 DROPPED: list[str] = []
 """Paths that only the older recording has."""
@@ -107,197 +53,254 @@ ROUGH = [
 ]
 """Older paths of whole messages' bytes, names and all, which may differ by the share ``MORE``."""
 MORE = 0.01
-TIMES = {"seconds", "seconds_by_phase", "versions", "follows", "digest"}
+TIMES = {"seconds", "seconds_by_phase", "versions", "follows", "digest", "version"}
 """Keys, at any depth, of what may differ between equal runs."""
+NOT_COMPARED = re.compile(r"(entry|config|undone|experiment|nodes)\b")
+"""What a checkpoint holds beside the method's state: times, texts and places."""
 
-COMMAND = [sys.executable, "-c", "from deploy.cli import main; main()", "run", "default"]
+TYPES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4}
+TYPES |= {"int16": 2, "uint16": 2, "int8": 1, "uint8": 1, "bool": 1}
+"""Bytes of a number, by the name of its type in a payload."""
 EVERY_RUN = ["device=cpu", "experiment=same-numbers"]
-TYPES = {
-    "float64": ("F64", 8),
-    "float32": ("F32", 4),
-    "float16": ("F16", 2),
-    "int64": ("I64", 8),
-    "int32": ("I32", 4),
-    "uint8": ("U8", 1),
-}
-"""Types as skeletons have them, as safetensors files do, and their bytes."""
-TORCH = {"F64": "float64", "F32": "float32", "F16": "float16", "I64": "int64", "U8": "uint8"}
+LIE = 3e38  #: what client 1 sends in place of its numbers, where a case asks for a lie
 
 Flat = dict[str, Any]
+Case = dict[str, Any]
 
 
-def cases() -> dict[str, list[str]]:
-    """Every case and its overrides, in the older knobs."""
+def cases() -> dict[str, Case]:
+    """Every case by name: its overrides as ``run``, and the special ways that it takes."""
     told = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-    tiny, methods = told["tiny"].split(), told["methods"]
-    found = {f"tiny-{m}": [*tiny, f"method={m}", *own.split()] for m, own in methods.items()}
-    for name, text in told["switches"].items():
+    methods = told["methods"]
+
+    def tiny(text: str) -> list[str]:
         method, *own = text.split()
-        found[name] = [*tiny, f"method={method}", *methods[method].split(), *own]
-    return found | {f"default-{m}": [f"method={m}", *own.split()] for m, own in methods.items()}
+        return [*told["tiny"].split(), f"method={method}", *methods[method].split(), *own]
+
+    small = {f"tiny-{name}": {"run": tiny(name)} for name in methods}
+    switches = {name: {"run": tiny(text)} for name, text in told["switches"].items()}
+    special = {name: {**case, "run": tiny(case["run"])} for name, case in told["special"].items()}
+    full = {
+        f"default-{name}": {"run": [f"method={name}", *methods[name].split()]}
+        for name in told["default"].split()
+    }
+    return {**small, **switches, **special, **full}
 
 
-def moved(path: str, table: dict[str, str], sep: str) -> str:
-    """``path`` by the first pattern of ``table`` that it begins with, or as it is."""
-    for old, new in table.items():
-        pattern = re.escape(old).replace(r"\*", f"([^{sep}]+)")
-        if match := re.match(f"{pattern}(?={re.escape(sep)}|$)", path):
+def moved(path: str) -> str:
+    """Return ``path`` as the newer recording names it."""
+    for old, new in MOVED.items():
+        pattern = re.escape(old).replace(r"\*", "([^/]+)")
+        if match := re.match(f"{pattern}(?=/|$)", path):
             stars = iter(match.groups())
             return re.sub(r"\*", lambda _: next(stars), new) + path[match.end() :]  # noqa: B023
     return path
 
 
 def listed(path: str, patterns: list[str]) -> bool:
-    return any(moved(path, {pattern: "!"}, "/").startswith("!") for pattern in patterns)
+    """Return whether ``path`` begins with one of the patterns."""
+    return any(
+        re.match(re.escape(each).replace(r"\*", "[^/]+") + "(?=/|$)", path) for each in patterns
+    )
 
 
-def flatten(value: Any, prefix: str, sep: str = "/") -> Iterator[tuple[str, Any]]:
-    """Every leaf inside ``value`` with its path; what is empty is a leaf."""
+def flatten(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yield every leaf inside ``value`` with its path; an empty list or object is a leaf."""
     inner = dict(enumerate(value)) if isinstance(value, list) else value
     if not isinstance(inner, dict) or not inner:
         yield prefix, value
         return
     for key, each in inner.items():
         if key not in TIMES:
-            yield from flatten(each, f"{prefix}{sep}{key}" if prefix else str(key), sep)
+            yield from flatten(each, f"{prefix}/{key}" if prefix else str(key))
 
 
-def translated(overrides: list[str], checkout: Path) -> list[str]:
-    """The overrides in the knobs that the checkout has."""
-    project = tomllib.loads((checkout / "pyproject.toml").read_text(encoding="utf-8"))
-    known = {key for key, _ in flatten(project["tool"]["flwr"]["app"]["config"], "", ".")}
-    said: list[str] = []
-    for text in overrides:
-        key, _, value = text.partition("=")
-        if key in known:
-            said.append(text)
-        elif text in SETTINGS:
-            said += SETTINGS[text].split()
-        else:
-            said.append(f"{moved(key, KNOBS, '.')}={value}")
-    return said
+def leaves(skeleton: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield path and value of every leaf of a payload's skeleton, in the tensors' order."""
+    if isinstance(skeleton, dict) and "~tensor" in skeleton:
+        yield path, tuple(skeleton["~tensor"])
+        return
+    if isinstance(skeleton, dict) and "~int" in skeleton:
+        skeleton = skeleton["~int"]
+    inner = dict(enumerate(skeleton)) if isinstance(skeleton, list) else skeleton
+    if not isinstance(inner, dict):
+        yield path, inner
+        return
+    for key, each in inner.items():
+        yield from leaves(each, f"{path}.{key}".lstrip("."))
 
 
-def tensors(path: Path) -> Iterator[tuple[str, str, list[int], bytes]]:
-    """Name, type, shape and bytes of every tensor in a safetensors file.
+def payload(skeleton: Any, arrays: dict[str, bytes]) -> Flat:
+    """Digests of the tensors and the other values of a payload, by their names in it."""
+    found: Flat = {}
+    at: Counter[str] = Counter()
+    for path, leaf in leaves(skeleton):
+        if isinstance(leaf, tuple):
+            dtype, *shape = leaf
+            size = math.prod(shape) * TYPES[dtype]
+            data = arrays.get(dtype, b"")[at[dtype] : at[dtype] + size]
+            at[dtype] += size
+            found[path] = f"{dtype}{shape} {hashlib.sha256(data).hexdigest()[:24]}"
+        elif not NOT_COMPARED.match(path) and path not in TIMES:
+            found[path] = leaf
+    return found
 
-    In a file whose arrays are named by their types, the skeleton among its metadata tells where
-    each tensor ends; these have no names here.
-    """
+
+def contents(path: Path) -> Flat:
+    """The same of a safetensors file, of ours or with plain tensors."""
     data = path.read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:start])
-    skeleton = json.loads(header.pop("__metadata__", {}).get("skeleton", "null"))
-    flat = skeleton is not None and header.keys() <= TYPES.keys()
-    at = {name: start + tensor["data_offsets"][0] for name, tensor in header.items()}
-    for dtype, *shape in claims(skeleton) if flat else ():
-        size = math.prod(shape) * TYPES[dtype][1]
-        begin = at.get(dtype, 0)
-        at[dtype] = begin + size
-        yield "", TYPES[dtype][0], shape, data[begin : begin + size]
-    for name, tensor in header.items() if not flat else ():
+    skeleton = header.pop("__metadata__", {}).get("skeleton")
+    pieces = {}
+    for name, tensor in header.items():
         begin, end = tensor["data_offsets"]
-        yield name, tensor["dtype"], tensor["shape"], data[start + begin : start + end]
+        pieces[name] = data[start + begin : start + end]
+    if skeleton is not None:
+        return payload(json.loads(skeleton), pieces)
+    return {
+        name: f"{header[name]['dtype']}{header[name]['shape']} "
+        + hashlib.sha256(piece).hexdigest()[:24]
+        for name, piece in pieces.items()
+    }
 
 
-def claims(skeleton: Any) -> Iterator[list[Any]]:
-    """Type and shape of every tensor in a skeleton, in its order."""
-    inner = list(skeleton.values()) if isinstance(skeleton, dict) else skeleton
-    if isinstance(skeleton, dict) and "~tensor" in skeleton:
-        yield skeleton["~tensor"]
-    elif isinstance(inner, list):
-        for each in inner:
-            yield from claims(each)
-
-
-def counted(prefix: str, paths: list[Path]) -> Flat:
-    """How often each tensor occurs in all these files together."""
-    found: Flat = {}
-    for path in paths:
-        for _, dtype, shape, data in tensors(path):
-            name = f"{prefix}/{dtype}{shape} {hashlib.sha256(data).hexdigest()[:24]}"
-            found[name] = found.get(name, 0) + 1
-    return dict(sorted(found.items()))
-
-
-def weights_digest(path: Path) -> str:
-    """What the summary has as ``weights_sha256``, from the file itself."""
-    sha = hashlib.sha256()
-    for name, dtype, shape, data in sorted(tensors(path)):
-        sha.update(f"{name} torch.{TORCH[dtype]} {tuple(shape)}".encode() + data)
-    return sha.hexdigest()
+def named(prefix: str, root: Path, paths: list[Path]) -> Flat:
+    """The contents of files, by their places below ``root``."""
+    return {
+        f"{prefix}/{path.relative_to(root).as_posix()}/{name}": value
+        for path in sorted(paths)
+        for name, value in contents(path).items()
+    }
 
 
 def kept_by_clients(state: Path) -> Flat:
-    """The tensors of each client's newest round; the folders' numbers are client and round."""
+    """What each client's newest round left; the folders' numbers are client and round."""
     rounds: dict[int, dict[int, list[Path]]] = {}
     for path in sorted(state.rglob("*.safetensors")):
         k, t = (int(part) for part in path.relative_to(state).parts if part.isdigit())
         rounds.setdefault(k, {}).setdefault(t, []).append(path)
-    found: Flat = {}
-    for k, files in sorted(rounds.items()):
-        found |= counted(f"client/{k}", files[max(files)])
-    return found
+    return {
+        name: value
+        for _, files in sorted(rounds.items())
+        for name, value in named("client", state, files[max(files)]).items()
+    }
 
 
 def left(out: Path, state: Path) -> Flat:
     """Everything that a finished run left, flat."""
     summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
     journal = [json.loads(line) for line in (out / "journal.jsonl").read_text().splitlines()]
-    model = [path for path in (out / "model.safetensors",) if path.exists()]
-    server = [path for path in sorted(out.rglob("*.safetensors")) if path not in model]
-    if [weights_digest(path) for path in model] not in ([summary["weights_sha256"]], []):
-        raise ValueError("weights_sha256 of the summary is not that of model.safetensors")
+    files = [path for path in out.rglob("*.safetensors") if state not in path.parents]
+    uploads = out.parent / "uploads.jsonl"
+    lines = uploads.read_text().splitlines() if uploads.exists() else []
     return {
-        "weights": summary.pop("weights_sha256"),
         **dict(flatten(journal, "journal")),
         **dict(flatten(summary, "summary")),
-        **counted("model", model),
-        **counted("server", server),
+        **named("server", out, files),
         **kept_by_clients(state),
+        **{f"upload/{key}": value for line in lines for key, value in json.loads(line).items()},
     }
 
 
-def play(checkout: Path, overrides: list[str]) -> Flat:
-    """One run of the checkout; its record, or the error."""
-    with tempfile.TemporaryDirectory() as folder:
-        out, state = Path(folder, "out"), Path(folder, "state")
-        places = [f"out={out}", f"state-dir={state}"]
-        said = translated([*EVERY_RUN, *overrides, *places], checkout)
-        settings = [word for text in said for word in ("-s", text)]
+def inside(uploads: Path, lie: int, arguments: list[str]) -> None:
+    """Be the command line of the checkout, and write down what clients in this process send.
+
+    In round ``lie`` client 1 replies to training with enormous numbers. Keys of 32 bytes from the
+    operating system's entropy, from which a private run draws its noise, are always the same.
+    """
+    import numpy as np
+    from flwr.app import Array, ArrayRecord
+    from flwr.clientapp import ClientApp
+
+    honest, real, seen = ClientApp.__call__, os.urandom, Counter[str]()
+
+    def call(self: ClientApp, message: Any, context: Any) -> Any:
+        reply = honest(self, message, context)
+        about, k = message.metadata, context.node_config.get("partition-id")
+        if not reply.has_content():
+            return reply
+        if lie and k == 1 and about.group_id == str(lie) and about.message_type == "train":
+            arrays = dict(reply.content["arrays"])
+            numbers = np.full_like(arrays["float32"].numpy(), LIE)
+            reply.content["arrays"] = ArrayRecord({**arrays, "float32": Array(numbers)})
+        place = f"{about.group_id}/{about.message_type}/{k}"
+        seen[place] += 1
+        fields = reply.content.config_records.get("fields", {})
+        skeleton = json.loads(zlib.decompress(fields["skeleton"])) if "skeleton" in fields else {}
+        sent = reply.content.array_records.get("arrays", {})
+        raw = {name: array.numpy().tobytes() for name, array in sent.items()}
+        found = payload(skeleton, raw)
+        with open(uploads, "a", encoding="utf-8") as file:
+            line = {f"{place}/{seen[place]}/{name}": value for name, value in found.items()}
+            print(json.dumps(line), file=file)
+        return reply
+
+    ClientApp.__call__ = call  # type: ignore[method-assign]
+    os.urandom = lambda n: bytes(range(n)) if n == 32 else real(n)  # type: ignore[assignment]
+    from deploy.cli import main
+
+    sys.argv[1:] = arguments
+    main()
+
+
+def commands(case: Case, folder: Path) -> Iterator[list[str]]:
+    """Yield the command lines of a case, one after the other."""
+    out, way = folder / "out", case.get("runtime", "loopback")
+    settings = [*EVERY_RUN, *case["run"], f"out={out}", f"state-dir={folder / 'state'}"]
+    words = [word for text in settings for word in ("-s", text)]
+    if way == "sealed":
+        yield ["local", "default", "--work", str(folder / "local"), *words]
+        return
+    where = ["--runtime", way, *(["--workers", "0"] if way == "loopback" else [])]
+    if "resume" not in case:
+        yield ["run", "default", *where, *words]
+        return
+    yield ["run", "default", *where, *words, "-s", f"rounds={case['resume']}"]
+    last = [text for text in settings if text.startswith("rounds=")][-1]
+    yield ["run", "--resume", str(out), *where, "-s", last]
+
+
+def play(checkout: Path, case: Case) -> Flat:
+    """One case in a checkout; its record, or the error."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         env = {key: value for key, value in os.environ.items() if key != "FEDMOSAIC_STATE_DIR"}
-        env |= {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1", "FLWR_HOME": folder}
+        env |= {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1", "FLWR_HOME": name}
         env |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-        command = [*COMMAND, "--runtime", "loopback", "--workers", "0", *settings]
+        began = [sys.executable, "-P", __file__, "inside", str(folder / "uploads.jsonl")]
+        began.append(str(case.get("lie", 0)))
         started = time.monotonic()
-        run = subprocess.run(command, cwd=checkout, env=env, capture_output=True, text=True)
-        told = {"overrides": overrides, "took": round(time.monotonic() - started, 1)}
+        for arguments in commands(case, folder):
+            run = subprocess.run(
+                [*began, *arguments], cwd=checkout, env=env, capture_output=True, text=True
+            )
+            if run.returncode:
+                break
+        told = {"case": case, "took": round(time.monotonic() - started, 1)}
         if run.returncode:
-            return told | {"error": run.stderr.strip().replace(folder, "")[-2000:]}
+            return told | {"error": run.stderr.strip().replace(name, "")[-2000:]}
         try:
-            return told | {"left": left(out, state)}
+            return told | {"left": left(folder / "out", folder / "state")}
         except (OSError, ValueError, KeyError) as error:
-            return told | {"error": f"{type(error).__name__}: {error}".replace(folder, "")}
+            return told | {"error": f"{type(error).__name__}: {error}".replace(name, "")}
 
 
 def record(checkout: Path, to: Path, only: str, jobs: int) -> int:
+    """Record the cases that ``to`` lacks; 1 if one of them failed."""
     done: dict[str, Flat] = json.loads(to.read_text()) if to.exists() else {}
     todo = {
-        name: overrides
-        for name, overrides in cases().items()
-        if fnmatch(name, only)
-        and ("left" not in done.get(name, {}) or done[name]["overrides"] != overrides)
+        name: case
+        for name, case in cases().items()
+        if fnmatch(name, only) and ("left" not in done.get(name, {}) or done[name]["case"] != case)
     }
     with ThreadPoolExecutor(jobs) as pool:
         futures = {pool.submit(play, checkout, todo[name]): name for name in todo}
         for future in as_completed(futures):
             name = futures[future]
             done[name] = future.result()
-            print(
-                f"{done[name]['took']:7.1f} s  {name}",
-                done[name].get("error", "")[-300:],
-                flush=True,
-            )
+            why = done[name].get("error", "")[-300:]
+            print(f"{done[name]['took']:7.1f} s  {name}", why, flush=True)
             part = to.with_name(f"{to.name}.part")
             part.write_text(json.dumps(done, indent=0) + "\n", encoding="utf-8")
             part.replace(to)
@@ -307,17 +310,17 @@ def record(checkout: Path, to: Path, only: str, jobs: int) -> int:
 
 
 def equal(path: str, before: Any, after: Any) -> bool:
+    """Return whether two values at a path are the same, or nearly so where that is allowed."""
     if listed(path, ROUGH) and None not in (before, after):
         return bool(abs(after - before) <= MORE * abs(before))
     return json.dumps(before) == json.dumps(after)  # so that nan is nan and 1 is not 1.0
 
 
 def differences(before: Flat, after: Flat) -> Iterator[str]:
-    """A line for each path whose value is not what it was."""
+    """Yield a line for each path whose value is not what it was."""
     seen = set()
     for path, value in before.items():
-        new = moved(path, MOVED, "/")
-        new = path if new not in after and path in after else new
+        new = path if path in after else moved(path)
         seen.add(new)
         if new not in after:
             if not listed(path, DROPPED):
@@ -330,6 +333,7 @@ def differences(before: Flat, after: Flat) -> Iterator[str]:
 
 
 def compare(before: Path, after: Path, only: str) -> int:
+    """Print a line for each case; 1 if one differs or nothing was compared."""
     old, new = json.loads(before.read_text()), json.loads(after.read_text())
     names = [name for name in old | new if fnmatch(name, only)]
     changed = 0
@@ -337,7 +341,7 @@ def compare(before: Path, after: Path, only: str) -> int:
         one, two = old.get(name, {}), new.get(name, {})
         if "left" not in one or "left" not in two:
             found = ["not recorded " + ("before" if "left" not in one else "after")]
-        elif one["overrides"] != two["overrides"]:
+        elif one["case"] != two["case"]:
             found = ["recorded with other overrides"]
         else:
             found = list(differences(one["left"], two["left"]))
@@ -349,12 +353,16 @@ def compare(before: Path, after: Path, only: str) -> int:
 
 
 def main() -> int:
+    if sys.argv[1:2] == ["inside"]:
+        uploads, lie, *arguments = sys.argv[2:]
+        inside(Path(uploads), int(lie), arguments)
+        return 0
     parser = argparse.ArgumentParser(
         prog="same_numbers", description=(__doc__ or "").split("\n")[0]
     )
-    commands = parser.add_subparsers(dest="command", required=True)
+    which = parser.add_subparsers(dest="command", required=True)
     for name, places in (("record", ("checkout", "out")), ("compare", ("before", "after"))):
-        command = commands.add_parser(name)
+        command = which.add_parser(name)
         for place in places:
             command.add_argument(place, type=Path)
         command.add_argument("--only", default="*")
