@@ -2,9 +2,11 @@
 
 Flower's loop sleeps 3 s when there is no message, half a second at a time until its ClientApp has
 answered, and a second before it asks again for a part of a message that the server is still
-sending; none of these can be configured. Run as a script, this file is Flower's own program, but
-the step that fetches a message returns when a ClientApp has answered the message, so that the
-loop's own waits never come. A ``flower-supernode`` that is typed by hand works and waits as ever.
+sending; ``flower-superexec`` beside it looks for a task once a second. None of these can be
+configured. Run as a script, this file is Flower's own program, but the step that fetches a message
+also starts the ClientApp, with the command that ``flower-superexec`` would give it, and returns
+when it has ended, so that the loop's own waits never come. A ``flower-supernode`` that is typed by
+hand works and waits as ever.
 
 One more thing is mended. If a run ends while Flower fetches a message of it, the message stays
 behind: its answer is later taken for that to the next message, whose own answer waits for the
@@ -16,16 +18,20 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, final
 
 PROGRAM = "flower-supernode"
+CLIENT_APP = "flwr-clientapp"  #: Flower's program for one message, found on PATH
 LOOP = "flwr.supernode.start_client_internal"
 STOPPED = "stopped"  #: Flower's word for how a task has ended
-AT_WORK = ("pending", "starting", "running")  #: and for how one stands that has not ended
+WAITING = ("pending",)  #: and for how one stands that nobody has begun
+AT_WORK = (*WAITING, "starting", "running")  #: or that has not ended
 SHORTEST = 0.05  #: seconds of a wait; as in ``common/flower/rpc.py``, which lies in the bundle
 LOOK, REPLY = 1 / 4, 1 / 20
 """How much of the time that has passed a wait may add: since the last message, until its reply.
@@ -43,17 +49,42 @@ def wait(look: Callable[[], Found | None], share: float, longest: float) -> Foun
     return found
 
 
-def served(fetch: Callable[..., int | None]) -> Callable[..., int]:
-    """``fetch``, which takes a message if there is one, waiting for the message and its reply."""
+@final
+class Node:
+    """The steps of Flower's loop in a form that does what ``flower-superexec`` does, too."""
 
-    @functools.wraps(fetch)
-    def known(*, state: Any, object_store: Any, **named: Any) -> int:
-        take = functools.partial(whole, fetch, state=state, object_store=object_store, **named)
-        run_id = wait(take, LOOK, LONGEST_LOOK)
-        wait(lambda: not state.get_tasks(statuses=AT_WORK) or None, REPLY, LONGEST_REPLY)
-        return run_id
+    address = ""  #: where ClientApps find this SuperNode
 
-    return known
+    def listening(self, serve: Callable[..., Any]) -> Callable[..., Any]:
+        """``serve``, which begins to serve ClientApps, noting where."""
+
+        @functools.wraps(serve)
+        def known(**named: Any) -> Any:
+            server = serve(**named)
+            self.address = server.bound_address
+            return server
+
+        return known
+
+    def serving(self, fetch: Callable[..., int | None]) -> Callable[..., int]:
+        """``fetch``, which takes a message if there is one, until one has come and is answered."""
+
+        @functools.wraps(fetch)
+        def known(*, state: Any, object_store: Any, **named: Any) -> int:
+            take = functools.partial(whole, fetch, state=state, object_store=object_store, **named)
+            run_id = wait(take, LOOK, LONGEST_LOOK)
+            wait(functools.partial(self._ended, state), REPLY, LONGEST_REPLY)
+            return run_id
+
+        return known
+
+    def _ended(self, state: Any) -> bool | None:
+        """Whether nothing is left to do. A ClientApp that never said that it runs begins anew."""
+        for task in state.get_tasks(statuses=WAITING):
+            token = state.claim_task(task.task_id)
+            line = [CLIENT_APP, "--clientappio-api-address", self.address, "--token", token]
+            subprocess.Popen([*line, "--insecure", "--parent-pid", str(os.getpid())])
+        return not state.get_tasks(statuses=AT_WORK) or None
 
 
 def whole(
@@ -79,7 +110,8 @@ def whole(
 
 def command(arguments: Sequence[str]) -> list[str]:
     """The command line of a SuperNode with these arguments of ``flower-supernode``."""
-    return [Path(sys.executable).name, "-P", str(Path(__file__).resolve()), *arguments]
+    program = [Path(sys.executable).name, "-P", str(Path(__file__).resolve())]
+    return [*program, "--isolation", "process", *arguments]
 
 
 def main() -> None:
@@ -87,7 +119,9 @@ def main() -> None:
     from flwr.supernode.cli import flower_supernode
 
     loop: Any = importlib.import_module(LOOP)
-    loop._pull_and_store_message = served(loop._pull_and_store_message)
+    node = Node()
+    loop.run_clientappio_api_grpc = node.listening(loop.run_clientappio_api_grpc)
+    loop._pull_and_store_message = node.serving(loop._pull_and_store_message)
     loop.pull_objects = functools.partial(loop.pull_objects, initial_backoff=SHORTEST)
     flower_supernode()
 

@@ -1,13 +1,17 @@
-"""How long a SuperNode waits: by the time since its last message, at most as long as Flower's."""
+"""What a SuperNode does in place of Flower's: its waits, its ClientApps, messages given up."""
 
 from __future__ import annotations
 
 import importlib
 import itertools
+import os
+import subprocess
 from collections.abc import Callable
+from datetime import UTC, datetime
 from functools import partial
 from threading import Event
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -60,30 +64,18 @@ def test_the_wait_for_a_reply_adds_a_twentieth_at_most(scene: Scene) -> None:
     assert all(w <= max(0.05, t / 20) + 1e-9 for w, t in zip(scene.waited, passed, strict=False))
 
 
-def test_of_flowers_loop_the_fetch_and_the_pull_of_parts_are_replaced(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def loop(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Flower's loop with what is replaced in it, as long as the test runs."""
     loop = importlib.import_module(supernode.LOOP)
-    fetch, pull = loop._pull_and_store_message, loop.pull_objects
-    monkeypatch.setattr(loop, "_pull_and_store_message", fetch)
-    monkeypatch.setattr(loop, "pull_objects", pull)
-    seen: list[object] = []
-
-    def flowers_own() -> None:
-        seen.extend((loop._pull_and_store_message.__wrapped__, loop.pull_objects.func))
-
-    monkeypatch.setattr("flwr.supernode.cli.flower_supernode", flowers_own)
-    supernode.main()
-    assert seen == [fetch, pull]
-
-
-def test_a_missing_part_is_asked_for_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As often as the server asks for one, not after Flower's second."""
-    loop = importlib.import_module(supernode.LOOP)
-    monkeypatch.setattr(loop, "_pull_and_store_message", loop._pull_and_store_message)
-    monkeypatch.setattr(loop, "pull_objects", loop.pull_objects)
+    for name in ("run_clientappio_api_grpc", "_pull_and_store_message", "pull_objects"):
+        monkeypatch.setattr(loop, name, getattr(loop, name))
     monkeypatch.setattr("flwr.supernode.cli.flower_supernode", lambda: None)
     supernode.main()
+    return loop
+
+
+def test_a_missing_part_is_asked_for_again_soon(loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
     real = Event.wait
 
@@ -174,22 +166,32 @@ def test_flowers_own_node_keeps_what_it_gave_up() -> None:
     assert node.state.get_messages() == [node.message] and node.waiting == ["flwr-clientapp"]
 
 
-def test_a_message_is_fetched_and_its_reply_awaited_before_flowers_loop_goes_on(
-    scene: Scene,
+def test_a_message_is_fetched_and_answered_before_flowers_loop_goes_on(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = Node(run_id=3)
+    node, served = Node(run_id=3), supernode.Node()
+    monkeypatch.setattr(subprocess, "Popen", lambda line: begun.append(line))
+    begun: list[list[str]] = []
     looks = iter([lambda **_: None, lambda **_: None, node.fetch])
-    left = [3]
 
-    def sleep(seconds: float) -> None:  # the ClientApp ends after three looks
-        for task in node.state.get_tasks(statuses=supernode.AT_WORK):
-            left[0] -= 1
-            if not left[0]:
-                node.state.claim_task(task.task_id)
-                node.state.activate_task(task.task_id)
-                node.state.finish_task(task.task_id, "completed", "")
+    def sleep(seconds: float) -> None:  # of two ClientApps the first is lost, the second ends
         scene.waited.append(seconds)
+        tokens = [line[line.index("--token") + 1] for line in begun]
+        for task in node.state.get_tasks(statuses=["starting"]):
+            if len(tokens) == 2:
+                assert node.state.activate_task(task.task_id)
+                node.state.finish_task(task.task_id, "completed", "")
+            else:
+                node.state.task_token_store[task.task_id].active_until = datetime.now(UTC)
 
     scene.sleep = sleep
-    assert node.look(supernode.served(lambda **named: next(looks)(**named))) == 3
-    assert scene.waited == [0.05] * 5
+    server = served.listening(lambda **_: SimpleNamespace(bound_address="127.0.0.1:5"))()
+    assert server.bound_address == "127.0.0.1:5"
+    assert node.look(served.serving(lambda **named: next(looks)(**named))) == 3
+    assert scene.waited == [0.05] * 4
+    program = importlib.import_module("flwr.supernode.cli.flwr_clientapp")
+    for line in begun:
+        args = program._parse_args_run_flwr_clientapp().parse_args(line[1:])
+        assert (args.clientappio_api_address, args.insecure) == ("127.0.0.1:5", True)
+        assert args.parent_pid == os.getpid() and args.token
+    assert [line[0] for line in begun] == ["flwr-clientapp"] * 2
