@@ -223,7 +223,6 @@ IN_FLOWERS_PLACE = {
     "tests/machines/test_machines.py": "is a SuperLink's Control API",
     "tests/machines/test_pinned.py": "is a ClientApp's process",
     "tests/records/test_records.py": "counts the bytes of Flower's own serialiser",
-    "tests/run/test_dispatch.py": "is a SuperNode",
     "tests/run/test_grpc.py": "reads arguments as Flower reads them",
     "tests/run/test_supernode.py": "is the SuperNode's loop",
     "tests/support/relay.py": "is a SuperLink that lies",

@@ -5,8 +5,7 @@ processor time. Flower finds its inner programs by name on PATH. So a folder of 
 (``warm_client.py``) goes first on PATH, and one process that has imported everything forks a child
 for each of them, which then runs Flower's own entry point with the very arguments, environment,
 working directory and output files. Messages, isolation and results are those of the plain start;
-the app's own modules are never imported ahead, since each child must take them from its bundle. A
-SuperNode's loop over its tasks is taken over as well (``dispatch.py``).
+the app's own modules are never imported ahead, since each child must take them from its bundle.
 
 Linux only: elsewhere a process that has imported this much cannot be trusted to fork.
 """
@@ -29,7 +28,7 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import distribution
 from pathlib import Path
 
-from deploy.flower import dispatch, pinned, warm_client
+from deploy.flower import pinned, warm_client
 from deploy.flower.processes import Processes, executable
 
 PROGRAMS = ("flower-superexec", "flwr-serverapp", "flwr-clientapp")
@@ -104,7 +103,6 @@ def serve(address: str) -> None:
     entry_points = distribution("flwr").entry_points
     mains = {entry.name: entry.load() for entry in entry_points if entry.name in PROGRAMS}
     mains[pinned.PROGRAM] = functools.partial(pinned.main, mains[pinned.PROGRAM])
-    mains["flower-superexec"] = functools.partial(_superexec, address, mains["flower-superexec"])
     gc.collect()
     gc.freeze()  # children never walk these objects, so their memory stays shared
     with socket.socket(socket.AF_UNIX) as listener:
@@ -141,16 +139,6 @@ def _take_over(
     finally:
         for output in outputs:
             os.close(output)
-
-
-def _superexec(address: str, real: Callable[[], None]) -> None:
-    """Be ``flower-superexec``: our own loop where it can serve, else and after errors Flower's."""
-    if (service := dispatch.service(sys.argv[1:])) is not None:
-        try:
-            return dispatch.dispatch(service, functools.partial(dispatch.start, address))
-        except Exception:  # whatever has changed in Flower's interface, its own loop can serve
-            traceback.print_exc()
-    real()
 
 
 def _become(

@@ -1,21 +1,27 @@
-"""How long a SuperNode waits: by the time since its last message, at most as long as Flower's."""
+"""What a SuperNode does in place of Flower's: its waits, its ClientApps, messages given up."""
 
 from __future__ import annotations
 
 import importlib
-import inspect
-import re
-import sys
+import itertools
+import os
+import subprocess
 from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import partial
+from threading import Event
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.typing import Run, RunNotRunningException
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supernode.nodestate import NodeStateFactory
 
+from common.flower import rpc
 from deploy.flower import supernode
 
 
@@ -24,62 +30,72 @@ class Scene(SimpleNamespace):
 
     def __init__(self) -> None:
         super().__init__(now=100.0, waited=[])
-        self.clock = supernode.Clock(self.wait, lambda: self.now)
 
-    def wait(self, seconds: float) -> None:
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
         self.waited.append(seconds)
         self.now += seconds
 
+    def until(self, seconds: float) -> Callable[[], bool | None]:
+        """A look that is in vain for so long."""
+        end = self.now + seconds
+        return lambda: self.now >= end or None
 
-def test_looks_become_rare_without_messages_and_frequent_after_one() -> None:
+
+@pytest.fixture
+def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
     scene = Scene()
-    while not scene.waited or scene.waited[-1] < 3:
-        scene.clock.sleep(3)
-    assert scene.waited[:5] == pytest.approx([0.05] * 5) and sorted(scene.waited) == scene.waited
-    assert 20 < len(scene.waited) < 40 and scene.now == pytest.approx(115, abs=3)
-    scene.clock.sleep(3)
-    assert scene.waited[-1] == 3
-    scene.clock.during(lambda: None)()  # a message, answered
-    scene.clock.sleep(3)
-    assert scene.waited[-1] == 0.05
+    monkeypatch.setattr(supernode, "time", scene)
+    return scene
 
 
-def test_the_wait_for_a_reply_adds_a_twentieth_at_most_and_counts_anew() -> None:
-    scene = Scene()
-    scene.now += 500
+def test_looks_become_rare_without_messages(scene: Scene) -> None:
+    supernode.wait(scene.until(15), supernode.LOOK, supernode.LONGEST_LOOK)
+    assert scene.waited[:4] == pytest.approx([0.05] * 4) and sorted(scene.waited) == scene.waited
+    assert 20 < len(scene.waited) < 40 and scene.waited[-1] == 3
 
-    def answer(message: str, *, times: int) -> None:
-        for _ in range(times):
-            scene.clock.sleep(0.5)
-        raise ConnectionError(message)
 
-    with pytest.raises(ConnectionError, match="gone"):
-        scene.clock.during(answer)("gone", times=200)
+def test_the_wait_for_a_reply_adds_a_twentieth_at_most(scene: Scene) -> None:
+    supernode.wait(scene.until(50), supernode.REPLY, supernode.LONGEST_REPLY)
     assert scene.waited[:19] == pytest.approx([0.05] * 19) and scene.waited[-1] == 0.5
-    at = [sum(scene.waited[:i]) for i in range(200)]
-    assert all(wait <= max(0.05, t / 20) + 1e-9 for wait, t in zip(scene.waited, at, strict=True))
-    scene.clock.sleep(3)
-    assert scene.waited[-1] == 0.05
+    passed = [0.0, *itertools.accumulate(scene.waited)]
+    assert all(w <= max(0.05, t / 20) + 1e-9 for w, t in zip(scene.waited, passed, strict=False))
 
 
-def test_of_flowers_loop_the_clock_is_replaced_and_two_steps_are_wrapped(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def loop(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Flower's loop with what is replaced in it, as long as the test runs."""
     loop = importlib.import_module(supernode.LOOP)
-    real, fetch, push = loop.time, loop._pull_and_store_message, loop._push_messages
-    assert re.findall(r"\btime\.(\w+)", inspect.getsource(loop)) == ["sleep"] * 3
-    seen: list[object] = []
-
-    def flowers_own() -> None:
-        steps = loop._pull_and_store_message, loop._push_messages
-        seen.extend((loop.time, sys.modules["time"], *(step.__wrapped__ for step in steps)))
-
-    monkeypatch.setattr("flwr.supernode.cli.flower_supernode", flowers_own)
-    monkeypatch.setattr(loop, "time", real)
-    monkeypatch.setattr(loop, "_pull_and_store_message", fetch)
-    monkeypatch.setattr(loop, "_push_messages", push)
+    for name in ("run_clientappio_api_grpc", "_pull_and_store_message", "pull_objects"):
+        monkeypatch.setattr(loop, name, getattr(loop, name))
+    monkeypatch.setattr("flwr.supernode.cli.flower_supernode", lambda: None)
     supernode.main()
-    assert isinstance(seen[0], supernode.Clock) and seen[1:] == [real, fetch, push]
+    return loop
+
+
+def test_a_missing_part_is_asked_for_again_soon(loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    real = Event.wait
+
+    def wait(event: Event, timeout: float | None = None) -> bool:
+        if timeout is None:
+            return real(event)
+        waited.append(timeout)
+        return real(event, 0.0)
+
+    monkeypatch.setattr(Event, "wait", wait)
+    asked: list[str] = []
+
+    def pull(name: str) -> bytes:
+        asked.append(name)
+        if len(asked) < 3:
+            raise ObjectUnavailableError(name)
+        return b"part"
+
+    assert loop.pull_objects(["a"], pull) == {"a": b"part"}
+    assert waited == pytest.approx([rpc.AGAIN, 2 * rpc.AGAIN], rel=0.21)  # Flower's jitter: 0.2
 
 
 class Node:
@@ -136,9 +152,9 @@ def test_nothing_is_left_of_a_message_whose_run_ended_while_it_was_fetched(
     faults: dict[str, bool],
 ) -> None:
     node = Node(run_id=3)
-    assert node.look(supernode.whole(node.fetch), **faults) is None
+    assert node.look(partial(supernode.whole, node.fetch), **faults) is None
     assert not node.state.get_messages() and not node.waiting and not len(node.objects)
-    assert node.look(supernode.whole(node.fetch)) == 3  # as every other message
+    assert node.look(partial(supernode.whole, node.fetch)) == 3  # as every other message
     assert node.state.get_messages() == [node.message] and node.waiting == ["flwr-clientapp"]
 
 
@@ -148,3 +164,34 @@ def test_flowers_own_node_keeps_what_it_gave_up() -> None:
     assert node.look(node.fetch, objects=False) == 3 and not node.state.get_messages()
     assert node.look(node.fetch, confirmed=False) is None
     assert node.state.get_messages() == [node.message] and node.waiting == ["flwr-clientapp"]
+
+
+def test_a_message_is_fetched_and_answered_before_flowers_loop_goes_on(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, served = Node(run_id=3), supernode.Node()
+    monkeypatch.setattr(subprocess, "Popen", lambda line: begun.append(line))
+    begun: list[list[str]] = []
+    looks = iter([lambda **_: None, lambda **_: None, node.fetch])
+
+    def sleep(seconds: float) -> None:  # of two ClientApps the first is lost, the second ends
+        scene.waited.append(seconds)
+        tokens = [line[line.index("--token") + 1] for line in begun]
+        for task in node.state.get_tasks(statuses=["starting"]):
+            if len(tokens) == 2:
+                assert node.state.activate_task(task.task_id)
+                node.state.finish_task(task.task_id, "completed", "")
+            else:
+                node.state.task_token_store[task.task_id].active_until = datetime.now(UTC)
+
+    scene.sleep = sleep
+    server = served.listening(lambda **_: SimpleNamespace(bound_address="127.0.0.1:5"))()
+    assert server.bound_address == "127.0.0.1:5"
+    assert node.look(served.serving(lambda **named: next(looks)(**named))) == 3
+    assert scene.waited == [0.05] * 4
+    program = importlib.import_module("flwr.supernode.cli.flwr_clientapp")
+    for line in begun:
+        args = program._parse_args_run_flwr_clientapp().parse_args(line[1:])
+        assert (args.clientappio_api_address, args.insecure) == ("127.0.0.1:5", True)
+        assert args.parent_pid == os.getpid() and args.token
+    assert [line[0] for line in begun] == ["flwr-clientapp"] * 2

@@ -22,7 +22,10 @@ FILE = os.environ.get("FEDMOSAIC_TIMELINE", "")
 #: module -> (function, or method as Class.name, or "" for the import itself; mark before; after)
 PLACES: dict[str, list[tuple[str, str, str]]] = {
     "server_app.talk.exchange": [("exchange", "pushed", "collected")],
-    "flwr.supernode.start_client_internal": [("_push_messages", "pulled", "sent")],
+    "flwr.supernode.start_client_internal": [
+        ("pull_objects", "", "pulled"),
+        ("_push_messages", "", "sent"),
+    ],
     "flwr.supernode.runtime.run_clientapp": [
         ("run_clientapp", "started", ""),
         ("push_task_output", "", "ended"),
