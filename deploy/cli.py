@@ -156,11 +156,10 @@ def table(
     It is written as Markdown, HTML, LaTeX (booktabs), CSV, JSON and PNG; accuracies also as a
     picture against the megabytes that a client sent.
     """
-    from client_app import reuse
     from deploy.report.table import terminal
-    from deploy.run import ahead, launch
+    from deploy.run import launch
     from deploy.run.settings import find
-    from deploy.study import canary, costs
+    from deploy.study import canary, costs, records
     from deploy.study import paper_table as tables
     from deploy.study.part import options, part
 
@@ -187,7 +186,7 @@ def table(
             meant,
         )
 
-    begun = (folder / "cells").exists()
+    begun = records.begun(folder)
     if canaries:
         if show:
             raise ValueError("--canaries runs something and --show nothing: give one of them")
@@ -196,14 +195,15 @@ def table(
         with told_how_to_go_on(f"{again} --canaries"):
             short_runs()
     elif not show:
-        with (
-            told_how_to_go_on(again),
-            ahead.environment(reuse.FOLDER, str(tables.learnt_in(folder))),
-        ):
+        learnt = tables.learnt_in(folder)
+        with told_how_to_go_on(again):
             if not begun or (canary.load(folder) and not tables.whole(meant, folder)):
                 short_runs()
             tables.run(
-                meant, folder, lambda cell, at: launch.cell(cell.flat, at, workers, out), announce
+                meant,
+                folder,
+                lambda cell, at: launch.cell(cell.flat, at, workers, out, learnt),
+                announce,
             )
         tables.forget_learnt(spec, folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -236,8 +236,8 @@ def claims(
     """Say which of the papers' claims hold here, which do not, and which are undecided."""
     from deploy.report.table import terminal
     from deploy.run import launch
+    from deploy.study import canary, claims_page
     from deploy.study import claims as study
-    from deploy.study import claims_page, stale
 
     papers = study.read()
     folder = records or study.RESULTS
@@ -249,7 +249,7 @@ def claims(
     if check:
         tables = study.tables(papers)
         with told_how_to_go_on("fedmosaic claims --check"):
-            old = stale.check(
+            old = canary.stale(
                 tables, folder, lambda flat, at: launch.cell(flat, at, workers, out), plain
             )
     judged = study.judge(papers, study.Records(folder), old)
@@ -381,23 +381,6 @@ def regions(
     picture = to or folder / "regions.png"
     save(draw(folder), picture)
     answer(as_json, {"picture": picture.resolve()})
-
-
-@app.command()
-def speedup(
-    to: Annotated[Path, typer.Option("--out", help="The picture.")] = Path("speedup.png"),
-    ratio: Annotated[
-        float, typer.Option(help="M, cost of ResNet-18 / cost of WRN-40-1; the paper's is 22.")
-    ] = 22.0,
-    as_json: Json = False,
-) -> None:
-    """Draw FedORION's speed-up over FedDF by the paper's cost model (Appendix B, Figure 5)."""
-    from deploy.study.speedup import draw
-
-    if not 0 < ratio < float("inf"):
-        raise ValueError(f"--ratio {ratio:g} is not allowed; it should be a number above 0")
-    save(draw(M=ratio), to)
-    answer(as_json, {"picture": to.resolve()})
 
 
 @app.command()

@@ -27,8 +27,9 @@ import torch
 
 from common.config import Value
 from common.files import write_atomically
-from deploy.study.paper_table import CellRun, Flat, TableFile, cells
-from deploy.study.recorded import record
+from deploy.study import paper_table
+from deploy.study.paper_table import CellRun, TableFile, cells
+from deploy.study.records import Flat, completed
 
 NAME = "canaries.json"
 ROUNDS = 2
@@ -141,7 +142,7 @@ def run(
         with tempfile.TemporaryDirectory(prefix="canary-") as folder:
             place = Path(folder) / "run"
             launch(short(cell.flat, rounds), place)
-            digests[method] = digest(record(place) or {})
+            digests[method] = digest(completed(place) or {})
     return Canaries(here(), digests, rounds)
 
 
@@ -167,6 +168,8 @@ def keep(
             "was begun; a table is of one code, so give --out another folder"
         )
     folder.mkdir(parents=True, exist_ok=True)
+    recorded = load(folder)  # another process may have added its own meanwhile
+    mine = made_here(recorded)
     now = replace(now, digests={**(mine.digests if mine else {}), **now.digests})
     save([*(one for one in recorded if one is not mine), now], folder)
 
@@ -182,3 +185,28 @@ def changed(recorded: Canaries, now: Canaries) -> list[str]:
     """The methods of both whose canary gives another digest than recorded."""
     both = recorded.digests.keys() & now.digests.keys()
     return sorted(name for name in both if now.digests[name] != recorded.digests[name])
+
+
+def stale(
+    tables: Sequence[str], records: Path, launch: Launch, tell: Callable[[str], None]
+) -> dict[str, str]:
+    """Recorded tables whose canaries give another digest now: of which methods, by table.
+
+    ``tell`` hears of each table what was found. A table without canaries, or with those of another
+    torch or processor, is said to be so and is not called stale.
+    """
+    found = {}
+    for table in tables:
+        recorded = load(records / table)
+        mine = made_here(recorded)
+        if not recorded:
+            tell(f"{table}: recorded without canaries, so nothing can be said")
+        elif mine is None:
+            places = " and ".join(one.where for one in recorded)
+            tell(f"{table}: recorded with {places}, here is {here()}")
+        else:
+            now = run(paper_table.read(Path(table)), launch, tell, mine.rounds)
+            if methods := changed(mine, now):
+                found[table] = ", ".join(methods)
+            tell(f"{table}: {'stale: ' + found[table] if methods else 'as recorded'}")
+    return found

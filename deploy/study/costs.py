@@ -5,27 +5,27 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from deploy.report.cost_picture import Panels, Spot, png
 from deploy.study.paper_table import CellRun, Comparison, TableFile, cells
-from deploy.study.recorded import measured, record
+from deploy.study import records
+from deploy.study.records import Recorded
 
 SHARES = ("accuracy.", "accuracies.", "fairness.amp", "metrics.client_test_accuracy")
 """Measures that are accuracies begin so; ``accuracy_bn`` is the same runs' once more."""
 
-Cost = Callable[[Mapping[str, Any]], float | None]
+Cost = Callable[[Recorded], float | None]
 
 
-def _megabytes(summary: Mapping[str, Any]) -> float | None:
+def _megabytes(recorded: Recorded) -> float | None:
     """10⁶ bytes that a client sent in the run, the mean over clients."""
-    up, clients = measured(summary, "bytes.up"), summary.get("clients")
+    up, clients = recorded.measured("bytes.up"), recorded.summary.get("clients")
     return up / len(clients) / 1e6 if up is not None and clients else None
 
 
-def _operations(summary: Mapping[str, Any]) -> float | None:
+def _operations(recorded: Recorded) -> float | None:
     """10⁹ floating-point operations of all clients and the server; None where nobody counted."""
-    total = measured(summary, "flops.total")
+    total = recorded.measured("flops.total")
     return total / 1e9 if total else None
 
 
@@ -50,9 +50,9 @@ def pictures(filled: Comparison, file: TableFile, folder: Path, stem: str) -> li
 
 def _panels(filled: Comparison, file: TableFile, folder: Path, cost: Cost) -> Panels:
     found: dict[tuple[str, str], list[float]] = {}
-    for cell in cells(file):
-        summary = record(folder / "cells" / cell.fingerprint)
-        if summary is not None and _is_share(cell) and (spent := cost(summary)) is not None:
+    known = records.read(folder)
+    for cell in (cell for cell in cells(file) if cell.fingerprint in known and _is_share(cell)):
+        if (spent := cost(known[cell.fingerprint])) is not None:
             found.setdefault((cell.row, cell.column), []).append(spent)
     panels: dict[str, dict[str, Spot]] = {}
     for (row, column), spent_by_seed in found.items():

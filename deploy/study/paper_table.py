@@ -2,7 +2,7 @@
 
 A table file is an experiment file with rows and columns: each cell is ``[base]`` plus what its row
 and column set, once for each seed. A cell whose run is recorded is not run again; two rows that
-differ only in what they measure share one run. The records lie under ``OUT/cells/<fingerprint>``.
+differ only in what they measure share one run. The record is ``cells.jsonl`` (``records.py``).
 
 Ours is the mean over seeds ± half of its 95 % interval. A cell that was not run stays visibly
 empty; a cell with fewer seeds than the others says so.
@@ -10,20 +10,19 @@ empty; a cell with fewer seeds than the others says so.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import math
 import shutil
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from common.config import Value
 from common.files import write_atomically
 from common.parse import defaults
 from deploy.report import table as rendering
@@ -33,11 +32,9 @@ from deploy.report.table_picture import png
 from deploy.report.text import NONE, clean
 from deploy.run.beside import look_in
 from deploy.run.preflight import counted
-from deploy.run.settings import chosen, find, flatten, numbers
-from deploy.study import strict_file
-from deploy.study.recorded import measured, reached, record
-
-Flat = dict[str, Value]
+from deploy.run.settings import find, flatten, numbers
+from deploy.study import records, strict_file
+from deploy.study.records import Flat, Recorded
 
 
 class Line(BaseModel):
@@ -231,10 +228,16 @@ class CellRun:
     line: Line
     """The column, as the file has it."""
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
-        """Equal for equal configurations, so that a recorded run is found again."""
-        return hashlib.sha256(json.dumps(chosen(self.flat)).encode()).hexdigest()[:16]
+        return records.fingerprint(self.flat)
+
+    def value(self, recorded: Recorded) -> float | None:
+        """What it measures; infinite where a run has a target that it never reached."""
+        value = recorded.measured(self.measure)
+        if value is None and self.measure.startswith(TARGET) and recorded.measured(GOAL):
+            return math.inf
+        return value
 
 
 TARGET = "rounds_to_target."  #: measures that are nothing where a run never reached its target
@@ -289,26 +292,35 @@ def run(
     launch: Callable[[CellRun, Path], None],
     on_cell: Callable[[int, int, CellRun, bool], None],
 ) -> None:
-    """Run the cells that are not recorded yet; a finished cell's private client state is dropped.
+    """Run and record the cells that are not recorded yet, by this process or another.
 
-    ``launch(cell, folder)`` runs one; ``on_cell(i, of, cell, recorded)`` hears of each before.
+    ``launch(cell, folder)`` runs one; ``on_cell(i, of, cell, recorded)`` hears of each before. The
+    private state of a finished cell's clients is dropped.
     """
     todo = list(cells(file))
-    for i, cell in enumerate(todo):
-        place = folder / "cells" / cell.fingerprint
-        done = record(place) is not None
-        on_cell(i + 1, len(todo), cell, done)
-        if done:
-            continue
-        launch(cell, place)
-        shutil.rmtree(place / "state", ignore_errors=True)
-        shutil.rmtree(place / "uploads", ignore_errors=True)
-        (place / "checkpoint.safetensors").unlink(missing_ok=True)
+    found = recorded(todo, folder)
+    for i, cell in enumerate(todo, start=1):
+        if cell.fingerprint not in found:
+            found = recorded([cell], folder)
+        on_cell(i, len(todo), cell, cell.fingerprint in found)
+        if cell.fingerprint not in found:
+            place = folder / records.RUNS / cell.fingerprint
+            launch(cell, place)
+            shutil.rmtree(place / "state", ignore_errors=True)
+            shutil.rmtree(place / "uploads", ignore_errors=True)
+            (place / "checkpoint.safetensors").unlink(missing_ok=True)
+            found = recorded([cell], folder)
+
+
+def recorded(some: Iterable[CellRun], folder: Path) -> dict[str, Recorded]:
+    """The record in ``folder``, with ``some`` cells of its table if they have been run there."""
+    return records.gather(folder, {cell.fingerprint: cell.flat for cell in some})
 
 
 def whole(file: TableFile, folder: Path) -> bool:
     """Whether every cell is recorded."""
-    return all(record(folder / "cells" / cell.fingerprint) is not None for cell in cells(file))
+    every = list(cells(file))
+    return recorded(every, folder).keys() >= {cell.fingerprint for cell in every}
 
 
 def learnt_in(folder: Path) -> Path:
@@ -327,14 +339,19 @@ def collect(file: TableFile, folder: Path) -> Comparison:
     rows, columns = [row.name for row in file.row], [column.name for column in file.column]
     found: dict[tuple[str, str], list[float]] = {(r, c): [] for r in rows for c in columns}
     all_cells, usual = list(cells(file)), 100.0 if file.unit == "%" else 1.0
+    known = recorded(all_cells, folder)
+    goals = {(c.row, c.column, c.seed): c for c in all_cells}
     for cell in all_cells:
+        if (own := known.get(cell.fingerprint)) is None:
+            continue
         if cell.line.reach:
-            value = _rounds_to_reach(cell, all_cells, folder)
+            goal = goals.get((cell.line.reach, cell.column, cell.seed))
+            other = known.get(goal.fingerprint) if goal else None
+            if goal is None or other is None:
+                continue
+            value = own.reaches(cell.measure, other, goal.measure, cell.line.window)
         else:
-            summary = record(folder / "cells" / cell.fingerprint) or {}
-            value = measured(summary, cell.measure)
-            if value is None and cell.measure.startswith(TARGET) and measured(summary, GOAL):
-                value = math.inf
+            value = cell.value(own)
         if value is not None:
             scale = usual if cell.line.scale is None else cell.line.scale
             found[cell.row, cell.column].append(value * scale)
@@ -353,16 +370,6 @@ def collect(file: TableFile, folder: Path) -> Comparison:
         better_in={c.name: c.better for c in file.column if c.better != "as the table"},
         notes=(*apart, *([file.note] if file.note else [])),
     )
-
-
-def _rounds_to_reach(cell: CellRun, all_cells: list[CellRun], folder: Path) -> float | None:
-    """When ``cell`` measures what the row ``cell.reach`` does at its end (``recorded.reached``)."""
-    where, reach = (cell.column, cell.seed), cell.line.reach
-    goal = next((c for c in all_cells if c.row == reach and (c.column, c.seed) == where), None)
-    if goal is None:
-        return None
-    ours, theirs = (folder / "cells" / each.fingerprint for each in (cell, goal))
-    return reached(ours, cell.measure, theirs, goal.measure, cell.line.window)
 
 
 def _differences(file: TableFile, found: Mapping[tuple[str, str], list[float]]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from deploy import cli
 from deploy.run import launch
-from deploy.study import canary, paper_table
+from deploy.study import canary, paper_table, records
 from deploy.study.canary import Canaries
 from deploy.study.paper_table import TableFile
 from tests.support.small_table import TABLE
@@ -37,6 +37,13 @@ def short(file: TableFile, rounds: int = canary.ROUNDS) -> Canaries:
 
 def run(path: Path, folder: Path, *, canaries: bool = False, show: bool = False) -> None:
     cli.table(path, to=folder, workers=0, show=show, canaries=canaries, as_json=False)
+
+
+def lose_a_cell(folder: Path) -> None:
+    """Leave one of two cells."""
+    path = folder / records.NAME
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
+    shutil.rmtree(folder / records.RUNS)
 
 
 def test_the_first_cell_of_a_method_is_cut_short(file: TableFile) -> None:
@@ -97,7 +104,7 @@ def test_a_record_that_goes_on_elsewhere_has_canaries_of_both_places(
     canary.save([elsewhere], folder)
     run(path, folder)
     assert canary.load(folder) == [elsewhere], "nothing was left to run here"
-    shutil.rmtree(next((folder / "cells").iterdir()))
+    lose_a_cell(folder)
     run(path, folder)
     assert canary.load(folder) == [elsewhere, mine]
     fedavg = {"fedavg": mine.digests["fedavg"]}
@@ -114,10 +121,10 @@ def test_a_record_does_not_go_on_with_code_that_computes_something_else(
     run(path, folder)
     (mine,) = canary.load(folder)
     canary.save([Canaries(mine.where, {**mine.digests, "fedprox": "0"})], folder)
-    shutil.rmtree(next((folder / "cells").iterdir()))
+    lose_a_cell(folder)
     with pytest.raises(ValueError, match=r"canaries\.json: fedprox gives other numbers now than"):
         run(path, folder)
-    assert len(list((folder / "cells").iterdir())) == 1
+    assert len(records.read(folder)) == 1
 
 
 def test_an_old_record_without_canaries_gets_none_by_going_on(path: Path, tmp_path: Path) -> None:

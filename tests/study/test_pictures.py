@@ -7,12 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from common.data.embedded import points
 from common.models.classifier import Classifier
 from common.toml import to_toml
-from deploy.cli import app
 from deploy.study import noise_kinds, pictures
 from tests.support.tiny import flat, play
 
@@ -87,11 +85,3 @@ def test_noise_is_timed_as_a_part_of_the_step_that_it_feeds(tmp_path: Path) -> N
     assert [time.kind for time in times] == ["gaussian", "uniform", "dead_leaves", "stylegan"]
     assert all(time.noise > 0 and 0 < time.share <= 1 for time in times)
     assert noise_kinds.Time("gaussian", 1.0, 4.0).share == 0.25
-
-
-def test_the_speed_up_is_drawn_by_a_command(tmp_path: Path) -> None:
-    picture = tmp_path / "speedup.png"
-    result = CliRunner().invoke(app, ["speedup", "--out", str(picture)])
-    assert result.exit_code == 0 and picture.read_bytes().startswith(b"\x89PNG")
-    refused = CliRunner().invoke(app, ["speedup", "--ratio", "0", "--out", str(picture)])
-    assert isinstance(refused.exception, ValueError)
