@@ -163,9 +163,9 @@ def append(folder: Path, cell: Recorded) -> None:
         with contextlib.suppress(OSError):  # a file system without locks
             filelock.lock_descriptor(file.fileno())
         file.seek(0)
-        data = file.read()
-        if f'"fingerprint":"{cell.fingerprint}"'.encode() not in data:
-            file.truncate(data.rfind(b"\n") + 1)
+        lines, end, _ = file.read().rpartition(b"\n")
+        file.truncate(len(lines + end))
+        if f'"fingerprint":"{cell.fingerprint}"'.encode() not in lines:
             file.write(cell.line())
         file.flush()
         os.fsync(file.fileno())
