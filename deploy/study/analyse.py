@@ -8,11 +8,8 @@ from __future__ import annotations
 import io
 import json
 import math
-import os
-import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +21,6 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn import Module
-from torch.profiler import ProfilerActivity, profile
 
 from common import tree
 from common.cka import centred_gram, pairwise
@@ -32,6 +28,7 @@ from common.data.dataset import Dataset
 from common.files import write_atomically
 from common.models import count
 from common.models.classifier import Split
+from common.peak import following
 from common.protocol import Up
 from common.records import Records, tensors
 from common.section import Value
@@ -216,7 +213,7 @@ def _numbers(payload: Records) -> int:
 
 
 def _memory(further: Further, k: int) -> int:
-    """Peak bytes of client k's training, in this process, a few steps long."""
+    """Most bytes that tensors take at once while client k trains in this process, a few steps."""
     flat: dict[str, Value] = {**further.flat, "train.steps": STEPS}
     message, run = further.messages[k], further.method.config.run
 
@@ -225,50 +222,9 @@ def _memory(further: Further, k: int) -> int:
             exchange(grid, {k: message}, run.timeout, 0)
 
     train()  # data sets and caches are there from now on
-    return peak(train)
-
-
-def peak(work: Callable[[], object]) -> int:
-    """Most bytes that torch held at once during ``work``, above what it held before."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        work()
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - before
-    recorded = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
-    with _quiet():
-        recorded.start()
-    try:
-        work()
-    finally:
-        with _quiet():
-            recorded.stop()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        recorded.export_chrome_trace(str(path))
-        trace = json.loads(path.read_text(encoding="utf-8"))
-    held = highest = 0
-    changes = [e for e in trace["traceEvents"] if e.get("name") == "[memory]"]
-    for event in sorted(changes, key=lambda e: (e["ts"], e["args"].get("Ev Idx", 0))):
-        held += event["args"]["Bytes"]
-        highest = max(highest, held)
-    return int(highest)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without what the profiler's native code writes to standard error when it starts and stops."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    try:
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+    with following(True) as peak:
+        train()
+    return peak.most
 
 
 @final

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from deploy.report.cost_picture import Panels, Spot, png
-from deploy.study.paper_table import CellRun, Comparison, TableFile, cells
 from deploy.study import records
+from deploy.study.paper_table import CellRun, Comparison, TableFile, cells
 from deploy.study.records import Recorded
 
 SHARES = ("accuracy.", "accuracies.", "fairness.amp", "metrics.client_test_accuracy")
