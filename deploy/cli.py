@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -164,7 +165,6 @@ def table(
     from deploy.study.part import options, part
 
     spec = tables.read(file)
-    list(tables.cells(spec))  # what is wrong in the last row is said before the first runs
     which = (row or [], column or [], seed or [])
     meant, words = part(spec, *which), options(*which)
     if show and words:
@@ -195,7 +195,7 @@ def table(
         with told_how_to_go_on(f"{again} --canaries"):
             short_runs()
     elif not show:
-        learnt = tables.learnt_in(folder)
+        learnt = folder / "learnt"  # what clients learn alike in several cells
         with told_how_to_go_on(again):
             if not begun or (canary.load(folder) and not tables.whole(meant, folder)):
                 short_runs()
@@ -205,7 +205,8 @@ def table(
                 lambda cell, at: launch.cell(cell.flat, at, workers, out, learnt),
                 announce,
             )
-        tables.forget_learnt(spec, folder)
+        if tables.whole(list(tables.cells(spec)), folder):
+            shutil.rmtree(learnt, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     filled = tables.collect(spec, folder)
     out.print(*terminal(filled.table(), out.width), sep="\n")

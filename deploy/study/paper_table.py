@@ -15,7 +15,7 @@ import json
 import math
 import shutil
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -73,7 +73,7 @@ class TableFile(BaseModel):
     measure: str = "accuracy.final"
     unit: str = "%"
     format: str = ".2f"
-    better: str = "higher"
+    better: Literal["higher", "lower", ""] = "higher"
     note: str = ""
     base: dict[str, object] = {}
     row: list[Line] = Field(min_length=1)
@@ -111,7 +111,7 @@ class Comparison:
     """Rows (mostly methods) × columns (mostly settings); absent cells count as not run.
 
     ``format`` is a format specification, ".2f"; ``better`` is "higher", "lower" or "" (no column's
-    best is marked). ValueError for a cell outside the rows and columns, or a name given twice.
+    best is marked).
     """
 
     title: str
@@ -123,18 +123,6 @@ class Comparison:
     better: str = "higher"
     better_in: Mapping[str, str] = field(default_factory=dict)  # for columns that differ
     notes: tuple[str, ...] = field(default_factory=tuple)
-
-    def __post_init__(self) -> None:
-        for i, (what, names) in enumerate((("row", self.rows), ("column", self.columns))):
-            for name in names:
-                if names.count(name) > 1:
-                    raise ValueError(f"{what} {name!r} stands twice; every {what} needs its name")
-            for name in (place[i] for place in self.cells):
-                if name not in names:
-                    raise ValueError(f"cell in {what} {name!r}; the {what}s are {', '.join(names)}")
-        for better in (self.better, *self.better_in.values()):
-            if better not in ("higher", "lower", ""):
-                raise ValueError(f"better = {better!r}; allowed are 'higher', 'lower' and ''")
 
     def cell(self, row: str, column: str) -> Measured:
         return self.cells.get((row, column), Measured())
@@ -259,10 +247,14 @@ def read(path: Path) -> TableFile:
 def cells(file: TableFile) -> Iterator[CellRun]:
     """Every cell for every seed, row by row.
 
-    Raises ``ValueError`` for a key that does not exist, a column of a row that does not, or an
-    expected number without a cell.
+    Raises ``ValueError`` for a key that does not exist, a column of a row that does not, a name
+    given twice, or an expected number without a cell.
     """
     rows, columns = [r.name for r in file.row], [c.name for c in file.column]
+    for what, names in (("row", rows), ("column", columns)):
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"{what} {name!r} stands twice; every {what} needs its name")
     for row_name, told in file.expected.items():
         for name in told:
             if row_name not in rows or name not in columns:
@@ -287,7 +279,7 @@ def cells(file: TableFile) -> Iterator[CellRun]:
 
 
 def run(
-    file: TableFile,
+    todo: Sequence[CellRun],
     folder: Path,
     launch: Callable[[CellRun, Path], None],
     on_cell: Callable[[int, int, CellRun, bool], None],
@@ -297,7 +289,6 @@ def run(
     ``launch(cell, folder)`` runs one; ``on_cell(i, of, cell, recorded)`` hears of each before. The
     private state of a finished cell's clients is dropped.
     """
-    todo = list(cells(file))
     found = recorded(todo, folder)
     for i, cell in enumerate(todo, start=1):
         if cell.fingerprint not in found:
@@ -317,21 +308,9 @@ def recorded(some: Iterable[CellRun], folder: Path) -> dict[str, Recorded]:
     return records.gather(folder, {cell.fingerprint: cell.flat for cell in some})
 
 
-def whole(file: TableFile, folder: Path) -> bool:
-    """Whether every cell is recorded."""
-    every = list(cells(file))
-    return recorded(every, folder).keys() >= {cell.fingerprint for cell in every}
-
-
-def learnt_in(folder: Path) -> Path:
-    """Where the cells of a table share what clients learn alike (``client_app/reuse.py``)."""
-    return folder / "learnt"
-
-
-def forget_learnt(file: TableFile, folder: Path) -> None:
-    """Drop what clients learn alike in several cells, once every cell is recorded."""
-    if whole(file, folder):
-        shutil.rmtree(learnt_in(folder), ignore_errors=True)
+def whole(some: Sequence[CellRun], folder: Path) -> bool:
+    """Whether these cells are all recorded."""
+    return recorded(some, folder).keys() >= {cell.fingerprint for cell in some}
 
 
 def collect(file: TableFile, folder: Path) -> Comparison:
