@@ -5,7 +5,6 @@ What a method costs a client in a round: numbers sent, and memory to train (FedI
 
 from __future__ import annotations
 
-import io
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -34,11 +33,11 @@ from common.records import Records, tensors
 from common.section import Value
 from common.task import Task
 from deploy.report.groups import grouped
-from deploy.report.interval import half_width
+from deploy.report.interval import mean_with_interval
 from deploy.report.read import read
-from deploy.report.style import frame, frames, series, style
+from deploy.report.style import frame, frames, save, series, style
 from deploy.report.table import Table, markdown
-from deploy.report.text import clean
+from deploy.report.text import NONE, clean
 from deploy.run.loopback import Loopback
 from deploy.study.finished import Further, further_round
 from server_app.method import Client
@@ -102,10 +101,10 @@ def analyse(
     for name, folder in zip(names, folders, strict=True):
         with further_round(folder, clients, workers) as further:
             found[name], pictures = _one(further, images, label)
-        written += [_save(figure, to / f"{name}-{of}.png") for of, figure in pictures.items()]
+        written += [save(figure, to / f"{name}-{of}.png") for of, figure in pictures.items()]
     alike = _by_setting(folders, list(found.values()))
     means = {name: _mean([one.cka for one in ones]) for name, ones in alike.items()}
-    written.append(_save(bars(means), to / "cka.png"))
+    written.append(save(bars(means), to / "cka.png"))
     table, told = _table(alike), {name: asdict(one) for name, one in found.items()}
     texts = {"analysis.json": f"{json.dumps(told, indent=1)}\n", "analysis.md": markdown(table)}
     for name, text in texts.items():
@@ -143,13 +142,6 @@ def _three(owned: list[tuple[Client, Split]]) -> dict[str, Split]:
     return {spec: firsts[spec] for spec in chosen}
 
 
-def _save(figure: Figure, path: Path) -> Path:
-    stream = io.BytesIO()
-    figure.savefig(stream, format="png", dpi=150)
-    write_atomically(path, stream.getvalue())
-    return path
-
-
 def _by_setting(folders: Sequence[Path], found: Sequence[Analysis]) -> dict[str, list[Analysis]]:
     """What was found in the runs that differ in the seed alone, by what they are called."""
     runs = [read(folder) for folder in folders]
@@ -176,10 +168,7 @@ def _table(alike: Mapping[str, Sequence[Analysis]]) -> Table:
 
 
 def _told(values: Sequence[float]) -> str:
-    if not all(map(math.isfinite, values)):
-        return "–"
-    half = half_width(values)
-    return f"{fmean(values):.3f}" + ("" if half is None else f" ± {half:.3f}")
+    return mean_with_interval(values, ".3f") if all(map(math.isfinite, values)) else NONE
 
 
 def overheads(further: Further) -> Overheads:

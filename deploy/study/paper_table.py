@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from common.files import write_atomically
 from common.parse import defaults
 from deploy.report import table as rendering
-from deploy.report.interval import half_width
+from deploy.report.interval import half_width, mean_with_interval
 from deploy.report.table import Cell, Table
 from deploy.report.table_picture import png
 from deploy.report.text import NONE, clean
@@ -365,9 +365,8 @@ def _differences(file: TableFile, found: Mapping[tuple[str, str], list[float]]) 
                     dict(zip(seeds[name], found[name, column.name], strict=True)) for name in pair
                 )
                 apart = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
-                mean, half = statistics.fmean(apart), half_width(apart)
-                if half is not None:
-                    parts.append(f"{column.name}: {mean:{file.format}} ± {half:{file.format}}")
+                if half_width(apart) is not None:
+                    parts.append(f"{column.name}: {mean_with_interval(apart, file.format)}")
         if parts:
             yield f"{row.name} less {row.against}, seed by seed: {'; '.join(parts)}."
 
