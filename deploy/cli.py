@@ -313,24 +313,6 @@ def save(figure: Figure, picture: Path) -> None:
 
 
 @app.command()
-def noise(
-    experiment: Experiment = None,
-    settings: Settings = None,
-    to: Annotated[Path, typer.Option("--out", help="The picture.")] = Path("noise.png"),
-    as_json: Json = False,
-) -> None:
-    """Draw eight samples of each kind of noise, and time each in the experiment's server step."""
-    from deploy.report.table import terminal
-    from deploy.run import settings as given
-    from deploy.study import noise_kinds
-
-    times = noise_kinds.times(given.resolve(experiment or given.DEFAULT, settings or []))
-    out.print(*terminal(noise_kinds.table(times), ruled=False))
-    save(noise_kinds.draw(), to)
-    answer(as_json, {"seconds": [asdict(each) for each in times], "picture": to.resolve()})
-
-
-@app.command()
 def information(
     experiment: Experiment = Path("noise_information_small"),
     settings: Settings = None,
