@@ -46,6 +46,7 @@ class Participant:
     def __init__(self, config: Config, node: Mapping[str, Value], experiment: str) -> None:
         self.config, self.experiment = config, experiment
         check(node, strict=False)
+        self.learnt = str(node.get("learnt-dir", ""))  # from the node alone, never from the run
         self.k = _required(node, "partition-id")
         self.node = node = {**config.node(self.k), **node}
         self.clients = config.run.clients or _required(node, "num-partitions")

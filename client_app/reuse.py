@@ -3,8 +3,8 @@
 Rows of a table often differ only in what the server makes of the same trained clients. What
 training by the labels alone gives depends on the client, its data, the settings of training and the
 weights that it starts from; under that name the first run keeps the result, and the others take it.
-The bits are those of a run by itself. Where, and whether at all, the machine says by its
-environment; no message can.
+The bits are those of a run by itself. The folder is the setting ``learnt-dir`` of a client's node,
+which a table gives its runs; neither a run's configuration nor a message can.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import final
@@ -24,8 +23,7 @@ from common.models.classifier import Classifier
 from common.names import version_of
 from common.records import Records, StateDict
 
-FOLDER = "FEDMOSAIC_REUSE"  #: environment variable: where results are shared; unset: nowhere
-NOT_HERE = {"partition-id", "num-partitions", "state-dir", "key", "ca"}
+NOT_HERE = {"partition-id", "num-partitions", "state-dir", "learnt-dir", "key", "ca"}
 """Settings of a node that its training does not depend on, or that stand in the name anyway."""
 
 
@@ -45,11 +43,10 @@ def once(
     ``train`` must be ``p.train`` on cross-entropy and nothing else; ``labels`` says how its loss
     reads the labels. Returns its scalars for the journal.
     """
-    folder = os.environ.get(FOLDER)
     run = p.config.run
-    if not folder or run.flops or run.memory:  # what is not done again would not be measured
+    if not p.learnt or run.flops or run.memory:  # what is not done again would not be measured
         return train()
-    path = Path(folder) / f"{_name(p, t, net, labels)}.safetensors"
+    path = Path(p.learnt) / f"{_name(p, t, net, labels)}.safetensors"
     with contextlib.suppress(Damaged, OSError):
         if path.exists():
             learnt = Learnt.load(path)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -156,16 +157,14 @@ def table(
     It is written as Markdown, HTML, LaTeX (booktabs), CSV, JSON and PNG; accuracies also as a
     picture against the megabytes that a client sent.
     """
-    from client_app import reuse
     from deploy.report.table import terminal
-    from deploy.run import ahead, launch
+    from deploy.run import launch
     from deploy.run.settings import find
-    from deploy.study import canary, costs
+    from deploy.study import canary, costs, records
     from deploy.study import paper_table as tables
     from deploy.study.part import options, part
 
     spec = tables.read(file)
-    list(tables.cells(spec))  # what is wrong in the last row is said before the first runs
     which = (row or [], column or [], seed or [])
     meant, words = part(spec, *which), options(*which)
     if show and words:
@@ -187,7 +186,7 @@ def table(
             meant,
         )
 
-    begun = (folder / "cells").exists()
+    begun = records.begun(folder)
     if canaries:
         if show:
             raise ValueError("--canaries runs something and --show nothing: give one of them")
@@ -196,16 +195,18 @@ def table(
         with told_how_to_go_on(f"{again} --canaries"):
             short_runs()
     elif not show:
-        with (
-            told_how_to_go_on(again),
-            ahead.environment(reuse.FOLDER, str(tables.learnt_in(folder))),
-        ):
+        learnt = folder / "learnt"  # what clients learn alike in several cells
+        with told_how_to_go_on(again):
             if not begun or (canary.load(folder) and not tables.whole(meant, folder)):
                 short_runs()
             tables.run(
-                meant, folder, lambda cell, at: launch.cell(cell.flat, at, workers, out), announce
+                meant,
+                folder,
+                lambda cell, at: launch.cell(cell.flat, at, workers, out, learnt),
+                announce,
             )
-        tables.forget_learnt(spec, folder)
+        if tables.whole(list(tables.cells(spec)), folder):
+            shutil.rmtree(learnt, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     filled = tables.collect(spec, folder)
     out.print(*terminal(filled.table(), out.width), sep="\n")
@@ -236,8 +237,8 @@ def claims(
     """Say which of the papers' claims hold here, which do not, and which are undecided."""
     from deploy.report.table import terminal
     from deploy.run import launch
+    from deploy.study import canary, claims_page
     from deploy.study import claims as study
-    from deploy.study import claims_page, stale
 
     papers = study.read()
     folder = records or study.RESULTS
@@ -249,7 +250,7 @@ def claims(
     if check:
         tables = study.tables(papers)
         with told_how_to_go_on("fedmosaic claims --check"):
-            old = stale.check(
+            old = canary.stale(
                 tables, folder, lambda flat, at: launch.cell(flat, at, workers, out), plain
             )
     judged = study.judge(papers, study.Records(folder), old)
@@ -312,24 +313,6 @@ def save(figure: Figure, picture: Path) -> None:
 
 
 @app.command()
-def noise(
-    experiment: Experiment = None,
-    settings: Settings = None,
-    to: Annotated[Path, typer.Option("--out", help="The picture.")] = Path("noise.png"),
-    as_json: Json = False,
-) -> None:
-    """Draw eight samples of each kind of noise, and time each in the experiment's server step."""
-    from deploy.report.table import terminal
-    from deploy.run import settings as given
-    from deploy.study import noise_kinds
-
-    times = noise_kinds.times(given.resolve(experiment or given.DEFAULT, settings or []))
-    out.print(*terminal(noise_kinds.table(times), ruled=False))
-    save(noise_kinds.draw(), to)
-    answer(as_json, {"seconds": [asdict(each) for each in times], "picture": to.resolve()})
-
-
-@app.command()
 def information(
     experiment: Experiment = Path("noise_information_small"),
     settings: Settings = None,
@@ -381,23 +364,6 @@ def regions(
     picture = to or folder / "regions.png"
     save(draw(folder), picture)
     answer(as_json, {"picture": picture.resolve()})
-
-
-@app.command()
-def speedup(
-    to: Annotated[Path, typer.Option("--out", help="The picture.")] = Path("speedup.png"),
-    ratio: Annotated[
-        float, typer.Option(help="M, cost of ResNet-18 / cost of WRN-40-1; the paper's is 22.")
-    ] = 22.0,
-    as_json: Json = False,
-) -> None:
-    """Draw FedORION's speed-up over FedDF by the paper's cost model (Appendix B, Figure 5)."""
-    from deploy.study.speedup import draw
-
-    if not 0 < ratio < float("inf"):
-        raise ValueError(f"--ratio {ratio:g} is not allowed; it should be a number above 0")
-    save(draw(M=ratio), to)
-    answer(as_json, {"picture": to.resolve()})
 
 
 @app.command()

@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from client_app import reuse
 from common.flops import counting
 from common.journal import Entry
 from common.parse import parse
@@ -97,12 +96,11 @@ def test_the_second_exchange_of_a_round_is_counted(tmp_path: Path) -> None:
     assert long["server"] == short["server"] > 0
 
 
-def test_training_that_is_shared_with_another_run_is_done_and_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(reuse.FOLDER, str(tmp_path / "learnt"))
-    settings = ONE | {"method": "local", "flops": True}
-    first, again = (play(flat(tmp_path / name, **settings)) for name in ("first", "again"))
+def test_training_that_is_shared_with_another_run_is_done_and_counted(tmp_path: Path) -> None:
+    settings, learnt = ONE | {"method": "local", "flops": True}, tmp_path / "learnt"
+    first, again = (
+        play(flat(tmp_path / name, **settings), learnt=learnt) for name in ("first", "again")
+    )
     assert again.summary["flops"] == first.summary["flops"]
     assert again.summary["flops"]["clients"] > 0
 

@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from client_app import reuse
 from client_app.methods.i_dl_mh import IDLMH
 from common.flops import counting
 from common.journal import Entry, Memory
@@ -129,12 +128,10 @@ def test_the_second_exchange_of_a_round_is_measured(
     assert 4e6 < run.summary["memory"]["largest"] < 5e6
 
 
-def test_training_that_is_shared_with_another_run_is_done_and_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(reuse.FOLDER, str(tmp_path / "learnt"))
+def test_training_that_is_shared_with_another_run_is_done_and_measured(tmp_path: Path) -> None:
+    settings, learnt = ONE | {"method": "local", "memory": True}, tmp_path / "learnt"
     first, again = (
-        play(flat(tmp_path / name, **ONE, method="local", memory=True)).summary["memory"]
+        play(flat(tmp_path / name, **settings), learnt=learnt).summary["memory"]
         for name in ("first", "again")
     )
     assert again == first and first["clients"] > 0

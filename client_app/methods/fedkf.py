@@ -62,6 +62,15 @@ class FedKF(Copy[Options, Down]):
         p.remember(t, Memory(generator=upload(generator), adam=adam))
         return {**metrics, "generator_loss": datafree.mean_loss}
 
+    def own_generator(self, t: int) -> Generator | None:
+        """θ_k after round t, on the CPU; None if this client has trained none."""
+        memory = self.participant.recall(t + 1, Memory)
+        if memory is None:
+            return None
+        generator = new_generator(self.task)
+        generator.load_state_dict(memory.generator)
+        return generator
+
     def _generator(self, down: Down) -> tuple[Generator, torch.optim.Optimizer | None]:
         """θ_k and its optimiser, or the server's θ, which none moves."""
         generator, memory = new_generator(self.task), self.participant.recall(down.t, Memory)

@@ -22,3 +22,12 @@ def half_width(values: Sequence[float]) -> float | None:
         return None
     t = float(stdtrit(n - 1, (1 + LEVEL) / 2))
     return t * statistics.stdev(values) / math.sqrt(n)
+
+
+def mean_with_interval(values: Sequence[float], spec: str) -> str:
+    """``82.94 ± 0.21``: the mean of values, and half of its interval where there is one.
+
+    ``spec``: format of both numbers, ".2f".
+    """
+    half = half_width(values)
+    return format(statistics.fmean(values), spec) + ("" if half is None else f" ± {half:{spec}}")

@@ -73,3 +73,9 @@ def frame(size: tuple[float, float]) -> tuple[Figure, Axes]:
     """The same with one pair of axes."""
     figure = Figure(figsize=size, layout="constrained")
     return figure, figure.add_subplot()
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Write a figure as PNG; returns ``path``."""
+    figure.savefig(path, format="png", dpi=150)
+    return path

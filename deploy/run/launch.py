@@ -41,12 +41,14 @@ def launch(
     console: Console,
     warm_start: bool | None = None,
     ray_address: str = "",
+    learnt: Path | None = None,
 ) -> None:
     """Run, with progress on ``console``; the results are in ``folder`` then.
 
     ``workers``: processes that serve clients on loopback; None: as many as there are cores;
     ``warm_start``: of a run over gRPC, as ``start_federation`` takes it; ``ray_address``:
-    HOST:PORT of a Ray cluster that is to serve them, with the ray runtime.
+    HOST:PORT of a Ray cluster that is to serve them, with the ray runtime. ``learnt``: folder of
+    local training that other runs on loopback share (``client_app/reuse.py``).
 
     Raises ``ValueError`` before anything starts, ``Stopped`` or ``RuntimeError`` if the run could
     not go on; each with one line.
@@ -79,7 +81,7 @@ def launch(
         progress.on_phase(f"starting {config.run.clients} clients on {runtime}")
         failure, logs = "", folder / "flower" / "logs"
         if runtime == "loopback":
-            _loopback(flat, config, workers)
+            _loopback(flat, config, workers, learnt)
         elif ray_address:
             _cluster(flat, config, folder, ray_address)
         elif runtime == "ray":
@@ -94,13 +96,19 @@ def launch(
         raise Stopped(str(summary["error"]))
 
 
-def cell(flat: Mapping[str, Value], folder: Path, workers: int | None, console: Console) -> None:
+def cell(
+    flat: Mapping[str, Value],
+    folder: Path,
+    workers: int | None,
+    console: Console,
+    learnt: Path | None = None,
+) -> None:
     """One run of a table on loopback; a run that was cut off goes on from its checkpoint."""
     if checkpoint.path_in(folder).exists() and (folder / "config.toml").exists():
         resolved, folder = resumed(folder, {}, "loopback")
     else:
         resolved, folder = fresh(flat, "loopback", folder)
-    launch(resolved, folder, workers=workers, console=console)
+    launch(resolved, folder, workers=workers, console=console, learnt=learnt)
 
 
 @contextmanager
@@ -118,14 +126,19 @@ def _watched(config: Config, folder: Path, console: Console) -> Iterator[Progres
             thread.join(timeout=5)
 
 
-def _loopback(flat: Mapping[str, Value], config: Config, workers: int | None) -> None:
+def _loopback(
+    flat: Mapping[str, Value], config: Config, workers: int | None, learnt: Path | None
+) -> None:
     from deploy.run.gpu import share  # here and below: only what the runtime needs
     from deploy.run.loopback import Loopback
 
     asked, most = workers is not None, default_workers() if workers is None else workers
     workers = min(most, config.run.per_round or config.run.clients)
     workers, shares = share(config, workers, asked=asked)
-    _serve(flat, Loopback(config.run.clients, flat, workers=workers, shares=shares))
+    clients = config.run.clients
+    nodes = {k: {"learnt-dir": str(learnt)} for k in range(clients) if learnt is not None}
+    grid = Loopback(clients, flat, workers=workers, shares=shares, node_configs=nodes)
+    _serve(flat, grid)
 
 
 def _check_cluster(address: str, runtime: str) -> None:

@@ -5,14 +5,10 @@ What a method costs a client in a round: numbers sent, and memory to train (FedI
 
 from __future__ import annotations
 
-import io
 import json
 import math
-import os
-import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +20,6 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn import Module
-from torch.profiler import ProfilerActivity, profile
 
 from common import tree
 from common.cka import centred_gram, pairwise
@@ -32,16 +27,17 @@ from common.data.dataset import Dataset
 from common.files import write_atomically
 from common.models import count
 from common.models.classifier import Split
+from common.peak import following
 from common.protocol import Up
 from common.records import Records, tensors
 from common.section import Value
 from common.task import Task
 from deploy.report.groups import grouped
-from deploy.report.interval import half_width
+from deploy.report.interval import mean_with_interval
 from deploy.report.read import read
-from deploy.report.style import frame, frames, series, style
+from deploy.report.style import frame, frames, save, series, style
 from deploy.report.table import Table, markdown
-from deploy.report.text import clean
+from deploy.report.text import NONE, clean
 from deploy.run.loopback import Loopback
 from deploy.study.finished import Further, further_round
 from server_app.method import Client
@@ -105,10 +101,10 @@ def analyse(
     for name, folder in zip(names, folders, strict=True):
         with further_round(folder, clients, workers) as further:
             found[name], pictures = _one(further, images, label)
-        written += [_save(figure, to / f"{name}-{of}.png") for of, figure in pictures.items()]
+        written += [save(figure, to / f"{name}-{of}.png") for of, figure in pictures.items()]
     alike = _by_setting(folders, list(found.values()))
     means = {name: _mean([one.cka for one in ones]) for name, ones in alike.items()}
-    written.append(_save(bars(means), to / "cka.png"))
+    written.append(save(bars(means), to / "cka.png"))
     table, told = _table(alike), {name: asdict(one) for name, one in found.items()}
     texts = {"analysis.json": f"{json.dumps(told, indent=1)}\n", "analysis.md": markdown(table)}
     for name, text in texts.items():
@@ -146,13 +142,6 @@ def _three(owned: list[tuple[Client, Split]]) -> dict[str, Split]:
     return {spec: firsts[spec] for spec in chosen}
 
 
-def _save(figure: Figure, path: Path) -> Path:
-    stream = io.BytesIO()
-    figure.savefig(stream, format="png", dpi=150)
-    write_atomically(path, stream.getvalue())
-    return path
-
-
 def _by_setting(folders: Sequence[Path], found: Sequence[Analysis]) -> dict[str, list[Analysis]]:
     """What was found in the runs that differ in the seed alone, by what they are called."""
     runs = [read(folder) for folder in folders]
@@ -179,10 +168,7 @@ def _table(alike: Mapping[str, Sequence[Analysis]]) -> Table:
 
 
 def _told(values: Sequence[float]) -> str:
-    if not all(map(math.isfinite, values)):
-        return "–"
-    half = half_width(values)
-    return f"{fmean(values):.3f}" + ("" if half is None else f" ± {half:.3f}")
+    return mean_with_interval(values, ".3f") if all(map(math.isfinite, values)) else NONE
 
 
 def overheads(further: Further) -> Overheads:
@@ -216,7 +202,7 @@ def _numbers(payload: Records) -> int:
 
 
 def _memory(further: Further, k: int) -> int:
-    """Peak bytes of client k's training, in this process, a few steps long."""
+    """Most bytes that tensors take at once while client k trains in this process, a few steps."""
     flat: dict[str, Value] = {**further.flat, "train.steps": STEPS}
     message, run = further.messages[k], further.method.config.run
 
@@ -225,50 +211,9 @@ def _memory(further: Further, k: int) -> int:
             exchange(grid, {k: message}, run.timeout, 0)
 
     train()  # data sets and caches are there from now on
-    return peak(train)
-
-
-def peak(work: Callable[[], object]) -> int:
-    """Most bytes that torch held at once during ``work``, above what it held before."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        work()
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - before
-    recorded = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
-    with _quiet():
-        recorded.start()
-    try:
-        work()
-    finally:
-        with _quiet():
-            recorded.stop()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        recorded.export_chrome_trace(str(path))
-        trace = json.loads(path.read_text(encoding="utf-8"))
-    held = highest = 0
-    changes = [e for e in trace["traceEvents"] if e.get("name") == "[memory]"]
-    for event in sorted(changes, key=lambda e: (e["ts"], e["args"].get("Ev Idx", 0))):
-        held += event["args"]["Bytes"]
-        highest = max(highest, held)
-    return int(highest)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without what the profiler's native code writes to standard error when it starts and stops."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    try:
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+    with following(True) as peak:
+        train()
+    return peak.most
 
 
 @final

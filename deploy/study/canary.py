@@ -19,16 +19,18 @@ import json
 import platform
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 
 from common.config import Value
 from common.files import write_atomically
-from deploy.study.paper_table import CellRun, Flat, TableFile, cells
-from deploy.study.recorded import record
+from deploy.study import paper_table
+from deploy.study.paper_table import CellRun, TableFile, cells
+from deploy.study.records import Flat, completed
 
 NAME = "canaries.json"
 ROUNDS = 2
@@ -49,29 +51,22 @@ class Canaries:
     rounds: int = ROUNDS
 
 
+FILE = TypeAdapter(list[Canaries])
+
+
 def save(made: Sequence[Canaries], folder: Path) -> None:
     """Write ``canaries.json`` of one machine or several in ``folder``."""
-    write_atomically(
-        folder / NAME, (json.dumps([asdict(one) for one in made], indent=1) + "\n").encode()
-    )
+    write_atomically(folder / NAME, FILE.dump_json(list(made), indent=1) + b"\n")
 
 
 def load(folder: Path) -> list[Canaries]:
     """Those that were recorded in ``folder``, if any. Raises ``ValueError`` for a damaged file."""
     path = folder / NAME
-    if not path.exists():
-        return []
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        return [_read(one) for one in (told if isinstance(told, list) else [told])]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is no record of canaries: {error}") from error
-
-
-def _read(told: dict[str, Any]) -> Canaries:
-    """One entry; the first ones did not name their rounds, of which they had one."""
-    digests = {str(name): str(digest) for name, digest in told["digests"].items()}
-    return Canaries(str(told["where"]), digests, int(told.get("rounds", 1)))
+        return FILE.validate_json(path.read_bytes()) if path.exists() else []
+    except ValidationError as error:
+        why = error.errors(include_url=False)[0]["msg"]
+        raise ValueError(f"{path} is no record of canaries: {why}") from error
 
 
 def made_here(recorded: Sequence[Canaries]) -> Canaries | None:
@@ -97,10 +92,11 @@ def processor(told: Path = Path("/proc/cpuinfo")) -> str:
     return " ".join(of[name] for name in names if name in of) or platform.processor() or "unknown"
 
 
-def first_cells(file: TableFile, of: TableFile | None = None) -> Iterator[CellRun]:
-    """The first cell of each method of a table; ``of``: of those that this part of it has."""
-    left = {cell.flat["method"] for cell in cells(of or file)}
-    for cell in cells(file):
+def first_cells(file: TableFile, of: Sequence[CellRun] = ()) -> Iterator[CellRun]:
+    """The first cell of each method of a table; ``of``: of those that these cells have."""
+    every = list(cells(file))
+    left = {cell.flat["method"] for cell in of or every}
+    for cell in every:
         if (method := cell.flat["method"]) in left:
             left.remove(method)
             yield cell
@@ -128,11 +124,11 @@ def run(
     launch: Launch,
     tell: Callable[[str], None],
     rounds: int = ROUNDS,
-    of: TableFile | None = None,
+    of: Sequence[CellRun] = (),
 ) -> Canaries:
     """Run the canaries of a table; ``launch`` runs one in a folder, ``tell`` hears its method.
 
-    ``of``: only those of the methods that this part of it has.
+    ``of``: only those of the methods that these cells have.
     """
     digests = {}
     for cell in first_cells(file, of):
@@ -141,7 +137,7 @@ def run(
         with tempfile.TemporaryDirectory(prefix="canary-") as folder:
             place = Path(folder) / "run"
             launch(short(cell.flat, rounds), place)
-            digests[method] = digest(record(place) or {})
+            digests[method] = digest(completed(place) or {})
     return Canaries(here(), digests, rounds)
 
 
@@ -150,11 +146,11 @@ def keep(
     folder: Path,
     launch: Launch,
     tell: Callable[[str], None],
-    of: TableFile | None = None,
+    of: Sequence[CellRun] = (),
 ) -> None:
     """Have canaries of this machine beside the record in ``folder``: make them or repeat them.
 
-    A method that had none yet is added. ``of``: only the methods of this part of the table.
+    A method that had none yet is added. ``of``: only the methods of these cells.
 
     Raises ``ValueError`` if some method gives other numbers than when the record was begun.
     """
@@ -167,6 +163,8 @@ def keep(
             "was begun; a table is of one code, so give --out another folder"
         )
     folder.mkdir(parents=True, exist_ok=True)
+    recorded = load(folder)  # another process may have added its own meanwhile
+    mine = made_here(recorded)
     now = replace(now, digests={**(mine.digests if mine else {}), **now.digests})
     save([*(one for one in recorded if one is not mine), now], folder)
 
@@ -182,3 +180,28 @@ def changed(recorded: Canaries, now: Canaries) -> list[str]:
     """The methods of both whose canary gives another digest than recorded."""
     both = recorded.digests.keys() & now.digests.keys()
     return sorted(name for name in both if now.digests[name] != recorded.digests[name])
+
+
+def stale(
+    tables: Sequence[str], records: Path, launch: Launch, tell: Callable[[str], None]
+) -> dict[str, str]:
+    """Recorded tables whose canaries give another digest now: of which methods, by table.
+
+    ``tell`` hears of each table what was found. A table without canaries, or with those of another
+    torch or processor, is said to be so and is not called stale.
+    """
+    found = {}
+    for table in tables:
+        recorded = load(records / table)
+        mine = made_here(recorded)
+        if not recorded:
+            tell(f"{table}: recorded without canaries, so nothing can be said")
+        elif mine is None:
+            places = " and ".join(one.where for one in recorded)
+            tell(f"{table}: recorded with {places}, here is {here()}")
+        else:
+            now = run(paper_table.read(Path(table)), launch, tell, mine.rounds)
+            if methods := changed(mine, now):
+                found[table] = ", ".join(methods)
+            tell(f"{table}: {'stale: ' + found[table] if methods else 'as recorded'}")
+    return found

@@ -8,9 +8,8 @@ be written down by hand.
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Self, final
@@ -20,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from deploy.run.settings import EXPERIMENTS
 from deploy.study import paper_table, strict_file
 from deploy.study.decide import Decision, Region, Verdict, decide, holm, together
+from deploy.study.paper_table import Comparison, TableFile
 
 CLAIMS, RESULTS = EXPERIMENTS / "claims", EXPERIMENTS / "results"
 STRICT = ConfigDict(extra="forbid", frozen=True)
@@ -143,42 +143,32 @@ def read(folder: Path = CLAIMS) -> list[Paper]:
 
 @final
 class Records:
-    """The numbers of recorded tables, as ``fedmosaic table`` writes them in JSON."""
+    """The numbers of recorded tables."""
 
     def __init__(self, folder: Path = RESULTS) -> None:
         self._folder = folder
-        self._read: dict[str, dict[tuple[str, str], list[float | None]]] = {}
+        self._read: dict[str, tuple[TableFile, Comparison]] = {}
 
-    def values(self, table: str, row: str, column: str) -> list[float | None]:
-        """A cell's numbers in the order of the seeds; None for a target that was never reached.
+    def values(self, table: str, row: str, column: str) -> Sequence[float]:
+        """A cell's numbers in the order of the seeds; infinite for a target that was never reached.
 
         Empty if the cell is not recorded with all seeds of its row: which seeds fewer numbers are
         of is not told, so they cannot be paired. Raises ``ValueError`` for a row or a column that
         the table does not have, and for a row whose seeds do not begin with the table's: numbers
         are paired by their place.
         """
-        file = paper_table.read(Path(table))
+        if table not in self._read:
+            file = paper_table.read(Path(table))
+            self._read[table] = file, paper_table.collect(file, self._folder / table)
+        file, filled = self._read[table]
         for what, name, lines in (("row", row, file.row), ("column", column, file.column)):
             if name not in (names := [line.name for line in lines]):
                 raise ValueError(f"{table} has no {what} {name!r}; it has {', '.join(names)}")
         seeds = next(line.seeds for line in file.row if line.name == row) or file.seeds
         if seeds[: len(file.seeds)] != file.seeds:
             raise ValueError(f"{table}: the seeds of {row!r} do not begin with {file.seeds}")
-        values = self._cells(table).get((row, column), [])
-        return values if len(values) == len(seeds) else []
-
-    def _cells(self, table: str) -> dict[tuple[str, str], list[float | None]]:
-        path = self._folder / table / f"{table}.json"
-        if table not in self._read:
-            self._read[table] = {}
-            if path.exists():
-                try:
-                    told = json.loads(path.read_text(encoding="utf-8"))
-                    for cell in told["cells"]:
-                        self._read[table][cell["row"], cell["column"]] = cell["values"] or []
-                except (ValueError, KeyError, TypeError) as error:
-                    raise ValueError(f"{path} is no record of a table: {error}") from error
-        return self._read[table]
+        values = filled.cell(row, column).values
+        return values if len(values) == len(seeds) else ()
 
 
 def tables(papers: list[Paper]) -> list[str]:
@@ -230,7 +220,7 @@ def _paired(
     return [_number(claim, test, a, b) for a, b in zip(ours, theirs, strict=False)]
 
 
-def _number(claim: Claim, test: Test, above: float | None, below: float | None) -> float:
+def _number(claim: Claim, test: Test, above: float, below: float) -> float:
     """What one seed says: a difference, or percent more."""
     a, b = (_censored(test, value) for value in (above, below))
     if claim.kind == "size":
@@ -240,8 +230,8 @@ def _number(claim: Claim, test: Test, above: float | None, below: float | None) 
     return a - b if test.better == "higher" else b - a
 
 
-def _censored(test: Test, value: float | None) -> float:
-    if value is not None:
+def _censored(test: Test, value: float) -> float:
+    if value < math.inf:
         return value
     if test.censored is None:
         raise ValueError(f"{test.table}: a target was never reached; the test needs 'censored'")

@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 import statistics
+import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
-from deploy.report.cost_picture import Panels, Spot, png
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from deploy.report.style import PAPER, frames, series, style
+from deploy.report.text import clean
+from deploy.study import records
 from deploy.study.paper_table import CellRun, Comparison, TableFile, cells
-from deploy.study.recorded import measured, record
+from deploy.study.records import Recorded
+
+MARKERS = "osD^vP*Xh"  # one more than there are colours, so that no pair soon comes again
+ACROSS = 3  # panels beside each other
+
+
+Panels = Mapping[str, Mapping[str, float]]
+"""Column to row to the cost of its runs, above 0, the mean over seeds."""
 
 SHARES = ("accuracy.", "accuracies.", "fairness.amp", "metrics.client_test_accuracy")
 """Measures that are accuracies begin so; ``accuracy_bn`` is the same runs' once more."""
 
-Cost = Callable[[Mapping[str, Any]], float | None]
+Cost = Callable[[Recorded], float | None]
 
 
-def _megabytes(summary: Mapping[str, Any]) -> float | None:
+def _megabytes(recorded: Recorded) -> float | None:
     """10⁶ bytes that a client sent in the run, the mean over clients."""
-    up, clients = measured(summary, "bytes.up"), summary.get("clients")
+    up, clients = recorded.measured("bytes.up"), recorded.summary.get("clients")
     return up / len(clients) / 1e6 if up is not None and clients else None
 
 
-def _operations(summary: Mapping[str, Any]) -> float | None:
+def _operations(recorded: Recorded) -> float | None:
     """10⁹ floating-point operations of all clients and the server; None where nobody counted."""
-    total = measured(summary, "flops.total")
+    total = recorded.measured("flops.total")
     return total / 1e9 if total else None
 
 
@@ -42,26 +53,70 @@ def pictures(filled: Comparison, file: TableFile, folder: Path, stem: str) -> li
     drawn = []
     for name, (axis, cost) in COSTS.items():
         panels = _panels(filled, file, folder, cost)
-        if len({row for spots in panels.values() for row in spots}) >= 2:
+        if len({row for rows in panels.values() for row in rows}) >= 2:
             drawn.append(folder / f"{stem}-{name}.png")
-            png(filled.title, filled.unit, filled.rows, panels, axis, drawn[-1])
+            png(filled, panels, axis, drawn[-1])
     return drawn
 
 
 def _panels(filled: Comparison, file: TableFile, folder: Path, cost: Cost) -> Panels:
-    found: dict[tuple[str, str], list[float]] = {}
-    for cell in cells(file):
-        summary = record(folder / "cells" / cell.fingerprint)
-        if summary is not None and _is_share(cell) and (spent := cost(summary)) is not None:
-            found.setdefault((cell.row, cell.column), []).append(spent)
-    panels: dict[str, dict[str, Spot]] = {}
-    for (row, column), spent_by_seed in found.items():
-        told = filled.cell(row, column)
-        if told.mean is not None:
-            spot = Spot(statistics.fmean(spent_by_seed), told.mean, told.interval)
-            panels.setdefault(column, {})[row] = spot
-    return panels
+    found: dict[str, dict[str, list[float]]] = {}
+    known = records.read(folder)
+    for cell in (cell for cell in cells(file) if cell.fingerprint in known and _is_share(cell)):
+        spent, shown = cost(known[cell.fingerprint]), filled.cell(cell.row, cell.column)
+        if spent is not None and shown.mean is not None:
+            found.setdefault(cell.column, {}).setdefault(cell.row, []).append(spent)
+    return {
+        column: {row: statistics.fmean(spent) for row, spent in rows.items()}
+        for column, rows in found.items()
+    }
 
 
 def _is_share(cell: CellRun) -> bool:
     return cell.measure.startswith(SHARES) and not cell.line.reach and cell.line.scale is None
+
+
+def png(filled: Comparison, panels: Panels, cost: str, path: Path) -> None:
+    """A panel for each column with its rows as points: the cost, logarithmic, against the number.
+
+    A row has the same colour and marker in every panel. ``cost`` says what the axis is, and its
+    unit.
+    """
+    across = min(len(panels), ACROSS)
+    down = -(-len(panels) // across)
+    with style():
+        figure, axes = frames((3.9 * across + 2.8, 3.2 * down + 0.4), down, across)
+        drawn = {}
+        for place, (name, spent) in zip(axes.flat, panels.items(), strict=False):
+            for i, row in enumerate(filled.rows):
+                if row in spent:
+                    cell = filled.cell(row, name)
+                    drawn[row] = place.errorbar(
+                        spent[row],
+                        cell.mean,
+                        yerr=cell.interval,
+                        fmt=MARKERS[i % len(MARKERS)],
+                        color=series(i),
+                        markersize=7,
+                        markerfacecolor="none",
+                        markeredgewidth=1.6,
+                        capsize=3,
+                        elinewidth=1.0,
+                    )
+            place.set_xscale("log")
+            low, high = place.get_xlim()
+            place.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
+            place.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+            place.xaxis.set_minor_formatter(NullFormatter())
+            place.set_title(clean(name), fontsize=10.0, loc="left")
+            place.set_xlabel(cost)
+            place.set_ylabel(filled.unit)
+        for place in list(axes.flat)[len(panels) :]:
+            place.set_axis_off()
+        shown = [row for row in filled.rows if row in drawn]
+        figure.legend(
+            [drawn[row] for row in shown], [clean(row) for row in shown], loc="outside right upper"
+        )
+        heading = textwrap.fill(clean(filled.title), 40 * across)
+        figure.suptitle(heading, fontsize=11.0, x=0.01, ha="left", fontweight="bold")
+        figure.savefig(path, format="png", dpi=160, facecolor=PAPER)

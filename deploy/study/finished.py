@@ -7,12 +7,16 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import final
 
 import torch
 from flwr.app import Message
 
+import client_app.methods
+from client_app.methods import AnyHandler
+from client_app.participant import Participant
 from common import device, model_file
 from common.config import Config
 from common.data.dataset import Dataset
@@ -26,6 +30,7 @@ from common.task import Task, global_spec
 from deploy.run.loopback import Loopback
 from deploy.run.settings import load_run
 from server_app.keep import checkpoint
+from server_app.keep.checkpoint import Checkpoint
 from server_app.method import Client
 from server_app.methods import AnyMethod, make
 from server_app.talk.census import take_census
@@ -41,6 +46,22 @@ class Finished:
     folder: Path
     flat: dict[str, Value]
     config: Config
+
+    @cached_property
+    def saved(self) -> Checkpoint:
+        """The server's state as the run left it."""
+        return checkpoint.read(self.folder, self.config)
+
+    def method(self, task: Task) -> AnyMethod:
+        """The server half as the run left it, on the task's device."""
+        method = make(task, global_spec(task))
+        method.restore(method.keeps(**self.saved.state))
+        return method
+
+    def client(self, k: int) -> AnyHandler:
+        """The half of client k on the CPU, with what the run left of its private state."""
+        node: dict[str, Value] = {"partition-id": k, "device": "cpu"}
+        return client_app.methods.make(Participant(self.config, node, self.config.run.experiment))
 
     def dataset(self) -> Dataset:
         config = self.config
@@ -69,6 +90,8 @@ def finished(folder: Path, needed: str = "model.safetensors") -> Finished:
         if not (folder / name).exists():
             raise ValueError(f"{folder} holds no finished run: it has no {name}")
     flat = {**load_run(folder), "out": str(folder)}
+    if (own := folder / "state").is_dir():  # where a run keeps it unless told otherwise
+        flat["state-dir"] = str(own)
     return Finished(folder, flat, parse(flat))
 
 
@@ -105,31 +128,28 @@ def further_round(folder: Path, clients: int, workers: int) -> Iterator[Further]
 
     Raises ``ValueError``, one line: no run there, no checkpoint, a client that failed.
     """
-    flat = finished(folder, "config.toml").flat
+    run = finished(folder, "config.toml")
     if not checkpoint.path_in(folder).exists():
         raise ValueError(
             f"{folder} has no checkpoint, and a table's cells keep none; use fedmosaic run"
         )
     with tempfile.TemporaryDirectory(prefix="fedmosaic-") as place:
-        state = Path(str(flat["state-dir"]))
+        state = Path(str(run.flat["state-dir"]))
         if state.exists():
             shutil.copytree(state, Path(place) / "state")
-        flat["state-dir"] = str(Path(place) / "state")
-        yield _play(folder, flat, clients, workers)
+        flat = {**run.flat, "state-dir": str(Path(place) / "state")}
+        yield _play(Finished(folder, flat, parse(flat)), clients, workers)
 
 
-def _play(folder: Path, flat: dict[str, Value], size: int, workers: int) -> Further:
-    config = parse(flat)
-    saved = checkpoint.read(folder, config)
+def _play(run: Finished, size: int, workers: int) -> Further:
+    config, flat, dataset = run.config, run.flat, run.dataset()
     device.settle(config.run.threads)
-    dataset = for_testing(config.data, config.run.clients, config.partition_seed)
     task = Task.of(config, dataset, device.choose(config.run.device))
-    method, post = make(task, global_spec(task)), Post(config, saved.experiment)
-    method.restore(method.keeps(**saved.state))
+    method, post = run.method(task), Post(config, run.saved.experiment)
     with Loopback(config.run.clients, flat, workers=workers) as grid:
         clients = take_census(grid, sorted(grid.get_node_ids()), post, task)
         method.begin(clients)
-        t = saved.t + 1
+        t = run.saved.t + 1
         down = method.down(t)
         sent = ((c, down(c) if callable(down) else down) for c in clients[:size])
         messages = post.letters(t, "train", sent)

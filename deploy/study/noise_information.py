@@ -13,14 +13,12 @@ usefully only if BatchNorm normalises by the noise batch; FedORION builds on it 
 
 from __future__ import annotations
 
-import io
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
-from statistics import fmean
 from typing import Literal, final
 
 import torch
@@ -39,8 +37,8 @@ from common.noise import NOISES
 from common.parse import parse
 from common.section import Value
 from common.task import Task, epochs, evaluate, global_spec
-from deploy.report.interval import half_width
-from deploy.report.style import frame, series, style
+from deploy.report.interval import mean_with_interval
+from deploy.report.style import frame, save, series, style
 from deploy.report.table import Table, markdown
 from deploy.run.settings import chosen
 from server_app.distil.noise import distil, weighted
@@ -172,20 +170,16 @@ def table(found: Sequence[Found]) -> Table:
     for (model, kind, bn), mine in groups.items():
         teacher, student = ([100 * getattr(m, n) for m in mine] for n in ("teacher", "student"))
         information = [m.information for m in mine]
-        rows.append((model, kind, bn, _mean(teacher, 1), _mean(information, 3), _mean(student, 1)))
+        columns = ((teacher, ".1f"), (information, ".3f"), (student, ".1f"))
+        rows.append((model, kind, bn, *(mean_with_interval(*column) for column in columns)))
     header = ("teacher", "noise", "BatchNorm", "teacher, %", "I(z; ŷ), nats", "student, %")
     parts = {"all": found} | {f"{bn} alone": [f for f in found if f.bn == bn] for bn in BOTH}
-    told = [f"{what}: {_mean(correlations(part), 2)}" for what, part in parts.items() if part]
+    each = {what: correlations(part) for what, part in parts.items() if part}
+    told = [f"{what}: {mean_with_interval(values, '.2f')}" for what, values in each.items()]
     number = len({one.seed for one in found})
     note = "Spearman's correlation of information and student, "
     note += f"{'; '.join(told)}. {number} seeds, ± half of the 95 % interval."
     return Table(header, rows, notes=(note,))
-
-
-def _mean(values: Sequence[float], digits: int) -> str:
-    half = half_width(values)
-    mean = f"{fmean(values):.{digits}f}"
-    return mean if half is None else f"{mean} ± {half:.{digits}f}"
 
 
 @style()
@@ -240,12 +234,6 @@ def keep_found(found: Sequence[Found], flat: Mapping[str, Value], folder: Path) 
 
 def write(found: Sequence[Found], folder: Path) -> list[Path]:
     """The table as Markdown and the picture, in ``folder``, beside what ``keep_found`` wrote."""
-    stream = io.BytesIO()
-    draw(found).savefig(stream, format="png", dpi=150)
-    contents = {
-        folder / "information.md": f"{markdown(table(found))}\n".encode(),
-        folder / "information.png": stream.getvalue(),
-    }
-    for path, content in contents.items():
-        write_atomically(path, content)
-    return [folder / FILE, *contents]
+    text = folder / "information.md"
+    write_atomically(text, f"{markdown(table(found))}\n".encode())
+    return [folder / FILE, text, save(draw(found), folder / "information.png")]

@@ -2,7 +2,7 @@
 
 A table file is an experiment file with rows and columns: each cell is ``[base]`` plus what its row
 and column set, once for each seed. A cell whose run is recorded is not run again; two rows that
-differ only in what they measure share one run. The records lie under ``OUT/cells/<fingerprint>``.
+differ only in what they measure share one run. The record is ``cells.jsonl`` (``records.py``).
 
 Ours is the mean over seeds ± half of its 95 % interval. A cell that was not run stays visibly
 empty; a cell with fewer seeds than the others says so.
@@ -10,34 +10,31 @@ empty; a cell with fewer seeds than the others says so.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import math
 import shutil
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from common.config import Value
 from common.files import write_atomically
 from common.parse import defaults
 from deploy.report import table as rendering
-from deploy.report.interval import half_width
+from deploy.report.interval import half_width, mean_with_interval
 from deploy.report.table import Cell, Table
 from deploy.report.table_picture import png
 from deploy.report.text import NONE, clean
 from deploy.run.beside import look_in
 from deploy.run.preflight import counted
-from deploy.run.settings import chosen, find, flatten, numbers
-from deploy.study import strict_file
-from deploy.study.recorded import measured, reached, record
-
-Flat = dict[str, Value]
+from deploy.run.settings import find, flatten, numbers
+from deploy.study import records, strict_file
+from deploy.study.records import Flat, Recorded
 
 
 class Line(BaseModel):
@@ -76,7 +73,7 @@ class TableFile(BaseModel):
     measure: str = "accuracy.final"
     unit: str = "%"
     format: str = ".2f"
-    better: str = "higher"
+    better: Literal["higher", "lower", ""] = "higher"
     note: str = ""
     base: dict[str, object] = {}
     row: list[Line] = Field(min_length=1)
@@ -114,7 +111,7 @@ class Comparison:
     """Rows (mostly methods) × columns (mostly settings); absent cells count as not run.
 
     ``format`` is a format specification, ".2f"; ``better`` is "higher", "lower" or "" (no column's
-    best is marked). ValueError for a cell outside the rows and columns, or a name given twice.
+    best is marked).
     """
 
     title: str
@@ -126,18 +123,6 @@ class Comparison:
     better: str = "higher"
     better_in: Mapping[str, str] = field(default_factory=dict)  # for columns that differ
     notes: tuple[str, ...] = field(default_factory=tuple)
-
-    def __post_init__(self) -> None:
-        for i, (what, names) in enumerate((("row", self.rows), ("column", self.columns))):
-            for name in names:
-                if names.count(name) > 1:
-                    raise ValueError(f"{what} {name!r} stands twice; every {what} needs its name")
-            for name in (place[i] for place in self.cells):
-                if name not in names:
-                    raise ValueError(f"cell in {what} {name!r}; the {what}s are {', '.join(names)}")
-        for better in (self.better, *self.better_in.values()):
-            if better not in ("higher", "lower", ""):
-                raise ValueError(f"better = {better!r}; allowed are 'higher', 'lower' and ''")
 
     def cell(self, row: str, column: str) -> Measured:
         return self.cells.get((row, column), Measured())
@@ -231,10 +216,16 @@ class CellRun:
     line: Line
     """The column, as the file has it."""
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
-        """Equal for equal configurations, so that a recorded run is found again."""
-        return hashlib.sha256(json.dumps(chosen(self.flat)).encode()).hexdigest()[:16]
+        return records.fingerprint(self.flat)
+
+    def value(self, recorded: Recorded) -> float | None:
+        """What it measures; infinite where a run has a target that it never reached."""
+        value = recorded.measured(self.measure)
+        if value is None and self.measure.startswith(TARGET) and recorded.measured(GOAL):
+            return math.inf
+        return value
 
 
 TARGET = "rounds_to_target."  #: measures that are nothing where a run never reached its target
@@ -256,10 +247,14 @@ def read(path: Path) -> TableFile:
 def cells(file: TableFile) -> Iterator[CellRun]:
     """Every cell for every seed, row by row.
 
-    Raises ``ValueError`` for a key that does not exist, a column of a row that does not, or an
-    expected number without a cell.
+    Raises ``ValueError`` for a key that does not exist, a column of a row that does not, a name
+    given twice, or an expected number without a cell.
     """
     rows, columns = [r.name for r in file.row], [c.name for c in file.column]
+    for what, names in (("row", rows), ("column", columns)):
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"{what} {name!r} stands twice; every {what} needs its name")
     for row_name, told in file.expected.items():
         for name in told:
             if row_name not in rows or name not in columns:
@@ -284,42 +279,38 @@ def cells(file: TableFile) -> Iterator[CellRun]:
 
 
 def run(
-    file: TableFile,
+    todo: Sequence[CellRun],
     folder: Path,
     launch: Callable[[CellRun, Path], None],
     on_cell: Callable[[int, int, CellRun, bool], None],
 ) -> None:
-    """Run the cells that are not recorded yet; a finished cell's private client state is dropped.
+    """Run and record the cells that are not recorded yet, by this process or another.
 
-    ``launch(cell, folder)`` runs one; ``on_cell(i, of, cell, recorded)`` hears of each before.
+    ``launch(cell, folder)`` runs one; ``on_cell(i, of, cell, recorded)`` hears of each before. The
+    private state of a finished cell's clients is dropped.
     """
-    todo = list(cells(file))
-    for i, cell in enumerate(todo):
-        place = folder / "cells" / cell.fingerprint
-        done = record(place) is not None
-        on_cell(i + 1, len(todo), cell, done)
-        if done:
-            continue
-        launch(cell, place)
-        shutil.rmtree(place / "state", ignore_errors=True)
-        shutil.rmtree(place / "uploads", ignore_errors=True)
-        (place / "checkpoint.safetensors").unlink(missing_ok=True)
+    found = recorded(todo, folder)
+    for i, cell in enumerate(todo, start=1):
+        if cell.fingerprint not in found:
+            found = recorded([cell], folder)
+        on_cell(i, len(todo), cell, cell.fingerprint in found)
+        if cell.fingerprint not in found:
+            place = folder / records.RUNS / cell.fingerprint
+            launch(cell, place)
+            shutil.rmtree(place / "state", ignore_errors=True)
+            shutil.rmtree(place / "uploads", ignore_errors=True)
+            (place / "checkpoint.safetensors").unlink(missing_ok=True)
+            found = recorded([cell], folder)
 
 
-def whole(file: TableFile, folder: Path) -> bool:
-    """Whether every cell is recorded."""
-    return all(record(folder / "cells" / cell.fingerprint) is not None for cell in cells(file))
+def recorded(some: Iterable[CellRun], folder: Path) -> dict[str, Recorded]:
+    """The record in ``folder``, with ``some`` cells of its table if they have been run there."""
+    return records.gather(folder, {cell.fingerprint: cell.flat for cell in some})
 
 
-def learnt_in(folder: Path) -> Path:
-    """Where the cells of a table share what clients learn alike (``client_app/reuse.py``)."""
-    return folder / "learnt"
-
-
-def forget_learnt(file: TableFile, folder: Path) -> None:
-    """Drop what clients learn alike in several cells, once every cell is recorded."""
-    if whole(file, folder):
-        shutil.rmtree(learnt_in(folder), ignore_errors=True)
+def whole(some: Sequence[CellRun], folder: Path) -> bool:
+    """Whether these cells are all recorded."""
+    return recorded(some, folder).keys() >= {cell.fingerprint for cell in some}
 
 
 def collect(file: TableFile, folder: Path) -> Comparison:
@@ -327,14 +318,19 @@ def collect(file: TableFile, folder: Path) -> Comparison:
     rows, columns = [row.name for row in file.row], [column.name for column in file.column]
     found: dict[tuple[str, str], list[float]] = {(r, c): [] for r in rows for c in columns}
     all_cells, usual = list(cells(file)), 100.0 if file.unit == "%" else 1.0
+    known = recorded(all_cells, folder)
+    goals = {(c.row, c.column, c.seed): c for c in all_cells}
     for cell in all_cells:
+        if (own := known.get(cell.fingerprint)) is None:
+            continue
         if cell.line.reach:
-            value = _rounds_to_reach(cell, all_cells, folder)
+            goal = goals.get((cell.line.reach, cell.column, cell.seed))
+            other = known.get(goal.fingerprint) if goal else None
+            if goal is None or other is None:
+                continue
+            value = own.reaches(cell.measure, other, goal.measure, cell.line.window)
         else:
-            summary = record(folder / "cells" / cell.fingerprint) or {}
-            value = measured(summary, cell.measure)
-            if value is None and cell.measure.startswith(TARGET) and measured(summary, GOAL):
-                value = math.inf
+            value = cell.value(own)
         if value is not None:
             scale = usual if cell.line.scale is None else cell.line.scale
             found[cell.row, cell.column].append(value * scale)
@@ -355,16 +351,6 @@ def collect(file: TableFile, folder: Path) -> Comparison:
     )
 
 
-def _rounds_to_reach(cell: CellRun, all_cells: list[CellRun], folder: Path) -> float | None:
-    """When ``cell`` measures what the row ``cell.reach`` does at its end (``recorded.reached``)."""
-    where, reach = (cell.column, cell.seed), cell.line.reach
-    goal = next((c for c in all_cells if c.row == reach and (c.column, c.seed) == where), None)
-    if goal is None:
-        return None
-    ours, theirs = (folder / "cells" / each.fingerprint for each in (cell, goal))
-    return reached(ours, cell.measure, theirs, goal.measure, cell.line.window)
-
-
 def _differences(file: TableFile, found: Mapping[tuple[str, str], list[float]]) -> Iterator[str]:
     """A line for each row that stands against another, of the columns in which both are whole.
 
@@ -379,9 +365,8 @@ def _differences(file: TableFile, found: Mapping[tuple[str, str], list[float]]) 
                     dict(zip(seeds[name], found[name, column.name], strict=True)) for name in pair
                 )
                 apart = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
-                mean, half = statistics.fmean(apart), half_width(apart)
-                if half is not None:
-                    parts.append(f"{column.name}: {mean:{file.format}} ± {half:{file.format}}")
+                if half_width(apart) is not None:
+                    parts.append(f"{column.name}: {mean_with_interval(apart, file.format)}")
         if parts:
             yield f"{row.name} less {row.against}, seed by seed: {'; '.join(parts)}."
 

@@ -17,23 +17,17 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from client_app.methods import make
-from client_app.methods.fedkf import Memory
-from client_app.participant import Participant
-from client_app.store import Store
+from client_app.methods.fedkf import FedKF
 from common import seeds
 from common.data import Dataset
 from common.data.batches import normalise
-from common.datafree import new_generator
 from common.models.batchnorm import measure
 from common.models.classifier import Classifier
 from common.models.generator import Generator
-from common.section import Value
 from common.task import Task
 from deploy.report.style import PAPER, frames, series, style
 from deploy.study.finished import Finished, finished
-from server_app.keep import checkpoint
-from server_app.methods.dafl import State as DAFLState
+from server_app.methods.dafl import DAFL
 
 BATCH = 256
 SIDE = 200  #: points of the grid along each axis
@@ -55,13 +49,11 @@ def regions(folder: Path) -> Figure:
         raise ValueError(f"{folder} is a run on samples of shape {data.shape}, not on points")
     columns: list[tuple[str, list[Classifier], tuple[Tensor, Tensor]]] = []
     for k in range(config.run.clients):
-        node: dict[str, Value] = {"partition-id": k, "device": "cpu"}
-        participant = Participant(config, node, config.run.experiment)
-        handler = make(participant)
+        handler = run.client(k)
         own = [handler.own_model(t) for t in (0, config.run.rounds)]
         nets = [net for net in own if net is not None]
         if len(nets) == 2:
-            columns.append((f"client {k}: {handler.spec}", nets, participant.train_set))
+            columns.append((f"client {k}: {handler.spec}", nets, handler.participant.train_set))
     server = [run.server_model(run.task(data), trained=trained) for trained in (False, True)]
     if config.score.bn == "batch":
         test = [normalise(data.x_test, data.mean, data.std)]
@@ -191,19 +183,15 @@ def _opened(folder: Path) -> Finished:
 
 def _generators(run: Finished, task: Task) -> list[Generator]:
     """The newest generator of every client that has one, in order of k; or the server's (DAFL)."""
-    folder, config = run.folder, run.config
-    if config.run.method == "dafl":
-        found = [DAFLState.model_validate(checkpoint.read(folder, config).state).generator]
-    else:
-        own = folder / "state"  # where a run keeps it unless told otherwise, also if copied
-        root = own if own.is_dir() else Path(config.run.state_dir)
-        places = ((k, root / config.run.experiment / str(k)) for k in range(config.run.clients))
-        kept = [Store(root, config.run.experiment, k) for k, place in places if place.is_dir()]
-        memories = (store.recall(config.run.rounds + 1, Memory) for store in kept)
-        found = [memory.generator for memory in memories if memory is not None]
-        if not found:
-            raise ValueError(f"no client of {folder} has kept a generator under {root}")
-    generators = [new_generator(task).eval() for _ in found]
-    for generator, weights in zip(generators, found, strict=True):
-        generator.load_state_dict(weights)
-    return generators
+    rounds, found = run.config.run.rounds, list[Generator]()
+    if run.config.run.method == "dafl":
+        method = run.method(task)
+        assert isinstance(method, DAFL)
+        found.append(method.generator)
+    for half in map(run.client, range(run.config.run.clients)):
+        if isinstance(half, FedKF) and half.participant.folder.is_dir():
+            found += [generator] if (generator := half.own_generator(rounds)) is not None else []
+    if not found:
+        root = run.config.run.state_dir
+        raise ValueError(f"no client of {run.folder} has kept a generator under {root}")
+    return [generator.eval() for generator in found]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from client_app import reuse
+from client_app.node import check
 from client_app.participant import Participant
 from common.parse import parse
 from tests.support.commandline import typed
@@ -33,10 +34,10 @@ def trainings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-def runs(folder: Path) -> list[TinyRun]:
+def runs(folder: Path, learnt: Path | None = None) -> list[TinyRun]:
     """Three runs whose clients learn the same, and two of others."""
     return [
-        play(flat(folder / name, **PUBLIC, **changes))
+        play(flat(folder / name, **PUBLIC, **changes), learnt=learnt)
         for name, changes in {
             "dl-sh": {"method": "dl-sh"},
             "odin": {"method": "dl-sh", "confidence__kind": "odin"},
@@ -48,32 +49,29 @@ def runs(folder: Path) -> list[TinyRun]:
 
 
 def test_equal_training_is_done_once_and_gives_the_same_bits(
-    tmp_path: Path, trainings: list[int], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, trainings: list[int]
 ) -> None:
     apart = runs(tmp_path / "apart")
     assert trainings == 5 * [0, 1, 2, 3]
     trainings.clear()
-    monkeypatch.setenv(reuse.FOLDER, str(tmp_path / "learnt"))
-    together = runs(tmp_path / "together")
+    together = runs(tmp_path / "together", tmp_path / "learnt")
     assert trainings == 2 * [0, 1, 2, 3], "one by each client's classes, one by all classes"
     for alone, shared in zip(apart, together, strict=True):
         assert shared.timeless == alone.timeless and shared.weights == alone.weights
 
 
 def test_a_damaged_or_unwritable_result_is_trained_again(
-    tmp_path: Path, trainings: list[int], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, trainings: list[int]
 ) -> None:
     folder = tmp_path / "learnt"
-    monkeypatch.setenv(reuse.FOLDER, str(folder))
-    first = play(flat(tmp_path / "first", method="local", rounds=1))
+    first = play(flat(tmp_path / "first", method="local", rounds=1), learnt=folder)
     for path in folder.iterdir():
         path.write_bytes(path.read_bytes()[:-1])
     trainings.clear()
-    again = play(flat(tmp_path / "again", method="local", rounds=1))
+    again = play(flat(tmp_path / "again", method="local", rounds=1), learnt=folder)
     assert trainings == [0, 1, 2, 3] and again.timeless == first.timeless
     (tmp_path / "file").touch()
-    monkeypatch.setenv(reuse.FOLDER, str(tmp_path / "file"))
-    full = play(flat(tmp_path / "full", method="local", rounds=1))
+    full = play(flat(tmp_path / "full", method="local", rounds=1), learnt=tmp_path / "file")
     assert full.timeless == first.timeless
 
 
@@ -91,9 +89,7 @@ CHANGES: dict[str, tuple[dict[str, Any], bool]] = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_what_decides_the_training_is_in_the_name(
-    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_decides_the_training_is_in_the_name(what: str, tmp_path: Path) -> None:
     changes, another = CHANGES[what]
 
     def name(**more: Any) -> str:
@@ -104,9 +100,14 @@ def test_what_decides_the_training_is_in_the_name(
     assert (name(**changes) != name()) == another
 
 
-def test_rows_of_a_table_share_their_clients(
-    tmp_path: Path, trainings: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_neither_the_run_nor_a_message_says_where(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="learnt-dir"):
+        parse(flat(tmp_path, **{"node__0__learnt_dir": "somewhere"}))
+    with pytest.raises(ValueError, match="'learnt-dir' is unknown"):
+        check({"learnt-dir": "somewhere"})
+
+
+def test_rows_of_a_table_share_their_clients(tmp_path: Path, trainings: list[int]) -> None:
     base = {**TINY, "rounds": 1, "fleet": "mlp@0.25"}
     base |= {"data.public": 0.4, "confidence.epochs": 1, "ensemble.epochs": 1}
     lines = [f"{json.dumps(key)} = {json.dumps(value)}" for key, value in base.items()]
@@ -118,7 +119,6 @@ def test_rows_of_a_table_share_their_clients(
             f'set = {{ method = "dl-sh", confidence = {{ kind = "{kind}" }} }}',
         ]
     (tmp_path / "table.toml").write_text("\n".join([*text, "[[column]]", 'name = "iid"']))
-    monkeypatch.delenv(reuse.FOLDER, raising=False)
     done = typed("table", tmp_path / "table.toml", "--workers", 0, "--out", tmp_path / "t")
     assert done.returncode == 0, done.stderr
     canary = trainings[: trainings.index(0, 1)]

@@ -545,14 +545,3 @@ def test_what_some_seeds_never_reach_is_counted() -> None:
     some = Comparison("t", ("a",), ("c",), cells, better="lower")
     assert some.ours("a", "c") == "∞ (1 of 3)"
     assert "∞ (n of m): n of m seeds never reach it." in some.footnotes()
-
-
-def test_a_table_refuses_cells_that_have_no_place() -> None:
-    with pytest.raises(ValueError, match="row 'x'; the rows are a"):
-        Comparison("t", ("a",), ("c",), {("x", "c"): Measured()})
-    with pytest.raises(ValueError, match="column 'x'; the columns are c"):
-        Comparison("t", ("a",), ("c",), {("a", "x"): Measured()})
-    with pytest.raises(ValueError, match="row 'a' stands twice"):
-        Comparison("t", ("a", "a"), ("c",), {})
-    with pytest.raises(ValueError, match="allowed are 'higher', 'lower'"):
-        Comparison("t", ("a",), ("c",), {}, better="best")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from rich.console import Console
 
 from deploy import cli
 from deploy.run import launch
-from deploy.study import canary, paper_table
+from deploy.study import canary, paper_table, records
 from deploy.study.canary import Canaries
 from deploy.study.paper_table import TableFile
 from tests.support.small_table import TABLE
@@ -39,6 +38,13 @@ def run(path: Path, folder: Path, *, canaries: bool = False, show: bool = False)
     cli.table(path, to=folder, workers=0, show=show, canaries=canaries, as_json=False)
 
 
+def lose_a_cell(folder: Path) -> None:
+    """Leave one of two cells."""
+    path = folder / records.NAME
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
+    shutil.rmtree(folder / records.RUNS)
+
+
 def test_the_first_cell_of_a_method_is_cut_short(file: TableFile) -> None:
     first, second = canary.first_cells(file)
     assert (first.flat["method"], second.flat["method"]) == ("fedavg", "fedprox")
@@ -55,9 +61,7 @@ def test_canaries_of_one_round_are_repeated_with_one(
     folder.mkdir()
     one, two = short(file, 1), short(file)
     assert set(one.digests.values()).isdisjoint(two.digests.values())
-    older = {"where": one.where, "digests": one.digests}
-    (folder / canary.NAME).write_text(json.dumps(older))
-    assert canary.load(folder) == [one]
+    canary.save([one], folder)
     (folder / "cells").mkdir()
     run(path, folder, canaries=True)
     assert canary.load(folder) == [one], "the same as it was, so nothing is added"
@@ -97,7 +101,7 @@ def test_a_record_that_goes_on_elsewhere_has_canaries_of_both_places(
     canary.save([elsewhere], folder)
     run(path, folder)
     assert canary.load(folder) == [elsewhere], "nothing was left to run here"
-    shutil.rmtree(next((folder / "cells").iterdir()))
+    lose_a_cell(folder)
     run(path, folder)
     assert canary.load(folder) == [elsewhere, mine]
     fedavg = {"fedavg": mine.digests["fedavg"]}
@@ -114,10 +118,10 @@ def test_a_record_does_not_go_on_with_code_that_computes_something_else(
     run(path, folder)
     (mine,) = canary.load(folder)
     canary.save([Canaries(mine.where, {**mine.digests, "fedprox": "0"})], folder)
-    shutil.rmtree(next((folder / "cells").iterdir()))
+    lose_a_cell(folder)
     with pytest.raises(ValueError, match=r"canaries\.json: fedprox gives other numbers now than"):
         run(path, folder)
-    assert len(list((folder / "cells").iterdir())) == 1
+    assert len(records.read(folder)) == 1
 
 
 def test_an_old_record_without_canaries_gets_none_by_going_on(path: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import pytest
 from rich.console import Console
 
 from deploy.run import launch, settings
-from deploy.study import canary, claims, claims_page, paper_table, stale
+from deploy.study import canary, claims, claims_page, paper_table, records
 from deploy.study.canary import Canaries
 from deploy.study.decide import Verdict
+from deploy.study.records import Recorded
 from tests.support.commandline import fedmosaic, typed
 from tests.support.small_table import TABLE
 
@@ -37,18 +39,27 @@ class Scene:
 
     def __init__(self, folder: Path) -> None:
         self.table, self.records = folder / "ours.toml", folder / "results"
-        self.table.write_text(TABLE)
+        text = TABLE.replace("seeds", 'unit = ""\nseeds', 1)
+        self.table.write_text(f'{text}measure = "rounds_to_target.first"\nset = {{ rounds = 4 }}\n')
+        self.cells: dict[str, Recorded] = {}
         (folder / "claims").mkdir()
         self.file = folder / "claims" / "p.toml"
         self.file.write_text(CLAIM)
         (self.records / "ours").mkdir(parents=True)
 
     def record(self, column: str = "C", **rows: Any) -> None:
-        path = self.records / "ours" / "ours.json"
-        old = json.loads(path.read_text())["cells"] if path.exists() else []
-        cells = [{"row": row, "column": column, "values": v} for row, v in rows.items()]
-        cells += [cell for cell in old if cell["column"] != column]
-        path.write_text(json.dumps({"cells": cells}))
+        left = {row: iter(values) for row, values in rows.items()}
+        for cell in paper_table.cells(paper_table.read(self.table)):
+            for value in islice(left.get(cell.row, ()) if cell.column == column else (), 1):
+                target = {"target": 0.5, "first": value}
+                self.cells[cell.fingerprint] = Recorded(
+                    fingerprint=cell.fingerprint,
+                    settings={},
+                    seed=cell.seed,
+                    summary={"accuracy": {"final": value}, "rounds_to_target": target},
+                )
+        lines = (one.line() for one in self.cells.values())
+        (self.records / "ours" / records.NAME).write_bytes(b"".join(lines))
 
     def changed(self, **changes: str) -> None:
         text = self.file.read_text()
@@ -190,7 +201,7 @@ def test_a_record_is_stale_when_its_canary_says_so(scene: Scene, tmp_path: Path)
         launch.cell(flat, at, 0, Console(quiet=True))
 
     heard: list[str] = []
-    assert stale.check(["ours"], scene.records, go, heard.append) == {}
+    assert canary.stale(["ours"], scene.records, go, heard.append) == {}
     assert heard == ["ours: recorded without canaries, so nothing can be said"]
     now = canary.run(paper_table.read(Path("ours")), go, heard.append)
     assert sorted(now.digests) == ["fedavg", "fedprox"]
@@ -198,14 +209,14 @@ def test_a_record_is_stale_when_its_canary_says_so(scene: Scene, tmp_path: Path)
     elsewhere = Canaries("another torch", {})
     canary.save([elsewhere, now], place)
     assert canary.load(place) == [elsewhere, now]
-    assert stale.check(["ours"], scene.records, go, heard.append) == {}
+    assert canary.stale(["ours"], scene.records, go, heard.append) == {}
     assert heard[-1] == "ours: as recorded"
     canary.save([Canaries(now.where, {**now.digests, "fedprox": "0"})], place)
-    found = stale.check(["ours"], scene.records, go, heard.append)
+    found = canary.stale(["ours"], scene.records, go, heard.append)
     assert found == {"ours": "fedprox"} and heard[-1] == "ours: stale: fedprox"
     assert scene.judge(**found).stale == ("ours: fedprox",)
     canary.save([elsewhere], place)
-    assert stale.check(["ours"], scene.records, go, heard.append) == {}
+    assert canary.stale(["ours"], scene.records, go, heard.append) == {}
     assert heard[-1].startswith("ours: recorded with another torch, here is torch")
 
 

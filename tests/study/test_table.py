@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,9 @@ from rich.console import Console
 
 from deploy import cli
 from deploy.run import launch
-from deploy.study import costs
+from deploy.study import costs, records
 from deploy.study import paper_table as table
-from deploy.study.recorded import record
+from deploy.study.records import Recorded
 from tests.support.tiny import TINY, flat, play
 
 TABLE = """
@@ -63,7 +65,7 @@ def fill(file: table.TableFile, folder: Path) -> list[tuple[str, int, bool]]:
     heard: list[tuple[str, int, bool]] = []
     quiet = Console(quiet=True)
     table.run(
-        file,
+        list(table.cells(file)),
         folder,
         lambda cell, at: launch.cell(cell.flat, at, 0, quiet),
         lambda i, of, cell, recorded: heard.append((cell.row, cell.seed, recorded)),
@@ -119,6 +121,12 @@ def test_a_cell_that_was_cut_off_goes_on_from_its_checkpoint(
         ("iid = 75.5", "iid = 75.5\nother = 1.0", "expected.FedAvg.other stands for no cell"),
         ('method = "fedavg"', 'methot = "fedavg"', "did you mean 'method'?"),
         ("seeds = [1, 2]", "seeds = []", "seeds = [] is not allowed; it should be a list that is"),
+        ('name = "FedAvg, best"', 'name = "FedAvg"', "row 'FedAvg' stands twice"),
+        (
+            "seeds = [1, 2]",
+            'seeds = [1]\nbetter = "best"',
+            "better = 'best' is not allowed; it should",
+        ),
         ("seeds = [1, 2]", "seeds = 1", "seeds = 1 is not allowed; it should be list"),
         ("seeds = [1, 2]", "", "key 'seeds' is missing"),
         ('against = "FedAvg"', 'against = "nobody"', "against = 'nobody' is no row"),
@@ -175,8 +183,8 @@ def test_a_target_that_is_not_reached_is_infinite_and_no_missing_run(tmp_path: P
     assert filled.cell("high", "c").values == (math.inf,)
 
 
-def test_rounds_to_another_rows_end_remain_when_the_journals_are_gone(tmp_path: Path) -> None:
-    base = {**TINY, "method": "fedavg", "rounds": 4}
+def test_rounds_to_another_rows_end_follow_from_the_recorded_curves(tmp_path: Path) -> None:
+    base = {**TINY, "method": "fedavg", "rounds": 4, "flops": True}
     lines = [f"{json.dumps(key)} = {json.dumps(value)}" for key, value in base.items()]
     rows = "".join(
         f'[[row]]\nname = "{name}"\nset = {{ "train.lr" = {lr} }}\n'
@@ -187,23 +195,69 @@ def test_rounds_to_another_rows_end_remain_when_the_journals_are_gone(tmp_path: 
     path.write_text(head + "\n".join([*lines, rows, '[[column]]\nname = "c"\nreach = "slow"\n']))
     file = table.read(path)
     fill(file, out)
-    cells = {cell.row: out / "cells" / cell.fingerprint for cell in table.cells(file)}
-    course = [line["accuracy"] for line in journal(cells["fast"])][1:]
-    goal = journal(cells["slow"])[-1]["accuracy"]
-    first = next(t for t, accuracy in enumerate(course, 1) if accuracy >= goal)
+    journals = {c.row: journal(out / "cells" / c.fingerprint) for c in table.cells(file)}
+    cells = {c.row: records.read(out)[c.fingerprint] for c in table.cells(file)}
+    course = [line["accuracy"] for line in journals["fast"]]
+    goal = journals["slow"][-1]["accuracy"]
+    first = next(t for t, accuracy in enumerate(course[1:], 1) if accuracy >= goal)
+    curve = cells["fast"].curve
+    assert curve["round"] == [0, 1, 2, 3, 4] and curve["accuracy"] == course
+    assert curve["bytes.up"] == [line["bytes"]["up"] for line in journals["fast"]]
+    assert curve["flops.clients"][1:] == [line["flops"]["clients"] for line in journals["fast"][1:]]
+    assert curve["loss"][1:] == [line["loss"] for line in journals["fast"][1:]]
+    shutil.rmtree(out / "cells")
 
-    def values(row: str) -> tuple[float, ...]:
-        return table.collect(file, out).cell(row, "c").values
+    def values(**changed: Any) -> dict[str, tuple[float, ...]]:
+        lines = {**cells, "fast": cells["fast"].model_copy(update=changed)}.values()
+        (out / records.NAME).write_bytes(b"".join(one.line() for one in lines))
+        filled = table.collect(file, out)
+        return {row: filled.cell(row, "c").values for row in filled.rows}
 
-    assert values("fast") == (first,) and values("still") == (math.inf,)
-    for place in cells.values():
-        (place / "journal.jsonl").unlink()
-    assert values("fast") == (first,) and values("still") == (math.inf,)
-    (cells["fast"] / "reached.json").unlink()
-    assert values("fast") == ()
-    (cells["still"] / "reached.json").write_text("[")
-    with pytest.raises(ValueError, match=r"reached\.json is damaged"):
-        values("still")
+    assert values()["fast"] == (first,) and values()["still"] == (math.inf,)
+    assert values(curve={})["fast"] == (), "as older records, which had no curves, but told"
+    name = f"accuracy, 1: accuracy of {cells['slow'].fingerprint}"
+    assert values(curve={}, reached={name: 3})["fast"] == (3.0,)
+    assert values(curve={}, reached={name: None})["fast"] == (math.inf,)
+
+
+def test_a_cut_line_is_run_again_and_a_damaged_one_is_refused(
+    file: table.TableFile, tmp_path: Path
+) -> None:
+    fill(file, tmp_path)
+    path, known = tmp_path / records.NAME, records.read(tmp_path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert len(lines) == len(known) == 4
+    assert lines == [one.line() for one in known.values()]
+    path.write_bytes(b"".join(lines)[:-9])
+    assert len(records.read(tmp_path)) == 3
+    assert all(recorded for _, _, recorded in fill(file, tmp_path)), "its folder has it"
+    assert path.read_bytes() == b"".join(lines)
+    path.write_bytes(b"".join([lines[0], lines[1][:-9], b"\n", *lines[2:]]))
+    with pytest.raises(ValueError, match=r"cells\.jsonl, line 2 is damaged: "):
+        records.read(tmp_path)
+
+
+def test_a_folder_of_an_earlier_release_is_taken_in(file: table.TableFile, tmp_path: Path) -> None:
+    fill(file, tmp_path)
+    path = tmp_path / records.NAME
+    lines = sorted(path.read_bytes().splitlines())
+    path.unlink()
+    assert len(table.collect(file, tmp_path).cell("FedProx", "iid").values) == 2
+    assert sorted(path.read_bytes().splitlines()) == lines
+    path.unlink()
+    for run in (tmp_path / "cells").iterdir():
+        (run / "journal.jsonl").unlink()
+    assert len(table.collect(file, tmp_path).cell("FedProx", "iid").values) == 2
+
+
+def test_cells_that_end_at_the_same_time_are_all_recorded(tmp_path: Path) -> None:
+    long = {"fleet": "x" * 99_999}  # more than one write takes
+    cells = [Recorded(fingerprint=str(i), settings=long, seed=i, summary={}) for i in range(40)]
+    with ThreadPoolExecutor(8) as pool:  # each opens the file, and holds its lock, by itself
+        list(pool.map(lambda cell: records.append(tmp_path, cell), cells * 2))
+    found = records.read(tmp_path)
+    assert [found[str(i)] for i in range(40)] == cells
+    assert (tmp_path / records.NAME).read_bytes().count(b"\n") == 40
 
 
 def test_what_is_not_run_stays_empty(file: table.TableFile, tmp_path: Path) -> None:
@@ -218,19 +272,17 @@ def test_accuracy_stands_against_the_bytes_that_a_client_sent(
     fill(file, folder)
     drawn: list[costs.Panels] = []
     real = costs.png
-    monkeypatch.setattr(costs, "png", lambda *told: (drawn.append(told[3]), real(*told)))
+    monkeypatch.setattr(costs, "png", lambda *told: (drawn.append(told[1]), real(*told)))
     filled = table.collect(file, folder)
     (path,) = costs.pictures(filled, file, folder, "two")
     assert path.read_bytes().startswith(b"\x89PNG")
     assert drawn[0].keys() == {"iid"} and drawn[0]["iid"].keys() == set(filled.rows)
-    spot, cell = drawn[0]["iid"]["FedProx"], filled.cell("FedProx", "iid")
+    known = records.read(folder)
     up = [
-        record(folder / "cells" / c.fingerprint)["bytes"]["up"]  # type: ignore[index]
-        for c in table.cells(file)
-        if c.row == "FedProx"
+        known[c.fingerprint].summary["bytes"]["up"] for c in table.cells(file) if c.row == "FedProx"
     ]
-    assert spot.cost == pytest.approx(sum(up) / len(up) / TINY["clients"] / 1e6)
-    assert (spot.value, spot.interval) == (cell.mean, cell.interval)
+    cost = sum(up) / len(up) / TINY["clients"] / 1e6  # type: ignore[operator]
+    assert drawn[0]["iid"]["FedProx"] == pytest.approx(cost)
 
 
 def test_accuracy_stands_against_the_operations_of_training(
