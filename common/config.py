@@ -479,14 +479,9 @@ class Config(BaseModel):
         }
         return self.data.model_copy(update=places)
 
-    def with_out(self, out: str) -> Config:
-        """The same configuration with its results in ``out``."""
-        return self.model_copy(update={"run": self.run.model_copy(update={"out": out})})
-
-    def resumed(self) -> Config:
-        """The same configuration, going on from the newest checkpoint."""
-        run = self.run.model_copy(update={"resume": True, "from_round": -1})
-        return self.model_copy(update={"run": run})
+    def with_run(self, **changes: Value) -> Config:
+        """Return the same configuration with other values in its top level."""
+        return self.model_copy(update={"run": self.run.model_copy(update=changes)})
 
     @property
     def partition_seed(self) -> int:
