@@ -83,13 +83,14 @@ def _answer(
     from client_app.methods import half
     from client_app.participant import Participant
     from client_app.seal import opened
+    from common.errors import LONGEST, line
     from common.files import Damaged
-    from common.parse import parse_once
+    from common.parse import parse
 
     letter: Letter | None = None
     try:
         letter = opened(message, context)
-        config = parse_once(context.run_config)
+        config = parse(context.run_config)
         handler = half(config.run.method)
         if (expected := kind(handler)) is None:
             raise ValueError(f"method = {config.run.method!r} has one exchange in a round")
@@ -105,8 +106,7 @@ def _answer(
         about = message.metadata.message_type
         known = isinstance(error, Damaged)  # the line says all
         log.error("client failed on %s%s", about, f": {error}" if known else "", exc_info=not known)
-        line = str(error).strip().partition("\n")[0]
-        reason = f"{type(error).__name__}: {line}"[:500]
+        reason = line(error, LONGEST, typed=True)
         if about == "query.hello":  # the server does not know yet which client this is
             reason = f"client {context.node_config.get('partition-id', '?')}: {reason}"
         if letter is not None and (sealed := letter.failure(reason)) is not None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, final
 
+from common.errors import first_line
 from common.files import Damaged
 from common.journal import Entry, OtherVersion
 
@@ -96,7 +97,7 @@ def _entry(raw: bytes, path: Path) -> tuple[Entry | None, object, str]:
     except OtherVersion as error:
         raise OtherVersion(f"{path}: {error}") from None
     except (ValueError, RecursionError) as error:
-        return None, None, str(error).partition("\n")[0]
+        return None, None, first_line(error)
 
 
 def _broken(raw: bytes, follows: object, before: list[Line]) -> str:

@@ -8,7 +8,7 @@ Flower hands both apps one flat run config: ``seed``, ``data.name``, ``fedorion.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, final
+from typing import Annotated, Any, ClassVar, Literal, final
 
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
 
@@ -26,9 +26,6 @@ from common.options import (
 from common.plugins import table_of
 from common.section import AtLeastOne, Auto, Fraction, NonNegative, Positive, Section, kebab
 from common.section import Value as Value
-
-if TYPE_CHECKING:
-    from common.task import Task
 
 NATURAL, OWN = "natural", "own"
 """Partitions in which data belong to clients: to the owners that a data set tells of, or to each
@@ -393,8 +390,11 @@ class MethodOptions(Section):
             told = why + "the server sees who answers"
             raise not_allowed("privacy.sampling", privacy.sampling, told, "public")
 
-    def check_fleet(self, task: Task, specs: tuple[str, ...]) -> None:
-        """Raise ``ValueError``, one line, if networks of these architectures cannot take part."""
+    def check_fleet(self, task: Any, specs: tuple[str, ...]) -> None:
+        """Raise ``ValueError``, one line, if networks of these architectures cannot take part.
+
+        ``task``: a ``Task`` of ``common/task.py``, which imports this module.
+        """
 
 
 SECTIONS: dict[str, type[Section]] = {
@@ -479,14 +479,9 @@ class Config(BaseModel):
         }
         return self.data.model_copy(update=places)
 
-    def with_out(self, out: str) -> Config:
-        """The same configuration with its results in ``out``."""
-        return self.model_copy(update={"run": self.run.model_copy(update={"out": out})})
-
-    def resumed(self) -> Config:
-        """The same configuration, going on from the newest checkpoint."""
-        run = self.run.model_copy(update={"resume": True, "from_round": -1})
-        return self.model_copy(update={"run": run})
+    def with_run(self, **changes: Value) -> Config:
+        """Return the same configuration with other values in its top level."""
+        return self.model_copy(update={"run": self.run.model_copy(update=changes)})
 
     @property
     def partition_seed(self) -> int:

@@ -13,6 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from common.errors import at
+
 Loss = Callable[..., Tensor]
 Precision = Literal["fp32", "bf16"]
 
@@ -52,6 +54,11 @@ def fit(
         optimizer.zero_grad(set_to_none=True)
         with forward(precision, batch[0].device):
             value = loss(*batch)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            got = (
+                f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            )
+            raise TypeError(f"a loss gives {got}; it should be a scalar tensor{at(loss)}")
         value.backward()
         if clip:
             nn.utils.clip_grad_norm_(parameters, clip)

@@ -14,6 +14,8 @@ from typing import final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from common.errors import invalid
+
 VERSION = 2
 """Of the entries. Version 1 had none, ``clients`` for ``client_metrics`` and every model's
 fairness beside the run's own."""
@@ -224,9 +226,7 @@ class Entry(Part):
         try:
             return cls.model_validate(found)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-            where = ".".join(str(part)[:40] for part in first["loc"])
-            raise ValueError(f"it is no entry: {where}: {first['msg']}") from None
+            raise ValueError(f"it is no entry: {invalid(error)}") from None
 
 
 class OtherVersion(ValueError):

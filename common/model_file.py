@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from common.errors import first_line
 from common.files import Damaged, replaced
 from common.records import StateDict
 
@@ -56,7 +57,7 @@ def read(path: Path) -> tuple[StateDict, str]:
             said = (file.metadata() or {}).get("sha256", "")
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
-        line = str(error).partition("\n")[0]
+        line = first_line(error)
         raise Damaged(f"{path} is damaged or no safetensors file: {line}") from error
     if said and said != digest(weights):
         raise Damaged(f"{path} is damaged: its digest is not that of its weights")

@@ -11,6 +11,7 @@ import torch
 from torch import nn, optim
 from torch.optim.optimizer import ParamsT
 
+from common.errors import first_line
 from common.options import Descent
 from common.records import StateDict
 from common.section import Value
@@ -105,9 +106,8 @@ def check(table: str, o: Descent) -> None:
                 raise ValueError(f"{cls.__name__} has no {name!r}; {hint}")
         of([nn.Parameter(torch.zeros(1))], o, 1, 1)
     except (TypeError, ValueError, RuntimeError) as error:
-        line = str(error).partition("\n")[0]
         shown = f'{table}.optimizer-options = "{o.optimizer_options}"'
-        raise ValueError(f"{shown} is not allowed: {line}") from None
+        raise ValueError(f"{shown} is not allowed: {first_line(error)}") from None
 
 
 def _read(options: str) -> dict[str, Value | tuple[Value, ...]]:

@@ -16,7 +16,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from common import methods
-from common.config import SECTIONS, Config, Node, Run
+from common.config import SECTIONS, Config, Data, Node, Run
+from common.errors import not_allowed
 from common.options import Descent
 from common.plugins import nearest, table_of
 from common.section import Auto, Section, Value, kebab, value_kind
@@ -34,41 +35,40 @@ PATTERNS = {
 
 
 def parse(flat: Mapping[str, Value], *, every: bool = False) -> Config:
-    """The typed configuration of a flat run config; ``auto`` is resolved for the chosen method.
+    """Return the typed configuration of a flat run config; ``auto`` is that of the chosen method.
 
-    ``every``: check the tables of the other methods too.
+    A process that asks again for the same run config gets the same object. ``every``: check the
+    tables of the other methods too.
 
     Raises ``ValueError``, one line: an unknown key (with the nearest known one), a missing key, a
     value of the wrong type or out of bounds, a method that does not exist.
     """
+    values = flat.values()  # 1, 1.0 and True are equal, their types are not
+    config = _parsed(tuple(flat), tuple(values), tuple(map(type, values)))
+    if every:
+        found = _by_table(flat)
+        for name in set(methods.names()) - {config.run.method}:
+            _section(methods.options(name), name, found)
+    return config
+
+
+@lru_cache(maxsize=2)
+def _parsed(keys: tuple[str, ...], values: tuple[Value, ...], _: tuple[type[Value], ...]) -> Config:
     from common import optimise  # it imports torch, which who only asks for the keys does without
 
-    names, own = methods.names(), table_of(str(flat.get("method", "")))
-    tables: dict[str, dict[str, Value]] = {name: {} for name in ["", *SECTIONS, *names, own]}
-    for key, value in flat.items():
-        table, _, leaf = key.rpartition(".")
-        if NODE.fullmatch(table):
-            tables.setdefault(table, {})
-        if table not in tables:
-            raise ValueError(_unknown(key, known_keys()))
-        tables[table][leaf] = value
-    run = _section(Run, "", tables[""])
-    kind = methods.options(run.method)
-    for name in names if every else ():
-        if name != run.method:
-            _section(methods.options(name), f"{name}.", tables[name])
-    options = _section(kind, f"{own}.", tables[own])
+    found = _by_table(dict(zip(keys, values, strict=True)))
+    run = _section(Run, "", found)
+    options = _section(methods.options(run.method), table_of(run.method), found)
     auto = dict(options.auto)
-    if tables["privacy"].get("mode", "off") != "off":  # one client then counts as another
+    if found["privacy"].get("mode", "off") != "off":  # one client then counts as another
         auto["average.weights"] = "uniform"
     shared = {
-        name: _resolved(_section(kind, f"{name}.", tables[name]), name, auto)
-        for name, kind in SECTIONS.items()
+        name: _resolved(_section(kind, name, found), name, auto) for name, kind in SECTIONS.items()
     }
     nodes = {
-        int(found[1]): _section(Node, f"{table}.", leaves)
-        for table, leaves in tables.items()
-        if (found := NODE.fullmatch(table))
+        int(number[1]): _section(Node, table, found)
+        for table in found
+        if (number := NODE.fullmatch(table))
     }
     run = _resolved(run, "", options.auto)
     config = Config.model_validate({"run": run, **shared, "method": options, "nodes": nodes})
@@ -91,15 +91,25 @@ def parse(flat: Mapping[str, Value], *, every: bool = False) -> Config:
     return config
 
 
-def parse_once(flat: Mapping[str, Value]) -> Config:
-    """``parse``, which a process of many clients does once for all messages of a run."""
-    values = flat.values()  # 1, 1.0 and True are equal, their types are not
-    return _parsed(tuple(flat), tuple(values), tuple(map(type, values)))
+def data_of(flat: Mapping[str, Value]) -> Data:
+    """Return the table [data] alone; raises ``ValueError`` as ``parse`` does."""
+    data = _section(Data, "data", _by_table(flat))
+    data.check()
+    return data
 
 
-@lru_cache(maxsize=2)
-def _parsed(keys: tuple[str, ...], values: tuple[Value, ...], _: tuple[type[Value], ...]) -> Config:
-    return parse(dict(zip(keys, values, strict=True)))
+def _by_table(flat: Mapping[str, Value]) -> dict[str, dict[str, Value]]:
+    """Return the keys of each table that a run config may have, with their values."""
+    own = table_of(str(flat.get("method", "")))
+    found: dict[str, dict[str, Value]] = {n: {} for n in ["", *SECTIONS, *methods.names(), own]}
+    for key, value in flat.items():
+        table, _, leaf = key.rpartition(".")
+        if NODE.fullmatch(table):
+            found.setdefault(table, {})
+        if table not in found:
+            raise ValueError(_unknown(key, known_keys()))
+        found[table][leaf] = value
+    return found
 
 
 def tables(method: str = "") -> dict[str, type[Section]]:
@@ -165,9 +175,10 @@ def _resolved(section: S, table: str, auto: Mapping[str, Value]) -> S:
     return section.model_copy(update=found)
 
 
-def _section(kind: type[S], prefix: str, table: Mapping[str, Value]) -> S:
+def _section(kind: type[S], name: str, tables: Mapping[str, Mapping[str, Value]]) -> S:
+    prefix, table = f"{name}." if name else "", tables[name]
     try:
-        needed = {kebab(name) for name, f in kind.model_fields.items() if f.default is not None}
+        needed = {kebab(field) for field, f in kind.model_fields.items() if f.default is not None}
         if missing := sorted(needed - table.keys()):
             raise ValueError(f"key {prefix + missing[0]!r} is missing")
         return kind.model_validate(table)
@@ -179,14 +190,7 @@ def _explain(kind: type[Section], prefix: str, error: ErrorDetails) -> str:
     key = prefix + kebab(str(error["loc"][0]))
     if error["type"] == "extra_forbidden":
         return _unknown(key, [*known_keys(), *(prefix + kebab(name) for name in kind.model_fields)])
-    allowed = error["msg"].removeprefix("Input should be ").removeprefix("a valid ")
-    if error["type"] == "string_pattern_mismatch":
-        allowed = PATTERNS[key.rpartition(".")[2]]
-    if error["type"] == "string_too_short":
-        allowed = "a name"
-    value = error["input"]
-    shown = f'"{value}"' if isinstance(value, str) else str(value).lower()
-    return f"{key} = {shown} is not allowed; it should be {allowed}"
+    return not_allowed(error, key, PATTERNS.get(key.rpartition(".")[2], ""))
 
 
 def _unknown(key: str, known: list[str]) -> str:

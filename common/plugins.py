@@ -12,13 +12,19 @@ import functools
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import pkgutil
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, UnionType
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from common import errors
+
+K = TypeVar("K")
 
 WORDS = {
     "datasets": "data set",
@@ -77,6 +83,7 @@ def imported(what: str, name: str) -> ModuleType:
     root = name.partition(".")[0]
     if reserved(root):
         raise ValueError(f"{what}: {root!r} is not allowed; it is {_whose(root)} own name")
+    errors.PLUGINS.add(root)
     try:
         module = importlib.import_module(name)
         _digest(root)  # as of now: a file that is changed later is not what runs here
@@ -85,10 +92,69 @@ def imported(what: str, name: str) -> ModuleType:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and f"{name}.".startswith(f"{missing}."):
             raise ValueError(f"{what}: no module named {missing!r}") from None
-        line = str(error).strip().partition("\n")[0]
-        raise ValueError(
-            f"{what}: module {name!r} cannot be imported: {type(error).__name__}: {line}"
-        ) from error
+        said = errors.line(error, typed=True)
+        raise ValueError(f"{what}: module {name!r} cannot be imported: {said}") from error
+
+
+def checked(kind: type[K]) -> type[K]:
+    """Return a plug-in's class whose methods' replies are checked against its base class of ours.
+
+    A method that overrides one of ours then raises ``ValueError``, one line, for a reply of another
+    type than ours promises.
+    """
+    hooks: dict[str, object] = {}
+    for name in dir(kind):
+        found = [base for base in kind.__mro__ if name in vars(base)]
+        ours = [base for base in found if not errors.of_plugin(base.__module__)]
+        if ours and ours[0] is not found[0]:
+            hook, promised = vars(found[0])[name], vars(ours[0])[name]
+            if inspect.isfunction(hook) and inspect.isfunction(promised):
+                hooks[name] = _checked(hook, promised)
+    if not hooks:
+        return kind
+    about = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    make: Any = type(kind)  # a class that has abstract methods has another type than type
+    return cast("type[K]", make(kind.__name__, (kind,), {**hooks, **about}))
+
+
+def _checked(hook: Callable[..., object], promised: Callable[..., object]) -> Callable[..., object]:
+    """Return ``hook`` with a check of its reply."""
+    kind = get_type_hints(promised).get("return", Any)
+    if kind is type(None):
+        return hook
+
+    @functools.wraps(hook)
+    def call(*given: object, **named: object) -> object:
+        reply = hook(*given, **named)
+        if (wrong := _misfit(reply, kind)) is not None:
+            field, value, should = wrong
+            field = f"has the field {field!r} that" if field else ""
+            is_ = f"{field} is of type {type(value).__name__}".strip()
+            raise ValueError(f"the reply {is_}; it should be {should}{errors.at(hook)}")
+        return reply
+
+    return call
+
+
+def _misfit(value: object, kind: Any, field: str = "") -> tuple[str, object, str] | None:
+    """Return the first field of ``value`` that is not of its type, its value, and the type."""
+    kind = kind.__bound__ if isinstance(kind, TypeVar) else kind
+    origin, parts = get_origin(kind) or kind, get_args(kind)
+    should = kind.__name__ if isinstance(kind, type) and not parts else str(kind)
+    wrong = (field, value, re.sub(r"\b(\w+\.)+", "", should))
+    if origin in (Union, UnionType):
+        return wrong if all(_misfit(value, part) for part in parts) else None
+    if not isinstance(origin, type):  # such as Any
+        return None
+    if not isinstance(value, (int, float) if origin is float else origin):
+        return wrong
+    within: Iterable[tuple[object, object]] = ()
+    if parts and isinstance(value, Mapping):
+        within = value.items()
+    elif parts and isinstance(value, list):
+        within = enumerate(value)
+    found = (_misfit(part, parts[-1], f"{field}.{name}".lstrip(".")) for name, part in within)
+    return next((each for each in found if each), None)
 
 
 def reserved(root: str) -> bool:

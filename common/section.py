@@ -6,10 +6,6 @@ A knob is a field with a default and a docstring. ``fedmosaic list settings`` an
 
 from __future__ import annotations
 
-import ast
-import functools
-import inspect
-import textwrap
 from dataclasses import dataclass
 from types import UnionType
 from typing import Annotated, Literal, Union, final, get_args, get_origin
@@ -45,7 +41,12 @@ class Section(BaseModel):
     """One table of the run config. Field ``batch_size`` is the key ``batch-size``."""
 
     model_config = ConfigDict(
-        alias_generator=kebab, populate_by_name=True, extra="forbid", frozen=True, strict=True
+        alias_generator=kebab,
+        populate_by_name=True,
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        use_attribute_docstrings=True,
     )
 
 
@@ -60,21 +61,8 @@ class Auto:
     usual: Value
 
 
-@functools.cache
-def meanings(kind: type[Section]) -> dict[str, str]:
-    """One line of meaning for each field: the docstring below it, here or in a base class."""
-    found: dict[str, str] = {}
-    for base in reversed(kind.__mro__):
-        if base in (Section, BaseModel) or not issubclass(base, Section):
-            continue
-        (body,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        assert isinstance(body, ast.ClassDef)
-        for field, said in zip(body.body, body.body[1:], strict=False):
-            if (
-                isinstance(field, ast.AnnAssign)
-                and isinstance(field.target, ast.Name)
-                and isinstance(said, ast.Expr)
-                and isinstance(said.value, ast.Constant)
-            ):
-                found[field.target.id] = " ".join(str(said.value.value).split())
-    return {name: found[name] for name in kind.model_fields if name in found}
+def meaning(kind: type[Section], name: str) -> str:
+    """Return the line below a field, here or in the nearest base class that has one; or nothing."""
+    kinds = (base for base in kind.__mro__ if issubclass(base, Section))
+    fields = (base.model_fields[name] for base in kinds if name in base.model_fields)
+    return " ".join(next((f.description for f in fields if f.description), "").split())

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from common.extras import missing
+from common import errors
 from deploy.console import (
     INTERRUPTED,
     Experiment,
@@ -99,23 +99,21 @@ def run(
     from deploy.run import settings as given
 
     given.check_runtime(runtime, workers)
-    file, settings = experiment or given.DEFAULT, settings or []
-    pool = resume is None and workers != 0
-    if pool and (runtime or given.runtime_of(file, settings)) == "loopback":
+    asked = given.read(experiment or given.DEFAULT, settings or [])
+    if resume is None and workers != 0 and (runtime or asked.runtime) == "loopback":
         ahead.begin()  # it imports what clients need while this process imports what follows
     from deploy.run import launch, preflight, results
 
     if resume is not None:
         if experiment is not None or to is not None:
             raise ValueError("--resume goes on with a folder's own experiment: give no other")
-        overrides = dict(given.parse_override(text) for text in settings)
+        overrides = dict(given.parse_override(text) for text in settings or [])
         overrides |= {"from-round": from_round} if from_round >= 0 else {}
         flat, folder = preflight.resumed(resume, overrides, runtime)
     else:
         if from_round >= 0:
             raise ValueError("--from-round is for a run that goes on: give --resume FOLDER too")
-        whole = given.resolve(file, settings)
-        flat, folder = preflight.fresh(whole, runtime, to)
+        flat, folder = preflight.fresh(asked.resolve(), runtime, to)
     if warm is not None and flat["runtime"] != "grpc":
         option = "--warm-start" if warm else "--cold-start"
         raise ValueError(f"{option} is for --runtime grpc, not {flat['runtime']}")
@@ -447,9 +445,10 @@ def main() -> NoReturn:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's own lines, beside ours
     try:
         app(prog_name="fedmosaic")
-    except (ValueError, RuntimeError, FloatingPointError, OSError, ModuleNotFoundError) as error:
-        said = missing(error) if isinstance(error, ModuleNotFoundError) else str(error)
-        red("error:", f" {said.strip().partition(chr(10))[0]}")
+    except (Exception, SystemExit) as error:
+        if isinstance(error, SystemExit) and not errors.place(error):  # typer's own end
+            raise
+        red("error:", f" {errors.report(error, errors.HOME)}")
         sys.exit(1)
     sys.exit(0)
 

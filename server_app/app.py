@@ -19,6 +19,7 @@ def main(grid: Grid, context: Context) -> None:
     """One run. Raises ``ValueError`` or ``Stopped`` with one clear line."""
     from common import device
     from common.data.shares import for_testing
+    from common.errors import reported
     from common.parse import parse
     from common.task import Task, check_fleet, global_spec
     from server_app.keep import checkpoint
@@ -36,12 +37,12 @@ def main(grid: Grid, context: Context) -> None:
     config = parse(context.run_config)
     experiment = config.run.experiment or f"run-{context.run_id}"
     out = place(config.run.out, experiment).resolve()
-    config = config.with_out(str(out))
+    config = config.with_run(out=str(out))
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"out = {out} cannot be made: {error.strerror}") from error
-    with hold(out):
+    with hold(out), reported(out):
         if not config.run.resume and checkpoint.path_in(out).exists():
             raise ValueError(f"out = {out} holds a run already; resume it or choose another folder")
         device.settle(config.run.threads)
@@ -59,4 +60,4 @@ def main(grid: Grid, context: Context) -> None:
                 MethodStrategy(method, post, scorer, sink, context.run_config).start(grid)
                 return
             except Again:
-                config = config.resumed()
+                config = config.with_run(resume=True, from_round=-1)

@@ -12,6 +12,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from common.config import Config
+from common.errors import LONGEST, first_line, report
 from common.files import Damaged, write_atomically
 from common.flops import counting
 from common.flower.rpc import over_grpc
@@ -27,7 +28,6 @@ from server_app.privacy import withhold
 from server_app.stopped import Absurd, Again, Stopped
 from server_app.talk.ask import ask
 from server_app.talk.census import take_census, wait_for_nodes
-from server_app.talk.exchange import one_line
 from server_app.talk.readmission import Readmission, check_bound
 
 if TYPE_CHECKING:
@@ -83,10 +83,10 @@ def _play(strategy: MethodStrategy, grid: Grid, saved: Checkpoint | None) -> Non
             strategy.sink.tell([entry])
             _tell(entry, config.run.rounds)
         summary.write(folder, config, journal.entries(), strategy.scorer.shown.ask())
-    except (Stopped, ValueError, FloatingPointError, OSError) as error:
+    except Exception as error:
         if isinstance(error, Absurd) and _undo(strategy, error):
             raise Again from error
-        line = str(error).partition("\n")[0]
+        line = report(error, folder)
         if isinstance(error, OSError):
             line = f"{error.filename or folder} cannot be used: {error.strerror or line}"
         if "--resume" not in line and checkpoint.path_in(folder).exists():
@@ -98,7 +98,7 @@ def _play(strategy: MethodStrategy, grid: Grid, saved: Checkpoint | None) -> Non
 
 def _left_out(t: int, k: int, why: str) -> Failure:
     reason = f"left out from now on, its numbers were far out when the round was undone: {why}"
-    return Failure(k=k, round=t, reason=one_line(reason))
+    return Failure(k=k, round=t, reason=first_line(reason, LONGEST))
 
 
 def _undo(strategy: MethodStrategy, absurd: Absurd) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from common.config import Data
 from common.data.dataset import Dataset
+from common.errors import at, line
 
 Load = Callable[[Data], Dataset]
 
@@ -32,7 +34,22 @@ def loader(name: str, found: object) -> Load:
             "function that gives one"
         )
     takes, make = len(inspect.signature(found).parameters), guarded(f"data set {name!r}", found)
-    return lambda data: _checked(name, make(data) if takes else make())
+
+    def load(data: Data) -> Dataset:
+        made = make(data) if takes else make()
+        with placed(found):
+            return _checked(name, made)
+
+    return load
+
+
+@contextmanager
+def placed(found: object) -> Iterator[None]:
+    """A block whose ``ValueError`` also says where the plug-in ``found`` is written."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{error}{at(found)}") from None
 
 
 def guarded(what: str, function: Callable[..., object]) -> Callable[..., Any]:
@@ -43,9 +60,8 @@ def guarded(what: str, function: Callable[..., object]) -> Callable[..., Any]:
         try:
             return function(*given, **options)
         except Exception as error:  # whatever the plug-in's author did
-            line = str(error).strip().partition("\n")[0]
-            kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-            raise ValueError(f"{what} cannot be made: {kind}{line}") from error
+            typed = not isinstance(error, ValueError)
+            raise ValueError(f"{what} cannot be made: {line(error, typed=typed)}") from error
 
     return call
 

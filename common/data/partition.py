@@ -27,7 +27,7 @@ from common.config import NATURAL, OWN, Data
 from common.data import flwr_partitions as flower
 from common.data.dataset import Dataset
 from common.data.dirichlet import fedkf_dirichlet, label_dirichlet, quantity_dirichlet
-from common.data.outside import check_shares, guarded
+from common.data.outside import check_shares, guarded, placed
 from common.seeds import rng
 
 SLOTS = 10  #: of DL-MH's patterns
@@ -299,7 +299,8 @@ def split(data: Data, dataset: Dataset, clients: int, seed: int) -> list[np.ndar
         for name in partition.options
     }
     shares = partition.function(dataset, clients, rng(data.seed or seed, "partition"), **options)
-    check_shares(data.partition, shares, samples, clients)
+    with placed(partition.function):
+        check_shares(data.partition, shares, samples, clients)
     return [np.sort(np.asarray(share)).astype(np.int64) for share in shares]
 
 

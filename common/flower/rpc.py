@@ -25,6 +25,7 @@ from flwr.supercore.inflatable.inflatable_object import InflatableObject
 from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
 from flwr.superlink.grid import grpc_grid
 
+from common.errors import first_line
 from common.flower.spool import Spool
 
 STALLED = 300.0  #: seconds without a further part; a part has at most 20 MB
@@ -38,7 +39,7 @@ HALFWAY = "the reply stopped halfway"
 def details(error: grpc.RpcError) -> str:
     """What the other side said, in one line."""
     text = error.details() if isinstance(error, grpc.Call) else error  # type: ignore[no-untyped-call]
-    return str(text).strip().partition("\n")[0]
+    return first_line(str(text))
 
 
 def over_grpc(grid: Grid) -> bool:

@@ -44,6 +44,7 @@ def options(name: str) -> type[MethodOptions]:
     return found
 
 
+@functools.cache
 def half(package: str, name: str, kind: type) -> type:
     """The subclass of ``kind`` that a method's file in ``package`` defines, or that of the method
     whose half it shares.
@@ -65,7 +66,7 @@ def half(package: str, name: str, kind: type) -> type:
         raise ValueError(
             f"method {owner!r}: {module.__name__} must define one whole {kind.__name__}; {lacks}"
         )
-    return own[0]
+    return own[0] if owner in names() else plugins.checked(own[0])
 
 
 @functools.cache

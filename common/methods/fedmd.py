@@ -43,7 +43,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, final
+from typing import Annotated, ClassVar, Literal, final
 
 import torch
 import torch.nn.functional as F
@@ -56,9 +56,7 @@ from common.losses.distillation import kl_from
 from common.methods.local import OwnModels
 from common.predictions import Predictions
 from common.public_set import OnPublicSet
-
-if TYPE_CHECKING:
-    from common.task import Task
+from common.task import Task
 
 
 class Speaking(OnPublicSet, OwnModels, ABC):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from common import seeds
+from common.errors import at, line
 from common.models.classifier import Classifier
 from common.models.layers import Shape
 from common.plugins import nearest
@@ -69,7 +70,9 @@ class Outside:
         return _last(self, shape, classes)
 
     def refusal(self, why: str) -> ValueError:
-        return ValueError(f"model {self.name!r}: {why}")
+        found = self.make.args[:1] if isinstance(self.make, partial) else ()
+        where = "" if ", line " in why else "".join(map(at, found))
+        return ValueError(f"model {self.name!r}: {why}{where}")
 
     def _made(self, shape: Shape, classes: int) -> nn.Module:
         """The network on torch's default device, also one that cannot be built without numbers."""
@@ -84,7 +87,7 @@ class Outside:
                     net = self.make(shape, classes)
                 net = net.to(device) if isinstance(net, nn.Module) else net
         except Exception as error:  # whatever the plug-in's author did
-            raise self.refusal(f"it cannot be built: {_told(error)}") from error
+            raise self.refusal(f"it cannot be built: {line(error, typed=True)}") from error
         if not isinstance(net, nn.Module):
             raise self.refusal(f"it makes a value of type {type(net).__name__}, not an nn.Module")
         return net
@@ -103,7 +106,9 @@ class Outside:
                 if device == "meta" and not self.light:  # it may want to look at numbers
                     return self._tried(shape, classes, "cpu")
                 size = "×".join(map(str, shape))
-                raise self.refusal(f"it does not take images {size}: {_told(error)}") from error
+                raise self.refusal(
+                    f"it does not take images {size}: {line(error, typed=True)}"
+                ) from error
         return out, next((name for name, output in reversed(called) if output is out), "")
 
 
@@ -124,10 +129,6 @@ def _remember(
     called: list[tuple[str, object]], name: str, module: nn.Module, given: object, output: object
 ) -> None:
     called.append((name, output))
-
-
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def of_plugin(name: str, found: Factory) -> Outside:

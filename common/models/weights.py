@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from common import model_file
+from common.errors import first_line
 from common.models.classifier import Classifier
 
 #: torchvision's published DenseNets say ``norm.1`` where its modules say ``norm1``
@@ -63,8 +64,7 @@ def read(path: Path) -> dict[str, Tensor]:
     except OSError as error:
         raise ValueError(f"weights = {str(path)!r}: {error.strerror or error}") from None
     except (RuntimeError, EOFError, ValueError, KeyError) as error:
-        line = str(error).strip().partition("\n")[0]
-        raise ValueError(f"weights = {str(path)!r} cannot be read: {line}") from None
+        raise ValueError(f"weights = {str(path)!r} cannot be read: {first_line(error)}") from None
     except Exception:  # what torch raises for a pickle of anything but tensors is no public type
         raise ValueError(
             f"weights = {str(path)!r} is no state dict of torch: it may hold tensors by name only"

@@ -25,6 +25,7 @@ from jaxtyping import jaxtyped
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
+from common.errors import first_line, invalid
 from common.files import Damaged
 from common.records.arrays import Flat, Numbers, body_bytes, flatten, from_npy, take, to_npy
 from common.records.file import from_file, to_file
@@ -35,7 +36,6 @@ from common.records.skeleton import (
     MAX_VALUES_KEPT,
     check_count,
     dump,
-    first_line,
     inflate,
     lift,
     lower,
@@ -131,9 +131,7 @@ class Records(BaseModel):
                 raise ValueError(f"{cls.kind}: field {str(unknown)[:40]!r}: it is unknown")
             built = cls(**fields)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-            where = ".".join(str(part)[:40] for part in first["loc"])
-            raise ValueError(f"{cls.kind}: field {where!r}: {first['msg']}") from error
+            raise ValueError(f"{cls.kind}: {invalid(error)}") from error
         except (TypeError, RecursionError) as error:
             raise ValueError(f"{cls.kind}: malformed skeleton: {first_line(error)}") from error
         if rest := {name: flat.left() for name, flat in pool.items() if flat.left()}:

@@ -19,6 +19,8 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor
 
+from common.errors import first_line
+
 MAX_BYTES = 4 * 2**20
 """A skeleton that inflates beyond this is refused before it takes the memory. The skeleton of a
 DenseNet-121, the longest here, has 40 kB."""
@@ -209,7 +211,3 @@ def dtype_name(dtype: torch.dtype) -> str:
     if name not in DTYPES:
         raise ValueError(f"dtype {name} cannot travel; allowed: {sorted(DTYPES)}")
     return name
-
-
-def first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__

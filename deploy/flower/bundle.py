@@ -8,6 +8,7 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from common.errors import first_line
 from common.names import shadowed
 from common.section import Value
 from deploy.flower import pinned
@@ -59,8 +60,8 @@ def _left_out(run_config: Mapping[str, Value]) -> list[str]:
         try:
             inside = set(bundle(app).namelist())
         except ValueError as error:
-            line = str(error).partition("\n")[0]
-            raise ValueError(f"the modules cannot travel to the clients: {line}") from None
+            why = first_line(error)
+            raise ValueError(f"the modules cannot travel to the clients: {why}") from None
         left = []
         for name, original in beside.carried(run_config).items():
             files = [p for p in (original, *original.rglob("*")) if p.is_file()]

@@ -29,6 +29,7 @@ from flwr.proto.control_pb2 import (
 )
 from flwr.proto.control_pb2_grpc import ControlStub
 
+from common.errors import first_line
 from common.flower.rpc import details
 from common.section import Value
 from deploy.flower.admission import OTHER_API, channel, check_tls
@@ -71,7 +72,7 @@ class RunStatus:
     @property
     def failure(self) -> str:
         """Why the run did not complete, in one line; empty if it did."""
-        line = self.details.strip().partition("\n")[0]
+        line = first_line(self.details)
         return "" if self.completed else line or f"the run ended as {self.status}"
 
 

@@ -56,8 +56,8 @@ def prepared(flat: Mapping[str, Value], resume: bool, if_any: bool) -> dict[str,
     if if_any:
         resume = checkpoint.path_in(Path(str(flat["out"]))).exists()
     flat["resume"] = resume
-    check_names(parse(flat, every=True))
     flat["experiment"] = flat["experiment"] or name_of(flat, alone=True)
+    check_names(parse(flat, every=True))
     return flat
 
 

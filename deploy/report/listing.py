@@ -102,7 +102,7 @@ def described(method: str = "") -> list[Setting]:
     """
     from common.config import Node
     from common.parse import tables, usual
-    from common.section import Section, kebab, meanings
+    from common.section import Section, kebab, meaning
 
     known: dict[str, type[Section]] = {**tables(method), "node.K": Node}
     for name in () if method else plugins.installed("methods"):
@@ -114,13 +114,12 @@ def described(method: str = "") -> list[Setting]:
         known = {table: known[table] for table in shared}
     found = []
     for table, kind in known.items():
-        said = meanings(kind)
         for name, field in kind.model_fields.items():
             key = f"{table}.{kebab(name)}".lstrip(".")
             default = usual(key, field, own.auto) if own else field.default
             default = method if own and key == "method" else default
-            meaning = said.get(name, "").replace("``", "")  # a plug-in may not say it
-            found.append(Setting(key, default, _allowed(field), meaning))
+            line = meaning(kind, name).replace("``", "")
+            found.append(Setting(key, default, _allowed(field), line))
     return found
 
 

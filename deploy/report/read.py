@@ -19,6 +19,7 @@ from typing import final
 from pydantic import ValidationError
 
 from common import chain
+from common.errors import invalid
 from common.journal import ClientScore, Entry, Failure, Member, Memory, Part, Privacy
 from common.metrics import LAST, fairness, over_rounds
 from deploy.report.text import clean
@@ -311,7 +312,7 @@ def _summary(path: Path, notes: list[str]) -> Summary | None:
         found = json.loads(path.read_text(encoding="utf-8"))
         return Summary.model_validate(_cleaned(found, LONGEST))
     except ValidationError as error:
-        notes.append(f"summary.json is no summary: {clean(error.errors()[0]['msg'])}; left out.")
+        notes.append(f"summary.json is no summary: {clean(invalid(error))}; left out.")
     except ValueError as error:
         notes.append(f"summary.json is not JSON: {clean(error)}")
     return None

@@ -22,6 +22,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from common.config import Value
+from common.errors import first_line
 from common.version import code_version
 from deploy.run import beside
 from deploy.run.loopback import Letter, Nodes, Work, serve
@@ -163,7 +164,7 @@ def _check_node(name: str, look: ray.ObjectRef[tuple[str, bool]], folder: Path) 
     except GetTimeoutError:
         raise ValueError(f"Ray's node {name} has not answered within {LOOK:g} s") from None
     except RayError as error:
-        line = str(error).strip().rpartition("\n")[2][:300]
+        line = first_line(str(error).strip().rpartition("\n")[2], 300)
         raise ValueError(f"Ray's node {name} cannot run fedmosaic: {line}") from None
     if version != code_version():
         raise ValueError(f"Ray's node {name} has other code: {version}, here {code_version()}")

@@ -19,7 +19,7 @@ from rich.table import Table as RichTable
 
 from common.config import Data
 from common.data import DATASETS
-from common.extras import missing
+from common.errors import first_line
 from common.version import code_version
 from deploy.flower.processes import executable, free_ports
 from deploy.report.table import Cell, Table, terminal
@@ -144,10 +144,8 @@ def _data_set(name: str) -> Check:
     """Load it from the default places; what a loader says is the finding."""
     try:
         data = DATASETS[name].load(Data(name=name))
-    except ValueError as error:
-        return Check(name, False, str(error).partition("\n")[0])
-    except ModuleNotFoundError as error:
-        return Check(name, False, missing(error))
+    except (ValueError, ModuleNotFoundError) as error:
+        return Check(name, False, first_line(error))
     shape = "×".join(map(str, data.shape))
     return Check(name, True, f"{len(data.y)} + {len(data.y_test)} samples, {shape}")
 

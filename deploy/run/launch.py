@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from common.config import Config, Value
+from common.errors import LOG, logged_to
 from common.extras import missing
 from deploy.flower.bundle import told
 from deploy.run import ahead, beside
@@ -57,7 +58,9 @@ def launch(
         ahead.begin()
     if ray_address:
         _check_cluster(ray_address, str(flat["runtime"]))
-    config, runtime = preflight(flat), flat["runtime"]
+    own = beside.carried(flat)
+    sent = {**flat, "plugins": str(folder / beside.COPIES)} if own else flat
+    config, runtime = preflight(sent), flat["runtime"]
     if runtime == "ray" and find_spec("ray") is None:
         raise ValueError(missing(ModuleNotFoundError(name="ray")))
     if flat["resume"]:
@@ -73,11 +76,10 @@ def launch(
         raise ValueError(
             f"out = {str(folder)!r} cannot be a folder for results: {error.strerror}"
         ) from None
-    if beside.carried(flat):
-        beside.copy(flat, folder / beside.COPIES)
-        flat = {**flat, "plugins": str(folder / beside.COPIES)}
+    beside.copy(flat, folder / beside.COPIES)
+    flat = sent
     started = time.time()
-    with _told_how_to_go_on(folder), _watched(config, folder, console) as progress:
+    with _explained(folder, started), _watched(config, folder, console) as progress:
         progress.on_phase(f"starting {config.run.clients} clients on {runtime}")
         failure, logs = "", folder / "flower" / "logs"
         if runtime == "loopback":
@@ -92,8 +94,8 @@ def launch(
         if summary is None:  # otherwise the ServerApp's own word is the better reason
             where = logs if logs.exists() else folder
             raise Stopped(f"{failure or 'the run left no summary'}; see the logs in {where}")
-    if summary["status"] != "completed":
-        raise Stopped(str(summary["error"]))
+        if summary["status"] != "completed":
+            raise Stopped(str(summary["error"]))
 
 
 def cell(
@@ -169,7 +171,7 @@ def _serve(flat: Mapping[str, Value], nodes: Nodes) -> None:
     level = log.level
     log.setLevel(logging.ERROR)  # the progress display says it better
     try:
-        with ahead.environment(TRUST, ""), nodes as grid:
+        with logged_to(str(flat["out"])), ahead.environment(TRUST, ""), nodes as grid:
             app(grid, Context(RUN_ID, 0, {}, RecordDict(), dict(flat)))
     finally:
         log.setLevel(level)
@@ -246,15 +248,18 @@ def _finished(folder: Path, started: float) -> Callable[[], bool]:
 
 
 @contextmanager
-def _told_how_to_go_on(folder: Path) -> Iterator[None]:
-    """What ends a run before its time also says how it goes on, if it has got anywhere."""
+def _explained(folder: Path, started: float) -> Iterator[None]:
+    """A block whose errors also say how the run goes on, and where tracebacks of clients are."""
     try:
         yield
     except RuntimeError as error:
         line, newline, more = str(error).partition("\n")
-        if "--resume" in line or not checkpoint.path_in(folder).exists():
-            raise
-        line += f"; the checkpoint is kept, go on with --resume {folder}"
+        if "--resume" not in line and checkpoint.path_in(folder).exists():
+            line += f"; the checkpoint is kept, go on with --resume {folder}"
+        logs = (folder / LOG, folder / "flower" / "logs")
+        new = [p for p in logs if p.exists() and p.stat().st_mtime >= started - 1]
+        if new and LOG not in line and "the logs in" not in line:
+            line += f"; tracebacks: {new[0]}"
         raise type(error)(line + newline + more) from error
 
 

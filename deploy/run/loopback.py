@@ -26,6 +26,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from common.config import Value
+from common.errors import first_line, logged_to
 from deploy.flower.messages import empty, from_bytes, head, nameless_run, packed, to_bytes
 from deploy.run import ahead
 
@@ -145,7 +146,7 @@ class Nodes(Grid, ABC):
             try:
                 replies.append(from_bytes(answer.result()[at]))
             except self.lost as error:
-                reason = f"the client's process was lost: {error}".partition("\n")[0]
+                reason = f"the client's process was lost: {first_line(error)}"
                 replies.append(Message(Error(WORKER_LOST, reason), reply_to=empty(question)))
         if not self._answers:
             self._packed.clear()
@@ -267,7 +268,8 @@ def _end_with_parent() -> None:
 
 
 def _serve_in_worker(content: bytes, letters: list[Letter]) -> list[bytes]:
-    return serve(content, letters, _run_config)
+    with logged_to(str(_run_config["out"])):
+        return serve(content, letters, _run_config)
 
 
 def serve(content: bytes, letters: list[Letter], run_config: dict[str, Value]) -> list[bytes]:

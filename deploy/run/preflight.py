@@ -18,7 +18,7 @@ from common.data.batches import check_augment
 from common.data.dataset import Dataset, fingerprint
 from common.data.partition import rule
 from common.data.shares import check_share, for_testing, share
-from common.parse import NODE, parse
+from common.parse import NODE, data_of, parse
 from common.task import Task, check_architectures, check_fleet, global_spec
 from deploy.run.settings import RUNTIMES, load_run
 from server_app.keep import checkpoint
@@ -37,10 +37,7 @@ def fresh(
 
     Raises ``ValueError`` if the folder holds a run already.
     """
-    if int(flat["from-round"]) >= 0:
-        raise ValueError(f"from-round = {flat['from-round']} is for a run that goes on: --resume")
     resolved = counted(flat)
-    check_names(parse(resolved, every=True))
     stamp = time.strftime("%Y%m%d-%H%M%S")
     name = f"{_plain(resolved['method'])}-{_plain(resolved['data.name'])}-{stamp}"
     said = Path(str(resolved["out"])).expanduser() if resolved["out"] else None
@@ -96,6 +93,10 @@ def preflight(flat: Mapping[str, Value]) -> Config:
     architectures that cannot take them, a partition that cannot be made, a device that is missing.
     """
     config = parse(flat, every=True)
+    if config.run.from_round >= 0 and not config.run.resume:
+        raise ValueError(
+            f"from-round = {config.run.from_round} is for a run that goes on: --resume"
+        )
     check_names(config)
     check_trackers(config.run.track)
     chosen = device.choose(config.run.device)
@@ -174,7 +175,7 @@ def counted(flat: Mapping[str, Value], *, here: bool = True) -> dict[str, Value]
         if not here:
             return dict(flat)
         whole = {"samples": 0, "test_samples": 0}
-        found = load(parse(flat).data.model_copy(update=whole)).owners
+        found = load(data_of(flat).model_copy(update=whole)).owners
     return {**flat, "clients": found or len(entries(str(flat["fleet"])))}
 
 

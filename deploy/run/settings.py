@@ -10,8 +10,9 @@ import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 from common.files import write_atomically
 from common.parse import defaults, kind_of, tables
@@ -51,61 +52,72 @@ def check_workers(workers: int | None) -> None:
         raise ValueError(f"--workers {workers} is not allowed; it should be 0 to 1024")
 
 
-def resolve(experiment: Path | None, overrides: Iterable[str] = ()) -> dict[str, Value]:
-    """The whole flat run config of an experiment file (None: only the defaults) and overrides.
+@final
+@dataclass(frozen=True)
+class Experiment:
+    """The keys of an experiment file, read once, and the overrides ``key=value`` that win."""
+
+    file: Path
+    own: Mapping[str, Value]
+    overrides: Sequence[str]
+
+    @property
+    def chosen(self) -> dict[str, Value]:
+        """The file's own keys with the overrides, whose values stay texts."""
+        words = (text.partition("=") for text in self.overrides)
+        return {**self.own, **{key.strip(): value.strip(" \"'") for key, _, value in words}}
+
+    @property
+    def runtime(self) -> str:
+        """What ``resolve`` will find for the key ``runtime``, without importing any method."""
+        return str(self.chosen.get("runtime") or RUNTIMES[0])
+
+    def resolve(self) -> dict[str, Value]:
+        """Return the whole flat run config; raises ``ValueError``, one line, for a wrong key."""
+        own, chosen = self.own, self.chosen
+        folder, method = self._plugins(chosen), str(chosen.get("method", ""))
+        if "method" in own and method != own["method"]:  # the file's own plug-in is not wanted
+            table = table_of(str(own["method"]))
+            if table not in tables():
+                own = {k: v for k, v in own.items() if k.rpartition(".")[0] != table}
+        flat = defaults(method) | numbers(own, method)
+        flat |= dict(parse_override(text, method) for text in self.overrides)
+        return flat | {"plugins": folder}
+
+    def _plugins(self, chosen: Mapping[str, Value]) -> str:
+        """Return the folder with modules of the user's own that ``chosen`` names, or nothing.
+
+        It is that of the key ``plugins``, of the experiment file, or of the copies of the run whose
+        ``config.toml`` the file is.
+
+        Raises ``ValueError`` if the key names no folder, and the file's has no copies either.
+        """
+        said = Path(str(chosen.get("plugins", ""))).expanduser()
+        beside_it = Path() if self.file.parent == EXPERIMENTS else self.file.parent
+        asked = said if chosen.get("plugins") else beside_it
+        for folder in (asked, beside_it / beside.COPIES):
+            if folder.is_dir() and beside.look_in(folder, chosen):
+                return str(folder.resolve())
+        if not said.is_dir():
+            raise ValueError(f"plugins = {chosen['plugins']!r} is not a folder")
+        return ""
+
+
+def read(experiment: Path | None, overrides: Iterable[str] = ()) -> Experiment:
+    """Read an experiment file (None: only the defaults).
 
     A finished run's ``config.toml`` is an experiment file too: the same run again, elsewhere.
 
-    Raises ``ValueError``, one line: no such file, not TOML, an unknown key, a bad override.
+    Raises ``ValueError``, one line: no such file, not TOML.
     """
-    overrides = list(overrides)
-    own, chosen = _asked(experiment, overrides)
-    folder, method = _plugins(experiment, chosen), str(chosen.get("method", ""))
-    if "method" in own and method != own["method"]:  # the file's own plug-in is not wanted
-        own = _without(own, table_of(str(own["method"])))
-    flat = defaults(method) | numbers(own, method)
-    flat |= dict(parse_override(text, method) for text in overrides)
-    return flat | {"plugins": folder}
-
-
-def runtime_of(experiment: Path | None, overrides: Sequence[str]) -> str:
-    """What ``resolve`` will find for the key ``runtime``, found without importing any method."""
-    return str(_asked(experiment, overrides)[1].get("runtime") or RUNTIMES[0])
-
-
-def _asked(
-    experiment: Path | None, overrides: Sequence[str]
-) -> tuple[dict[str, Value], dict[str, Value]]:
-    """An experiment file's own keys; the same with the overrides, whose values stay texts."""
-    own = {} if experiment is None else _anew(load(experiment), find(experiment))
-    words = (text.partition("=") for text in overrides)
-    return own, own | {key.strip(): value.strip(" \"'") for key, _, value in words}
-
-
-def _plugins(experiment: Path | None, chosen: Mapping[str, Value]) -> str:
-    """The folder with modules of the user's own that ``chosen`` names; empty if it names none.
-
-    It is that of the key ``plugins``, of the experiment file, or of the copies of the run whose
-    ``config.toml`` the file is.
-
-    Raises ``ValueError`` if the key names no folder, and the file's has no copies either.
-    """
-    said = Path(str(chosen.get("plugins", ""))).expanduser()
     file = find(experiment or DEFAULT)
-    beside_it = Path() if file.parent == EXPERIMENTS else file.parent
-    asked = [said] if chosen.get("plugins") else [beside_it]
-    for folder in (*asked, beside_it / beside.COPIES):
-        if folder.is_dir() and beside.look_in(folder, chosen):
-            return str(folder.resolve())
-    if not said.is_dir():
-        raise ValueError(f"plugins = {chosen['plugins']!r} is not a folder")
-    return ""
+    own = {} if experiment is None else _anew(load(file), file)
+    return Experiment(file, own, list(overrides))
 
 
-def _without(own: Mapping[str, Value], table: str) -> dict[str, Value]:
-    """Without a table that is none of ours."""
-    ours = table in tables()
-    return {k: v for k, v in own.items() if ours or k.rpartition(".")[0] != table}
+def resolve(experiment: Path | None, overrides: Iterable[str] = ()) -> dict[str, Value]:
+    """Return the whole flat run config of an experiment file (None: only the defaults)."""
+    return read(experiment, overrides).resolve()
 
 
 def _anew(own: dict[str, Value], path: Path) -> dict[str, Value]:

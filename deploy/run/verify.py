@@ -15,9 +15,9 @@ from typing import Literal, final
 
 from common import chain, model_file
 from common.chain import Line
+from common.errors import first_line
 from common.journal import Entry
 from common.records.file import prove
-from common.records.skeleton import first_line
 from deploy.run.settings import load_run
 from server_app.keep import checkpoint
 

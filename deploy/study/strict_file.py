@@ -10,6 +10,7 @@ from typing import TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from common.errors import not_allowed
 from common.plugins import nearest
 
 M = TypeVar("M", bound=BaseModel)
@@ -43,14 +44,7 @@ def _explain(kind: type[BaseModel], error: ErrorDetails) -> str:
     if error["type"] == "extra_forbidden":
         known = _keys(_inner(kind, outer))
         return f"key {where!r} is unknown{nearest(str(last), known)}; allowed: {', '.join(known)}"
-    if error["type"] == "missing":
-        return f"key {where!r} is missing"
-    if error["type"] == "value_error":
-        return error["msg"].removeprefix("Value error, ")
-    allowed = error["msg"].removeprefix("Input should be ").removeprefix("a valid ")
-    if error["type"] == "too_short":
-        allowed = "a list that is not empty"
-    return f"{where} = {error['input']!r} is not allowed; it should be {allowed}"
+    return not_allowed(error, where)
 
 
 def _keys(kind: type[BaseModel]) -> list[str]:

@@ -13,11 +13,12 @@ import time
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from common.errors import LONGEST, first_line
 from common.journal import Failure
 from common.records import count_bytes
 from common.seal.body import NotAuthentic
 from common.seal.session import failed
-from server_app.talk.exchange import exchange, one_line
+from server_app.talk.exchange import exchange
 from server_app.talk.post import HELLO, Post, check_size
 
 log = logging.getLogger("flwr.fedmosaic")
@@ -69,13 +70,15 @@ def _opened(
         except NotAuthentic as error:
             reason = f"{what} is not authentic: the SuperLink or a registered node ({error})"
             log.warning(reason)
-            forged.append(Failure(k=k, round=t, reason=one_line(reason)))
+            forged.append(Failure(k=k, round=t, reason=first_line(reason, LONGEST)))
         except ValueError as error:
-            said.append(Failure(k=k, round=t, reason=one_line(f"reply refused: {error}")))
+            said.append(
+                Failure(k=k, round=t, reason=first_line(f"reply refused: {error}", LONGEST))
+            )
         else:
             post.shelf.keep(reply.content, count_bytes(reply.content))
             if (words := failed(reply.content)) is None:
                 good[k] = reply
             else:
-                said.append(Failure(k=k, round=t, reason=one_line(words)))
+                said.append(Failure(k=k, round=t, reason=first_line(words, LONGEST)))
     return good, said, forged, lost

@@ -15,6 +15,7 @@ import grpc
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
+from common.errors import LONGEST, first_line, line
 from common.flower.rpc import HALFWAY, details, few_at_once, whole_by
 from common.journal import Failure
 from common.records import count_bytes
@@ -25,7 +26,6 @@ FIRST_POLL, LAST_POLL = 0.005, 0.1
 WINDOW = 1000  #: messages that wait for a reply at once
 PORTION = 1 << 26  #: bytes of replies, about, that are fetched at once
 LEAST = 1 << 20  #: bytes that a reply is taken to have at least
-LONGEST = 400  #: characters of a reason in the journal
 UNAVAILABLE = 3  #: Flower's code for what has outlived its ttl, and for a reply never whole
 LATE = 30.0  #: seconds of ttl beyond the timeout: whole replies may wait behind half ones
 
@@ -161,7 +161,7 @@ def pull(
         raise
     except Exception as error:
         log.exception("a reply cannot be read")
-        what = f"{type(error).__name__}: {error}"
+        what = line(error, LONGEST, typed=True)
     arrived: list[Message] = []
     lost: dict[str, str] = {}
     for name in names:
@@ -171,21 +171,14 @@ def pull(
             for reply in found:
                 if reply.has_error():
                     said = _reason(reply)
-                    lost[name] = one_line(f"lost where a reply cannot be read ({what}): {said}")
+                    lost[name] = f"lost where a reply cannot be read ({what}): {said}"
                 else:
                     arrived.append(reply)
         except grpc.RpcError:
             raise
         except Exception as error:
-            kind = type(error).__name__
-            lost[name] = one_line(f"its reply cannot be read: {kind}: {error}")
+            lost[name] = f"its reply cannot be read: {line(error, LONGEST, typed=True)}"
     return arrived, lost
-
-
-def one_line(text: str) -> str:
-    """The first line, without what a terminal would not print, of bounded length."""
-    first = text.strip().partition("\n")[0][:LONGEST]
-    return "".join(c if c.isprintable() else "?" for c in first)
 
 
 def _late(reply: Message) -> bool:
@@ -195,4 +188,4 @@ def _late(reply: Message) -> bool:
 
 
 def _reason(reply: Message) -> str:
-    return one_line(reply.error.reason or f"error code {reply.error.code}")
+    return first_line(reply.error.reason or f"error code {reply.error.code}", LONGEST)

@@ -16,13 +16,13 @@ from flwr.app import Message, RecordDict
 
 from common import tree
 from common.config import Config
+from common.errors import LONGEST, first_line, line
 from common.journal import Failure
 from common.protocol import Hello, Peer, ToClient, ToServer
 from common.records import Records, array_bytes, count_bytes, tensors
 from common.seal import body
 from common.seal.body import Body
 from server_app.method import Client
-from server_app.talk.exchange import one_line
 from server_app.talk.hold import Shelf
 from server_app.talk.seal import Seal
 
@@ -194,12 +194,12 @@ def judge(
         try:
             accept(k, replies[k])
         except ValueError as error:
-            failures.append(Failure(k=k, round=t, reason=one_line(f"{what} refused: {error}")))
+            reason = first_line(error, LONGEST)
+            failures.append(Failure(k=k, round=t, reason=f"{what} refused: {reason}"))
         except Exception as error:
             log.exception("client %d: %s refused", k, what)
-            kind = type(error).__name__
-            reason = one_line(f"{what} refused: {kind}: {error}")
-            failures.append(Failure(k=k, round=t, reason=reason))
+            reason = line(error, LONGEST)
+            failures.append(Failure(k=k, round=t, reason=f"{what} refused: {reason}"))
     return failures
 
 

@@ -15,11 +15,12 @@ from typing import final
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from common.errors import LONGEST, first_line
 from common.journal import Failure
 from common.protocol import Peer
 from server_app.method import Client
 from server_app.talk.ask import ask
-from server_app.talk.exchange import one_line, pull, push
+from server_app.talk.exchange import pull, push
 from server_app.talk.hold import Shelf
 from server_app.talk.post import Post
 from server_app.talk.seal import claimed
@@ -68,7 +69,7 @@ class Readmission:
         self.refused.add(node)
         reason = f"node {node} claims its place and is refused: {why}"
         log.warning("client %d: %s", k, reason)
-        self._failures.append(Failure(k=k, round=t, reason=one_line(reason)))
+        self._failures.append(Failure(k=k, round=t, reason=first_line(reason, LONGEST)))
 
     def _why_not(self, peer: Peer, clients: list[Client]) -> str:
         """Why a node must not have the place it claims; empty if it may."""

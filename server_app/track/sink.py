@@ -19,6 +19,7 @@ from typing import Self, final
 
 from pydantic import BaseModel, ConfigDict
 
+from common.errors import report
 from common.files import write_atomically
 from common.journal import Entry
 from common.section import Value
@@ -153,7 +154,7 @@ class _Line:
             while work := self._waiting.get():
                 work(tracker)
         except BaseException as error:  # even of a tracker that wants to end the process
-            self._fail(f"{type(error).__name__}: {error}".partition("\n")[0])
+            self._fail(report(error, self._folder))
 
     def _fail(self, why: str) -> None:
         """Warn, once."""

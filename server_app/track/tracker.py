@@ -82,7 +82,7 @@ def find(name: str) -> type[Tracker]:
     if not (isinstance(found, type) and issubclass(found, Tracker)):
         where = TRACKERS.get(name, (name,))[0]
         raise ValueError(f"track = {name!r}: {where} is no Tracker")
-    return found
+    return plugins.checked(found)
 
 
 def _ours(name: str) -> object:

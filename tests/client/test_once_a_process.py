@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from common import models, seeds, task
-from common.parse import defaults, parse, parse_once
+from common.parse import defaults, parse
 from common.task import evaluate
 from tests.support import halves
 from tests.support.tiny import flat, play
@@ -16,12 +16,11 @@ from tests.support.tiny import flat, play
 
 def test_a_run_config_is_parsed_once_and_types_count() -> None:
     one = {**defaults(), "score.target": 1.0, "rounds": 3}
-    assert parse_once(dict(one)) is parse_once(dict(one))
-    assert parse_once(one) == parse(one)
-    other = parse_once({**one, "rounds": 4})
-    assert other.run.rounds == 4 and parse_once(one).run.rounds == 3
+    assert parse(dict(one)) is parse(dict(one))
+    other = parse({**one, "rounds": 4})
+    assert other.run.rounds == 4 and parse(one).run.rounds == 3
     with pytest.raises(ValueError, match="rounds = true"):
-        parse_once({**one, "rounds": True})
+        parse({**one, "rounds": True})
 
 
 def test_seeding_gives_what_torch_gives() -> None:

@@ -8,26 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from common.toml import to_toml
 from deploy.run import beside
 from deploy.run.settings import DEFAULT, resolve
 from tests.support.battery import EXAMPLE, PLUGIN
 from tests.support.commandline import fedmosaic, typed
-from tests.support.own_modules import ONE_MODULE, module, new_name, package
-from tests.support.tiny import TinyRun, flat
+from tests.support.own_modules import ONE_MODULE, experiment, module, new_name, package
+from tests.support.tiny import TinyRun
 
 
 @pytest.fixture(autouse=True)
 def path_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", sys.path.copy())
-
-
-def experiment(folder: Path, method: str) -> Path:
-    """A tiny run of a method whose module lies in ``folder``."""
-    settings = flat(folder / "unused") | {"out": "", "state-dir": "", "experiment": "", "rounds": 1}
-    file = folder / "mine.toml"
-    file.write_text(to_toml(settings | {"method": "fedavg"}).replace('"fedavg"', f'"{method}"'))
-    return file
 
 
 def test_a_run_finds_its_modules_again_when_the_originals_are_gone(tmp_path: Path) -> None:
@@ -60,8 +51,8 @@ def test_modules_are_looked_for_in_the_current_folder_where_no_file_is_given(
 ) -> None:
     name = package(tmp_path, {"factor": ONE_MODULE})
     monkeypatch.chdir(tmp_path)
-    for experiment in (None, DEFAULT, Path("default")):
-        given = resolve(experiment, [f"method={name}:factor", "factor.factor=3"])
+    for file in (None, DEFAULT, Path("default")):
+        given = resolve(file, [f"method={name}:factor", "factor.factor=3"])
         assert given["factor.factor"] == 3.0 and given["plugins"] == str(tmp_path)
     assert resolve(None, ["method=fedavg"])["plugins"] == ""
 
@@ -121,12 +112,6 @@ def test_a_module_of_another_folder_that_is_imported_already_is_not_taken_for_th
     (tmp_path / "other" / name / "more.py").write_text("x = 1\n")
     with pytest.raises(ValueError, match="which Python takes instead: start a new process"):
         resolve(None, [f"plugins={tmp_path / 'other'}", f"method={name}:factor"])
-
-
-def test_a_module_that_is_no_python_is_named(tmp_path: Path) -> None:
-    name = module(tmp_path, "def f(:\n")
-    with pytest.raises(ValueError, match=rf"{name}\.py cannot be imported: "):
-        beside.carried({"plugins": str(tmp_path), "method": f"{name}:x"})
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,14 @@ import io
 import json
 import signal
 import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from common import parse
 from common.config import Value
 from common.data import DATASETS
 from common.data.partition import PARTITIONS
@@ -21,7 +23,9 @@ from common.toml import to_toml
 from common.version import code_version
 from deploy.report.listing import LISTINGS
 from deploy.report.table import terminal
+from deploy.run import settings
 from tests.support.commandline import command_line, fedmosaic, typed
+from tests.support.own_modules import ONE_MODULE, package
 from tests.support.tiny import flat
 from tests.support.waiting import PATIENCE, until
 
@@ -43,13 +47,13 @@ def test_a_shell_can_complete_commands(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def toy(tmp_path: Path) -> Path:
-    settings: dict[str, Value] = flat(tmp_path / "x", method="fedorion") | {
+    given: dict[str, Value] = flat(tmp_path / "x", method="fedorion") | {
         "out": "",
         "state-dir": "",
         "experiment": "",
     }
     path = tmp_path / "toy.toml"
-    path.write_text(to_toml(settings))
+    path.write_text(to_toml(given))
     return path
 
 
@@ -77,6 +81,21 @@ def test_a_run_leaves_everything_it_should(toy: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     told = typed("report", out, "--out", page, "--json")
     assert json.loads(told.stdout) == {"report": str(page)} and page.exists()
+
+
+@pytest.mark.parametrize("plugin", [False, True])
+def test_the_experiment_file_is_read_once_and_the_run_config_is_parsed_once(
+    plugin: bool, toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    read, files = settings._read, list[Path]()
+    monkeypatch.setattr(settings, "_read", lambda path: files.append(path) or read(path))
+    parse._parsed.cache_clear()
+    name = package(tmp_path, {"factor": ONE_MODULE})
+    more = ("-s", f"method={name}:factor") if plugin else ()
+    done = typed("run", toy, "--out", tmp_path / "out", "--workers", 0, *more)
+    assert done.returncode == 0, done.stderr
+    assert files == [toy] and parse._parsed.cache_info().misses == 1
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from common.toml import to_toml
+from tests.support.tiny import flat
+
 _NUMBERS = itertools.count()
 
 
@@ -35,6 +38,14 @@ def package(folder: Path, files: Mapping[str, str]) -> str:
     for file, text in files.items():
         (folder / name / f"{file}.py").write_text(text.replace("{root}", name))
     return name
+
+
+def experiment(folder: Path, method: str) -> Path:
+    """A tiny run of a method whose module lies in ``folder``."""
+    settings = flat(folder / "unused") | {"out": "", "state-dir": "", "experiment": "", "rounds": 1}
+    file = folder / "mine.toml"
+    file.write_text(to_toml(settings).replace('method = "fedorion"', f'method = "{method}"'))
+    return file
 
 
 def distribution(folder: Path, name: str, entry_points: str) -> None:
