@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common import chain
 from common.files import write_atomically
+from common.journal import whole_lines
 from common.metrics import rounds_to
 
 KEPT = "reached.json"
@@ -74,7 +74,7 @@ def _course(place: Path, measure: str) -> list[tuple[int, float]]:
     path, values = place / "journal.jsonl", []
     if not path.exists():
         return []
-    for entry in (line.entry for line in chain.proven(path) if line.entry is not None):
+    for entry in (line.entry for line in whole_lines(path) if line.entry is not None):
         told = entry.model_dump(exclude_unset=True)
         if entry.fairness is not None:  # named as in the summary, where a measure also looks
             told["fairness"] = entry.fairness.flat()

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from common.config import Config
 from common.files import Damaged, write_atomically
@@ -18,6 +18,9 @@ from common.options import Descent
 from common.plugins import table_of
 from common.records import Records
 from common.records.file import prove
+from server_app.keep.places import relative
+
+Tables = dict[str, dict[str, Any]]
 
 FREE = {
     "run": {
@@ -45,6 +48,8 @@ class Checkpoint(Records):
     state: dict[str, object]
     nodes: dict[int, int] = {}
     """Which node each client was."""
+    kept: dict[int, int] = {}
+    """Of which round each client's newest state was, where it keeps any."""
     undone: list[str] = []
     """The rounds that were undone, as the journal tells of them (``Undone``, JSON)."""
 
@@ -74,7 +79,8 @@ def write(
     config: Config,
     state: Records,
     nodes: dict[int, int],
-    undone: Sequence[Undone] = (),
+    kept: dict[int, int],
+    undone: Sequence[Undone],
 ) -> None:
     """Keep the state after the round of ``entry``; before the journal has that entry.
 
@@ -88,6 +94,7 @@ def write(
         entry=entry.line(),
         state=dict(state),
         nodes=nodes,
+        kept=kept,
         undone=[each.model_dump_json() for each in undone],
     )
     newest, before = path_in(folder), _place(folder, t - 1)
@@ -172,7 +179,8 @@ def read(folder: Path, config: Config) -> Checkpoint:
     """
     checkpoint = load(folder, config.run.from_round)
     path = path_in(folder)
-    theirs, ours = json.loads(checkpoint.config), json.loads(_identity(config))
+    theirs = _located(json.loads(checkpoint.config), Path(config.run.out))
+    ours = json.loads(_identity(config))
     for each in (theirs["run"], ours["run"]):  # 0: as many as were connected
         each["clients"] = each["clients"] or len(checkpoint.nodes)
     for table in sorted(theirs.keys() | ours.keys()):
@@ -200,4 +208,12 @@ def _identity(config: Config) -> str:
     }
     for k, node in config.nodes.items():
         dumped[f"node.{k}"] = node.model_dump(exclude=FREE["node"], exclude_none=True)
-    return json.dumps(dumped, sort_keys=True)
+    return json.dumps(_located(dumped, Path(config.run.out)), sort_keys=True)
+
+
+def _located(tables: Tables, folder: Path) -> Tables:
+    """Return the tables with paths inside ``folder`` as relative to it."""
+    return {
+        name: {k: relative(v, folder) if isinstance(v, str) else v for k, v in table.items()}
+        for name, table in tables.items()
+    }

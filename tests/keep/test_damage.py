@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from common import chain
+from common.journal import read_lines
 from deploy.run.verify import verify
 from server_app.keep import checkpoint
 from server_app.stopped import Stopped
@@ -174,10 +174,10 @@ def test_a_damaged_journal_is_one_line_with_what_can_be_done(
 
 def test_a_journal_without_digests_is_unproven_and_goes_on(run: Path) -> None:
     before = TinyRun(run).timeless
-    entries = [line.entry for line in chain.read(run / "journal.jsonl") if line.entry]
+    entries = [line.entry for line in read_lines(run / "journal.jsonl") if line.entry]
     (run / "journal.jsonl").write_text("".join(entry.line() + "\n" for entry in entries))
     assert state_of(run, "journal.jsonl") == [("unproven", "rounds 0 to 4, without digests")]
     longer = again(run, rounds=5)
     assert longer.timeless[:5] == before
-    states = [line.state for line in chain.read(run / "journal.jsonl")]
+    states = [line.state for line in read_lines(run / "journal.jsonl")]
     assert states == ["unproven"] * 4 + ["whole"] * 2
