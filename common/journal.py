@@ -289,7 +289,8 @@ def read_lines(path: Path) -> list[Line]:
         elif proven and not digest:
             why, due = "it has no digest, and a line before it has one", due + 1
         else:
-            why = f"it is of round {entry.round}, expected is {due}" if entry.round != due else ""
+            if digest and entry.round != due:
+                why = f"it is of round {entry.round}, expected is {due}"
             due = entry.round + 1
         proven = proven or digest is not None
         cut = entry is None and number > len(whole)

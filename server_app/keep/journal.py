@@ -42,11 +42,11 @@ class Journal:
         Raises ``Damaged`` if one is not as it was written, or is missing.
         """
         lines = self._lines()[:t]
-        for line in lines:
-            if line.why:
-                where = f"{self.path}, line {line.number} is damaged: {line.why}"
-                needed = f"round {line.number - 1} is needed before round {t}"
-                raise Damaged(f"{where}; {needed}, where the checkpoint is")
+        for t_line, line in enumerate(lines):
+            if line.why or line.entry is None or line.entry.round != t_line:
+                where = f"{self.path}, line {line.number} is damaged"
+                needed = f"round {t_line} is needed before round {t}, where the checkpoint is"
+                raise Damaged(f"{where}: {line.why or 'it is of another round'}; {needed}")
         if len(lines) < t:
             raise Damaged(f"{self.path} lacks rounds before {t}, where the checkpoint is")
         return lines

@@ -84,8 +84,9 @@ def notes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
 def show(folder: Path, track: str, entries: list[Entry]) -> None:
     """What the ServerApp does with the entries of a run."""
     folder.mkdir(exist_ok=True)
-    with Sink(folder, track, numbers.settings(parse(flat(folder)))) as opened:
-        opened.tell(entries)
+    (folder / "journal.jsonl").write_text("".join(one.line() + "\n" for one in entries))
+    with Sink(folder, track, numbers.settings(parse(flat(folder)))):
+        pass
 
 
 def test_an_entry_becomes_numbers_by_path() -> None:
@@ -174,7 +175,7 @@ def test_a_tracker_that_hangs_is_left_behind(
         show(tmp_path, "seen", ENTRIES)  # returns
     released.set()
     for thread in threading.enumerate():
-        if thread.name == "track-seen":
+        if thread.name == "trackers":
             thread.join()
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith("track: seen fails") and line.endswith("it does not come to an end")
@@ -311,6 +312,7 @@ def test_mlflow_keeps_it_in_a_database_in_the_runs_folder(
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     show(tmp_path, "mlflow", ENTRIES[:2])
     show(tmp_path, "mlflow", ENTRIES)
+    tmp_path = tmp_path.rename(tmp_path.with_name("moved"))
     (tmp_path / "report.html").write_text("a page")
     sink.add_file(tmp_path, "mlflow", tmp_path / "report.html")
     with sqlite3.connect(tmp_path / "track/mlflow.db") as database:
