@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, final
@@ -61,12 +60,8 @@ def path_in(folder: Path) -> Path:
 
 def older(folder: Path) -> dict[int, Path]:
     """Those of rounds before the newest, by round, ascending."""
-    found = {int(p.stem): p for p in _place(folder, 0).parent.glob("*.safetensors") if _numbered(p)}
-    return dict(sorted(found.items()))
-
-
-def _numbered(path: Path) -> bool:
-    return path.stem.isdecimal()
+    paths = _place(folder, 0).parent.glob("*.safetensors")
+    return dict(sorted((int(path.stem), path) for path in paths if path.stem.isdecimal()))
 
 
 def _place(folder: Path, t: int) -> Path:
@@ -100,22 +95,15 @@ def write(
     newest, before = path_in(folder), _place(folder, t - 1)
     if keep > 1 and newest.exists():  # it is of round t - 1, which every run goes on from
         before.parent.mkdir(exist_ok=True)
-        _second_name(newest, before)
+        before.unlink(missing_ok=True)
+        try:
+            os.link(newest, before)
+        except OSError:  # a file has one name only here
+            shutil.copy2(newest, before)
     write_atomically(newest, checkpoint.pieces(), private=True)
     for past, path in older(folder).items():
         if past <= t - keep or past >= t:
             path.unlink(missing_ok=True)
-
-
-def _second_name(path: Path, other: Path) -> None:
-    """Make ``other`` the same file as ``path``, or a copy where a file has one name only."""
-    with tempfile.TemporaryDirectory(dir=other.parent) as within:
-        temporary = Path(within) / other.name
-        try:
-            os.link(path, temporary)
-        except OSError:
-            shutil.copy2(path, temporary)
-        os.replace(temporary, other)
 
 
 def go_back(folder: Path, t: int) -> None:

@@ -98,21 +98,18 @@ class Sink:
         if not self._shown or (kind is not None and not issubclass(kind, Exception)):
             return  # nobody waits after a Ctrl-C
         self._thread.join(PATIENCE)
-        for each in self._shown:
-            if not each.finished:
-                each.fail("it does not come to an end")
+        for one in self._shown:
+            if not one.finished:
+                one.fail("it does not come to an end")
 
     def _work(self) -> None:
         self._each(lambda one: one.start(self._folder, self._settings))
         if (file := self._file) is not None:
             self._each(lambda one: one.tracker.add_file(file))
         else:
-            journal = self._folder / "journal.jsonl"
-            follow(journal, self._over.is_set, self._tell, log.warning)
+            journal, over = self._folder / "journal.jsonl", self._over.is_set
+            follow(journal, over, lambda e: self._each(lambda one: one.tell(e)), log.warning)
         self._each(lambda one: one.finish(self._completed))
-
-    def _tell(self, entry: Entry) -> None:
-        self._each(lambda one: one.tell(entry))
 
     def _each(self, work: Callable[[_Shown], object]) -> None:
         """Have every tracker do this that has not failed yet."""
