@@ -100,7 +100,8 @@ def _answer(
         letter.check(context.run_config, question.experiment)
         participant = Participant(config, context.node_config, question.experiment)
         letter.admit(participant.folder)
-        answer = work(handler(participant), question).stamped(question, participant.k)
+        answer = work(handler(participant), question)
+        answer = answer.stamped(question, participant.k, participant.kept(question.t))
         return Message(letter.answer(answer.pack()), reply_to=message)
     except Exception as error:  # whatever it was, the server must hear of it
         about = message.metadata.message_type

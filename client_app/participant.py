@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
 from client_app.node import check, limit_memory
-from client_app.store import Store, folder_of, look
+from client_app.store import Store, folder_of, look, newest
 from common import device, models, seeds, tree
 from common.config import OWN, Config, Value
 from common.data import divide, pool_of
@@ -193,6 +193,10 @@ class Participant:
     def remember(self, t: int, state: Records, also: int = 0) -> None:
         """Keep ``state`` for later rounds, durably; ``also``: a round not to be dropped for it."""
         self._store.remember(t, state, also)
+
+    def kept(self, t: int) -> int:
+        """The round ≤ t of the newest state that this client keeps; 0: there is none."""
+        return newest(self.folder, t)
 
     @cached_property
     def secret(self) -> Secret:

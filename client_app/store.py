@@ -51,7 +51,7 @@ class Store:
 
     def rounds(self) -> list[int]:
         """Rounds with state, ascending."""
-        return sorted({int(path.parent.name) for path in _files(self.folder)})
+        return _rounds(self.folder)
 
     def recall(self, t: int, kind: type[T]) -> T | None:
         """The newest ``kind`` of a round < t, or None if there is none yet.
@@ -133,6 +133,15 @@ def look(root: Path, experiment: str, k: int) -> Seen:
 def folder_of(root: Path, experiment: str, k: int) -> Path:
     """Where client k keeps what it knows of an experiment; it need not exist."""
     return root / experiment / str(k)
+
+
+def newest(folder: Path, t: int) -> int:
+    """Return the newest round ≤ t of which the memory in ``folder`` has state; 0: of none."""
+    return max((past for past in _rounds(folder) if past <= t), default=0)
+
+
+def _rounds(folder: Path) -> list[int]:
+    return sorted({int(path.parent.name) for path in _files(folder)})
 
 
 def _files(folder: Path) -> dict[Path, int]:

@@ -1,20 +1,33 @@
-"""The journal's entry: the server writes it, the report reads it, the progress display follows it.
+"""The journal: the server writes it, the report reads it, displays and trackers follow it.
 
 ``journal.jsonl`` has one JSON object a line: the census (round 0), then every round that was kept.
 What an entry does not have is left out of its line. Everything in it but ``seconds`` is a function
 of configuration and seed.
+
+Each line ends with ``"digest"``: the SHA-256, in hexadecimal, of the line's bytes without
+``, "digest": "…"``. Lines of earlier releases may lack it, or also have ``"follows"``, the digest
+of the line before, which is not read.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Sequence
+import os
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 from typing import final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from common.errors import invalid
+from common.errors import first_line, invalid
+from common.files import Damaged
+
+_DIGEST = re.compile(rb', "digest": "([0-9a-f]{64})"\}\Z')
 
 VERSION = 2
 """Of the entries. Version 1 had none, ``clients`` for ``client_metrics`` and every model's
@@ -231,3 +244,120 @@ class Entry(Part):
 
 class OtherVersion(ValueError):
     """A journal that another release wrote."""
+
+
+@final
+@dataclass(frozen=True)
+class Line:
+    """One line of a journal's file.
+
+    ``entry``: None if the line cannot be read; ``why``: what is wrong with it, empty if nothing is;
+    ``proven``: it has a digest; ``cut``: it is the last line, and a crash cut it short.
+    """
+
+    number: int
+    raw: bytes
+    entry: Entry | None
+    why: str
+    proven: bool
+    cut: bool
+
+
+def sealed(entry: Entry) -> bytes:
+    """Return an entry's line with the digest of its text, and the line's end."""
+    text = entry.line().encode()
+    digest = hashlib.sha256(text).hexdigest()
+    return text[:-1] + f', "digest": "{digest}"}}\n'.encode()
+
+
+def read_lines(path: Path) -> list[Line]:
+    """Return every line of a journal, with what is wrong with it.
+
+    Raises ``OtherVersion``, naming the file, for a journal that another release wrote.
+    """
+    lines: list[Line] = []
+    *whole, rest = path.read_bytes().split(b"\n")
+    due, proven = 0, False
+    for number, raw in enumerate([*whole, rest] if rest else whole, start=1):
+        entry, why = _entry(raw, path)
+        digest = _DIGEST.search(raw)
+        if entry is None:
+            due += 1
+        elif digest and hashlib.sha256(_DIGEST.sub(b"}", raw)).hexdigest().encode() != digest[1]:
+            why, due = "its digest is not that of its text", due + 1
+        elif proven and not digest:
+            why, due = "it has no digest, and a line before it has one", due + 1
+        else:
+            if digest and entry.round != due:
+                why = f"it is of round {entry.round}, expected is {due}"
+            due = entry.round + 1
+        proven = proven or digest is not None
+        cut = entry is None and number > len(whole)
+        lines.append(Line(number, raw, entry, why, digest is not None, cut))
+    return lines
+
+
+def whole_lines(path: Path) -> list[Line]:
+    """Return the lines of a journal without one that a crash cut short.
+
+    Raises ``Damaged``, naming file and line, if any other is not as it was written.
+    """
+    lines = [line for line in read_lines(path) if not line.cut]
+    for line in lines:
+        if line.why:
+            raise Damaged(f"{path}, line {line.number} is damaged: {line.why}")
+    return lines
+
+
+def _entry(raw: bytes, path: Path) -> tuple[Entry | None, str]:
+    """Return a line's entry, or why it cannot be read."""
+    try:
+        found = json.loads(raw.decode()) if raw.startswith(b"{") else {}
+        return (Entry.of(found), "") if "round" in found else (None, "it is no entry of a journal")
+    except OtherVersion as error:
+        raise OtherVersion(f"{path}: {error}") from None
+    except UnicodeDecodeError as error:
+        return None, f"byte {error.start + 1} is no UTF-8"
+    except (ValueError, RecursionError) as error:
+        return None, first_line(error)
+
+
+def follow(
+    path: Path,
+    stop: Callable[[], bool],
+    on_round: Callable[[Entry], None],
+    warn: Callable[[str], None],
+    poll_s: float = 0.2,
+) -> None:
+    """Hand every entry of a growing journal to ``on_round`` until ``stop()`` returns true.
+
+    The file need not exist yet. Only whole lines are read. Lines without an entry are left out (the
+    report names them), and ``warn`` gets one line about entries that another release wrote. A file
+    that was replaced, or that shrinks, is read from its start. After ``stop()`` has returned true
+    the file is read once more, so no last line is lost.
+    """
+    offset, node, strange = 0, 0, False
+    while True:
+        last, new = stop(), b""
+        if path.exists():
+            with path.open("rb") as file:
+                size, before, node = file.seek(0, 2), node, os.fstat(file.fileno()).st_ino
+                offset = offset if node == before and offset <= size else 0
+                file.seek(offset)
+                new = file.read()
+        end = new.rfind(b"\n") + 1
+        offset += end
+        for line in new[:end].split(b"\n")[:-1]:
+            try:
+                entry = Entry.read(line.decode(errors="replace"))
+            except OtherVersion as error:
+                if not strange:
+                    warn(str(error))
+                strange = True
+            except ValueError:
+                continue
+            else:
+                on_round(entry)
+        if last:
+            return
+        time.sleep(poll_s)

@@ -53,10 +53,12 @@ class ToServer(Envelope):
     """The envelope of what client k answers."""
 
     k: ClientId = 0
+    kept: Round = 0
+    """Of which round ≤ t the newest state is that this client keeps; 0: it keeps none."""
 
-    def stamped(self, question: ToClient, k: int) -> Self:
+    def stamped(self, question: ToClient, k: int, kept: int = 0) -> Self:
         """The payload with its envelope filled in: it answers ``question``."""
-        envelope = {"experiment": question.experiment, "t": question.t, "k": k}
+        envelope = {"experiment": question.experiment, "t": question.t, "k": k, "kept": kept}
         return self.model_copy(update=envelope)
 
     def check_envelope(self, experiment: str, t: int, k: int) -> None:
@@ -94,7 +96,10 @@ class Trained(Up):
 
 
 class Hello(ToClient):
-    """Round 0: who are you? ``clients`` is the federation's size, known to the server."""
+    """The census: who are you? ``clients`` is the federation's size, known to the server.
+
+    ``t``: the round after which the run goes on, 0 for a new one.
+    """
 
     clients: Count
 

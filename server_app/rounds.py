@@ -23,6 +23,7 @@ from server_app.combine.groups import unprotected
 from server_app.keep import checkpoint, summary
 from server_app.keep.checkpoint import Checkpoint
 from server_app.keep.journal import Journal, clock, note_flops, note_memory
+from server_app.keep.places import to_relative
 from server_app.memory import sending, sweep
 from server_app.privacy import withhold
 from server_app.stopped import Absurd, Again, Stopped
@@ -61,7 +62,6 @@ def _play(strategy: MethodStrategy, grid: Grid, saved: Checkpoint | None) -> Non
             _resume(strategy, journal, saved)
         _census(strategy, grid, journal, saved)
         past = journal.entries() if saved else [strategy.entry]
-        strategy.sink.tell(past)
         strategy.scorer.first = past[0].loss
         del past  # many clients are much text
         readmission = Readmission(strategy.post, grid)
@@ -80,7 +80,6 @@ def _play(strategy: MethodStrategy, grid: Grid, saved: Checkpoint | None) -> Non
             with clock(entry, "checkpoint"):
                 _keep(strategy)
             journal.append(entry)
-            strategy.sink.tell([entry])
             _tell(entry, config.run.rounds)
         summary.write(folder, config, journal.entries(), strategy.scorer.shown.ask())
     except Exception as error:
@@ -225,8 +224,11 @@ def _handed_over(replies: dict[int, Message]) -> Iterator[Message]:
 def _keep(strategy: MethodStrategy) -> None:
     """Write the checkpoint after the round at hand."""
     method, nodes = strategy.method, {client.k: client.node for client in strategy.clients}
-    experiment, state = strategy.post.experiment, method.state()
-    checkpoint.write(strategy.entry, experiment, method.config, state, nodes, strategy.undone)
+    post, state = strategy.post, method.state()
+    checkpoint.write(
+        *(strategy.entry, post.experiment, method.config, state),
+        *(nodes, post.kept, strategy.undone),
+    )
 
 
 def _census(
@@ -275,16 +277,15 @@ def _census(
 
 def _keep_settings(strategy: MethodStrategy) -> None:
     """Write ``config.toml``: the run config as it came, with what was still open in it."""
-    out = strategy.method.config.run.out
+    out = Path(strategy.method.config.run.out)
     settings = {
-        **strategy.settings,
-        "out": out,
+        **to_relative(strategy.settings, out),
         "experiment": strategy.post.experiment,
         "clients": len(strategy.clients),
         "resume": False,
         "from-round": -1,
     }
-    write_atomically(Path(out) / "config.toml", to_toml(settings).encode())
+    write_atomically(out / "config.toml", to_toml(settings).encode())
 
 
 def _checkpoint(config: Config) -> Checkpoint:
@@ -307,7 +308,8 @@ def _resume(strategy: MethodStrategy, journal: Journal, saved: Checkpoint) -> No
         raise ValueError(f"the checkpoint's state is not that of {name}") from error
     method.restore(state)
     strategy.take_up([Undone.model_validate_json(each) for each in saved.undone])
-    strategy.post.experiment = saved.experiment
+    strategy.post.experiment, strategy.post.kept = saved.experiment, dict(saved.kept)
+    strategy.post.after = saved.t
     last, folder = Entry.read(saved.entry), journal.path.parent
     try:
         journal.before(last.round)

@@ -10,8 +10,9 @@ from pathlib import Path
 from common.config import Value
 from common.parse import parse
 from deploy.machines.certificates import general_name
-from deploy.run.preflight import check_names, counted, name_of, places
+from deploy.run.preflight import check_names, counted, name_of
 from server_app.keep import checkpoint
+from server_app.keep.places import places
 from server_app.keep.summary import complete
 
 HOST_PORT = "HOST:PORT, such as fed.example.org:9092 or [::1]:9092, with a port of 1 to 65535"

@@ -18,9 +18,17 @@ from typing import final
 
 from pydantic import ValidationError
 
-from common import chain
 from common.errors import invalid
-from common.journal import ClientScore, Entry, Failure, Member, Memory, Part, Privacy
+from common.journal import (
+    ClientScore,
+    Entry,
+    Failure,
+    Member,
+    Memory,
+    Part,
+    Privacy,
+    read_lines,
+)
 from common.metrics import LAST, fairness, over_rounds
 from deploy.report.text import clean
 
@@ -279,11 +287,11 @@ def flat(config: Mapping[str, object], prefix: str = "") -> dict[str, object]:
 def _entries(journal: Path, notes: list[str]) -> list[Entry]:
     """The journal's rounds; a round written twice (a resumed run) counts as written last."""
     by_round: dict[int, Entry] = {}
-    for line in chain.read(journal):
+    for line in read_lines(journal):
         entry, place = line.entry, f"journal.jsonl, line {line.number}"
         if entry is None:
             if line.raw.strip():
-                what = "cut off" if line.state == "cut" else "unreadable"
+                what = "cut off" if line.cut else "unreadable"
                 notes.append(f"{place} is {what}: left out.")
             continue
         if line.why:

@@ -18,10 +18,11 @@ from rich.console import Console
 from common.config import Config, Value
 from common.errors import LOG, logged_to
 from common.extras import missing
+from common.journal import follow
 from deploy.flower.bundle import told
 from deploy.run import ahead, beside
 from deploy.run.preflight import fresh, preflight, resumed
-from deploy.run.progress import Progress, follow
+from deploy.run.progress import Progress
 from deploy.run.settings import app_folder
 from server_app.keep import checkpoint
 from server_app.keep.lock import held

@@ -18,14 +18,12 @@ from common.data.batches import check_augment
 from common.data.dataset import Dataset, fingerprint
 from common.data.partition import rule
 from common.data.shares import check_share, for_testing, share
-from common.parse import NODE, data_of, parse
+from common.parse import data_of, parse
 from common.task import Task, check_architectures, check_fleet, global_spec
 from deploy.run.settings import RUNTIMES, load_run
 from server_app.keep import checkpoint
+from server_app.keep.places import places
 from server_app.track.tracker import check as check_trackers
-
-PLACES = ("data.dir", "data.public-dir", "state-dir", "weights")
-OF_A_NODE = ("data-dir", "public-dir", "state-dir")
 
 
 def fresh(
@@ -148,15 +146,6 @@ def _check_clients(config: Config, ours: Dataset) -> None:
                 f"data.partition = {OWN!r}: client {k} has the very data of {other}; give each its "
                 "own folder by {k} in data.dir, or by data-dir under [node.K]"
             )
-
-
-def places(flat: Mapping[str, Value]) -> list[str]:
-    """The keys of folders that are said, of all or of one client."""
-    return [
-        key
-        for key, value in flat.items()
-        if value and (key in PLACES or (NODE.match(key) and key.rpartition(".")[2] in OF_A_NODE))
-    ]
 
 
 def _absolute(flat: Mapping[str, Value]) -> dict[str, Value]:

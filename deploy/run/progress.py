@@ -1,8 +1,8 @@
 """A run watched while it goes on: a live line on a terminal, plain lines in a log.
 
-The journal is the only source: ``follow`` tails the file that the server writes, wherever the
-server runs, and hands each entry to ``Progress``. Reasons of failure come from clients and are
-cleaned before they reach a terminal.
+The journal is the only source: ``common.journal.follow`` tails the file that the server writes,
+wherever the server runs, and hands each entry to ``Progress``. Reasons of failure come from clients
+and are cleaned before they reach a terminal.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import final
 
 from rich.console import Console, Group
@@ -21,7 +20,7 @@ from rich.table import Table as Lines
 from rich.text import Text
 
 from common.crowd import MANY
-from common.journal import Entry, OtherVersion
+from common.journal import Entry
 from deploy.report.many import of_many
 from deploy.report.read import Run
 from deploy.report.table import Table, terminal
@@ -225,51 +224,3 @@ def show_summary(run: Run, console: Console) -> None:
     for name, text in lines:
         result.add_row(Text(name, style="yellow" if name == "failure" else "dim"), Text(text))
     console.print(result)
-
-
-def follow(
-    journal_path: Path,
-    stop: Callable[[], bool],
-    on_round: Callable[[Entry], None],
-    warn: Callable[[str], None],
-    poll_s: float = 0.2,
-) -> None:
-    """Hand every entry of a growing journal to ``on_round`` until ``stop()`` says so.
-
-    The file need not exist yet. Only whole lines are read; what is no entry is passed over (the
-    report names it), and ``warn`` hears once of entries that another release wrote. A file that
-    shrinks was written anew and is read from its start. After ``stop()`` turns true the file is
-    read once more, so no last line is lost.
-    """
-    offset, strange = 0, False
-    while True:
-        last = stop()
-        offset, lines = _read_on(journal_path, offset)
-        for line in lines:
-            try:
-                entry = Entry.read(line)
-            except OtherVersion as error:
-                if not strange:
-                    warn(str(error))
-                strange = True
-            except ValueError:
-                continue
-            else:
-                on_round(entry)
-        if last:
-            return
-        time.sleep(poll_s)
-
-
-def _read_on(path: Path, offset: int) -> tuple[int, list[str]]:
-    """Where the whole lines behind ``offset`` end, and the lines."""
-    try:
-        with path.open("rb") as file:
-            if file.seek(0, 2) < offset:
-                offset = 0
-            file.seek(offset)
-            new = file.read()
-    except FileNotFoundError:
-        return 0, []
-    whole = new[: new.rfind(b"\n") + 1]
-    return offset + len(whole), whole.decode(errors="replace").split("\n")[:-1]

@@ -19,6 +19,7 @@ from common.parse import defaults, kind_of, tables
 from common.plugins import table_of
 from common.section import Value, kebab
 from deploy.run import beside
+from server_app.keep.places import to_absolute
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 DEFAULT = EXPERIMENTS / "default.toml"
@@ -122,13 +123,13 @@ def resolve(experiment: Path | None, overrides: Iterable[str] = ()) -> dict[str,
 
 def _anew(own: dict[str, Value], path: Path) -> dict[str, Value]:
     """Without what only the run has whose ``config.toml`` this is: its places and its name."""
-    out = path.resolve().parent
-    if own.get("out") != str(out):
+    folder = path.resolve().parent
+    if own.get("out") not in (".", str(folder)) or "resume" not in own:
         return own
-    gone = {"out", "experiment", "runtime"}
-    if own.get("state-dir") == str(out / "state"):
+    gone, placed = {"out", "experiment", "runtime"}, to_absolute(own, folder)
+    if placed.get("state-dir") == str(folder / "state"):
         gone.add("state-dir")
-    return {key: value for key, value in own.items() if key not in gone}
+    return {key: value for key, value in placed.items() if key not in gone}
 
 
 def find(experiment: Path) -> Path:
@@ -153,7 +154,7 @@ def load(experiment: Path) -> dict[str, Value]:
 
 def load_run(folder: Path) -> dict[str, Value]:
     """The run config of the run in ``folder``, whose plug-ins can be imported then."""
-    flat = load(folder / "config.toml")
+    flat = to_absolute(load(folder / "config.toml"), folder)
     copies = folder / beside.COPIES
     if beside.look_in(copies, flat):
         flat["plugins"] = str(copies)

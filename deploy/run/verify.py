@@ -1,7 +1,7 @@
 """Which files of a run's folder are as they were written, and what can be done without the others.
 
 Checkpoints, cached uploads and clients' memories carry a digest of what they hold, the model one of
-its weights, and the journal's lines one another's (``common/chain.py``).
+its weights, and each line of the journal one of its text (``common/journal.py``).
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, final
 
-from common import chain, model_file
-from common.chain import Line
+from common import model_file
 from common.errors import first_line
-from common.journal import Entry
+from common.journal import Entry, read_lines
 from common.records.file import prove
 from deploy.run.settings import load_run
 from server_app.keep import checkpoint
@@ -44,67 +43,51 @@ def verify(folder: Path) -> list[Verdict]:
     folder = folder.expanduser().resolve()
     if not (folder / "journal.jsonl").exists() and not checkpoint.path_in(folder).exists():
         raise ValueError(f"{folder} holds no run: it has no journal.jsonl and no checkpoint")
-    found = [*_settings(folder), *_journal(folder), *_checkpoints(folder)]
-    found += [*_model(folder), *_uploads(folder), *_memories(folder)]
-    return found
+    found = [*_settings(folder), _journal(folder / "journal.jsonl"), *_checkpoints(folder)]
+    return [*found, *_model(folder), *_uploads(folder), *_memories(folder)]
 
 
 def _settings(folder: Path) -> Iterator[Verdict]:
-    for name, read in (("config.toml", tomllib.loads), ("summary.json", json.loads)):
+    last = "the summary is written again at the run's end"
+    only = "write it again from the experiment file, which --resume needs"
+    files = (("config.toml", tomllib.loads, only), ("summary.json", json.loads, last))
+    for name, read, todo in files:
         path = folder / name
-        if not path.exists():
-            continue
         try:
             read(path.read_text(encoding="utf-8"))
             yield Verdict(path, "unproven", "it can be read")
+        except FileNotFoundError:
+            continue
         except (OSError, ValueError) as error:
-            last = "the summary is written again at the run's end"
-            only = "write it again from the experiment file, which --resume needs"
-            todo = last if name == "summary.json" else only
             yield Verdict(path, "damaged", f"{first_line(error)}; {todo}")
 
 
-def _journal(folder: Path) -> Iterator[Verdict]:
-    path = folder / "journal.jsonl"
+def _journal(path: Path) -> Verdict:
+    folder = path.parent
     if not path.exists():
-        yield Verdict(path, "damaged", f"it is missing; {checkpoint.advice(folder, 0)}")
-        return
-    lines = chain.read(path)
-    for line in lines:
-        if line.state == "damaged":
-            done = _whole(lines)
-            todo = f"{done} lines before it are whole; {checkpoint.advice(folder, done)}"
-            yield Verdict(path, "damaged", f"line {line.number}: {line.why}; {todo}")
-            return
-    if lines and lines[-1].state == "cut":
-        todo = "--resume leaves it out and repeats that round"
-        yield Verdict(path, "damaged", f"line {lines[-1].number} is cut short; {todo}")
-        return
+        return Verdict(path, "damaged", f"it is missing; {checkpoint.advice(folder, 0)}")
+    lines = read_lines(path)
+    if wrong := next((line for line in lines if line.why), None):
+        if wrong.cut:
+            told = "is cut short; --resume leaves it out and repeats that round"
+            return Verdict(path, "damaged", f"line {wrong.number} {told}")
+        done = wrong.number - 1
+        todo = f"{done} lines before it are whole; {checkpoint.advice(folder, done)}"
+        return Verdict(path, "damaged", f"line {wrong.number}: {wrong.why}; {todo}")
     last, saved = len(lines) - 1, _saved(folder)
-    if saved is not None and not _same(lines, saved):
-        told = f"it is not the journal of the checkpoint, which is of round {saved.round}"
-        todo = f"go on with --resume {folder}" if last < saved.round <= len(lines) else ""
-        todo = todo or checkpoint.advice(folder, _whole(lines))
-        yield Verdict(path, "damaged", f"{told}; {todo}")
-    elif any(line.state == "unproven" for line in lines):
-        yield Verdict(path, "unproven", f"rounds 0 to {last}, without digests")
-    else:
-        yield Verdict(path, "whole", f"rounds 0 to {last}")
+    if saved and not (lines and _timeless(lines[-1].entry) == _timeless(saved)):
+        todo = f"go on with --resume {folder}"
+        if not last < saved.round <= len(lines):
+            todo = checkpoint.advice(folder, len(lines))
+        told = f"it is not the journal of the checkpoint, which is of round {saved.round}; {todo}"
+        return Verdict(path, "damaged", told)
+    if all(line.proven for line in lines):
+        return Verdict(path, "whole", f"rounds 0 to {last}")
+    return Verdict(path, "unproven", f"rounds 0 to {last}, without digests")
 
 
-def _whole(lines: list[Line]) -> int:
-    """How many lines before the first that is damaged."""
-    return next((i for i, line in enumerate(lines) if line.why), len(lines))
-
-
-def _same(lines: list[Line], saved: Entry) -> bool:
-    """Whether the journal ends with the checkpoint's round and says the same of it."""
-    last = lines[-1].entry if lines else None
-    return last is not None and _timeless(last) == _timeless(saved)
-
-
-def _timeless(entry: Entry) -> dict[str, object]:
-    return entry.model_dump(exclude={"seconds"}, exclude_unset=True)
+def _timeless(entry: Entry | None) -> dict[str, object]:
+    return entry.model_dump(exclude={"seconds"}, exclude_unset=True) if entry else {}
 
 
 def _saved(folder: Path) -> Entry | None:
@@ -116,8 +99,8 @@ def _saved(folder: Path) -> Entry | None:
 
 
 def _checkpoints(folder: Path) -> Iterator[Verdict]:
-    newest, past = checkpoint.path_in(folder), checkpoint.older(folder)
-    for t, path in past.items():
+    newest = checkpoint.path_in(folder)
+    for t, path in checkpoint.older(folder).items():
         yield _proven(path, f"after round {t}", "it is not needed unless the run goes back to it")
     if newest.exists():
         yield _proven(newest, "the newest", checkpoint.advice(folder))
@@ -126,26 +109,26 @@ def _checkpoints(folder: Path) -> Iterator[Verdict]:
 
 
 def _model(folder: Path) -> Iterator[Verdict]:
-    path = folder / "model.safetensors"
+    path, summary = folder / "model.safetensors", folder / "summary.json"
     if not path.exists():
         return
-    again = f"remove {folder / 'summary.json'}: --resume {folder} writes both anew"
     try:
-        _, said = model_file.read(path)
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        expected = summary.get("weights_sha256") if isinstance(summary, dict) else None
-    except OSError:
-        expected = None
-    except ValueError as error:
-        about = str(error).removeprefix(f"{path} ") if str(path) in str(error) else ""
-        if about:
-            yield Verdict(path, "damaged", f"{about}; {again}")
-            return
-        expected = None
-    if expected is not None and said and expected != said:
-        yield Verdict(path, "damaged", f"it is not the model of summary.json; {again}")
+        told = json.loads(summary.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        told = None
+    expected = told.get("weights_sha256") if isinstance(told, dict) else None
+    digest, wrong = "", ""
+    try:
+        _, digest = model_file.read(path)
+        if digest and expected not in (None, digest):
+            wrong = "it is not the model of summary.json"
+    except (OSError, ValueError) as error:
+        wrong = first_line(error).removeprefix(f"{path} ")
+    if wrong:
+        todo = f"remove {summary}: --resume {folder} writes both anew"
+        yield Verdict(path, "damaged", f"{wrong}; {todo}")
     else:
-        yield Verdict(path, "whole" if said else "unproven", "" if said else "without a digest")
+        yield Verdict(path, "whole" if digest else "unproven", "" if digest else "without a digest")
 
 
 def _uploads(folder: Path) -> Iterator[Verdict]:
@@ -163,9 +146,8 @@ def _memories(folder: Path) -> Iterator[Verdict]:
         flat = {}
     said = {str(value) for key, value in flat.items() if key.endswith("state-dir") and value}
     for root in sorted(said | {str(folder / "state")}):
-        for path in sorted(
-            (Path(root) / str(flat.get("experiment", "*"))).glob("*/*/*.safetensors")
-        ):
+        experiment = Path(root) / str(flat.get("experiment", "*"))
+        for path in sorted(experiment.glob("*/*/*.safetensors")):
             k, t = path.parent.parent.name, path.parent.name
             if k.isdecimal() and t.isdecimal():
                 back = checkpoint.advice(folder, int(t) - 1)

@@ -6,10 +6,9 @@ import contextlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from common.config import Config
 from common.files import Damaged, write_atomically
@@ -18,6 +17,9 @@ from common.options import Descent
 from common.plugins import table_of
 from common.records import Records
 from common.records.file import prove
+from server_app.keep.places import relative
+
+Tables = dict[str, dict[str, Any]]
 
 FREE = {
     "run": {
@@ -45,6 +47,8 @@ class Checkpoint(Records):
     state: dict[str, object]
     nodes: dict[int, int] = {}
     """Which node each client was."""
+    kept: dict[int, int] = {}
+    """Of which round each client's newest state was, where it keeps any."""
     undone: list[str] = []
     """The rounds that were undone, as the journal tells of them (``Undone``, JSON)."""
 
@@ -56,12 +60,8 @@ def path_in(folder: Path) -> Path:
 
 def older(folder: Path) -> dict[int, Path]:
     """Those of rounds before the newest, by round, ascending."""
-    found = {int(p.stem): p for p in _place(folder, 0).parent.glob("*.safetensors") if _numbered(p)}
-    return dict(sorted(found.items()))
-
-
-def _numbered(path: Path) -> bool:
-    return path.stem.isdecimal()
+    paths = _place(folder, 0).parent.glob("*.safetensors")
+    return dict(sorted((int(path.stem), path) for path in paths if path.stem.isdecimal()))
 
 
 def _place(folder: Path, t: int) -> Path:
@@ -74,7 +74,8 @@ def write(
     config: Config,
     state: Records,
     nodes: dict[int, int],
-    undone: Sequence[Undone] = (),
+    kept: dict[int, int],
+    undone: Sequence[Undone],
 ) -> None:
     """Keep the state after the round of ``entry``; before the journal has that entry.
 
@@ -88,27 +89,21 @@ def write(
         entry=entry.line(),
         state=dict(state),
         nodes=nodes,
+        kept=kept,
         undone=[each.model_dump_json() for each in undone],
     )
     newest, before = path_in(folder), _place(folder, t - 1)
     if keep > 1 and newest.exists():  # it is of round t - 1, which every run goes on from
         before.parent.mkdir(exist_ok=True)
-        _second_name(newest, before)
+        before.unlink(missing_ok=True)
+        try:
+            os.link(newest, before)
+        except OSError:  # a file has one name only here
+            shutil.copy2(newest, before)
     write_atomically(newest, checkpoint.pieces(), private=True)
     for past, path in older(folder).items():
         if past <= t - keep or past >= t:
             path.unlink(missing_ok=True)
-
-
-def _second_name(path: Path, other: Path) -> None:
-    """Make ``other`` the same file as ``path``, or a copy where a file has one name only."""
-    with tempfile.TemporaryDirectory(dir=other.parent) as within:
-        temporary = Path(within) / other.name
-        try:
-            os.link(path, temporary)
-        except OSError:
-            shutil.copy2(path, temporary)
-        os.replace(temporary, other)
 
 
 def go_back(folder: Path, t: int) -> None:
@@ -172,7 +167,8 @@ def read(folder: Path, config: Config) -> Checkpoint:
     """
     checkpoint = load(folder, config.run.from_round)
     path = path_in(folder)
-    theirs, ours = json.loads(checkpoint.config), json.loads(_identity(config))
+    theirs = _located(json.loads(checkpoint.config), Path(config.run.out))
+    ours = json.loads(_identity(config))
     for each in (theirs["run"], ours["run"]):  # 0: as many as were connected
         each["clients"] = each["clients"] or len(checkpoint.nodes)
     for table in sorted(theirs.keys() | ours.keys()):
@@ -200,4 +196,12 @@ def _identity(config: Config) -> str:
     }
     for k, node in config.nodes.items():
         dumped[f"node.{k}"] = node.model_dump(exclude=FREE["node"], exclude_none=True)
-    return json.dumps(dumped, sort_keys=True)
+    return json.dumps(_located(dumped, Path(config.run.out)), sort_keys=True)
+
+
+def _located(tables: Tables, folder: Path) -> Tables:
+    """Return the tables with paths inside ``folder`` as relative to it."""
+    return {
+        name: {k: relative(v, folder) if isinstance(v, str) else v for k, v in table.items()}
+        for name, table in tables.items()
+    }

@@ -1,4 +1,4 @@
-"""journal.jsonl: one line for each round, appended, chained and flushed when the round is done."""
+"""journal.jsonl: one line for each round, appended and flushed when the round is done."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import final
 
-from common import chain
 from common.files import Damaged, write_atomically
-from common.journal import Entry, Memory
+from common.journal import Entry, Line, Memory, read_lines, sealed
 
 
 @final
@@ -21,56 +20,47 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "journal.jsonl"
-        self._last: str | None = None  #: the digest of the last line, once it is known
 
     def append(self, entry: Entry) -> None:
         """Add a round behind the last line."""
-        if self._last is None:
-            lines = chain.read(self.path) if self.path.exists() else []
-            self._last = lines[-1].digest if lines else ""
-        sealed = chain.seal(entry.line(), self._last)
         with open(self.path, "ab") as file:
-            file.write(sealed + b"\n")
+            file.write(sealed(entry))
             file.flush()
             os.fsync(file.fileno())
-        self._last = chain.digest(sealed)
 
     def entries(self) -> list[Entry]:
         """Those of all whole lines up to the first that is damaged or cut short.
 
         Raises ``OtherVersion`` for a journal that another release wrote.
         """
-        if not self.path.exists():
-            return []
-        lines = itertools.takewhile(lambda line: not line.why, chain.read(self.path))
-        return [line.entry for line in lines if line.entry is not None]
+        whole = itertools.takewhile(lambda line: not line.why, self._lines())
+        return [line.entry for line in whole if line.entry is not None]
 
-    def before(self, t: int) -> list[chain.Line]:
+    def before(self, t: int) -> list[Line]:
         """The lines of the rounds before t.
 
         Raises ``Damaged`` if one is not as it was written, or is missing.
         """
-        kept, needed = list[chain.Line](), f"is needed before round {t}, where the checkpoint is"
-        for line in chain.read(self.path)[:t] if self.path.exists() else []:
-            if line.why or line.entry is None or line.entry.round != len(kept):
-                why = line.why or "it is of another round"
-                where = f"{self.path}, line {line.number} is damaged: {why}"
-                raise Damaged(f"{where}; round {len(kept)} {needed}")
-            kept.append(line)
-        if len(kept) < t:
+        lines = self._lines()[:t]
+        for t_line, line in enumerate(lines):
+            if line.why or line.entry is None or line.entry.round != t_line:
+                where = f"{self.path}, line {line.number} is damaged"
+                needed = f"round {t_line} is needed before round {t}, where the checkpoint is"
+                raise Damaged(f"{where}: {line.why or 'it is of another round'}; {needed}")
+        if len(lines) < t:
             raise Damaged(f"{self.path} lacks rounds before {t}, where the checkpoint is")
-        return kept
+        return lines
 
     def rewind(self, last: Entry) -> None:
         """Make ``last``, the checkpoint's round, the last line; later rounds will be repeated.
 
         Raises as ``before`` does.
         """
-        kept = self.before(last.round)
-        sealed = chain.seal(last.line(), kept[-1].digest if kept else "")
-        lines = b"".join(line + b"\n" for line in [*(line.raw for line in kept), sealed])
-        write_atomically(self.path, lines)
-        self._last = chain.digest(sealed)
+        kept = b"".join(line.raw + b"\n" for line in self.before(last.round))
+        write_atomically(self.path, kept + sealed(last))
+
+    def _lines(self) -> list[Line]:
+        return read_lines(self.path) if self.path.exists() else []
 
 
 @contextmanager

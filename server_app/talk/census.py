@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -66,6 +66,7 @@ def take_census(grid: Grid, nodes: list[int], post: Post, task: Task) -> list[Cl
             raise Stopped(f"census: node {node}: {error}") from error
     peers = [client.peer for client in clients]
     check_peers(peers, len(nodes), post.experiment, task, post.config.run.max_samples)
+    check_kept(peers, post.kept, post.after)
     return sorted(clients, key=lambda client: client.k)
 
 
@@ -119,6 +120,23 @@ def check_peers(
         usual = prints.most_common(1)[0][0]
         odd = min(peer.k for peer in peers if peer.public != usual)
         raise Stopped(f"census: client {odd} has another public set than the others")
+
+
+def check_kept(peers: Sequence[Peer], kept: Mapping[int, int], t: int) -> None:
+    """Raise ``Stopped`` if a client has lost state on which the checkpoint of round t counts.
+
+    ``kept``: of which round each client's newest state was then. A client whose last reply was lost
+    may have newer state.
+    """
+    wrong = [peer for peer in peers if peer.kept < kept.get(peer.k, 0)]
+    if wrong:
+        peer, more = wrong[0], f" (and {len(wrong) - 1} more)" if wrong[1:] else ""
+        has = f"state of round {peer.kept}" if peer.kept else "no state"
+        raise Stopped(
+            f"census: client {peer.k}{more} has {has} of experiment {peer.experiment!r}, the "
+            f"checkpoint of round {t} needs that of round {kept[peer.k]}: give it the state-dir "
+            "that it had, as it was"
+        )
 
 
 def _wrong_numbers(peer: Peer, classes: int, max_samples: int) -> str:

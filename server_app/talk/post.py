@@ -51,6 +51,8 @@ class Post:
     def __init__(self, config: Config, experiment: str, seal: Seal | None = None) -> None:
         self.config, self.experiment, self.seal = config, experiment, seal
         self.traffic: dict[str, int] = {}
+        self.after = 0  #: the round that the run goes on after
+        self.kept: dict[int, int] = {}  #: of which round each client's newest state is
         self._hello = Hello(clients=0)
         self._met: dict[int, int] = {}  # which client has answered a hello, by node
 
@@ -92,7 +94,7 @@ class Post:
     ) -> dict[int, Message]:
         """The census question to ``nodes``, by place in that list; not counted."""
         self._hello = Hello(clients=clients)
-        content = self.pack(self._hello, 0)
+        content = self.pack(self._hello, self.after)
         sealed = self.seal.hello(content, self.experiment, nodes) if self.seal and nodes else {}
         return {
             i: Message(sealed.get(node, content), node, "query.hello", ttl=ttl)
@@ -158,6 +160,7 @@ class Post:
             check_finite(payload)
             check(clients[k], payload)
             good.append((clients[k], payload))
+            self.kept[k] = min(payload.kept, t)
 
         return good, judge(t, replies, accept, what)
 

@@ -78,7 +78,8 @@ class Readmission:
         node = clients[peer.k].node
         if not self.run.rebind:
             return f"it belongs to node {node} (rebind = false)"
-        if peer != clients[peer.k].peer:
+        known = clients[peer.k].peer
+        if peer != known.model_copy(update={"kept": peer.kept}):
             return f"it is not what node {node} said in the census"
         return ""
 

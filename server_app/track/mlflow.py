@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from statistics import median
 from typing import final
@@ -32,13 +34,15 @@ class MLflow(Tracker):
     def start(self, folder: Path, settings: Mapping[str, Value], known: str) -> str:
         place = folder / PLACE
         own = os.environ.get("MLFLOW_TRACKING_URI")
+        files = None if own else (place / "mlflow-artifacts").as_uri()
+        if known and files:
+            _moved(place / "mlflow.db", files)
         self._client = MlflowClient(tracking_uri=own or f"sqlite:///{place / 'mlflow.db'}")
         if known:
             self._client.update_run(known, status="RUNNING")
             self._run = known
             return known
         called = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fedmosaic")
-        files = None if own else (place / "mlflow-artifacts").as_uri()
         experiment = self._experiment(called, files)
         self._run = self._client.create_run(experiment, run_name=folder.name).info.run_id
         params = [Param(key, str(value)[:LONGEST]) for key, value in settings.items()]
@@ -71,3 +75,11 @@ class MLflow(Tracker):
 
     def finish(self, completed: bool) -> None:
         self._client.set_terminated(self._run, "FINISHED" if completed else "FAILED")
+
+
+def _moved(database: Path, files: str) -> None:
+    """Write where the folder ``files`` lies now into the database, which has absolute paths."""
+    with closing(sqlite3.connect(database)) as opened, opened:
+        opened.execute(
+            "update runs set artifact_uri = ? || '/' || run_uuid || '/artifacts'", [files]
+        )

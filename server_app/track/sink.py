@@ -1,4 +1,4 @@
-"""From the journal to the trackers, each in a thread of its own, so that none is waited for.
+"""Trackers follow a run's journal, in a thread that the run does not wait for.
 
 What a tracker knows the run by, the last round that it was told, and why it failed if it did, are
 in ``track/NAME.json`` of the run's folder. A resumed run tells it what it has not heard, and a
@@ -8,12 +8,9 @@ round that is repeated is not told again.
 from __future__ import annotations
 
 import logging
-import queue
 import threading
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Self, final
 
@@ -21,7 +18,7 @@ from pydantic import BaseModel, ConfigDict
 
 from common.errors import report
 from common.files import write_atomically
-from common.journal import Entry
+from common.journal import Entry, follow
 from common.section import Value
 from server_app.track.tracker import PLACE, Tracker, find, named
 
@@ -64,8 +61,8 @@ def add_file(folder: Path, track: str, path: Path) -> None:
     """
     heard = {name: told(folder, name) for name in named(track)}
     showing = [name for name, each in heard.items() if each.known and not each.failed]
-    with Sink(folder, ",".join(showing), {}) as sink:
-        sink.add_file(path)
+    with Sink(folder, ",".join(showing), {}, file=path):
+        pass
 
 
 def _path(folder: Path, name: str) -> Path:
@@ -74,104 +71,89 @@ def _path(folder: Path, name: str) -> Path:
 
 @final
 class Sink:
-    """The trackers of the run in ``folder``, a context that ends them.
+    """The trackers of the run in ``folder``, a context in which they follow its journal.
 
     Raises ``ValueError`` for a tracker that does not exist or cannot be imported.
     """
 
-    def __init__(self, folder: Path, track: str, settings: Mapping[str, Value]) -> None:
-        """``track``: names, comma-separated; ``settings``: of the run, by dotted key."""
-        kinds = {name: find(name) for name in named(track)}
-        self._lines = [_Line(name, kind, folder, settings) for name, kind in kinds.items()]
+    def __init__(
+        self, folder: Path, track: str, settings: Mapping[str, Value], file: Path | None = None
+    ) -> None:
+        """``track``: names, comma-separated; ``settings``: of the run, by dotted key; ``file``: is
+        added to the tracked runs, and no journal followed.
+        """
+        self._folder, self._settings, self._file = folder, dict(settings), file
+        self._shown = [_Shown(name, find(name), folder) for name in named(track)]
+        self._over, self._completed = threading.Event(), False
+        self._thread = threading.Thread(target=self._work, name="trackers", daemon=True)
 
     def __enter__(self) -> Self:
-        for line in self._lines:
-            line.start()
+        if self._shown:
+            self._thread.start()
         return self
-
-    def tell(self, entries: Iterable[Entry]) -> None:
-        """Show these rounds, but for those that were shown before."""
-        for entry in entries:
-            for line in self._lines:
-                line.tell(entry)
-
-    def add_file(self, path: Path) -> None:
-        for line in self._lines:
-            line.do(lambda tracker: tracker.add_file(path))
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """End the trackers; those that do not come to an end are left behind."""
-        for line in self._lines:
-            line.do(lambda tracker: tracker.finish(completed=kind is None))
-            line.end()
-        if kind is not None and not issubclass(kind, Exception):
+        self._completed = kind is None
+        self._over.set()
+        if not self._shown or (kind is not None and not issubclass(kind, Exception)):
             return  # nobody waits after a Ctrl-C
-        deadline = time.monotonic() + PATIENCE
-        for line in self._lines:
-            line.join(max(0.0, deadline - time.monotonic()))
+        self._thread.join(PATIENCE)
+        for one in self._shown:
+            if not one.finished:
+                one.fail("it does not come to an end")
 
+    def _work(self) -> None:
+        self._each(lambda one: one.start(self._folder, self._settings))
+        if (file := self._file) is not None:
+            self._each(lambda one: one.tracker.add_file(file))
+        else:
+            journal, over = self._folder / "journal.jsonl", self._over.is_set
+            follow(journal, over, lambda e: self._each(lambda one: one.tell(e)), log.warning)
+        self._each(lambda one: one.finish(self._completed))
 
-Work = Callable[[Tracker], object]
+    def _each(self, work: Callable[[_Shown], object]) -> None:
+        """Have every tracker do this that has not failed yet."""
+        for one in self._shown:
+            try:
+                if not one.told.failed:
+                    work(one)
+            except BaseException as error:  # even of a tracker that wants to end the process
+                one.fail(report(error, self._folder))
 
 
 @final
-class _Line:
-    """One tracker, its thread and what waits for it."""
+class _Shown:
+    """A run as one tracker shows it."""
 
-    def __init__(
-        self, name: str, kind: type[Tracker], folder: Path, settings: Mapping[str, Value]
-    ) -> None:
-        self.name, self._kind, self._folder = name, kind, folder
-        self._settings = dict(settings)
-        self._told = told(folder, name).model_copy(update={"failed": ""})
-        self._waiting: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
-        self._lock = threading.RLock()  # of what is told, by the thread and by who waits for it
-        self._thread = threading.Thread(target=self._work, name=f"track-{name}", daemon=True)
+    def __init__(self, name: str, kind: type[Tracker], folder: Path) -> None:
+        self.name, self._kind, self._path = name, kind, _path(folder, name)
+        self.told = told(folder, name).model_copy(update={"failed": ""})
+        self.finished = False
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def do(self, work: Work) -> None:
-        """Have the tracker do this after what waits already."""
-        self._waiting.put(work)
+    def start(self, folder: Path, settings: Mapping[str, Value]) -> None:
+        self._keep()  # its folder is there now
+        self.tracker = self._kind()
+        self._keep(known=self.tracker.start(folder, settings, self.told.known))
 
     def tell(self, entry: Entry) -> None:
-        self.do(partial(self._tell, entry))
-
-    def end(self) -> None:
-        self._waiting.put(None)
-
-    def join(self, patience: float) -> None:
-        self._thread.join(patience)
-        if self._thread.is_alive():
-            self._fail("it does not come to an end")
-
-    def _work(self) -> None:
-        try:
-            self._keep()  # its folder is there now
-            tracker = self._kind()
-            self._keep(known=tracker.start(self._folder, self._settings, self._told.known))
-            while work := self._waiting.get():
-                work(tracker)
-        except BaseException as error:  # even of a tracker that wants to end the process
-            self._fail(report(error, self._folder))
-
-    def _fail(self, why: str) -> None:
-        """Warn, once."""
-        with self._lock:
-            if not self._told.failed:
-                log.warning("track: %s fails, the run goes on without it: %s", self.name, why)
-                with suppress(OSError):
-                    self._keep(failed=why)
-
-    def _tell(self, entry: Entry, tracker: Tracker) -> None:
-        if entry.round > self._told.round:
-            tracker.entry(entry)
+        """Show a round, unless it was shown before."""
+        if entry.round > self.told.round:
+            self.tracker.entry(entry)
             self._keep(round=entry.round)
 
+    def finish(self, completed: bool) -> None:
+        self.tracker.finish(completed)
+        self.finished = True
+
+    def fail(self, why: str) -> None:
+        """Warn, once."""
+        if not self.told.failed:
+            log.warning("track: %s fails, the run goes on without it: %s", self.name, why)
+            with suppress(OSError):
+                self._keep(failed=why)
+
     def _keep(self, **changes: str | int) -> None:
-        path = _path(self._folder, self.name)
-        with self._lock:
-            self._told = self._told.model_copy(update=changes)
-            path.parent.mkdir(exist_ok=True)
-            write_atomically(path, self._told.model_dump_json().encode() + b"\n")
+        self.told = self.told.model_copy(update=changes)
+        self._path.parent.mkdir(exist_ok=True)
+        write_atomically(self._path, self.told.model_dump_json().encode() + b"\n")

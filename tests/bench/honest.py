@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from common import chain
-from common.journal import Magnitude
+from common.journal import Magnitude, read_lines
 from tests.support.battery import config
 from tests.support.tiny import play
 
@@ -80,7 +79,7 @@ def recorded(folders: list[str]) -> Iterator[tuple[str, list[Magnitude]]]:
 
 
 def magnitudes(folder: Path) -> list[Magnitude]:
-    entries = (line.entry for line in chain.read(folder / "journal.jsonl"))
+    entries = (line.entry for line in read_lines(folder / "journal.jsonl"))
     return [one for entry in entries if entry for one in entry.magnitudes.values()]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from common import chain
+from common.journal import read_lines
 from deploy.run.verify import verify
 from server_app.keep import checkpoint
 from server_app.stopped import Stopped
@@ -35,10 +36,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(whole: Path, tmp_path: Path) -> Path:
-    folder = copytree(whole, tmp_path / "run")
-    settings = folder / "config.toml"
-    settings.write_text(settings.read_text().replace(str(whole), str(folder)))
-    return folder
+    return copytree(whole, tmp_path / "run")
 
 
 def again(folder: Path, **changes: Any) -> TinyRun:
@@ -134,28 +132,17 @@ def replaced(i: int, line: bytes) -> Callable[[list[bytes]], list[bytes]]:
 @pytest.mark.parametrize(
     ("damage", "said", "todo"),
     [
-        (
-            replaced(2, b"[1,2]\n"),
-            "line 3 is damaged: it is no entry of a journal",
-            "--from-round 2",
-        ),
-        (replaced(2, b'{"x":1}\n'), "line 3 is damaged: it is no entry of", "--from-round 2"),
+        (replaced(2, b"[1,2]\n"), "line 3 is damaged: it is no entry", "--from-round 2"),
+        (replaced(2, b'{"x":1}\n'), "line 3 is damaged: it is no entry", "--from-round 2"),
         (replaced(3, b'{"round":\xff}\n'), "line 4 is damaged: byte 10 is no UTF-8", "round 3"),
+        (lambda x: [*x[:2], *x[3:]], "line 3 is damaged: it is of round 3", "--from-round 2"),
+        (lambda x: [*x[:3], *x[2:]], "line 4 is damaged: it is of round 2", "--from-round 3"),
+        (lambda x: x[:3], "lacks rounds before 4", "--from-round 3"),
+        (lambda x: x[:1], "lacks rounds before 4", "cannot go on: start the run anew"),
         (
-            lambda lines: [*lines[:2], *lines[3:]],
-            "line 3 is damaged: it does not follow",
-            "round 2",
-        ),
-        (lambda lines: lines[:3], "lacks rounds before 4", "--from-round 3"),
-        (
-            lambda lines: lines[:1],
-            "lacks rounds before 4",
-            "--resume cannot go on: start the run anew",
-        ),
-        (
-            lambda lines: [x.replace(b'"loss": ', b'"loss": 1') for x in lines],
+            lambda x: [line.replace(b'"loss": ', b'"loss": 1') for line in x],
             "line 1 is damaged: its digest is not that of its text",
-            "--resume cannot go on: start the run anew",
+            "cannot go on: start the run anew",
         ),
     ],
 )
@@ -172,12 +159,15 @@ def test_a_damaged_journal_is_one_line_with_what_can_be_done(
     assert state == "damaged" and (todo in told or "checkpoint" in told)
 
 
-def test_a_journal_without_digests_is_unproven_and_goes_on(run: Path) -> None:
-    before = TinyRun(run).timeless
-    entries = [line.entry for line in chain.read(run / "journal.jsonl") if line.entry]
-    (run / "journal.jsonl").write_text("".join(entry.line() + "\n" for entry in entries))
+def test_journals_of_earlier_releases_are_read_and_go_on(run: Path) -> None:
+    before, journal = TinyRun(run).timeless, run / "journal.jsonl"
+    plain = [line.entry.line() for line in read_lines(journal) if line.entry]
+    journal.write_text("\n".join(plain) + "\n")
     assert state_of(run, "journal.jsonl") == [("unproven", "rounds 0 to 4, without digests")]
-    longer = again(run, rounds=5)
-    assert longer.timeless[:5] == before
-    states = [line.state for line in chain.read(run / "journal.jsonl")]
-    assert states == ["unproven"] * 4 + ["whole"] * 2
+    bodies = [f'{line[:-1]}, "follows": "{i:064}"' for i, line in enumerate(plain)]
+    digests = [hashlib.sha256(f"{body}}}".encode()).hexdigest() for body in bodies]
+    chain = [f'{body}, "digest": "{d}"}}\n' for body, d in zip(bodies, digests, strict=True)]
+    journal.write_text("".join([plain[0] + "\n", *chain[1:]]))
+    assert [line.why for line in read_lines(journal)] == [""] * 5
+    assert again(run, rounds=5).timeless[:5] == before
+    assert [line.proven for line in read_lines(journal)] == [False] + [True] * 5

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from common.journal import Entry
+from common.journal import Entry, follow
 from deploy.report.read import Run, read
-from deploy.run.progress import Left, Progress, follow, show_summary
+from deploy.run.progress import Left, Progress, show_summary
 from tests.support.left import leave, said
 
 

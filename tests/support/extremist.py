@@ -23,12 +23,12 @@ def lie(self: ClientApp, message: Any, context: Any) -> Any:
         protocol = importlib.import_module("common.protocol")  # of the bundle
         stamp = protocol.ToServer.stamped
 
-        def stamped(payload: Any, question: Any, k: int) -> Any:
+        def stamped(payload: Any, question: Any, *rest: Any) -> Any:
             from tests.support.adversary import ROUND, Largest, mapped
 
             if isinstance(payload, protocol.Up) and question.t == ROUND:
                 payload = mapped(payload, Largest.change)
-            return stamp(payload, question, k)
+            return stamp(payload, question, *rest)
 
         protocol.ToServer.stamped = stamped
     return honest(self, message, context)

@@ -19,7 +19,7 @@ from common.section import Value
 from common.toml import to_toml
 from server_app.stopped import Stopped
 from server_app.track import numbers, sink, tracker
-from server_app.track.sink import Sink, told
+from server_app.track.sink import Sink, Told, told
 from server_app.track.tracker import Tracker
 from tests.support.battery import fail_client
 from tests.support.commandline import typed
@@ -52,24 +52,16 @@ class Seen(Tracker):
         self.notes.append(completed)
 
 
-class Broken(Tracker):
+class Broken(Seen):
     """Fails in the method that is named ``at``."""
 
+    notes: ClassVar[list[object]] = []
     at: ClassVar[str] = "entry"
 
     def __getattribute__(self, name: str) -> Any:
         if name == type(self).at:
             raise SystemExit("no login\nand more")
         return super().__getattribute__(name)
-
-    def start(self, folder: Path, settings: Mapping[str, Value], known: str) -> str:
-        return "id-2"
-
-    def entry(self, entry: Entry) -> None: ...
-
-    def add_file(self, path: Path) -> None: ...
-
-    def finish(self, completed: bool) -> None: ...
 
 
 @pytest.fixture
@@ -84,8 +76,9 @@ def notes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
 def show(folder: Path, track: str, entries: list[Entry]) -> None:
     """What the ServerApp does with the entries of a run."""
     folder.mkdir(exist_ok=True)
-    with Sink(folder, track, numbers.settings(parse(flat(folder)))) as opened:
-        opened.tell(entries)
+    (folder / "journal.jsonl").write_text("".join(one.line() + "\n" for one in entries))
+    with Sink(folder, track, numbers.settings(parse(flat(folder)))):
+        pass
 
 
 def test_an_entry_becomes_numbers_by_path() -> None:
@@ -106,19 +99,13 @@ def test_settings_are_those_that_the_method_reads_resolved(tmp_path: Path) -> No
     assert "noise.epochs" not in found, "fedavg distils nothing"
 
 
-def test_a_run_is_told_round_by_round_and_to_its_end(notes: list[object], tmp_path: Path) -> None:
-    play(flat(tmp_path / "run", method="fedavg", track="seen"))
-    assert notes == [("start", ""), 0, 1, 2, True]
-    assert json.loads((tmp_path / "run/track/seen.json").read_text()) == {
-        "known": "id-1",
-        "round": 2,
-        "failed": "",
-    }
-
-
-def test_a_tracker_changes_no_number(notes: list[object], tmp_path: Path) -> None:
+def test_a_run_is_told_round_by_round_and_no_number_changes(
+    notes: list[object], tmp_path: Path
+) -> None:
     plain = play(flat(tmp_path / "plain", method="fedavg"))
-    tracked = play(flat(tmp_path / "tracked", method="fedavg", track="seen,broken"))
+    tracked = play(flat(tmp_path / "tracked", method="fedavg", track="broken,seen"))
+    assert notes == [("start", ""), 0, 1, 2, True]
+    assert told(tmp_path / "tracked", "seen") == Told(known="id-1", round=2)
     assert tracked.timeless == plain.timeless and tracked.weights == plain.weights
 
 
@@ -155,7 +142,7 @@ def test_a_broken_tracker_is_one_warning(
     with caplog.at_level(logging.WARNING):
         show(tmp_path, "broken,seen", ENTRIES)
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line == "track: broken fails, the run goes on without it: SystemExit: no login"
+    assert "broken fails" in line and line.endswith("SystemExit: no login")
     assert notes[-3:] == [1, 2, True], "the other one hears everything"
     (said,) = sink.failures(tmp_path, "broken,seen")
     assert "broken failed" in said and "no login" in said
@@ -173,11 +160,9 @@ def test_a_tracker_that_hangs_is_left_behind(
     with caplog.at_level(logging.WARNING):
         show(tmp_path, "seen", ENTRIES)  # returns
     released.set()
-    for thread in threading.enumerate():
-        if thread.name == "track-seen":
-            thread.join()
-    (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith("track: seen fails") and line.endswith("it does not come to an end")
+    (thread,) = (each for each in threading.enumerate() if each.name == "trackers")
+    thread.join()
+    assert "seen fails" in caplog.text and "does not come to an end" in caplog.text
     assert told(tmp_path, "seen").failed
 
 
@@ -196,22 +181,15 @@ def test_the_command_adds_the_report_and_says_what_failed(
     done = typed("run", tmp_path / "run.toml", "--workers", "0")
     assert done.returncode == 0, done.stderr
     assert notes == [("start", ""), 0, 1, True, ("start", "id-1"), "report.html", True]
-    assert done.stdout.count("track: broken failed, the run went on without it: SystemExit") == 1
+    assert done.stdout.count("track: broken failed") == 1
 
 
 @pytest.mark.parametrize(
     ("track", "line"),
     [
-        (
-            "tensorbord",
-            "track = 'tensorbord' is unknown: choose from tensorboard, wandb, mlflow; did you mean "
-            "'tensorboard'?",
-        ),
+        ("tensorbord", "track = 'tensorbord' is unknown: .* did you mean 'tensorboard'"),
         ("wandb,neptune", "track = 'neptune' is unknown: choose from tensorboard, wandb, mlflow"),
-        (
-            "gone",
-            "track = 'gone': no module named 'nosuchpackage'",
-        ),
+        ("gone", "track = 'gone': no module named 'nosuchpackage'"),
     ],
 )
 def test_what_is_no_tracker_here_is_refused_before_anything_starts(
@@ -219,9 +197,8 @@ def test_what_is_no_tracker_here_is_refused_before_anything_starts(
 ) -> None:
     monkeypatch.setitem(tracker.TRACKERS, "gone", ("nosuchpackage:X", "nosuchpackage"))
     for refused in (tracker.check, lambda track: play(flat(tmp_path / "run", track=track))):
-        with pytest.raises(ValueError) as said:
+        with pytest.raises(ValueError, match=line):
             refused(track)
-        assert str(said.value).replace(", gone", "") == line
     assert not (tmp_path / "run/journal.jsonl").exists()
 
 
@@ -311,6 +288,7 @@ def test_mlflow_keeps_it_in_a_database_in_the_runs_folder(
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     show(tmp_path, "mlflow", ENTRIES[:2])
     show(tmp_path, "mlflow", ENTRIES)
+    tmp_path = tmp_path.rename(tmp_path.with_name("moved"))
     (tmp_path / "report.html").write_text("a page")
     sink.add_file(tmp_path, "mlflow", tmp_path / "report.html")
     with sqlite3.connect(tmp_path / "track/mlflow.db") as database:
