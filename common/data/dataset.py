@@ -7,6 +7,7 @@ rows.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import final
@@ -121,16 +122,23 @@ def resize(x: Tensor, size: int) -> Tensor:
         )
     if x.shape[-2:] == (size, size):
         return x
-    out = torch.empty((*x.shape[:2], size, size), dtype=torch.uint8)
-    for start in range(0, len(x), CHUNK):
-        images = F.interpolate(
-            x[start : start + CHUNK].float(),
-            (size, size),
-            mode="bilinear",
-            align_corners=False,
-            antialias=True,
-        )
-        out[start : start + CHUNK] = images.round_().clamp_(0, 255)
+    return converted(x, (x.shape[1], size, size), lambda images: interpolated(images, (size, size)))
+
+
+def interpolated(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """Floats (n, C, H, W) in another size, bilinear, antialiased when shrinking."""
+    return F.interpolate(images, size, mode="bilinear", align_corners=False, antialias=True)
+
+
+def converted(
+    x: Tensor, shape: tuple[int, int, int], convert: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Bytes (N, ...) to bytes (N, *shape): ``convert`` is given them as floats, ``CHUNK`` at a
+    time.
+    """
+    out = torch.empty((len(x), *shape), dtype=torch.uint8)
+    for into, images in zip(out.split(CHUNK), x.split(CHUNK), strict=True):
+        into[:] = convert(images.float()).round().clamp(0, 255)
     return out
 
 

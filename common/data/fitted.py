@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from common.data.dataset import CHUNK
+from common.data.dataset import converted, interpolated
 
 LUMA = (0.299, 0.587, 0.114)
 """Red, green and blue in grey (ITU-R BT.601)."""
@@ -29,15 +28,12 @@ def fitted(x: Tensor, shape: tuple[int, int, int], what: str) -> Tensor:
             f"{what} has {str(x.dtype).removeprefix('torch.')} samples {tuple(x.shape[1:])}, the "
             f"data set {shape}; grey and colour images (1 or 3 channels of bytes) can be fitted"
         )
-    out = torch.empty((len(x), *shape), dtype=torch.uint8)
-    for start in range(0, len(x), CHUNK):
-        part = slice(start, start + CHUNK)
-        images = x[part].float()
+
+    def convert(images: Tensor) -> Tensor:
         if has > wants:
             images = (images * torch.tensor(LUMA).view(3, 1, 1)).sum(1, keepdim=True)
         if images.shape[-2:] != shape[1:]:
-            images = F.interpolate(
-                images, shape[1:], mode="bilinear", align_corners=False, antialias=True
-            )
-        out[part] = images.round().clamp(0, 255).expand(-1, wants, -1, -1)
-    return out
+            images = interpolated(images, shape[1:])
+        return images.expand(-1, wants, -1, -1)
+
+    return converted(x, shape, convert)

@@ -125,7 +125,7 @@ def _play(folder: Path, flat: dict[str, Value], size: int, workers: int) -> Furt
     dataset = for_testing(config.data, config.run.clients, config.partition_seed)
     task = Task.of(config, dataset, device.choose(config.run.device))
     method, post = make(task, global_spec(task)), Post(config, saved.experiment)
-    method.restore(method.keeps(**saved.state))
+    method.restore(saved.state)
     with Loopback(config.run.clients, flat, workers=workers) as grid:
         clients = take_census(grid, sorted(grid.get_node_ids()), post, task)
         method.begin(clients)

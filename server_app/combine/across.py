@@ -16,8 +16,7 @@ from common.models.classifier import Classifier
 from common.protocol import Down
 from common.records import Records, StateDict
 from server_app.combine.mean import average
-from server_app.combine.wrapper import Wrapper
-from server_app.global_model import Combining, T
+from server_app.global_model import Averaged, T
 from server_app.method import Client, Models, O, Ups
 
 
@@ -27,13 +26,15 @@ class State(Records):
     inner: dict[str, object]
 
 
-class Across(Wrapper[O, T], ABC):
-    """``inner`` with global models for the architectures of all clients, known by the census."""
+class Across(Averaged[O, T], ABC):
+    """In front of a method: global models for the architectures of all clients, known by the
+    census.
+    """
 
-    keeps = State
+    models: Models = {}  # in place of the property; never changed
 
-    def __init__(self, inner: Combining[O, T]) -> None:
-        super().__init__(inner)
+    def prepare(self) -> None:
+        super().prepare()
         self.models = self.overall = {}
         self.specs: list[str] = []
         self.nets: dict[str, Classifier] = {}
@@ -47,7 +48,7 @@ class Across(Wrapper[O, T], ABC):
         for client in clients:
             self.check_size(client)
         super().begin(clients)
-        distinct = {spec: self.task.expected(spec) for spec in self.inner.architectures()}
+        distinct = {spec: self.task.expected(spec) for spec in self.architectures()}
         self.specs = sorted(distinct, key=lambda spec: (_size(distinct[spec]), spec))
         held = self.held(distinct)
         self.nets = {spec: self.build(spec) for spec in self.specs}
@@ -71,11 +72,11 @@ class Across(Wrapper[O, T], ABC):
         return self.nets[spec]
 
     def down(self, t: int) -> Callable[[Client], Down]:
-        sent, parts = self.inner.down(t), self.parts(self.models)
+        sent, parts = super().down(t), self.parts(self.models)
 
         def to(client: Client) -> Down:
             payload = sent(client) if callable(sent) else sent
-            return self.inner.part(client, payload, parts[client.model])
+            return self.part(client, payload, parts[client.model])
 
         return to
 
@@ -90,14 +91,13 @@ class Across(Wrapper[O, T], ABC):
         return list(self.networks().values())[-1]
 
     def state(self) -> State:
-        own = {name: value for name, value in self.inner.state() if name != "w"}
+        own = {name: value for name, value in super().state() if name != "w"}
         return State(models=self.models, inner=own)
 
-    def restore(self, state: Records) -> None:
-        assert isinstance(state, State)
-        self.models = dict(state.models)
-        inner = {"w": self.inner.flat(self.inner.models), **state.inner}
-        self.inner.restore(self.inner.keeps.model_validate(inner))
+    def restore(self, state: Mapping[str, object]) -> None:
+        kept = State.model_validate(state)
+        self.models = dict(kept.models)
+        super().restore({"w": self.w, **kept.inner})
 
 
 @final
@@ -124,7 +124,7 @@ class Same(Across[O, T]):
         if not len(members):
             return before
         options, parameters = self.config.average, tree.parameters_only(self.nets[spec])
-        own = self.inner.states(members, before, parameters)
+        own = self.states(members, before, parameters)
         return average(own, members.sizes, before, options, parameters)
 
 

@@ -61,7 +61,7 @@ class Depth(Across[O, T]):
     def aggregate(self, ups: Ups[T], previous: Models) -> Models:
         largest, specs = self.depths.largest, [client.model for client in ups.clients]
         parameters = tree.parameters_only(self.nets[largest])
-        states = self.inner.states(ups, previous[largest], parameters)
+        states = self.states(ups, previous[largest], parameters)
         uploads = list(zip(specs, states, strict=True))
         return self.depths.average(uploads, ups.sizes, previous, parameters)
 

@@ -48,11 +48,11 @@ class Width(Across[O, T]):
 
     def begin(self, clients: Sequence[Client]) -> None:
         super().begin(clients)
-        self.main = self.specs[-1] if self.inner.widest else ""
+        self.main = self.specs[-1] if self.widest else ""
 
     def measured_by(self, name: str) -> Sequence[Client]:
         """Where all score the widest network, all measure."""
-        return self.clients if self.inner.widest else super().measured_by(name)
+        return self.clients if self.widest else super().measured_by(name)
 
     def held(self, distinct: Mapping[str, StateDict]) -> list[str]:
         self.whole = check_widths(distinct, distinct)
@@ -72,15 +72,15 @@ class Width(Across[O, T]):
 
     def down(self, t: int) -> Callable[[Client], Down]:
         """Equal payloads are one object, which is packed once."""
-        sent, whole = self.inner.down(t), self.flat(self.models)
+        sent, whole = super().down(t), self.flat(self.models)
         payloads: dict[tuple[int, Taken], tuple[Down, Down]] = {}
 
         def to(client: Client) -> Down:
             payload = sent(client) if callable(sent) else sent
-            taken = self.inner.taken(client, t)._replace(classes=None)
+            taken = self.taken(client, t)._replace(classes=None)
             if (known := (id(payload), taken)) not in payloads:
                 w = self._cut(whole, taken)
-                payloads[known] = payload, self.inner.part(client, payload, w)
+                payloads[known] = payload, self.part(client, payload, w)
             return payloads[known][1]
 
         return to
@@ -89,12 +89,12 @@ class Width(Across[O, T]):
         options, before = self.config.average, previous[self.whole]
         weights = ups.sizes if options.weights == "samples" else [1] * len(ups)
         blocks = [
-            self._block(self.inner.taken(client, up.t), up.w, before, p)
+            self._block(self.taken(client, up.t), up.w, before, p)
             for (client, up), p in zip(ups, weights, strict=True)
         ]
         parameters = tree.parameters_only(self.nets[self.whole])
         names = before.keys() if options.bn_buffers else parameters
-        mean = average_blocks(blocks, before, options, names, by_width=self.inner.by_width)
+        mean = average_blocks(blocks, before, options, names, by_width=self.by_width)
         return {self.whole: mean}
 
     def _block(self, taken: Taken, w: StateDict, whole: StateDict, weight: float) -> Block:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import final
 
 from torch import Tensor
@@ -87,9 +88,9 @@ class DAFL(Averaged[Options, Up]):
             sgd=optimise.moments(self.sgd),
         )
 
-    def restore(self, state: Records) -> None:
-        assert isinstance(state, State)
-        self.w, self.adam = state.w, state.adam
-        self.student.load_state_dict(state.v)
-        self.generator.load_state_dict(state.generator)
-        optimise.restore_moments(self.sgd, state.sgd)
+    def restore(self, state: Mapping[str, object]) -> None:
+        kept = State.model_validate(state)
+        self.w, self.adam = kept.w, kept.adam
+        self.student.load_state_dict(kept.v)
+        self.generator.load_state_dict(kept.generator)
+        optimise.restore_moments(self.sgd, kept.sgd)

@@ -5,7 +5,7 @@ The average is the work of ``server_app/combine/across.py``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import final
 
 import torch
@@ -96,7 +96,7 @@ class FedIN(Averaged[Options, Up]):
             rounds=self.pool.rounds,
         )
 
-    def restore(self, state: Records) -> None:
-        assert isinstance(state, State)
-        self.pool.held = {k: (s_in, state.s_out[k]) for k, s_in in state.s_in.items()}
-        self.pool.rounds = dict(state.rounds)
+    def restore(self, state: Mapping[str, object]) -> None:
+        kept = State.model_validate(state)
+        self.pool.held = {k: (s_in, kept.s_out[k]) for k, s_in in kept.s_in.items()}
+        self.pool.rounds = dict(kept.rounds)
