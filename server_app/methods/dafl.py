@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import final
 
-from torch import Tensor
-
-from common import optimise, seeds, tree
-from common.datafree import DataFree, is_adversarial, new_generator
+from common import optimise, tree
+from common.datafree import DataFree, new_generator
 from common.fit import fit
 from common.methods.dafl import Options, Up
 from common.models.classifier import Classifier
@@ -43,30 +41,24 @@ class DAFL(Averaged[Options, Up]):
         self.adam: dict[int, StateDict] = {}
 
     def after(self, t: int, ups: Ups[Up]) -> Metrics:
-        o, task, precision = self.options, self.task, self.config.run.precision
+        o, task = self.options, self.task
         if t < o.start:
             return {}
         optimizer = task.generator_optimizer(t, self.generator.parameters())
         optimise.restore_moments(optimizer, self.adam)
         datafree = DataFree(
+            task,
             self.generator,
             self.build(self.global_spec, self.w),
             self.student,
-            self.config.generator,
             optimizer,
+            *("latents", t),
             gamma=1.0,
             size=o.server_batch_size,
-            adversarial=is_adversarial(task),
-            draw=seeds.stream(task.seed, "latents", t, device=task.device),
-            precision=precision,
             protect=False,
         )
-
-        def loss(images: Tensor, logits: Tensor) -> Tensor:
-            return datafree.distance(images, logits)
-
-        nothing: list[tuple[Tensor, ...]] = [()] * o.server_steps
-        distilled = fit(self.sgd, datafree.batches(nothing), loss, precision=precision)
+        batches = datafree.batches([()] * o.server_steps)
+        distilled = fit(self.sgd, batches, datafree.distance, precision=self.config.run.precision)
         self.adam = optimise.moments(optimizer)
         return {"distill_loss": distilled["loss"], "generator_loss": datafree.mean_loss}
 

@@ -8,7 +8,6 @@ from typing import final
 import torch
 from torch import Tensor
 
-from common import communication
 from common.incentive import Gain
 from common.journal import Entry
 from common.methods.dl_sh import Options, Up
@@ -59,7 +58,7 @@ class DLSH(PublicSet[Options, Up]):
         return torch.softmax(self.ensemble(logits, w), dim=1)
 
     def numbers(self, ups: Ups[Up]) -> int:
-        w = 0 if self.config.confidence.kind == "uniform" else self.samples
-        taught = 0 if self.options.incentive == "none" else len(ups)
-        back = communication.i_dl_mh(self.samples, self.classes, taught)
-        return communication.dl_sh(self.samples, self.classes, w, len(ups)) + back
+        """DL-MH's equation 9: all logits and the confidences up; with an incentive θ down."""
+        w = self.config.confidence.kind != "uniform"
+        back = self.classes if self.options.incentive != "none" else 0
+        return self.samples * (self.classes + w + back) * len(ups)

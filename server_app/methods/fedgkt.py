@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common import communication, seeds, tree
+from common import seeds, tree
 from common.losses.distillation import kl
 from common.methods.fedgkt import Down, Options, Up
 from common.models.classifier import Split
@@ -101,9 +101,8 @@ class FedGKT(Method[Options, Up]):
         return torch.cat([behind(self.net, part).float().cpu() for part in parts])
 
     def numbers(self, ups: Ups[Up]) -> int:
-        """Equation 7 for one round, each client with its own samples."""
-        C, features = self.task.num_classes, math.prod(self.features)
-        return sum(communication.fedgkt(features, C, C, n, 1) for n in ups.sizes)
+        """DL-MH's equation 7 for one round: features and both sides' logits of every sample."""
+        return (math.prod(self.features) + 2 * self.task.num_classes) * sum(ups.sizes)
 
     def model(self) -> None:
         return None

@@ -7,7 +7,6 @@ from typing import final
 
 import torch
 
-from common import communication
 from common.ensemble import nearest_class
 from common.incentive import Gain, Reward
 from common.journal import Entry
@@ -48,7 +47,7 @@ class IDLMH(OwnClasses[Options, Up]):
         incentive.note(gains, entry)
 
     def numbers(self, ups: Ups[Up]) -> int:
-        """Equation 10 for what goes up, and section 5.3's for what comes down."""
+        """Equation 10 for what goes up; down a label of each sample, or all of θ (section 5.3)."""
         theta = 1 if self.options.incentive == "masked" else self.classes
         wanting = sum(up.incentive for _, up in ups)
-        return super().numbers(ups) + communication.i_dl_mh(self.samples, theta, wanting)
+        return super().numbers(ups) + self.samples * theta * wanting
