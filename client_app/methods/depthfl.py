@@ -66,8 +66,8 @@ class DepthFL(Copy[Options, Down]):
         here = {name: g.to(self.task.device) for name, g in self.g.items()}
 
         def dynamic(x: Tensor, y: Tensor) -> Tensor:
-            kept = [weights[name] for name in here]
-            return exits(x, y) - slope([*here.values()], kept) + o.alpha * near()
+            linear = slope([*here.values()], [weights[name] for name in here])
+            return exits(x, y) - linear + o.alpha * near()
 
         return dynamic
 

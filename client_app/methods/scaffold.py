@@ -50,7 +50,8 @@ class Scaffold(Copy[Options, Down]):
 
         def shifted(x: Tensor, y: Tensor) -> Tensor:
             corrected = [weights[name] for name in self.correction]
-            return plain(x, y) + slope([*self.correction.values()], corrected)
+            linear = slope([*self.correction.values()], corrected)
+            return plain(x, y) + linear
 
         def after() -> None:
             for name, a in self.correction.items():

@@ -22,9 +22,8 @@ from common.config import NATURAL, OWN, SERVER, WHO, Data
 from common.data import outside
 from common.data.client_folders import load_client_folders
 from common.data.colour import CIFAR10, CIFAR100, SVHN
-from common.data.dataset import Dataset, merged, resize, stratified
+from common.data.dataset import Dataset, fitted, merged, resize, stratified
 from common.data.embedded import digits, points, toy
-from common.data.fitted import fitted
 from common.data.folder import load_folder
 from common.data.hub import load_hub
 from common.data.idx import EMNIST_LETTERS, FASHION_MNIST, MNIST

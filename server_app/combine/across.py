@@ -15,6 +15,7 @@ from common import tree
 from common.models.classifier import Classifier
 from common.protocol import Down
 from common.records import Records, StateDict
+from common.widths import Taken
 from server_app.combine.mean import average
 from server_app.global_model import Averaged, T
 from server_app.method import Client, Models, O, Ups
@@ -50,13 +51,14 @@ class Across(Averaged[O, T], ABC):
         super().begin(clients)
         distinct = {spec: self.task.expected(spec) for spec in self.architectures()}
         self.specs = sorted(distinct, key=lambda spec: (_size(distinct[spec]), spec))
-        held = self.held(distinct)
+        self.held = self.hold(distinct)
         self.nets = {spec: self.build(spec) for spec in self.specs}
         if not self.models:
             self.models = self.drawn()
             self.begin_overall()
-        elif sorted(self.models) != sorted(held):
-            raise ValueError(f"the checkpoint holds {sorted(self.models)}, the clients need {held}")
+        elif sorted(self.models) != sorted(self.held):
+            need = f"the clients need {self.held}"
+            raise ValueError(f"the checkpoint holds {sorted(self.models)}, {need}")
 
     def drawn(self) -> Models:
         return {spec: tree.snapshot(self.build(spec)) for spec in self.specs}
@@ -65,20 +67,30 @@ class Across(Averaged[O, T], ABC):
         return self.parts(models)[client.model]
 
     @abstractmethod
-    def held(self, distinct: Mapping[str, StateDict]) -> list[str]:
+    def hold(self, distinct: Mapping[str, StateDict]) -> list[str]:
         """The architectures of the global models; ``distinct``: the clients', by their names."""
 
     def network(self, spec: str) -> Classifier:
         return self.nets[spec]
 
     def down(self, t: int) -> Callable[[Client], Down]:
-        sent, parts = super().down(t), self.parts(self.models)
+        """Equal payloads are one object, which is packed once."""
+        sent, models = super().down(t), self.models
+        payloads: dict[tuple[int, Taken], tuple[Down, Down]] = {}
 
         def to(client: Client) -> Down:
             payload = sent(client) if callable(sent) else sent
-            return self.part(client, payload, parts[client.model])
+            taken = self.taken(client, t)._replace(classes=None)
+            if (known := (id(payload), taken)) not in payloads:
+                w = self.entries(models, taken)
+                payloads[known] = payload, self.part(client, payload, w)
+            return payloads[known][1]
 
         return to
+
+    def entries(self, models: Models, taken: Taken) -> StateDict:
+        """What a client is sent that takes so much of global models."""
+        return self.parts(models)[taken.spec]
 
     def measured_by(self, name: str) -> Sequence[Client]:
         """No client computes with a network that is not its own."""
@@ -104,7 +116,7 @@ class Across(Averaged[O, T], ABC):
 class Same(Across[O, T]):
     """A model for each architecture, averaged among its clients."""
 
-    def held(self, distinct: Mapping[str, StateDict]) -> list[str]:
+    def hold(self, distinct: Mapping[str, StateDict]) -> list[str]:
         return self.specs
 
     def parts(self, models: Models) -> Models:

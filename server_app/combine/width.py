@@ -12,7 +12,7 @@ and what no selected client has stays. With one width it is the ordinary mean, b
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -21,7 +21,6 @@ from torch import Tensor
 
 from common import tree
 from common.options import Average
-from common.protocol import Down
 from common.records import StateDict
 from common.widths import Places, Taken, block, check_widths, cut, grid, take
 from server_app.combine.across import Across
@@ -54,7 +53,7 @@ class Width(Across[O, T]):
         """Where all score the widest network, all measure."""
         return self.clients if self.widest else super().measured_by(name)
 
-    def held(self, distinct: Mapping[str, StateDict]) -> list[str]:
+    def hold(self, distinct: Mapping[str, StateDict]) -> list[str]:
         self.whole = check_widths(distinct, distinct)
         return [self.whole]
 
@@ -62,28 +61,14 @@ class Width(Across[O, T]):
         return {self.whole: tree.snapshot(self.build(self.whole))}
 
     def parts(self, models: Models) -> Models:
-        return {spec: self._cut(models[self.whole], Taken(spec)) for spec in self.specs}
+        return {spec: self.entries(models, Taken(spec)) for spec in self.specs}
 
     def flat(self, models: Models) -> StateDict:
         return models[self.whole]
 
-    def _cut(self, whole: StateDict, taken: Taken) -> StateDict:
+    def entries(self, models: Models, taken: Taken) -> StateDict:
+        whole = models[self.whole]
         return cut(whole, block(whole, self.task.expected(taken.spec), taken.window))
-
-    def down(self, t: int) -> Callable[[Client], Down]:
-        """Equal payloads are one object, which is packed once."""
-        sent, whole = super().down(t), self.flat(self.models)
-        payloads: dict[tuple[int, Taken], tuple[Down, Down]] = {}
-
-        def to(client: Client) -> Down:
-            payload = sent(client) if callable(sent) else sent
-            taken = self.taken(client, t)._replace(classes=None)
-            if (known := (id(payload), taken)) not in payloads:
-                w = self._cut(whole, taken)
-                payloads[known] = payload, self.part(client, payload, w)
-            return payloads[known][1]
-
-        return to
 
     def aggregate(self, ups: Ups[T], previous: Models) -> Models:
         options, before = self.config.average, previous[self.whole]

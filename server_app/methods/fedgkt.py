@@ -54,15 +54,9 @@ class FedGKT(Method[Options, Up]):
 
     def check(self, client: Client, up: Up) -> None:
         n, classes = client.n, self.task.num_classes
-        for what, got, expected in (
-            ("h", tuple(up.h.shape), (n, *self.features)),
-            ("z", tuple(up.z.shape), (n, classes)),
-            ("y", tuple(up.y.shape), (n,)),
-        ):
-            if got != expected:
-                raise ValueError(f"{what} is {list(got)}, expected {list(expected)}")
-        if not up.h.dtype == up.z.dtype == torch.float32:
-            raise ValueError(f"h and z are {up.h.dtype} and {up.z.dtype}, expected float32")
+        like = {"h": torch.empty(n, *self.features), "z": torch.empty(n, classes)}
+        like["y"] = torch.empty(n, dtype=torch.int64)
+        tree.check_like({"h": up.h, "z": up.z, "y": up.y}, like, "the reply")
         if int(up.y.min()) < 0 or int(up.y.max()) >= classes:
             raise ValueError(f"y has label {int(up.y.max())}; there are 0 to {classes - 1}")
 
