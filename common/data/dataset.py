@@ -7,7 +7,7 @@ rows.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import final
@@ -16,6 +16,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from common.seeds import rng
 
 LUMA = (0.299, 0.587, 0.114)
 """Red, green and blue in grey (ITU-R BT.601)."""
@@ -77,6 +79,22 @@ class Dataset:
         """The same with no other test samples than ``rows``."""
         owner = None if self.owner_test is None else self.owner_test[rows]
         return replace(self, x_test=self.x_test[rows], y_test=self.y_test[rows], owner_test=owner)
+
+
+def measured(name: str, classes: tuple[str, ...], **tensors: Tensor) -> Dataset:
+    """The data set of these tensors, by the names of its fields, with the statistics of ``x``."""
+    mean, std = channel_statistics(tensors["x"])
+    return Dataset(name, classes, mean=mean, std=std, **tensors)
+
+
+def halved(tensors: Mapping[str, Tensor], stream: str) -> dict[str, Tensor]:
+    """Samples of which 80 % of each class train and 20 % are for testing, always the same."""
+    train, test = holdout(tensors["y"], 0.2, rng(0, stream))
+    return {
+        f"{name}{suffix}": tensor[rows]
+        for name, tensor in tensors.items()
+        for suffix, rows in (("", train), ("_test", test))
+    }
 
 
 @lru_cache(maxsize=4)
@@ -172,7 +190,7 @@ def converted(
     return out
 
 
-def stratified(y: Tensor, samples: int, rng: np.random.Generator) -> Tensor:
+def stratified(y: Tensor, samples: int, draw: np.random.Generator) -> Tensor:
     """Sorted indices of ``samples`` rows in which every class keeps its share of ``y``.
 
     Shares are rounded by largest remainder and no class falls to nothing.
@@ -191,13 +209,12 @@ def stratified(y: Tensor, samples: int, rng: np.random.Generator) -> Tensor:
         take[np.argmax(exact - take)] += 1
     for _ in range(int(take.sum()) - samples):
         take[np.argmax(np.where(take > 1, take - exact, -np.inf))] -= 1
-    chosen = [
-        rng.permutation(np.flatnonzero(labels == c))[:n] for c, n in zip(present, take, strict=True)
-    ]
+    rows = [np.flatnonzero(labels == c) for c in present]
+    chosen = [draw.permutation(of_class)[:n] for of_class, n in zip(rows, take, strict=True)]
     return torch.from_numpy(np.sort(np.concatenate(chosen)))
 
 
-def holdout(y: Tensor, fraction: float, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+def holdout(y: Tensor, fraction: float, draw: np.random.Generator) -> tuple[Tensor, Tensor]:
     """Sorted (train, test) indices; ``fraction`` of every class, rounded, goes to the test part.
 
     A class of two samples or more has both a train and a test sample; a single one trains.
@@ -205,7 +222,7 @@ def holdout(y: Tensor, fraction: float, rng: np.random.Generator) -> tuple[Tenso
     labels = y.numpy()
     test: list[np.ndarray] = []
     for c in np.unique(labels):
-        of_class = rng.permutation(np.flatnonzero(labels == c))
+        of_class = draw.permutation(np.flatnonzero(labels == c))
         n = min(max(round(fraction * len(of_class)), 1), len(of_class) - 1)
         test.append(of_class[:n])
     mask = np.zeros(len(labels), dtype=bool)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from common.config import Data
 from common.data import arrays, decoded
-from common.data.dataset import Dataset, channel_statistics
+from common.data.dataset import Dataset, measured
 from common.files import in_order
 
 Pairs = dict[str, tuple[np.ndarray, np.ndarray]]  #: images and labels
@@ -35,8 +35,7 @@ def load_leaf(data: Data) -> Dataset:
             raise ValueError(f"{root / part}: no *.json files")
     tensors = decoded.kept("leaf", [*files["train"], *files["test"]], lambda: _decode(files))
     classes = arrays.numbered(tensors["y"], tensors["y_test"])
-    mean, std = channel_statistics(tensors["x"])
-    return Dataset(root.name, classes, mean=mean, std=std, **tensors)
+    return measured(root.name, classes, **tensors)
 
 
 def _decode(files: dict[str, list[Path]]) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from common.config import Data
 from common.data import arrays, decoded
-from common.data.dataset import Dataset, channel_statistics
+from common.data.dataset import Dataset, measured
 from common.data.unpickle import read_npz
 
 
@@ -30,8 +30,7 @@ def load_npz(data: Data) -> Dataset:
     paths = [path for part in files.values() for path in part.values()]
     tensors = decoded.kept("npz", paths, lambda: _decode(files))
     classes = _classes(root, arrays.numbered(tensors["y"], tensors["y_test"]))
-    mean, std = channel_statistics(tensors["x"])
-    return Dataset(root.name, classes, mean=mean, std=std, **tensors)
+    return measured(root.name, classes, **tensors)
 
 
 def _classes(root: Path, seen: tuple[str, ...]) -> tuple[str, ...]:

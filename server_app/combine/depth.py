@@ -84,11 +84,7 @@ class Depth(Across[O, T]):
         return self.average(uploads, ups.sizes, previous, parameters)
 
     def average(
-        self,
-        uploads: Uploads,
-        sizes: Sequence[int],
-        previous: Models,
-        parameters: Set[str],
+        self, uploads: Uploads, sizes: Sequence[int], previous: Models, parameters: Set[str]
     ) -> Models:
         """The new models from clients' uploads, each with its architecture, in order of k.
 
