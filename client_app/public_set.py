@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
-from typing import TypeVar, final
+from typing import ClassVar, TypeVar, final
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from common.ensemble import odin_score, rescaled, to_local
 from common.methods.dl_sh import Distilling
 from common.models.classifier import Classifier
 from common.models.masked import Masked, beheaded
+from common.protocol import Up
 from common.public_set import subset
 from common.records import Records, StateDict
 
@@ -49,6 +50,20 @@ class Seeing(Handler[O, D], ABC):
 
 class Teacher(Seeing[P, D], ABC):
     """Trains M_i, then speaks about the public set."""
+
+    answers: ClassVar[type[Up]]
+
+    def train(self, down: D) -> Up:
+        net, metrics = self.learn(down.t)
+        answer = {"metrics": metrics, **self.said(net), "w": self.confidence(down.t, net)}
+        return self.answers.model_validate(answer)
+
+    def said(self, net: Classifier) -> dict[str, object]:
+        """Fields of the answer about the public set: softmax M_i(X_dist) [N, |d|] in the wire's
+        dtype, and the schema.
+        """
+        theta = torch.softmax(self.logits(net), dim=1)
+        return {"theta": quantise.encode(theta, self.config.wire.dtype), "d": self.d}
 
     @property
     def d(self) -> list[int]:
@@ -96,11 +111,6 @@ class Teacher(Seeing[P, D], ABC):
         else:
             w = confidence(self.participant, t, net, self.masked(net))
         return None if w is None else quantise.encode(w.clamp(0, 1), self.config.wire.dtype)
-
-    def probabilities(self, net: Classifier) -> Tensor:
-        """softmax M_i(X_dist) [N, |d|] in the wire's dtype."""
-        theta = torch.softmax(self.logits(net), dim=1)
-        return quantise.encode(theta, self.config.wire.dtype)
 
     def own_model(self, t: int) -> Classifier | None:
         return self.masked(self.network(self.start(t + 1)))

@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 
 from common import seeds
-from common.fit import Precision, fit, forward
+from common.fit import fit, forward
 from common.losses import generation
 from common.losses.distillation import kl
 from common.models.batchnorm import batch_statistics
 from common.models.classifier import Classifier
 from common.models.generator import Generator
 from common.models.layers import he_convolutions
-from common.options import GeneratorTraining
 from common.task import Task
 
 CIFAR = ("cifar10", "cifar100")
@@ -35,32 +34,29 @@ class DataFree:
 
     ``optimizer``: of the generator, None if it stands still; ``student``: takes its steps
     elsewhere, by an optimiser of the owner; ``gamma``: γ, the weight of the student's distillation,
-    with which the adversarial term is weighed too; ``size``: images in a batch; ``draw``: where z
-    comes from, on the networks' device; ``precision``: of all forward passes; ``protect``: the
-    student's BatchNorm layers keep their running statistics for real images.
+    with which the adversarial term is weighed too; ``size``: images in a batch; ``name``: of the
+    stream that z comes from; ``protect``: the student's BatchNorm layers keep their running
+    statistics for real images.
     """
 
     def __init__(
         self,
+        task: Task,
         generator: Generator,
         teacher: Classifier,
         student: Classifier,
-        options: GeneratorTraining,
         optimizer: torch.optim.Optimizer | None,
-        *,
+        *name: str | int,
         gamma: float,
         size: int,
-        adversarial: bool,
-        draw: torch.Generator,
-        precision: Precision,
         protect: bool = True,
     ) -> None:
-        self.precision, self.protect = precision, protect
+        self.options, self.precision = task.config.generator, task.config.run.precision
         self.generator, self.student = generator.train(), student
         self.teacher = teacher.eval().requires_grad_(False)
-        self.options, self.gamma, self.size = options, gamma, size
-        self.adversarial, self.draw = adversarial, draw
-        self.optimizer = optimizer
+        self.optimizer, self.gamma, self.size, self.protect = optimizer, gamma, size, protect
+        self.adversarial = is_adversarial(task)
+        self.draw = seeds.stream(task.seed, *name, device=task.device)
         self.losses: list[float] = []  #: L_G of every step
 
     def batches(self, real: Iterable[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]:
@@ -94,13 +90,7 @@ class DataFree:
     def _forward(self, z: Tensor) -> AbstractContextManager[object]:
         return forward(self.precision, z.device)
 
-    def _step(
-        self,
-        optimizer: torch.optim.Optimizer,
-        images: Tensor,
-        logits: Tensor,
-        features: Tensor,
-    ) -> None:
+    def _step(self, optimizer: torch.optim.Optimizer, *batch: Tensor) -> None:
         """One step of the generator on L_G = L_IE + λ₁ L_OH + λ₂ L_A (FedKF eq. 5)."""
         o = self.options
 
@@ -113,13 +103,10 @@ class DataFree:
             return value
 
         # The graph from z to the features is there already; ``fit`` only descends it.
-        frozen = (
-            [p for p in self.student.parameters() if p.requires_grad] if self.adversarial else []
-        )
+        frozen = [p for p in self.student.parameters() if p.requires_grad and self.adversarial]
         for p in frozen:
             p.requires_grad_(False)
-        batches = [(images, logits, features)]
-        self.losses.append(fit(optimizer, batches, loss, precision=self.precision)["loss"])
+        self.losses.append(fit(optimizer, [batch], loss, precision=self.precision)["loss"])
         for p in frozen:
             p.requires_grad_(True)
 

@@ -5,7 +5,7 @@ The numbers are coded by ``common/quantise.py`` in the wire's dtype.
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import Any
 
 from jaxtyping import Shaped
 from torch import Tensor
@@ -50,16 +50,8 @@ class Predictions(Records):
         return quantise.decode(self.theta, self.low, self.high)
 
 
-class Spoken(TypedDict):
-    """The fields of ``Predictions``."""
-
-    theta: Tensor
-    low: float
-    high: float
-
-
-def spoken(values: Tensor, dtype: str, *, probabilities: bool) -> Spoken:
-    """``values``, float32 [N, C], as ``Predictions`` say them."""
+def spoken(values: Tensor, dtype: str, *, probabilities: bool) -> dict[str, Any]:
+    """``values``, float32 [N, C], as the fields of ``Predictions``."""
     if probabilities:
         theta = quantise.encode(values.clamp(0, 1), dtype)
         return {"theta": theta, "low": 0.0, "high": 1.0}

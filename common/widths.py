@@ -13,9 +13,9 @@ section 3.2.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -23,10 +23,8 @@ from torch import Tensor
 from common import models, seeds
 from common.records import StateDict
 
-
-class Window(Protocol):
-    def __call__(self, m: int, n: int) -> Tensor:
-        """Which n of m channels, int64 [n], each once; n < m."""
+Window = Callable[[int, int], Tensor]
+"""Of m and n < m: which n of m channels, int64 [n], each once."""
 
 
 @final

@@ -1,13 +1,13 @@
 """Server halves around a global model, and those whose model is a mean of what clients trained.
 
 ``Averaged`` is the base of an averaging method; it overrides how the copies are combined, or what
-follows the combination. ``Combining`` is what the wrappers in ``combine/`` see of it: across
-architectures, and over the cached uploads of all clients (OCA).
+follows the combination. The classes in ``combine/`` are derived from it too, and go in front of a
+method: across architectures, and over the cached uploads of all clients (OCA).
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Callable, Iterable, Set
 from typing import ClassVar, TypeVar
 
@@ -80,102 +80,16 @@ class GlobalModel(Method[O, U], ABC):
 T = TypeVar("T", bound=Trained)
 
 
-class Combining(Method[O, T], ABC):
-    """A server half that combines uploads into global models, one for each architecture."""
+class Averaged(GlobalModel[O, T], ABC):
+    """w ← Σ_{k∈S_t} p_k w_k, as [average] says: a global model, or one for each architecture."""
 
-    models: Models
-    """The combination of the active clients' uploads (ACA)."""
     overall: Models
-    """The same over every client's latest upload (OCA); nothing where nothing caches them."""
-
-    def begin_overall(self) -> None:
-        """ŵ before anybody has sent an upload; nobody looks for it where uploads are not cached."""
-        self.overall = self.models if self.config.oca.aggregate == "on" else {}
-
-    @abstractmethod
-    def aggregate(self, ups: Ups[T], previous: Models) -> Models:
-        """The method's combination of the uploads; ``previous``: of the round before."""
-
-    def refine(self, t: int, ups: Ups[T], models: Models) -> tuple[Models, Metrics]:
-        """What the method makes of the combination of ``ups``, such as students of theirs; numbers
-        for the journal.
-        """
-        return models, {}
-
-    @abstractmethod
-    def after(self, t: int, ups: Ups[T]) -> Metrics:
-        """What the method does once round t's uploads are combined."""
-
-    @abstractmethod
-    def drawn(self) -> Models:
-        """The models as they were before any round."""
-
-    @abstractmethod
-    def parts(self, models: Models) -> Models:
-        """What each architecture trains and is scored by, smallest first."""
-
-    @abstractmethod
-    def flat(self, models: Models) -> StateDict:
-        """All the weights of global models as one state dict."""
-
-    @abstractmethod
-    def network(self, spec: str) -> Classifier:
-        """The network of an architecture on the server's device, with any weights."""
-
-    def part(self, client: Client, sent: Down, w: StateDict) -> Down:
-        """What a client is sent that trains its own architecture, which has ``w``."""
-        return sent.model_copy(update={"w": w})
-
-    def states(self, ups: Ups[T], previous: StateDict, parameters: Set[str]) -> Iterable[StateDict]:
-        """What of the uploads is averaged; ``previous``: the model before, with its parameters."""
-        found = (up.w for _, up in ups)
-        return list(found) if ups.here else found
-
-    def trains(self, client: Client) -> str:
-        """The architecture that a client trains."""
-        return self.global_spec if self.config.average.across == "none" else client.model
-
-    def start(self, models: Models, client: Client) -> StateDict:
-        """The weights in global models that a client trains from."""
-        return self.parts(models)[self.trains(client)]
-
-    def architectures(self) -> list[str]:
-        """All that clients may train, where each trains its own; after the census."""
-        return sorted({client.model for client in self.clients})
-
+    """The combination of every client's latest upload (OCA); nothing where nothing caches them."""
+    private: Privately | None = None  #: under differential privacy
     widest: bool = False
     """``average.across = "width"``: the widest network is ``main``."""
     by_width: bool = False
     """``average.across = "width"``: convolutions are weighed by the client's channels too."""
-
-    def taken(self, client: Client, t: int) -> Taken:
-        """What a client takes of the widest network in round t (``average.across = "width"``)."""
-        return Taken(self.trains(client))
-
-    def classifiers(self, models: Models) -> dict[str, Classifier]:
-        """The networks with these weights, smallest first."""
-        found = {}
-        for spec, w in self.parts(models).items():
-            found[spec] = self.network(spec)
-            found[spec].load_state_dict(w)
-        return found
-
-    def cached(self, up: T) -> T:
-        """What of an upload a later combination needs."""
-        return up.model_copy(update={"metrics": {}})
-
-    def step(self, t: int, ups: Ups[T]) -> Metrics:
-        self.models, found = self.refine(t, ups, self.aggregate(ups, self.models))
-        return {**found, **self.after(t, ups)}
-
-    def ask(self) -> StateDict | None:
-        return self.flat(self.models)
-
-
-class Averaged(GlobalModel[O, T], Combining[O, T], ABC):
-    """w ← Σ_{k∈S_t} p_k w_k, as [average] says."""
-
-    private: Privately | None = None  #: under differential privacy
 
     def prepare(self) -> None:
         super().prepare()
@@ -183,17 +97,18 @@ class Averaged(GlobalModel[O, T], Combining[O, T], ABC):
         if self.config.privacy.on:
             self.private = Privately(self.config)
 
+    def begin_overall(self) -> None:
+        """ŵ before anybody has sent an upload; nobody looks for it where uploads are not cached."""
+        self.overall = self.models if self.config.oca.aggregate == "on" else {}
+
     def select(self, t: int) -> list[Client]:
         if self.private is None or self.config.privacy.sampling == "public":
             return super().select(t)
         return [self.clients[k] for k in self.private.selected(t, len(self.clients))]
 
-    def step(self, t: int, ups: Ups[T]) -> Metrics:
-        self.t = t
-        return super().step(t, ups)
-
     @property
     def models(self) -> Models:
+        """The combination of the active clients' uploads (ACA)."""
         return {self.global_spec: self.w}
 
     @models.setter
@@ -205,6 +120,17 @@ class Averaged(GlobalModel[O, T], Combining[O, T], ABC):
         what = "w" if self.config.average.across == "none" else f"w ({spec})"
         tree.check_like(up.w, self.task.expected(spec), what)
 
+    # A round.
+
+    def step(self, t: int, ups: Ups[T]) -> Metrics:
+        self.t = t
+        self.models, found = self.refine(t, ups, self.aggregate(ups, self.models))
+        return {**found, **self.after(t, ups)}
+
+    def aggregate(self, ups: Ups[T], previous: Models) -> Models:
+        """The method's combination of the uploads; ``previous``: of the round before."""
+        return {spec: self.combine(ups, w) for spec, w in previous.items()}
+
     def combine(self, ups: Ups[T], previous: StateDict) -> StateDict:
         """The new w of one architecture from at least one upload; with noise, from any number."""
         names = self.parameter_names
@@ -213,20 +139,70 @@ class Averaged(GlobalModel[O, T], Combining[O, T], ABC):
             return self.private.mean(self.t, states, previous, names, len(self.clients))
         return average(states, ups.sizes, previous, self.config.average, names)
 
-    def aggregate(self, ups: Ups[T], previous: Models) -> Models:
-        return {spec: self.combine(ups, w) for spec, w in previous.items()}
+    def states(self, ups: Ups[T], previous: StateDict, parameters: Set[str]) -> Iterable[StateDict]:
+        """What of the uploads is averaged; ``previous``: the model before, with its parameters."""
+        found = (up.w for _, up in ups)
+        return list(found) if ups.here else found
+
+    def refine(self, t: int, ups: Ups[T], models: Models) -> tuple[Models, Metrics]:
+        """What the method makes of the combination of ``ups``, such as students of theirs; numbers
+        for the journal.
+        """
+        return models, {}
 
     def after(self, t: int, ups: Ups[T]) -> Metrics:
+        """What the method does once round t's uploads are combined."""
         return {}
 
+    def cached(self, up: T) -> T:
+        """What of an upload a later combination needs."""
+        return up.model_copy(update={"metrics": {}})
+
+    # The models, and what clients train of them.
+
     def drawn(self) -> Models:
+        """The models as they were before any round."""
         return {self.global_spec: tree.snapshot(self.build(self.global_spec))}
 
     def parts(self, models: Models) -> Models:
+        """What each architecture trains and is scored by, smallest first."""
         return models
 
     def flat(self, models: Models) -> StateDict:
+        """All the weights of global models as one state dict."""
         return models[self.global_spec]
 
     def network(self, spec: str) -> Classifier:
+        """The network of an architecture on the server's device, with any weights."""
         return self.net
+
+    def classifiers(self, models: Models) -> dict[str, Classifier]:
+        """The networks with these weights, smallest first."""
+        found = {}
+        for spec, w in self.parts(models).items():
+            found[spec] = self.network(spec)
+            found[spec].load_state_dict(w)
+        return found
+
+    def ask(self) -> StateDict | None:
+        return self.flat(self.models)
+
+    def trains(self, client: Client) -> str:
+        """The architecture that a client trains."""
+        return self.global_spec if self.config.average.across == "none" else client.model
+
+    def start(self, models: Models, client: Client) -> StateDict:
+        """The weights in global models that a client trains from."""
+        return self.parts(models)[self.trains(client)]
+
+    def part(self, client: Client, sent: Down, w: StateDict) -> Down:
+        """What a client is sent that trains its own architecture, which has ``w``."""
+        return sent.model_copy(update={"w": w})
+
+    def architectures(self) -> list[str]:
+        """All that clients may train, where each trains its own; after the census."""
+        return sorted({client.model for client in self.clients})
+
+    def taken(self, client: Client, t: int) -> Taken:
+        """What a client takes of the widest network in round t (``average.across = "width"``)."""
+        return Taken(self.trains(client))

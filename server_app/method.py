@@ -215,9 +215,9 @@ class Method(ABC, Generic[O, U]):
         """What ``keeps`` declares."""
         return self.keeps(**{name: getattr(self, name) for name in self.keeps.model_fields})
 
-    def restore(self, state: Records) -> None:
-        """Inverse of ``state``."""
-        for name, value in state:
+    def restore(self, state: Mapping[str, object]) -> None:
+        """Inverse of ``state``: its fields, checked here."""
+        for name, value in self.keeps.model_validate(state):
             setattr(self, name, value)
 
     # What every method can use.

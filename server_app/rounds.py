@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from flwr.app import Message
 from flwr.serverapp import Grid
+from pydantic import ValidationError
 
 from common.config import Config
 from common.errors import LONGEST, first_line, report
@@ -303,10 +304,9 @@ def _resume(strategy: MethodStrategy, journal: Journal, saved: Checkpoint) -> No
     """Take up the state of the checkpoint."""
     method, name = strategy.method, strategy.method.config.run.method
     try:
-        state = method.keeps(**saved.state)
-    except ValueError as error:
+        method.restore(saved.state)
+    except ValidationError as error:
         raise ValueError(f"the checkpoint's state is not that of {name}") from error
-    method.restore(state)
     strategy.take_up([Undone.model_validate_json(each) for each in saved.undone])
     strategy.post.experiment, strategy.post.kept = saved.experiment, dict(saved.kept)
     strategy.post.after = saved.t

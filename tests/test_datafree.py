@@ -29,16 +29,13 @@ def imagining(data: str = "toy", **changes: Any) -> Task:
 
 
 def work(changes: dict[str, Any], adversarial: bool = False) -> DataFree:
+    changes = {**changes, "adversarial": "on" if adversarial else "off"}
     data = toy()
     nets = [build("lenet5@0.5", data.shape, 3, seed=s) for s in (1, 2)]
     chosen = imagining(**changes)
     generator = new_generator(chosen)
     optimizer = chosen.generator_optimizer(1, generator.parameters())
-    return DataFree(
-        generator, nets[0], nets[1], chosen.config.generator, optimizer,
-        gamma=1.0, size=16, adversarial=adversarial,
-        draw=torch.Generator().manual_seed(0), precision="fp32",
-    )  # fmt: skip
+    return DataFree(chosen, generator, *nets, optimizer, "latents", gamma=1.0, size=16)
 
 
 def distil(datafree: DataFree, steps: int) -> dict[str, float]:

@@ -14,7 +14,7 @@ from client_app.participant import upload
 from common import tree
 from common.fit import Loss
 from common.losses.distillation import kl
-from common.losses.gradients import held_near
+from common.losses.gradients import held_near, slope
 from common.methods.depthfl import Down, Options, Up, deepest
 from common.models.classifier import Classifier
 from common.models.exits import Exits
@@ -66,8 +66,8 @@ class DepthFL(Copy[Options, Down]):
         here = {name: g.to(self.task.device) for name, g in self.g.items()}
 
         def dynamic(x: Tensor, y: Tensor) -> Tensor:
-            linear = torch.stack([(g * weights[name]).sum() for name, g in here.items()]).sum()
-            return exits(x, y) - (linear - linear.detach()) + o.alpha * near()
+            linear = slope([*here.values()], [weights[name] for name in here])
+            return exits(x, y) - linear + o.alpha * near()
 
         return dynamic
 

@@ -12,9 +12,4 @@ from common.methods.dl_mh import Down, Options, Up
 class DLMH(Teacher[Options, Down]):
     """Predictions and confidences, with the schema d."""
 
-    receives = Down
-
-    def train(self, down: Down) -> Up:
-        net, metrics = self.learn(down.t)
-        theta, w = self.probabilities(net), self.confidence(down.t, net)
-        return Up(metrics=metrics, theta=theta, w=w, d=self.d)
+    receives, answers = Down, Up

@@ -10,6 +10,7 @@ from client_app.incentive import Taught
 from common import protocol
 from common.incentive import Gain
 from common.methods.dl_sh import Down, Options, Up
+from common.models.classifier import Classifier
 from common.predictions import spoken
 
 
@@ -17,7 +18,7 @@ from common.predictions import spoken
 class DLSH(Taught[Options, Down]):
     """Predictions and confidences, about all classes."""
 
-    receives = Down
+    receives, answers = Down, Up
 
     @property
     def d(self) -> list[int]:
@@ -36,11 +37,8 @@ class DLSH(Taught[Options, Down]):
             raise ValueError('dl-sh.incentive = "none" has no second exchange in a round')
         return super().second(down)
 
-    def train(self, down: Down) -> Up:
-        net, metrics = self.learn(down.t)
-        probabilities = self.options.exchange == "probs"
-        values = self.logits(net)
+    def said(self, net: Classifier) -> dict[str, object]:
+        values, probabilities = self.logits(net), self.options.exchange == "probs"
         if probabilities:
             values = torch.softmax(values, dim=1)
-        theta = spoken(values, self.config.wire.dtype, probabilities=probabilities)
-        return Up(metrics=metrics, w=self.confidence(down.t, net), **theta)
+        return spoken(values, self.config.wire.dtype, probabilities=probabilities)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from client_app.copy import Copy
 from client_app.participant import upload
-from common import optimise, seeds
-from common.datafree import DataFree, is_adversarial, new_generator
+from common import optimise
+from common.datafree import DataFree, new_generator
 from common.methods.fedkf import Down, Options, Up
 from common.models.classifier import Classifier
 from common.models.generator import Generator
@@ -36,20 +36,18 @@ class FedKF(Copy[Options, Down]):
         """Equations 2-8."""
         if down.t == 1:
             return super().learn(down, net)
-        p, task, gamma, t = self.participant, self.task, self.options.gamma, down.t
+        p, gamma, t = self.participant, self.options.gamma, down.t
         teacher = p.model(self.spec, down.w if down.w_hat is None else down.w_hat)
         generator, optimizer = self._generator(down)
         datafree = DataFree(
+            self.task,
             generator,
             teacher,
             net,
-            self.config.generator,
             optimizer,
+            *("latents", p.k, t),
             gamma=gamma,
             size=self.config.train.batch_size,
-            adversarial=is_adversarial(task),
-            draw=seeds.stream(task.seed, "latents", p.k, t, device=task.device),
-            precision=self.config.run.precision,
         )
 
         def loss(x: Tensor, y: Tensor, images: Tensor, logits: Tensor) -> Tensor:

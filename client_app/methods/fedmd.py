@@ -53,20 +53,16 @@ class FedMD(Seeing[Speaking, Down], Private[Speaking, Down]):
 
     def _start(self, t: int, net: Classifier) -> dict[str, float]:
         """Training before the first round, which the second exchange of round t goes on from."""
-        p, o = self.participant, self.options
+        p, o, loss = self.participant, self.options, cross_entropy(net)
         metrics: dict[str, float] = {}
         if o.public_epochs:
             if (labels := p.public_labels) is None:
                 raise ValueError("the classes of the public set are not the task's")
-            found = p.train_on(
-                t, net, p.public, labels, cross_entropy(net), times=o.public_epochs, name="public"
-            )
-            metrics["public_loss"] = found["loss"]
+            given = p.train_on(t, net, p.public, labels, loss, times=o.public_epochs, name="public")
+            metrics["public_loss"] = given["loss"]
         if o.first_epochs:
-            found = p.train_on(
-                t, net, *p.train_set, cross_entropy(net), times=o.first_epochs, name="first"
-            )
-            metrics["first_loss"] = found["loss"]
+            given = p.train_on(t, net, *p.train_set, loss, times=o.first_epochs, name="first")
+            metrics["first_loss"] = given["loss"]
         p.remember(t, Started(local=upload(net)))
         return metrics
 

@@ -6,13 +6,14 @@ from typing import final
 
 from client_app.incentive import Taught
 from common.methods.i_dl_mh import Down, Options, Up
+from common.models.classifier import Classifier
 
 
 @final
 class IDLMH(Taught[Options, Down]):
     """DL-MH's client, which may want the incentive."""
 
-    receives = Down
+    receives, answers = Down, Up
 
     @property
     def wants(self) -> bool:
@@ -34,7 +35,5 @@ class IDLMH(Taught[Options, Down]):
         super().admit()
         _ = self.wants
 
-    def train(self, down: Down) -> Up:
-        net, metrics = self.learn(down.t)
-        theta, w = self.probabilities(net), self.confidence(down.t, net)
-        return Up(metrics=metrics, theta=theta, w=w, d=self.d, incentive=self.wants)
+    def said(self, net: Classifier) -> dict[str, object]:
+        return {**super().said(net), "incentive": self.wants}

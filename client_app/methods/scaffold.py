@@ -9,6 +9,7 @@ from torch import Tensor
 
 from client_app.copy import Copy
 from client_app.participant import upload
+from common.losses.gradients import slope
 from common.methods.scaffold import Down, Options, Up
 from common.models.classifier import Classifier
 from common.records import Records, StateDict
@@ -48,9 +49,9 @@ class Scaffold(Copy[Options, Down]):
         lr = self.task.lr(down.t)
 
         def shifted(x: Tensor, y: Tensor) -> Tensor:
-            products = [(a * weights[name]).sum() for name, a in self.correction.items()]
-            linear = torch.stack(products).sum()
-            return plain(x, y) + (linear - linear.detach())
+            corrected = [weights[name] for name in self.correction]
+            linear = slope([*self.correction.values()], corrected)
+            return plain(x, y) + linear
 
         def after() -> None:
             for name, a in self.correction.items():

@@ -22,9 +22,8 @@ from common.config import NATURAL, OWN, SERVER, WHO, Data
 from common.data import outside
 from common.data.client_folders import load_client_folders
 from common.data.colour import CIFAR10, CIFAR100, SVHN
-from common.data.dataset import Dataset, merged, resize, stratified
+from common.data.dataset import Dataset, fitted, merged, resize, stratified
 from common.data.embedded import digits, points, toy
-from common.data.fitted import fitted
 from common.data.folder import load_folder
 from common.data.hub import load_hub
 from common.data.idx import EMNIST_LETTERS, FASHION_MNIST, MNIST
@@ -128,7 +127,7 @@ def load(data: Data) -> Dataset:
 @lru_cache(maxsize=4)
 def _load(data: Data) -> Dataset:
     dataset = source(data.name).load(data)
-    _check(dataset, every_class=data.partition != OWN)
+    _check(data.name, dataset, every_class=data.partition != OWN)
     if data.samples:
         rows = stratified(dataset.y, data.samples, rng(data.seed, "samples"))
         dataset = dataset.trained_on(rows)
@@ -146,45 +145,19 @@ def _load(data: Data) -> Dataset:
     return dataset
 
 
-def _check(dataset: Dataset, *, every_class: bool) -> None:
+def _check(name: str, dataset: Dataset, *, every_class: bool) -> None:
     """Refuse a data set that cannot be learnt from, or is none.
 
     ``every_class``: it is all there is, so each class needs samples; a client's own need not have
     them.
     """
-    if wrong := _broken(dataset):
-        raise ValueError(f"data set {dataset.name!r}: {wrong}")
+    outside.check(name, dataset)
     counts = torch.bincount(dataset.y, minlength=dataset.num_classes)
-    for name, count in zip(dataset.classes, counts.tolist(), strict=True):
+    for label, count in zip(dataset.classes, counts.tolist(), strict=True):
         if count == 0 and every_class:
-            raise ValueError(f"data set {dataset.name!r}: class {name!r} has no samples")
+            raise ValueError(f"data set {name!r}: class {label!r} has no samples")
     if not len(dataset.y_test):
-        raise ValueError(f"data set {dataset.name!r} has no test samples")
-
-
-def _broken(dataset: Dataset) -> str:
-    """Which promise of ``Dataset`` is not kept; empty if all are."""
-    sides = (
-        ("", dataset.x, dataset.y, dataset.owner),
-        ("_test", dataset.x_test, dataset.y_test, dataset.owner_test),
-    )
-    for side, x, y, owner in sides:
-        if x.dtype not in (torch.uint8, torch.float32) or x.ndim != 4:
-            return f"x{side} is {x.dtype} {tuple(x.shape)}, not uint8 or float32 (N, C, H, W)"
-        if x.shape[1:] != dataset.x.shape[1:]:
-            return f"x{side} has samples {tuple(x.shape[1:])}, x {dataset.shape}"
-        for name, of in ((f"y{side}", y), (f"owner{side}", owner)):
-            if of is None:
-                continue
-            if of.dtype != torch.int64 or of.shape != (len(x),):
-                return f"{name} is {of.dtype} {tuple(of.shape)}, not int64 ({len(x)},)"
-            if len(of) and int(of.min()) < 0:
-                return f"{name} has {int(of.min())}"
-        if len(y) and int(y.max()) >= dataset.num_classes:
-            return f"y{side} has {int(y.max())}, but there are {dataset.num_classes} classes"
-    if not len(dataset.mean) == len(dataset.std) == dataset.shape[0]:
-        return f"{len(dataset.mean)} means and {len(dataset.std)} deviations of channels"
-    return ""
+        raise ValueError(f"data set {name!r} has no test samples")
 
 
 class Divided(NamedTuple):

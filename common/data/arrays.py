@@ -6,7 +6,7 @@ Bytes stay bytes; floats stay what they are, whether in [0, 1], in [-1, 1] or an
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -86,34 +86,32 @@ def _array(values: object) -> np.ndarray:
     return array
 
 
-Pairs = Mapping[str, tuple[np.ndarray, np.ndarray]]  #: images and labels by where they are from
+Samples = Sequence[tuple[str, int, tuple[np.ndarray, np.ndarray]]]
+"""Images and labels, where they are from and whose they are, for one owner after the other."""
 
 
-def check_alike(pairs: Pairs) -> None:
-    """Raise ``ValueError`` for images that differ in shape or type, and say where they are from."""
-    if not pairs:
-        return
-    first = next(iter(pairs))
-    like = pairs[first][0]
-    for name, (x, _) in pairs.items():
-        if x.shape[1:] != like.shape[1:] or x.dtype != like.dtype:
-            raise ValueError(
-                f"{name}: images are {x.dtype} {x.shape[1:]}, "
-                f"those of {first} {like.dtype} {like.shape[1:]}"
-            )
+def tensors(train: Samples, test: Samples) -> dict[str, Tensor]:
+    """x, y and owner of both parts, by the names of ``Dataset``.
 
-
-def joined(pairs: Pairs, owners: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Images, labels and owners, one after the other; ``owners``: of each pair.
-
-    Raises ``ValueError`` if there is no pair.
+    Raises ``ValueError`` for a part without samples, and for images that differ in shape or type.
     """
-    if not pairs:
-        raise ValueError("there are no samples for training, or none for testing")
-    x, y = (np.concatenate(side) for side in zip(*pairs.values(), strict=True))
-    sizes = torch.tensor([len(labels) for _, labels in pairs.values()])
-    owner = torch.tensor(owners).repeat_interleave(sizes)
-    return torch.from_numpy(x), torch.from_numpy(y), owner
+    found: dict[str, Tensor] = {}
+    for suffix, part in (("", train), ("_test", test)):
+        if not part:
+            raise ValueError("there are no samples for training, or none for testing")
+        first, _, (like, _) = train[0]
+        for name, _, (x, _) in part:
+            if x.shape[1:] != like.shape[1:] or x.dtype != like.dtype:
+                raise ValueError(
+                    f"{name}: images are {x.dtype} {x.shape[1:]}, "
+                    f"those of {first} {like.dtype} {like.shape[1:]}"
+                )
+        x, y = (np.concatenate(side) for side in zip(*(pair for *_, pair in part), strict=True))
+        sizes = torch.tensor([len(labels) for *_, (_, labels) in part])
+        owner = torch.tensor([k for _, k, _ in part]).repeat_interleave(sizes)
+        found |= {f"x{suffix}": torch.from_numpy(x), f"y{suffix}": torch.from_numpy(y)}
+        found[f"owner{suffix}"] = owner
+    return found
 
 
 def numbered(y: Tensor, y_test: Tensor) -> tuple[str, ...]:

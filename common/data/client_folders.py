@@ -10,10 +10,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from common.config import Data
 from common.data import decoded
-from common.data.dataset import Dataset, channel_statistics, holdout
+from common.data.dataset import Dataset, holdout, measured
 from common.data.folder import Part, decode, listed, subfolders
 from common.files import in_order
 from common.seeds import rng
@@ -41,15 +42,12 @@ def load_client_folders(data: Data) -> Dataset:
         lambda: decode(parts, data.image_size),
         kind="clients-",
     )
-    x, x_test = tensors["train"], tensors["test"]
-    y, y_test = (torch.tensor([c for _, c in part], dtype=torch.int64) for part in parts.values())
-    owner, owner_test = (torch.tensor(each, dtype=torch.int64) for each in owners.values())
-    mean, std = channel_statistics(x)
-    return Dataset(
-        *(root.name, classes, x, y, x_test, y_test, mean, std),
-        owner=owner,
-        owner_test=owner_test,
-    )
+    fields: dict[str, Tensor] = {}
+    for part, suffix in (("train", ""), ("test", "_test")):
+        fields[f"x{suffix}"] = tensors[part]
+        fields[f"y{suffix}"] = torch.tensor([c for _, c in parts[part]], dtype=torch.int64)
+        fields[f"owner{suffix}"] = torch.tensor(owners[part], dtype=torch.int64)
+    return measured(root.name, classes, **fields)
 
 
 def _training(folder: Path) -> Path:

@@ -7,6 +7,7 @@ rows.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import final
@@ -16,6 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from common.seeds import rng
+
+LUMA = (0.299, 0.587, 0.114)
+"""Red, green and blue in grey (ITU-R BT.601)."""
 CHUNK = 4096  #: images converted to floating point at a time; bounds memory, not results
 
 
@@ -76,6 +81,22 @@ class Dataset:
         return replace(self, x_test=self.x_test[rows], y_test=self.y_test[rows], owner_test=owner)
 
 
+def measured(name: str, classes: tuple[str, ...], **tensors: Tensor) -> Dataset:
+    """The data set of these tensors, by the names of its fields, with the statistics of ``x``."""
+    mean, std = channel_statistics(tensors["x"])
+    return Dataset(name, classes, mean=mean, std=std, **tensors)
+
+
+def halved(tensors: Mapping[str, Tensor], stream: str) -> dict[str, Tensor]:
+    """Samples of which 80 % of each class train and 20 % are for testing, always the same."""
+    train, test = holdout(tensors["y"], 0.2, rng(0, stream))
+    return {
+        f"{name}{suffix}": tensor[rows]
+        for name, tensor in tensors.items()
+        for suffix, rows in (("", train), ("_test", test))
+    }
+
+
 @lru_cache(maxsize=4)
 def merged(dataset: Dataset) -> Dataset:
     """Training samples followed by test samples, all for training; none are left for testing.
@@ -121,20 +142,55 @@ def resize(x: Tensor, size: int) -> Tensor:
         )
     if x.shape[-2:] == (size, size):
         return x
-    out = torch.empty((*x.shape[:2], size, size), dtype=torch.uint8)
-    for start in range(0, len(x), CHUNK):
-        images = F.interpolate(
-            x[start : start + CHUNK].float(),
-            (size, size),
-            mode="bilinear",
-            align_corners=False,
-            antialias=True,
+    return converted(x, (x.shape[1], size, size), lambda images: interpolated(images, (size, size)))
+
+
+def fitted(x: Tensor, shape: tuple[int, int, int], what: str) -> Tensor:
+    """Images x uint8 (N, c, h, w) as uint8 (N, C, H, W) of ``shape``.
+
+    Colour becomes grey by ``LUMA``, grey becomes colour by three equal channels; then bilinear,
+    antialiased when shrinking. Images that fit are left as they are.
+
+    Raises a one-line ``ValueError`` that begins with ``what``: points, or channels that are neither
+    grey nor colour and not those of the task.
+    """
+    if tuple(x.shape[1:]) == shape:
+        return x
+    has, wants = x.shape[1], shape[0]
+    if x.dtype != torch.uint8 or (has != wants and {has, wants} != {1, 3}):
+        raise ValueError(
+            f"{what} has {str(x.dtype).removeprefix('torch.')} samples {tuple(x.shape[1:])}, the "
+            f"data set {shape}; grey and colour images (1 or 3 channels of bytes) can be fitted"
         )
-        out[start : start + CHUNK] = images.round_().clamp_(0, 255)
+
+    def convert(images: Tensor) -> Tensor:
+        if has > wants:
+            images = (images * torch.tensor(LUMA).view(3, 1, 1)).sum(1, keepdim=True)
+        if images.shape[-2:] != shape[1:]:
+            images = interpolated(images, shape[1:])
+        return images.expand(-1, wants, -1, -1)
+
+    return converted(x, shape, convert)
+
+
+def interpolated(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """Floats (n, C, H, W) in another size, bilinear, antialiased when shrinking."""
+    return F.interpolate(images, size, mode="bilinear", align_corners=False, antialias=True)
+
+
+def converted(
+    x: Tensor, shape: tuple[int, int, int], convert: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Bytes (N, ...) to bytes (N, *shape): ``convert`` is given them as floats, ``CHUNK`` at a
+    time.
+    """
+    out = torch.empty((len(x), *shape), dtype=torch.uint8)
+    for into, images in zip(out.split(CHUNK), x.split(CHUNK), strict=True):
+        into[:] = convert(images.float()).round().clamp(0, 255)
     return out
 
 
-def stratified(y: Tensor, samples: int, rng: np.random.Generator) -> Tensor:
+def stratified(y: Tensor, samples: int, draw: np.random.Generator) -> Tensor:
     """Sorted indices of ``samples`` rows in which every class keeps its share of ``y``.
 
     Shares are rounded by largest remainder and no class falls to nothing.
@@ -153,13 +209,12 @@ def stratified(y: Tensor, samples: int, rng: np.random.Generator) -> Tensor:
         take[np.argmax(exact - take)] += 1
     for _ in range(int(take.sum()) - samples):
         take[np.argmax(np.where(take > 1, take - exact, -np.inf))] -= 1
-    chosen = [
-        rng.permutation(np.flatnonzero(labels == c))[:n] for c, n in zip(present, take, strict=True)
-    ]
+    rows = [np.flatnonzero(labels == c) for c in present]
+    chosen = [draw.permutation(of_class)[:n] for of_class, n in zip(rows, take, strict=True)]
     return torch.from_numpy(np.sort(np.concatenate(chosen)))
 
 
-def holdout(y: Tensor, fraction: float, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+def holdout(y: Tensor, fraction: float, draw: np.random.Generator) -> tuple[Tensor, Tensor]:
     """Sorted (train, test) indices; ``fraction`` of every class, rounded, goes to the test part.
 
     A class of two samples or more has both a train and a test sample; a single one trains.
@@ -167,7 +222,7 @@ def holdout(y: Tensor, fraction: float, rng: np.random.Generator) -> tuple[Tenso
     labels = y.numpy()
     test: list[np.ndarray] = []
     for c in np.unique(labels):
-        of_class = rng.permutation(np.flatnonzero(labels == c))
+        of_class = draw.permutation(np.flatnonzero(labels == c))
         n = min(max(round(fraction * len(of_class)), 1), len(of_class) - 1)
         test.append(of_class[:n])
     mask = np.zeros(len(labels), dtype=bool)

@@ -57,11 +57,7 @@ def how_to_get(name: str, tried: list[Path], more: str = "") -> str:
 
 
 def cached(
-    root: Path,
-    paths: list[str],
-    size: int,
-    decode: Callable[[], dict[str, Tensor]],
-    kind: str = "",
+    root: Path, paths: list[str], size: int, decode: Callable[[], dict[str, Tensor]], kind: str = ""
 ) -> dict[str, Tensor]:
     """What ``decode`` returns for ``paths``, all below ``root``; decoded at most once per content.
 

@@ -76,12 +76,7 @@ def quantity_dirichlet(
 
 
 def fedkf_dirichlet(
-    labels: np.ndarray,
-    clients: int,
-    rng: np.random.Generator,
-    *,
-    alpha: float,
-    num_classes: int,
+    labels: np.ndarray, clients: int, rng: np.random.Generator, *, alpha: float, num_classes: int
 ) -> list[np.ndarray]:
     """Disjoint shares in which the largest holders of the classes differ.
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.data.dataset import Dataset, channel_statistics, holdout
+from common.data.dataset import Dataset, halved, measured
 from common.extras import missing
 from common.seeds import rng
 
@@ -27,11 +27,8 @@ def digits() -> Dataset:
     table = _table()
     scaled = np.rint(table[:, :64].reshape(-1, 1, 8, 8) * (255 / 16)).astype(np.uint8)
     x, y = torch.from_numpy(scaled), torch.from_numpy(table[:, 64].astype(np.int64))
-    train, test = holdout(y, 0.2, rng(0, "digits"))
     names = tuple(str(c) for c in range(10))
-    return Dataset(
-        "digits", names, x[train], y[train], x[test], y[test], *channel_statistics(x[train])
-    )
+    return measured("digits", names, **halved({"x": x, "y": y}, "digits"))
 
 
 def _table() -> np.ndarray:
@@ -77,7 +74,7 @@ def toy(
     x, y = sample(train)
     x_test, y_test = sample(test)
     names = tuple(f"pattern {c}" for c in range(classes))
-    return Dataset("toy", names, x, y, x_test, y_test, *channel_statistics(x))
+    return measured("toy", names, x=x, y=y, x_test=x_test, y_test=y_test)
 
 
 def points(*, train: int = 600, test: int = 300, seed: int = 0) -> Dataset:

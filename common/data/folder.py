@@ -21,8 +21,7 @@ from torch import Tensor
 
 from common.config import Data
 from common.data import decoded
-from common.data.dataset import Dataset, channel_statistics, holdout
-from common.seeds import rng
+from common.data.dataset import Dataset, halved, measured
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".webp")
 ANNOTATIONS = "val_annotations.txt"  #: TinyImageNet: "<file> <class> <box>" per line
@@ -46,26 +45,12 @@ def load_folder(data: Data) -> Dataset:
         data.image_size,
         lambda: decode(parts, data.image_size),
     )
-    labels = {
-        name: torch.tensor([c for _, c in part], dtype=torch.int64) for name, part in parts.items()
-    }
-    x, y = tensors["train"], labels["train"]
-    if "test" in parts:
-        x_test, y_test = tensors["test"], labels["test"]
-    else:
-        train, test = holdout(y, 0.2, rng(0, "folder"))
-        x, y, x_test, y_test = x[train], y[train], x[test], y[test]
-    return Dataset(
-        root.name,
-        classes,
-        x,
-        y,
-        x_test,
-        y_test,
-        *channel_statistics(x),
-        tensors.get("public"),
-        labels.get("public"),
-    )
+    fields: dict[str, Tensor] = {}
+    for name, suffix in (("train", ""), ("test", "_test"), ("public", "_public")):
+        if name in parts:
+            fields[f"x{suffix}"] = tensors[name]
+            fields[f"y{suffix}"] = torch.tensor([c for _, c in parts[name]], dtype=torch.int64)
+    return measured(root.name, classes, **(fields if "test" in parts else halved(fields, "folder")))
 
 
 def _parts(root: Path) -> tuple[tuple[str, ...], dict[str, Part]]:

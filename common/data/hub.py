@@ -15,11 +15,10 @@ from torch import Tensor
 
 from common.config import Data
 from common.data import decoded
-from common.data.dataset import Dataset, channel_statistics, holdout
+from common.data.dataset import Dataset, halved, measured
 from common.data.folder import GREY, as_bytes
 from common.extras import imported
 from common.files import in_order
-from common.seeds import rng
 
 
 def load_hub(data: Data) -> Dataset:
@@ -34,14 +33,8 @@ def load_hub(data: Data) -> Dataset:
     tensors = decoded.kept(f"hub-{columns}", files, lambda: _decode(root, data))
     names = tuple(bytes(tensors.pop("classes").tolist()).decode().split("\n"))
     if "x_test" not in tensors:
-        train, test = holdout(tensors["y"], 0.2, rng(0, "folder"))
-        tensors = {
-            f"{name}{suffix}": tensor[rows]
-            for name, tensor in tensors.items()
-            for suffix, rows in (("", train), ("_test", test))
-        }
-    mean, std = channel_statistics(tensors["x"])
-    return Dataset(root.name, names, mean=mean, std=std, **tensors)
+        tensors = halved(tensors, "folder")
+    return measured(root.name, names, **tensors)
 
 
 def _decode(root: Path, data: Data) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from common.config import Data
 from common.data import arrays, decoded
-from common.data.dataset import Dataset, channel_statistics
+from common.data.dataset import Dataset, measured
 from common.files import in_order
 
 Pairs = dict[str, tuple[np.ndarray, np.ndarray]]  #: images and labels
@@ -35,8 +35,7 @@ def load_leaf(data: Data) -> Dataset:
             raise ValueError(f"{root / part}: no *.json files")
     tensors = decoded.kept("leaf", [*files["train"], *files["test"]], lambda: _decode(files))
     classes = arrays.numbered(tensors["y"], tensors["y_test"])
-    mean, std = channel_statistics(tensors["x"])
-    return Dataset(root.name, classes, mean=mean, std=std, **tensors)
+    return measured(root.name, classes, **tensors)
 
 
 def _decode(files: dict[str, list[Path]]) -> dict[str, Tensor]:
@@ -44,15 +43,18 @@ def _decode(files: dict[str, list[Path]]) -> dict[str, Tensor]:
     read = {part: [(path, _users(path)) for path in found] for part, found in files.items()}
     names = {user for _, users in read["train"] for user in users}
     number = {user: i for i, user in enumerate(sorted(names, key=in_order))}
-    pairs, owners = dict[str, Pairs](), dict[str, list[int]]()
-    for part, told in read.items():
-        pairs[part] = {f"{path}: user {u!r}": us[u] for path, us in told for u in us}
-        owners[part] = [number.get(user, NOBODY) for _, users in told for user in users]
-    arrays.check_alike(pairs["train"] | pairs["test"])
-    x, y, owner = arrays.joined(pairs["train"], owners["train"])
-    x_test, y_test, owner_test = arrays.joined(pairs["test"], owners["test"])
-    tensors = {"x": x, "y": y, "owner": owner, "x_test": x_test, "y_test": y_test}
-    return tensors if NOBODY in owners["test"] else {**tensors, "owner_test": owner_test}
+    train, test = (
+        [
+            (f"{path}: user {user!r}", number.get(user, NOBODY), pair)
+            for path, users in told
+            for user, pair in users.items()
+        ]
+        for told in read.values()
+    )
+    tensors = arrays.tensors(train, test)
+    if any(owner == NOBODY for _, owner, _ in test):
+        del tensors["owner_test"]
+    return tensors
 
 
 def _users(path: Path) -> Pairs:

@@ -16,24 +16,21 @@ from torch import Tensor
 
 from common.config import Data
 from common.data import arrays, decoded
-from common.data.dataset import Dataset, channel_statistics
+from common.data.dataset import Dataset, measured
 from common.data.unpickle import read_npz
-
-PARTS = {"train": "", "test": "_test"}
 
 
 def load_npz(data: Data) -> Dataset:
     """All clients' samples of ``data.dir``; classes are numbers. The name is that of the folder."""
     root = decoded.given(data, "npz")
-    files = {part: _files(root / part) for part in PARTS}
+    files = {part: _files(root / part) for part in ("train", "test")}
     if odd := sorted(files["train"].keys() ^ files["test"].keys()):
         missing = "test" if odd[0] in files["train"] else "train"
         raise ValueError(f"{root / missing / str(odd[0])}.npz is missing")
     paths = [path for part in files.values() for path in part.values()]
     tensors = decoded.kept("npz", paths, lambda: _decode(files))
     classes = _classes(root, arrays.numbered(tensors["y"], tensors["y_test"]))
-    mean, std = channel_statistics(tensors["x"])
-    return Dataset(root.name, classes, mean=mean, std=std, **tensors)
+    return measured(root.name, classes, **tensors)
 
 
 def _classes(root: Path, seen: tuple[str, ...]) -> tuple[str, ...]:
@@ -61,17 +58,9 @@ def _files(folder: Path) -> dict[int, Path]:
 
 def _decode(files: dict[str, dict[int, Path]]) -> dict[str, Tensor]:
     """x, y and owner of both parts."""
-    read = {part: {k: _pair(path) for k, path in of.items()} for part, of in files.items()}
-    pairs = {
-        part: {str(files[part][k]): p for k, p in of.items() if p} for part, of in read.items()
-    }
-    arrays.check_alike(pairs["train"] | pairs["test"])
-    tensors = dict[str, Tensor]()
-    for part, suffix in PARTS.items():
-        names = (f"x{suffix}", f"y{suffix}", f"owner{suffix}")
-        owners = [k for k, found in read[part].items() if found]
-        tensors |= zip(names, arrays.joined(pairs[part], owners), strict=True)
-    return tensors
+    read = {part: [(path, k, _pair(path)) for k, path in of.items()] for part, of in files.items()}
+    train, test = ([(str(at), k, pair) for at, k, pair in of if pair] for of in read.values())
+    return arrays.tensors(train, test)
 
 
 def _pair(path: Path) -> tuple[np.ndarray, np.ndarray] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -27,7 +28,7 @@ def loader(name: str, found: object) -> Load:
     Raises ``ValueError``, one line, for what is neither.
     """
     if isinstance(found, Dataset):
-        return lambda data: _checked(name, found)
+        return lambda data: found
     if not callable(found):
         raise ValueError(
             f"data set {name!r} is of type {type(found).__name__}; it should be a Dataset or a "
@@ -36,9 +37,10 @@ def loader(name: str, found: object) -> Load:
     takes, make = len(inspect.signature(found).parameters), guarded(f"data set {name!r}", found)
 
     def load(data: Data) -> Dataset:
-        made = make(data) if takes else make()
+        made: Dataset = make(data) if takes else make()
         with placed(found):
-            return _checked(name, made)
+            check(name, made)
+        return made
 
     return load
 
@@ -66,37 +68,39 @@ def guarded(what: str, function: Callable[..., object]) -> Callable[..., Any]:
     return call
 
 
-def _checked(name: str, made: object) -> Dataset:
-    """``made``, if it is what a ``Dataset`` promises; else a one-line ``ValueError``."""
+def check(name: str, made: object) -> None:
+    """Raise ``ValueError``, one line, unless ``made`` is what a ``Dataset`` promises."""
+    what = f"data set {name!r}"
     if not isinstance(made, Dataset):
         raise ValueError(
-            f"data set {name!r} gives a value of type {type(made).__name__}; it should be a Dataset"
+            f"{what} gives a value of type {type(made).__name__}; it should be a Dataset"
         )
-
-    def check(what: str, x: Tensor, should: str, *, good: bool) -> None:
-        if not good:
-            got = f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}"
-            raise ValueError(f"data set {name!r}: {what} is {got}; it should be {should}")
-
-    images = f"uint8 or float32 (N, C, H, W), as {tuple(made.x.shape[1:])} in all parts"
-    for what, x in (("x", made.x), ("x_test", made.x_test)):
+    shape, top = tuple(made.x.shape[1:]), made.num_classes - 1
+    for side, x, y, owner in (
+        ("", made.x, made.y, made.owner),
+        ("_test", made.x_test, made.y_test, made.owner_test),
+    ):
         kind = x.dtype in (torch.uint8, torch.float32) and x.dtype == made.x.dtype
-        check(what, x, images, good=kind and x.ndim == 4 and x.shape[1:] == made.x.shape[1:])
-    for what, y, x in (("y", made.y, made.x), ("y_test", made.y_test, made.x_test)):
-        shape = y.dtype == torch.int64 and y.shape == x.shape[:1]
-        check(what, y, f"int64 ({len(x)},)", good=shape)
-        if len(y) and not 0 <= int(y.min()) <= int(y.max()) < made.num_classes:
-            top = made.num_classes - 1
-            raise ValueError(
-                f"data set {name!r}: {what} is {int(y.min())} to {int(y.max())}; with "
-                f"{made.num_classes} classes it should be 0 to {top}"
-            )
-    if not len(made.mean) == len(made.std) == made.x.shape[1]:
+        if not (kind and x.ndim == 4 and x.shape[1:] == shape):
+            images = f"uint8 or float32 (N, C, H, W), as {shape} in all parts"
+            raise ValueError(f"{what}: x{side} is {_told(x)}; it should be {images}")
+        for of, values, most in ((f"y{side}", y, top), (f"owner{side}", owner, math.inf)):
+            if values is None:
+                continue
+            if values.dtype != torch.int64 or values.shape != x.shape[:1]:
+                raise ValueError(f"{what}: {of} is {_told(values)}; it should be int64 ({len(x)},)")
+            low, high = (int(v) for v in values.aminmax()) if len(values) else (0, 0)
+            if not 0 <= low <= high <= most:
+                raise ValueError(f"{what}: {of} is {low} to {high}; it should be 0 to {most}")
+    if not len(made.mean) == len(made.std) == shape[0]:
         raise ValueError(
-            f"data set {name!r}: mean and std have {len(made.mean)} and {len(made.std)} numbers; "
-            f"it should be one for each of {made.x.shape[1]} channels"
+            f"{what}: mean and std have {len(made.mean)} and {len(made.std)} numbers; it should be "
+            f"one for each of {shape[0]} channels"
         )
-    return made
+
+
+def _told(x: Tensor) -> str:
+    return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}"
 
 
 def check_shares(name: str, shares: object, samples: int, clients: int) -> None:

@@ -14,9 +14,9 @@ stretches the rule to the number of devices.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from itertools import combinations
 from typing import final
 
@@ -45,12 +45,13 @@ class Partition:
     function: Rule
     description: str
     source: str
+    takes: Sequence[str] = ()  #: options that are not in the rule's signature
 
     @property
     def options(self) -> tuple[str, ...]:
         """What the rule asks for by name: knobs of [data], and the number of classes."""
         named = inspect.signature(self.function).parameters.values()
-        return tuple(each.name for each in named if each.kind is each.KEYWORD_ONLY)
+        return (*self.takes, *(each.name for each in named if each.kind is each.KEYWORD_ONLY))
 
 
 def of_labels(rule: Rule) -> Rule:
@@ -233,26 +234,15 @@ PARTITIONS: dict[str, Partition] = {
     "niid1": Partition(of_labels(niid1), "two classes of ten per client", "DL-MH, NIID-1"),
     "niid2": Partition(of_labels(niid2), "five shared classes and one of its own", "DL-MH, NIID-2"),
     "niid3": Partition(of_labels(niid3), "four classes, each on two devices", "DL-MH, NIID-3"),
-    "flwr-dirichlet": Partition(
-        of_labels(flower.dirichlet), "DirichletPartitioner", "flwr-datasets (extra hub)"
-    ),
-    "flwr-pathological": Partition(
-        of_labels(flower.pathological), "PathologicalPartitioner", "flwr-datasets (extra hub)"
-    ),
-    "flwr-shard": Partition(
-        of_labels(flower.shard), "ShardPartitioner", "flwr-datasets (extra hub)"
-    ),
-    "flwr-linear": Partition(
-        of_labels(flower.linear), "LinearPartitioner: sizes 1, 2, 3, …", "flwr-datasets (extra hub)"
-    ),
-    "flwr-square": Partition(
-        of_labels(flower.square), "SquarePartitioner: sizes 1, 4, 9, …", "flwr-datasets (extra hub)"
-    ),
-    "flwr-exponential": Partition(
-        of_labels(flower.exponential),
-        "ExponentialPartitioner: sizes e, e², e³, …",
-        "flwr-datasets (extra hub)",
-    ),
+    **{
+        f"flwr-{name.lower()}": Partition(
+            of_labels(partial(flower.dealt, name)),
+            f"{name}Partitioner{what}",
+            "flwr-datasets (extra hub)",
+            tuple(takes),
+        )
+        for name, (what, takes) in flower.RULES.items()
+    },
 }
 
 

@@ -64,13 +64,12 @@ class Divergence:
         }
 
 
-def with_gradient(value: Tensor, gradient: Sequence[Tensor], at: Sequence[Tensor]) -> Tensor:
-    """A scalar of the value of ``value`` whose gradient with respect to ``at`` is ``gradient``.
-
-    It is the linear term ⟨gradient, at⟩, shifted by a constant.
+def slope(gradient: Sequence[Tensor], at: Sequence[Tensor]) -> Tensor:
+    """A scalar 0 whose gradient with respect to ``at`` is ``gradient``: ⟨gradient, at⟩ less its
+    value.
     """
     linear = torch.stack([(g * w).sum() for g, w in zip(gradient, at, strict=True)]).sum()
-    return linear - linear.detach() + value.detach()
+    return linear - linear.detach()
 
 
 def opposed(
@@ -91,7 +90,7 @@ def opposed(
         g_in = torch.autograd.grad(l_in, inner)
         z = alleviated(g_in, g_local[: len(inner)])
         rest = [outer_scale * g for g in g_local[len(inner) :]]
-        return with_gradient(l_local, [*z, *rest], [*inner, *outer])
+        return slope([*z, *rest], [*inner, *outer]) + l_local.detach()
 
     return loss
 

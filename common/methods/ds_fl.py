@@ -50,12 +50,7 @@ from common.section import Positive
 class Agreeing(OnPublicSet):
     """Of DS-FL and what is made of it."""
 
-    auto = {
-        "public.lr": 0.1,
-        "public.subset": 1000,
-        "public.epochs": 5,
-        "public.batch-size": 50,
-    }
+    auto = {"public.lr": 0.1, "public.subset": 1000, "public.epochs": 5, "public.batch-size": 50}
 
     aggregation: Literal["era", "mean"] = "era"
     """What becomes of the mean prediction: entropy reduction, or nothing."""

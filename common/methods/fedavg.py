@@ -12,7 +12,7 @@ with p_k = n_k / Σ n under ``average.weights = "samples"`` and 1/|S_t| under ``
 
 Every client trains the global architecture, whatever its entry in the fleet; it keeps nothing.
 
-Two wrappers go around this and every other averaging method, where [average] and [oca] say so:
+In front of this and every other averaging method go, where [average] and [oca] say so:
 - ``oca.aggregate = "on"``: the server keeps every client's latest w_k and also takes the same mean
   over all of them. This is the OCA model ŵ (overall clients aggregated; FedKF, section IV-A,
   technique T1). The ACA model w (active clients aggregated) is still the one that is sent. ŵ is

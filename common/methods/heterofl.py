@@ -60,11 +60,7 @@ class Partial(Averaging):
     """Of methods whose clients train parts of the widest network."""
 
     schemes = ("width",)
-    auto = {
-        "average.across": "width",
-        "average.weights": "uniform",
-        "train.clip": 1.0,
-    }
+    auto = {"average.across": "width", "average.weights": "uniform", "train.clip": 1.0}
 
     rates: Literal["fixed", "redrawn"] = "fixed"
     """Each client trains its own architecture, or in each round any entry of the fleet."""

@@ -29,9 +29,11 @@ Deviations, with their switches:
 
 from __future__ import annotations
 
-from typing import Literal, final
+from typing import ClassVar, Literal, final
 
 from common.methods.fedavg import Averaging, Down, Up
+
+CLIENT = "fedkemf"
 
 
 @final
@@ -42,6 +44,8 @@ class Options(Averaging):
     uses = ("average", "oca", "noise")
     auto = {"average.weights": "uniform"}
 
+    dml: ClassVar = "kl"
+    order: ClassVar = "joint"
     init: Literal["previous", "average"] = "previous"
     """Where the server's distillation starts."""
 

@@ -298,12 +298,7 @@ def _outside(
 
 
 def check(
-    spec: str,
-    shape: Shape,
-    classes: int,
-    *,
-    stem: str = "auto",
-    pretrained: bool = False,
+    spec: str, shape: Shape, classes: int, *, stem: str = "auto", pretrained: bool = False
 ) -> None:
     """Refuse what ``build`` could not make or what could not run, without building it.
 

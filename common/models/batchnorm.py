@@ -8,7 +8,7 @@ must leave no trace in the running ones (noise distillation, FedORION's Algorith
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import final
 
 import torch
@@ -84,16 +84,11 @@ def measure(model: nn.Module, batches: Iterable[Tensor], *, by_batch: bool) -> S
     def look(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         found[names[norm]].add(inputs[0])
 
-    hooks = [norm.register_forward_pre_hook(look) for norm in names]
-    try:
-        with batch_statistics(model) if by_batch else restored(model):
-            if not by_batch:
-                model.eval()
-            for x in batches:
-                model(x)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with _watched(names, look), batch_statistics(model) if by_batch else restored(model):
+        if not by_batch:
+            model.eval()
+        for x in batches:
+            model(x)
     measured = statistics(model)
     for name, norm in _tracked(model):
         if (moments := found[names[norm]]).count:
@@ -119,12 +114,19 @@ def distances(model: nn.Module) -> Iterator[list[Tensor]]:
         found.append((running_variance - variance).norm() + (running_mean - mean).norm())
 
     layers = dict.fromkeys(norm for _, norm in _tracked(model))  # once each, in order
-    hooks = [norm.register_forward_pre_hook(look) for norm in layers]
-    try:
+    with _watched(layers, look):
         yield found
-    finally:
-        for hook in hooks:
-            hook.remove()
+
+
+@contextlib.contextmanager
+def _watched(
+    layers: Iterable[nn.Module], look: Callable[[nn.Module, tuple[Tensor, ...]], None]
+) -> Iterator[None]:
+    """Within the block each layer's inputs are looked at before its forward."""
+    with contextlib.ExitStack() as hooks:
+        for layer in layers:
+            hooks.enter_context(layer.register_forward_pre_hook(look))
+        yield
 
 
 @final

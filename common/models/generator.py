@@ -49,16 +49,6 @@ class Generator(nn.Module):
     ) -> None:
         super().__init__()
         channels, *self.size = shape
-        if latent < 1 or width < 2 or min(shape) < 1:
-            raise ValueError(
-                f"generator of {latent} latent numbers, width {width}, images {tuple(shape)}: "
-                "needs at least 1, 2 and 1×1×1"
-            )
-        if not len(mean) == len(std) == channels or min(std) <= 0:
-            raise ValueError(
-                f"generator: mean {tuple(mean)} and std {tuple(std)} must have one value for each "
-                f"of {channels} channels, and std above 0"
-            )
         self.latent = latent
         self.start = (width, -(-self.size[0] // 4), -(-self.size[1] // 4))  # sides / 4, rounded up
         self.fc = nn.Linear(latent, self.start[0] * self.start[1] * self.start[2])

@@ -65,9 +65,7 @@ class DenseNet121(Classifier):
         from common.vision import torchvision
 
         net = torchvision.models.DenseNet(
-            growth_rate=scale(32, factor),
-            num_init_features=scale(64, factor),
-            num_classes=classes,
+            growth_rate=scale(32, factor), num_init_features=scale(64, factor), num_classes=classes
         )
         net.features.conv0 = first_convolution(net.features.conv0, shape[0], stem)
         if stem == "cifar":

@@ -55,7 +55,7 @@ class Finished:
     def method(self, task: Task) -> AnyMethod:
         """The server half as the run left it, on the task's device."""
         method = make(task, global_spec(task))
-        method.restore(method.keeps(**self.saved.state))
+        method.restore(self.saved.state)
         return method
 
     def client(self, k: int) -> AnyHandler:

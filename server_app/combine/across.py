@@ -15,9 +15,9 @@ from common import tree
 from common.models.classifier import Classifier
 from common.protocol import Down
 from common.records import Records, StateDict
+from common.widths import Taken
 from server_app.combine.mean import average
-from server_app.combine.wrapper import Wrapper
-from server_app.global_model import Combining, T
+from server_app.global_model import Averaged, T
 from server_app.method import Client, Models, O, Ups
 
 
@@ -27,13 +27,15 @@ class State(Records):
     inner: dict[str, object]
 
 
-class Across(Wrapper[O, T], ABC):
-    """``inner`` with global models for the architectures of all clients, known by the census."""
+class Across(Averaged[O, T], ABC):
+    """In front of a method: global models for the architectures of all clients, known by the
+    census.
+    """
 
-    keeps = State
+    models: Models = {}  # in place of the property; never changed
 
-    def __init__(self, inner: Combining[O, T]) -> None:
-        super().__init__(inner)
+    def prepare(self) -> None:
+        super().prepare()
         self.models = self.overall = {}
         self.specs: list[str] = []
         self.nets: dict[str, Classifier] = {}
@@ -47,15 +49,16 @@ class Across(Wrapper[O, T], ABC):
         for client in clients:
             self.check_size(client)
         super().begin(clients)
-        distinct = {spec: self.task.expected(spec) for spec in self.inner.architectures()}
+        distinct = {spec: self.task.expected(spec) for spec in self.architectures()}
         self.specs = sorted(distinct, key=lambda spec: (_size(distinct[spec]), spec))
-        held = self.held(distinct)
+        self.held = self.hold(distinct)
         self.nets = {spec: self.build(spec) for spec in self.specs}
         if not self.models:
             self.models = self.drawn()
             self.begin_overall()
-        elif sorted(self.models) != sorted(held):
-            raise ValueError(f"the checkpoint holds {sorted(self.models)}, the clients need {held}")
+        elif sorted(self.models) != sorted(self.held):
+            need = f"the clients need {self.held}"
+            raise ValueError(f"the checkpoint holds {sorted(self.models)}, {need}")
 
     def drawn(self) -> Models:
         return {spec: tree.snapshot(self.build(spec)) for spec in self.specs}
@@ -64,20 +67,30 @@ class Across(Wrapper[O, T], ABC):
         return self.parts(models)[client.model]
 
     @abstractmethod
-    def held(self, distinct: Mapping[str, StateDict]) -> list[str]:
+    def hold(self, distinct: Mapping[str, StateDict]) -> list[str]:
         """The architectures of the global models; ``distinct``: the clients', by their names."""
 
     def network(self, spec: str) -> Classifier:
         return self.nets[spec]
 
     def down(self, t: int) -> Callable[[Client], Down]:
-        sent, parts = self.inner.down(t), self.parts(self.models)
+        """Equal payloads are one object, which is packed once."""
+        sent, models = super().down(t), self.models
+        payloads: dict[tuple[int, Taken], tuple[Down, Down]] = {}
 
         def to(client: Client) -> Down:
             payload = sent(client) if callable(sent) else sent
-            return self.inner.part(client, payload, parts[client.model])
+            taken = self.taken(client, t)._replace(classes=None)
+            if (known := (id(payload), taken)) not in payloads:
+                w = self.entries(models, taken)
+                payloads[known] = payload, self.part(client, payload, w)
+            return payloads[known][1]
 
         return to
+
+    def entries(self, models: Models, taken: Taken) -> StateDict:
+        """What a client is sent that takes so much of global models."""
+        return self.parts(models)[taken.spec]
 
     def measured_by(self, name: str) -> Sequence[Client]:
         """No client computes with a network that is not its own."""
@@ -90,21 +103,20 @@ class Across(Wrapper[O, T], ABC):
         return list(self.networks().values())[-1]
 
     def state(self) -> State:
-        own = {name: value for name, value in self.inner.state() if name != "w"}
+        own = {name: value for name, value in super().state() if name != "w"}
         return State(models=self.models, inner=own)
 
-    def restore(self, state: Records) -> None:
-        assert isinstance(state, State)
-        self.models = dict(state.models)
-        inner = {"w": self.inner.flat(self.inner.models), **state.inner}
-        self.inner.restore(self.inner.keeps.model_validate(inner))
+    def restore(self, state: Mapping[str, object]) -> None:
+        kept = State.model_validate(state)
+        self.models = dict(kept.models)
+        super().restore({"w": self.w, **kept.inner})
 
 
 @final
 class Same(Across[O, T]):
     """A model for each architecture, averaged among its clients."""
 
-    def held(self, distinct: Mapping[str, StateDict]) -> list[str]:
+    def hold(self, distinct: Mapping[str, StateDict]) -> list[str]:
         return self.specs
 
     def parts(self, models: Models) -> Models:
@@ -124,7 +136,7 @@ class Same(Across[O, T]):
         if not len(members):
             return before
         options, parameters = self.config.average, tree.parameters_only(self.nets[spec])
-        own = self.inner.states(members, before, parameters)
+        own = self.states(members, before, parameters)
         return average(own, members.sizes, before, options, parameters)
 
 

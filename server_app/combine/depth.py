@@ -30,7 +30,6 @@ from common import tree
 from common.models.blocks import check_blocks, onward, own_entries
 from common.options import Average
 from common.records import StateDict
-from common.task import Task
 from common.tree import check_nested, cut
 from server_app.combine.across import Across
 from server_app.combine.mean import average_layers, clipped, combine
@@ -43,55 +42,29 @@ Uploads = Sequence[tuple[str, StateDict]]
 
 @final
 class Depth(Across[O, T]):
-    """The largest network, and under ``depth`` what every size keeps of its own."""
-
-    def held(self, distinct: Mapping[str, StateDict]) -> list[str]:
-        self.depths = Depths(self.task, self.specs)
-        return self.depths.held
-
-    def drawn(self) -> Models:
-        return self.depths.models(tree.snapshot(self.build(self.depths.largest)))
-
-    def parts(self, models: Models) -> Models:
-        return self.depths.parts(models)
-
-    def flat(self, models: Models) -> StateDict:
-        return self.depths.flat(models)
-
-    def aggregate(self, ups: Ups[T], previous: Models) -> Models:
-        largest, specs = self.depths.largest, [client.model for client in ups.clients]
-        parameters = tree.parameters_only(self.nets[largest])
-        states = self.inner.states(ups, previous[largest], parameters)
-        uploads = list(zip(specs, states, strict=True))
-        return self.depths.average(uploads, ups.sizes, previous, parameters)
-
-
-@final
-class Depths:
-    """The architectures ``specs``, smallest first, and what each keeps of its own.
+    """The largest network, and under ``depth`` what every size keeps of its own.
 
     Models are the largest one's entries by its name, and by the names of the others their own.
-
-    Raises ``ValueError``, one line, if they are not parts of one network.
     """
 
-    def __init__(self, task: Task, specs: Sequence[str]) -> None:
-        self.options, self.specs = task.config.average, list(specs)
-        self.layers = {spec: task.expected(spec) for spec in specs}
-        self.largest = check_nested(self.layers, self.options.across)
-        check_blocks(self.layers, self.options)
-        own = self.options.own if self.options.across == "depth" else "none"
-        self.own = {spec: own_entries(self.layers[spec], own) for spec in specs}
-        smaller = [spec for spec in specs if spec != self.largest]
-        self.held = [*(spec for spec in smaller if self.own[spec]), self.largest]
+    def hold(self, distinct: Mapping[str, StateDict]) -> list[str]:
+        average = self.config.average
+        self.layers = {spec: distinct[spec] for spec in self.specs}
+        self.largest = check_nested(self.layers, average.across)
+        check_blocks(self.layers, average)
+        own = average.own if average.across == "depth" else "none"
+        self.own = {spec: own_entries(self.layers[spec], own) for spec in self.specs}
+        smaller = [spec for spec in self.specs if spec != self.largest and self.own[spec]]
+        return [*smaller, self.largest]
 
-    def models(self, whole: StateDict) -> Models:
-        """Every size as the part of ``whole`` that it is."""
-        own = {spec: cut(whole, self.own[spec]) for spec in self.held}
-        return {**own, self.largest: whole}
+    def drawn(self) -> Models:
+        return self.whole(tree.snapshot(self.build(self.largest)))
+
+    def whole(self, w: StateDict) -> Models:
+        """Every size as the part of ``w`` that it is."""
+        return {**{spec: cut(w, self.own[spec]) for spec in self.held}, self.largest: w}
 
     def parts(self, models: Models) -> Models:
-        """The networks' entries."""
         whole = models[self.largest]
         return {
             spec: cut({**whole, **models.get(spec, {})}, layers)
@@ -104,19 +77,21 @@ class Depths:
         named = {f"{spec}/{name}": v for spec, own in smaller for name, v in own.items()}
         return {**models[self.largest], **named}
 
+    def aggregate(self, ups: Ups[T], previous: Models) -> Models:
+        parameters = tree.parameters_only(self.nets[self.largest])
+        states = self.states(ups, previous[self.largest], parameters)
+        uploads = [(client.model, w) for client, w in zip(ups.clients, states, strict=True)]
+        return self.average(uploads, ups.sizes, previous, parameters)
+
     def average(
-        self,
-        uploads: Uploads,
-        sizes: Sequence[int],
-        previous: Models,
-        parameters: Set[str],
+        self, uploads: Uploads, sizes: Sequence[int], previous: Models, parameters: Set[str]
     ) -> Models:
         """The new models from clients' uploads, each with its architecture, in order of k.
 
         ``sizes``: their training samples; ``previous``: the models before; ``parameters``: names of
         the entries that are no buffers.
         """
-        options, before = self.options, self.parts(previous)
+        options, before = self.config.average, self.parts(previous)
         if options.across == "depth":
             bounded = self._bounded(uploads, before, parameters)
             uploads = self._distilled(bounded, sizes, before, parameters)
@@ -138,17 +113,17 @@ class Depths:
 
     def _bounded(self, uploads: Uploads, before: Models, parameters: Set[str]) -> Uploads:
         """The uploads, each as ``robust = "clip"`` leaves it as a whole."""
-        bounded = []
+        options, bounded = self.config.average, []
         for spec, w in uploads:
-            names = w.keys() if self.options.bn_buffers else parameters
-            bounded += [(spec, v) for v in clipped([w], before[spec], self.options, names)]
+            names = w.keys() if options.bn_buffers else parameters
+            bounded += [(spec, v) for v in clipped([w], before[spec], options, names)]
         return bounded
 
     def _distilled(
         self, uploads: Uploads, sizes: Sequence[int], before: Models, parameters: Set[str]
     ) -> Uploads:
         """The uploads, the last blocks of all sizes but the largest by momentum distillation."""
-        options, changed = self.options, [(spec, dict(w)) for spec, w in uploads]
+        options, changed = self.config.average, [(spec, dict(w)) for spec, w in uploads]
         if options.beta == 0:
             return changed
         for small, large in pairwise(self.specs):

@@ -6,7 +6,7 @@ from collections import Counter
 
 from common.config import MethodOptions
 from common.protocol import Up
-from server_app.global_model import Combining
+from server_app.global_model import Averaged
 from server_app.method import Method
 
 FROM = 3  #: clients, of whom a median or a trimmed mean leaves one out
@@ -17,7 +17,7 @@ def unprotected(method: Method[MethodOptions, Up]) -> str:
     one or two clients alone; else nothing. After the census.
     """
     average, run = method.config.average, method.config.run
-    if not isinstance(method, Combining) or average.robust not in ("median", "trimmed"):
+    if not isinstance(method, Averaged) or average.robust not in ("median", "trimmed"):
         return ""
     owners: Counter[object] = Counter()
     having: dict[object, set[str]] = {}

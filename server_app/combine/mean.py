@@ -107,10 +107,7 @@ def trimmed(m: int, share: float) -> int:
 
 
 def clipped(
-    states: Iterable[StateDict],
-    previous: Mapping[str, Tensor],
-    options: Average,
-    names: Set[str],
+    states: Iterable[StateDict], previous: Mapping[str, Tensor], options: Average, names: Set[str]
 ) -> Iterable[StateDict]:
     """The states, under ``robust = "clip"`` each moved to within ``clip-norm`` of ``previous``.
 

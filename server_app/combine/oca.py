@@ -12,16 +12,15 @@ files.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Generic, TypeVar, final
+from typing import Generic, TypeVar, cast, final
 
 from common.files import write_atomically
 from common.models.classifier import Classifier
 from common.protocol import Up
 from common.records import Records, StateDict
-from server_app.combine.wrapper import Wrapper
-from server_app.global_model import Combining, T
+from server_app.global_model import Averaged, T
 from server_app.method import Client, Metrics, Models, O, Ups
 
 
@@ -34,27 +33,23 @@ class State(Records):
 
 
 @final
-class Oca(Wrapper[O, T]):
-    """ŵ ← the method's combination of the latest uploads of all clients that have uploaded."""
+class Oca(Averaged[O, T]):
+    """In front of a method: ŵ ← its combination of the latest uploads of all clients that have
+    uploaded.
+    """
 
-    keeps, name = State, "oca"
+    name = "oca"
 
-    def __init__(self, inner: Combining[O, T]) -> None:
-        super().__init__(inner)
-        folder, limit = Path(self.config.run.out), self.config.oca.in_memory
-        kind: type[T] = inner.answers  # type: ignore[assignment]
-        self.uploads = Uploads(kind, folder, limit, self.config.run.keep)
-
-    @property
-    def overall(self) -> Models:  # type: ignore[override]
-        return self.inner.overall
+    def prepare(self) -> None:
+        super().prepare()
+        run, kind = self.config.run, cast("type[T]", self.answers)
+        self.uploads = Uploads(kind, Path(run.out), self.config.oca.in_memory, run.keep)
 
     def step(self, t: int, ups: Ups[T]) -> Metrics:
-        metrics = self.inner.step(t, ups)
+        metrics = super().step(t, ups)
         self.uploads.put(t, [(client.k, self.cached(up)) for client, up in ups])
         latest = self._latest()
-        combined = self.aggregate(latest, self.inner.overall)
-        self.inner.overall, _ = self.refine(t, latest, combined)
+        self.overall, _ = self.refine(t, latest, self.aggregate(latest, self.overall))
         return metrics
 
     def _latest(self) -> Ups[T]:
@@ -77,28 +72,28 @@ class Oca(Wrapper[O, T]):
         return list(self.classifiers(self.overall).values())[-1]
 
     def networks(self) -> dict[str, Classifier]:
-        return self.classifiers(self.overall) if self.inner.networks() else {}
+        return self.classifiers(self.overall) if super().networks() else {}
 
     def further(self) -> dict[str, Models]:
         """The ACA model, and what the method itself would have scored."""
-        found = {"aca": self.parts(self.inner.models)}
-        if self.inner.name != "global" and (w := self.inner.ask()) is not None:
-            found[self.inner.name] = {self.global_spec: w}
-        return {**found, **self.inner.further()}
+        found = {"aca": self.parts(self.models)}
+        if super().name != "global" and (w := super().ask()) is not None:
+            found[super().name] = {self.global_spec: w}
+        return {**found, **super().further()}
 
     def ask(self) -> StateDict:
         return self.flat(self.overall)
 
     def state(self) -> State:
         held = {k: dict(up) for k, up in self.uploads.held.items()}
-        rounds, inner = self.uploads.rounds, dict(self.inner.state())
+        rounds, inner = self.uploads.rounds, dict(super().state())
         return State(inner=inner, overall=self.overall, uploads=held, rounds=rounds)
 
-    def restore(self, state: Records) -> None:
-        assert isinstance(state, State)
-        self.inner.restore(self.inner.keeps.model_validate(state.inner))
-        self.inner.overall = dict(state.overall)
-        self.uploads.restore(state.uploads, state.rounds)
+    def restore(self, state: Mapping[str, object]) -> None:
+        kept = State.model_validate(state)
+        super().restore(kept.inner)
+        self.overall = dict(kept.overall)
+        self.uploads.restore(kept.uploads, kept.rounds)
 
 
 P = TypeVar("P", bound=Up)

@@ -12,7 +12,7 @@ and what no selected client has stays. With one width it is the ordinary mean, b
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -21,7 +21,6 @@ from torch import Tensor
 
 from common import tree
 from common.options import Average
-from common.protocol import Down
 from common.records import StateDict
 from common.widths import Places, Taken, block, check_widths, cut, grid, take
 from server_app.combine.across import Across
@@ -48,13 +47,13 @@ class Width(Across[O, T]):
 
     def begin(self, clients: Sequence[Client]) -> None:
         super().begin(clients)
-        self.main = self.specs[-1] if self.inner.widest else ""
+        self.main = self.specs[-1] if self.widest else ""
 
     def measured_by(self, name: str) -> Sequence[Client]:
         """Where all score the widest network, all measure."""
-        return self.clients if self.inner.widest else super().measured_by(name)
+        return self.clients if self.widest else super().measured_by(name)
 
-    def held(self, distinct: Mapping[str, StateDict]) -> list[str]:
+    def hold(self, distinct: Mapping[str, StateDict]) -> list[str]:
         self.whole = check_widths(distinct, distinct)
         return [self.whole]
 
@@ -62,39 +61,25 @@ class Width(Across[O, T]):
         return {self.whole: tree.snapshot(self.build(self.whole))}
 
     def parts(self, models: Models) -> Models:
-        return {spec: self._cut(models[self.whole], Taken(spec)) for spec in self.specs}
+        return {spec: self.entries(models, Taken(spec)) for spec in self.specs}
 
     def flat(self, models: Models) -> StateDict:
         return models[self.whole]
 
-    def _cut(self, whole: StateDict, taken: Taken) -> StateDict:
+    def entries(self, models: Models, taken: Taken) -> StateDict:
+        whole = models[self.whole]
         return cut(whole, block(whole, self.task.expected(taken.spec), taken.window))
-
-    def down(self, t: int) -> Callable[[Client], Down]:
-        """Equal payloads are one object, which is packed once."""
-        sent, whole = self.inner.down(t), self.flat(self.models)
-        payloads: dict[tuple[int, Taken], tuple[Down, Down]] = {}
-
-        def to(client: Client) -> Down:
-            payload = sent(client) if callable(sent) else sent
-            taken = self.inner.taken(client, t)._replace(classes=None)
-            if (known := (id(payload), taken)) not in payloads:
-                w = self._cut(whole, taken)
-                payloads[known] = payload, self.inner.part(client, payload, w)
-            return payloads[known][1]
-
-        return to
 
     def aggregate(self, ups: Ups[T], previous: Models) -> Models:
         options, before = self.config.average, previous[self.whole]
         weights = ups.sizes if options.weights == "samples" else [1] * len(ups)
         blocks = [
-            self._block(self.inner.taken(client, up.t), up.w, before, p)
+            self._block(self.taken(client, up.t), up.w, before, p)
             for (client, up), p in zip(ups, weights, strict=True)
         ]
         parameters = tree.parameters_only(self.nets[self.whole])
         names = before.keys() if options.bn_buffers else parameters
-        mean = average_blocks(blocks, before, options, names, by_width=self.inner.by_width)
+        mean = average_blocks(blocks, before, options, names, by_width=self.by_width)
         return {self.whole: mean}
 
     def _block(self, taken: Taken, w: StateDict, whole: StateDict, weight: float) -> Block:

@@ -8,7 +8,6 @@ from typing import ClassVar, TypeVar
 
 from torch import Tensor
 
-from common import communication
 from common.ensemble import weighted_sum
 from common.journal import Entry
 from common.methods.fedmd import Answer, Down, Learnt, Speaking, Up
@@ -68,6 +67,4 @@ class Agreement(Seeing[A, Up], ABC):
 
     def numbers(self, ups: Ups[Up]) -> int:
         """What everybody says, and what everybody hears."""
-        n, classes = self.of_a_round, self.task.num_classes
-        up = communication.dl_sh(n, classes, 0, len(ups))
-        return up + communication.i_dl_mh(n, classes, len(ups))
+        return 2 * self.of_a_round * self.task.num_classes * len(ups)

@@ -26,10 +26,7 @@ Transfer = Callable[[list[Tensor], Tensor], Tensor]
 
 
 def distil(
-    method: GlobalModel[O, U],
-    t: int,
-    teachers: Sequence[tuple[str, StateDict]],
-    transfer: Transfer,
+    method: GlobalModel[O, U], t: int, teachers: Sequence[tuple[str, StateDict]], transfer: Transfer
 ) -> float:
     """Round t's distillation of ``teachers`` (architecture, weights) into w, on fresh noise.
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from common import communication, quantise
+from common import quantise
 from common.ensemble import by_cross_entropy, by_factorisation, check_schema, scatter
 from common.methods.dl_mh import Schemed
 from server_app.distil.public_set import D, PublicSet
@@ -48,8 +48,6 @@ class OwnClasses(PublicSet[D, S], ABC):
         return by_factorisation(p, held, o.uhc_steps)
 
     def numbers(self, ups: Ups[S]) -> int:
-        """Equation 10, each client with its own |d|."""
+        """Equation 10: logits of a client's own classes, its confidences and its schema."""
         N = self.samples
-        return sum(
-            communication.dl_mh(N, len(up.d), 0 if up.w is None else N, len(up.d)) for _, up in ups
-        )
+        return sum(N * (len(up.d) + (up.w is not None)) + len(up.d) for _, up in ups)

@@ -12,12 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common import quantise, tree
+from common import journal, quantise, tree
 from common.data import divide
 from common.data.dataset import fingerprint
 from common.ensemble import client_weights, literal_product, weighted_sum
 from common.fit import Loss
+from common.incentive import Gain, Reward
+from common.journal import Entry, Incentive
 from common.methods.dl_sh import Distilling, Down
+from common.protocol import Up as AnyUp
 from common.public_set import digest, subset
 from common.records import Records, StateDict
 from common.task import epochs
@@ -124,3 +127,20 @@ class PublicSet(Seeing[D, U], GlobalModel[D, U], ABC):
         )
         self.w = tree.snapshot(student)
         return metrics["loss"]
+
+    def reward(self, theta: Tensor) -> Reward:
+        """All of θ [N, C], probabilities, in the wire's dtype."""
+        return Reward(y=None, theta=quantise.encode(theta.clamp(0, 1), self.config.wire.dtype))
+
+    def receive_second(self, gains: Sequence[tuple[Client, AnyUp]], entry: Entry) -> None:
+        """Each client's accuracy before and after, and the means, as ``entry.incentive``."""
+        told = {client.k: gain for client, gain in gains if isinstance(gain, Gain)}
+        if told:
+            entry.incentive = Incentive(
+                before=sum(gain.before for gain in told.values()) / len(told),
+                after=sum(gain.after for gain in told.values()) / len(told),
+                clients={
+                    k: journal.Gain(before=gain.before, after=gain.after)
+                    for k, gain in told.items()
+                },
+            )

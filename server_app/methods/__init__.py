@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from common import methods
 from common.config import MethodOptions
 from common.protocol import Up
 from common.task import Task
-from server_app.combine.across import Across, Same
+from server_app.combine.across import Same
 from server_app.combine.depth import Depth
 from server_app.combine.oca import Oca
 from server_app.combine.width import Width
-from server_app.global_model import Combining, T
-from server_app.method import Method, O
+from server_app.global_model import Averaged
+from server_app.method import Method
 
 AnyMethod = Method[MethodOptions, Up]
+ACROSS: dict[str, type[Averaged[Any, Any]]] = {
+    "layerwise": Depth,
+    "depth": Depth,
+    "same": Same,
+    "width": Width,
+}
 
 
 def half(name: str) -> type[AnyMethod]:
@@ -22,18 +30,16 @@ def half(name: str) -> type[AnyMethod]:
 
 
 def make(task: Task, global_spec: str) -> AnyMethod:
-    """The chosen method, in the wrappers that [average] and [oca] ask for."""
-    config = task.config
-    method = half(config.run.method)(task, global_spec)
-    if isinstance(method, Combining) and config.average.across != "none":
-        method = across(config.average.across, method)
-    if isinstance(method, Combining) and config.oca.aggregate == "on":
-        method = Oca(method)
-    return method
+    """The chosen method, behind the classes that [average] and [oca] ask for."""
+    config, kind = task.config, half(task.config.run.method)
+    if issubclass(kind, Averaged):
+        if config.average.across != "none":
+            kind = _behind(ACROSS[config.average.across], kind)
+        if config.oca.aggregate == "on":
+            kind = _behind(Oca, kind)
+    return kind(task, global_spec)
 
 
-def across(scheme: str, method: Combining[O, T]) -> Across[O, T]:
-    """An averaging method in the wrapper of a value of ``average.across``."""
-    if scheme == "width":
-        return Width(method)
-    return Same(method) if scheme == "same" else Depth(method)
+def _behind(front: type[AnyMethod], kind: type[AnyMethod]) -> type[AnyMethod]:
+    """The class of a method whose hooks ``front`` takes first, and ``kind`` by its ``super()``."""
+    return type(kind.__name__, (front, kind), {})

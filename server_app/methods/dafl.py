@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import final
 
-from torch import Tensor
-
-from common import optimise, seeds, tree
-from common.datafree import DataFree, is_adversarial, new_generator
+from common import optimise, tree
+from common.datafree import DataFree, new_generator
 from common.fit import fit
 from common.methods.dafl import Options, Up
 from common.models.classifier import Classifier
@@ -42,30 +41,24 @@ class DAFL(Averaged[Options, Up]):
         self.adam: dict[int, StateDict] = {}
 
     def after(self, t: int, ups: Ups[Up]) -> Metrics:
-        o, task, precision = self.options, self.task, self.config.run.precision
+        o, task = self.options, self.task
         if t < o.start:
             return {}
         optimizer = task.generator_optimizer(t, self.generator.parameters())
         optimise.restore_moments(optimizer, self.adam)
         datafree = DataFree(
+            task,
             self.generator,
             self.build(self.global_spec, self.w),
             self.student,
-            self.config.generator,
             optimizer,
+            *("latents", t),
             gamma=1.0,
             size=o.server_batch_size,
-            adversarial=is_adversarial(task),
-            draw=seeds.stream(task.seed, "latents", t, device=task.device),
-            precision=precision,
             protect=False,
         )
-
-        def loss(images: Tensor, logits: Tensor) -> Tensor:
-            return datafree.distance(images, logits)
-
-        nothing: list[tuple[Tensor, ...]] = [()] * o.server_steps
-        distilled = fit(self.sgd, datafree.batches(nothing), loss, precision=precision)
+        batches = datafree.batches([()] * o.server_steps)
+        distilled = fit(self.sgd, batches, datafree.distance, precision=self.config.run.precision)
         self.adam = optimise.moments(optimizer)
         return {"distill_loss": distilled["loss"], "generator_loss": datafree.mean_loss}
 
@@ -87,9 +80,9 @@ class DAFL(Averaged[Options, Up]):
             sgd=optimise.moments(self.sgd),
         )
 
-    def restore(self, state: Records) -> None:
-        assert isinstance(state, State)
-        self.w, self.adam = state.w, state.adam
-        self.student.load_state_dict(state.v)
-        self.generator.load_state_dict(state.generator)
-        optimise.restore_moments(self.sgd, state.sgd)
+    def restore(self, state: Mapping[str, object]) -> None:
+        kept = State.model_validate(state)
+        self.w, self.adam = kept.w, kept.adam
+        self.student.load_state_dict(kept.v)
+        self.generator.load_state_dict(kept.generator)
+        optimise.restore_moments(self.sgd, kept.sgd)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import final
 
 import torch
@@ -63,14 +64,12 @@ class DepthFL(Averaged[Options, Up]):
 
     def down(self, t: int) -> Callable[[Client], Down]:
         """Equal payloads are one object, which is packed once."""
-        payloads: dict[tuple[str, int], Down] = {}
 
-        def to(client: Client) -> Down:
-            accepted = self.accepted.get(client.k, 0)
-            sent = Down(w=self.start(self.models, client), accepted=accepted)
-            return payloads.setdefault((client.model, accepted), sent)
+        @cache
+        def payload(spec: str, accepted: int) -> Down:
+            return Down(w=tree.cut(self.w, self.task.expected(spec)), accepted=accepted)
 
-        return to
+        return lambda client: payload(client.model, self.accepted.get(client.k, 0))
 
     def check(self, client: Client, up: Up) -> None:
         tree.check_like(up.w, self.task.expected(client.model), f"w ({client.model})")

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import final
 
 import torch
 from torch import Tensor
 
-from common import communication
 from common.incentive import Gain
-from common.journal import Entry
 from common.methods.dl_sh import Options, Up
 from common.protocol import Down
-from common.protocol import Up as AnyUp
-from server_app.distil import incentive
 from server_app.distil.public_set import PublicSet
 from server_app.method import Client, Metrics, Ups
 
@@ -41,10 +36,7 @@ class DLSH(PublicSet[Options, Up]):
     def second(self, t: int, ups: Ups[Up]) -> dict[int, Down]:
         if self.options.incentive == "none":
             return {}
-        return {client.k: incentive.whole(self.theta, self.config.wire.dtype) for client, _ in ups}
-
-    def receive_second(self, gains: Sequence[tuple[Client, AnyUp]], entry: Entry) -> None:
-        incentive.note(gains, entry)
+        return {client.k: self.reward(self.theta) for client in ups.clients}
 
     def _targets(self, ups: Ups[Up]) -> Tensor:
         """Y_g [N, C], or the true classes [N]."""
@@ -59,7 +51,7 @@ class DLSH(PublicSet[Options, Up]):
         return torch.softmax(self.ensemble(logits, w), dim=1)
 
     def numbers(self, ups: Ups[Up]) -> int:
-        w = 0 if self.config.confidence.kind == "uniform" else self.samples
-        taught = 0 if self.options.incentive == "none" else len(ups)
-        back = communication.i_dl_mh(self.samples, self.classes, taught)
-        return communication.dl_sh(self.samples, self.classes, w, len(ups)) + back
+        """DL-MH's equation 9: all logits and the confidences up; with an incentive θ down."""
+        w = self.config.confidence.kind != "uniform"
+        back = self.classes if self.options.incentive != "none" else 0
+        return self.samples * (self.classes + w + back) * len(ups)

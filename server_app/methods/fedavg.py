@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import final
 
-from common import communication
 from common.methods.fedavg import Averaging, Up
 from server_app.global_model import Averaged
 from server_app.method import Ups
@@ -18,5 +17,4 @@ class FedAvg(Averaged[Averaging, Up]):
 
     def numbers(self, ups: Ups[Up]) -> int:
         """DL-MH's equation 8 for one round: each client's parameters down and up."""
-        sizes = [self.task.parameters(self.trains(client)) for client in ups.clients]
-        return sum(communication.fedavg(P, P, 1) for P in sizes)
+        return sum(2 * self.task.parameters(self.trains(client)) for client in ups.clients)

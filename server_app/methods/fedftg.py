@@ -40,11 +40,7 @@ class FedFTG(Averaged[Options, Up]):
         g, task = self.config.generator, self.task
         with seeds.scope(task.seed, "init", "generator"):
             self.generator = Generator(
-                g.latent + task.num_classes,
-                task.shape,
-                mean=task.mean,
-                std=task.std,
-                width=g.width,
+                g.latent + task.num_classes, task.shape, mean=task.mean, std=task.std, width=g.width
             )
         self.generator.to(task.device).train()
         self.theta = tree.snapshot(self.generator)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import final
 
 import torch
@@ -104,8 +104,8 @@ class FedGen(Averaged[Options, Up]):
         generator, adam = tree.snapshot(self.generator), optimise.moments(self.adam)
         return State(w=self.w, generator=generator, adam=adam, counts=self.counts)
 
-    def restore(self, state: Records) -> None:
-        assert isinstance(state, State)
-        self.w, self.counts = state.w, state.counts
-        self.generator.load_state_dict(state.generator)
-        optimise.restore_moments(self.adam, state.adam)
+    def restore(self, state: Mapping[str, object]) -> None:
+        kept = State.model_validate(state)
+        self.w, self.counts = kept.w, kept.counts
+        self.generator.load_state_dict(kept.generator)
+        optimise.restore_moments(self.adam, kept.adam)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common import communication, seeds, tree
+from common import seeds, tree
 from common.losses.distillation import kl
 from common.methods.fedgkt import Down, Options, Up
 from common.models.classifier import Split
@@ -54,15 +54,9 @@ class FedGKT(Method[Options, Up]):
 
     def check(self, client: Client, up: Up) -> None:
         n, classes = client.n, self.task.num_classes
-        for what, got, expected in (
-            ("h", tuple(up.h.shape), (n, *self.features)),
-            ("z", tuple(up.z.shape), (n, classes)),
-            ("y", tuple(up.y.shape), (n,)),
-        ):
-            if got != expected:
-                raise ValueError(f"{what} is {list(got)}, expected {list(expected)}")
-        if not up.h.dtype == up.z.dtype == torch.float32:
-            raise ValueError(f"h and z are {up.h.dtype} and {up.z.dtype}, expected float32")
+        like = {"h": torch.empty(n, *self.features), "z": torch.empty(n, classes)}
+        like["y"] = torch.empty(n, dtype=torch.int64)
+        tree.check_like({"h": up.h, "z": up.z, "y": up.y}, like, "the reply")
         if int(up.y.min()) < 0 or int(up.y.max()) >= classes:
             raise ValueError(f"y has label {int(up.y.max())}; there are 0 to {classes - 1}")
 
@@ -101,9 +95,8 @@ class FedGKT(Method[Options, Up]):
         return torch.cat([behind(self.net, part).float().cpu() for part in parts])
 
     def numbers(self, ups: Ups[Up]) -> int:
-        """Equation 7 for one round, each client with its own samples."""
-        C, features = self.task.num_classes, math.prod(self.features)
-        return sum(communication.fedgkt(features, C, C, n, 1) for n in ups.sizes)
+        """DL-MH's equation 7 for one round: features and both sides' logits of every sample."""
+        return (math.prod(self.features) + 2 * self.task.num_classes) * sum(ups.sizes)
 
     def model(self) -> None:
         return None

@@ -15,7 +15,6 @@ from common import seeds
 from common.methods.fedin import Down, Options, Up
 from common.models.split import Shapes, common_shapes
 from common.records import Records, StateDict
-from server_app.distil.feature_pool import FeaturePool
 from server_app.global_model import Averaged
 from server_app.method import Client, Metrics, Ups
 
@@ -36,7 +35,9 @@ class FedIN(Averaged[Options, Up]):
 
     def prepare(self) -> None:
         super().prepare()
-        self.pool = FeaturePool(self.options.pool)
+        self.s_in: dict[int, Tensor] = {}  #: the pool: of each client the latest batch
+        self.s_out: dict[int, Tensor] = {}
+        self.rounds: dict[int, int] = {}  #: the round that each comes from
 
     def begin(self, clients: Sequence[Client]) -> None:
         super().begin(clients)
@@ -56,8 +57,32 @@ class FedIN(Averaged[Options, Up]):
         """S of round t for client k, from the stream "features"."""
         o, seed = self.options, self.task.seed
         if not o.others_only:
-            return self.pool.draw(o.samples, seeds.stream(seed, "features", t))
-        return self.pool.draw(o.samples, seeds.stream(seed, "features", k, t), without=k)
+            return self.draw(o.samples, seeds.stream(seed, "features", t))
+        return self.draw(o.samples, seeds.stream(seed, "features", k, t), without=k)
+
+    def draw(
+        self, size: int, generator: torch.Generator, *, without: int | None = None
+    ) -> tuple[Tensor, Tensor] | None:
+        """``size`` pairs of the pool, each as likely as any other and none twice; all if there are
+        fewer.
+
+        ``without``: the client whose pairs are left out. None if there is no pair.
+        """
+        others = [k for k in sorted(self.rounds) if k != without]
+        places = [(k, row) for k in others for row in range(len(self.s_in[k]))]
+        if not places:
+            return None
+        chosen = torch.randperm(len(places), generator=generator)[:size].tolist()
+        pairs = [places[i] for i in chosen]
+        s_in, s_out = ([s[k][row] for k, row in pairs] for s in (self.s_in, self.s_out))
+        return torch.stack(s_in), torch.stack(s_out)
+
+    def put(self, t: int, k: int, s_in: Tensor, s_out: Tensor) -> None:
+        """Take client k's batch of round t; the oldest makes room (ties: larger k)."""
+        self.s_in[k], self.s_out[k], self.rounds[k] = s_in, s_out, t
+        while len(self.rounds) > self.options.pool:
+            gone = min(self.rounds, key=lambda k: (self.rounds[k], -k))
+            del self.s_in[gone], self.s_out[gone], self.rounds[gone]
 
     def check(self, client: Client, up: Up) -> None:
         super().check(client, up)
@@ -84,19 +109,5 @@ class FedIN(Averaged[Options, Up]):
     def after(self, t: int, ups: Ups[Up]) -> Metrics:
         for client, up in ups:
             if up.s_in is not None and up.s_out is not None:
-                self.pool.put(t, client.k, up.s_in, up.s_out)
+                self.put(t, client.k, up.s_in, up.s_out)
         return {}
-
-    def state(self) -> State:
-        held = self.pool.held
-        return State(
-            w=self.w,
-            s_in={k: s_in for k, (s_in, _) in held.items()},
-            s_out={k: s_out for k, (_, s_out) in held.items()},
-            rounds=self.pool.rounds,
-        )
-
-    def restore(self, state: Records) -> None:
-        assert isinstance(state, State)
-        self.pool.held = {k: (s_in, state.s_out[k]) for k, s_in in state.s_in.items()}
-        self.pool.rounds = dict(state.rounds)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import final
 
-from common import optimise, seeds, tree
-from common.datafree import DataFree, is_adversarial, new_generator
+from common import optimise, tree
+from common.datafree import DataFree, new_generator
 from common.methods.fedkf import Down, Options, Up
 from common.records import Records, StateDict
 from server_app.global_model import Averaged
@@ -54,16 +54,14 @@ class FedKF(Averaged[Options, Up]):
         optimizer = task.generator_optimizer(t, generator.parameters())
         optimise.restore_moments(optimizer, self.adam)
         datafree = DataFree(
+            task,
             generator,
             self.build(self.global_spec, teacher),
             self.build(self.global_spec, self.w),
-            self.config.generator,
             optimizer,
+            *("latents", t),
             gamma=self.options.gamma,
             size=self.config.train.batch_size,
-            adversarial=is_adversarial(task),
-            draw=seeds.stream(task.seed, "latents", t, device=task.device),
-            precision=self.config.run.precision,
         )
         for _ in datafree.batches([()] * self.options.generator_steps):
             pass

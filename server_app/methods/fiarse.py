@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import final
 
 import torch
@@ -44,20 +45,16 @@ class FIARSE(GlobalModel[Options, Up]):
 
     def down(self, t: int) -> Callable[[Client], Down]:
         """Equal payloads are one object, which is packed once."""
-        sent: dict[float, Down] = {}
         self.masks = {}
 
-        def to(client: Client) -> Down:
-            size = client.peer.size
-            if size not in sent:
-                theta, masks = self._extract(size)
-                self.masks[size] = masks
-                rest = {name: self.w[name] for name in self.whole}
-                kept, bits = importance.kept(self.w, masks), importance.bitmap(masks)
-                sent[size] = Down(theta=theta, kept=kept, bitmap=bits, rest=rest)
-            return sent[size]
+        @cache
+        def payload(size: float) -> Down:
+            theta, masks = self._extract(size)
+            self.masks[size] = masks
+            kept, bits = importance.kept(self.w, masks), importance.bitmap(masks)
+            return Down(theta=theta, kept=kept, bitmap=bits, rest=tree.cut(self.w, self.whole))
 
-        return to
+        return lambda client: payload(client.peer.size)
 
     def _extract(self, size: float) -> tuple[dict[str, float], Masks]:
         theta = importance.thresholds(self.w, self.groups, size)
@@ -70,7 +67,7 @@ class FIARSE(GlobalModel[Options, Up]):
             raise ValueError(
                 f"delta has {len(up.delta)} numbers, the mask of size {size:g} keeps {expected}"
             )
-        tree.check_like(up.rest, {name: self.w[name] for name in self.whole}, "rest")
+        tree.check_like(up.rest, tree.cut(self.w, self.whole), "rest")
 
     def change(self, sent: protocol.Down, up: Up) -> Iterator[tuple[str, torch.Tensor]]:
         yield "delta", up.delta

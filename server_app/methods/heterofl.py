@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import final
 
 from common import models
@@ -34,13 +35,11 @@ class HeteroFL(Averaged[Partial, Up]):
 
     def down(self, t: int) -> Callable[[Client], Down]:
         """Without the block of w, which is for the wrapper to cut."""
-        self.t, sent = t, dict[str, Down]()
+        self.t = t
         most = max(models.parse(spec)[1] for spec in self.architectures())
 
-        def to(client: Client) -> Down:
-            spec = self.trains(client)
-            if spec not in sent:
-                sent[spec] = Down(w={}, spec=spec, rate=models.parse(spec)[1] / most)
-            return sent[spec]
+        @cache
+        def payload(spec: str) -> Down:
+            return Down(w={}, spec=spec, rate=models.parse(spec)[1] / most)
 
-        return to
+        return lambda client: payload(self.trains(client))

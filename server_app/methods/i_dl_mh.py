@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import final
 
 import torch
 
-from common import communication
 from common.ensemble import nearest_class
 from common.incentive import Gain, Reward
-from common.journal import Entry
 from common.methods.i_dl_mh import Options, Up
 from common.protocol import Down
-from common.protocol import Up as AnyUp
-from server_app.distil import incentive
 from server_app.distil.own_classes import OwnClasses
-from server_app.method import Client, Metrics, Ups
+from server_app.method import Metrics, Ups
 
 SMALL = 256
 """Up to so many classes a label travels as one byte."""
@@ -35,20 +30,17 @@ class IDLMH(OwnClasses[Options, Up]):
         return metrics
 
     def second(self, t: int, ups: Ups[Up]) -> dict[int, Down]:
-        return {client.k: self._reward(up) for client, up in ups if up.incentive}
+        return {client.k: self._lesson(up) for client, up in ups if up.incentive}
 
-    def _reward(self, up: Up) -> Reward:
+    def _lesson(self, up: Up) -> Reward:
         """Algorithm 5, lines 9-36, or everything."""
         if self.options.incentive == "masked":
             dtype = torch.uint8 if len(up.d) <= SMALL else torch.int16
             return Reward(y=nearest_class(self.theta, up.d).to(dtype), theta=None)
-        return incentive.whole(self.theta, self.config.wire.dtype)
-
-    def receive_second(self, gains: Sequence[tuple[Client, AnyUp]], entry: Entry) -> None:
-        incentive.note(gains, entry)
+        return self.reward(self.theta)
 
     def numbers(self, ups: Ups[Up]) -> int:
-        """Equation 10 for what goes up, and section 5.3's for what comes down."""
+        """Equation 10 for what goes up; down a label of each sample, or all of θ (section 5.3)."""
         theta = 1 if self.options.incentive == "masked" else self.classes
         wanting = sum(up.incentive for _, up in ups)
-        return super().numbers(ups) + communication.i_dl_mh(self.samples, theta, wanting)
+        return super().numbers(ups) + self.samples * theta * wanting

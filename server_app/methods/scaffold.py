@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import final
 
 import torch
@@ -48,14 +49,13 @@ class Scaffold(Averaged[Options, Up]):
     def down(self, t: int) -> Callable[[Client], Down]:
         """Equal payloads are one object, which is packed once."""
         self.t = t
-        sent = Down(w=self.w, c=self.c, accepted=0)
-        self.sent, payloads = {self.global_spec: sent}, {0: sent}
+        self.sent = {self.global_spec: Down(w=self.w, c=self.c, accepted=0)}
 
-        def to(client: Client) -> Down:
-            accepted = self.accepted.get(client.k, 0)
-            return payloads.setdefault(accepted, sent.model_copy(update={"accepted": accepted}))
+        @cache
+        def payload(accepted: int) -> Down:
+            return Down(w=self.w, c=self.c, accepted=accepted)
 
-        return to
+        return lambda client: payload(self.accepted.get(client.k, 0))
 
     def part(self, client: Client, sent: protocol.Down, w: StateDict) -> protocol.Down:
         c = {name: self.c[key] for name, key in self.keys[client.model].items()}

@@ -16,9 +16,8 @@ from common.models.blocks import last_blocks, onward, own_entries
 from common.models.classifier import Classifier
 from common.records import StateDict
 from common.tree import cut
-from server_app.combine.depth import Depths
 from server_app.method import Models
-from tests.support.halves import task
+from tests.support.halves import client, server
 from tests.support.tiny import TinyRun
 
 Run = Callable[..., TinyRun]
@@ -57,21 +56,28 @@ def state(stem: float, *blocks: float, head: float = 0.0) -> StateDict:
     return {"stem": torch.tensor([float(stem)]), **of, "head.weight": torch.tensor([[float(head)]])}
 
 
-def depths(*blocks: int, **average: Any) -> Depths:
+def depths(*blocks: int, **average: Any) -> Any:
+    """FedAvg's server half across these sizes."""
     given = {f"average__{key}": value for key, value in average.items()}
     specs = [f"numbers{each}" for each in blocks]
     given = {"method": "fedavg", "fleet": ",".join(specs), "average__across": "depth", **given}
-    return Depths(task(**given), specs)
+    return begun(given, specs)
+
+
+def begun(given: dict[str, Any], specs: Sequence[str]) -> Any:
+    half = server(**given)
+    half.begin([client(k, model=spec) for k, spec in enumerate(specs)])
+    return half
 
 
 def averaged(
-    ours: Depths, uploads: Sequence[StateDict], sizes: Sequence[int] = (), start: float = 0.0
+    ours: Any, uploads: Sequence[StateDict], sizes: Sequence[int] = (), start: float = 0.0
 ) -> dict[str, dict[str, float]]:
     """What the sizes' networks hold, from networks whose every number is ``start``."""
     whole = {n: torch.full(v.shape, start) for n, v in ours.layers[ours.largest].items()}
     named = [(f"numbers{len(upload) - 2}", upload) for upload in uploads]
     sizes = sizes or [1] * len(uploads)
-    found: Models = ours.average(named, sizes, ours.models(whole), set(whole))
+    found: Models = ours.average(named, sizes, ours.whole(whole), set(whole))
     parts = ours.parts(found)
     return {s: {n: float(value) for n, value in w.items()} for s, w in parts.items()}
 
@@ -183,11 +189,11 @@ def test_onward_are_the_blocks_of_one_shape_and_no_shortcuts() -> None:
 
 def test_networks_are_cut_from_the_largest_ones_first_draw() -> None:
     given = {"method": "fedavg", "fleet": "cnn2,cnn4", "average__across": "depth"}
-    ours = Depths(task(**given), ["cnn2", "cnn4"])
+    ours = begun(given, ["cnn2", "cnn4"])
     whole = dict(build("cnn4", (1, 8, 8), 3, seed=1).state_dict())
-    small = ours.parts(ours.models(whole))["cnn2"]
+    small = ours.parts(ours.whole(whole))["cnn2"]
     assert all(small[name] is value for name, value in cut(whole, small).items())
-    flat = ours.flat(ours.models(whole))
+    flat = ours.flat(ours.whole(whole))
     assert flat.keys() - whole.keys() == {f"cnn2/{name}" for name in ours.own["cnn2"]}
 
 

@@ -18,7 +18,7 @@ from common.tree import cut
 from server_app import rounds
 from server_app.combine.mean import average_layers as aggregate
 from server_app.combine.oca import Oca, Upload
-from server_app.global_model import Combining
+from server_app.global_model import Averaged
 from server_app.keep.checkpoint import Checkpoint, path_in
 from server_app.method import Models, Ups
 from server_app.methods import half
@@ -73,7 +73,7 @@ def test_with_everybody_active_it_is_the_active_clients_mean_bit_for_bit(
 
     def watching(self: Oca[Any, Any], t: int, ups: Ups[Any]) -> dict[str, float]:
         metrics = step(self, t, ups)
-        pairs.append((self.overall, self.inner.models))
+        pairs.append((self.overall, self.models))
         return metrics
 
     monkeypatch.setattr(Oca, "step", watching)
@@ -205,7 +205,7 @@ def test_what_a_method_itself_would_score_keeps_its_name(tmp_path: Path) -> None
 @pytest.mark.parametrize("method", names())
 def test_every_method_that_averages_is_wrapped_and_every_other_refuses(method: str) -> None:
     given = {**OVERRIDES.get(method, {}), "method": method, "lwn__init": "average", **ON}
-    if issubclass(half(method), Combining):
+    if issubclass(half(method), Averaged):
         assert isinstance(server(**given), Oca)
     else:
         with pytest.raises(ValueError, match='^oca.aggregate = "on" is not allowed with .* averag'):

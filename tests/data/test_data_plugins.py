@@ -12,7 +12,7 @@ import torch
 from common.config import Data
 from common.data import Dataset
 from common.data.embedded import toy
-from common.data.outside import check_shares, guarded, loader
+from common.data.outside import check, check_shares, guarded, loader
 from common.data.partition import rule
 
 
@@ -36,7 +36,7 @@ def test_a_plugin_is_a_data_set_or_a_function_of_the_settings_or_of_nothing() ->
         ({"x_test": toy().x_test[..., :4]}, "x_test is uint8 (150, 1, 8, 4); it should be"),
         ({"y": toy().y.int()}, "y is int32 (300,); it should be int64 (300,)"),
         ({"y": toy().y[1:]}, "y is int64 (299,); it should be int64 (300,)"),
-        ({"y_test": toy().y_test + 1}, "y_test is 1 to 3; with 3 classes it should be 0 to 2"),
+        ({"y_test": toy().y_test + 1}, "y_test is 1 to 3; it should be 0 to 2"),
         ({"mean": (0.1, 0.2)}, "mean and std have 2 and 1 numbers; it should be one for each of 1"),
     ],
 )
@@ -46,14 +46,14 @@ def test_what_is_not_as_a_data_set_promises_is_named(change: dict[str, Any], lin
     for told, real in sizes.items():
         line = line.replace(f"({told}", f"({real}")
     with pytest.raises(ValueError) as refused:
-        loader("own", lambda: made)(Data())
+        check("own", made)
     assert str(refused.value).startswith(f"data set 'own': {line}")
 
 
 @pytest.mark.parametrize(
     ("found", "line"),
     [
-        (lambda: 3, "data set 'own' gives a value of type int; it should be a Dataset"),
+        (lambda: check("own", 3), "data set 'own' cannot be made: data set 'own' gives a value"),
         (lambda: 1 / 0, "data set 'own' cannot be made: ZeroDivisionError: division by zero"),
         (lambda a, b: 1, "data set 'own' cannot be made: TypeError"),
         (lambda: torch.zeros(2).reshape(3), "data set 'own' cannot be made: RuntimeError"),

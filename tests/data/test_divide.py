@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from common.data import divide, load, pool_of
-from common.data.dataset import fingerprint
-from common.data.fitted import fitted
+from common.data.dataset import fingerprint, fitted
 from common.parse import defaults, parse
 
 

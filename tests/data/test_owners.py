@@ -138,9 +138,9 @@ def test_subsets_resizing_and_the_public_set_keep_owners_with_their_samples(owne
         ({"owner_test": None, "test": "own"}, 5, "does not say whose its test samples are; set"),
         ({"owner_test": None, "test": "merge"}, 5, "does not say whose its test samples are; set"),
         ({"test": "own", "partition": "iid"}, 5, "not allowed with data.partition = 'iid'"),
-        ({"owner": OWNERS[:300]}, 5, r"owner is torch.int64 \(300,\), not int64 \(360,\)"),
-        ({"owner": OWNERS - 1}, 5, "data set 'owned': owner has -1"),
-        ({"owner": OWNERS.int()}, 5, "owner is torch.int32"),
+        ({"owner": OWNERS[:300]}, 5, r"owner is int64 \(300,\); .* int64 \(360,\)"),
+        ({"owner": OWNERS - 1}, 5, "owner is -1"),
+        ({"owner": OWNERS.int()}, 5, "owner is int32"),
         (
             {"test": "merge", "partition": "iid_draw", "per_client": 4000},
             12,

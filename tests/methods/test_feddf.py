@@ -52,7 +52,7 @@ def moved(before: StateDict, after: StateDict) -> float:
 
 
 def said(half: Any, spec: str, w: StateDict) -> Tensor:
-    (images,) = (x for x, _ in half.task.in_order(half.inner.public, size=500))
+    (images,) = (x for x, _ in half.task.in_order(half.public, size=500))
     logits: Tensor = half.build(spec, w)(images)
     return logits
 
@@ -70,7 +70,7 @@ def test_one_step_of_each_prototype_is_that_of_the_formula(average: str) -> None
     half.step(1, received(*w))
     for spec, before in start.items():
         net = half.build(spec, before)
-        (images,) = (x for x, _ in half.task.in_order(half.inner.public, size=500))
+        (images,) = (x for x, _ in half.task.in_order(half.public, size=500))
         student = F.log_softmax(net(images) / T, dim=1)
         if average == "logits":
             target = F.softmax(sum(teachers) / 3 / T, dim=1)  # type: ignore[operator]

@@ -15,9 +15,8 @@ from common.methods.fedin import Down, Options, Up
 from common.models.classifier import Split
 from common.models.split import common_shapes, shapes
 from common.records import Records
-from server_app.distil.feature_pool import FeaturePool
 from server_app.stopped import Stopped
-from tests.support.halves import task
+from tests.support.halves import server, task
 from tests.support.tiny import TinyRun
 
 Run = Callable[..., TinyRun]
@@ -344,15 +343,15 @@ def rows(*values: float) -> torch.Tensor:
 
 
 def test_the_pool_keeps_the_latest_of_each_client_and_at_most_so_many() -> None:
-    pool = FeaturePool(2)
+    pool = server(method="fedin", fleet="cnn2@0.5", fedin__pool=2)
     for t, k in ((1, 0), (1, 1), (2, 0), (3, 2)):
         pool.put(t, k, rows(t), rows(10 * t))
     assert pool.rounds == {0: 2, 2: 3}
-    assert pool.held[0][0].item() == 2
+    assert pool.s_in[0].item() == 2
 
 
 def test_a_draw_takes_pairs_once_and_keeps_them_together() -> None:
-    pool = FeaturePool(9)
+    pool = server(method="fedin", fleet="cnn2@0.5", fedin__pool=9)
     pool.put(1, 0, rows(0, 1, 2), rows(0, 10, 20))
     pool.put(1, 1, rows(3, 4, 5), rows(30, 40, 50))
     drawn = pool.draw(4, seeds.stream(1, "d"))
@@ -364,7 +363,7 @@ def test_a_draw_takes_pairs_once_and_keeps_them_together() -> None:
 
 
 def test_a_draw_without_a_client_holds_nothing_of_it() -> None:
-    pool = FeaturePool(9)
+    pool = server(method="fedin", fleet="cnn2@0.5", fedin__pool=9)
     pool.put(1, 0, rows(0, 1, 2), rows(0, 1, 2))
     assert pool.draw(5, seeds.stream(1), without=0) is None
     pool.put(1, 1, rows(7), rows(7))

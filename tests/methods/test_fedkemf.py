@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from client_app.methods.fedkemf import FedKEMF
-from client_app.methods.lwn import LWN
 from client_app.participant import Participant
 from client_app.private import Memory
 from client_app.store import Store
@@ -60,15 +59,6 @@ def test_a_pair_by_hand() -> None:
     assert losses() == pytest.approx((ce[0] + apart[0], ce[1] + apart[1]), abs=1e-6)
     # mean of (2 − 0)² and (0 − 1)²
     assert losses(dml="mse") == pytest.approx((ce[0] + 2.5, ce[1] + 2.5), abs=1e-6)
-
-
-def test_its_pair_is_that_of_lwn() -> None:
-    draw = torch.Generator().manual_seed(1)
-    own, shared = torch.randn(2, 6, 3, generator=draw)
-    y = torch.randint(3, (6,), generator=draw)
-    half: Any = SimpleNamespace(options=Options())
-    ours, theirs = FedKEMF.losses(half, own, shared, y), LWN.losses(half, own, shared, y)
-    assert [float(loss) for loss in ours] == [float(loss) for loss in theirs]
 
 
 def test_its_clients_learn_what_those_of_lwn_learn(run: Run) -> None:

@@ -128,12 +128,12 @@ def test_the_oca_model_is_the_mean_over_the_latest_uploads(tmp_path: Path) -> No
             method="fedavg", oca__aggregate="on", oca__init=init, oca__in_memory=1, folder=folder
         )
         oca.begin(clients)
-        oca.inner.net, w0 = torch.nn.Linear(1, 1, bias=False), {oca.global_spec: weight(10.0)}
-        oca.inner.models = oca.inner.overall = w0
-        oca.inner.drawn = lambda: w0
+        oca.net, w0 = torch.nn.Linear(1, 1, bias=False), {oca.global_spec: weight(10.0)}
+        oca.models = oca.overall = w0
+        oca.drawn = lambda: w0
         oca.step(1, sent((0, 1.0), (1, 2.0)))
         oca.step(2, sent((0, 6.0)))
-        assert oca.inner.w["weight"].item() == 6.0, "the active client's"
+        assert oca.w["weight"].item() == 6.0, "the active client's"
         return float(oca.ask()["weight"])
 
     # client 2 never uploaded: (10·6 + 30·2) / 40 = 3

@@ -51,7 +51,7 @@ def test_only_convolutions_are_weighed_by_their_channels() -> None:
         for n, v in ((4, 2.0), (2, 6.0))
     ]
     half = server(**METHOD, clients=2, fedrolex__count="width")
-    assert half.inner.by_width
+    assert half.by_width
     result = average_blocks(blocks, whole, half.config.average, whole, by_width=True)
     assert result["w"].tolist() == [4, 4, 2, 2]
 
@@ -99,7 +99,7 @@ def test_random_windows_are_each_clients_and_rounds_own() -> None:
     half, members = half_with(fedrolex__windows="random")
     third = client(2, model="cnn2@0.25", classes=[0, 1, 2])
     windows = {
-        (c.k, t): half.inner.taken(c, t).window(16, 8) for c in (members[1], third) for t in (1, 2)
+        (c.k, t): half.taken(c, t).window(16, 8) for c in (members[1], third) for t in (1, 2)
     }
     assert len({tuple(w.tolist()) for w in windows.values()}) == 4
     assert all(len(set(w.tolist())) == 8 for w in windows.values())
@@ -109,14 +109,13 @@ def test_random_windows_are_each_clients_and_rounds_own() -> None:
 def test_oca_pastes_an_upload_where_it_was_taken(windows: str) -> None:
     """A client's upload of round 1 lies, in round 2, where it was in round 1."""
     half, members = half_with(fedrolex__windows=windows, oca__aggregate="on")
-    inner = half.inner  # the mean across widths
-    before: StateDict = {n: torch.zeros_like(w) for n, w in inner.models["cnn2@0.5"].items()}
-    inner.models = half.inner.overall = {"cnn2@0.5": before}
+    before: StateDict = {n: torch.zeros_like(w) for n, w in half.models["cnn2@0.5"].items()}
+    half.models = half.overall = {"cnn2@0.5": before}
     ones = {n: torch.ones_like(w) for n, w in half.task.expected("cnn2@0.25").items()}
     ones = {n: torch.ones(w.shape, dtype=w.dtype) for n, w in ones.items()}
     half.step(1, Ups.of([(members[1], Trained(t=1, w=ones))]))
     first = half.overall["cnn2@0.5"]["stem.bn.weight"]
-    window = inner.inner.taken(members[1], 1).window(16, 8)
+    window = half.taken(members[1], 1).window(16, 8)
     assert first.nonzero().flatten().tolist() == sorted(window.tolist())
     zeros = {n: torch.zeros_like(w) for n, w in before.items()}
     half.step(2, Ups.of([(members[0], Trained(t=2, w=zeros))]))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from client_app.methods.lwn import LWN
+from client_app.methods.fedkemf import FedKEMF
 from common.methods.lwn import Up
 from tests.support.tiny import TinyRun
 
@@ -49,7 +49,7 @@ def test_the_first_server_starts_from_what_it_sent(run: Callable[..., TinyRun]) 
 
 def test_only_the_small_network_travels() -> None:
     assert set(Up.model_fields) == {"experiment", "t", "k", "metrics", "w"}
-    assert LWN.receives.model_fields.keys() == {"experiment", "t", "w"}
+    assert FedKEMF.receives.model_fields.keys() == {"experiment", "t", "w"}
 
 
 def test_own_models_are_kept_over_rounds_and_learn(run: Callable[..., TinyRun]) -> None:
