@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,6 @@ def at_hand(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow tests first: one of two processes begins with them while the other does the rest."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
-
-
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., TinyRun]:
     """``run(method="fedavg", data__alpha=0.1)``: a tiny run in a folder of its own."""
@@ -53,5 +49,16 @@ def run(tmp_path: Path) -> Callable[..., TinyRun]:
 
     def go(**changes: Any) -> TinyRun:
         return play(flat(tmp_path / f"run{next(count)}", **changes))
+
+    return go
+
+
+@pytest.fixture(scope="session")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., TinyRun]:
+    """The same for runs that are only read: equal settings are played once a session."""
+
+    @cache
+    def go(**changes: Any) -> TinyRun:
+        return play(flat(tmp_path_factory.mktemp("played"), **changes))
 
     return go

@@ -36,11 +36,12 @@ from tests.support.battery import (
     changed_tensor,
     config,
     fail_client,
+    tiers,
 )
 from tests.support.tiny import TinyRun, play
 
 pytestmark = pytest.mark.usefixtures("at_hand")
-every_method = pytest.mark.parametrize("method", METHODS, scope="module")
+every_method = pytest.mark.parametrize("method", tiers(METHODS), scope="module")
 
 
 @dataclass(frozen=True)

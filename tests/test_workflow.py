@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+pytestmark = pytest.mark.full
+
 WORKFLOW = Path(__file__).parents[1] / ".github/workflows/ci.yml"
 
 

@@ -36,6 +36,7 @@ print(fits(600))
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux enforces the limit")
 def test_memory_beyond_the_limit_fails_and_the_process_lives_on() -> None:
     done = subprocess.run([sys.executable, "-c", HUNGRY], capture_output=True, text=True)

@@ -57,6 +57,7 @@ def test_a_network_to_score_is_built_once_and_holds_the_weights_at_hand(layout: 
     assert task._shown.cache_info().misses == 1
 
 
+@pytest.mark.full
 def test_a_sample_of_the_clients_scores_and_the_weights_are_the_same(tmp_path: Path) -> None:
     given = {"clients": 4, "rounds": 2, "score__clients_every": 1}
     every = play(flat(tmp_path / "every", **given))

@@ -55,6 +55,7 @@ def test_counts_that_are_none_are_refused(counts):
         bubbles(counts)
 
 
+@pytest.mark.full
 def test_pyplot_is_not_imported():
     code = "import numpy, sys; from common.data.picture import bubbles; bubbles(numpy.ones((2, 2)))"
     check = f"{code}; sys.exit('matplotlib.pyplot' in sys.modules)"

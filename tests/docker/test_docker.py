@@ -22,6 +22,8 @@ from deploy.docker.pins import PINS, read
 from tests.support import compose, dockerfile
 from tests.support.dockerfile import ROOT
 
+pytestmark = pytest.mark.full
+
 COMBINATIONS = [
     ["compose.yml"],
     ["compose.yml", "compose.gpu.yml"],

@@ -217,25 +217,3 @@ def test_cached_uploads_of_every_depth_are_combined(run: Run) -> None:
     alone, oca = run(**some), run(**some, oca__aggregate="on", oca__init="w0")
     assert [e["accuracy"] for e in alone.journal] == [e["accuracies"]["aca"] for e in oca.journal]
     assert {"exit1", "exit2", "exit3", "aca", "oca"} >= oca.journal[-1]["accuracies"].keys()
-
-
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
-        ({"fleet": "cnn4"}, "model 'cnn4' has no exits, which depthfl needs"),
-        (
-            {"fleet": "cnn3-exits1,cnn4-exits2"},
-            "models 'cnn3-exits1' and 'cnn4-exits2' are not cut",
-        ),
-        ({"fleet": f"cnn4-linear1,{SPECS[1]}"}, "models 'cnn4-linear1' and"),
-        ({"average__robust": "median"}, 'average.robust = "median" is not allowed with depthfl'),
-        ({"average__across": "depth"}, 'average.across = "depth" is not allowed with method'),
-        ({"projection": "on"}, 'projection = "on" is not allowed with method = "depthfl"'),
-    ],
-)
-def test_what_does_not_go_together_is_one_line(
-    run: Run, changes: dict[str, Any], line: str
-) -> None:
-    with pytest.raises(ValueError) as refused:
-        run(**{"method": "depthfl", **FLEET, **changes})
-    assert str(refused.value).startswith(line) and "\n" not in str(refused.value)

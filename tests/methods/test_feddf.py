@@ -12,7 +12,6 @@ from torch import Tensor
 
 from common import tree
 from common.methods.feddf import Up
-from common.parse import defaults, parse
 from common.records import StateDict
 from server_app.method import Ups
 from tests.support.halves import client, server
@@ -152,21 +151,3 @@ def test_the_ensemble_is_that_of_the_networks_as_they_are_scored(kind: str) -> N
     nets[0].head.bias.data.fill_(1.0)
     (ensemble,) = half.ensembles(nets).values()
     assert (ensemble.nets[0].head.bias == 1.0).all() and ensemble.kind == kind
-
-
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
-        ({"data.public": 0.0}, "needs a public set: set data.public"),
-        (
-            {"average.across": "layerwise"},
-            'average.across = "layerwise" is not allowed with method = "feddf"; allowed: "same", '
-            '"none"',
-        ),
-    ],
-)
-def test_what_does_not_go_together_is_one_line(changes: dict[str, Any], line: str) -> None:
-    given = {**defaults(), "method": "feddf", "data.public": 0.5}
-    parse(given)
-    with pytest.raises(ValueError, match=line):
-        parse({**given, **changes})

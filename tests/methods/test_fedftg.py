@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -116,27 +115,3 @@ def test_fakes_leave_the_averaged_running_statistics_alone(run: Callable[..., Ti
 def test_a_client_s_answer_is_fedavg_s() -> None:
     assert fedftg.Up is fedavg.Up and fedftg.Down is fedavg.Down
     assert half("fedftg") is half("fedprox"), "whose loss is FedAvg's where μ is 0"
-
-
-@pytest.mark.parametrize(
-    "switch",
-    [
-        {"fedftg__iterations": 3},
-        {"fedftg__student_steps": 1},
-        {"fedftg__generated": 9},
-        {"generator__latent": 4},
-        {"generator__width": 4},
-        {"generator__lr": 0.1},
-        {"fedftg__lambda_cls": 0.0},
-        {"fedftg__lambda_dis": 0.0},
-        {"fedftg__kd_teacher_bn": "batch"},
-        {"fedftg__server_lr": 0.1},
-        {"fedftg__mu": 0.5},
-        {"fedftg__draw": "iteration"},
-        {"fedftg__labels": "apportioned"},
-        {"fedftg__detach_teacher": True},
-    ],
-)
-def test_every_switch_does_something(switch: dict[str, Any], run: Callable[..., TinyRun]) -> None:
-    base = {**TINY, "rounds": 1}
-    assert run(**base).weights != run(**{**base, **switch}).weights

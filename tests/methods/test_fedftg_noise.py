@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -53,25 +52,3 @@ def test_a_step_towards_the_mean_by_hand() -> None:
 def test_a_long_step_leaves_no_negative_variance() -> None:
     w, mean = {"bn.running_var": torch.tensor([2.0])}, {"bn.running_var": torch.tensor([0.5])}
     assert towards(w, mean, 2.0)["bn.running_var"].item() == 0.0
-
-
-@pytest.mark.parametrize(
-    "switch",
-    [
-        {"fedftg_noise__mu": 0.5},
-        {"fedftg_noise__aggregate_lr": 0.5},
-        {"average__weights": "samples"},
-        {"noise__kind": "stylegan"},
-        {"noise__temperature": 3.0},
-        {"noise__teacher_bn": "running"},
-        {"noise__lr": 0.1},
-    ],
-)
-def test_every_switch_does_something(switch: dict[str, Any], run: Callable[..., TinyRun]) -> None:
-    base = {
-        **TINY,
-        "fleet": "cnn2@0.5",
-        "data__partition": "quantity_dirichlet",
-        "data__alpha": 1.0,
-    }
-    assert run(**base).weights != run(**{**base, **switch}).weights

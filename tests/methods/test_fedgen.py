@@ -10,7 +10,6 @@ import torch
 from client_app.methods.fedgen import FedGen as Client
 from common.methods.fedgen import Down, Up
 from common.models.generator import FeatureGenerator
-from common.parse import defaults, parse
 from server_app.method import Ups
 from tests.support.halves import client, server
 from tests.support.tiny import TinyRun
@@ -98,13 +97,3 @@ def test_counts_that_do_not_fit_are_refused(run: Run, monkeypatch: pytest.Monkey
     result = run(method="fedgen", rounds=1, min_replies=0.5, **SMALL)
     (failure,) = result.journal[1]["failures"]
     assert failure["k"] == 1 and "counts" in failure["reason"]
-
-
-def test_bounds_are_checked() -> None:
-    given = {**defaults(), "method": "fedgen"}
-    for value in (0.0, 1.5):
-        with pytest.raises(ValueError, match=rf"fedgen\.decay = {value} is not allowed"):
-            parse({**given, "fedgen.decay": value})
-    del given["fedgen.decay"]
-    with pytest.raises(ValueError, match=r"key 'fedgen\.decay' is missing"):
-        parse(given)

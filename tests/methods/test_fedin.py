@@ -93,31 +93,6 @@ def test_across_same_keeps_a_model_for_each_architecture(run: Run) -> None:
     assert {name.partition("/")[0] for name in held} == {"cnn2@0.5", "cnn3@0.5"}
 
 
-def test_two_widths_have_no_common_split(run: Run) -> None:
-    # half the width is another family: s_in has 16 channels in one, 32 in the other
-    with pytest.raises(ValueError, match="no common split: s_in and s_out are 16×4×4"):
-        run(method="fedin", fleet="cnn2@0.5,cnn3")
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"fleet": "cnn2@0.5,mlp@0.25"}, "'mlp@0.25' has no split into extractor"),
-        (
-            {"fleet": "cnn2@0.5,cnn3", "method": "fedavg", "average__across": "layerwise"},
-            'average.across = "layerwise": cnn2@0.5 is no sub-model of cnn3',
-        ),
-        (
-            {"method": "fedgkd", "average__across": "same"},
-            'average.across = "same" is not allowed with method = "fedgkd"; allowed: "none"',
-        ),
-    ],
-)
-def test_a_fleet_that_cannot_share_is_refused(run: Run, changes: Any, reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
-        run(**{"method": "fedin", **changes})
-
-
 def test_a_node_that_brings_another_family_is_refused_by_the_server(tmp_path: Any) -> None:
     from deploy.run.loopback import Loopback
     from tests.support.tiny import flat, play

@@ -8,6 +8,8 @@ import pytest
 
 from tests.support.tiny import TinyRun
 
+pytestmark = pytest.mark.full
+
 FLEET = {"fleet": "mlp@0.25,cnn2@0.5,cnn3@0.25,cnn2@0.5", "global_model": "mlp@0.25"}
 
 

@@ -234,24 +234,6 @@ def test_without_running_statistics_none_travel_and_the_servers_stay() -> None:
 # What is refused.
 
 
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        (
-            {"oca__aggregate": "on"},
-            'oca.aggregate = "on" is not allowed with .*, which averages steps',
-        ),
-        ({"average__robust": "median"}, 'average.robust = "median" is not allowed'),
-        ({"fiarse__sizes": "1, 2"}, r"fiarse.sizes = '1, 2' is not allowed"),
-        ({"fiarse__sizes": "half"}, r"fiarse.sizes = 'half' is not allowed"),
-        ({"fiarse__running": False}, 'score.bn = "running" is not allowed with fiarse.running'),
-    ],
-)
-def test_settings_that_do_not_go_together(settings: dict[str, Any], reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
-        parse(flat(Path("nowhere"), **{**TINY, **settings}))
-
-
 def test_a_size_that_is_not_configured_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"client 1 claims the size 0.3; configured are 1, 0.25$"):
         server(**TINY).begin([client(0, size=1.0), client(1, size=0.3)])

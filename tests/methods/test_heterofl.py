@@ -226,25 +226,6 @@ def test_defaults_are_the_methods_own() -> None:
     assert config.train.clip == 1.0 and parse({**defaults(), "method": "fedavg"}).train.clip == 0.0
 
 
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
-        (
-            {"average.across": "same"},
-            'average.across = "same" is not allowed with method = "heterofl"; allowed: "width"',
-        ),
-        (
-            {"heterofl.rates": "redrawn", "node.1.model": "cnn2@0.25"},
-            'heterofl.rates = "redrawn" is not allowed with a model in [node.K]; allowed: "fixed"',
-        ),
-    ],
-)
-def test_what_does_not_go_together_is_one_line(changes: dict[str, Any], line: str) -> None:
-    with pytest.raises(ValueError) as refused:
-        parse({**defaults(), "method": "heterofl", **changes})
-    assert str(refused.value) == line
-
-
 def test_static_batchnorm_has_no_running_statistics_to_score_by() -> None:
     with pytest.raises(ValueError) as refused:
         check_fleet(task(**{**METHOD, "score__bn": "running"}))

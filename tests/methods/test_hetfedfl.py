@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -54,20 +53,3 @@ def test_the_server_teaches_the_clients(run: Callable[..., TinyRun]) -> None:
 def test_own_models_learn_from_their_data(run: Callable[..., TinyRun]) -> None:
     accuracies = [client["accuracy"] for client in run(**TINY, rounds=3).summary["clients"]]
     assert min(accuracies) > 0.6
-
-
-@pytest.mark.parametrize(
-    "switch",
-    [
-        {"hetfedfl__transfer": "ensemble"},
-        {"hetfedfl__transfer": "ensemble", "noise__max_norm": "none"},
-        {"hetfedfl__teacher_bn": "running"},
-        {"noise__kind": "dead_leaves"},
-        {"noise__temperature": 3.0},
-        {"noise__teacher_bn": "running"},
-        {"noise__lr": 0.1},
-    ],
-)
-def test_every_switch_does_something(switch: dict[str, Any], run: Callable[..., TinyRun]) -> None:
-    base = {**TINY, "fleet": "cnn2@0.5,cnn3@0.25"}
-    assert run(**base).weights != run(**{**base, **switch}).weights

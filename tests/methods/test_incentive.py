@@ -11,7 +11,6 @@ import torch
 from client_app.methods import dl_mh, dl_sh
 from common.incentive import Reward
 from common.methods.dl_sh import Up
-from common.parse import parse
 from server_app.distil.public_set import PublicSet
 from tests.support.tiny import flat, play
 
@@ -151,14 +150,3 @@ def test_a_free_rider_takes_the_reward_and_has_trained_for_itself(tmp_path):
         k: gain["before"] for k, gain in honest.items()
     }
     assert riding.journal[1]["cost"]["numbers"] == 4 * (120 * 3 + 120 + 3) + 4 * 120 * 3
-
-
-def test_somebody_must_say_something(tmp_path):
-    with pytest.raises(ValueError, match="dl-sh.free-riders = 4; of 4 clients one at least"):
-        parse(flat(tmp_path, **SMALL, **{"dl-sh.free-riders": 4}))
-
-
-def test_true_classes_are_no_ensemble_to_give_back(tmp_path):
-    both = {"dl-sh.incentive": "ensemble", "dl-sh.targets": "labels"}
-    with pytest.raises(ValueError, match='dl-sh.incentive = "ensemble" is not allowed with'):
-        parse(flat(tmp_path, **SMALL, **both))

@@ -72,21 +72,6 @@ def test_weights_of_another_size_than_the_claimed_one_are_refused_by_name(tmp_pa
     assert "w (cnn3@0.5) lacks 6 entries, first 'layer1.1.bn.bias'" in failure["reason"]
 
 
-@pytest.mark.parametrize(
-    ("factors", "line"),
-    [
-        ("cnn5=1", "'cnn5' is no architecture of the fleet: cnn2@0.5, cnn3@0.5, cnn4@0.5"),
-        ("cnn2@0.5", "'' of cnn2@0.5 should be a number above 0"),
-        ("cnn2@0.5=0", "'0' of cnn2@0.5 should be a number above 0"),
-        ("cnn2@0.5=nan", "'nan' of cnn2@0.5 should be a number above 0"),
-    ],
-)
-def test_factors_that_mean_nothing_are_one_line(run: Run, factors: str, line: str) -> None:
-    with pytest.raises(ValueError) as refused:
-        run(method="inclusivefl", **FLEET, inclusivefl__lr_factors=factors)
-    assert str(refused.value) == f'inclusivefl.lr-factors = "{factors}" is not allowed: {line}'
-
-
 def test_no_other_way_across_is_inclusivefl(run: Run) -> None:
     with pytest.raises(ValueError, match='is not allowed with method = "inclusivefl"'):
         run(method="inclusivefl", average__across="layerwise")

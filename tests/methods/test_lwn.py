@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -57,25 +56,3 @@ def test_own_models_are_kept_over_rounds_and_learn(run: Callable[..., TinyRun]) 
     assert min(accuracies) > 0.6
     models = [client["model"] for client in run(**TINY, rounds=1).journal[0]["clients"]]
     assert models == ["mlp@0.25", "cnn2@0.5", "mlp@0.25", "cnn2@0.5"]
-
-
-@pytest.mark.parametrize(
-    "switch",
-    [
-        {"lwn__init": "average"},
-        {"noise__max_norm": "none"},
-        {"noise__max_norm": "softmax"},
-        {"noise__kind": "uniform"},
-        {"noise__kind": "dead_leaves"},
-        {"noise__kind": "stylegan"},
-        {"noise__temperature": 3.0},
-        {"noise__teacher_bn": "running"},
-        {"noise__protect_running_stats": False},
-        {"noise__lr": 0.1},
-        {"noise__momentum": 0.0},
-        {"noise__batches": 5},
-    ],
-)
-def test_every_switch_does_something(switch: dict[str, Any], run: Callable[..., TinyRun]) -> None:
-    base = {**TINY, "fleet": "cnn2@0.5,cnn3@0.25"}
-    assert run(**base).weights != run(**{**base, **switch}).weights

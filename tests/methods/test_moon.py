@@ -14,7 +14,6 @@ from client_app.methods.moon import Memory
 from common import models
 from common.losses.contrast import contrast
 from common.models.classifier import Projected
-from common.parse import defaults, parse
 from tests.support.scalar import kept
 from tests.support.tiny import TinyRun
 
@@ -97,13 +96,3 @@ def test_every_node_of_a_run_has_it_or_none(run: Run) -> None:
     for spec, count in parameters.items():
         assert count == models.parameters(spec, (1, 8, 8), 3, projection=True)
     assert played.summary["failures"] == []
-
-
-@pytest.mark.parametrize("method", ["fedin", "fedgkt"])
-def test_methods_that_cut_networks_apart_refuse_it(method: str) -> None:
-    with pytest.raises(ValueError) as refused:
-        parse({**defaults(), "method": method, "projection": "on"})
-    assert str(refused.value) == (
-        f'projection = "on" is not allowed with method = "{method}", which cuts networks apart; '
-        'allowed: "off"'
-    )

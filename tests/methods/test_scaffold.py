@@ -14,7 +14,6 @@ from flwr.app import RecordDict
 from client_app.methods.scaffold import Memory
 from common import optimise
 from common.methods.scaffold import Up
-from common.parse import defaults, parse
 from server_app.keep.checkpoint import Checkpoint, path_in
 from server_app.methods.scaffold import State
 from server_app.stopped import Stopped
@@ -219,24 +218,3 @@ def test_oca_combines_the_models_and_leaves_the_variates_alone(run: Run) -> None
     some = {"method": "scaffold", "per_round": 2, "rounds": 3}
     alone, oca = run(**some), run(**some, oca__aggregate="on")
     assert [e["accuracy"] for e in alone.journal] == [e["accuracies"]["aca"] for e in oca.journal]
-
-
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
-        (
-            {"train.optimizer": "adam"},
-            'scaffold.correction = "gradient" is not allowed with train.optimizer = "adam"; '
-            'allowed: "after"',
-        ),
-        ({"average.robust": "clip"}, 'average.robust = "clip" is not allowed with method'),
-        (
-            {"average.across": "same", "scaffold.server-lr": 0.5},
-            'scaffold.server-lr = "0.5" is not allowed with average.across = "same"; allowed: "1"',
-        ),
-    ],
-)
-def test_what_does_not_go_together_is_one_line(changes: dict[str, Any], line: str) -> None:
-    with pytest.raises(ValueError) as refused:
-        parse({**defaults(), "method": "scaffold", **changes})
-    assert str(refused.value).startswith(line) and "\n" not in str(refused.value)

@@ -395,7 +395,7 @@ def test_the_doctor_finds_the_runtimes_of_this_environment(monkeypatch: pytest.M
     assert not doctor.program("flower-nothing").good
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_two_nodes_run_an_app_over_grpc_and_nothing_is_left(
     app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -515,7 +515,7 @@ def test_ray_that_starts_late_is_started_again_with_a_watch_that_knows_nothing_o
     assert kept == [f"start {k}" for k, line in enumerate(printed) if line == LATE and k < starts]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_simulation_runs_the_same_app_and_tells_its_real_end(app: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray")
@@ -544,7 +544,7 @@ def test_a_stand_in_runs_the_real_program_when_nothing_is_warm(tmp_path: Path) -
     assert (done.returncode, done.stdout) == (0, "a b --c\n")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_warm_start_gives_the_same_replies_and_survives_the_warm_process(
     app: Path, tmp_path: Path
