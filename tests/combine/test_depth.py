@@ -139,26 +139,6 @@ def results(run: TinyRun) -> list[Any]:
     return [[entry.get(key) for key in keys] for entry in run.journal]
 
 
-@pytest.mark.parametrize("robust", ["none", "clip"])
-def test_with_nothing_of_ones_own_it_is_layerwise_bit_for_bit(run: Run, robust: str) -> None:
-    given = {"method": "fedavg", **FLEET, **UNEVEN, "average__robust": robust}
-    given["average__clip_norm"] = 0.05
-    layerwise = run(**given, average__across="layerwise")
-    plain = run(**given, average__across="depth", average__own="none", average__beta=0.0)
-    distilled = run(**given, average__across="depth", average__own="none")
-    own = run(**given, average__across="depth", average__beta=0.0)
-    assert plain.weights == layerwise.weights and results(plain) == results(layerwise)
-    assert len({each.weights for each in (layerwise, distilled, own)}) == 3
-
-
-@pytest.mark.parametrize("method", ["fedavg", "fedprox", "moon", "fedntd"])
-def test_one_size_is_the_method_itself_bit_for_bit(run: Run, method: str) -> None:
-    given = {"method": method, "fleet": "cnn3@0.5", **UNEVEN}
-    alone, depth = run(**given), run(**given, average__across="depth")
-    assert depth.weights == alone.weights
-    assert depth.journal[-1]["scores"] == alone.journal[-1]["scores"]
-
-
 def test_last_blocks_of_a_family() -> None:
     small = dict(build(RESNETS[1], (1, 32, 32), 10, seed=1).state_dict())
     assert last_blocks(small) == {"layer1": 0, "layer2": 0, "layer3": 1, "layer4": 1}

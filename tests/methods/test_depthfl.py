@@ -113,15 +113,6 @@ def test_without_dynamic_regularisation_it_is_the_mean() -> None:
     assert ours.accepted == {} and not any(bool(h.any()) for h in ours.h.values())
 
 
-def test_everybody_at_depth_one_is_uniform_fedavg_bit_for_bit(run: Run) -> None:
-    given = {"fleet": SPECS[0], **UNEVEN}
-    ours = run(method="depthfl", **PLAIN, **given)
-    fedavg = run(method="fedavg", average__weights="uniform", **given)
-    assert ours.weights == fedavg.weights
-    for key in ("accuracy", "loss", "metrics", "client_metrics", "scores"):
-        assert [e.get(key) for e in ours.journal] == [e.get(key) for e in fedavg.journal], key
-
-
 def test_the_last_exit_alone_is_layerwise_averaging_with_a_head_for_each_depth(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,10 +201,3 @@ def test_a_block_that_does_not_fit_the_claimed_depth_is_refused_by_name(tmp_path
     assert f"w ({SPECS[1]}) lacks" in reasons[0] and "'exits.1." in reasons[0]
     assert f"w ({SPECS[1]}) has 1 unknown entries" in reasons[1]
     assert [entry["replied"] for entry in played.journal[1:]] == [[0, 2]] * 2
-
-
-def test_cached_uploads_of_every_depth_are_combined(run: Run) -> None:
-    some = {"method": "depthfl", **FLEET, "per_round": 2, "rounds": 3}
-    alone, oca = run(**some), run(**some, oca__aggregate="on", oca__init="w0")
-    assert [e["accuracy"] for e in alone.journal] == [e["accuracies"]["aca"] for e in oca.journal]
-    assert {"exit1", "exit2", "exit3", "aca", "oca"} >= oca.journal[-1]["accuracies"].keys()

@@ -111,16 +111,6 @@ def test_digestion_changes_the_clients_and_the_server(run: Run) -> None:
     assert with_it.journal[2]["metrics"]["client_digest_loss"] > 0
 
 
-def test_fdmeta_by_lot_is_ds_fl_with_the_mean_bit_for_bit(run: Run) -> None:
-    fdmeta = run(method="fdmeta", fdmeta__choose="random", **PUBLIC)
-    dsfl = run(method="ds-fl", ds_fl__aggregation="mean", **PUBLIC)
-    assert fdmeta.weights == dsfl.weights
-    chosen = run(method="fdmeta", rounds=3, **PUBLIC)
-    assert (
-        chosen.weights != run(method="ds-fl", rounds=3, ds_fl__aggregation="mean", **PUBLIC).weights
-    )
-
-
 @pytest.mark.parametrize("dtype", ["float16", "uint8"])
 def test_predictions_travel_in_fewer_bytes(run: Run, dtype: str) -> None:
     short, full = (run(method="ds-fl", wire__dtype=d, **PUBLIC) for d in (dtype, "float32"))

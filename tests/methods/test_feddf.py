@@ -124,16 +124,6 @@ def test_every_switch_does_something(spec: str, switch: dict[str, Any]) -> None:
     assert moved(*found) > 0
 
 
-@pytest.mark.parametrize("across", ["same", "none"])
-def test_without_distillation_it_is_fedavg_bit_for_bit(across: str, run: Run) -> None:
-    given = {**TINY, "average__across": across, "clients": 3, "per_round": 2}
-    feddf, fedavg = run(**given, public__learn=False), run(**{**given, "method": "fedavg"})
-    assert feddf.weights == fedavg.weights
-    for ours, theirs in zip(feddf.journal, fedavg.journal, strict=True):
-        assert ours["accuracy"] == theirs["accuracy"]
-        assert ours["bytes"].get("arrays_up") == theirs["bytes"].get("arrays_up")
-
-
 def test_the_ensemble_is_scored_beside_the_prototypes(run: Run) -> None:
     one = run(**{**TINY, "clients": 2, "rounds": 1})
     found = one.journal[-1]["accuracies"]

@@ -32,25 +32,6 @@ def results(run: TinyRun) -> list[Any]:
     return [[entry.get(key) for key in keys] for entry in run.journal]
 
 
-@pytest.mark.parametrize("across", ["layerwise", "same"])
-def test_fedin_without_in_training_is_fedprox_bit_for_bit(run: Run, across: str) -> None:
-    fedin = run(method="fedin", fedin__in_training=False, average__across=across, **FLEET)
-    fedprox = run(
-        method="fedprox",
-        fedprox__mu=0.1,
-        average__across=across,
-        average__weights="uniform",
-        **FLEET,
-    )
-    assert fedin.weights == fedprox.weights and results(fedin) == results(fedprox)
-
-
-def test_fedin_without_prox_and_in_training_is_fedavg_bit_for_bit(run: Run) -> None:
-    fedin = run(method="fedin", fedin__in_training=False, fedin__mu=0.0, **FLEET)
-    fedavg = run(method="fedavg", average__across="layerwise", average__weights="uniform", **FLEET)
-    assert fedin.weights == fedavg.weights and results(fedin) == results(fedavg)
-
-
 def test_the_first_round_is_local_training_and_the_second_is_not(run: Run) -> None:
     fedin = run(method="fedin", rounds=2, **FLEET)
     fedprox = run(method="fedprox", fedprox__mu=0.1, **LAYERWISE, rounds=2, **FLEET)

@@ -146,19 +146,6 @@ def weight(value: float) -> dict[str, torch.Tensor]:
     return {"weight": torch.tensor([[value]])}
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedprox"])
-def test_active_inactive_aggregation_changes_what_is_scored_and_not_what_is_sent(
-    run: Run, method: str
-) -> None:
-    plain = run(method=method, **PARTIAL)
-    cached = run(method=method, oca__aggregate="on", **PARTIAL)
-    assert [e["accuracies"]["aca"] for e in cached.journal] == [
-        e["accuracy"] for e in plain.journal
-    ]
-    assert plain.weights != cached.weights
-    assert plain.summary["fairness"]["global"] == cached.summary["fairness"]["aca"]
-
-
 def test_the_number_of_uploads_in_memory_changes_no_bit(run: Run) -> None:
     many = run(method="fedkf", oca__in_memory=64, **SMALL, **PARTIAL)
     none = run(method="fedkf", oca__in_memory=0, **SMALL, **PARTIAL)

@@ -157,26 +157,6 @@ def test_a_round_repeated_after_its_second_exchange_gives_the_same_bits(tmp_path
     assert first & second and second - first, "somebody goes on, somebody begins"
 
 
-@pytest.mark.parametrize(
-    ("theta", "span", "said"),
-    [
-        (torch.zeros(39, 3), (0, 0), r"theta is float32\[39, 3\], expected float32\[40, 3\]"),
-        (torch.zeros(40, 4), (0, 0), r"theta is float32\[40, 4\], expected float32\[40, 3\]"),
-        (torch.zeros(40, 3).half(), (0, 0), "theta is float16"),
-        (torch.zeros(40, 3), (1, 0), "theta claims to reach from 1.0 to 0.0"),
-        (torch.zeros(40, 3), (0, float("inf")), "theta claims to reach"),
-        (torch.full((40, 3), 1e6), (0, 0), r"theta has the logit 1e\+06, they end at 65504"),
-        (torch.full((40, 3), torch.nan), (0, 0), "theta has the logit nan"),
-    ],
-)
-def test_predictions_that_are_none_are_refused(
-    theta: Tensor, span: tuple[float, float], said: str
-) -> None:
-    up = Up(theta=theta, low=float(span[0]), high=float(span[1]))
-    with pytest.raises(ValueError, match=said):
-        server().check(halves.client(), up)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float16", "uint8"])
 def test_logits_travel_in_every_dtype_of_the_wire(dtype: str) -> None:
     z = torch.tensor([[-3.0, 0.5, 7.0], [1e6, 0.0, 1.0]])

@@ -40,13 +40,6 @@ def test_between_two_classes_nothing_is_left_to_say() -> None:
     assert not_true(Z_G[:, :2], Z[:, :2], Y).item() == 0.0
 
 
-def test_with_beta_zero_it_is_fedavg_bit_for_bit(run: Run) -> None:
-    fedavg, fedntd = run(method="fedavg"), run(method="fedntd", fedntd__beta=0.0)
-    assert fedavg.weights == fedntd.weights
-    assert fedavg.timeless == fedntd.timeless
-    assert run(method="fedntd").weights != fedavg.weights
-
-
 def test_the_square_of_the_temperature_stands_before_the_term(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -55,10 +48,3 @@ def test_the_square_of_the_temperature_stands_before_the_term(
     flat = run(method="fedntd", fedntd__beta=4.0)
     monkeypatch.setattr(fedntd, "not_true", lambda a, b, y, T: not_true(a, b, y, 1.0))
     assert run(method="fedntd", fedntd__temperature=2.0).weights == flat.weights
-
-
-@pytest.mark.parametrize("across", ["layerwise", "same"])
-def test_it_goes_across_architectures(across: str, run: Run) -> None:
-    settings = {"average__across": across, "fleet": "cnn2@0.5,cnn3@0.5"}
-    fedavg = run(method="fedavg", **settings)
-    assert run(method="fedntd", fedntd__beta=0.0, **settings).weights == fedavg.weights

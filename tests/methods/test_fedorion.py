@@ -51,15 +51,6 @@ def test_without_dml_only_the_copys_loss_changes(dml: bool, tmp_path: Path) -> N
     assert l_gm.item() == pytest.approx(to_copy + (math.log(4) if dml else 0), rel=1e-6)
 
 
-def test_without_dml_and_distillation_in_one_architecture_it_is_fedavg(
-    run: Callable[..., TinyRun],
-) -> None:
-    fedavg = run(method="fedavg", fleet="mlp@0.25")
-    fedorion = run(**HOM, fedorion__distill=False, score__bn="running")
-    assert fedorion.weights == fedavg.weights
-    assert [e["accuracy"] for e in fedorion.journal] == [e["accuracy"] for e in fedavg.journal]
-
-
 def test_a_stale_copy_is_what_a_client_was_last_given(run: Callable[..., TinyRun]) -> None:
     # Everybody takes part in every round, so nobody's copy is stale.
     settings = {"method": "fedorion", "rounds": 3}

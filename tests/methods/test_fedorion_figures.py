@@ -17,28 +17,6 @@ def architectures(run: TinyRun) -> list[str]:
     return [client["model"] for client in run.journal[0]["clients"]]
 
 
-def test_every_kind_of_noise_teaches_something_else(run: Callable[..., TinyRun]) -> None:
-    kinds = ["gaussian", "uniform", "dead_leaves", "stylegan"]
-    results = [run(method="fedorion", rounds=1, noise__kind=kind).weights for kind in kinds]
-    assert len(set(results)) == 4
-
-
-def test_if_nobody_skips_everybody_does_dml(run: Callable[..., TinyRun]) -> None:
-    nobody = run(method="fedorion", **FLEET, fedorion__skip_share=0.0)
-    everybody_mutual = run(method="fedorion", **FLEET, fedorion__selective=False)
-    assert nobody.weights == everybody_mutual.weights
-    assert architectures(nobody) == ["mlp@0.25", "cnn2@0.5", "cnn3@0.25", "cnn2@0.5"]
-
-
-def test_if_everybody_skips_and_nothing_is_distilled_it_is_fedavg(
-    run: Callable[..., TinyRun],
-) -> None:
-    settings = {"fedorion__distill": False, "average__weights": "samples"}
-    ours = run(method="fedorion", **FLEET, **settings, fedorion__skip_share=1.0)
-    assert architectures(ours) == ["mlp@0.25"] * 4
-    assert ours.weights == run(method="fedavg", **FLEET).weights
-
-
 @pytest.mark.parametrize(("share", "size"), [(0.1, 0), (0.125, 1), (0.5, 2), (0.75, 3)])
 def test_a_share_is_rounded_to_clients(
     share: float, size: int, run: Callable[..., TinyRun]

@@ -24,12 +24,6 @@ def test_its_gradient_is_the_distance() -> None:
     assert w.grad is not None and w.grad.tolist() == [2.0, -2.0]
 
 
-def test_fedprox_with_mu_zero_is_fedavg_bit_for_bit(run: Callable[..., TinyRun]) -> None:
-    fedavg, fedprox = run(method="fedavg"), run(method="fedprox", fedprox__mu=0.0)
-    assert fedavg.weights == fedprox.weights
-    assert fedavg.timeless == fedprox.timeless
-
-
 def test_a_larger_mu_stays_nearer_to_the_global_model(run: Callable[..., TinyRun]) -> None:
     from safetensors.torch import load_file
 

@@ -24,14 +24,6 @@ SMALL: dict[str, Any] = {
 ONE_CLASS_EACH = {"clients": 3, "data__partition": "niid1", "data__niid_scale": "adapt"}
 
 
-def test_the_servers_model_is_that_of_dl_mh_to_the_bit(tmp_path):
-    knobs = {"confidence.epochs": 5, "ensemble.epochs": 15}
-    base = {k: v for k, v in SMALL.items() if not k.startswith("i-dl-mh.")}
-    plain = play(flat(tmp_path / "a", **{**base, "method": "dl-mh", **knobs}))
-    rewarded = play(flat(tmp_path / "b", **SMALL))
-    assert rewarded.weights == plain.weights
-
-
 def test_full_rewards_lift_a_client_far_above_what_its_own_classes_allow(tmp_path):
     result = play(flat(tmp_path, **SMALL, **ONE_CLASS_EACH))
     incentive = result.journal[1]["incentive"]

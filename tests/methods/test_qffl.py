@@ -44,14 +44,6 @@ def test_a_loss_of_zero_is_no_accident() -> None:
     assert step(0.5, 0.1, 1.0, [(0.0, 0.0), (0.0, 0.0)]) == pytest.approx(1.0, abs=1e-3)
 
 
-def test_with_q_zero_it_is_fedavg_with_uniform_weights(run: Run) -> None:
-    uneven = {"data__partition": "label_dirichlet", "data__alpha": 1.0}
-    qffl = run(method="qffl", qffl__q=0.0, **uneven)
-    fedavg = run(method="fedavg", average__weights="uniform", **uneven)
-    assert qffl.weights == fedavg.weights
-    assert [e["accuracy"] for e in qffl.journal] == [e["accuracy"] for e in fedavg.journal]
-
-
 def test_the_loss_sent_is_that_of_the_model_received(run: Run, monkeypatch: Any) -> None:
     from client_app.methods import qffl
     from common.task import evaluate

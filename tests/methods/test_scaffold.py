@@ -107,14 +107,6 @@ def test_a_client_without_that_round_says_so(
         play(flat(tmp_path, **HAND, rounds=2, resume=True))
 
 
-def test_the_first_round_is_fedavg_bit_for_bit(run: Run) -> None:
-    uneven = {"data__partition": "quantity_dirichlet", "rounds": 1, "train__clip": 1.0}
-    fedavg = run(method="fedavg", average__weights="uniform", **uneven)
-    scaffold = run(method="scaffold", **uneven)
-    assert scaffold.weights == fedavg.weights
-    assert scaffold.journal[1]["metrics"] == fedavg.journal[1]["metrics"]
-
-
 def test_with_everybody_in_c_is_the_mean_of_the_clients_variates(run: Run) -> None:
     played = run(method="scaffold", rounds=3, data__partition="quantity_dirichlet")
     held = [Memory.load(kept(played.folder, 3, k, Memory.kind)).c for k in range(4)]
@@ -212,9 +204,3 @@ def test_a_client_that_lies_about_its_variate_is_refused(robust: str, tmp_path: 
     for entry in played.journal[1:]:
         (failure,) = entry["failures"]
         assert failure["k"] == 1 and "does not follow from w" in failure["reason"]
-
-
-def test_oca_combines_the_models_and_leaves_the_variates_alone(run: Run) -> None:
-    some = {"method": "scaffold", "per_round": 2, "rounds": 3}
-    alone, oca = run(**some), run(**some, oca__aggregate="on")
-    assert [e["accuracy"] for e in alone.journal] == [e["accuracies"]["aca"] for e in oca.journal]
