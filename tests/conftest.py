@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
@@ -19,9 +19,7 @@ import torch
 torch.set_num_threads(1)
 
 from tests.support import rehearsal
-from tests.support.tiny import TinyRun, flat, play
-
-pytest_plugins = ["tests.support.processor_time"]
+from tests.support.tiny import Run, TinyRun, flat, play
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -43,7 +41,7 @@ def at_hand(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Callable[..., TinyRun]:
+def run(tmp_path: Path) -> Run:
     """``run(method="fedavg", data__alpha=0.1)``: a tiny run in a folder of its own."""
     count = iter(range(1000))
 
@@ -54,7 +52,7 @@ def run(tmp_path: Path) -> Callable[..., TinyRun]:
 
 
 @pytest.fixture(scope="session")
-def played(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., TinyRun]:
+def played(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The same for runs that are only read: equal settings are played once a session."""
 
     @cache

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from common.task import evaluate
 from deploy.run.loopback import Loopback
 from server_app.stopped import Stopped
 from tests.support import halves
-from tests.support.tiny import TinyRun, flat, play
+from tests.support.tiny import Run, flat, play
 
 
 def participant(tmp_path: Path, node: dict[str, Value], **changes: Any) -> Participant:
@@ -65,7 +64,7 @@ def test_a_clients_shares_are_disjoint_and_make_up_its_part(tmp_path: Path) -> N
     assert sum(p.counts) == p.n == 24
 
 
-def test_bf16_learns_and_repeats_bit_for_bit(run: Callable[..., TinyRun]) -> None:
+def test_bf16_learns_and_repeats_bit_for_bit(run: Run) -> None:
     settings = {"method": "fedavg", "precision": "bf16", "rounds": 3}
     first, second = run(**settings), run(**settings)
     assert first.weights == second.weights and first.summary["accuracy"]["final"] > 0.5

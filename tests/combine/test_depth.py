@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -19,9 +19,8 @@ from common.tree import cut
 from server_app.combine.depth import Depths
 from server_app.method import Models
 from tests.support.halves import task
-from tests.support.tiny import TinyRun
+from tests.support.tiny import Run, TinyRun
 
-Run = Callable[..., TinyRun]
 FLEET = {"fleet": "cnn2@0.5,cnn3@0.5,cnn4@0.5", "clients": 5}
 UNEVEN = {"data__partition": "quantity_dirichlet", "data__alpha": 1.0}
 RESNETS = [f"resnet{depth}@0.0625" for depth in (10, 14, 18, 22, 26)]

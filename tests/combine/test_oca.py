@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from common import tree
 from common.methods import names
@@ -190,9 +189,7 @@ def test_within_equal_architectures_every_one_has_its_overall_mean(tmp_path: Pat
     for score in both.journal[-1]["scores"]:
         assert score["accuracies"].keys() == {"aca"} and score["accuracy_global"] is not None
     assert both.journal[-1]["fairness"]["models"].keys() == {"oca", "aca"}
-    assert {name.partition("/")[0] for name in load_file(both.folder / "model.safetensors")} == {
-        *own
-    }
+    assert {name.partition("/")[0] for name in both.model} == {*own}
 
 
 @pytest.mark.full

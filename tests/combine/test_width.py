@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,8 @@ from server_app.combine.width import Block, average_blocks
 from server_app.method import Ups
 from tests.support.battery import Changing
 from tests.support.halves import client, server, task
-from tests.support.tiny import TinyRun, flat, play
+from tests.support.tiny import Run, flat, play
 
-Run = Callable[..., TinyRun]
 FLEET = {"fleet": "cnn2@0.5,cnn2@0.25", "average__across": "width"}
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from tests.support.tiny import Run, flat
 
-from tests.support.tiny import TinyRun, flat
-
-Run = Callable[..., TinyRun]
 SMALL = {
     "fleet": "lenet5@0.5", "generator__latent": 8, "generator__width": 8, "dafl__server_steps": 4,
     "dafl__server_batch_size": 8,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,8 @@ from server_app.methods.depthfl import DepthFL, State
 from tests.support.battery import Changing, Tampering
 from tests.support.halves import client, server
 from tests.support.scalar import kept
-from tests.support.tiny import TinyRun, flat, play
+from tests.support.tiny import Run, TinyRun, flat, play
 
-Run = Callable[..., TinyRun]
 SPECS = [f"cnn4-exits{d}@0.5" for d in (1, 2, 3)]
 FLEET: dict[str, Any] = {"fleet": ",".join(SPECS)}
 PLAIN = {"depthfl__feddyn": False}
@@ -154,9 +152,7 @@ class Losing(Tampering):
     tampers = (whole, lost, whole, whole)
 
 
-def test_a_lost_reply_and_a_restart_do_not_part_the_server_from_its_clients(
-    tmp_path: Path,
-) -> None:
+def test_a_lost_reply_and_a_restart_do_not_part_the_server_from_its_clients(tmp_path: Path) -> None:
     given: dict[str, Any] = {"method": "depthfl", **FLEET, "clients": 3, "min_replies": 0.5}
     settings = flat(tmp_path, **given, rounds=2)
     played = play(settings, Losing(3, settings, workers=0))

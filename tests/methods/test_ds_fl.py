@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,9 +14,8 @@ from common.methods.ds_fl import Up
 from server_app.method import Ups
 from server_app.methods.ds_fl import unsure
 from tests.support import battery, halves
-from tests.support.tiny import TinyRun
+from tests.support.tiny import Run
 
-Run = Callable[..., TinyRun]
 PUBLIC = {**battery.PUBLIC, "train__epochs": 1, "clients": 2}
 P = torch.tensor([[0.5, 0.3, 0.2]])
 

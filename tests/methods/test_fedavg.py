@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from common.models import build
 from common.options import Average
 from common.tree import parameters_only
 from server_app.combine.mean import average
-from tests.support.tiny import TinyRun
+from tests.support.tiny import Run
 
 
 def test_the_average_is_weighted_by_samples_or_not() -> None:
@@ -33,12 +31,12 @@ def test_without_bn_buffers_the_server_keeps_its_own() -> None:
         assert torch.equal(result[name], expected[name]), name
 
 
-def test_uniform_and_sample_weights_differ_where_sizes_differ(run: Callable[..., TinyRun]) -> None:
+def test_uniform_and_sample_weights_differ_where_sizes_differ(run: Run) -> None:
     skewed = {"method": "fedavg", "data__partition": "quantity_dirichlet", "rounds": 1}
     assert run(**skewed).weights != run(**skewed, average__weights="uniform").weights
 
 
-def test_selection_is_by_partition_id_and_reproducible(run: Callable[..., TinyRun]) -> None:
+def test_selection_is_by_partition_id_and_reproducible(run: Run) -> None:
     first, second = (run(method="fedavg", per_round=2, rounds=4) for _ in range(2))
     chosen = [entry["selected"] for entry in first.journal[1:]]
     assert chosen == [entry["selected"] for entry in second.journal[1:]]

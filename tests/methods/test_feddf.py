@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,9 +14,8 @@ from common.methods.feddf import Up
 from common.records import StateDict
 from server_app.method import Ups
 from tests.support.halves import client, server
-from tests.support.tiny import TinyRun
+from tests.support.tiny import Run
 
-Run = Callable[..., TinyRun]
 PUBLIC: dict[str, Any] = {"data__public": 0.5, "data__samples": 160}
 TINY: dict[str, Any] = {"method": "feddf", **PUBLIC, "public__epochs": 1, "train__epochs": 1}
 ONE_STEP: dict[str, Any] = {

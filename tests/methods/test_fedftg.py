@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 
@@ -13,7 +11,7 @@ from common.models.generator import Generator
 from server_app.keep.checkpoint import Checkpoint
 from server_app.methods.fedftg import apportioned, label_weights
 from server_app.stopped import Stopped
-from tests.support.tiny import TinyRun
+from tests.support.tiny import Run, TinyRun
 
 TINY = {
     "method": "fedftg",
@@ -41,9 +39,7 @@ def test_apportioned_labels_have_the_shares_of_p() -> None:
     assert sorted(again.tolist()) == sorted(labels.tolist()) and not torch.equal(again, labels)
 
 
-def test_z_and_y_are_drawn_once_in_an_iteration(
-    run: Callable[..., TinyRun], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_z_and_y_are_drawn_once_in_an_iteration(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four clients' steps and five of the student on one draw, or on one each."""
     seen: list[torch.Tensor] = []
     forward = Generator.forward
@@ -59,12 +55,12 @@ def test_z_and_y_are_drawn_once_in_an_iteration(
         assert len(seen) == 18 and len({z.numpy().tobytes() for z in seen}) == different
 
 
-def test_it_needs_the_class_counts(run: Callable[..., TinyRun]) -> None:
+def test_it_needs_the_class_counts(run: Run) -> None:
     with pytest.raises(Stopped, match="client 0 tells no class counts; set share-counts = true"):
         run(**TINY, share_counts=False)
 
 
-def test_the_generator_lives_on_over_rounds(run: Callable[..., TinyRun]) -> None:
+def test_the_generator_lives_on_over_rounds(run: Run) -> None:
     states = [theta(run(**TINY, rounds=rounds)) for rounds in (1, 2)]
     assert states[0].keys() == states[1].keys()
     # two iterations of four clients' steps and five student batches: 2 · (4 + 5) a round
@@ -78,13 +74,12 @@ def theta(run: TinyRun) -> dict[str, torch.Tensor]:
     return saved
 
 
-def test_fakes_leave_the_averaged_running_statistics_alone(run: Callable[..., TinyRun]) -> None:
-    from safetensors.torch import load_file
+def test_fakes_leave_the_averaged_running_statistics_alone(run: Run) -> None:
 
     settings = {**TINY, "rounds": 1}
-    ours = load_file(run(**settings).folder / "model.safetensors")
+    ours = run(**settings).model
     without = {**settings, "fedftg__iterations": 0}
-    mean = load_file(run(**without).folder / "model.safetensors")
+    mean = run(**without).model
     changed = {name for name in ours if not torch.equal(ours[name], mean[name])}
     assert changed and not any("running" in name or "tracked" in name for name in changed)
 

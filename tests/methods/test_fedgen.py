@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 
@@ -11,9 +9,8 @@ from common.methods.fedgen import Up
 from common.models.generator import FeatureGenerator
 from server_app.method import Ups
 from tests.support.halves import client, server
-from tests.support.tiny import TinyRun
+from tests.support.tiny import Run
 
-Run = Callable[..., TinyRun]
 SMALL = {"fedgen__server_steps": 3, "fedgen__hidden": 8, "fedgen__server_batch_size": 8}
 AUTHORS = {
     "fedgen__ensemble": "labels", "fedgen__noise": "normal", "fedgen__alpha": 10.0,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 
@@ -11,9 +9,7 @@ from common import tree
 from common.methods.fedgkd import Up
 from server_app.method import Ups
 from server_app.methods.fedgkd import FedGKD
-from tests.support.tiny import TinyRun
-
-Run = Callable[..., TinyRun]
+from tests.support.tiny import Run
 
 
 def test_the_teacher_is_the_mean_of_the_last_models(

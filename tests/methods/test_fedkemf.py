@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,9 +24,8 @@ from common.parse import parse
 from common.records import StateDict
 from server_app.method import Ups
 from tests.support.halves import client, server
-from tests.support.tiny import TinyRun, flat
+from tests.support.tiny import Run, flat
 
-Run = Callable[..., TinyRun]
 TINY: dict[str, Any] = {
     "method": "fedkemf",
     "data__public": 0.5,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,8 @@ from deploy.run.loopback import Loopback
 from server_app.method import Ups
 from tests.support import battery, halves
 from tests.support.battery import Crash
-from tests.support.tiny import TinyRun, flat, play
+from tests.support.tiny import Run, TinyRun, flat, play
 
-Run = Callable[..., TinyRun]
 SMALL: dict[str, Any] = {
     **battery.PUBLIC,
     "method": "fedmd",

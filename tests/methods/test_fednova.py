@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,8 @@ from server_app.method import Ups
 from tests.support.battery import Changing
 from tests.support.halves import client, server, task
 from tests.support.scalar import PLAIN, descend, result
-from tests.support.tiny import TinyRun, flat, play
+from tests.support.tiny import Run, TinyRun, flat, play
 
-Run = Callable[..., TinyRun]
 PLAIN_SGD = {"train__epochs": 1, "train__momentum": 0.0}
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 import torch.nn.functional as F
 
 from common.losses.distillation import not_true
-from tests.support.tiny import TinyRun
+from tests.support.tiny import Run
 
-Run = Callable[..., TinyRun]
 Z = torch.tensor([[1.0, 2.0, 0.0]])
 Z_G = torch.tensor([[0.0, 1.0, 3.0]])
 Y = torch.tensor([1])

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 
 from common.losses.gradients import proximal
-from tests.support.tiny import TinyRun
+from tests.support.tiny import Run
 
 
 def test_the_proximal_term_by_hand() -> None:
@@ -24,8 +22,7 @@ def test_its_gradient_is_the_distance() -> None:
     assert w.grad is not None and w.grad.tolist() == [2.0, -2.0]
 
 
-def test_a_larger_mu_stays_nearer_to_the_global_model(run: Callable[..., TinyRun]) -> None:
-    from safetensors.torch import load_file
+def test_a_larger_mu_stays_nearer_to_the_global_model(run: Run) -> None:
 
     from common.models import build
     from common.tree import parameters_only, snapshot
@@ -34,9 +31,7 @@ def test_a_larger_mu_stays_nearer_to_the_global_model(run: Callable[..., TinyRun
     start = snapshot(first)
 
     def distance(mu: float) -> float:
-        end = load_file(
-            run(method="fedprox", rounds=1, fedprox__mu=mu).folder / "model.safetensors"
-        )
+        end = run(method="fedprox", rounds=1, fedprox__mu=mu).model
         return sum(float((end[n] - start[n]).square().sum()) for n in parameters_only(first))
 
     near, far = distance(10.0), distance(0.01)

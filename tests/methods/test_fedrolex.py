@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,9 +14,8 @@ from common.widths import LEADING, Roll, block, cut
 from server_app.combine.width import Block, average_blocks
 from server_app.method import Ups
 from tests.support.halves import client, server
-from tests.support.tiny import TinyRun
+from tests.support.tiny import Run
 
-Run = Callable[..., TinyRun]
 METHOD: dict[str, Any] = {"method": "fedrolex", "fleet": "cnn2@0.5,cnn2@0.25", "score__bn": "batch"}
 
 

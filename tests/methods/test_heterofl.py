@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,8 @@ from common.widths import block, cut
 from server_app.method import Ups
 from tests.support.battery import Changing
 from tests.support.halves import client, server, task
-from tests.support.tiny import TinyRun, flat, play
+from tests.support.tiny import Run, flat, play
 
-Run = Callable[..., TinyRun]
 METHOD = {"method": "heterofl", "fleet": "cnn2@0.5,cnn2@0.25", "score__bn": "batch"}
 REDRAWN = {**METHOD, "heterofl__rates": "redrawn"}
 SAME = {"train__clip": 1.0, "average__weights": "uniform"}
@@ -157,9 +155,7 @@ def test_a_client_refuses_a_rate_that_is_not_configured() -> None:
         HeteroFL(participant).train(Down(w={}, spec="cnn2@0.125", rate=0.25))
 
 
-def test_the_widest_is_the_runs_model_and_a_clients_own_figure_knows_its_classes(
-    run: Run,
-) -> None:
+def test_the_widest_is_the_runs_model_and_a_clients_own_figure_knows_its_classes(run: Run) -> None:
     skewed = {"data__partition": "label_dirichlet", "data__alpha": 0.1, "data__min_size": 5}
     zero = run(**METHOD, **skewed, rounds=3)
     last = zero.journal[-1]

@@ -5,12 +5,11 @@ A pair may be of three: then the third one is not the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.support.tiny import TinyRun
+from tests.support.tiny import Run, TinyRun
 
 UNEVEN = {"data__partition": "quantity_dirichlet", "data__alpha": 1.0}
 UNIFORM = {"average__weights": "uniform"}
@@ -184,9 +183,7 @@ def course(run: TinyRun) -> list[list[Any]]:
 
 
 @pytest.mark.parametrize("case", SAME)
-def test_a_method_at_the_edge_is_another_bit_for_bit(
-    case: str, played: Callable[..., TinyRun]
-) -> None:
+def test_a_method_at_the_edge_is_another_bit_for_bit(case: str, played: Run) -> None:
     ours, theirs, *others = (played(**settings) for settings in SAME[case])
     assert ours.weights == theirs.weights and course(ours) == course(theirs)
     assert len({ours.weights, *(each.weights for each in others)}) == 1 + len(others)

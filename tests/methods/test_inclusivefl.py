@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
 
 from common.methods.inclusivefl import Up
 from tests.support.battery import Changing, Crash, Crashing
-from tests.support.tiny import TinyRun, flat, play
+from tests.support.tiny import Run, flat, play
 
-Run = Callable[..., TinyRun]
 FLEET = {"fleet": "cnn2@0.5,cnn3@0.5,cnn4@0.5"}
 
 
@@ -29,7 +26,7 @@ def test_every_size_is_scored_and_has_a_head_of_its_own(run: Run) -> None:
     last = played.journal[-1]
     assert sorted(last["accuracies"]) == ["cnn2@0.5", "cnn3@0.5", "cnn4@0.5"]
     assert last["accuracy"] == pytest.approx(sum(last["accuracies"].values()) / 3)
-    held = load_file(played.folder / "model.safetensors")
+    held = played.model
     heads = [held[f"{spec}head.weight"] for spec in ("", "cnn2@0.5/", "cnn3@0.5/")]
     assert not any(heads[i].equal(heads[j]) for i, j in ((0, 1), (0, 2), (1, 2)))
 

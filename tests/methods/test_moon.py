@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from client_app.methods.moon import Memory
 from common import models
 from common.losses.contrast import contrast
 from common.models.classifier import Projected
 from tests.support.scalar import kept
-from tests.support.tiny import TinyRun
-
-Run = Callable[..., TinyRun]
+from tests.support.tiny import Run
 
 
 def test_the_contrast_by_hand() -> None:
@@ -39,7 +35,7 @@ def test_where_past_and_global_model_are_one_nothing_pulls() -> None:
 def test_the_first_round_is_fedavgs_to_rounding(run: Run) -> None:
     settings = {"rounds": 1, "average__bn_buffers": False}
     fedavg, moon = (run(method=m, projection="on", **settings) for m in ("fedavg", "moon"))
-    ours, theirs = (load_file(each.folder / "model.safetensors") for each in (moon, fedavg))
+    ours, theirs = (each.model for each in (moon, fedavg))
     assert all(torch.allclose(ours[name], theirs[name], atol=1e-4) for name in theirs)
     losses = [each.journal[1]["metrics"]["client_loss"] for each in (moon, fedavg)]
     assert losses[0] - losses[1] == pytest.approx(math.log(2), abs=1e-4)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,9 +10,7 @@ import torch
 from common.methods.qffl import Up
 from server_app.method import Ups
 from tests.support.halves import client, server
-from tests.support.tiny import TinyRun
-
-Run = Callable[..., TinyRun]
+from tests.support.tiny import Run
 
 
 def step(q: float, lr: float, w: float, ups: list[tuple[float, float]]) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,8 @@ from server_app.methods.scaffold import State
 from server_app.stopped import Stopped
 from tests.support.battery import Changing, Tampering
 from tests.support.scalar import PLAIN, descend, kept, result
-from tests.support.tiny import TinyRun, flat, play
+from tests.support.tiny import Run, TinyRun, flat, play
 
-Run = Callable[..., TinyRun]
 HAND = {"method": "scaffold", "clients": 2, "keep": 1, **PLAIN}
 
 

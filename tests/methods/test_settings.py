@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from common.task import check_fleet
 from tests.support.halves import task
-from tests.support.tiny import TinyRun
+from tests.support.tiny import Run
 
 UNEVEN = {"data__partition": "quantity_dirichlet", "data__alpha": 1.0}
 NOISE = {"noise__epochs": 1, "noise__batches": 6, "noise__batch_size": 16, "noise__lr": 0.05}
@@ -80,9 +79,7 @@ SWITCHES: dict[str, list[dict[str, Any]]] = {
 @pytest.mark.parametrize(
     ("method", "switch"), [(method, each) for method, those in SWITCHES.items() for each in those]
 )
-def test_every_switch_does_something(
-    method: str, switch: dict[str, Any], played: Callable[..., TinyRun]
-) -> None:
+def test_every_switch_does_something(method: str, switch: dict[str, Any], played: Run) -> None:
     base = {"method": method, **BASES[method]}
     assert played(**base).weights != played(**{**base, **switch}).weights
 
