@@ -241,7 +241,7 @@ def test_another_api_than_the_operators_is_told_at_once() -> None:
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
-        done = fedmosaic("stop", "--insecure", "--superlink", f"127.0.0.1:{port}")
+        done = typed("stop", "--insecure", "--superlink", f"127.0.0.1:{port}")
     finally:
         server.stop(None).wait()
     assert done.returncode == 1 and done.stderr.count("\n") == 1

@@ -1,12 +1,15 @@
-"""The task loop of the warm start: what it takes over, how often it looks, when it gives way."""
+"""Work that is handed to the warm process: what it takes over, once or not at all."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from pathlib import Path
 from typing import Any
@@ -20,12 +23,135 @@ from flwr.proto.clientappio_pb2_grpc import (
 )
 from flwr.proto.task_pb2 import Task
 
-from deploy.flower import dispatch, warm
+from deploy.flower import dispatch, warm, warm_client
 from tests.support.waiting import PATIENCE, until
 
-GIVEN = ["--insecure", "--appio-api-address", "127.0.0.1:5", "--plugin-type", "clientapp"]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="passes files over a socket")
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+Answer = Callable[[socket.socket], None]
+
+
+@pytest.fixture
+def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)  # the path of a socket has at most 107 characters
+    return "s"
+
+
+@contextlib.contextmanager
+def warm_process(address: str, answer: Answer) -> Iterator[None]:
+    """Something that accepts one request at ``address`` and answers as it likes."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen(1)
+
+        def accept() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                answer(connection)
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        yield
+        thread.join()
+
+
+def request(connection: socket.socket) -> dict[str, object]:
+    """The request, with its files closed again."""
+    _, outputs, _, _ = socket.recv_fds(connection, 1, 2)
+    for output in outputs:
+        os.close(output)
+    text = b""
+    while not text.endswith(b"\n"):
+        text += connection.recv(65536)
+    found: dict[str, object] = json.loads(text)
+    return found
+
+
+def test_what_is_handed_over_is_the_command_its_environment_and_its_folder(address: str) -> None:
+    seen: list[object] = []
+
+    def answer(connection: socket.socket) -> None:
+        seen.append(request(connection))
+        connection.sendall(warm_client.READY)
+        seen.append(connection.recv(1))
+        connection.sendall(warm_client.FORKED)
+
+    with warm_process(address, answer):
+        assert warm_client.hand_over(address, "flwr-clientapp", ["--token", "x"])
+    wanted = {"argv": ["flwr-clientapp", "--token", "x"], "env": dict(os.environ)}
+    assert seen == [{**wanted, "cwd": os.getcwd()}, warm_client.AGREED]
+
+
+def test_a_warm_process_that_hangs_up_leaves_the_work_here(address: str) -> None:
+    def before(connection: socket.socket) -> None:
+        request(connection)
+
+    def after(connection: socket.socket) -> None:
+        request(connection)
+        connection.sendall(warm_client.READY)
+        connection.recv(1)
+
+    for answer in (before, after):
+        with warm_process(address, answer):
+            assert not warm_client.hand_over(address, "flwr-clientapp", [])
+        Path(address).unlink()
+    assert not warm_client.hand_over(address, "flwr-clientapp", []), "nobody listens"
+
+
+def test_who_waits_in_vain_has_not_agreed(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm_client, "PATIENCE", 0.2)
+    late: list[bytes] = []
+    gone = threading.Event()
+
+    def answer(connection: socket.socket) -> None:
+        request(connection)
+        gone.wait(PATIENCE)
+        with contextlib.suppress(OSError):
+            connection.sendall(warm_client.READY)
+        late.append(connection.recv(1))
+
+    with warm_process(address, answer):
+        assert not warm_client.hand_over(address, "flwr-clientapp", [])
+        gone.set()
+    assert late == [b""]
+
+
+@pytest.mark.parametrize("words", [b"", b"\n", b'{"argv"', b'{"argv": []}\n', b"{}\n?"])
+def test_the_warm_process_forks_only_for_who_has_agreed(
+    words: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forked: list[int] = []
+    monkeypatch.setattr(os, "fork", lambda: forked.append(1) or 1)
+    opened = len(os.listdir("/proc/self/fd"))
+    here, there = socket.socketpair()
+    with there, socket.socket(socket.AF_UNIX) as listener:
+        with here:
+            socket.send_fds(here, [b"."], [1, 2])
+            here.sendall(words)
+        with contextlib.suppress(OSError, ValueError):
+            warm._take_over(there, listener, {})
+    assert forked == []
+    assert len(os.listdir("/proc/self/fd")) == opened, "the files that were passed stay open"
+
+
+def test_the_warm_process_forks_once_for_who_has_agreed(monkeypatch: pytest.MonkeyPatch) -> None:
+    forked: list[int] = []
+    monkeypatch.setattr(os, "fork", lambda: forked.append(1) or 1)
+    here, there = socket.socketpair()
+    with here, there, socket.socket(socket.AF_UNIX) as listener:
+        socket.send_fds(here, [b"."], [1, 2])
+        here.sendall(b'{"argv": []}\n')
+        thread = threading.Thread(target=warm._take_over, args=(there, listener, {}))
+        thread.start()
+        assert here.recv(1) == warm_client.READY
+        assert forked == []
+        here.sendall(warm_client.AGREED)
+        assert here.recv(1) == warm_client.FORKED
+        thread.join()
+    assert forked == [1]
+
+
+GIVEN = ["--insecure", "--appio-api-address", "127.0.0.1:5", "--plugin-type", "clientapp"]
 
 
 def test_what_a_supernode_asks_for_is_served() -> None:
@@ -132,10 +258,8 @@ def test_a_task_of_another_kind_is_left_to_flower(parent: subprocess.Popen[bytes
 def test_the_loop_waits_for_a_supernode_that_does_not_answer_yet(
     parent: subprocess.Popen[bytes],
 ) -> None:
-    begin = time.monotonic()
     parent.terminate()
     dispatch.dispatch(dispatch.Service("127.0.0.1:1", parent.pid), lambda _: None)
-    assert time.monotonic() - begin < PATIENCE
 
 
 def test_a_client_is_started_by_name_where_nothing_is_warm(
