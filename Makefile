@@ -6,13 +6,16 @@ export FLWR_TELEMETRY_ENABLED = 0
 export FLWR_DISABLE_UPDATE_CHECK = 1
 export OMP_NUM_THREADS = 1
 
-.PHONY: run test installed exhaustive faults hostile check bench bench-peers clean
+.PHONY: run test test-all installed exhaustive faults hostile check bench bench-peers clean
 
 run: $(VENV)/.installed
 	$(BIN)/fedmosaic run
 
-test: $(VENV)/.installed-dev
+test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-all: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m full
 
 installed: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.support.installed
@@ -47,6 +50,10 @@ $(VENV)/.installed: pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[sim,report]'
 	touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
+$(VENV)/.installed-test: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed-test
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,7 @@ import torch
 torch.set_num_threads(1)
 
 from tests.support import rehearsal
-from tests.support.tiny import TinyRun, flat, play
-
-pytest_plugins = ["tests.support.processor_time"]
+from tests.support.tiny import Run, TinyRun, flat, play
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,17 +40,23 @@ def at_hand(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow tests first: one of two processes begins with them while the other does the rest."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
-
-
 @pytest.fixture
-def run(tmp_path: Path) -> Callable[..., TinyRun]:
+def run(tmp_path: Path) -> Run:
     """``run(method="fedavg", data__alpha=0.1)``: a tiny run in a folder of its own."""
     count = iter(range(1000))
 
     def go(**changes: Any) -> TinyRun:
         return play(flat(tmp_path / f"run{next(count)}", **changes))
+
+    return go
+
+
+@pytest.fixture(scope="session")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The same for runs that are only read: equal settings are played once a session."""
+
+    @cache
+    def go(**changes: Any) -> TinyRun:
+        return play(flat(tmp_path_factory.mktemp("played"), **changes))
 
     return go

@@ -1,9 +1,7 @@
 """The battery: what every method must do, whatever it computes.
 
 A method's first three rounds are played once and are the reference for what learns, repeats, goes
-on and is packed. What one more method may cost stands as ``CEILING`` in
-``tests/support/processor_time.py``. With ``--rehearsal`` it runs on the device of
-``tests/support/rehearsal.py``.
+on and is packed. With ``--rehearsal`` it runs on the device of ``tests/support/rehearsal.py``.
 """
 
 from __future__ import annotations
@@ -36,11 +34,12 @@ from tests.support.battery import (
     changed_tensor,
     config,
     fail_client,
+    tiers,
 )
 from tests.support.tiny import TinyRun, play
 
 pytestmark = pytest.mark.usefixtures("at_hand")
-every_method = pytest.mark.parametrize("method", METHODS, scope="module")
+every_method = pytest.mark.parametrize("method", tiers(METHODS), scope="module")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
 from common.flops import counting
@@ -53,7 +52,7 @@ def test_nothing_is_counted_unless_it_is_asked_for() -> None:
 
 def by_hand(run: TinyRun, samples: int) -> int:
     """What a run costs that trains perceptrons on so many samples, the same for each."""
-    weights = load_file(run.folder / "model.safetensors")
+    weights = run.model
     products = {name: 2 * w.numel() for name, w in weights.items() if w.ndim == 2}
     every, first = sum(products.values()), products["layers.0.weight"]
     return samples * (3 * every - first)  # the images need no gradient

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,7 @@ from common.parse import parse
 from server_app.stopped import Stopped
 from tests.support.battery import config
 from tests.support.halves import task
-from tests.support.tiny import TinyRun, flat, play
-
-Run = Callable[..., TinyRun]
+from tests.support.tiny import Run, TinyRun, flat, play
 
 
 def rates(count: int, **changes: Any) -> list[float]:

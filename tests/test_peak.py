@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
 from client_app.methods.i_dl_mh import IDLMH
@@ -77,7 +76,7 @@ def test_a_run_measures_what_its_clients_hold_and_gives_the_same_bits(
     plain = play(flat(tmp_path / "plain", **ONE, method="fedavg"))
     config = flat(tmp_path / "measured", **ONE, method="fedavg", memory=True)
     run = play(config, Loopback(4, config, workers=workers))
-    weights = sum(w.nbytes for w in load_file(run.folder / "model.safetensors").values())
+    weights = sum(w.nbytes for w in run.model.values())
     memory = run.summary["memory"]
     held = {most for e in run.journal[1:] for most in e["memory"]["clients"].values()}
     assert held == {memory["clients"]} == {memory["largest"]}, "all do the same in both rounds"
@@ -93,7 +92,7 @@ def test_adam_takes_two_networks_more_than_sgd(tmp_path: Path) -> None:
         play(flat(tmp_path / name, **one, memory=True, train__optimizer=name))
         for name in ("sgd", "adam")
     )
-    weights = load_file(sgd.folder / "model.safetensors").values()
+    weights = sgd.model.values()
     more = adam.summary["memory"]["clients"] - sgd.summary["memory"]["clients"]
     assert more == pytest.approx(2 * sum(w.nbytes for w in weights), rel=0.05)
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import Message
-from safetensors.torch import load_file
 
 from client_app.participant import Participant
 from common.models.batchnorm import measure, statistics
@@ -21,7 +20,7 @@ from deploy.run.loopback import Loopback
 from server_app.recalibrate import pooled
 from server_app.stopped import Stopped
 from tests.support.halves import task
-from tests.support.tiny import TinyRun, flat, play
+from tests.support.tiny import Run, TinyRun, flat, play
 
 NET = "cnn3@0.5"
 NORMS = 3  #: of this network, one behind the other
@@ -68,7 +67,7 @@ def apart(config: dict[str, Any], saved: StateDict, spec: str, ks: Iterable[int]
 
 
 def saved(run: TinyRun) -> StateDict:
-    return load_file(run.folder / "model.safetensors")
+    return run.model
 
 
 def test_after_as_many_passes_as_norms_they_are_those_of_all_the_data_together(
@@ -126,7 +125,7 @@ def test_a_model_that_only_saw_noise_works_as_it_is_saved(tmp_path: Path) -> Non
     assert accuracies["running"] < 0.45 and accuracies["recalibrated"] > 0.8, "of three classes"
 
 
-def test_training_is_the_same_as_without(run: Callable[..., TinyRun]) -> None:
+def test_training_is_the_same_as_without(run: Run) -> None:
     plain, anew = run(**{**FEDAVG, "score__bn": "running"}), run(**FEDAVG)
     before, after = saved(plain), saved(anew)
     changed = {name for name in before if not torch.equal(before[name], after[name])}
@@ -135,7 +134,7 @@ def test_training_is_the_same_as_without(run: Callable[..., TinyRun]) -> None:
     assert told[0] == told[1] and plain.journal[0]["accuracy"] == anew.journal[0]["accuracy"]
 
 
-def test_a_network_without_batchnorm_sends_and_changes_nothing(run: Callable[..., TinyRun]) -> None:
+def test_a_network_without_batchnorm_sends_and_changes_nothing(run: Run) -> None:
     lenet = {**FEDAVG, "fleet": "lenet5@0.5"}
     plain, anew = run(**{**lenet, "score__bn": "running"}), run(**lenet)
     assert plain.weights == anew.weights

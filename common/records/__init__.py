@@ -9,8 +9,6 @@ A payload is one flat array for each dtype (``arrays.py``) and one JSON skeleton
 field each piece of it is (``skeleton.py``). A message holds the arrays in ``.npy`` form and the
 skeleton compressed, a file is a safetensors file of the same arrays (``file.py``). A state dict of
 two hundred small tensors then costs a kilobyte of names and headers in a message, not thirty.
-``python -m tests.bench.codec`` compares this with a tensor for each name, with whole files as
-messages and with ``.npz``.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def run(workers: int, words: str = "") -> tuple[int, dict[str, Any]]:
             "pytest",
             "tests/machines/test_faults.py",
             "-m",
-            "faults or slow",
+            "faults or full",
         ]
         if words:
             command += ["-k", words]

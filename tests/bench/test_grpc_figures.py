@@ -12,6 +12,8 @@ import pytest
 
 from tests.bench import estimate, memory, page, picture, timeline
 
+pytestmark = pytest.mark.full
+
 MARKS = """\
 10.0 1 pushed 0
 11.0 2 pulled 0

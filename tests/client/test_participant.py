@@ -1,18 +1,24 @@
-"""What a node may set for itself, and what training on a client may be asked to do."""
+"""A participant: its data and seeds, its limits, and what is done once in a process."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from client_app.participant import Participant
-from common import models
+from common import models, seeds, task
 from common.config import Value
-from common.parse import parse
-from tests.support.tiny import TinyRun, flat
+from common.parse import defaults, parse
+from common.task import evaluate
+from deploy.run.loopback import Loopback
+from server_app.stopped import Stopped
+from tests.support import halves
+from tests.support.tiny import Run, flat, play
 
 
 def participant(tmp_path: Path, node: dict[str, Value], **changes: Any) -> Participant:
@@ -58,7 +64,7 @@ def test_a_clients_shares_are_disjoint_and_make_up_its_part(tmp_path: Path) -> N
     assert sum(p.counts) == p.n == 24
 
 
-def test_bf16_learns_and_repeats_bit_for_bit(run: Callable[..., TinyRun]) -> None:
+def test_bf16_learns_and_repeats_bit_for_bit(run: Run) -> None:
     settings = {"method": "fedavg", "precision": "bf16", "rounds": 3}
     first, second = run(**settings), run(**settings)
     assert first.weights == second.weights and first.summary["accuracy"]["final"] > 0.5
@@ -86,3 +92,121 @@ def test_only_models_with_published_weights_are_pretrained(
 
 def test_a_preset_names_a_fleet(tmp_path: Path) -> None:
     assert participant(tmp_path, {}, fleet="l-het").spec == "shufflenetv2"
+
+
+HUNGRY = """
+import resource, torch
+from client_app.node import limit_memory
+
+def fits(megabytes):
+    try:
+        torch.zeros(megabytes * 250_000)
+        return True
+    except (RuntimeError, MemoryError):
+        return False
+
+used = sum(
+    int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmData")
+) // 1000
+limit_memory(used + 300)
+print(fits(100), fits(600))
+limit_memory(0)
+print(fits(600))
+"""
+
+
+@pytest.mark.full
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux enforces the limit")
+def test_memory_beyond_the_limit_fails_and_the_process_lives_on() -> None:
+    done = subprocess.run([sys.executable, "-c", HUNGRY], capture_output=True, text=True)
+    assert done.stdout.split() == ["True", "False", "True"], done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux enforces the limit")
+def test_a_limit_of_one_client_does_not_stay_for_the_next_in_the_same_process(
+    tmp_path: Path,
+) -> None:
+    import resource
+
+    config = parse(flat(tmp_path))
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    try:
+        Participant(config, {"partition-id": 0, "memory-mb": 64_000}, "test")
+        assert resource.getrlimit(resource.RLIMIT_DATA)[0] == 64_000 * 10**6
+        Participant(config, {"partition-id": 1}, "test")
+        assert resource.getrlimit(resource.RLIMIT_DATA)[0] == before[1]
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def test_a_device_that_a_client_lacks_stops_the_run_by_name(tmp_path: Path) -> None:
+    config = flat(tmp_path, method="fedavg", clients=2)
+    lacking = {1: {"device": "cuda:99"}}
+    with (
+        Loopback(2, config, workers=0, node_configs=lacking) as grid,
+        pytest.raises(Stopped, match='device = "cuda:99" is not here'),
+    ):
+        play(config, grid)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_a_cpu_client_and_a_gpu_client_learn_together(tmp_path: Path) -> None:
+    config = flat(tmp_path, method="fedorion", clients=2, fleet="cnn2@0.5,mlp@0.25")
+    devices = {0: {"device": "cpu"}, 1: {"device": "cuda"}}
+    with Loopback(2, config, workers=0, node_configs=devices) as grid:
+        run = play(config, grid)
+    assert all(entry["replied"] == [0, 1] for entry in run.journal[1:])
+
+
+def test_a_run_config_is_parsed_once_and_types_count() -> None:
+    one = {**defaults(), "score.target": 1.0, "rounds": 3}
+    assert parse(dict(one)) is parse(dict(one))
+    other = parse({**one, "rounds": 4})
+    assert other.run.rounds == 4 and parse(one).run.rounds == 3
+    with pytest.raises(ValueError, match="rounds = true"):
+        parse({**one, "rounds": True})
+
+
+def test_seeding_gives_what_torch_gives() -> None:
+    torch.manual_seed(seeds.key(3, "a"))
+    expected = torch.rand(5)
+    with seeds.scope(3, "a"):
+        assert torch.equal(torch.rand(5), expected)
+
+
+def test_parameters_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = [models.parameters("cnn2@0.37", (1, 8, 8), 7)]
+    monkeypatch.setattr(models, "build", None)
+    counts.append(models.parameters("cnn2@0.37", (1, 8, 8), 7))
+    assert counts[0] == counts[1] > 0
+
+
+@pytest.mark.parametrize("layout", ["auto", "contiguous"])
+def test_a_network_to_score_is_built_once_and_holds_the_weights_at_hand(layout: str) -> None:
+    learnt = halves.task(train__memory_format=layout)
+    x = torch.randint(256, (9, *learnt.shape), dtype=torch.uint8)
+    y = torch.arange(9) % learnt.num_classes
+    nets = [learnt.build("cnn2@0.5", name=(str(i),)) for i in range(2)]
+    for net in nets:  # running statistics too
+        net(torch.rand(4, *learnt.shape))
+    expected = [evaluate(net, x, y, learnt) for net in nets]
+    task._shown.cache_clear()
+    told = []
+    for net in (*nets, *nets):
+        shown = learnt.shown("cnn2@0.5", net.state_dict())
+        told.append(evaluate(shown, x, y, learnt))
+        assert all(torch.equal(v, shown.state_dict()[k]) for k, v in net.state_dict().items())
+    assert told == [*expected, *expected]
+    assert task._shown.cache_info().misses == 1
+
+
+@pytest.mark.full
+def test_a_sample_of_the_clients_scores_and_the_weights_are_the_same(tmp_path: Path) -> None:
+    given = {"clients": 4, "rounds": 2, "score__clients_every": 1}
+    every = play(flat(tmp_path / "every", **given))
+    few = play(flat(tmp_path / "few", **given, score__clients=2))
+    assert few.weights == every.weights
+    ks = [[score["k"] for score in entry["scores"]] for entry in few.journal[1:]]
+    assert len(ks[0]) == 2 and ks[0] == ks[1] == sorted(ks[0])
+    told = {score["k"]: score for score in every.journal[1]["scores"]}
+    assert few.journal[1]["scores"] == [told[k] for k in ks[0]]

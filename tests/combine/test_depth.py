@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -18,9 +18,8 @@ from common.records import StateDict
 from common.tree import cut
 from server_app.method import Models
 from tests.support.halves import client, server
-from tests.support.tiny import TinyRun
+from tests.support.tiny import Run, TinyRun
 
-Run = Callable[..., TinyRun]
 FLEET = {"fleet": "cnn2@0.5,cnn3@0.5,cnn4@0.5", "clients": 5}
 UNEVEN = {"data__partition": "quantity_dirichlet", "data__alpha": 1.0}
 RESNETS = [f"resnet{depth}@0.0625" for depth in (10, 14, 18, 22, 26)]
@@ -143,26 +142,6 @@ def test_a_median_of_each_size_and_a_step_shortened_as_a_whole() -> None:
 def results(run: TinyRun) -> list[Any]:
     keys = ("accuracy", "loss", "accuracies", "client_metrics", "metrics", "scores", "clients")
     return [[entry.get(key) for key in keys] for entry in run.journal]
-
-
-@pytest.mark.parametrize("robust", ["none", "clip"])
-def test_with_nothing_of_ones_own_it_is_layerwise_bit_for_bit(run: Run, robust: str) -> None:
-    given = {"method": "fedavg", **FLEET, **UNEVEN, "average__robust": robust}
-    given["average__clip_norm"] = 0.05
-    layerwise = run(**given, average__across="layerwise")
-    plain = run(**given, average__across="depth", average__own="none", average__beta=0.0)
-    distilled = run(**given, average__across="depth", average__own="none")
-    own = run(**given, average__across="depth", average__beta=0.0)
-    assert plain.weights == layerwise.weights and results(plain) == results(layerwise)
-    assert len({each.weights for each in (layerwise, distilled, own)}) == 3
-
-
-@pytest.mark.parametrize("method", ["fedavg", "fedprox", "moon", "fedntd"])
-def test_one_size_is_the_method_itself_bit_for_bit(run: Run, method: str) -> None:
-    given = {"method": method, "fleet": "cnn3@0.5", **UNEVEN}
-    alone, depth = run(**given), run(**given, average__across="depth")
-    assert depth.weights == alone.weights
-    assert depth.journal[-1]["scores"] == alone.journal[-1]["scores"]
 
 
 def test_last_blocks_of_a_family() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,8 @@ from server_app.combine.width import Block, average_blocks
 from server_app.method import Ups
 from tests.support.battery import Changing
 from tests.support.halves import client, server, task
-from tests.support.tiny import TinyRun, flat, play
+from tests.support.tiny import Run, flat, play
 
-Run = Callable[..., TinyRun]
 FLEET = {"fleet": "cnn2@0.5,cnn2@0.25", "average__across": "width"}
 
 
@@ -211,13 +209,6 @@ def test_it_learns_and_scores_every_width(method: str, run: Run) -> None:
     assert last["accuracy"] > 0.5 and last["failures"] == []
 
 
-def test_with_equal_clients_it_is_fedavg_bit_for_bit(run: Run) -> None:
-    settings = {"method": "fedavg", "fleet": "cnn2@0.5"}
-    width, plain = run(**settings, average__across="width"), run(**settings)
-    assert width.weights == plain.weights
-    assert [e["accuracy"] for e in width.journal] == [e["accuracy"] for e in plain.journal]
-
-
 def test_each_client_gets_and_sends_its_own_width() -> None:
     half = server(method="fedavg", **FLEET, clients=2)
     members = [client(0, model="cnn2@0.5"), client(1, model="cnn2@0.25", n=30)]
@@ -246,20 +237,3 @@ def test_a_block_that_does_not_fit_is_refused_and_names_its_client(tmp_path: Pat
         assert failure["reason"] == (
             "reply refused: w (cnn2@0.25): 'head.weight' is float32[3, 32], expected float32[3, 16]"
         )
-
-
-def test_oca_goes_around_it(run: Run) -> None:
-    some = {"method": "fedavg", **FLEET, "per_round": 2, "rounds": 3}
-    alone, both = run(**some), run(**some, oca__aggregate="on")
-    assert [e["accuracy"] for e in alone.journal] == [e["accuracies"]["aca"] for e in both.journal]
-    assert alone.weights != both.weights
-    first = run(**some, oca__aggregate="on", oca__init="w0")
-    assert first.weights != both.weights and first.summary["failures"] == []
-
-
-def test_it_resumes_bit_for_bit(run: Run, tmp_path: Path) -> None:
-    settings = {"method": "fedavg", **FLEET, "per_round": 2}
-    whole = run(**settings, rounds=3)
-    play(flat(tmp_path / "part", **settings, rounds=1))
-    resumed = play(flat(tmp_path / "part", **settings, rounds=3, resume=True))
-    assert resumed.weights == whole.weights

@@ -115,6 +115,7 @@ def test_small_files_are_not_kept(
     assert decodings == ["mnist"] and copies() == []
 
 
+@pytest.mark.full
 def test_only_the_rows_that_are_taken_come_into_memory(tmp_path: Path) -> None:
     large = torch.zeros(64, 1, 1024, 1024, dtype=torch.uint8)
     source = tmp_path / "source"
@@ -144,6 +145,7 @@ def test_only_the_rows_that_are_taken_come_into_memory(tmp_path: Path) -> None:
     assert int(done.stdout) < 32 * 1024, "kilobytes; the whole data set has 65,536"
 
 
+@pytest.mark.full
 def test_processes_that_decode_at_once_all_get_the_data(read: Any, tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; import torch; from common.data import decoded\n"

@@ -1,12 +1,16 @@
-"""The public set as the configuration asks for it."""
+"""Data divided: into shares and a public set."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 import torch
 
-from common.data import divide, load, pool_of
+from common.config import Data
+from common.data import divide, load, pool_of, set_aside, shares
 from common.data.dataset import fingerprint, fitted
+from common.data.embedded import toy
 from common.parse import defaults, parse
 
 
@@ -142,3 +146,64 @@ def test_another_data_set_that_does_not_fit_is_refused(settings, said):
 def test_settings_of_the_public_set_that_do_not_go_together_are_refused(settings, said):
     with pytest.raises(ValueError, match=said):
         data(**settings)
+
+
+def test_pool_and_public_set_share_the_training_set():
+    dataset = toy()
+    pool, public, _ = set_aside(dataset, 0.8, seed=1)
+    assert len(public) == 288 and len(pool.x) == len(pool.y) == 72
+    rows = [tuple(image.flatten().tolist()) for image in torch.cat([pool.x, public])]
+    assert sorted(rows) == sorted(tuple(image.flatten().tolist()) for image in dataset.x)
+    assert pool.x_test is dataset.x_test
+
+
+def test_pool_labels_stay_with_their_images():
+    dataset = toy()
+    pool, *_ = set_aside(dataset, 0.5, seed=1)
+    label = {tuple(x.flatten().tolist()): int(y) for x, y in zip(dataset.x, dataset.y, strict=True)}
+    found = [label[tuple(image.flatten().tolist())] for image in pool.x]
+    assert found == pool.y.tolist()
+
+
+def test_the_public_set_is_the_same_for_one_seed_and_another_for_the_next():
+    dataset = toy()
+    assert torch.equal(set_aside(dataset, 0.3, 1)[1], set_aside(dataset, 0.3, 1)[1])
+    assert not torch.equal(set_aside(dataset, 0.3, 1)[1], set_aside(dataset, 0.3, 2)[1])
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.5, 0.001])
+def test_a_public_set_that_is_empty_or_everything_is_refused(fraction):
+    with pytest.raises(ValueError, match="1 to 359 are possible"):
+        set_aside(toy(), fraction, 1)
+
+
+CLIENTS, SEED = 12, 3
+
+
+def refused(look: Callable[[Data, int, int, int], object], data: Data) -> list[str]:
+    """What ``look`` says about each client; empty where it takes it."""
+    said = []
+    for k in range(CLIENTS):
+        try:
+            look(data, k, CLIENTS, SEED)
+        except ValueError as error:
+            said.append(str(error))
+        else:
+            said.append("")
+    return said
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("name", ["iid", "label_dirichlet", "quantity_dirichlet", "iid_draw"])
+def test_the_check_refuses_whom_the_share_refuses(name: str, fraction: float) -> None:
+    settings = {"name": "toy", "samples": 90, "partition": name, "min_size": 0, "alpha": 0.3}
+    data = Data.model_validate({**settings, "test_fraction": fraction}, by_name=True)
+    said = refused(shares.check_share, data)
+    assert said == refused(shares.share, data)
+    assert any(said) or fraction < 0.9
+
+
+def test_a_share_that_is_large_enough_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shares, "share", lambda *given: pytest.fail("drawn"))
+    data = Data.model_validate({"name": "toy", "samples": 90, "partition": "iid"}, by_name=True)
+    assert refused(shares.check_share, data) == [""] * CLIENTS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -21,6 +22,8 @@ from packaging.requirements import Requirement
 from deploy.docker.pins import PINS, read
 from tests.support import compose, dockerfile
 from tests.support.dockerfile import ROOT
+
+pytestmark = pytest.mark.full
 
 COMBINATIONS = [
     ["compose.yml"],
@@ -62,13 +65,6 @@ def option(service: dict[str, Any], name: str) -> str | None:
 
 
 @with_compose
-@pytest.mark.parametrize("files", COMBINATIONS, ids=" ".join)
-def test_compose_accepts_every_combination_of_files(files: list[str]) -> None:
-    done = compose.run(["--profile", "certs", "config", "-q"], files, variables(files))
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-@with_compose
 def test_compose_itself_refuses_a_wrong_file(tmp_path: Path) -> None:
     """Or the test above would show nothing."""
     text = (compose.FOLDER / "compose.yml").read_text()
@@ -79,14 +75,22 @@ def test_compose_itself_refuses_a_wrong_file(tmp_path: Path) -> None:
         assert compose.run(["config", "-q"], [str(wrong)]).returncode != 0
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in compose.FOLDER.glob("*.yml")))
-def test_a_compose_file_follows_the_compose_specification(name: str, tmp_path: Path) -> None:
+WORKFLOW = ROOT / ".github/workflows/ci.yml"
+
+
+@pytest.mark.parametrize("file", [*compose.FOLDER.glob("*.yml"), WORKFLOW], ids=lambda f: f.name)
+def test_a_file_follows_its_schema(file: Path, tmp_path: Path) -> None:
     pytest.importorskip("check_jsonschema", reason="pip install check-jsonschema")
-    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
-    plain = tmp_path / name  # how files are merged is the specification's, but not the schema's
-    plain.write_text((compose.FOLDER / name).read_text().replace(" !override", ""))
-    done = subprocess.run([*command, plain], capture_output=True, text=True)
+    schema = "vendor.github-workflows" if file == WORKFLOW else "vendor.compose-spec"
+    plain = tmp_path / file.name  # how files are merged is the specification's, not the schema's
+    plain.write_text(file.read_text().replace(" !override", ""))
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, plain]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_workflow_runs_what_ci_runs() -> None:
+    assert "- run: .ci/run\n" in WORKFLOW.read_text() and os.access(ROOT / ".ci/run", os.X_OK)
 
 
 def test_the_linter_finds_nothing_in_the_dockerfile() -> None:
@@ -249,14 +253,17 @@ def test_only_the_certs_service_sees_the_authority_and_no_server_a_clients_key()
 
 @with_compose
 @pytest.mark.parametrize("files", COMBINATIONS, ids=" ".join)
-def test_every_service_is_confined(files: list[str]) -> None:
+def test_compose_accepts_all_files_and_every_service_is_confined(files: list[str]) -> None:
     model = compose.model(files, variables(files), profiles=["certs"])
+    made = {path for path, _ in dockerfile.folders()}
     for name, said in model["services"].items():
         assert said["user"] == "49999:49999", name
         assert said["read_only"] is True and said["cap_drop"] == ["ALL"], name
         assert said["security_opt"] == ["no-new-privileges:true"], name
         assert not said.get("privileged") and said.get("network_mode", "none") == "none", name
         assert said["init"] is True, name
+        # on folders that the image has made for its user
+        assert {volume["target"] for volume in said["volumes"]} <= made, name
 
 
 @with_compose
@@ -270,17 +277,6 @@ def test_what_runs_for_long_is_restarted_and_watched_and_one_shots_end() -> None
     for name in services.keys() - set(LONG_RUNNING):
         assert services[name].get("restart", "no") in ("no", "on-failure:5"), name
         assert services[name]["healthcheck"] == {"disable": True}, name
-
-
-@with_compose
-@pytest.mark.parametrize("files", COMBINATIONS, ids=" ".join)
-def test_every_volume_lies_on_a_folder_that_the_image_has_made_for_its_user(
-    files: list[str],
-) -> None:
-    made = {path for path, _ in dockerfile.folders()}
-    model = compose.model(files, variables(files), profiles=["certs"])
-    for name, said in model["services"].items():
-        assert {volume["target"] for volume in said["volumes"]} <= made, name
 
 
 @with_compose

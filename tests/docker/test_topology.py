@@ -32,7 +32,7 @@ if compose.program() is None:
 if missing := [name for name in ("setpriv", "chroot") if shutil.which(name) is None]:
     pytest.skip(f"{missing[0]} is not installed", allow_module_level=True)
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 ONE_SHOT = ["certs"]
 REACH = "import socket, sys; socket.create_connection(sys.argv[1:3], float(sys.argv[3]))"

@@ -87,7 +87,7 @@ def test_nobody_at_the_address_is_one_line(tmp_path: Path) -> None:
     assert done.returncode == 1 and f"127.0.0.1:{port}: nobody answers there" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.skipif(bool(namespaces.allowed()), reason=str(namespaces.allowed()))
 def test_a_cluster_gives_the_bits_of_the_loopback_though_a_node_dies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -241,7 +241,7 @@ def test_another_api_than_the_operators_is_told_at_once() -> None:
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
-        done = fedmosaic("stop", "--insecure", "--superlink", f"127.0.0.1:{port}")
+        done = typed("stop", "--insecure", "--superlink", f"127.0.0.1:{port}")
     finally:
         server.stop(None).wait()
     assert done.returncode == 1 and done.stderr.count("\n") == 1
@@ -349,7 +349,7 @@ def paint(folder: Path, seed: int, images: int = 12) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_local_federation_listens_on_this_machine_alone(tmp_path: Path) -> None:
     log = tmp_path / "local.log"
     line = command_line("local", "--clients", 1, "--work", tmp_path / "local")
@@ -364,7 +364,7 @@ def test_a_local_federation_listens_on_this_machine_alone(tmp_path: Path) -> Non
     assert len(sockets) > 1 and reachable(sockets) == []
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_certs_register_nodes_and_submit_make_a_federation_over_tls(tmp_path: Path) -> None:
     certs = tmp_path / "certs"
     assert typed("certs", certs, "--host", "fed.example.org", "--clients", 2).returncode == 0

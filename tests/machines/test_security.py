@@ -36,7 +36,7 @@ from tests.support.tiny import TinyRun, flat
 from tests.support.waiting import until
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.full,
     pytest.mark.skipif(sys.platform != "linux", reason="warm starts need Linux"),
 ]
 REGISTERED, SPARE, UNKNOWN = 3, 3, 4  #: SuperNodes; the key of one more; a key nobody registered

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from server_app.distil.one_shot import Pool
 from server_app.method import Ups
 from server_app.methods.co_boosting import perturbed, reweighed
 from tests.support.halves import client, server
-from tests.support.tiny import TinyRun, flat
+from tests.support.tiny import Run, flat
 
 SMALL: dict[str, Any] = {
     "epochs": 3,
@@ -175,7 +174,7 @@ def trained(**changes: Any) -> dict[str, Tensor]:
     return w
 
 
-def test_both_ensembles_are_scored(run: Callable[..., TinyRun]) -> None:
+def test_both_ensembles_are_scored(run: Run) -> None:
     own = {f"co-boosting__{k}": v for k, v in SMALL.items()}
     entry = run(method="co-boosting", rounds=1, fleet=",".join(SPECS), **own).journal[1]
     assert entry["accuracies"].keys() == {"global", "ensemble", "weighted-ensemble"}

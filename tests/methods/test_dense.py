@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -18,7 +17,7 @@ from common.protocol import Trained
 from server_app.distil.one_shot import Pool
 from server_app.method import Ups
 from tests.support.halves import client, server
-from tests.support.tiny import TinyRun
+from tests.support.tiny import Run
 
 TINY: dict[str, Any] = {
     "method": "dense",
@@ -206,9 +205,7 @@ def trained(**changes: Any) -> dict[str, Tensor]:
     return w
 
 
-def test_clients_train_alone_and_the_server_scores_their_ensemble_itself(
-    run: Callable[..., TinyRun],
-) -> None:
+def test_clients_train_alone_and_the_server_scores_their_ensemble_itself(run: Run) -> None:
     ours, local = run(**TINY), run(method="local", fleet=TINY["fleet"])
     for mine, theirs in zip(ours.journal[1:], local.journal[1:], strict=True):
         assert mine["client_metrics"] == theirs["client_metrics"]  # they go on from their own

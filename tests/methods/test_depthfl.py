@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,8 @@ from server_app.methods.depthfl import DepthFL, State
 from tests.support.battery import Changing, Tampering
 from tests.support.halves import client, server
 from tests.support.scalar import kept
-from tests.support.tiny import TinyRun, flat, play
+from tests.support.tiny import Run, TinyRun, flat, play
 
-Run = Callable[..., TinyRun]
 SPECS = [f"cnn4-exits{d}@0.5" for d in (1, 2, 3)]
 FLEET: dict[str, Any] = {"fleet": ",".join(SPECS)}
 PLAIN = {"depthfl__feddyn": False}
@@ -113,15 +111,6 @@ def test_without_dynamic_regularisation_it_is_the_mean() -> None:
     assert ours.accepted == {} and not any(bool(h.any()) for h in ours.h.values())
 
 
-def test_everybody_at_depth_one_is_uniform_fedavg_bit_for_bit(run: Run) -> None:
-    given = {"fleet": SPECS[0], **UNEVEN}
-    ours = run(method="depthfl", **PLAIN, **given)
-    fedavg = run(method="fedavg", average__weights="uniform", **given)
-    assert ours.weights == fedavg.weights
-    for key in ("accuracy", "loss", "metrics", "client_metrics", "scores"):
-        assert [e.get(key) for e in ours.journal] == [e.get(key) for e in fedavg.journal], key
-
-
 def test_the_last_exit_alone_is_layerwise_averaging_with_a_head_for_each_depth(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,9 +152,7 @@ class Losing(Tampering):
     tampers = (whole, lost, whole, whole)
 
 
-def test_a_lost_reply_and_a_restart_do_not_part_the_server_from_its_clients(
-    tmp_path: Path,
-) -> None:
+def test_a_lost_reply_and_a_restart_do_not_part_the_server_from_its_clients(tmp_path: Path) -> None:
     given: dict[str, Any] = {"method": "depthfl", **FLEET, "clients": 3, "min_replies": 0.5}
     settings = flat(tmp_path, **given, rounds=2)
     played = play(settings, Losing(3, settings, workers=0))
@@ -210,32 +197,3 @@ def test_a_block_that_does_not_fit_the_claimed_depth_is_refused_by_name(tmp_path
     assert f"w ({SPECS[1]}) lacks" in reasons[0] and "'exits.1." in reasons[0]
     assert f"w ({SPECS[1]}) has 1 unknown entries" in reasons[1]
     assert [entry["replied"] for entry in played.journal[1:]] == [[0, 2]] * 2
-
-
-def test_cached_uploads_of_every_depth_are_combined(run: Run) -> None:
-    some = {"method": "depthfl", **FLEET, "per_round": 2, "rounds": 3}
-    alone, oca = run(**some), run(**some, oca__aggregate="on", oca__init="w0")
-    assert [e["accuracy"] for e in alone.journal] == [e["accuracies"]["aca"] for e in oca.journal]
-    assert {"exit1", "exit2", "exit3", "aca", "oca"} >= oca.journal[-1]["accuracies"].keys()
-
-
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
-        ({"fleet": "cnn4"}, "model 'cnn4' has no exits, which depthfl needs"),
-        (
-            {"fleet": "cnn3-exits1,cnn4-exits2"},
-            "models 'cnn3-exits1' and 'cnn4-exits2' are not cut",
-        ),
-        ({"fleet": f"cnn4-linear1,{SPECS[1]}"}, "models 'cnn4-linear1' and"),
-        ({"average__robust": "median"}, 'average.robust = "median" is not allowed with depthfl'),
-        ({"average__across": "depth"}, 'average.across = "depth" is not allowed with method'),
-        ({"projection": "on"}, 'projection = "on" is not allowed with method = "depthfl"'),
-    ],
-)
-def test_what_does_not_go_together_is_one_line(
-    run: Run, changes: dict[str, Any], line: str
-) -> None:
-    with pytest.raises(ValueError) as refused:
-        run(**{"method": "depthfl", **FLEET, **changes})
-    assert str(refused.value).startswith(line) and "\n" not in str(refused.value)

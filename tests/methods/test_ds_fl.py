@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,9 +14,8 @@ from common.methods.ds_fl import Up
 from server_app.method import Ups
 from server_app.methods.ds_fl import unsure
 from tests.support import battery, halves
-from tests.support.tiny import TinyRun
+from tests.support.tiny import Run
 
-Run = Callable[..., TinyRun]
 PUBLIC = {**battery.PUBLIC, "train__epochs": 1, "clients": 2}
 P = torch.tensor([[0.5, 0.3, 0.2]])
 
@@ -109,16 +107,6 @@ def test_digestion_changes_the_clients_and_the_server(run: Run) -> None:
     )
     assert first[0] == second[0] and first[1] != second[1], "there is a lesson from round 2 on"
     assert with_it.journal[2]["metrics"]["client_digest_loss"] > 0
-
-
-def test_fdmeta_by_lot_is_ds_fl_with_the_mean_bit_for_bit(run: Run) -> None:
-    fdmeta = run(method="fdmeta", fdmeta__choose="random", **PUBLIC)
-    dsfl = run(method="ds-fl", ds_fl__aggregation="mean", **PUBLIC)
-    assert fdmeta.weights == dsfl.weights
-    chosen = run(method="fdmeta", rounds=3, **PUBLIC)
-    assert (
-        chosen.weights != run(method="ds-fl", rounds=3, ds_fl__aggregation="mean", **PUBLIC).weights
-    )
 
 
 @pytest.mark.parametrize("dtype", ["float16", "uint8"])

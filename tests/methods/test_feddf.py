@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,13 +11,11 @@ from torch import Tensor
 
 from common import tree
 from common.methods.feddf import Up
-from common.parse import defaults, parse
 from common.records import StateDict
 from server_app.method import Ups
 from tests.support.halves import client, server
-from tests.support.tiny import TinyRun
+from tests.support.tiny import Run
 
-Run = Callable[..., TinyRun]
 PUBLIC: dict[str, Any] = {"data__public": 0.5, "data__samples": 160}
 TINY: dict[str, Any] = {"method": "feddf", **PUBLIC, "public__epochs": 1, "train__epochs": 1}
 ONE_STEP: dict[str, Any] = {
@@ -125,16 +122,6 @@ def test_every_switch_does_something(spec: str, switch: dict[str, Any]) -> None:
     assert moved(*found) > 0
 
 
-@pytest.mark.parametrize("across", ["same", "none"])
-def test_without_distillation_it_is_fedavg_bit_for_bit(across: str, run: Run) -> None:
-    given = {**TINY, "average__across": across, "clients": 3, "per_round": 2}
-    feddf, fedavg = run(**given, public__learn=False), run(**{**given, "method": "fedavg"})
-    assert feddf.weights == fedavg.weights
-    for ours, theirs in zip(feddf.journal, fedavg.journal, strict=True):
-        assert ours["accuracy"] == theirs["accuracy"]
-        assert ours["bytes"].get("arrays_up") == theirs["bytes"].get("arrays_up")
-
-
 def test_the_ensemble_is_scored_beside_the_prototypes(run: Run) -> None:
     one = run(**{**TINY, "clients": 2, "rounds": 1})
     found = one.journal[-1]["accuracies"]
@@ -152,21 +139,3 @@ def test_the_ensemble_is_that_of_the_networks_as_they_are_scored(kind: str) -> N
     nets[0].head.bias.data.fill_(1.0)
     (ensemble,) = half.ensembles(nets).values()
     assert (ensemble.nets[0].head.bias == 1.0).all() and ensemble.kind == kind
-
-
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
-        ({"data.public": 0.0}, "needs a public set: set data.public"),
-        (
-            {"average.across": "layerwise"},
-            'average.across = "layerwise" is not allowed with method = "feddf"; allowed: "same", '
-            '"none"',
-        ),
-    ],
-)
-def test_what_does_not_go_together_is_one_line(changes: dict[str, Any], line: str) -> None:
-    given = {**defaults(), "method": "feddf", "data.public": 0.5}
-    parse(given)
-    with pytest.raises(ValueError, match=line):
-        parse({**given, **changes})

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 
-from client_app.methods.fedgen import FedGen as Client
-from common.methods.fedgen import Down, Up
+from common.methods.fedgen import Up
 from common.models.generator import FeatureGenerator
-from common.parse import defaults, parse
 from server_app.method import Ups
 from tests.support.halves import client, server
-from tests.support.tiny import TinyRun
+from tests.support.tiny import Run
 
-Run = Callable[..., TinyRun]
 SMALL = {"fedgen__server_steps": 3, "fedgen__hidden": 8, "fedgen__server_batch_size": 8}
 AUTHORS = {
     "fedgen__ensemble": "labels", "fedgen__noise": "normal", "fedgen__alpha": 10.0,
@@ -82,29 +77,3 @@ class Ones(torch.nn.Module):
 
 def head(a: float, b: float) -> dict[str, torch.Tensor]:
     return {"head.weight": torch.tensor([[a], [b]]), "head.bias": torch.zeros(2)}
-
-
-def test_counts_that_do_not_fit_are_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = Client.train
-
-    def other(up: Up) -> Up:
-        return up.model_copy(update={"counts": [c + 1 for c in up.counts]})
-
-    def lying(self: Client, down: Down) -> Up:
-        up = honest(self, down)
-        return up if self.participant.k != 1 else other(up)
-
-    monkeypatch.setattr(Client, "train", lying)
-    result = run(method="fedgen", rounds=1, min_replies=0.5, **SMALL)
-    (failure,) = result.journal[1]["failures"]
-    assert failure["k"] == 1 and "counts" in failure["reason"]
-
-
-def test_bounds_are_checked() -> None:
-    given = {**defaults(), "method": "fedgen"}
-    for value in (0.0, 1.5):
-        with pytest.raises(ValueError, match=rf"fedgen\.decay = {value} is not allowed"):
-            parse({**given, "fedgen.decay": value})
-    del given["fedgen.decay"]
-    with pytest.raises(ValueError, match=r"key 'fedgen\.decay' is missing"):
-        parse(given)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,14 +19,12 @@ from client_app.store import Store
 from common import tree
 from common.losses.distillation import kl
 from common.methods.fedkemf import Options, Up
-from common.parse import defaults, parse
+from common.parse import parse
 from common.records import StateDict
-from common.task import check_fleet
 from server_app.method import Ups
-from tests.support.halves import client, server, task
-from tests.support.tiny import TinyRun, flat
+from tests.support.halves import client, server
+from tests.support.tiny import Run, flat
 
-Run = Callable[..., TinyRun]
 TINY: dict[str, Any] = {
     "method": "fedkemf",
     "data__public": 0.5,
@@ -171,13 +168,3 @@ def test_without_learning_the_knowledge_network_never_changes() -> None:
 )
 def test_every_switch_of_the_server_does_something(switch: dict[str, Any]) -> None:
     assert moved(stepped("a", "b")[0].w, stepped("a", "b", **switch)[0].w) > 0
-
-
-def test_what_does_not_go_together_is_one_line() -> None:
-    other = {"data__public": 0.0, "data__public_name": "digits", "fedkemf__labels": True}
-    with pytest.raises(
-        ValueError, match="^fedkemf.labels = true needs a public set with the task's"
-    ):
-        check_fleet(task(method="fedkemf", **other))
-    with pytest.raises(ValueError, match="needs a public set: set data.public"):
-        parse({**defaults(), "method": "fedkemf"})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,8 @@ from deploy.run.loopback import Loopback
 from server_app.method import Ups
 from tests.support import battery, halves
 from tests.support.battery import Crash
-from tests.support.tiny import TinyRun, flat, play
+from tests.support.tiny import Run, TinyRun, flat, play
 
-Run = Callable[..., TinyRun]
 SMALL: dict[str, Any] = {
     **battery.PUBLIC,
     "method": "fedmd",
@@ -155,26 +154,6 @@ def test_a_round_repeated_after_its_second_exchange_gives_the_same_bits(tmp_path
     assert again.timeless == whole.timeless and same(kept(again, 2), kept(whole, 2))
     first, second = (set(entry["selected"]) for entry in whole.journal[1:])
     assert first & second and second - first, "somebody goes on, somebody begins"
-
-
-@pytest.mark.parametrize(
-    ("theta", "span", "said"),
-    [
-        (torch.zeros(39, 3), (0, 0), r"theta is float32\[39, 3\], expected float32\[40, 3\]"),
-        (torch.zeros(40, 4), (0, 0), r"theta is float32\[40, 4\], expected float32\[40, 3\]"),
-        (torch.zeros(40, 3).half(), (0, 0), "theta is float16"),
-        (torch.zeros(40, 3), (1, 0), "theta claims to reach from 1.0 to 0.0"),
-        (torch.zeros(40, 3), (0, float("inf")), "theta claims to reach"),
-        (torch.full((40, 3), 1e6), (0, 0), r"theta has the logit 1e\+06, they end at 65504"),
-        (torch.full((40, 3), torch.nan), (0, 0), "theta has the logit nan"),
-    ],
-)
-def test_predictions_that_are_none_are_refused(
-    theta: Tensor, span: tuple[float, float], said: str
-) -> None:
-    up = Up(theta=theta, low=float(span[0]), high=float(span[1]))
-    with pytest.raises(ValueError, match=said):
-        server().check(halves.client(), up)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "uint8"])

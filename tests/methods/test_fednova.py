@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,8 @@ from server_app.method import Ups
 from tests.support.battery import Changing
 from tests.support.halves import client, server, task
 from tests.support.scalar import PLAIN, descend, result
-from tests.support.tiny import TinyRun, flat, play
+from tests.support.tiny import Run, TinyRun, flat, play
 
-Run = Callable[..., TinyRun]
 PLAIN_SGD = {"train__epochs": 1, "train__momentum": 0.0}
 
 
@@ -52,13 +50,6 @@ def test_a_robust_mean_is_of_the_normalised_models() -> None:
     # Σ p a = 7/3, so the models are 7/3 · (1, 6/3, 9/3), with median 14/3
     median = step((16, 48, 48), (1.0, 6.0, 9.0), average__robust="median")
     assert median == pytest.approx(14 / 3)
-
-
-def test_with_equal_steps_it_is_fedavg_bit_for_bit(run: Run) -> None:
-    uneven = {"data__partition": "quantity_dirichlet", "train__steps": 3}
-    fedavg, fednova = run(method="fedavg", **uneven), run(method="fednova", **uneven)
-    assert fednova.weights == fedavg.weights
-    assert run(method="fednova", data__partition="quantity_dirichlet").weights != fedavg.weights
 
 
 def test_a_whole_round_by_hand(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +14,8 @@ from common.widths import LEADING, Roll, block, cut
 from server_app.combine.width import Block, average_blocks
 from server_app.method import Ups
 from tests.support.halves import client, server
-from tests.support.tiny import TinyRun, flat, play
+from tests.support.tiny import Run
 
-Run = Callable[..., TinyRun]
 METHOD: dict[str, Any] = {"method": "fedrolex", "fleet": "cnn2@0.5,cnn2@0.25", "score__bn": "batch"}
 
 
@@ -60,21 +57,6 @@ def test_only_convolutions_are_weighed_by_their_channels() -> None:
 def test_in_m_rounds_each_channel_is_taken_n_times(m: int, n: int) -> None:
     taken = Counter(int(i) for t in range(1, m + 1) for i in Roll(t - 1)(m, n))
     assert taken == dict.fromkeys(range(m), n)
-
-
-@pytest.mark.parametrize("rates", ["fixed", "redrawn"])
-def test_static_windows_are_heterofl_bit_for_bit(rates: str, run: Run) -> None:
-    ours = run(**METHOD, fedrolex__windows="static", fedrolex__rates=rates)
-    theirs = run(**{**METHOD, "method": "heterofl"}, heterofl__rates=rates)
-    assert ours.weights == theirs.weights and ours.timeless == theirs.timeless
-    assert run(**METHOD, fedrolex__rates=rates).weights != ours.weights
-
-
-@pytest.mark.parametrize("windows", ["roll", "random"])
-def test_with_all_rates_1_it_is_uniform_fedavg_bit_for_bit(windows: str, run: Run) -> None:
-    settings = {"fleet": "cnn2@0.5", "train__clip": 1.0, "average__weights": "uniform"}
-    ours = run(**{**METHOD, **settings}, fedrolex__windows=windows)
-    assert ours.weights == run(method="fedavg", **settings, score__bn="batch").weights
 
 
 def test_what_is_sent_rolls_and_comes_back_where_it_was() -> None:
@@ -122,20 +104,6 @@ def test_oca_pastes_an_upload_where_it_was_taken(windows: str) -> None:
     second = half.overall["cnn2@0.5"]["stem.bn.weight"]
     assert second.nonzero().flatten().tolist() == sorted(window.tolist())
     assert second[window].unique().tolist() == [0.5]
-
-
-@pytest.mark.parametrize("windows", ["roll", "random"])
-def test_it_resumes_bit_for_bit(windows: str, run: Run, tmp_path: Path) -> None:
-    settings = {
-        **METHOD,
-        "per_round": 2,
-        "fedrolex__windows": windows,
-        "fedrolex__rates": "redrawn",
-    }
-    whole = run(**settings, rounds=3)
-    play(flat(tmp_path / "part", **settings, rounds=1))
-    resumed = play(flat(tmp_path / "part", **settings, rounds=3, resume=True))
-    assert resumed.weights == whole.weights
 
 
 def test_the_leading_block_stands_for_every_other_width(run: Run) -> None:

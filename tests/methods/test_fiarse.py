@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from client_app.methods.fiarse import FIARSE, effective
@@ -25,7 +24,7 @@ from server_app.method import Ups
 from server_app.stopped import Stopped
 from tests.support.battery import Changing
 from tests.support.halves import client, server, task
-from tests.support.tiny import TinyRun, flat, play
+from tests.support.tiny import Run, flat, play
 
 W = torch.tensor([0.5, -0.2, 0.1, -0.4])
 GROUPS = {"all": ["x"]}
@@ -182,25 +181,19 @@ def test_a_client_changes_what_it_was_sent_and_nothing_else(tmp_path: Path) -> N
     assert up.delta.count_nonzero() > 0.9 * len(up.delta)
 
 
-def weights(run: TinyRun) -> dict[str, Tensor]:
-    return load_file(run.folder / "model.safetensors")
-
-
 def test_with_all_sizes_1_and_no_threshold_it_is_uniform_fedavg(
-    run: Callable[..., TinyRun], monkeypatch: pytest.MonkeyPatch
+    run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fedavg = weights(run(method="fedavg", fleet="cnn2@0.5", average__weights="uniform"))
+    fedavg = run(method="fedavg", fleet="cnn2@0.5", average__weights="uniform").model
     alone = {**TINY, "fiarse__sizes": "1"}
-    thresholded = weights(run(**alone))
+    thresholded = run(**alone).model
     monkeypatch.setattr(importance, "thresholds", lambda w, of, size: dict.fromkeys(of, 0.0))
-    ours = weights(run(**alone, fiarse__count="mask"))
+    ours = run(**alone, fiarse__count="mask").model
     torch.testing.assert_close(ours, fedavg, rtol=0, atol=1e-6)
     assert any(not torch.allclose(ours[n], thresholded[n], atol=1e-3) for n in ours)
 
 
-def test_sizes_are_scored_one_by_one_and_a_client_scores_its_own(
-    run: Callable[..., TinyRun],
-) -> None:
+def test_sizes_are_scored_one_by_one_and_a_client_scores_its_own(run: Run) -> None:
     result = run(**TINY, rounds=3, node__1__size=0.5)
     last = result.journal[-1]
     assert sorted(last["accuracies"]) == ["size-0.25", "size-0.5", "size-1"]
@@ -217,7 +210,7 @@ def test_sizes_are_scored_one_by_one_and_a_client_scores_its_own(
         {"fiarse__running": False, "score__bn": "batch"},
     ],
 )
-def test_every_switch_does_something(switch: dict[str, Any], run: Callable[..., TinyRun]) -> None:
+def test_every_switch_does_something(switch: dict[str, Any], run: Run) -> None:
     assert run(**TINY).weights != run(**{**TINY, **switch}).weights
 
 
@@ -232,24 +225,6 @@ def test_without_running_statistics_none_travel_and_the_servers_stay() -> None:
 
 
 # What is refused.
-
-
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        (
-            {"oca__aggregate": "on"},
-            'oca.aggregate = "on" is not allowed with .*, which averages steps',
-        ),
-        ({"average__robust": "median"}, 'average.robust = "median" is not allowed'),
-        ({"fiarse__sizes": "1, 2"}, r"fiarse.sizes = '1, 2' is not allowed"),
-        ({"fiarse__sizes": "half"}, r"fiarse.sizes = 'half' is not allowed"),
-        ({"fiarse__running": False}, 'score.bn = "running" is not allowed with fiarse.running'),
-    ],
-)
-def test_settings_that_do_not_go_together(settings: dict[str, Any], reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
-        parse(flat(Path("nowhere"), **{**TINY, **settings}))
 
 
 def test_a_size_that_is_not_configured_is_refused_by_name() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,12 @@ from common.models.layers import normalisations
 from common.models.masked import Zeroed
 from common.parse import defaults, parse
 from common.protocol import Trained
-from common.task import check_fleet
 from common.widths import block, cut
 from server_app.method import Ups
 from tests.support.battery import Changing
 from tests.support.halves import client, server, task
-from tests.support.tiny import TinyRun, flat, play
+from tests.support.tiny import Run, flat, play
 
-Run = Callable[..., TinyRun]
 METHOD = {"method": "heterofl", "fleet": "cnn2@0.5,cnn2@0.25", "score__bn": "batch"}
 REDRAWN = {**METHOD, "heterofl__rates": "redrawn"}
 SAME = {"train__clip": 1.0, "average__weights": "uniform"}
@@ -39,18 +36,6 @@ def half_with(*specs: str, classes: tuple[list[int], ...] = (), **changes: Any) 
     members = [client(k, model=s, classes=held[k]) for k, s in enumerate(specs)]
     half.begin(members)
     return half, members
-
-
-@pytest.mark.parametrize("mask", ["none", "zero"])
-def test_with_all_rates_1_it_is_uniform_fedavg_bit_for_bit(mask: str, run: Run) -> None:
-    """Also with the mask, where every client has every class."""
-    settings = {"fleet": "cnn2@0.5", **SAME}
-    ours = run(**{**METHOD, **settings}, heterofl__mask=mask)
-    fedavg = run(method="fedavg", **settings, score__bn="batch")
-    assert all(len(member["classes"]) == 3 for member in ours.journal[0]["clients"])
-    assert ours.weights == fedavg.weights
-    for ours_, theirs in zip(ours.journal, fedavg.journal, strict=True):
-        assert (ours_["accuracy"], ours_["loss"]) == (theirs["accuracy"], theirs["loss"])
 
 
 def test_without_mask_and_scaler_it_is_the_mean_across_widths_bit_for_bit(run: Run) -> None:
@@ -170,9 +155,7 @@ def test_a_client_refuses_a_rate_that_is_not_configured() -> None:
         HeteroFL(participant).train(Down(w={}, spec="cnn2@0.125", rate=0.25))
 
 
-def test_the_widest_is_the_runs_model_and_a_clients_own_figure_knows_its_classes(
-    run: Run,
-) -> None:
+def test_the_widest_is_the_runs_model_and_a_clients_own_figure_knows_its_classes(run: Run) -> None:
     skewed = {"data__partition": "label_dirichlet", "data__alpha": 0.1, "data__min_size": 5}
     zero = run(**METHOD, **skewed, rounds=3)
     last = zero.journal[-1]
@@ -204,55 +187,10 @@ def test_bytes_are_those_of_the_rates_that_were_sent(run: Run) -> None:
         assert entry["bytes"]["arrays_up"] == sum(sizes[spec] for spec in specs)
 
 
-@pytest.mark.parametrize("init", ["uploaded", "w0"])
-def test_oca_pastes_an_upload_at_the_rate_it_was_trained_at(init: str, run: Run) -> None:
-    some = {**REDRAWN, "per_round": 2, "rounds": 4}
-    alone, both = run(**some), run(**some, oca__aggregate="on", oca__init=init)
-    assert [e["accuracy"] for e in alone.journal] == [e["accuracies"]["aca"] for e in both.journal]
-    assert both.summary["failures"] == [] and both.weights != alone.weights
-
-
-def test_it_resumes_bit_for_bit(run: Run, tmp_path: Path) -> None:
-    settings = {**REDRAWN, "per_round": 2, "oca__aggregate": "on"}
-    whole = run(**settings, rounds=3)
-    play(flat(tmp_path / "part", **settings, rounds=1))
-    resumed = play(flat(tmp_path / "part", **settings, rounds=3, resume=True))
-    assert resumed.weights == whole.weights
-
-
 def test_defaults_are_the_methods_own() -> None:
     config = parse({**defaults(), "method": "heterofl"})
     assert (config.average.across, config.average.weights) == ("width", "uniform")
     assert config.train.clip == 1.0 and parse({**defaults(), "method": "fedavg"}).train.clip == 0.0
-
-
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
-        (
-            {"average.across": "same"},
-            'average.across = "same" is not allowed with method = "heterofl"; allowed: "width"',
-        ),
-        (
-            {"heterofl.rates": "redrawn", "node.1.model": "cnn2@0.25"},
-            'heterofl.rates = "redrawn" is not allowed with a model in [node.K]; allowed: "fixed"',
-        ),
-    ],
-)
-def test_what_does_not_go_together_is_one_line(changes: dict[str, Any], line: str) -> None:
-    with pytest.raises(ValueError) as refused:
-        parse({**defaults(), "method": "heterofl", **changes})
-    assert str(refused.value) == line
-
-
-def test_static_batchnorm_has_no_running_statistics_to_score_by() -> None:
-    with pytest.raises(ValueError) as refused:
-        check_fleet(task(**{**METHOD, "score__bn": "running"}))
-    assert str(refused.value) == (
-        'score.bn = "running" is not allowed with method = "heterofl", whose BatchNorm has no '
-        'running statistics; allowed: "recalibrated", "batch"'
-    )
-    check_fleet(task(**{**METHOD, "fleet": "lenet5,lenet5@0.5", "score__bn": "running"}))
 
 
 def test_all_clients_measure_every_width(run: Run) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,8 @@ from deploy.report.svg import inline
 from server_app.method import Ups
 from tests.support import battery, halves
 from tests.support.battery import Changing
-from tests.support.tiny import TinyRun, flat, play
+from tests.support.tiny import Run, TinyRun, flat, play
 
-Run = Callable[..., TinyRun]
 SMALL: dict[str, Any] = {
     **battery.PUBLIC,
     "method": "kt-pfl",

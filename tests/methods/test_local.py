@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,9 +12,7 @@ from common.task import Task
 from deploy.report.pages import write_report
 from deploy.report.read import read
 from deploy.run.progress import show_summary
-from tests.support.tiny import TinyRun
-
-Run = Callable[..., TinyRun]
+from tests.support.tiny import Run
 
 
 def test_alone_a_client_of_fedavg_does_the_same_bit_for_bit(

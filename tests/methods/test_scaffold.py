@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,13 @@ from flwr.app import RecordDict
 from client_app.methods.scaffold import Memory
 from common import optimise
 from common.methods.scaffold import Up
-from common.parse import defaults, parse
 from server_app.keep.checkpoint import Checkpoint, path_in
 from server_app.methods.scaffold import State
 from server_app.stopped import Stopped
 from tests.support.battery import Changing, Tampering
 from tests.support.scalar import PLAIN, descend, kept, result
-from tests.support.tiny import TinyRun, flat, play
+from tests.support.tiny import Run, TinyRun, flat, play
 
-Run = Callable[..., TinyRun]
 HAND = {"method": "scaffold", "clients": 2, "keep": 1, **PLAIN}
 
 
@@ -106,14 +103,6 @@ def test_a_client_without_that_round_says_so(
         Stopped, match=r"client 1: .*/1/1/scaffold.Memory.* is missing: .* of round 1"
     ):
         play(flat(tmp_path, **HAND, rounds=2, resume=True))
-
-
-def test_the_first_round_is_fedavg_bit_for_bit(run: Run) -> None:
-    uneven = {"data__partition": "quantity_dirichlet", "rounds": 1, "train__clip": 1.0}
-    fedavg = run(method="fedavg", average__weights="uniform", **uneven)
-    scaffold = run(method="scaffold", **uneven)
-    assert scaffold.weights == fedavg.weights
-    assert scaffold.journal[1]["metrics"] == fedavg.journal[1]["metrics"]
 
 
 def test_with_everybody_in_c_is_the_mean_of_the_clients_variates(run: Run) -> None:
@@ -213,30 +202,3 @@ def test_a_client_that_lies_about_its_variate_is_refused(robust: str, tmp_path: 
     for entry in played.journal[1:]:
         (failure,) = entry["failures"]
         assert failure["k"] == 1 and "does not follow from w" in failure["reason"]
-
-
-def test_oca_combines_the_models_and_leaves_the_variates_alone(run: Run) -> None:
-    some = {"method": "scaffold", "per_round": 2, "rounds": 3}
-    alone, oca = run(**some), run(**some, oca__aggregate="on")
-    assert [e["accuracy"] for e in alone.journal] == [e["accuracies"]["aca"] for e in oca.journal]
-
-
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
-        (
-            {"train.optimizer": "adam"},
-            'scaffold.correction = "gradient" is not allowed with train.optimizer = "adam"; '
-            'allowed: "after"',
-        ),
-        ({"average.robust": "clip"}, 'average.robust = "clip" is not allowed with method'),
-        (
-            {"average.across": "same", "scaffold.server-lr": 0.5},
-            'scaffold.server-lr = "0.5" is not allowed with average.across = "same"; allowed: "1"',
-        ),
-    ],
-)
-def test_what_does_not_go_together_is_one_line(changes: dict[str, Any], line: str) -> None:
-    with pytest.raises(ValueError) as refused:
-        parse({**defaults(), "method": "scaffold", **changes})
-    assert str(refused.value).startswith(line) and "\n" not in str(refused.value)

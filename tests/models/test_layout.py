@@ -75,6 +75,7 @@ assert apart < 0.05, apart  # rounding alone may turn a ReLU on or off
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("spec", ["resnet8@0.25", "resnet8@0.5", "resnet8", "resnet10@0.25"])
 def test_gradients_are_those_of_the_default_layout(spec: str) -> None:
     done = subprocess.run([sys.executable, "-c", STEP, spec], capture_output=True, text=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from common.journal import Entry
 from common.metrics import fairness, mixture_performance, over_mixtures
 from deploy.report.pages import write_report
 from deploy.study import paper_table as table
-from tests.support.tiny import TinyRun, flat
+from tests.support.tiny import Run, flat
 
 
 @pytest.mark.parametrize(
@@ -69,7 +68,7 @@ def test_a_mixture_by_hand() -> None:
     assert mixture_performance([0.5, 1.0], [0.25, 0.75]) == 0.875
 
 
-def test_every_run_tells_its_fairness(run: Callable[..., TinyRun]) -> None:
+def test_every_run_tells_its_fairness(run: Run) -> None:
     result = run(method="fedavg", rounds=1)
     told, scores = result.summary["fairness"], result.journal[1]["scores"]
     values = [score["accuracy_global"] for score in scores]
@@ -78,14 +77,12 @@ def test_every_run_tells_its_fairness(run: Callable[..., TinyRun]) -> None:
     assert told["amp"] == pytest.approx(np.average(values, weights=[s["n"] for s in scores]))
 
 
-def test_own_models_are_told_apart_from_the_global_one(run: Callable[..., TinyRun]) -> None:
+def test_own_models_are_told_apart_from_the_global_one(run: Run) -> None:
     told = run(method="fedorion", rounds=1).summary["fairness"]
     assert told.keys() == {"amp", "fm", "wlp", "global", "own"}
 
 
-def test_the_report_shows_every_model_and_its_floor(
-    run: Callable[..., TinyRun], tmp_path: Path
-) -> None:
+def test_the_report_shows_every_model_and_its_floor(run: Run, tmp_path: Path) -> None:
     result = run(method="fedavg", oca__aggregate="on", per_round=2)
     write_report([result.folder], tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()

@@ -126,7 +126,7 @@ def test_a_mistake_is_one_line_before_anything_starts(
         api.load("nowhere")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_script_needs_no_guard(tmp_path: Path) -> None:
     settings = {**SHARED, "method": "fedavg", "fleet": "mlp,mlp", "global_model": "mlp"}
     source = f"import fedmosaic\nrun = fedmosaic.run(workers=2, out='out', **{settings!r})\n"
@@ -153,7 +153,7 @@ def test_importing_it_loads_no_torch(tmp_path: Path) -> None:
     assert python(source, tmp_path).stdout == "False ['Run', 'Setting']\n"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_example_notebook_runs(tmp_path: Path) -> None:
     notebook = nbformat.read(ROOT / "docs" / "notebook.ipynb", as_version=4)
     assert all(cell.get("outputs", []) == [] for cell in notebook.cells), (

@@ -141,6 +141,8 @@ def test_a_run_config_survives_the_file_that_flower_reads(tmp_path: Path) -> Non
         "rounds": 3,
         "lr": 1e-05,
         "huge": 1e22,
+        "seed": 2**63 - 1,
+        "data.alpha": 0.5,
         "on": True,
         "off": False,
         "text": AWKWARD,
@@ -154,39 +156,30 @@ def test_a_run_config_survives_the_file_that_flower_reads(tmp_path: Path) -> Non
     }
 
 
-def test_a_dotted_key_means_the_same_key_to_flower(tmp_path: Path) -> None:
-    file = tmp_path / "run.toml"
-    file.write_text(run_config_toml({"data.alpha": 0.5}))
-    assert parse_config_args([str(file)]) == {"data.alpha": 0.5}
-
-
 @pytest.mark.parametrize("text", ["resnet8", "", "two words", "a=b c='d'", 'say "hi"', "C:\\data"])
 def test_a_node_config_survives_the_argument_that_flower_cuts_up(text: str) -> None:
     config: dict[str, Value] = {"model": text, "gpu": 0, "share": 0.25, "fast": True}
     assert parse_config_args([config_arguments(config)]) == config
 
 
-@pytest.mark.parametrize("text", ["'\"", "two\nlines", "it's \\n"])
-def test_a_node_config_that_flower_would_misread_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="config value model="):
-        config_arguments({"model": text})
-
-
-@pytest.mark.parametrize("key", ["", "two words", "a=b", "a..b", "ü"])
-def test_a_key_that_is_no_bare_key_is_refused(key: str) -> None:
-    with pytest.raises(ValueError, match="config key"):
-        run_config_toml({key: 1})
-
-
-def test_an_integer_of_more_than_64_bits_is_refused() -> None:
-    assert run_config_toml({"seed": 2**63 - 1}) == "seed = 9223372036854775807\n"
-    with pytest.raises(ValueError, match="at most 64 bits"):
-        run_config_toml({"seed": 2**63})
-
-
-def test_a_list_is_refused_with_what_is_allowed() -> None:
-    with pytest.raises(ValueError, match=r"fleet=\['a'\]: allowed are bool, int, float and str"):
-        run_config_toml({"fleet": ["a"]})  # type: ignore[dict-item]
+@pytest.mark.parametrize(
+    ("make", "config", "said"),
+    [
+        *(
+            (config_arguments, {"model": text}, "config value model=")
+            for text in ("'\"", "two\nlines", "it's \\n")
+        ),
+        *(
+            (run_config_toml, {key: 1}, "config key")
+            for key in ("", "two words", "a=b", "a..b", "ü")
+        ),
+        (run_config_toml, {"seed": 2**63}, "at most 64 bits"),
+        (run_config_toml, {"fleet": ["a"]}, r"fleet=\['a'\]: allowed are bool, int, float and str"),
+    ],
+)
+def test_what_flower_would_misread_is_refused(make: Any, config: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        make(config)
 
 
 def test_an_unknown_run_config_key_is_refused_with_the_known_ones(app: Path) -> None:
@@ -395,9 +388,9 @@ def test_the_doctor_finds_the_runtimes_of_this_environment(monkeypatch: pytest.M
     assert not doctor.program("flower-nothing").good
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_two_nodes_run_an_app_over_grpc_and_nothing_is_left(
+def test_two_nodes_run_an_app_warm_and_without_the_warm_process_and_nothing_is_left(
     app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     models = [{"model": "mlp"}, {"model": "le net"}]
@@ -406,40 +399,35 @@ def test_two_nodes_run_an_app_over_grpc_and_nothing_is_left(
         return node_config(k, clients, models[k])
 
     monkeypatch.setattr("deploy.run.grpc.node_config", of_a_node)
-    out, work, lines = tmp_path / "out.json", tmp_path / "work", list[str]()
-    with (
-        pytest.raises(KeyboardInterrupt),
-        start_federation(
-            app=app,
-            clients=2,
-            work=work,
-            env={"TINY_VARIABLE": "inherited"},
-        ) as federation,
-    ):
+    work, env = tmp_path / "work", {"TINY_VARIABLE": "inherited"}
+    start = start_federation(app=app, clients=2, work=work, env=env, warm_start=True)
+    with pytest.raises(KeyboardInterrupt), start as federation:
         with pytest.raises(ValueError, match="unknown run config key"):
             federation.submit({"typo": 1})
         failed = federation.control.follow(federation.submit({"fail": True}))
         assert failed.status == "finished:failed"
         assert "the server was asked to fail" in failed.details
-
-        run = federation.submit({"out": str(out), "nodes": 2, "note.text": AWKWARD})
-        done = federation.control.follow(run, lines.append, out.exists)
-        assert done.completed
-        assert done.bytes_sent > 0 and done.bytes_received > 0
-
+        for attempt in ("warm", "without"):
+            out, lines = tmp_path / f"{attempt}.json", list[str]()
+            run = federation.submit({"out": str(out), "nodes": 2, "note.text": AWKWARD})
+            done = federation.control.follow(run, lines.append, out.exists)
+            assert done.completed and done.bytes_sent > 0 and done.bytes_received > 0
+            assert "all replies are here" in lines
+            answer = json.loads(out.read_text())
+            assert answer["note"] == AWKWARD
+            assert sorted(answer["replies"], key=lambda reply: int(reply["k"])) == [
+                {"k": 0, "n": 2, "model": "mlp", "y": 20, "seen": "inherited"},
+                {"k": 1, "n": 2, "model": "le net", "y": 21, "seen": "inherited"},
+            ]
+            if attempt == "warm":
+                assert warm_processes(work), "no process was forked"
+                for pid in warm_processes(work):
+                    os.kill(pid, signal.SIGKILL)
         endless = federation.submit({"out": str(tmp_path / "2"), "nodes": 2, "wait": 600.0})
         federation.control.stop(endless)
         assert federation.control.follow(endless).status == "finished:stopped"
         raise KeyboardInterrupt
     assert running(work) == []
-    answer = json.loads(out.read_text())
-    replies = sorted(answer["replies"], key=lambda reply: int(reply["k"]))
-    assert replies == [
-        {"k": 0, "n": 2, "model": "mlp", "y": 20, "seen": "inherited"},
-        {"k": 1, "n": 2, "model": "le net", "y": 21, "seen": "inherited"},
-    ]
-    assert answer["note"] == AWKWARD
-    assert "all replies are here" in lines
 
 
 LATE = "RuntimeError: Timed out waiting for file /tmp/r/gcs_server_port"
@@ -515,7 +503,7 @@ def test_ray_that_starts_late_is_started_again_with_a_watch_that_knows_nothing_o
     assert kept == [f"start {k}" for k, line in enumerate(printed) if line == LATE and k < starts]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_simulation_runs_the_same_app_and_tells_its_real_end(app: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray")
@@ -542,30 +530,6 @@ def test_a_stand_in_runs_the_real_program_when_nothing_is_warm(tmp_path: Path) -
     warm.stand_in(tmp_path / "mine", "/bin/echo", str(tmp_path / "no-socket"))
     done = subprocess.run([tmp_path / "mine", "a b", "--c"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "a b --c\n")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_warm_start_gives_the_same_replies_and_survives_the_warm_process(
-    app: Path, tmp_path: Path
-) -> None:
-    work = tmp_path / "work"
-    env = {"TINY_VARIABLE": "inherited"}
-    answers = []
-    with start_federation(app=app, clients=2, work=work, env=env, warm_start=True) as federation:
-        for attempt in ("warm", "without"):
-            out = tmp_path / f"{attempt}.json"
-            run = federation.submit({"out": str(out), "nodes": 2, "note.text": AWKWARD})
-            assert federation.control.follow(run, finished=out.exists).completed
-            answer = json.loads(out.read_text())
-            answers.append(sorted(answer["replies"], key=lambda reply: int(reply["k"])))
-            if attempt == "warm":
-                assert warm_processes(work), "no process was forked"
-                for pid in warm_processes(work):
-                    os.kill(pid, signal.SIGKILL)
-    assert running(work) == []
-    assert answers[0] == answers[1]
-    assert [reply["seen"] for reply in answers[0]] == ["inherited", "inherited"]
 
 
 def warm_processes(work: Path) -> list[int]:

@@ -66,7 +66,6 @@ def launch(folder: Path, runtime: str, end: int, **changes: object) -> TinyRun:
     return TinyRun(out)
 
 
-@pytest.mark.slow
 def test_loopback_ray_and_grpc_give_the_same_bits_and_end_with_the_same_round(
     tmp_path: Path,
 ) -> None:
@@ -98,6 +97,7 @@ cli.app(sys.argv[1:])
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("arguments", "begun"),
     [
@@ -164,7 +164,7 @@ def same_over_grpc(methods: Iterable[str], folder: Path, *, warm_start: bool) ->
             assert grpc.weights == alone.weights, name
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_every_kind_of_exchange_gives_the_same_bits_over_grpc(tmp_path: Path) -> None:
     same_over_grpc(EXCHANGES, tmp_path, warm_start=sys.platform == "linux")
 
@@ -223,7 +223,7 @@ main()
 """``fedmosaic``, killed in a round: its clients have begun to train, in processes of their own."""
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("killed_in", [2, 4])
 def test_a_run_killed_in_any_round_and_resumed_equals_the_uninterrupted_one(
     killed_in: int, whole: TinyRun, tmp_path: Path

@@ -31,7 +31,7 @@ from tests.support.tiny import TinyRun, flat, play
 from tests.support.usurper import Usurper
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.full,
     pytest.mark.skipif(sys.platform != "linux", reason="warm starts need Linux"),
 ]
 CLIENTS = 2

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, Metadata, RecordDict
 
 from client_app.participant import Participant
 from common.config import Value
@@ -122,190 +122,133 @@ def test_sealed_messages_give_the_same_bits(
     assert more["arrays_down"] == more["arrays_up"] == 0
 
 
-class Once(Relay):
-    """Does something to the first training message of round 2 to client 0, or to its reply."""
+Forge = Callable[["Once", RecordDict], RecordDict | Error | None]
 
-    def __init__(self, *given: Any) -> None:
+
+class Once(Relay):
+    """Forges the first training message of round 2 to client 0, or the reply to it.
+
+    The forgery is the content that arrives instead, an error, or nothing.
+    """
+
+    def __init__(self, *given: Any, up: Forge | None = None, down: Forge | None = None) -> None:
         super().__init__(*given)
+        self.forge = {"up": up, "down": down}
         self.struck = False
         self.of_round: dict[tuple[str, int], RecordDict] = {}
 
-    def mine(self, message: Message, node: int) -> bool:
-        about, before = message.metadata, self.struck
-        train = about.message_type == "train"
-        self.struck |= train and node == 1 and about.group_id == "2"
+    def mine(self, about: Metadata) -> bool:
+        before = self.struck
+        self.struck |= about.dst_node_id == 1 and about.group_id == "2"
         return self.struck and not before
 
-    def noted(self, message: Message, node: int) -> None:
-        if message.has_content() and message.metadata.message_type == "train":
-            self.of_round[message.metadata.group_id, node] = message.content
-
-
-class Upwards(Once, ABC):
-    def up(self, reply: Message, question: Message) -> Message | None:
-        node = question.metadata.dst_node_id
-        self.noted(reply, node)
-        return self.forged(reply, question) if self.mine(question, node) else reply
-
-    @abstractmethod
-    def forged(self, reply: Message, question: Message) -> Message | None:
-        """What arrives in the place of the reply."""
-
-
-class Altered(Upwards):
-    def forged(self, reply: Message, question: Message) -> Message | None:
-        reply.content = altered(reply.content)
-        return reply
-
-
-class Unsealed(Upwards):
-    def forged(self, reply: Message, question: Message) -> Message | None:
-        reply.content = packed("protocol.Trained", b"", {})
-        return reply
-
-
-class Replayed(Upwards):
-    def forged(self, reply: Message, question: Message) -> Message | None:
-        reply.content = self.of_round["1", 1]
-        return reply
-
-
-class Others(Upwards):
-    """Client 1's own reply of the round before, in client 0's name."""
-
-    def forged(self, reply: Message, question: Message) -> Message | None:
-        reply.content = self.of_round["1", 2]
-        return reply
-
-
-class Reflected(Upwards):
-    """The ServerApp's own message comes back as the reply."""
-
-    def forged(self, reply: Message, question: Message) -> Message | None:
-        reply.content = self.seen[-CLIENTS].content
-        return reply
-
-
-class Misread(Upwards):
-    """No seal of the right form."""
-
-    def forged(self, reply: Message, question: Message) -> Message | None:
-        about = {**reply.content.config_records["seal"], "wrapped": "text"}
-        reply.content = RecordDict({**reply.content, "seal": ConfigRecord(about)})
-        return reply
-
-
-class Huge(Upwards):
-    def forged(self, reply: Message, question: Message) -> Message | None:
-        pieces = {"0": Array("uint8", (3_000_000,), "sealed", bytes(3_000_000))}
-        reply.content = RecordDict({**reply.content, "sealed": ArrayRecord(pieces)})
-        return reply
-
-
-class Denied(Upwards):
-    def forged(self, reply: Message, question: Message) -> Message | None:
-        return Message(Error(2, "ValueError: I give up"), reply_to=question)
-
-
-class Expired(Upwards):
-    def forged(self, reply: Message, question: Message) -> Message | None:
-        return Message(Error(3, "Message Unavailable"), reply_to=question)
-
-
-class Downwards(Once, ABC):
-    def down(self, message: Message) -> Message | None:
-        node = message.metadata.dst_node_id
-        self.noted(message, node)
-        if not self.mine(message, node):
+    def forged(self, way: str, message: Message, question: Message) -> Message | None:
+        about, forge = question.metadata, self.forge[way]
+        if forge is None or about.message_type != "train" or not message.has_content():
+            return message
+        self.of_round[about.group_id, about.dst_node_id] = message.content
+        if not self.mine(about):
+            return message
+        found = forge(self, message.content)
+        if isinstance(found, Error):
+            return Message(found, reply_to=question)
+        if found is None:
             return None
-        about = message.metadata
-        content = self.changed(message.content)
-        return Message(content, node, about.message_type, group_id=about.group_id, ttl=about.ttl)
+        if way == "up":
+            message.content = found
+            return message
+        more = {"group_id": about.group_id, "ttl": about.ttl}
+        return Message(found, about.dst_node_id, about.message_type, **more)
 
-    @abstractmethod
-    def changed(self, content: RecordDict) -> RecordDict:
-        """What arrives in the place of the message."""
+    def up(self, reply: Message, question: Message) -> Message | None:
+        return self.forged("up", reply, question)
 
-
-class AlteredDown(Downwards):
-    def changed(self, content: RecordDict) -> RecordDict:
-        return altered(content)
-
-
-class ReplayedDown(Downwards):
-    def changed(self, content: RecordDict) -> RecordDict:
-        return self.of_round["1", 1]
+    def down(self, message: Message) -> Message | None:
+        return self.forged("down", message, message)
 
 
-class OthersDown(Downwards):
-    def changed(self, content: RecordDict) -> RecordDict:
-        return self.of_round["1", 2]
+def misread(_: Once, content: RecordDict) -> RecordDict:
+    """No seal of the right form."""
+    about = {**content.config_records["seal"], "wrapped": "text"}
+    return RecordDict({**content, "seal": ConfigRecord(about)})
 
 
-class UnsealedDown(Downwards):
-    def changed(self, content: RecordDict) -> RecordDict:
-        return packed("protocol.Model", b"", {})
+def huge(_: Once, content: RecordDict) -> RecordDict:
+    pieces = {"0": Array("uint8", (3_000_000,), "sealed", bytes(3_000_000))}
+    return RecordDict({**content, "sealed": ArrayRecord(pieces)})
+
+
+def tampered(_: Once, content: RecordDict) -> RecordDict:
+    return altered(content)
+
+
+def replayed(relay: Once, _: RecordDict) -> RecordDict:
+    """Client 0's own of the round before."""
+    return relay.of_round["1", 1]
+
+
+def others(relay: Once, _: RecordDict) -> RecordDict:
+    """Client 1's of the round before, in client 0's name."""
+    return relay.of_round["1", 2]
+
+
+def reflected(relay: Once, _: RecordDict) -> RecordDict:
+    """The ServerApp's own message comes back as the reply."""
+    return relay.seen[-CLIENTS].content
 
 
 FORGED = "client 0's reply is not authentic: the SuperLink or a registered node ("
 ELSEWHERE = f"{FORGED}it was not sealed for this place by the other side)"
+AT_THE_CLIENT = "NotAuthentic: it was not sealed for this place by the other side"
 NOT_ITS_OWN = "ValueError: this node has a key and takes no message that is not sealed"
 
 
 @pytest.mark.parametrize(
-    ("relay", "said"),
+    ("way", "forge", "said"),
     [
-        (Altered, ELSEWHERE),
-        (Unsealed, f"{FORGED}it is not sealed)"),
-        (Replayed, ELSEWHERE),
-        (Others, ELSEWHERE),
-        (Reflected, ELSEWHERE),
-        (Misread, f"{FORGED}its seal has no wrapped)"),
-        (Huge, "reply refused: it has 3.0 MB, wire.max-mb = 2"),
-        (Denied, "ValueError: I give up"),
-        (Expired, "no reply within"),
-        (AlteredDown, "NotAuthentic: it was not sealed for this place by the other side"),
-        (ReplayedDown, ELSEWHERE),  # the client refuses, in answer to that message
-        (OthersDown, "NotAuthentic: it was not sealed for this place by the other side"),
-        (UnsealedDown, NOT_ITS_OWN),
+        ("up", tampered, ELSEWHERE),
+        ("up", lambda *_: packed("protocol.Trained", b"", {}), f"{FORGED}it is not sealed)"),
+        ("up", replayed, ELSEWHERE),
+        ("up", others, ELSEWHERE),
+        ("up", reflected, ELSEWHERE),
+        ("up", misread, f"{FORGED}its seal has no wrapped)"),
+        ("up", huge, "reply refused: it has 3.0 MB, wire.max-mb = 2"),
+        ("up", lambda *_: Error(2, "ValueError: I give up"), "ValueError: I give up"),
+        ("up", lambda *_: Error(3, "Message Unavailable"), "no reply within"),
+        ("down", tampered, AT_THE_CLIENT),
+        ("down", replayed, ELSEWHERE),  # the client refuses, in answer to that message
+        ("down", others, AT_THE_CLIENT),
+        ("down", lambda *_: packed("protocol.Model", b"", {}), NOT_ITS_OWN),
     ],
 )
 def test_what_a_relay_or_a_registered_client_forges_costs_no_honest_reply(
-    tmp_path: Path, keys: Certificates, plain: TinyRun, relay: type[Relay], said: str
+    tmp_path: Path, keys: Certificates, plain: TinyRun, way: str, forge: Forge, said: str
 ) -> None:
+    relay = partial(Once, **{way: forge})
     run = sealed_run(tmp_path / "out", keys, relay, wire__max_mb=2.0)
     ((k, t, reason),) = failures(run)
     assert (k, t) == (0, 2) and reason.startswith(said), reason
     assert run.weights == plain.weights and timeless(run) == timeless(plain)
 
 
-class Tireless(Upwards):
+class Tireless(Once):
     """Whatever client 0 answers in training is forged."""
 
-    def mine(self, message: Message, node: int) -> bool:
-        return message.metadata.message_type == "train" and node == 1
-
-    def forged(self, reply: Message, question: Message) -> Message | None:
-        reply.content = altered(reply.content)
-        return reply
+    def mine(self, about: Metadata) -> bool:
+        return about.dst_node_id == 1
 
 
 def test_a_relay_that_goes_on_forging_costs_the_client_and_not_the_run(
     tmp_path: Path, keys: Certificates
 ) -> None:
-    run = sealed_run(tmp_path / "out", keys, Tireless)
+    run = sealed_run(tmp_path / "out", keys, partial(Tireless, up=tampered))
     assert [entry["replied"] for entry in run.journal[1:]] == [[1, 2]] * 2
     assert [(k, t) for k, t, _ in failures(run)] == [(0, 1), (0, 1), (0, 2), (0, 2)]
     assert {reason for _, _, reason in failures(run)} == {ELSEWHERE}
 
 
-class Dropped(Upwards):
-    def forged(self, reply: Message, question: Message) -> Message | None:
-        return None
-
-
 def test_a_reply_that_is_dropped_is_waited_for_once(tmp_path: Path, keys: Certificates) -> None:
-    run = sealed_run(tmp_path / "out", keys, Dropped, timeout=1.0)
+    run = sealed_run(tmp_path / "out", keys, partial(Once, up=lambda *_: None), timeout=1.0)
     assert failures(run) == [(0, 2, "no reply within 1 s")]
     assert run.journal[2]["replied"] == [1, 2]
 

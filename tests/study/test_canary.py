@@ -15,6 +15,8 @@ from deploy.study.canary import Canaries
 from deploy.study.paper_table import TableFile
 from tests.support.small_table import TABLE
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:

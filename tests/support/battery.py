@@ -21,6 +21,11 @@ PLUGIN = Path(__file__).parents[1] / "example_plugin"
 EXAMPLE = "lab:halfway"
 look_in(PLUGIN, {"method": EXAMPLE})
 METHODS = (*names(), EXAMPLE)
+FAMILIES = (
+    *("fedavg", "scaffold", "heterofl", "fedorion", "fedin", "fedkf"),
+    *("dl-mh", "fedmd", "dense", "fedgkt", EXAMPLE),
+)
+"""One method of each family, which `make test` runs; `make test-all` runs the others."""
 
 PUBLIC = {
     "data__public": 0.4,
@@ -143,6 +148,12 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "noise__batch_size": 16,
     },
 }
+
+
+def tiers(cases: Iterable[Any], first: Iterable[Any] = FAMILIES) -> list[Any]:
+    """Return ``cases`` as parameters; those that are not in ``first`` are for `make test-all`."""
+    known = list(first)
+    return [c if c in known else pytest.param(c, marks=pytest.mark.full) for c in cases]
 
 
 def config(method: str, out: Path, **changes: Any) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from client_app.copy import Copy
@@ -54,7 +53,7 @@ def descend(monkeypatch: pytest.MonkeyPatch, targets: Sequence[float]) -> None:
 
 def result(run: TinyRun) -> float:
     """The run's w."""
-    return float(load_file(run.folder / "model.safetensors")["w"])
+    return float(run.model["w"])
 
 
 def kept(folder: Path, t: int, k: int, kind: str) -> Path:

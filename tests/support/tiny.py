@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, RecordDict
+from safetensors.torch import load_file
+from torch import Tensor
 
 from common.config import Value
 from common.parse import defaults
@@ -51,9 +54,18 @@ class TinyRun:
         times = {"seconds", "follows", "digest"}
         return [{k: v for k, v in entry.items() if k not in times} for entry in self.journal]
 
+    @cached_property
+    def model(self) -> dict[str, Tensor]:
+        """The run's network, or all of them."""
+        return load_file(self.folder / "model.safetensors")
+
     @property
     def weights(self) -> str:
         return str(self.summary["weights_sha256"])
+
+
+Run = Callable[..., TinyRun]
+"""What the fixtures ``run`` and ``played`` are: settings to a run."""
 
 
 def flat(out: Path, **changes: Any) -> dict[str, Value]:

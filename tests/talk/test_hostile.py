@@ -25,7 +25,7 @@ from server_app.stopped import Stopped
 from server_app.talk import post
 from server_app.talk.census import check_peers
 from server_app.talk.post import check_finite, open_reply
-from tests.support.battery import METHODS
+from tests.support.battery import METHODS, tiers
 from tests.support.hostile import (
     HUGE,
     Case,
@@ -43,7 +43,7 @@ from tests.support.hostile import (
     with_skeleton,
 )
 
-every_method = pytest.mark.parametrize("method", METHODS)
+every_method = pytest.mark.parametrize("method", tiers(METHODS))
 battery = settings(
     max_examples=60,
     deadline=None,

@@ -1,0 +1,468 @@
+"""DL-SH, DL-MH and I-DL-MH: confidences, schemas, rewards, and clients that only take."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from client_app.methods import dl_mh, dl_sh
+from client_app.methods.i_dl_mh import IDLMH
+from common.data import Divided, divide
+from common.ensemble import client_weights, weighted_sum
+from common.incentive import Reward
+from common.methods.dl_sh import Up
+from deploy.run.loopback import Loopback
+from server_app.distil.public_set import PublicSet
+from server_app.stopped import Stopped
+from tests.support.battery import Changing
+from tests.support.tiny import TinyRun, flat, play
+
+SMALL: dict[str, Any] = {
+    "rounds": 1,
+    "data__public": 0.6,
+    "data__samples": 200,
+    "confidence__epochs": 1,
+    "ensemble__epochs": 4,
+}
+SH = {"method": "dl-sh", **SMALL}
+MH = {"method": "dl-mh", **SMALL}
+I_MH = {"method": "i-dl-mh", **SMALL, "i_dl_mh__incentive_epochs": 3}
+LONG = {**I_MH, "confidence__epochs": 5, "ensemble__epochs": 15, "i_dl_mh__incentive_epochs": 8}
+ONE_CLASS_EACH = {"clients": 3, "data__partition": "niid1", "data__niid_scale": "adapt"}
+FEW_CLASSES = {"clients": 2, "data__partition": "niid3", "data__niid_scale": "adapt"}
+REWARDED = {"dl-sh.incentive": "model", "dl-sh.incentive-epochs": 3}
+
+
+def refusal(tmp_path, change, **changes: Any) -> str:
+    settings = flat(tmp_path, **{**SH, "min_replies": 0.5, **changes})
+    grid = Changing.by(Up, change)
+    result = play(settings, grid(settings["clients"], settings, workers=0))
+    (failure,) = result.journal[1]["failures"]
+    assert failure["k"] == 1
+    return failure["reason"]
+
+
+def test_predictions_that_do_not_sum_to_one_are_refused(tmp_path):
+    assert "sums to 0.5, not to 1" in refusal(tmp_path, lambda up: {"theta": up.theta * 0.5})
+
+
+def test_a_public_set_that_differs_in_one_sample_is_refused_with_the_clients_name(
+    tmp_path, monkeypatch
+):
+    from client_app.participant import Participant
+
+    honest = Participant.public.func
+
+    def public(self):
+        images = honest(self).clone()
+        if self.k == 2:
+            images[5, 0, 0, 0] ^= 1
+        return images
+
+    monkeypatch.setattr(Participant, "public", property(public))
+    with pytest.raises(Stopped, match="client 2 has another public set"):
+        play(flat(tmp_path, **SH))
+
+
+def test_a_server_with_another_public_set_than_all_clients_stops(tmp_path, monkeypatch):
+    import server_app.distil.public_set as module
+
+    def other(*args):
+        divided = divide(*args)
+        return Divided(divided.pool, divided.public.flip(0), divided.labels)
+
+    monkeypatch.setattr(module, "divide", other)
+    with pytest.raises(Stopped, match="client 0 has another public set than the server"):
+        play(flat(tmp_path, **SH))
+
+
+def test_the_clients_shares_are_cut_from_the_pool(tmp_path):
+    result = play(flat(tmp_path, **SH, data__test_fraction=0.0))
+    assert sum(client["n"] for client in result.journal[0]["clients"]) == 80  # 200 − 120
+
+
+def exchanged(
+    tmp_path, monkeypatch, half: Any = dl_sh.DLSH, **changes: Any
+) -> tuple[list[Any], torch.Tensor, TinyRun]:
+    """What the clients sent, what the server learnt from it, and the run."""
+    seen: dict[int, Any] = {}
+    targets: list[torch.Tensor] = []
+    train, distil = half.train, PublicSet.distil
+
+    def remembering(self, down):
+        seen[self.participant.k] = train(self, down)
+        return seen[self.participant.k]
+
+    def looking(self, t, y):
+        targets.append(y)
+        return distil(self, t, y)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(half, "train", remembering)
+        patched.setattr(PublicSet, "distil", looking)
+        run = play(flat(tmp_path, **{**SH, **changes}))
+    return [seen[k] for k in sorted(seen)], targets[0], run
+
+
+def test_the_server_learns_the_weighted_sum_of_what_the_clients_sent(tmp_path, monkeypatch):
+    ups, targets, _ = exchanged(tmp_path, monkeypatch)
+    W = client_weights(torch.stack([up.w for up in ups]), 0.1)
+    expected = weighted_sum([up.theta for up in ups], W)
+    assert torch.allclose(targets, expected, atol=1e-6)
+    assert torch.allclose(targets.sum(1), torch.ones(120), atol=1e-5)
+
+
+def test_plain_distillation_takes_the_mean_and_sends_no_confidence(tmp_path, monkeypatch):
+    ups, targets, result = exchanged(tmp_path, monkeypatch, **{"confidence.kind": "uniform"})
+    assert all(up.w is None for up in ups)
+    assert torch.allclose(targets, torch.stack([up.theta for up in ups]).mean(0), atol=1e-6)
+    assert result.journal[1]["cost"]["numbers"] == 4 * 120 * 3
+
+
+def test_a_huge_temperature_is_plain_distillation(tmp_path, monkeypatch):
+    ups, targets, _ = exchanged(tmp_path, monkeypatch, **{"confidence.temperature": 1e6})
+    assert torch.allclose(targets, torch.stack([up.theta for up in ups]).mean(0), atol=1e-5)
+
+
+def test_weighted_logits_become_a_distribution_after_the_sum(tmp_path, monkeypatch):
+    ups, targets, _ = exchanged(tmp_path, monkeypatch, **{"dl-sh.exchange": "logits"})
+    assert float(ups[0].theta.min()) < 0
+    assert torch.allclose(targets.sum(1), torch.ones(120), atol=1e-5)
+
+
+def test_odin_scores_fill_zero_to_one(tmp_path, monkeypatch):
+    ups, _, _ = exchanged(tmp_path, monkeypatch, **{"confidence.kind": "odin"})
+    assert all(float(up.w.min()) == 0 and float(up.w.max()) == 1 for up in ups)
+
+
+def test_the_upper_bound_learns_the_true_classes(tmp_path, monkeypatch):
+    _, targets, result = exchanged(tmp_path, monkeypatch, **{"dl-sh.targets": "labels"})
+    assert torch.equal(targets, public_labels(result))
+
+
+def public_labels(result) -> torch.Tensor:
+    """The public labels of the tiny run's configuration."""
+    from common.parse import parse
+
+    config = parse(flat(result.folder, **SH))
+    labels = divide(config.data, config.partition_seed).labels
+    assert labels is not None
+    return labels
+
+
+def test_the_upper_bound_needs_classes_that_are_known(tmp_path, monkeypatch):
+    import server_app.distil.public_set as module
+
+    def unlabelled(*args):
+        return Divided(*divide(*args)[:2], None)
+
+    monkeypatch.setattr(module, "divide", unlabelled)
+    with pytest.raises(Stopped, match="the public set has no known classes"):
+        play(flat(tmp_path, **SH, **{"dl-sh.targets": "labels"}))
+
+
+@pytest.mark.parametrize("balance", ["weights", "sampling"])
+@pytest.mark.parametrize("start", ["local", "scratch"])
+def test_every_way_to_grow_a_confidence_gives_another_one(
+    tmp_path, monkeypatch, balance: str, start: str
+):
+    plain, _, _ = exchanged(tmp_path / "a", monkeypatch)
+    ups, _, _ = exchanged(
+        tmp_path / "b",
+        monkeypatch,
+        **{"confidence.balance": balance, "confidence.init": start},
+    )
+    assert not torch.equal(ups[0].w, plain[0].w)
+    assert torch.equal(ups[0].theta, plain[0].theta)  # the classifier is none of its business
+
+
+def test_a_confidence_is_higher_on_images_like_the_clients_own(tmp_path, monkeypatch):
+    ups, _, result = exchanged(
+        tmp_path,
+        monkeypatch,
+        **{**ONE_CLASS_EACH, "confidence__epochs": 5},
+    )
+    labels = public_labels(result)
+    for k, up in enumerate(ups):  # client k holds class k alone
+        assert float(up.w[labels == k].mean()) > 5 * float(up.w[labels != k].mean())
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("float16", 2), ("uint8", 1)])
+def test_a_number_takes_as_many_bytes_as_the_wire_says(tmp_path, dtype: str, size: int):
+    result = play(flat(tmp_path, **SH, wire__dtype=dtype))
+    numbers = 4 * (120 * 3 + 120)
+    assert result.journal[1]["cost"]["numbers"] == numbers
+    assert result.summary["cost"]["bytes_per_number"] >= size
+    ups = result.journal[1]["bytes"]["arrays_up"]
+    assert numbers * size <= ups < numbers * size + 200  # and the scores' few numbers
+
+
+def test_eight_bits_change_the_targets_by_less_than_a_hundredth(tmp_path, monkeypatch):
+    _, exact, _ = exchanged(tmp_path / "a", monkeypatch)
+    _, coarse, _ = exchanged(tmp_path / "b", monkeypatch, wire__dtype="uint8")
+    assert 0 < float((exact - coarse).abs().max()) < 0.02
+
+
+def test_classes_that_nobody_holds_are_reported_and_scored_apart(tmp_path):
+    result = play(
+        flat(
+            tmp_path,
+            **{
+                **SH,
+                "data__name": "digits",
+                "data__samples": 1000,
+                "data__partition": "niid1",
+                "data__per_client": 60,
+                "clients": 2,
+                "fleet": "mlp@0.25",
+            },
+        )
+    )
+    assert result.journal[0]["uncovered"] == result.summary["uncovered"] == [4, 5, 6, 7, 8, 9]
+    all_, covered = result.summary["accuracy"]["final"], result.summary["accuracy_covered"]
+    assert covered > 2 * all_ > 0
+
+
+def test_clients_send_only_the_columns_of_their_classes(tmp_path):
+    result = play(flat(tmp_path, **MH, **FEW_CLASSES, data__per_client=30))
+    classes = [len(client["classes"]) for client in result.journal[0]["clients"]]
+    expected = sum(120 * d + 120 + d for d in classes)
+    assert result.journal[1]["cost"]["numbers"] == expected
+
+
+def test_clients_of_a_single_class_still_teach_by_their_confidence(tmp_path):
+    longer = {"confidence__epochs": 5, "ensemble__epochs": 15}
+    result = play(flat(tmp_path, **{**MH, **longer, **ONE_CLASS_EACH}))
+    assert [client["classes"] for client in result.journal[0]["clients"]] == [[0], [1], [2]]
+    assert result.summary["metrics"]["client_test_accuracy"] == pytest.approx(1 / 3)
+    assert result.summary["accuracy"]["final"] > 0.6
+
+
+@pytest.mark.parametrize("rule", ["uhc-ce", "uhc-mf"])
+def test_uhc_learns_where_classes_overlap(tmp_path, rule: str):
+    uhc = {"confidence__kind": "uniform", "ensemble__aggregation": rule, "ensemble__epochs": 10}
+    result = play(flat(tmp_path, **{**MH, "rounds": 2, **uhc}))
+    assert result.summary["accuracy"]["final"] > 0.6
+
+
+def test_the_own_model_answers_in_global_classes(tmp_path):
+    result = play(flat(tmp_path, **MH, **ONE_CLASS_EACH, train__epochs=5))
+    scores = result.journal[1]["scores"]
+    assert [score["accuracy"] for score in scores] == [1.0, 1.0, 1.0]  # each holds one class
+
+
+def test_masked_outputs_give_other_classes_no_probability():
+    from common import models
+    from common.models.masked import Masked
+
+    net = models.build("mlp@0.25", (1, 8, 8), 2, seed=0)
+    masked = Masked(net, [1, 4], 6)
+    x = torch.zeros(3, 1, 8, 8)
+    p = torch.softmax(masked(x), 1)
+    assert p[:, [0, 2, 3, 5]].sum() == 0
+    assert torch.allclose(p[:, [1, 4]], torch.softmax(net(x), 1))
+
+
+def test_full_rewards_lift_a_client_far_above_what_its_own_classes_allow(tmp_path):
+    result = play(flat(tmp_path, **LONG, **ONE_CLASS_EACH))
+    incentive = result.journal[1]["incentive"]
+    assert incentive["before"] == pytest.approx(1 / 3)
+    assert incentive["after"] > 0.6
+    assert sorted(incentive["clients"]) == ["0", "1", "2"]
+    assert result.summary["incentive"] == incentive
+
+
+def test_masked_rewards_cannot_lift_a_client_above_its_share_of_the_classes(tmp_path):
+    result = play(flat(tmp_path, **LONG, **ONE_CLASS_EACH, **{"i-dl-mh.incentive": "masked"}))
+    assert result.journal[1]["incentive"]["after"] <= 1 / 3 + 1e-9
+
+
+def test_a_node_may_decline(tmp_path):
+    config = flat(tmp_path, **LONG)
+    nodes = {1: {"incentive": False}}
+    result = play(config, Loopback(4, config, workers=0, node_configs=nodes))
+    assert sorted(result.journal[1]["incentive"]["clients"]) == ["0", "2", "3"]
+
+
+def test_a_node_may_accept_what_the_run_does_not_offer_to_all(tmp_path):
+    config = flat(tmp_path, **LONG, **{"i-dl-mh.opt-in": False})
+    nodes = {2: {"incentive": True}}
+    result = play(config, Loopback(4, config, workers=0, node_configs=nodes))
+    assert list(result.journal[1]["incentive"]["clients"]) == ["2"]
+
+
+def test_where_nobody_wants_it_there_is_no_second_exchange(tmp_path):
+    result = play(flat(tmp_path, **LONG, **{"i-dl-mh.opt-in": False}))
+    assert "incentive" not in result.journal[1]
+    numbers = 4 * (120 * 3 + 120 + 3)
+    assert result.journal[1]["cost"]["numbers"] == numbers
+
+
+@pytest.mark.parametrize(("kind", "each"), [("masked", 120), ("full", 120 * 3)])
+def test_the_reward_is_counted_as_the_paper_does(tmp_path, kind: str, each: int):
+    result = play(flat(tmp_path, **LONG, **{"i-dl-mh.incentive": kind}))
+    assert result.journal[1]["cost"]["numbers"] == 4 * (120 * 3 + 120 + 3) + 4 * each
+
+
+def test_masked_labels_travel_as_one_byte_each(tmp_path, monkeypatch):
+    seen: list[Reward] = []
+    honest = IDLMH.second
+
+    def second(self, down):
+        seen.append(down)
+        return honest(self, down)
+
+    monkeypatch.setattr(IDLMH, "second", second)
+    play(flat(tmp_path, **LONG, **{"i-dl-mh.incentive": "masked"}))
+    assert len(seen) == 4
+    assert all(reward.y.dtype == torch.uint8 and reward.theta is None for reward in seen)
+
+
+def test_a_client_that_fails_in_the_second_exchange_is_named_and_the_round_counts(
+    tmp_path, monkeypatch
+):
+    honest = IDLMH.second
+
+    def second(self, down):
+        if self.participant.k == 3:
+            raise OSError("disk full")
+        return honest(self, down)
+
+    monkeypatch.setattr(IDLMH, "second", second)
+    result = play(flat(tmp_path, **LONG))
+    assert result.journal[1]["failures"] == [{"k": 3, "round": 1, "reason": "OSError: disk full"}]
+    assert sorted(result.journal[1]["incentive"]["clients"]) == ["0", "1", "2"]
+
+
+def test_the_next_round_goes_on_from_the_rewarded_model(tmp_path, monkeypatch):
+    starts: list[Any] = []
+    honest = IDLMH.start
+
+    def start(self, t):
+        weights = honest(self, t)
+        starts.append((t, None if weights is None else weights["head.bias"].shape))
+        return weights
+
+    monkeypatch.setattr(IDLMH, "start", start)
+    result = play(flat(tmp_path, **{**LONG, "rounds": 2}, **ONE_CLASS_EACH))
+    assert (2, torch.Size([2])) in starts  # narrowed from three classes to its own
+    # Own models, scored after the last round on shares of one class each, are the widened ones.
+    assert all(0 <= score["accuracy"] <= 1 for score in result.journal[2]["scores"])
+
+
+def test_a_method_without_a_second_exchange_says_so(tmp_path):
+    from client_app.methods.dl_mh import DLMH
+    from client_app.participant import Participant
+    from common.parse import parse
+    from common.protocol import Down
+
+    given = MH
+    one = Participant(parse(flat(tmp_path, **given)), {"partition-id": 0}, "test")
+    with pytest.raises(ValueError, match="DLMH has no second exchange"):
+        DLMH(one).second(Down())
+
+
+def test_where_every_client_has_every_class_the_incentive_is_that_of_i_dl_mh(tmp_path):
+    ours = play(flat(tmp_path / "a", **SH, **REWARDED))
+    full = play(flat(tmp_path / "b", **I_MH))
+    assert ours.weights == full.weights
+    assert ours.journal[1]["incentive"] == full.journal[1]["incentive"]
+    assert sorted(ours.journal[1]["incentive"]["clients"]) == ["0", "1", "2", "3"]
+
+
+def test_the_incentive_leaves_the_servers_model_as_it_is_and_is_counted(tmp_path):
+    plain = play(flat(tmp_path / "a", **SH))
+    rewarded = play(flat(tmp_path / "b", **SH, **REWARDED))
+    assert rewarded.weights == plain.weights
+    assert "incentive" not in plain.journal[1]
+    each = 120 * 3
+    assert plain.journal[1]["cost"]["numbers"] == 4 * (each + 120)
+    assert rewarded.journal[1]["cost"]["numbers"] == 4 * (each + 120) + 4 * each
+
+
+def test_a_client_without_most_classes_gains_and_its_next_round_begins_there(tmp_path, monkeypatch):
+    starts: list[tuple[int, bool]] = []
+    honest = dl_sh.DLSH._rewarded
+
+    def rewarded(self, t):
+        found = honest(self, t)
+        starts.append((t, found is not None))
+        return found
+
+    monkeypatch.setattr(dl_sh.DLSH, "_rewarded", rewarded)
+    more = {"rounds": 2, "confidence__epochs": 5, "ensemble__epochs": 15}
+    longer = {"dl-sh.incentive": "model", "dl-sh.incentive-epochs": 8}
+    result = play(flat(tmp_path, **{**SH, **ONE_CLASS_EACH, **more, **longer}))
+    first = result.journal[1]["incentive"]
+    assert first["before"] == pytest.approx(1 / 3) and first["after"] > 0.6
+    assert (1, False) in starts and (2, True) in starts and (2, False) not in starts
+
+
+def test_the_reward_of_the_ensemble_is_what_the_servers_model_learnt(tmp_path, monkeypatch):
+    rewards: list[Reward] = []
+    honest = dl_sh.DLSH.second
+
+    def second(self, down):
+        rewards.append(down)
+        return honest(self, down)
+
+    monkeypatch.setattr(dl_sh.DLSH, "second", second)
+    _, targets, _ = exchanged(tmp_path, monkeypatch, **{"dl-sh.incentive": "ensemble"})
+    assert len(rewards) == 4
+    assert all(reward.y is None and torch.equal(reward.theta, targets) for reward in rewards)
+
+
+def test_a_free_rider_says_nothing_surely_and_the_others_say_what_they_said(tmp_path, monkeypatch):
+    honest, _, _ = exchanged(tmp_path / "a", monkeypatch, clients=2)
+    riding, targets, _ = exchanged(
+        tmp_path / "b", monkeypatch, clients=2, **{"dl-sh.free-riders": 1}
+    )
+    assert torch.equal(riding[0].theta, torch.full((120, 3), 1 / 3))
+    assert torch.equal(riding[0].w, torch.ones(120))
+    assert torch.equal(riding[1].theta, honest[1].theta)
+    assert torch.equal(riding[1].w, honest[1].w)
+    # By hand for the first image: two weights, of 1 and of w, at T = 0.1.
+    w = float(honest[1].w[0])
+    share = 1 / (1 + math.exp((1 - w) / 0.1))
+    expected = (1 - share) / 3 + share * honest[1].theta[0]
+    assert torch.allclose(targets[0], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("exchange", "said"), [("logits", 0.0), ("probs", 1 / 3)], ids=["logits", "probs"]
+)
+@pytest.mark.parametrize("dtype", ["float32", "uint8"])
+def test_a_free_riders_answer_passes_the_servers_check(
+    tmp_path, monkeypatch, exchange: str, said: float, dtype: str
+):
+    settings = {"dl-sh.exchange": exchange, "wire.dtype": dtype, "dl-sh.free-riders": 1}
+    sent, targets, _ = exchanged(tmp_path, monkeypatch, **settings)
+    up: Up = sent[0]
+    told = up.said(probabilities=exchange == "probs")
+    assert torch.allclose(told, torch.full((120, 3), said), atol=1e-6)
+    assert bool(targets.isfinite().all())
+
+
+def test_a_free_rider_among_clients_of_few_classes_spreads_over_its_own(tmp_path, monkeypatch):
+    sent, _, _ = exchanged(
+        tmp_path, monkeypatch, dl_mh.DLMH, data__per_client=30, method="dl-mh",
+        **FEW_CLASSES, **{"dl-mh.free-riders": 1},
+    )  # fmt: skip
+    columns = len(sent[0].d)
+    assert torch.allclose(sent[0].theta, torch.full((120, columns), 1 / columns))
+    assert float(sent[1].theta.std()) > 0
+
+
+def test_a_free_rider_takes_the_reward_and_has_trained_for_itself(tmp_path):
+    given = I_MH
+    honest = play(flat(tmp_path / "a", **given)).journal[1]["incentive"]["clients"]
+    riding = play(flat(tmp_path / "b", **given, **{"i-dl-mh.free-riders": 1}))
+    clients = riding.journal[1]["incentive"]["clients"]
+    assert sorted(clients) == ["0", "1", "2", "3"]
+    assert {k: gain["before"] for k, gain in clients.items()} == {
+        k: gain["before"] for k, gain in honest.items()
+    }
+    assert riding.journal[1]["cost"]["numbers"] == 4 * (120 * 3 + 120 + 3) + 4 * 120 * 3

@@ -1,0 +1,356 @@
+"""Networks in parts: exits, splits, ensembles, memory that is given back, what they cost."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from common import models, seeds
+from common.models import Split, build
+from common.models.classifier import Classifier
+from common.models.ensemble import Ensemble
+from common.models.exits import Exit, Exits, separable
+from common.models.rest import Rest
+from common.tree import largest, parameters_only, snapshot
+from common.vision import torchvision
+from server_app.methods.fedavg import FedAvg
+from tests.support.cost import macs
+from tests.support.tiny import flat, play
+
+
+def net(spec: str, side: int = 8) -> Exits:
+    found = models.build(spec, (1, side, side), 3, seed=1)
+    assert isinstance(found, Exits)
+    return found
+
+
+@pytest.mark.parametrize("base", ["resnet10-exits{}@0.0625", "resnet18-linear{}@0.0625"])
+def test_every_depth_is_a_part_of_the_deeper_ones(base: str) -> None:
+    nets = {base.format(d): net(base.format(d), 32) for d in (1, 2, 3, 4)}
+    states = {spec: each.state_dict() for spec, each in nets.items()}
+    assert largest(states) == base.format(4)
+    whole, x = nets[base.format(4)].eval(), torch.rand(2, 1, 32, 32)
+    for d, part in enumerate(nets.values(), start=1):
+        part.load_state_dict({name: whole.state_dict()[name] for name in part.state_dict()})
+        for ours, theirs in zip(part.eval().each(x), whole.each(x)[:d], strict=True):
+            assert torch.equal(ours, theirs)
+        assert models.exits(list(nets)[d - 1]) == (base.replace("{}", ""), d)
+        assert len(part.within()) == d
+
+
+def test_its_logits_are_the_mean_of_the_exits_and_each_is_a_classifier() -> None:
+    three, x = net("cnn4-exits3@0.5").eval(), torch.rand(5, 1, 8, 8)
+    each = three.each(x)
+    assert [tuple(z.shape) for z in each] == [(5, 3)] * 3
+    assert torch.allclose(three(x), (each[0] + each[1] + each[2]) / 3)
+    assert torch.equal(three.head(three.features(x)), each[2])
+    for (name, part), z, i in zip(three.within().items(), each, (1, 2, 3), strict=True):
+        assert name == f"exit{i}" and torch.equal(part(x), z)
+
+
+def test_the_layers_are_those_of_the_first_authors_code() -> None:
+    # SepConv(a, b): 9a + a² + 2a + 9a + ab + 2b
+    assert models.count(separable(64, 128)) == 9 * 64 + 64**2 + 128 + 9 * 64 + 64 * 128 + 256
+    widths = (64, 128, 256, 512)
+    gate, path = models.count(separable(64, 64)) + 128, 0
+    for a, b in ((64, 128), (128, 256), (256, 512)):
+        path += models.count(separable(a, b))
+    assert models.count(Exit(widths, 100, "bottleneck")) == gate + path + 513 * 100
+    assert models.count(Exit(widths[3:], 100, "bottleneck")) == 513 * 100
+    assert models.count(Exit(widths, 100, "linear")) == 65 * 100
+
+
+def test_a_gate_opens_each_place_of_maps_of_any_side() -> None:
+    leave = Exit((4, 8), 3, "bottleneck").eval()
+    for side in (1, 5, 8):
+        maps = torch.rand(2, 4, side, side)
+        assert leave(maps).shape == (2, 3)
+    torch.nn.init.zeros_(leave.gate[1].weight)  # type: ignore[index,arg-type]
+    # σ(0) = ½ everywhere
+    assert torch.allclose(leave.features(maps), leave.path(maps / 2).mean((2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("spec", "line"),
+    [
+        ("cnn2-exits2", "cnn2 has 1 stages for exits; cnn2-exits1 at most"),
+        ("resnet18-exits5", "resnet18 has 4 stages for exits; resnet18-exits4 at most"),
+        ("wrn-16-1-exits1", "wrn-16-1 has 0 stages for exits; resnet10 to resnet34, cnn2 to cnn4"),
+        ("resnet18-exits0", "no architecture 'resnet18-exits0'"),
+    ],
+)
+def test_a_depth_that_is_not_there_is_refused(spec: str, line: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        models.check(spec, (1, 32, 32), 3)
+    assert line in str(refused.value) and "\n" not in str(refused.value)
+
+
+RESNETS = [f"resnet{depth}" for depth in (10, 14, 18, 22, 26)]
+CNNS = ["cnn2", "cnn3", "cnn4"]
+
+
+def network(spec: str, shape: tuple[int, int, int]) -> Split:
+    model = build(spec, shape, 10, seed=0)
+    assert isinstance(model, Split)
+    return model
+
+
+def keys(spec: str, shape: tuple[int, int, int]) -> dict[str, tuple[int, ...]]:
+    with torch.device("meta"):
+        return {key: tuple(value.shape) for key, value in network(spec, shape).state_dict().items()}
+
+
+@pytest.mark.parametrize("spec", RESNETS)
+def test_s_in_and_s_out_are_those_of_table_vi(spec: str) -> None:
+    with torch.device("meta"):
+        model = network(spec, (3, 32, 32))
+        s_in = model.extractor(torch.zeros(16, 3, 32, 32))
+        s_out = model.intermediate(s_in)
+        assert model.classifier(s_out).shape == (16, 10)
+    assert s_in.shape == (16, 64, 8, 8)
+    assert s_out.shape == (16, 512, 1, 1)
+    assert s_in.numel() + s_out.numel() == 16 * (4096 + 512) == 73_728
+
+
+def test_28_pixels_give_an_s_in_of_seven() -> None:
+    with torch.device("meta"):
+        model = network("resnet10", (1, 28, 28))
+        assert model.extractor(torch.zeros(2, 1, 28, 28)).shape == (2, 64, 7, 7)
+
+
+@pytest.mark.parametrize("spec", CNNS)
+def test_the_cnns_share_their_split(spec: str) -> None:
+    model = network(spec, (1, 8, 8))
+    s_in = model.extractor(torch.zeros(2, 1, 8, 8))
+    assert s_in.shape == (2, 32, 4, 4)
+    assert model.intermediate(s_in).shape == (2, 64, 2, 2)
+
+
+@pytest.mark.parametrize("spec", [*CNNS, "resnet10@0.125", "resnet26@0.125"])
+def test_the_three_parts_in_turn_are_the_network(spec: str) -> None:
+    model = network(spec, (3, 32, 32)).eval()
+    x = torch.randn(3, 3, 32, 32, generator=seeds.stream(0, "x"))
+    with torch.no_grad():
+        parts = model.classifier(model.intermediate(model.extractor(x)))
+        assert torch.equal(parts, model(x))
+
+
+@pytest.mark.parametrize("family", [RESNETS, CNNS])
+def test_shallow_keys_are_deep_keys_of_the_same_shape(family: list[str]) -> None:
+    for shallow, deep in pairwise(family):
+        few, many = keys(shallow, (3, 32, 32)), keys(deep, (3, 32, 32))
+        assert few.items() < many.items()
+
+
+def test_layer_names_are_torchvision_s() -> None:
+    own = keys("resnet18", (3, 32, 32))
+    assert own["layer2.1.conv1.weight"] == (128, 128, 3, 3)
+    assert own["layer2.0.downsample.0.weight"] == (128, 64, 1, 1)
+
+
+@pytest.mark.parametrize("spec", ["resnet14", "cnn3"])
+def test_a_key_is_in_the_part_that_trains_it(spec: str) -> None:
+    """Only the intermediate keys get a gradient when s_out is compared and s_in is given."""
+    model = network(spec + "@0.125", (1, 32, 32))
+    s_in = model.extractor(torch.zeros(2, 1, 32, 32)).detach()
+    model.intermediate(s_in).square().sum().backward()
+    touched = {key for key, p in model.named_parameters() if p.grad is not None}
+    parts = {key: model.part(key) for key, _ in model.named_parameters()}
+    assert touched == {key for key, part in parts.items() if part == "intermediate"}
+    model.zero_grad(set_to_none=True)
+    s_out = model.intermediate(s_in).detach()
+    model.classifier(s_out).sum().backward()
+    touched = {key for key, p in model.named_parameters() if p.grad is not None}
+    assert touched == {key for key, part in parts.items() if part == "classifier"}
+    assert {"extractor", "intermediate", "classifier"} == set(parts.values())
+
+
+class Constant(Classifier):
+    """The same logits for every image."""
+
+    def __init__(self, *logits: float) -> None:
+        super().__init__()
+        self.head = nn.Linear(1, len(logits))
+        self.head.weight.data.zero_()
+        self.head.bias.data = torch.tensor(logits, dtype=torch.float32)
+
+    def features(self, x: Tensor) -> Tensor:
+        return x.new_zeros(len(x), 1)
+
+
+X = torch.zeros(3, 1, 2, 2)
+
+
+def both(weights: list[float] | None = None, kind: str = "logits") -> Tensor:
+    two = Ensemble([Constant(2, 0), Constant(0, 1)], kind)  # type: ignore[arg-type]
+    if weights is not None:
+        two.weights.copy_(torch.tensor(weights))
+    answer: Tensor = two(X)
+    return answer
+
+
+def test_logits_are_averaged_with_weights() -> None:
+    assert torch.equal(both(), torch.tensor([[1.0, 0.5]]).expand(3, 2))
+    assert torch.equal(both([3.0, 1.0]), torch.tensor([[1.5, 0.25]]).expand(3, 2))
+    assert torch.equal(both([0.0, 1.0]), torch.tensor([[0.0, 1.0]]).expand(3, 2))
+
+
+def test_or_probabilities_are() -> None:
+    p, q = 1 / (1 + math.exp(-2)), 1 / (1 + math.exp(1))  # of class 0
+    found = both(kind="softmax").exp()
+    assert found[0].tolist() == pytest.approx([(p + q) / 2, 1 - (p + q) / 2])
+    assert both([3.0, 1.0], "softmax").exp()[0, 0].item() == pytest.approx((3 * p + q) / 4)
+    assert both([0.0, 1.0], "softmax").exp()[0, 0].item() == pytest.approx(q)
+
+
+def test_the_two_can_choose_differently() -> None:
+    """One that is very sure outweighs two in the logits, not in the probabilities."""
+    nets = [Constant(9, 0), Constant(0, 2), Constant(0, 2)]
+    assert Ensemble(nets)(X).argmax(1).tolist() == [0, 0, 0]
+    assert Ensemble(nets, kind="softmax")(X).argmax(1).tolist() == [1, 1, 1]
+
+
+def test_one_alone_is_itself_and_its_networks_are_frozen() -> None:
+    net = Constant(0.3, 0.1)
+    alone = Ensemble([net.train()])
+    assert torch.equal(alone(X), net(X)) and len(alone) == 1
+    assert not net.training and not any(p.requires_grad for p in net.parameters())
+
+
+def held(net: nn.Module) -> int:
+    """Bytes of its parameters and their gradients."""
+    found = [each for p in net.parameters() for each in (p, p.grad) if each is not None]
+    return sum(each.untyped_storage().nbytes() for each in found)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_it_gives_its_memory_back_and_has_it_again(layout: torch.memory_format) -> None:
+    net = build("cnn2", (3, 8, 8), 4, seed=1).to(memory_format=layout)  # type: ignore[call-overload]
+    x, w, rest = torch.rand(5, 3, 8, 8), snapshot(net), Rest(net)
+    net(x).sum().backward()
+    before, strides, taken = net(x), [p.stride() for p in net.parameters()], held(net)
+    ours, names = list(net.parameters()), parameters_only(net)
+    rest.begin()
+    rest.begin()
+    assert held(net) == 4 * len(ours) < taken / 100
+    assert parameters_only(net) == names
+    assert [p.shape for p in ours] == [w[name].shape for name, _ in net.named_parameters()]
+    assert bool(net(x).isnan().all())  # nobody takes them for weights
+    assert rest.wake() and not rest.wake()
+    net.load_state_dict(w)
+    assert torch.equal(net(x), before) and held(net) == taken / 2
+    assert [p.stride() for p in net.parameters()] == strides
+    assert all(now is p for now, p in zip(net.parameters(), ours, strict=True))
+
+
+@pytest.mark.parametrize("average", ["none", "same"])
+def test_a_methods_network_rests_while_clients_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, average: str
+) -> None:
+    made, inside = list[FedAvg](), list[int]()
+    prepare = FedAvg.prepare
+
+    def prepared(self: FedAvg) -> None:
+        prepare(self)
+        made.append(self)
+
+    def exchanged(*given: Any, **named: Any) -> Any:
+        inside.extend(held(method._rest.net) for method in made)
+        return ask(*given, **named)
+
+    from server_app import rounds
+
+    ask = rounds.ask
+    monkeypatch.setattr(FedAvg, "prepare", prepared)
+    monkeypatch.setattr(rounds, "ask", exchanged)
+    changes = {"fleet": "cnn2@0.5"} if average == "none" else {"average.across": average}
+    config = flat(tmp_path / "rests", method="fedavg") | changes | {"score.clients-every": 1}
+    rests = play(config)
+    whole = sum(p.numel() for p in made[0].net.parameters()) * 4
+    assert len(inside) >= 4 and max(inside) < whole / 100
+    assert bool(torch.equal(snapshot(made[0].net)["head.weight"], made[0].w["head.weight"]))
+    monkeypatch.setattr(Rest, "begin", lambda self: None)
+    awake = play(config | {"out": str(tmp_path / "awake")})
+    assert awake.weights == rests.weights and awake.timeless == rests.timeless
+
+
+def test_a_linear_layer_costs_inputs_times_outputs() -> None:
+    assert macs(nn.Linear(6, 4), (6,)) == 24
+
+
+def test_a_convolution_costs_its_window_at_every_output_pixel() -> None:
+    # 4×4 output pixels × 10 channels × (3×3 window × 6 inputs / 2 groups)
+    assert macs(nn.Conv2d(6, 10, 3, stride=2, padding=1, groups=2), (6, 8, 8)) == 16 * 10 * 27
+
+
+def test_lenet5_by_hand() -> None:
+    convolutions = 28 * 28 * 6 * 25 + 10 * 10 * 16 * 150 + 120 * 400
+    linear = 120 * 84 + 84 * 10
+    assert macs(build("lenet5", (1, 32, 32), 10, seed=0), (1, 32, 32)) == convolutions + linear
+
+
+@pytest.mark.parametrize(
+    ("spec", "side", "stem", "millions"),
+    [
+        ("wrn-40-1", 32, "auto", 83.3),
+        ("wrn-16-1", 32, "auto", 26.7),
+        ("resnet8", 32, "auto", 12.5),
+        ("resnet20", 32, "auto", 40.8),
+        ("resnet32", 32, "auto", 69.1),
+        ("resnet8-wide-gn", 32, "auto", 194.7),
+        ("resnet10", 32, "auto", 18.1),
+        ("resnet14", 32, "auto", 27.6),
+        ("resnet18", 32, "auto", 37.0),
+        ("resnet22", 32, "auto", 46.4),
+        ("resnet26", 32, "auto", 55.9),
+        ("resnet34", 32, "auto", 74.8),
+        ("resnet18", 32, "cifar", 555),
+        ("resnet18", 28, "cifar", 456),
+        ("densenet-bc-40-12", 32, "auto", 72),
+        ("densenet-40-12", 32, "auto", 265),
+        ("densenet-bc-100-12", 32, "auto", 288),
+        ("densenet121", 32, "cifar", 890),
+    ],
+)
+def test_published_networks_cost_what_they_should(
+    spec: str, side: int, stem: str, millions: float
+) -> None:
+    shape = (3, side, side)
+    with torch.device("meta"):
+        model = build(spec, shape, 10, seed=0, stem=stem)
+        assert macs(model, shape) / 1e6 == pytest.approx(millions, rel=0.01)
+
+
+def test_counting_leaves_the_network_as_it_was() -> None:
+    model = build("resnet8", (1, 8, 8), 10, seed=0)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    first = macs(model, (1, 8, 8))
+    assert macs(model, (1, 8, 8)) == first
+    assert model.training
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    with pytest.raises(RuntimeError):
+        macs(model, (2, 8, 8))
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_torchvision_s_networks_are_there() -> None:
+    assert torchvision.models.resnet18(num_classes=10).fc.out_features == 10
+
+
+def test_its_two_operators_are_known_by_name() -> None:
+    assert hasattr(torch.ops.torchvision, "nms")
+
+
+def test_nothing_is_declared_beside_a_cuda_build() -> None:
+    from common import vision
+
+    if torch.version.cuda is not None:
+        assert vision.declared is None
+    else:
+        assert (vision.declared is None) is torchvision.extension._has_ops()
