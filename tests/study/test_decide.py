@@ -9,13 +9,7 @@ import pytest
 from deploy.study.decide import Region, Verdict, decide, holm, together
 
 ABOVE = Region(0.0, math.inf)
-EVEN = [
-    1.0,
-    2.0,
-    3.0,
-    4.0,
-    5.0,
-]  # mean 3, s = 1.5811, half of the interval 2.7764 · 0.7071 = 1.9632
+EVEN = [1.0, 2.0, 3.0, 4.0, 5.0]  # mean 3, s = 1.5811, half: 2.7764 · 0.7071 = 1.9632
 
 
 def test_an_order_is_an_interval_that_leaves_out_zero() -> None:
