@@ -170,12 +170,8 @@ def test_a_target_never_reached_counts_as_later_than_the_last_round(scene: Scene
         ("name", 'name = "a-above-b"\nkind = "size"', "kind = 'size' needs a range"),
         ("name", 'name = "a-above-b"\nkind = "comparable"', "needs a margin above 0"),
         ("name", 'name = "a-above-b"\nneeds = "a GPU"', "give tests, or what it needs"),
-        ("column", 'colum = ["C"]', r"'claim.0.test.0.colum' is unknown; did you mean 'column'\?"),
-        (
-            "name",
-            'name = "a-above-b"\nkind = "larger"',
-            "claim.0.kind = 'larger' is not allowed; it should be 'order'",
-        ),
+        ("column", 'colum = ["C"]', "colum' is unknown; did you mean 'column'"),
+        ("name", 'name = "a-above-b"\nkind = "larger"', "claim.0.kind = 'larger'"),
     ],
 )
 def test_a_mistake_in_a_file_of_claims_is_one_line(
@@ -229,9 +225,8 @@ def test_the_page_the_json_and_the_document_tell_the_same(scene: Scene, tmp_path
     document = tmp_path / "page.md"
     document.write_text(f"before\n{claims_page.BEGIN}\nformerly\n{claims_page.END}\nafter\n")
     claims_page.into([scene.judge()], document)
-    assert (
-        text.read_text().strip() in document.read_text() and "formerly" not in document.read_text()
-    )
+    told = document.read_text()
+    assert text.read_text().strip() in told and "formerly" not in told
     document.write_text("no marks")
     with pytest.raises(ValueError, match="lacks"):
         claims_page.into([scene.judge()], document)
@@ -239,14 +234,7 @@ def test_the_page_the_json_and_the_document_tell_the_same(scene: Scene, tmp_path
 
 def test_our_claims_are_whole_and_the_document_tells_what_the_records_say() -> None:
     judged = claims.judge(claims.read(), claims.Records(), {})
-    assert len(judged) >= 25
-    assert {one.paper for one in judged} == {
-        "FedORION",
-        "Noise distillation",
-        "DL-SH, DL-MH, I-DL-MH",
-        "FedIN",
-        "FedKF",
-    }
+    assert len(judged) >= 25 and len({one.paper for one in judged}) == 5
     document = Path(__file__).parents[2] / "docs" / "results.md"
     assert claims_page.markdown(judged) in document.read_text(encoding="utf-8")
 
@@ -254,13 +242,9 @@ def test_our_claims_are_whole_and_the_document_tells_what_the_records_say() -> N
 def test_the_command_writes_what_it_says(tmp_path: Path) -> None:
     done = fedmosaic("claims", "--out", tmp_path, "--json")
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert [Path(path).name for path in told["files"]] == [
-        "claims.html",
-        "claims.md",
-        "claims.json",
-    ]
-    assert all(Path(path).stat().st_size for path in told["files"])
+    files = list(map(Path, json.loads(done.stdout)["files"]))
+    assert [path.name for path in files] == ["claims.html", "claims.md", "claims.json"]
+    assert all(path.stat().st_size for path in files)
     for document in ("none.md", "claims.json"):
         out, file = tmp_path / "more", tmp_path / document
         wrong = typed("claims", "--out", out, "--into", file)
