@@ -65,10 +65,7 @@ def test_a_run_without_stages_or_checkpoint_is_refused(finished: Callable[..., P
     with further_round(folder, 2, 0) as further, pytest.raises(ValueError, match="has no stages"):
         further.networks()
     (folder / "checkpoint.safetensors").unlink()
-    with (
-        pytest.raises(ValueError, match="has no checkpoint"),
-        further_round(folder, 2, 0),
-    ):
+    with pytest.raises(ValueError, match="has no checkpoint"), further_round(folder, 2, 0):
         pass
 
 
@@ -90,12 +87,8 @@ def test_features_and_similarity_of_stages_are_the_networks_own(tmp_path: Path) 
     assert float(matrix[0, 1]) == pytest.approx(alignment(*grams))
     assert mean_pair(matrix) == pytest.approx(float(matrix[0, 1]))
     assert float(matrix[0, 0]) == pytest.approx(1)
-
-
-def test_the_mean_pair_leaves_the_diagonal_out() -> None:
-    assert mean_pair(torch.tensor([[1.0, 0.2, 0.4], [0.2, 1, 0.6], [0.4, 0.6, 1]])) == (
-        pytest.approx(0.4)
-    )
+    three = torch.tensor([[1.0, 0.2, 0.4], [0.2, 1, 0.6], [0.4, 0.6, 1]])
+    assert mean_pair(three) == pytest.approx(0.4), "the diagonal is left out"
 
 
 def test_overheads_count_weights_and_features_apart(finished: Callable[..., Path]) -> None:
@@ -169,16 +162,12 @@ def test_runs_that_differ_in_the_seed_alone_are_one_row(
     assert "of the seeds ± half" in (to / "analysis.md").read_text()
 
 
-@pytest.mark.parametrize(
-    ("clients", "label", "reason"),
-    [(1, 0, "2 or more clients"), (2, 3, "class 3: the data set has 0 to 2")],
-)
-def test_what_cannot_be_analysed_is_refused(
-    finished: Callable[..., Path], tmp_path: Path, clients: int, label: int, reason: str
-) -> None:
-    asked = {"clients": clients, "label": label, "images": 40, "workers": 0}
-    with pytest.raises(ValueError, match=reason):
-        analyse([finished(rounds=1)], tmp_path / "out", **asked)
+def test_what_cannot_be_analysed_is_refused(finished: Callable[..., Path], tmp_path: Path) -> None:
+    folders, to = [finished(rounds=1)], tmp_path / "out"
+    with pytest.raises(ValueError, match="2 or more clients"):
+        analyse(folders, to, clients=1, label=0, images=40, workers=0)
+    with pytest.raises(ValueError, match="class 3: the data set has 0 to 2"):
+        analyse(folders, to, clients=2, label=3, images=40, workers=0)
 
 
 def test_the_summary_says_when_the_target_was_reached(run: Run) -> None:
@@ -189,8 +178,5 @@ def test_the_summary_says_when_the_target_was_reached(run: Run) -> None:
     mean5 = next((t for t, a in means.items() if a >= 0.6), None)
     assert reached.summary["rounds_to_target"] == {"target": 0.6, "first": first, "mean5": mean5}
     assert run(method="fedavg", rounds=1).summary["rounds_to_target"] is None
-
-
-def test_rounds_to_target_are_the_runs_rounds_where_not_all_are_scored(run: Run) -> None:
     sparse = run(method="fedavg", rounds=6, score__target=0.01, score__every=3)
     assert sparse.summary["rounds_to_target"] == {"target": 0.01, "first": 3, "mean5": None}

@@ -42,12 +42,9 @@ def test_ten_seeds_count_only_where_five_leave_it_open() -> None:
     assert extended.seeds == 10 and extended.verdict is Verdict.HOLDS
 
 
-def test_equal_numbers_have_no_width_and_still_decide() -> None:
+def test_equal_numbers_decide_and_a_target_never_reached_is_no_number() -> None:
     assert decide([1.0] * 5, ABOVE).verdict is Verdict.HOLDS
     assert decide([0.0] * 5, ABOVE).verdict is Verdict.UNDECIDED
-
-
-def test_a_target_never_reached_is_no_number() -> None:
     with pytest.raises(ValueError, match="not finite"):
         decide([1.0, math.inf], ABOVE)
 

@@ -65,6 +65,7 @@ def test_the_cells_of_a_part_are_cells_of_the_table(
     assert {(cell.row, cell.seed) for cell in some} == met
     assert {cell.column for cell in some} == set(columns or ["C", "rounds"])
     assert all(cell in every for cell in some)
+    assert options(["a b"], [], [1, 2]) == ["--row", "a b", "--seed", "1", "--seed", "2"]
 
 
 def test_parts_fill_one_table_and_what_clients_learnt_waits_for_the_last(
@@ -103,8 +104,3 @@ def test_what_the_table_does_not_have_is_one_line(
     done = typed("table", path, "--out", tmp_path / "out", *words)
     assert done.returncode == 1 and said in done.stderr and not (tmp_path / "out").exists()
     assert done.stderr.count("\n") == 1
-
-
-def test_the_words_that_choose_are_those_of_the_command_line() -> None:
-    assert options(["a b"], [], [1, 2]) == ["--row", "a b", "--seed", "1", "--seed", "2"]
-    assert options([], [], []) == []
