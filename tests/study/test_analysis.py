@@ -13,6 +13,7 @@ import torch
 from common import models
 from common.cka import alignment, centred_gram
 from common.data import load
+from common.data.batches import normalise
 from common.models.classifier import Split
 from common.parse import parse
 from common.task import Task
@@ -40,18 +41,15 @@ def finished(tmp_path: Path) -> Callable[..., Path]:
     return go
 
 
-def test_the_further_round_leaves_the_run_as_it_was(finished: Callable[..., Path]) -> None:
+def test_the_further_round_is_the_next_and_leaves_the_run_as_it_was(
+    finished: Callable[..., Path],
+) -> None:
     folder = finished()
     before = {p: p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
-    with further_round(folder, 3, 0) as further:
-        assert [client.k for client, _ in further.ups] == [0, 1, 2]
-        assert {up.t for _, up in further.ups} == {3}
-    assert {p: p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()} == before
-
-
-def test_it_is_the_round_that_the_run_would_have_played_next(finished: Callable[..., Path]) -> None:
-    with further_round(finished(rounds=2), 4, 0) as further:
+    with further_round(folder, 4, 0) as further:
+        assert [client.k for client, _ in further.ups] == [0, 1, 2, 3]
         metrics = [up.metrics for _, up in further.ups]
+    assert {p: p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()} == before
     third = TinyRun(finished(rounds=3)).journal[3]["client_metrics"]
     assert metrics == [third[str(k)] for k in range(4)]
 
@@ -67,14 +65,11 @@ def test_a_run_without_stages_or_checkpoint_is_refused(finished: Callable[..., P
     with further_round(folder, 2, 0) as further, pytest.raises(ValueError, match="has no stages"):
         further.networks()
     (folder / "checkpoint.safetensors").unlink()
-    with (
-        pytest.raises(ValueError, match="has no checkpoint"),
-        further_round(folder, 2, 0),
-    ):
+    with pytest.raises(ValueError, match="has no checkpoint"), further_round(folder, 2, 0):
         pass
 
 
-def test_stage_features_are_the_networks_own(tmp_path: Path) -> None:
+def test_features_and_similarity_of_stages_are_the_networks_own(tmp_path: Path) -> None:
     config = parse(flat(tmp_path, method="fedin"))
     data = load(config.data)
     task = Task.of(config, data, torch.device("cpu"))
@@ -82,33 +77,18 @@ def test_stage_features_are_the_networks_own(tmp_path: Path) -> None:
     assert isinstance(net, Split)
     found = features(net, data.x_test[:9], task)
     assert list(found) == ["layer1", "layer2", "layer3", "layer4"]
-    from common.data.batches import normalise
-
     s_in = net.extractor(normalise(data.x_test[:9], data.mean, data.std))
     expected = net.get_submodule("layer1")(s_in)
     assert torch.allclose(found["layer1"], expected.detach(), atol=1e-6)
     assert torch.allclose(found["layer4"], net.intermediate(s_in).detach(), atol=1e-6)
-
-
-def test_similarity_is_cka_of_every_pair(tmp_path: Path) -> None:
-    config = parse(flat(tmp_path, method="fedin"))
-    data = load(config.data)
-    task = Task.of(config, data, torch.device("cpu"))
     nets = [models.build("cnn3@0.5", data.shape, 3, seed=s).eval() for s in (1, 2)]
-    assert all(isinstance(net, Split) for net in nets)
     (matrix,) = similarity(nets, data.x_test, task).values()  # type: ignore[arg-type]
-    first, second = (features(n, data.x_test, task)["layer1"] for n in nets)  # type: ignore[arg-type]
-    assert float(matrix[0, 1]) == pytest.approx(
-        alignment(centred_gram(first), centred_gram(second))
-    )
+    grams = [centred_gram(features(n, data.x_test, task)["layer1"]) for n in nets]  # type: ignore[arg-type]
+    assert float(matrix[0, 1]) == pytest.approx(alignment(*grams))
     assert mean_pair(matrix) == pytest.approx(float(matrix[0, 1]))
     assert float(matrix[0, 0]) == pytest.approx(1)
-
-
-def test_the_mean_pair_leaves_the_diagonal_out() -> None:
-    assert mean_pair(torch.tensor([[1.0, 0.2, 0.4], [0.2, 1, 0.6], [0.4, 0.6, 1]])) == (
-        pytest.approx(0.4)
-    )
+    three = torch.tensor([[1.0, 0.2, 0.4], [0.2, 1, 0.6], [0.4, 0.6, 1]])
+    assert mean_pair(three) == pytest.approx(0.4), "the diagonal is left out"
 
 
 def test_overheads_count_weights_and_features_apart(finished: Callable[..., Path]) -> None:
@@ -123,9 +103,8 @@ def test_overheads_count_weights_and_features_apart(finished: Callable[..., Path
 
 
 def test_fedavg_sends_nothing_beside_weights(finished: Callable[..., Path]) -> None:
-    with further_round(
-        finished(method="fedavg", average__across="same", rounds=1), 3, 0
-    ) as further:
+    folder = finished(method="fedavg", average__across="same", rounds=1)
+    with further_round(folder, 3, 0) as further:
         found = overheads(further)
     assert found.further_up == found.further_down == 0 and found.buffers > 0
 
@@ -133,15 +112,8 @@ def test_fedavg_sends_nothing_beside_weights(finished: Callable[..., Path]) -> N
 def test_analyse_writes_numbers_and_figures(finished: Callable[..., Path], tmp_path: Path) -> None:
     folders = [finished(rounds=1), finished(rounds=1, method="fedavg", average__across="layerwise")]
     written, table, _ = analyse(folders, tmp_path / "out", clients=4, images=40, label=1, workers=0)
-    assert sorted(path.name for path in written) == [
-        "analysis.json",
-        "analysis.md",
-        "cka.png",
-        "run0-cka.png",
-        "run0-tsne.png",
-        "run1-cka.png",
-        "run1-tsne.png",
-    ]
+    pictures = {f"{run}-{of}.png" for run in ("run0", "run1") for of in ("cka", "tsne")}
+    assert {path.name for path in written} == {"analysis.json", "analysis.md", "cka.png", *pictures}
     found = json.loads((tmp_path / "out/analysis.json").read_text())
     assert found["run0"]["clients"] == ["0 cnn2@0.5", "1 cnn3@0.5", "2 cnn4@0.5", "3 cnn2@0.5"]
     assert list(found["run1"]["tsne"]["points"]) == ["cnn2@0.5", "cnn3@0.5", "cnn4@0.5"]
@@ -190,18 +162,12 @@ def test_runs_that_differ_in_the_seed_alone_are_one_row(
     assert "of the seeds ± half" in (to / "analysis.md").read_text()
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"clients": 1, "label": 0}, "2 or more clients"),
-        ({"clients": 2, "label": 3}, "class 3: the data set has 0 to 2"),
-    ],
-)
-def test_what_cannot_be_analysed_is_refused(
-    finished: Callable[..., Path], tmp_path: Path, options: dict[str, int], reason: str
-) -> None:
-    with pytest.raises(ValueError, match=reason):
-        analyse([finished(rounds=1)], tmp_path / "out", images=40, workers=0, **options)
+def test_what_cannot_be_analysed_is_refused(finished: Callable[..., Path], tmp_path: Path) -> None:
+    folders, to = [finished(rounds=1)], tmp_path / "out"
+    with pytest.raises(ValueError, match="2 or more clients"):
+        analyse(folders, to, clients=1, label=0, images=40, workers=0)
+    with pytest.raises(ValueError, match="class 3: the data set has 0 to 2"):
+        analyse(folders, to, clients=2, label=3, images=40, workers=0)
 
 
 def test_the_summary_says_when_the_target_was_reached(run: Run) -> None:
@@ -212,8 +178,5 @@ def test_the_summary_says_when_the_target_was_reached(run: Run) -> None:
     mean5 = next((t for t, a in means.items() if a >= 0.6), None)
     assert reached.summary["rounds_to_target"] == {"target": 0.6, "first": first, "mean5": mean5}
     assert run(method="fedavg", rounds=1).summary["rounds_to_target"] is None
-
-
-def test_rounds_to_target_are_the_runs_rounds_where_not_all_are_scored(run: Run) -> None:
     sparse = run(method="fedavg", rounds=6, score__target=0.01, score__every=3)
     assert sparse.summary["rounds_to_target"] == {"target": 0.01, "first": 3, "mean5": None}

@@ -30,10 +30,7 @@ def file(path: Path) -> TableFile:
 
 
 def short(file: TableFile, rounds: int = canary.ROUNDS) -> Canaries:
-    def go(flat: paper_table.Flat, at: Path) -> None:
-        launch.cell(flat, at, 0, Console(quiet=True))
-
-    return canary.run(file, go, str, rounds)
+    return canary.run(file, lambda *what: launch.cell(*what, 0, Console(quiet=True)), str, rounds)
 
 
 def run(path: Path, folder: Path, *, canaries: bool = False, show: bool = False) -> None:
@@ -92,7 +89,7 @@ def test_a_processor_is_named_by_its_maker_family_and_model(tmp_path: Path) -> N
     assert canary.processor(tmp_path / "none") and canary.processor() in canary.here()
 
 
-def test_a_record_that_goes_on_elsewhere_has_canaries_of_both_places(
+def test_a_record_goes_on_elsewhere_but_not_with_code_that_computes_something_else(
     path: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "record"
@@ -111,29 +108,20 @@ def test_a_record_that_goes_on_elsewhere_has_canaries_of_both_places(
         canary.save(before, folder)
         run(path, folder, canaries=True)
         assert canary.load(folder) == [elsewhere, mine]
-
-
-def test_a_record_does_not_go_on_with_code_that_computes_something_else(
-    path: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "record"
-    run(path, folder)
-    (mine,) = canary.load(folder)
     canary.save([Canaries(mine.where, {**mine.digests, "fedprox": "0"})], folder)
     lose_a_cell(folder)
     with pytest.raises(ValueError, match=r"canaries\.json: fedprox gives other numbers now than"):
         run(path, folder)
     assert len(records.read(folder)) == 1
-
-
-def test_an_old_record_without_canaries_gets_none_by_going_on(path: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "record"
-    (folder / "cells").mkdir(parents=True)
-    run(path, folder)
-    assert canary.load(folder) == []
+    (folder / canary.NAME).write_text("{}")
+    with pytest.raises(ValueError, match=r"canaries\.json is no record of canaries"):
+        run(path, folder)
 
 
 def test_canaries_alone_are_for_a_record(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "old" / records.RUNS).mkdir(parents=True)
+    run(path, tmp_path / "old")
+    assert canary.load(tmp_path / "old") == [], "a record that was begun without goes on so"
     with pytest.raises(ValueError, match=r"--canaries is for a record, but .* holds none"):
         run(path, tmp_path / "none", canaries=True)
     with pytest.raises(ValueError, match="give one of them"):

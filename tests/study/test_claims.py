@@ -143,13 +143,15 @@ def test_a_difference_may_be_compared_with_that_of_another_column(scene: Scene) 
         scene.judge()
 
 
-def test_a_claim_that_was_written_after_its_record_is_marked(scene: Scene) -> None:
+def test_a_claim_that_was_written_after_its_record_is_marked_or_needs_more(scene: Scene) -> None:
     scene.record(A=HIGH, B=LOW)
     assert "†" not in str(claims_page.summary([scene.judge()]).rows[0])
     scene.changed(says='says = "A is above B."\nseen = true')
     one = scene.judge()
     assert "holds here †" in claims_page.summary([one]).rows[0]
     assert claims_page.told([one])[0]["seen"] is True
+    scene.file.write_text(CLAIM.partition("[[claim.test]]")[0] + 'needs = "a GPU"\n')
+    assert scene.judge().verdict is Verdict.OUT_OF_REACH and not scene.judge().tests
 
 
 def test_a_target_never_reached_counts_as_later_than_the_last_round(scene: Scene) -> None:
@@ -170,12 +172,8 @@ def test_a_target_never_reached_counts_as_later_than_the_last_round(scene: Scene
         ("name", 'name = "a-above-b"\nkind = "size"', "kind = 'size' needs a range"),
         ("name", 'name = "a-above-b"\nkind = "comparable"', "needs a margin above 0"),
         ("name", 'name = "a-above-b"\nneeds = "a GPU"', "give tests, or what it needs"),
-        ("column", 'colum = ["C"]', r"'claim.0.test.0.colum' is unknown; did you mean 'column'\?"),
-        (
-            "name",
-            'name = "a-above-b"\nkind = "larger"',
-            "claim.0.kind = 'larger' is not allowed; it should be 'order'",
-        ),
+        ("column", 'colum = ["C"]', "colum' is unknown; did you mean 'column'"),
+        ("name", 'name = "a-above-b"\nkind = "larger"', "claim.0.kind = 'larger'"),
     ],
 )
 def test_a_mistake_in_a_file_of_claims_is_one_line(
@@ -186,12 +184,6 @@ def test_a_mistake_in_a_file_of_claims_is_one_line(
     with pytest.raises(ValueError, match=line) as raised:
         scene.judge()
     assert "\n" not in str(raised.value)
-
-
-def test_a_claim_that_needs_more_is_out_of_reach(scene: Scene) -> None:
-    scene.file.write_text(CLAIM.partition("[[claim.test]]")[0] + 'needs = "a GPU"\n')
-    one = scene.judge()
-    assert one.verdict is Verdict.OUT_OF_REACH and not one.tests
 
 
 def test_a_record_is_stale_when_its_canary_says_so(scene: Scene, tmp_path: Path) -> None:
@@ -229,9 +221,8 @@ def test_the_page_the_json_and_the_document_tell_the_same(scene: Scene, tmp_path
     document = tmp_path / "page.md"
     document.write_text(f"before\n{claims_page.BEGIN}\nformerly\n{claims_page.END}\nafter\n")
     claims_page.into([scene.judge()], document)
-    assert (
-        text.read_text().strip() in document.read_text() and "formerly" not in document.read_text()
-    )
+    told = document.read_text()
+    assert text.read_text().strip() in told and "formerly" not in told
     document.write_text("no marks")
     with pytest.raises(ValueError, match="lacks"):
         claims_page.into([scene.judge()], document)
@@ -239,14 +230,7 @@ def test_the_page_the_json_and_the_document_tell_the_same(scene: Scene, tmp_path
 
 def test_our_claims_are_whole_and_the_document_tells_what_the_records_say() -> None:
     judged = claims.judge(claims.read(), claims.Records(), {})
-    assert len(judged) >= 25
-    assert {one.paper for one in judged} == {
-        "FedORION",
-        "Noise distillation",
-        "DL-SH, DL-MH, I-DL-MH",
-        "FedIN",
-        "FedKF",
-    }
+    assert len(judged) >= 25 and len({one.paper for one in judged}) == 5
     document = Path(__file__).parents[2] / "docs" / "results.md"
     assert claims_page.markdown(judged) in document.read_text(encoding="utf-8")
 
@@ -254,21 +238,14 @@ def test_our_claims_are_whole_and_the_document_tells_what_the_records_say() -> N
 def test_the_command_writes_what_it_says(tmp_path: Path) -> None:
     done = fedmosaic("claims", "--out", tmp_path, "--json")
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert [Path(path).name for path in told["files"]] == [
-        "claims.html",
-        "claims.md",
-        "claims.json",
-    ]
-    assert all(Path(path).stat().st_size for path in told["files"])
+    files = list(map(Path, json.loads(done.stdout)["files"]))
+    assert [path.name for path in files] == ["claims.html", "claims.md", "claims.json"]
+    assert all(path.stat().st_size for path in files)
     for document in ("none.md", "claims.json"):
         out, file = tmp_path / "more", tmp_path / document
         wrong = typed("claims", "--out", out, "--into", file)
         assert wrong.returncode == 1 and f"error: --into {file}: " in wrong.stderr
         assert not out.exists(), "a mistake is told before the work"
-
-
-def test_records_that_are_not_there_are_one_line(tmp_path: Path) -> None:
-    done = typed("claims", "--records", tmp_path / "none", "--out", tmp_path / "out")
+    done = typed("claims", "--records", tmp_path / "none", "--out", tmp_path / "more")
     assert done.returncode == 1 and f"--records {tmp_path / 'none'}: no such" in done.stderr
-    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "more").exists()

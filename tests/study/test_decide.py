@@ -9,13 +9,7 @@ import pytest
 from deploy.study.decide import Region, Verdict, decide, holm, together
 
 ABOVE = Region(0.0, math.inf)
-EVEN = [
-    1.0,
-    2.0,
-    3.0,
-    4.0,
-    5.0,
-]  # mean 3, s = 1.5811, half of the interval 2.7764 · 0.7071 = 1.9632
+EVEN = [1.0, 2.0, 3.0, 4.0, 5.0]  # mean 3, s = 1.5811, half: 2.7764 · 0.7071 = 1.9632
 
 
 def test_an_order_is_an_interval_that_leaves_out_zero() -> None:
@@ -48,12 +42,9 @@ def test_ten_seeds_count_only_where_five_leave_it_open() -> None:
     assert extended.seeds == 10 and extended.verdict is Verdict.HOLDS
 
 
-def test_equal_numbers_have_no_width_and_still_decide() -> None:
+def test_equal_numbers_decide_and_a_target_never_reached_is_no_number() -> None:
     assert decide([1.0] * 5, ABOVE).verdict is Verdict.HOLDS
     assert decide([0.0] * 5, ABOVE).verdict is Verdict.UNDECIDED
-
-
-def test_a_target_never_reached_is_no_number() -> None:
     with pytest.raises(ValueError, match="not finite"):
         decide([1.0, math.inf], ABOVE)
 

@@ -54,17 +54,10 @@ def test_the_table_has_means_over_the_seeds_and_their_interval() -> None:
 
 def test_the_command_writes_every_combination(tmp_path: Path) -> None:
     settings = (
-        "fleet=mlp@0.25,lenet5@0.5",
-        "global-model=mlp@0.25",
-        "data.name=digits",
-        "data.image-size=0",
-        "data.samples=200",
-        "data.test-samples=50",
-        "train.epochs=1",
-        "noise.batches=2",
-        "noise.batch-size=16",
+        "fleet=mlp@0.25,lenet5@0.5 global-model=mlp@0.25 data.name=digits data.image-size=0 "
+        "data.samples=200 data.test-samples=50 train.epochs=1 noise.batches=2 noise.batch-size=16"
     )
-    chosen = [part for each in settings for part in ("-s", each)]
+    chosen = [word for setting in settings.split() for word in ("-s", setting)]
 
     def go(*more: str) -> Result:
         command = ["information", *chosen, *more, "--seeds", "1", "--out", str(tmp_path)]

@@ -48,12 +48,8 @@ def test_a_run_on_points_has_a_panel_for_each_network_before_and_after(tmp_path:
     (tmp_path / "config.toml").write_text(to_toml(settings))
     figure = pictures.regions(tmp_path)
     titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
-    assert titles == [
-        "client 0: points-mlp-1",
-        "client 1: points-mlp-2",
-        "client 2: points-mlp-3",
-        "server: points-mlp-1",
-    ]
+    clients = [f"client {k}: points-mlp-{k + 1}" for k in range(3)]
+    assert titles == [*clients, "server: points-mlp-1"]
     assert len(figure.axes) == 8
     before, after = (np.asarray(figure.axes[i].images[0].get_array()) for i in (0, 4))
     assert (before != after).any()

@@ -32,19 +32,15 @@ def test_every_recorded_cell_is_found_by_its_fingerprint() -> None:
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_a_record_is_what_its_cells_say(name: str) -> None:
+def test_a_record_and_its_canaries_are_of_its_cells(name: str) -> None:
     folder, file = claims.RESULTS / name, paper_table.read(Path(name))
     filled = paper_table.collect(file, folder)
     told = json.loads((folder / f"{name}.json").read_text())
     assert json.loads(json.dumps(paper_table.told(filled, file))) == told
     text = (folder / f"{name}.md").read_text()
     assert text.strip() == markdown(filled.table()).strip()
-
-
-@pytest.mark.parametrize("name", RECORDED)
-def test_canaries_are_of_the_methods_of_their_table(name: str) -> None:
-    methods = {cell.flat["method"] for cell in canary.first_cells(paper_table.read(Path(name)))}
-    recorded = canary.load(claims.RESULTS / name)
+    methods = {cell.flat["method"] for cell in canary.first_cells(file)}
+    recorded = canary.load(folder)
     assert len({one.where for one in recorded}) == len(recorded)
     for one in recorded:
         assert one.digests.keys() <= methods and one.rounds in (1, 2)
