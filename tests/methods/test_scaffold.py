@@ -232,7 +232,7 @@ def test_oca_combines_the_models_and_leaves_the_variates_alone(run: Run) -> None
         ({"average.robust": "clip"}, 'average.robust = "clip" is not allowed with method'),
         (
             {"average.across": "same", "scaffold.server-lr": 0.5},
-            'scaffold.server-lr = "0.5" is not allowed with average.across = "same"; allowed: "1"',
+            'scaffold.server-lr = 0.5 is not allowed with average.across = "same"; allowed: 1',
         ),
     ],
 )
