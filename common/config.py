@@ -7,6 +7,7 @@ Flower hands both apps one flat run config: ``seed``, ``data.name``, ``fedorion.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, final
 
@@ -311,10 +312,10 @@ class Node(Section):
     """``i-dl-mh``: whether it wants what the server gives back."""
 
 
-def not_allowed(key: str, value: Value, why: str, *allowed: str) -> ValueError:
-    """The one line that refuses a value which another setting rules out."""
-    line = f'{key} = "{value}" is not allowed with {why}'
-    words = ", ".join(f'"{word}"' for word in allowed)
+def not_allowed(key: str, value: Value, why: str, *allowed: Value) -> ValueError:
+    """Return the one line that refuses a value which another setting rules out."""
+    words = ", ".join(map(json.dumps, allowed))
+    line = f"{key} = {json.dumps(value)} is not allowed with {why}"
     return ValueError(f"{line}; allowed: {words}" if allowed else line)
 
 
@@ -354,64 +355,37 @@ class MethodOptions(Section):
     @final
     def check_privacy(self, config: Config) -> None:
         """Raise ``ValueError``, one line, for what noise on a mean would not protect."""
-        privacy, average = config.privacy, config.average
+        privacy = config.privacy
         if not privacy.on:
             return
         if "privacy" not in self.uses:
             why = f'method = "{config.run.method}": there are {self.leaks}'
             raise not_allowed("privacy.mode", privacy.mode, why, "off")
-        why = f'privacy.mode = "{privacy.mode}": '
-        for key, value, reason, allowed in (
-            ("average.weights", average.weights, "one client must count as another", "uniform"),
-            ("average.robust", average.robust, "its noise is for a mean", "none"),
-            ("average.across", average.across, "a size may be one client's", "none"),
-            ("oca.aggregate", config.oca.aggregate, "cached uploads would be used again", "off"),
-        ):
-            if value != allowed:
-                raise not_allowed(key, value, why + reason, allowed)
-        if config.score.bn == "recalibrated":
-            told = why + "clients' statistics have no noise"
-            raise not_allowed("score.bn", config.score.bn, told, "running", "batch")
-        if config.score.clients_every:
-            told = f"{why}clients' scores have no noise; it should be 0"
-            every = config.score.clients_every
-            raise ValueError(f"score.clients-every = {every} is not allowed with {told}")
-        if config.score.drift:
-            told = f"{why}the clients' updates have no noise there; it should be false"
-            raise ValueError(f"score.drift = true is not allowed with {told}")
-        for key in ("flops", "memory"):
-            if getattr(config.run, key):
-                told = f"{why}it tells how many samples a client has; it should be false"
-                raise ValueError(f"{key} = true is not allowed with {told}")
-        if (back := config.run.from_round) >= 0:
-            told = f"{why}what was released after that round counts too; it should be -1"
-            raise ValueError(f"from-round = {back} is not allowed with {told}")
-        if privacy.sampling == "secret" and privacy.mode == "local":
-            told = why + "the server sees who answers"
-            raise not_allowed("privacy.sampling", privacy.sampling, told, "public")
+        samples, flat = "it tells how many samples a client has", config.flat
+        rules: dict[str, tuple[str, *tuple[Value, ...]]] = {
+            "average.weights": ("one client must count as another", "uniform"),
+            "average.robust": ("its noise is for a mean", "none"),
+            "average.across": ("a size may be one client's", "none"),
+            "oca.aggregate": ("cached uploads would be used again", "off"),
+            "score.bn": ("clients' statistics have no noise", "running", "batch"),
+            "score.clients-every": ("clients' scores have no noise", 0),
+            "score.drift": ("the clients' updates have no noise there", False),
+            "flops": (samples, False),
+            "memory": (samples, False),
+            "from-round": ("what was released after that round counts too", -1),
+        }
+        if privacy.mode == "local":
+            rules["privacy.sampling"] = ("the server sees who answers", "public")
+        for key, (reason, *allowed) in rules.items():
+            if flat[key] not in allowed:
+                why = f'privacy.mode = "{privacy.mode}": {reason}'
+                raise not_allowed(key, flat[key], why, *allowed)
 
     def check_fleet(self, task: Any, specs: tuple[str, ...]) -> None:
         """Raise ``ValueError``, one line, if networks of these architectures cannot take part.
 
         ``task``: a ``Task`` of ``common/task.py``, which imports this module.
         """
-
-
-SECTIONS: dict[str, type[Section]] = {
-    "data": Data,
-    "train": Train,
-    "score": Score,
-    "wire": Wire,
-    "average": Average,
-    "oca": Oca,
-    "noise": NoiseTraining,
-    "generator": GeneratorTraining,
-    "confidence": Confidence,
-    "ensemble": Ensemble,
-    "public": PublicTraining,
-    "privacy": Privacy,
-}
-"""The tables that no single method owns."""
 
 
 @final
@@ -486,3 +460,11 @@ class Config(BaseModel):
     @property
     def partition_seed(self) -> int:
         return self.data.seed or self.run.seed
+
+
+SECTIONS: dict[str, Any] = {
+    name: field.annotation
+    for name, field in Config.model_fields.items()
+    if name not in ("run", "method", "nodes")
+}
+"""The tables that no single method owns."""

@@ -103,7 +103,7 @@ def invalid(error: ValidationError) -> str:
     return f"field {where!r}: {first['msg']}"
 
 
-def not_allowed(error: ErrorDetails, key: str, pattern: str = "") -> str:
+def refusal(error: ErrorDetails, key: str, pattern: str = "") -> str:
     """Return the line for a value of the user's that pydantic refused.
 
     ``pattern``: what to say of a text that does not match.

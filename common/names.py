@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import final
 
 from common import methods, plugins
 from common.config import FLEETS, Config
@@ -46,28 +44,13 @@ def version_of(config: Config) -> str:
 
     Raises ``ValueError``, one line, for a plug-in that is not installed here.
     """
-    return _version(_Same(config))
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class _Same:
-    """A configuration, equal to itself alone."""
-
-    config: Config
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.config is self.config
-
-    def __hash__(self) -> int:
-        return id(self.config)
+    return _version(tuple(outside(config.flat)))
 
 
 @lru_cache(maxsize=2)
-def _version(of: _Same) -> str:
-    """As ``version_of``; once for all messages of a run to one process."""
+def _version(plugged: tuple[tuple[str, str], ...]) -> str:
     roots: dict[str, str] = {}
-    for kind, name in outside(of.config.flat):
+    for kind, name in plugged:
         if root := plugins.root_of(kind, name):
             roots[root] = f"{root}.{plugins.digest(f'{plugins.WORDS[kind]} {name!r}', root)}"
     return "+".join([code_version(), *(roots[root] for root in sorted(roots))])

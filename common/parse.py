@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 
 from common import methods
 from common.config import SECTIONS, Config, Data, Node, Run
-from common.errors import not_allowed
+from common.errors import refusal
 from common.options import Descent
 from common.plugins import nearest, table_of
 from common.section import Auto, Section, Value, kebab, value_kind
@@ -190,7 +190,7 @@ def _explain(kind: type[Section], prefix: str, error: ErrorDetails) -> str:
     key = prefix + kebab(str(error["loc"][0]))
     if error["type"] == "extra_forbidden":
         return _unknown(key, [*known_keys(), *(prefix + kebab(name) for name in kind.model_fields)])
-    return not_allowed(error, key, PATTERNS.get(key.rpartition(".")[2], ""))
+    return refusal(error, key, PATTERNS.get(key.rpartition(".")[2], ""))
 
 
 def _unknown(key: str, known: list[str]) -> str:

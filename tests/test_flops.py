@@ -106,7 +106,7 @@ def test_training_that_is_shared_with_another_run_is_done_and_counted(tmp_path: 
 
 def test_it_does_not_go_with_privacy(tmp_path: Path) -> None:
     private = {"method": "fedavg", "privacy__mode": "central", "privacy__noise_multiplier": 1.0}
-    line = r"flops = true is not allowed .* how many samples a client has; it should be false"
+    line = r"flops = true is not allowed .* how many samples a client has; allowed: false"
     with pytest.raises(ValueError, match=line):
         parse(flat(tmp_path, **private, flops=True))
 

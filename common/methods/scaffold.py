@@ -73,7 +73,7 @@ class Options(Averaging):
         across = config.average.across
         if self.server_lr != 1 and across != "none":
             why = f'average.across = "{across}"'
-            raise not_allowed("scaffold.server-lr", self.server_lr, why, "1")
+            raise not_allowed("scaffold.server-lr", self.server_lr, why, 1)
         if config.average.robust == "clip":
             why += ": a shortened step is not what the client's variate is made of"
             raise not_allowed("average.robust", "clip", why, "none", "median", "trimmed")

@@ -10,7 +10,7 @@ from typing import TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from common.errors import not_allowed
+from common.errors import refusal
 from common.plugins import nearest
 
 M = TypeVar("M", bound=BaseModel)
@@ -44,7 +44,7 @@ def _explain(kind: type[BaseModel], error: ErrorDetails) -> str:
     if error["type"] == "extra_forbidden":
         known = _keys(_inner(kind, outer))
         return f"key {where!r} is unknown{nearest(str(last), known)}; allowed: {', '.join(known)}"
-    return not_allowed(error, where)
+    return refusal(error, where)
 
 
 def _keys(kind: type[BaseModel]) -> list[str]:

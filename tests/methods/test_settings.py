@@ -95,7 +95,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "scaffold",
         {"average__across": "same", "scaffold__server_lr": 0.5},
-        'scaffold.server-lr = "0.5" is not allowed with average.across = "same"',
+        'scaffold.server-lr = 0.5 is not allowed with average.across = "same"',
     ),
     ("heterofl", {"average__across": "same"}, 'average.across = "same" is not allowed'),
     (

@@ -167,7 +167,7 @@ class Backwards(Loopback):  # type: ignore[misc]
         return list(super().pull_messages(list(message_ids)))[::-1]
 
 
-class Crash(Exception):
+class Crash(BaseException):
     """Stands for the power cut."""
 
 
