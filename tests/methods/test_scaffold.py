@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from common.methods.scaffold import Up
 from common.parse import defaults, parse
 from server_app.keep.checkpoint import Checkpoint, path_in
 from server_app.methods.scaffold import State
-from server_app.stopped import Stopped
 from tests.support.battery import Changing, Tampering
 from tests.support.scalar import PLAIN, descend, kept, result
 from tests.support.tiny import TinyRun, flat, play
@@ -94,18 +92,6 @@ def test_the_store_keeps_the_round_that_the_server_counts_on(
     played = play(settings, Losing(2, settings, workers=0))
     mean = (variate(played, 5, 0) + variate(played, 5, 1)) / 2
     assert float(state(played).c["w"]) == pytest.approx(mean, abs=1e-6)
-
-
-def test_a_client_without_that_round_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    descend(monkeypatch, (0.0, 4.0))
-    first = play(flat(tmp_path, **HAND, rounds=1))
-    shutil.rmtree(kept(first.folder, 1, 1, Memory.kind).parent)
-    with pytest.raises(
-        Stopped, match=r"client 1: .*/1/1/scaffold.Memory.* is missing: .* of round 1"
-    ):
-        play(flat(tmp_path, **HAND, rounds=2, resume=True))
 
 
 def test_the_first_round_is_fedavg_bit_for_bit(run: Run) -> None:
