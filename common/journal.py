@@ -225,12 +225,8 @@ class Entry(Part):
             found = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"it is not JSON: {error}") from error
-        return cls.of(found)
-
-    @classmethod
-    def of(cls, found: object) -> Entry:
-        """``read``, from what the JSON says."""
-        version = found.get("version", 1) if isinstance(found, dict) else VERSION
+        entry = found if isinstance(found, dict) and "round" in found else {"version": VERSION}
+        version = entry.get("version", 1)
         if version != VERSION:
             raise OtherVersion(
                 f"the journal has version {version}, this release reads version {VERSION}: use the "
@@ -312,13 +308,10 @@ def whole_lines(path: Path) -> list[Line]:
 def _entry(raw: bytes, path: Path) -> tuple[Entry | None, str]:
     """Return a line's entry, or why it cannot be read."""
     try:
-        found = json.loads(raw.decode()) if raw.startswith(b"{") else {}
-        return (Entry.of(found), "") if "round" in found else (None, "it is no entry of a journal")
+        return Entry.read(raw.decode()), ""
     except OtherVersion as error:
         raise OtherVersion(f"{path}: {error}") from None
-    except UnicodeDecodeError as error:
-        return None, f"byte {error.start + 1} is no UTF-8"
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         return None, first_line(error)
 
 

@@ -220,5 +220,5 @@ def test_where_no_weights_come_back_there_is_none(tmp_path: Path) -> None:
 
 def test_it_does_not_go_with_privacy(tmp_path: Path) -> None:
     private = {"method": "fedavg", "privacy__mode": "central", "privacy__noise_multiplier": 1.0}
-    with pytest.raises(ValueError, match=r"score.drift = true is not allowed .* should be false"):
+    with pytest.raises(ValueError, match=r"score.drift = true is not allowed .* allowed: false"):
         parse(flat(tmp_path, **private, score__drift=True))

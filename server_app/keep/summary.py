@@ -23,6 +23,8 @@ from common.records import StateDict
 from common.version import VERSION
 
 N = TypeVar("N", int, float)
+SOMETIMES = {"clients_in_all", "drift", "flops", "memory", "further_failures", "privacy"}
+"""What a summary leaves out where there is nothing of it; of all else it says ``null``."""
 
 
 def write(
@@ -41,7 +43,10 @@ def write(
     fair = next((entry.fairness for entry in reversed(rounds) if entry.fairness), None)
     drifts = [entry.drift for entry in rounds if entry.drift is not None]
     failures = [failure.model_dump() for entry in entries for failure in entry.failures]
-    summary = {
+    flops = _sums(entry.flops for entry in entries)
+    memory = [entry.memory for entry in entries if entry.memory]
+    settings = config.privacy.model_dump(by_alias=True)
+    summary: dict[str, object] = {
         "status": "stopped" if error else "completed",
         "error": error,
         "ended": "error" if error else "rounds" if last.reached is None else "target",
@@ -62,19 +67,19 @@ def write(
         "coefficients": last.coefficients or None,
         "cost": _cost(rounds),
         "clients": _clients(entries),
-        **_of_many(entries),
+        "clients_in_all": _of_many(entries),
         "bytes": _sums(entry.bytes for entry in entries),
-        **({"drift": statistics.fmean(drifts)} if drifts else {}),
-        **_flops(entries),
-        **_memory(entries),
+        "drift": statistics.fmean(drifts) if drifts else None,
+        "flops": {**flops, "total": sum(flops.values())} if flops else None,
+        "memory": Memory.most(memory).told() if memory else None,
         "seconds": round(sum(entry.seconds.get("total", 0.0) for entry in entries), 3),
         "seconds_by_phase": {
             phase: round(spent, 3) for phase, spent in _sums(e.seconds for e in entries).items()
         },
         "failures": failures[:MANY],
-        **({"further_failures": len(failures) - MANY} if len(failures) > MANY else {}),
+        "further_failures": len(failures) - MANY if len(failures) > MANY else None,
         "weights_sha256": model_file.digest(weights) if weights is not None else None,
-        **({"privacy": _privacy(config, last)} if last.privacy else {}),
+        "privacy": last.privacy and {**settings, **last.privacy.model_dump()},
         "versions": {
             "fedmosaic": VERSION,
             "torch": torch.__version__,
@@ -82,13 +87,8 @@ def write(
             "python": platform.python_version(),
         },
     }
-    write_atomically(folder / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
-
-
-def _privacy(config: Config, last: Entry) -> dict[str, object]:
-    """The settings, and ε and δ after the last round."""
-    assert last.privacy is not None
-    return {**config.privacy.model_dump(by_alias=True), **last.privacy.model_dump()}
+    told = {k: v for k, v in summary.items() if v is not None or k not in SOMETIMES}
+    write_atomically(folder / "summary.json", (json.dumps(told, indent=1) + "\n").encode())
 
 
 def place(out: str, experiment: str) -> Path:
@@ -147,12 +147,12 @@ def _scores(entries: list[Entry]) -> list[ClientScore]:
     return next((entry.scores for entry in reversed(entries) if entry.scores), [])
 
 
-def _of_many(entries: list[Entry]) -> dict[str, object]:
+def _of_many(entries: list[Entry]) -> dict[str, object] | None:
     """What stands for ``clients`` where there are many: the journal has each one."""
     if not entries or len(entries[0].clients) <= MANY:
-        return {}
+        return None
     members, scores = entries[0].clients, _scores(entries)
-    told = {
+    return {
         "count": len(members),
         "scored": len(scores),
         "models": Counter(member.model for member in members),
@@ -160,7 +160,6 @@ def _of_many(entries: list[Entry]) -> dict[str, object]:
         "accuracy": quantiles(score.accuracy for score in scores),
         "accuracy_global": quantiles(score.accuracy_global for score in scores),
     }
-    return {"clients_in_all": told}
 
 
 def _named_accuracies(rounds: list[dict[str, float]]) -> dict[str, Accuracy]:
@@ -190,20 +189,6 @@ def _cost(rounds: list[Entry]) -> dict[str, float] | None:
         return None
     numbers, sent = sum(cost.numbers for cost in costs), sum(cost.bytes for cost in costs)
     return {"numbers": numbers, "bytes": sent, "bytes_per_number": round(sent / numbers, 4)}
-
-
-def _flops(entries: list[Entry]) -> dict[str, dict[str, int]]:
-    """Floating-point operations of the clients, of the server, and in all; nothing uncounted."""
-    flops = _sums(entry.flops for entry in entries)
-    return {"flops": {**flops, "total": sum(flops.values())}} if flops else {}
-
-
-def _memory(entries: list[Entry]) -> dict[str, dict[str, float]]:
-    """Most bytes of tensors in any round: the clients' mean, the largest client's, the server's;
-    nothing where they were not measured.
-    """
-    found = [entry.memory for entry in entries if entry.memory]
-    return {"memory": Memory.most(found).told()} if found else {}
 
 
 def _sums(parts: Iterable[Mapping[str, N]]) -> dict[str, N]:

@@ -130,6 +130,7 @@ class _Shown:
         self.name, self._kind, self._path = name, kind, _path(folder, name)
         self.told = told(folder, name).model_copy(update={"failed": ""})
         self.finished = False
+        self._lock = threading.RLock()  # of ``told``: both threads may find that it fails
 
     def start(self, folder: Path, settings: Mapping[str, Value]) -> None:
         self._keep()  # its folder is there now
@@ -148,12 +149,13 @@ class _Shown:
 
     def fail(self, why: str) -> None:
         """Warn, once."""
-        if not self.told.failed:
-            log.warning("track: %s fails, the run goes on without it: %s", self.name, why)
-            with suppress(OSError):
+        with self._lock, suppress(OSError):
+            if not self.told.failed:
+                log.warning("track: %s fails, the run goes on without it: %s", self.name, why)
                 self._keep(failed=why)
 
     def _keep(self, **changes: str | int) -> None:
-        self.told = self.told.model_copy(update=changes)
-        self._path.parent.mkdir(exist_ok=True)
-        write_atomically(self._path, self.told.model_dump_json().encode() + b"\n")
+        with self._lock:
+            self.told = self.told.model_copy(update=changes)
+            self._path.parent.mkdir(exist_ok=True)
+            write_atomically(self._path, self.told.model_dump_json().encode() + b"\n")

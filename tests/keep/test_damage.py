@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from shutil import copytree
@@ -134,7 +135,7 @@ def replaced(i: int, line: bytes) -> Callable[[list[bytes]], list[bytes]]:
     [
         (replaced(2, b"[1,2]\n"), "line 3 is damaged: it is no entry", "--from-round 2"),
         (replaced(2, b'{"x":1}\n'), "line 3 is damaged: it is no entry", "--from-round 2"),
-        (replaced(3, b'{"round":\xff}\n'), "line 4 is damaged: byte 10 is no UTF-8", "round 3"),
+        (replaced(3, b'{"round":\xff}\n'), "line 4 is damaged: .*byte 0xff", "round 3"),
         (lambda x: [*x[:2], *x[3:]], "line 3 is damaged: it is of round 3", "--from-round 2"),
         (lambda x: [*x[:3], *x[2:]], "line 4 is damaged: it is of round 2", "--from-round 3"),
         (lambda x: x[:3], "lacks rounds before 4", "--from-round 3"),
@@ -153,7 +154,7 @@ def test_a_damaged_journal_is_one_line_with_what_can_be_done(
     with pytest.raises(Stopped) as stopped:
         again(run, rounds=5)
     line = str(stopped.value)
-    assert f"{run}/journal.jsonl" in line and said in line and "\n" not in line
+    assert f"{run}/journal.jsonl" in line and re.search(said, line) and "\n" not in line
     assert todo in line and "the checkpoint is kept" not in line
     ((state, told),) = state_of(run, "journal.jsonl")
     assert state == "damaged" and (todo in told or "checkpoint" in told)

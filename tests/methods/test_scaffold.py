@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from common import optimise
 from common.methods.scaffold import Up
 from server_app.keep.checkpoint import Checkpoint, path_in
 from server_app.methods.scaffold import State
-from server_app.stopped import Stopped
 from tests.support.battery import Changing, Tampering
 from tests.support.scalar import PLAIN, descend, kept, result
 from tests.support.tiny import Run, TinyRun, flat, play
@@ -93,16 +91,6 @@ def test_the_store_keeps_the_round_that_the_server_counts_on(
     assert float(state(played).c["w"]) == pytest.approx(mean, abs=1e-6)
 
 
-def test_a_client_without_that_round_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    descend(monkeypatch, (0.0, 4.0))
-    first = play(flat(tmp_path, **HAND, rounds=1))
-    shutil.rmtree(kept(first.folder, 1, 1, Memory.kind).parent)
-    with pytest.raises(
-        Stopped, match=r"client 1: .*/1/1/scaffold.Memory.* is missing: .* of round 1"
-    ):
-        play(flat(tmp_path, **HAND, rounds=2, resume=True))
 
 
 def test_with_everybody_in_c_is_the_mean_of_the_clients_variates(run: Run) -> None:

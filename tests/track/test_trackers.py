@@ -160,8 +160,9 @@ def test_a_tracker_that_hangs_is_left_behind(
     with caplog.at_level(logging.WARNING):
         show(tmp_path, "seen", ENTRIES)  # returns
     released.set()
-    (thread,) = (each for each in threading.enumerate() if each.name == "trackers")
-    thread.join()
+    for thread in threading.enumerate():
+        if thread.name == "trackers":
+            thread.join()
     assert "seen fails" in caplog.text and "does not come to an end" in caplog.text
     assert told(tmp_path, "seen").failed
 
