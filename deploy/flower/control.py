@@ -13,20 +13,13 @@ import queue
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import grpc
-from flwr.proto.control_pb2 import (
-    ListNodesRequest,
-    ListRunsRequest,
-    RegisterNodeRequest,
-    StopRunRequest,
-    StreamLogsRequest,
-    UnregisterNodeRequest,
-)
+from flwr.proto import control_pb2 as proto
 from flwr.proto.control_pb2_grpc import ControlStub
 
 from common.errors import first_line
@@ -38,6 +31,7 @@ from deploy.flower.processes import environment, executable, plain
 from deploy.machines.certificates import read_public_key
 
 CONNECTION = "here"  #: the name of the SuperLink in the private config.toml
+ANSWER = 10.0  #: seconds for one answer
 POLL = 0.1  #: seconds between two looks at a run that ends
 PAUSE = 0.2  #: seconds without output between two looks at what else may have happened
 SILENCE = 2.0  #: seconds without output after which the SuperLink is asked how the run stands
@@ -60,10 +54,6 @@ class RunStatus:
     details: str  #: why it failed, in one line; else empty
     bytes_sent: int  #: by the SuperLink to the SuperNodes; 0 in a simulation
     bytes_received: int  #: by the SuperLink from the SuperNodes; 0 in a simulation
-
-    @property
-    def finished(self) -> bool:
-        return self.status.startswith(FINISHED)
 
     @property
     def completed(self) -> bool:
@@ -147,8 +137,13 @@ class Control:
 
     def online(self) -> int:
         """How many SuperNodes are registered and online."""
-        nodes = self._control.ListNodes(ListNodesRequest(), timeout=2.0).nodes_info
-        return sum(node.status == "online" for node in nodes)
+        return sum(node.status == "online" for node in self._nodes(timeout=2.0))
+
+    def _nodes(self, timeout: float = ANSWER) -> Sequence[Any]:
+        nodes: Sequence[Any] = self._control.ListNodes(
+            proto.ListNodesRequest(), timeout=timeout
+        ).nodes_info
+        return nodes
 
     def register(self, public_key: Path) -> bool:
         """Let the SuperNode with this key in; False if it was registered already.
@@ -159,7 +154,8 @@ class Control:
         """
         key = read_public_key(public_key)
         try:
-            self._control.RegisterNode(RegisterNodeRequest(public_key=key), timeout=10.0)
+            request = proto.RegisterNodeRequest(public_key=key)
+            self._control.RegisterNode(request, timeout=ANSWER)
             return True
         except grpc.RpcError as error:
             if TAKEN not in details(error):
@@ -178,15 +174,14 @@ class Control:
         """
         found = self._registered(read_public_key(public_key))
         for node_id in found:
-            self._control.UnregisterNode(UnregisterNodeRequest(node_id=node_id), timeout=10.0)
+            request = proto.UnregisterNodeRequest(node_id=node_id)
+            self._control.UnregisterNode(request, timeout=ANSWER)
         return bool(found)
 
     def _registered(self, key: bytes) -> list[int]:
         """The nodes that are registered with this key: one or none."""
-        nodes = self._control.ListNodes(ListNodesRequest(), timeout=10.0).nodes_info
-        return [
-            each.node_id for each in nodes if each.public_key == key and each.status != UNREGISTERED
-        ]
+        same = (each for each in self._nodes() if each.public_key == key)
+        return [each.node_id for each in same if each.status != UNREGISTERED]
 
     def submit(
         self, app: Path, run_config: Mapping[str, Value], federation: Mapping[str, Value]
@@ -206,24 +201,19 @@ class Control:
             command += ["--run-config", str(overrides)]
         if federation:
             command += ["--federation-config", config_arguments(federation)]
+        no_input = subprocess.DEVNULL
         done = subprocess.run(
-            command,
-            cwd=empty,
-            env=self._env,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
+            command, cwd=empty, env=self._env, stdin=no_input, capture_output=True
         )
-        run_id = run_id_from(done.stdout, done.stderr)
+        run_id = run_id_from(
+            *(text.decode(errors="replace") for text in (done.stdout, done.stderr))
+        )
         self._check()
         return run_id
 
     def status(self, run_id: int) -> RunStatus:
         """How the run stands now."""
-        answer = self._control.ListRuns(ListRunsRequest(run_id=run_id), timeout=10.0)
-        run = answer.run_dict[run_id]
+        run = self._runs(run_id=run_id)[run_id]
         status = ":".join(filter(None, [run.status.status, run.status.sub_status]))
         return RunStatus(run_id, status, run.status.details, run.bytes_sent, run.bytes_recv)
 
@@ -266,7 +256,7 @@ class Control:
                     asked = now
                     try:
                         status = self.status(run_id)
-                        if status.finished:
+                        if status.status.startswith(FINISHED):
                             break
                         answered = answered if ended else now
                     except grpc.RpcError as error:
@@ -286,12 +276,17 @@ class Control:
 
     def running(self) -> list[int]:
         """The runs that have not ended, ascending."""
-        runs = self._control.ListRuns(ListRunsRequest(), timeout=10.0).run_dict
-        return sorted(i for i, run in runs.items() if run.status.status != FINISHED)
+        return sorted(i for i, run in self._runs().items() if run.status.status != FINISHED)
+
+    def _runs(self, **which: int) -> Mapping[int, Any]:
+        runs: Mapping[int, Any] = self._control.ListRuns(
+            proto.ListRunsRequest(**which), timeout=ANSWER
+        ).run_dict
+        return runs
 
     def stop(self, run_id: int) -> None:
         """Stop the run; the federation stays up."""
-        self._control.StopRun(StopRunRequest(run_id=run_id), timeout=10.0)
+        self._control.StopRun(proto.StopRunRequest(run_id=run_id), timeout=ANSWER)
 
     def _read(self, run_id: int, put: Callable[[str | None], None], over: threading.Event) -> None:
         """Put what the ServerApp prints line by line; None at its end.
@@ -302,7 +297,7 @@ class Control:
         unfinished, since = "", 0.0
         while not over.is_set():
             try:
-                request = StreamLogsRequest(run_id=run_id, after_timestamp=since)
+                request = proto.StreamLogsRequest(run_id=run_id, after_timestamp=since)
                 for chunk in self._control.StreamLogs(request):
                     since = chunk.latest_timestamp
                     *complete, unfinished = (unfinished + chunk.log_output).split("\n")

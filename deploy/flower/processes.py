@@ -26,12 +26,8 @@ from deploy.flower import watchdog
 
 GRACE = 3.0  #: seconds between SIGTERM and SIGKILL
 POLL = 0.1  #: seconds between two looks at processes that start
-DROPPED = (
-    "FORCE_COLOR",
-    "PYTHONPATH",
-    "FEDMOSAIC_TRUST",
-    "FEDMOSAIC_APP_DIGEST",
-)  #: of the user's own environment
+DROPPED = ("FORCE_COLOR", "PYTHONPATH", "FEDMOSAIC_TRUST", "FEDMOSAIC_APP_DIGEST")
+"""Of the user's own environment."""
 
 
 def executable(name: str) -> str:

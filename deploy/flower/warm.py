@@ -27,6 +27,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import distribution
 from pathlib import Path
+from typing import Any
 
 from deploy.flower import pinned, warm_client
 from deploy.flower.processes import Processes, executable
@@ -100,8 +101,8 @@ def serve(address: str) -> None:
     for package in PACKAGES:
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(package)
-    entry_points = distribution("flwr").entry_points
-    mains = {entry.name: entry.load() for entry in entry_points if entry.name in PROGRAMS}
+    known = distribution("flwr").entry_points
+    mains = {entry.name: entry.load() for entry in known if entry.name in PROGRAMS}
     mains[pinned.PROGRAM] = functools.partial(pinned.main, mains[pinned.PROGRAM])
     gc.collect()
     gc.freeze()  # children never walk these objects, so their memory stays shared
@@ -122,12 +123,8 @@ def _take_over(
     connection.settimeout(STALL)
     _, outputs, _, _ = socket.recv_fds(connection, 1, 2)
     try:
-        text = b""
-        while not text.endswith(b"\n"):
-            if not (chunk := connection.recv(65536)):
-                return
-            text += chunk
-        request = json.loads(text)
+        with connection.makefile("rb") as file:
+            request = json.loads(file.readline())
         connection.sendall(warm_client.READY)
         if connection.recv(1) != warm_client.AGREED:
             return
@@ -141,9 +138,7 @@ def _take_over(
             os.close(output)
 
 
-def _become(
-    mains: Mapping[str, Callable[[], None]], request: dict[str, object], outputs: list[int]
-) -> None:
+def _become(mains: Mapping[str, Callable[[], None]], request: Any, outputs: list[int]) -> None:
     """Be the requested program, in the child; never returns."""
     status = 1
     try:
@@ -151,15 +146,13 @@ def _become(
         for number, output in enumerate(outputs, start=1):
             os.dup2(output, number)
             os.close(output)
-        argv, env, cwd = request["argv"], request["env"], request["cwd"]
-        assert isinstance(argv, list) and isinstance(env, dict) and isinstance(cwd, str)
-        os.chdir(cwd)
+        os.chdir(request["cwd"])
         os.environ.clear()
-        os.environ.update(env)
-        sys.argv = argv
+        os.environ.update(request["env"])
+        sys.argv = request["argv"]
         with contextlib.suppress(OSError):
-            Path("/proc/self/comm").write_text(argv[0][:15])  # what top and ps show
-        mains[argv[0]]()
+            Path("/proc/self/comm").write_text(sys.argv[0][:15])  # what top and ps show
+        mains[sys.argv[0]]()
         status = 0
     except SystemExit as leaving:
         status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)

@@ -15,7 +15,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import final
+from typing import Any, final
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
@@ -64,7 +64,7 @@ class Cluster(Nodes):
             raise
         self._task = ray.remote(
             num_cpus=1, num_gpus=int(gpu), max_retries=RETRIES, scheduling_strategy="SPREAD"
-        )(_answering())
+        )(_on_a_node("answer"))
         self._put: dict[int, tuple[bytes, ray.ObjectRef[bytes]]] = {}
 
     def __exit__(self, *error: object) -> None:
@@ -95,28 +95,17 @@ def look(path: str) -> tuple[str, bool]:
     return code_version(), Path(path).exists()
 
 
-# Ray sends a function within a function whole, and others by their module's name. A node that has
-# fedmosaic installed finds the module once that has put its packages on the path.
+def _on_a_node(name: str) -> Callable[..., Any]:
+    """This module's function ``name`` as Ray takes it to a node.
 
+    Ray sends a function within a function whole, and others by their module's name. A node that has
+    fedmosaic installed finds the module once that has put its packages on the path.
+    """
 
-def _answering() -> Callable[[bytes, list[Letter], dict[str, Value]], list[bytes]]:
-    def task(content: bytes, letters: list[Letter], run_config: dict[str, Value]) -> list[bytes]:
+    def task(*arguments: object) -> object:
         if find_spec("deploy") is None:
             import_module("fedmosaic")
-        from deploy.run import cluster
-
-        return cluster.answer(content, letters, run_config)
-
-    return task
-
-
-def _looking() -> Callable[[str], tuple[str, bool]]:
-    def task(path: str) -> tuple[str, bool]:
-        if find_spec("deploy") is None:
-            import_module("fedmosaic")
-        from deploy.run import cluster
-
-        return cluster.look(path)
+        return getattr(import_module("deploy.run.cluster"), name)(*arguments)
 
     return task
 
@@ -153,7 +142,7 @@ def _look_from(node: str, path: str) -> ray.ObjectRef[tuple[str, bool]]:
     there = NodeAffinitySchedulingStrategy(node, soft=False)
     task = ray.remote(  # type: ignore[call-overload]  # Ray's types forget this strategy
         num_cpus=0, max_retries=0, scheduling_strategy=there
-    )(_looking())
+    )(_on_a_node("look"))
     found: ray.ObjectRef[tuple[str, bool]] = task.remote(path)
     return found
 
