@@ -14,7 +14,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from common import seeds
+from common import optimise, seeds
 from common.fit import fit, forward
 from common.losses import generation
 from common.losses.distillation import kl
@@ -22,6 +22,7 @@ from common.models.batchnorm import batch_statistics
 from common.models.classifier import Classifier
 from common.models.generator import Generator
 from common.models.layers import he_convolutions
+from common.records import StateDict
 from common.task import Task
 
 CIFAR = ("cifar10", "cifar100")
@@ -128,6 +129,20 @@ def new_generator(task: Task) -> Generator:
         )
         he_convolutions(generator)
         return generator
+
+
+def resumed_generator(
+    task: Task, t: int, theta: StateDict | None, adam: dict[int, StateDict]
+) -> tuple[Generator, torch.optim.Optimizer]:
+    """A generator with weights θ, the first draw without them, and its optimiser in round t with
+    the moments ``adam``.
+    """
+    generator = new_generator(task)
+    if theta is not None:
+        generator.load_state_dict(theta)
+    optimizer = task.generator_optimizer(t, task.place(generator).parameters())
+    optimise.restore_moments(optimizer, adam)
+    return generator, optimizer
 
 
 def is_adversarial(task: Task) -> bool:

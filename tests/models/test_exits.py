@@ -7,7 +7,7 @@ import torch
 
 from common import models
 from common.models.exits import Exit, Exits, separable
-from common.tree import largest
+from common.tree import check_nested
 
 
 def net(spec: str, side: int = 8) -> Exits:
@@ -20,7 +20,7 @@ def net(spec: str, side: int = 8) -> Exits:
 def test_every_depth_is_a_part_of_the_deeper_ones(base: str) -> None:
     nets = {base.format(d): net(base.format(d), 32) for d in (1, 2, 3, 4)}
     states = {spec: each.state_dict() for spec, each in nets.items()}
-    assert largest(states) == base.format(4)
+    assert check_nested(states) == base.format(4)
     whole, x = nets[base.format(4)].eval(), torch.rand(2, 1, 32, 32)
     for d, part in enumerate(nets.values(), start=1):
         part.load_state_dict({name: whole.state_dict()[name] for name in part.state_dict()})
