@@ -8,7 +8,6 @@ trains the generator between them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
 from typing import final
 
 import torch
@@ -68,12 +67,12 @@ class DataFree:
         optimizer = self.optimizer
         for batch in real:
             z = self.generator.latents(self.size, self.draw)
-            with torch.set_grad_enabled(optimizer is not None), self._forward(z):
+            with torch.set_grad_enabled(optimizer is not None), forward(self.precision, z.device):
                 images = self.generator(z)
                 logits, features = self.teacher.with_activations(images)
             if optimizer is not None and self.options.update_order == "generator":
                 self._step(optimizer, images, logits, features)
-                with torch.no_grad(), self._forward(z):
+                with torch.no_grad(), forward(self.precision, z.device):
                     images = self.generator(z)
                     logits = self.teacher(images)
             yield *batch, images.detach(), logits.detach()
@@ -87,9 +86,6 @@ class DataFree:
         """
         with batch_statistics(self.student, protect=self.protect):
             return kl(logits, self.student(images))
-
-    def _forward(self, z: Tensor) -> AbstractContextManager[object]:
-        return forward(self.precision, z.device)
 
     def _step(self, optimizer: torch.optim.Optimizer, *batch: Tensor) -> None:
         """One step of the generator on L_G = L_IE + λ₁ L_OH + λ₂ L_A (FedKF eq. 5)."""
