@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
 if TYPE_CHECKING:
-    from client_app.methods import AnyHandler
     from client_app.seal import Letter
     from common.protocol import ToClient, ToServer
-
-    Q = TypeVar("Q", bound=ToClient)
 
 log = logging.getLogger("flwr.fedmosaic")
 
@@ -28,61 +25,16 @@ app = ClientApp()
 
 
 @app.query("hello")
-def hello(message: Message, context: Context) -> Message:
-    """The census: who is there?"""
-    from common.protocol import Hello
-
-    return _answer(message, context, lambda half: Hello, lambda half, asked: half.hello(asked))
-
-
 @app.train()
-def train(message: Message, context: Context) -> Message:
-    """One round of local work."""
-    return _answer(
-        message, context, lambda half: half.receives, lambda half, down: half.trained(down)
-    )
-
-
 @app.train("second")
-def second(message: Message, context: Context) -> Message:
-    """The second exchange of a round, for methods that have one."""
-    return _answer(
-        message,
-        context,
-        lambda half: half.receives_second,
-        lambda half, down: half.trained_second(down),
-    )
-
-
 @app.evaluate()
-def evaluate(message: Message, context: Context) -> Message:
-    """Score models on the client's own test share."""
-    from common.protocol import Ask
-
-    return _answer(message, context, lambda half: Ask, lambda half, ask: half.scored(ask))
-
-
 @app.evaluate("statistics")
-def statistics(message: Message, context: Context) -> Message:
-    """Measure what BatchNorm layers see of the client's training data."""
-    from common.protocol import Measure
-
-    return _answer(message, context, lambda half: Measure, lambda half, asked: half.measure(asked))
-
-
-def _answer(
-    message: Message,
-    context: Context,
-    kind: Callable[[type[AnyHandler]], type[Q] | None],
-    work: Callable[[AnyHandler, Q], ToServer],
-) -> Message:
-    """Unpack, work, stamp, pack. An exception becomes an error reply of one line, everywhere.
-
-    ``kind``: what the message holds, given the method's client half.
-    """
-    from client_app.methods import half
+def answer(message: Message, context: Context) -> Message:
+    """Unpack, work, stamp, pack. An exception becomes an error reply of one line, everywhere."""
+    from client_app import methods
     from client_app.participant import Participant
     from client_app.seal import opened
+    from common import protocol
     from common.errors import LONGEST, line
     from common.files import Damaged
     from common.parse import parse
@@ -91,8 +43,16 @@ def _answer(
     try:
         letter = opened(message, context)
         config = parse(context.run_config)
-        handler = half(config.run.method)
-        if (expected := kind(handler)) is None:
+        half = methods.half(config.run.method)
+        kinds: dict[str, tuple[type[ToClient] | None, Callable[..., ToServer]]] = {
+            "query.hello": (protocol.Hello, half.hello),
+            "train": (half.receives, half.trained),
+            "train.second": (half.receives_second, half.trained_second),
+            "evaluate": (protocol.Ask, half.scored),
+            "evaluate.statistics": (protocol.Measure, half.measure),
+        }
+        expected, work = kinds[message.metadata.message_type]
+        if expected is None:
             raise ValueError(f"method = {config.run.method!r} has one exchange in a round")
         question = expected.unpack(letter.content)
         if not question.experiment:
@@ -100,9 +60,9 @@ def _answer(
         letter.check(context.run_config, question.experiment)
         participant = Participant(config, context.node_config, question.experiment)
         letter.admit(participant.folder)
-        answer = work(handler(participant), question)
-        answer = answer.stamped(question, participant.k, participant.kept(question.t))
-        return Message(letter.answer(answer.pack()), reply_to=message)
+        reply = work(half(participant), question)
+        reply = reply.stamped(question, participant.k, participant.kept(question.t))
+        return Message(letter.answer(reply.pack()), reply_to=message)
     except Exception as error:  # whatever it was, the server must hear of it
         about = message.metadata.message_type
         known = isinstance(error, Damaged)  # the line says all

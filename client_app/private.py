@@ -78,10 +78,4 @@ class Mutual(Private[O, M], ABC):
 
 def answers(teacher: Classifier) -> Loss:
     """A frozen network's logits, without gradients."""
-
-    def ask(x: Tensor) -> Tensor:
-        with torch.no_grad():
-            logits: Tensor = teacher(x)
-        return logits
-
-    return ask
+    return torch.no_grad()(lambda x: teacher(x))

@@ -8,13 +8,12 @@ trains the generator between them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
 from typing import final
 
 import torch
 from torch import Tensor
 
-from common import seeds
+from common import optimise, seeds
 from common.fit import fit, forward
 from common.losses import generation
 from common.losses.distillation import kl
@@ -22,6 +21,7 @@ from common.models.batchnorm import batch_statistics
 from common.models.classifier import Classifier
 from common.models.generator import Generator
 from common.models.layers import he_convolutions
+from common.records import StateDict
 from common.task import Task
 
 CIFAR = ("cifar10", "cifar100")
@@ -67,12 +67,12 @@ class DataFree:
         optimizer = self.optimizer
         for batch in real:
             z = self.generator.latents(self.size, self.draw)
-            with torch.set_grad_enabled(optimizer is not None), self._forward(z):
+            with torch.set_grad_enabled(optimizer is not None), forward(self.precision, z.device):
                 images = self.generator(z)
                 logits, features = self.teacher.with_activations(images)
             if optimizer is not None and self.options.update_order == "generator":
                 self._step(optimizer, images, logits, features)
-                with torch.no_grad(), self._forward(z):
+                with torch.no_grad(), forward(self.precision, z.device):
                     images = self.generator(z)
                     logits = self.teacher(images)
             yield *batch, images.detach(), logits.detach()
@@ -86,9 +86,6 @@ class DataFree:
         """
         with batch_statistics(self.student, protect=self.protect):
             return kl(logits, self.student(images))
-
-    def _forward(self, z: Tensor) -> AbstractContextManager[object]:
-        return forward(self.precision, z.device)
 
     def _step(self, optimizer: torch.optim.Optimizer, *batch: Tensor) -> None:
         """One step of the generator on L_G = L_IE + λ₁ L_OH + λ₂ L_A (FedKF eq. 5)."""
@@ -128,6 +125,20 @@ def new_generator(task: Task) -> Generator:
         )
         he_convolutions(generator)
         return generator
+
+
+def resumed_generator(
+    task: Task, t: int, theta: StateDict | None, adam: dict[int, StateDict]
+) -> tuple[Generator, torch.optim.Optimizer]:
+    """A generator with weights θ, the first draw without them, and its optimiser in round t with
+    the moments ``adam``.
+    """
+    generator = new_generator(task)
+    if theta is not None:
+        generator.load_state_dict(theta)
+    optimizer = task.generator_optimizer(t, task.place(generator).parameters())
+    optimise.restore_moments(optimizer, adam)
+    return generator, optimizer
 
 
 def is_adversarial(task: Task) -> bool:

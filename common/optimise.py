@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import tomllib
 from typing import Any
@@ -13,6 +12,7 @@ from torch.optim.optimizer import ParamsT
 
 from common.errors import first_line
 from common.options import Descent
+from common.plugins import nearest
 from common.records import StateDict
 from common.section import Value
 
@@ -83,10 +83,8 @@ def is_sgd(o: Descent) -> bool:
 def check(table: str, o: Descent) -> None:
     """Raise ``ValueError``, one line, unless ``make`` can make what the table asks for."""
     if o.optimizer.lower() not in KINDS:
-        known = {name: kind.__name__ for name, kind in KINDS.items()}
-        near = difflib.get_close_matches(o.optimizer.lower(), known, n=1)
-        hint = f'did you mean "{known[near[0]]}"?' if near else f"allowed: {', '.join(known)}"
-        raise ValueError(f'{table}.optimizer = "{o.optimizer}" is unknown; {hint}')
+        hint = nearest(o.optimizer.lower(), KINDS) or f"; allowed: {', '.join(KINDS)}"
+        raise ValueError(f'{table}.optimizer = "{o.optimizer}" is unknown{hint}')
     cls = KINDS[o.optimizer.lower()]
     takes = set(inspect.signature(cls).parameters)
     if o.weight_decay and "weight_decay" not in takes:
@@ -101,9 +99,8 @@ def check(table: str, o: Descent) -> None:
             if name in own:
                 raise ValueError(f"{table}.{name.replace('_', '-')} is a setting of its own")
             if name not in free:
-                near = difflib.get_close_matches(name, free, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(free)}"
-                raise ValueError(f"{cls.__name__} has no {name!r}; {hint}")
+                hint = nearest(name, free) or f"; allowed: {', '.join(free)}"
+                raise ValueError(f"{cls.__name__} has no {name!r}{hint}")
         of([nn.Parameter(torch.zeros(1))], o, 1, 1)
     except (TypeError, ValueError, RuntimeError) as error:
         shown = f'{table}.optimizer-options = "{o.optimizer_options}"'

@@ -139,24 +139,20 @@ def difference(part: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> str:
     return ""
 
 
-def largest(states: Mapping[str, Mapping[str, Tensor]]) -> str:
+def check_nested(states: Mapping[str, Mapping[str, Tensor]], across: str = "") -> str:
     """The architecture of which all the others are sub-models, by the name it has in ``states``.
 
-    Raises ``ValueError``, one line, if there is none: the largest, and who does not fit into it.
+    Raises ``ValueError``, one line, if there is none: who does not fit into the largest, and the
+    ``average.across`` that asks for it.
     """
     found = max(states, key=lambda spec: sum(value.numel() for value in states[spec].values()))
     for spec, state in states.items():
         if reason := difference(state, states[found]):
-            raise ValueError(f"{spec} is no sub-model of {found}, the largest of all: {reason}")
+            raise ValueError(
+                f'average.across = "{across}": {spec} is no sub-model of {found}, the largest of '
+                f'all: {reason}; "same" takes any fleet'
+            )
     return found
-
-
-def check_nested(states: Mapping[str, Mapping[str, Tensor]], across: str) -> str:
-    """``largest``, with an error that names the ``average.across`` that asks for it."""
-    try:
-        return largest(states)
-    except ValueError as error:
-        raise ValueError(f'average.across = "{across}": {error}; "same" takes any fleet') from None
 
 
 def steps(sent: Mapping[str, Tensor], w: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:

@@ -113,7 +113,7 @@ def test_every_optimiser_on_the_list_takes_steps(kind: str) -> None:
     [
         (
             {"train__optimizer": "RMSpop"},
-            'train.optimizer = "RMSpop" is unknown; did you mean "RMSprop"?',
+            "train.optimizer = \"RMSpop\" is unknown; did you mean 'rmsprop'?",
         ),
         ({"noise__optimizer": "LBFGS"}, 'noise.optimizer = "LBFGS" is unknown; allowed: '),
         (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import final
 
 import torch
@@ -72,7 +71,8 @@ class FedIN(Copy[Options, Down]):
         if factor == 0 or o.outer_scale == factor:
             hooks = []
         else:  # extractor and classifier have no part in l_IN, so their gradients can be rescaled
-            hooks = [w.register_hook(scaling(o.outer_scale / factor)) for w in outer]
+            scale = o.outer_scale / factor
+            hooks = [w.register_hook(lambda gradient: scale * gradient) for w in outer]
 
         def weighed(x: Tensor, y: Tensor) -> Tensor:
             l_local, l_in = both(x, y)
@@ -149,7 +149,3 @@ def bounded(s: Tensor, o: Options, generator: torch.Generator) -> Tensor:
     if o.noise:
         s = s + o.noise * torch.randn(s.shape, generator=generator)
     return s
-
-
-def scaling(factor: float) -> Callable[[Tensor], Tensor]:
-    return lambda gradient: factor * gradient

@@ -11,7 +11,7 @@ from torch import Tensor
 from client_app.copy import Copy
 from client_app.participant import upload
 from common import optimise
-from common.datafree import DataFree, new_generator
+from common.datafree import DataFree, new_generator, resumed_generator
 from common.methods.fedkf import Down, Options, Up
 from common.models.classifier import Classifier
 from common.models.generator import Generator
@@ -71,14 +71,10 @@ class FedKF(Copy[Options, Down]):
 
     def _generator(self, down: Down) -> tuple[Generator, torch.optim.Optimizer | None]:
         """θ_k and its optimiser, or the server's θ, which none moves."""
-        generator, memory = new_generator(self.task), self.participant.recall(down.t, Memory)
+        memory = self.participant.recall(down.t, Memory)
         if down.theta is not None:
+            generator = new_generator(self.task)
             generator.load_state_dict(down.theta)
             return self.task.place(generator), None
-        if memory is not None:
-            generator.load_state_dict(memory.generator)
-        self.task.place(generator)
-        optimizer = self.task.generator_optimizer(down.t, generator.parameters())
-        if memory is not None:
-            optimise.restore_moments(optimizer, memory.adam)
-        return generator, optimizer
+        kept = (memory.generator, memory.adam) if memory else (None, {})
+        return resumed_generator(self.task, down.t, *kept)

@@ -10,12 +10,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from common.config import Data
 from common.data import decoded
 from common.data.dataset import Dataset, holdout, measured
-from common.data.folder import Part, decode, listed, subfolders
+from common.data.folder import Part, listed, subfolders, tensors
 from common.files import in_order
 from common.seeds import rng
 
@@ -35,17 +34,8 @@ def load_client_folders(data: Data) -> Dataset:
         for part, found in _parts(root / name, classes).items():
             parts[part] += found
             owners[part] += [k] * len(found)
-    tensors = decoded.cached(
-        root,
-        [path for part in parts.values() for path, _ in part],
-        data.image_size,
-        lambda: decode(parts, data.image_size),
-        kind="clients-",
-    )
-    fields: dict[str, Tensor] = {}
+    fields = tensors(root, parts, data.image_size, "clients-")
     for part, suffix in (("train", ""), ("test", "_test")):
-        fields[f"x{suffix}"] = tensors[part]
-        fields[f"y{suffix}"] = torch.tensor([c for _, c in parts[part]], dtype=torch.int64)
         fields[f"owner{suffix}"] = torch.tensor(owners[part], dtype=torch.int64)
     return measured(root.name, classes, **fields)
 

@@ -39,18 +39,20 @@ def load_folder(data: Data) -> Dataset:
     """
     root = decoded.given(data, "folder")
     classes, parts = _parts(root)
-    tensors = decoded.cached(
-        root,
-        [path for part in parts.values() for path, _ in part],
-        data.image_size,
-        lambda: decode(parts, data.image_size),
-    )
-    fields: dict[str, Tensor] = {}
-    for name, suffix in (("train", ""), ("test", "_test"), ("public", "_public")):
-        if name in parts:
-            fields[f"x{suffix}"] = tensors[name]
-            fields[f"y{suffix}"] = torch.tensor([c for _, c in parts[name]], dtype=torch.int64)
+    fields = tensors(root, parts, data.image_size)
     return measured(root.name, classes, **(fields if "test" in parts else halved(fields, "folder")))
+
+
+def tensors(root: Path, parts: dict[str, Part], size: int, kind: str = "") -> dict[str, Tensor]:
+    """x and y of each part, by the names of ``Dataset``; decoded at most once."""
+    paths = [path for part in parts.values() for path, _ in part]
+    images = decoded.cached(root, paths, size, lambda: decode(parts, size), kind=kind)
+    fields = {}
+    for name, part in parts.items():
+        suffix = "" if name == "train" else f"_{name}"
+        fields[f"x{suffix}"] = images[name]
+        fields[f"y{suffix}"] = torch.tensor([c for _, c in part], dtype=torch.int64)
+    return fields
 
 
 def _parts(root: Path) -> tuple[tuple[str, ...], dict[str, Part]]:

@@ -99,7 +99,9 @@ class Outside:
             net = self._made(shape, classes).train()
             for name, module in net.named_modules():
                 if isinstance(module, nn.Linear):
-                    module.register_forward_hook(partial(_remember, called, name))
+                    module.register_forward_hook(
+                        lambda *io, name=name: called.append((name, io[2]))
+                    )
             try:
                 out = net(torch.zeros(2, *shape))
             except Exception as error:  # whatever the plug-in's author did
@@ -125,19 +127,13 @@ def _last(outside: Outside, shape: Shape, classes: int) -> str:
     return last
 
 
-def _remember(
-    called: list[tuple[str, object]], name: str, module: nn.Module, given: object, output: object
-) -> None:
-    called.append((name, output))
-
-
 def of_plugin(name: str, found: Factory) -> Outside:
     """A plug-in's class or function; it is given what it asks for by name.
 
     Raises ``ValueError``, one line, if it asks for something else.
     """
     if isinstance(found, type) and issubclass(found, Classifier):
-        return Outside(name, partial(_whole, found))
+        return Outside(name, lambda shape, classes: found(shape, classes, 1.0))
     asked = inspect.signature(found).parameters.values()
     offered = ("shape", "classes", "num_classes", "channels", "in_channels", "in_chans")
     needed = [p.name for p in asked if p.default is p.empty and p.kind not in _VARIADIC]
@@ -146,21 +142,16 @@ def of_plugin(name: str, found: Factory) -> Outside:
             f"model {name!r}: its parameter {other[0]!r} needs a default; what it can be given: "
             + ", ".join(offered)
         )
-    return Outside(name, partial(_given, found, tuple(p.name for p in asked if p.name in offered)))
+
+    def make(shape: Shape, classes: int) -> object:
+        values = (shape, classes, classes, shape[0], shape[0], shape[0])
+        given = dict(zip(offered, values, strict=True))
+        return found(**{p.name: given[p.name] for p in asked if p.name in given})
+
+    return Outside(name, make)
 
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-
-
-def _whole(kind: Factory, shape: Shape, classes: int) -> object:
-    return kind(shape, classes, 1.0)
-
-
-def _given(found: Factory, asked: tuple[str, ...], shape: Shape, classes: int) -> object:
-    numbers = {"classes": classes, "num_classes": classes}
-    channels = dict.fromkeys(("channels", "in_channels", "in_chans"), shape[0])
-    offered: dict[str, Any] = {"shape": shape, **numbers, **channels}
-    return found(**{name: offered[name] for name in asked})
 
 
 def of_family(family: str, name: str) -> tuple[Outside, str]:

@@ -28,7 +28,6 @@ import torch
 
 from common import tree
 from common.models.blocks import check_blocks, onward, own_entries
-from common.options import Average
 from common.records import StateDict
 from common.tree import check_nested, cut
 from server_app.combine.across import Across
@@ -93,31 +92,28 @@ class Depth(Across[O, T]):
         """
         options, before = self.config.average, self.parts(previous)
         if options.across == "depth":
-            bounded = self._bounded(uploads, before, parameters)
-            uploads = self._distilled(bounded, sizes, before, parameters)
-            options = _unclipped(options)
+            if options.robust == "clip":  # each upload as a whole
+                uploads = [self._bounded(spec, w, before[spec], parameters) for spec, w in uploads]
+            uploads = self._distilled(uploads, sizes, before, parameters)
+            if options.robust == "clip":
+                options = options.model_copy(update={"robust": "none"})
         found: Models = {}
         for spec in self.held[:-1]:
             members = [i for i, (theirs, _) in enumerate(uploads) if theirs == spec]
             own = [cut(uploads[i][1], self.own[spec]) for i in members]
             n = [sizes[i] for i in members]
             found[spec] = average_layers(own, n, previous[spec], options, parameters)
-        shared = [self._shared(spec, w) for spec, w in uploads]
+        kept = {**self.own, self.largest: ()}
+        shared = [{n: v for n, v in w.items() if n not in kept[spec]} for spec, w in uploads]
         whole = average_layers(shared, sizes, previous[self.largest], options, parameters)
         return {**found, self.largest: whole}
 
-    def _shared(self, spec: str, w: StateDict) -> StateDict:
-        """The entries of an upload that are averaged into the largest network's."""
-        kept = () if spec == self.largest else self.own[spec]
-        return {name: value for name, value in w.items() if name not in kept}
-
-    def _bounded(self, uploads: Uploads, before: Models, parameters: Set[str]) -> Uploads:
-        """The uploads, each as ``robust = "clip"`` leaves it as a whole."""
-        options, bounded = self.config.average, []
-        for spec, w in uploads:
-            names = w.keys() if options.bn_buffers else parameters
-            bounded += [(spec, v) for v in clipped([w], before[spec], options, names)]
-        return bounded
+    def _bounded(
+        self, spec: str, w: StateDict, before: StateDict, parameters: Set[str]
+    ) -> tuple[str, StateDict]:
+        options = self.config.average
+        names = w.keys() if options.bn_buffers else parameters
+        return spec, next(iter(clipped([w], before, options, names)))
 
     def _distilled(
         self, uploads: Uploads, sizes: Sequence[int], before: Models, parameters: Set[str]
@@ -142,8 +138,3 @@ class Depth(Across[O, T]):
                     own = w[name].double() - start
                     w[name] = (start + own + options.beta * (step - own)).to(w[name].dtype)
         return changed
-
-
-def _unclipped(options: Average) -> Average:
-    """The options for uploads that ``robust = "clip"`` has been through."""
-    return options.model_copy(update={"robust": "none"}) if options.robust == "clip" else options

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import final
 
 from common import optimise, tree
-from common.datafree import DataFree, new_generator
+from common.datafree import DataFree, resumed_generator
 from common.methods.fedkf import Down, Options, Up
 from common.records import Records, StateDict
 from server_app.global_model import Averaged
@@ -46,15 +46,9 @@ class FedKF(Averaged[Options, Up]):
 
     def _train_generator(self, t: int, teacher: StateDict) -> None:
         """θ ← Adam along L_G on the answers of ``teacher`` (equations 2-5)."""
-        task = self.task
-        generator = new_generator(task)
-        if self.theta is not None:
-            generator.load_state_dict(self.theta)
-        task.place(generator)
-        optimizer = task.generator_optimizer(t, generator.parameters())
-        optimise.restore_moments(optimizer, self.adam)
+        generator, optimizer = resumed_generator(self.task, t, self.theta, self.adam)
         datafree = DataFree(
-            task,
+            self.task,
             generator,
             self.build(self.global_spec, teacher),
             self.build(self.global_spec, self.w),

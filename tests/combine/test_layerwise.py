@@ -11,7 +11,7 @@ from common import tree
 from common.models import build
 from common.options import Average
 from common.records import StateDict
-from common.tree import cut, largest
+from common.tree import check_nested, cut
 from server_app.combine.mean import average
 from server_app.combine.mean import average_layers as aggregate
 
@@ -63,7 +63,7 @@ def test_equal_clients_of_all_depths_average_to_themselves() -> None:
 
 
 def test_every_resnet_of_the_family_is_a_sub_model_of_the_deepest() -> None:
-    assert largest({spec: state(spec) for spec in RESNETS}) == RESNETS[-1]
+    assert check_nested({spec: state(spec) for spec in RESNETS}) == RESNETS[-1]
     small = build(RESNETS[1], (1, 32, 32), 10, seed=3)
     small.load_state_dict(cut(state(RESNETS[-1]), state(RESNETS[1])))
 
@@ -89,4 +89,4 @@ def test_the_first_block_is_everybodys_and_the_third_the_deepest_ones() -> None:
 )
 def test_a_fleet_without_a_largest_network_is_refused(specs: list[str], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        largest({spec: state(spec) for spec in specs})
+        check_nested({spec: state(spec) for spec in specs})

@@ -94,8 +94,8 @@ def test_images_are_decoded_once_and_again_when_the_folder_changes(options, tmp_
     calls = []
     decode = decoded.cached
 
-    def counted(root, paths, size, make):
-        return decode(root, paths, size, lambda: (calls.append(size), make())[1])
+    def counted(root, paths, size, make, kind=""):
+        return decode(root, paths, size, lambda: (calls.append(size), make())[1], kind)
 
     monkeypatch.setattr(decoded, "cached", counted)
     root = tree(tmp_path / "pets")

@@ -91,8 +91,6 @@ def test_the_store_keeps_the_round_that_the_server_counts_on(
     assert float(state(played).c["w"]) == pytest.approx(mean, abs=1e-6)
 
 
-
-
 def test_with_everybody_in_c_is_the_mean_of_the_clients_variates(run: Run) -> None:
     played = run(method="scaffold", rounds=3, data__partition="quantity_dirichlet")
     held = [Memory.load(kept(played.folder, 3, k, Memory.kind)).c for k in range(4)]

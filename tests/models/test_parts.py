@@ -17,7 +17,7 @@ from common.models.classifier import Classifier
 from common.models.ensemble import Ensemble
 from common.models.exits import Exit, Exits, separable
 from common.models.rest import Rest
-from common.tree import largest, parameters_only, snapshot
+from common.tree import check_nested, parameters_only, snapshot
 from common.vision import torchvision
 from server_app.methods.fedavg import FedAvg
 from tests.support.cost import macs
@@ -34,7 +34,7 @@ def net(spec: str, side: int = 8) -> Exits:
 def test_every_depth_is_a_part_of_the_deeper_ones(base: str) -> None:
     nets = {base.format(d): net(base.format(d), 32) for d in (1, 2, 3, 4)}
     states = {spec: each.state_dict() for spec, each in nets.items()}
-    assert largest(states) == base.format(4)
+    assert check_nested(states) == base.format(4)
     whole, x = nets[base.format(4)].eval(), torch.rand(2, 1, 32, 32)
     for d, part in enumerate(nets.values(), start=1):
         part.load_state_dict({name: whole.state_dict()[name] for name in part.state_dict()})
