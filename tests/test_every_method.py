@@ -34,6 +34,7 @@ from tests.support.battery import (
     changed_tensor,
     config,
     fail_client,
+    lost,
     tiers,
 )
 from tests.support.tiny import TinyRun, play
@@ -137,15 +138,11 @@ def one_number_less(content: RecordDict) -> RecordDict:
     return changed_tensor(content, lambda flat: flat[:-1])
 
 
-def empty(content: RecordDict) -> RecordDict:
-    return RecordDict()
-
-
 @every_method
 def test_a_bad_reply_is_reported_and_not_used(method: str, tmp_path: Path) -> None:
     """A number that is none in round 1, a number too few in round 2, nothing at all in round 3."""
     settings = config(method, tmp_path, rounds=3, min_replies=0.5)
-    tampers = (nan_in_the_first_tensor, one_number_less, empty)
+    tampers = (nan_in_the_first_tensor, one_number_less, lost)
     grid = type("Grid", (Tampering,), {"tampers": tampers})
     result = play(settings, grid(settings["clients"], settings, workers=0))
     for entry in result.journal[1:]:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from flwr.app import RecordDict
 
 from client_app.copy import Copy
 from client_app.methods.depthfl import Memory, mutual
@@ -18,7 +17,7 @@ from common.tree import cut
 from server_app.keep.checkpoint import Checkpoint, path_in
 from server_app.method import Ups
 from server_app.methods.depthfl import DepthFL, State
-from tests.support.battery import Changing, Tampering
+from tests.support.battery import Changing, Losing
 from tests.support.halves import client, server
 from tests.support.scalar import kept
 from tests.support.tiny import Run, TinyRun, flat, play
@@ -136,20 +135,6 @@ def check_sum(run: TinyRun, rounds: list[int]) -> None:
     for name, h in state(run).h.items():
         total = sum(g[name] for g in own if name in g)
         assert torch.allclose(h, total / len(rounds), atol=1e-6), name
-
-
-def lost(content: RecordDict) -> RecordDict:
-    return RecordDict()
-
-
-def whole(content: RecordDict) -> RecordDict:
-    return content
-
-
-class Losing(Tampering):
-    """Client 1's reply of round 2 never comes to anything; its work is done and kept."""
-
-    tampers = (whole, lost, whole, whole)
 
 
 def test_a_lost_reply_and_a_restart_do_not_part_the_server_from_its_clients(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import RecordDict
 
 from client_app.methods.scaffold import Memory
 from common import optimise
@@ -16,7 +15,7 @@ from common.methods.scaffold import Up
 from server_app.keep.checkpoint import Checkpoint, path_in
 from server_app.methods.scaffold import State
 from server_app.stopped import Stopped
-from tests.support.battery import Changing, Tampering
+from tests.support.battery import Changing, Losing, lost, whole
 from tests.support.scalar import PLAIN, descend, kept, result
 from tests.support.tiny import Run, TinyRun, flat, play
 
@@ -45,20 +44,6 @@ def test_two_rounds_by_hand(correction: str, run: Run, monkeypatch: pytest.Monke
     second = run(**HAND, rounds=2, scaffold__correction=correction)
     assert result(second) == pytest.approx(0.6878, abs=1e-6)
     assert float(state(second).c["w"]) == pytest.approx(-1.539, abs=1e-5)
-
-
-def lost(content: RecordDict) -> RecordDict:
-    return RecordDict()
-
-
-def whole(content: RecordDict) -> RecordDict:
-    return content
-
-
-class Losing(Tampering):
-    """Client 1's reply of round 2 never comes to anything; its work is done and kept."""
-
-    tampers = (whole, lost, whole, whole, whole)
 
 
 def losing(folder: Path, rounds: int) -> TinyRun:
