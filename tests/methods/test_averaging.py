@@ -473,7 +473,7 @@ def test_a_resumed_run_goes_on_with_every_size(tmp_path: Path) -> None:
     whole = play(flat(tmp_path / "whole", **given))
     part = flat(tmp_path / "part", **given)
     with pytest.raises(Crash):
-        play(part, Crashing(part["clients"], part, workers=0))
+        play(part, Crashing)
     resumed = play({**part, "resume": True})
     assert resumed.timeless == whole.timeless and resumed.weights == whole.weights
 
@@ -483,7 +483,7 @@ def test_weights_of_another_size_than_the_claimed_one_are_refused_by_name(tmp_pa
         return {"w": {name: w for name, w in up.w.items() if not name.startswith("layer1.1.")}}
 
     settings = flat(tmp_path, method="inclusivefl", **FLEET, min_replies=0.5, rounds=1)
-    played = play(settings, Changing.by(InclusiveUp, smaller)(4, settings, workers=0))
+    played = play(settings, Changing.by(InclusiveUp, smaller))
     (failure,) = played.journal[1]["failures"]
     assert failure["k"] == 1
     assert "w (cnn3@0.5) lacks 6 entries, first 'layer1.1.bn.bias'" in failure["reason"]

@@ -140,11 +140,11 @@ def check_sum(run: TinyRun, rounds: list[int]) -> None:
 def test_a_lost_reply_and_a_restart_do_not_part_the_server_from_its_clients(tmp_path: Path) -> None:
     given: dict[str, Any] = {"method": "depthfl", **FLEET, "clients": 3, "min_replies": 0.5}
     settings = flat(tmp_path, **given, rounds=2)
-    played = play(settings, Losing(3, settings, workers=0))
+    played = play(settings, Losing)
     assert state(played).accepted == {0: 2, 1: 1, 2: 2}
     check_sum(played, [2, 1, 2])
     settings = flat(tmp_path, **given, rounds=4, resume=True)
-    played = play(settings, Losing(3, settings, workers=0))
+    played = play(settings, Losing)
     assert state(played).accepted == {0: 4, 1: 4, 2: 4}
     check_sum(played, [4, 4, 4])
 
@@ -177,7 +177,7 @@ def test_a_block_that_does_not_fit_the_claimed_depth_is_refused_by_name(tmp_path
         deeper = {"stages.2.conv.weight": torch.zeros(32, 32, 3, 3)}
         return {"w": cut(up.w, names) if up.t == 1 else {**up.w, **deeper}}
 
-    played = play(settings, Changing.by(Up, shallower)(3, settings, workers=0))
+    played = play(settings, Changing.by(Up, shallower))
     reasons = [entry["failures"][0]["reason"] for entry in played.journal[1:]]
     assert f"w ({SPECS[1]}) lacks" in reasons[0] and "'exits.1." in reasons[0]
     assert f"w ({SPECS[1]}) has 1 unknown entries" in reasons[1]

@@ -85,11 +85,15 @@ def flat(out: Path, **changes: Any) -> dict[str, Value]:
     )
 
 
-def play(config: dict[str, Value], grid: Loopback | None = None) -> TinyRun:
-    """Run the real ServerApp over the real ClientApp, in this process unless ``grid`` says else."""
+def play(config: dict[str, Value], grid: Loopback | Callable[..., Loopback] = Loopback) -> TinyRun:
+    """Run the real ServerApp over the real ClientApp, in this process unless ``grid`` says else.
+
+    ``grid`` is one, or what makes one.
+    """
     from server_app.app import app
 
-    own = grid or Loopback(int(config["clients"]), config, workers=0)
+    made = isinstance(grid, Loopback)
+    own = grid if made else grid(int(config["clients"]), config, workers=0)
     with own:
         app(own, Context(RUN_ID, 0, {}, RecordDict(), dict(config)))
     return TinyRun(Path(str(config["out"])))

@@ -109,7 +109,7 @@ class Halfway(Loopback):  # type: ignore[misc]
 
 def test_the_journal_tells_a_half_reply_from_none(tmp_path: Path) -> None:
     config = flat(tmp_path, method="fedavg", rounds=1, min_replies=0.5)
-    entry = play(config, Halfway(4, config, workers=0)).journal[1]
+    entry = play(config, Halfway).journal[1]
     assert entry["replied"] == [0, 2, 3]
     assert [(f["k"], f["reason"]) for f in entry["failures"]] == [
         (1, "the reply stopped halfway, without 3f")
