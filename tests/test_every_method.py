@@ -34,6 +34,7 @@ from tests.support.battery import (
     changed_tensor,
     config,
     fail_client,
+    lost,
     tiers,
 )
 from tests.support.tiny import TinyRun, play
@@ -96,8 +97,7 @@ def test_it_repeats_bit_for_bit_in_any_order_of_replies_and_leaves_the_global_ra
 ) -> None:
     torch.rand(3), np.random.rand(3)
     before = torch.random.get_rng_state(), np.random.get_state()[1].copy()
-    settings = config(method, tmp_path, rounds=3)
-    again = play(settings, Backwards(settings["clients"], settings, workers=0))
+    again = play(config(method, tmp_path, rounds=3), Backwards)
     assert again.timeless == reference.run.timeless
     assert again.weights == reference.run.weights
     assert torch.equal(torch.random.get_rng_state(), before[0])
@@ -110,7 +110,7 @@ def test_another_seed_gives_another_result(
 ) -> None:
     settings = config(method, tmp_path, rounds=3, seed=2)
     with pytest.raises(Crash):
-        play(settings, Ending(settings["clients"], settings, workers=0))
+        play(settings, Ending)
     first = TinyRun(tmp_path).timeless
     assert len(first) == 2
     assert first != reference.run.timeless[:2]
@@ -122,7 +122,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
 ) -> None:
     settings = config(method, tmp_path, rounds=3)
     with pytest.raises(Crash):
-        play(settings, Crashing(settings["clients"], settings, workers=0))
+        play(settings, Crashing)
     assert TinyRun(tmp_path).timeless == reference.run.timeless[:2]
     resumed = play(config(method, tmp_path, rounds=3, resume=True))
     assert resumed.timeless == reference.run.timeless
@@ -137,17 +137,12 @@ def one_number_less(content: RecordDict) -> RecordDict:
     return changed_tensor(content, lambda flat: flat[:-1])
 
 
-def empty(content: RecordDict) -> RecordDict:
-    return RecordDict()
-
-
 @every_method
 def test_a_bad_reply_is_reported_and_not_used(method: str, tmp_path: Path) -> None:
     """A number that is none in round 1, a number too few in round 2, nothing at all in round 3."""
     settings = config(method, tmp_path, rounds=3, min_replies=0.5)
-    tampers = (nan_in_the_first_tensor, one_number_less, empty)
-    grid = type("Grid", (Tampering,), {"tampers": tampers})
-    result = play(settings, grid(settings["clients"], settings, workers=0))
+    tampers = (nan_in_the_first_tensor, one_number_less, lost)
+    result = play(settings, type("Grid", (Tampering,), {"tampers": tampers}))
     for entry in result.journal[1:]:
         assert entry["replied"] == [0, 2, 3]
         (failure,) = entry["failures"]

@@ -249,7 +249,7 @@ def test_no_round_is_undone_under_privacy(tmp_path: Path) -> None:
     given = {"method": "fedavg", "fleet": "mlp@0.25", "privacy__mode": "local"}
     settings = flat(tmp_path, **given, privacy__clip=0.01, sanity=0.0)
     with pytest.raises(Stopped, match="round 2: the loss of the server's model is"):
-        play(settings, Largest(4, settings, workers=0))
+        play(settings, Largest)
     assert [entry["round"] for entry in TinyRun(tmp_path).journal] == [0, 1]
 
 

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
-from rich.table import Table
-
 CLIENTS, CHOSEN = 10_000, 1_000  #: registered, and taking part in a round
 WIRE = 125 * 10**6  #: bytes a second of a 1 Gbit/s line
 MB, GB = 10**6, 10**9
@@ -56,21 +54,3 @@ def round_of(down: float, up: float) -> dict[str, float]:
         "line": CHOSEN * max(down, up) / WIRE,
         "held": down + CHOSEN * up,
     }
-
-
-def table(traffic: Mapping[str, Mapping[str, Any]]) -> Table:
-    rows = Table(
-        *("method", "model", "down, MB", "up, MB", "a round, GB", "line, s", "held, GB"), box=None
-    )
-    for method, of in traffic.items():
-        load = round_of(of["down"], of["up"])
-        rows.add_row(
-            method,
-            of["fleet"],
-            f"{of['down'] / MB:.4f}",
-            f"{of['up'] / MB:.4f}",
-            f"{load['bytes'] / GB:.2f}",
-            f"{load['line']:.1f}",
-            f"{load['held'] / GB:.2f}",
-        )
-    return rows

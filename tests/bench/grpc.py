@@ -18,12 +18,10 @@ from statistics import fmean, median
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from deploy.run.launch import default_workers
 from deploy.run.settings import app_folder
-from tests.bench import loop, timeline
+from tests.bench import loop, page, timeline
 
 IMAGES, BATCH = 12_000, 64
 WORK: dict[str, Any] = {
@@ -40,7 +38,6 @@ WORK: dict[str, Any] = {
     "train.lr": 0.05,
     "score.clients-every": 0,
 }
-COLUMNS = ("total", "clients", "step", "score", "checkpoint")
 STARTS = {"plain": False, "warm": True}
 
 
@@ -53,7 +50,6 @@ def main() -> None:
     options = parser.parse_args()
     if options.rounds < 2 or options.turns < 1:
         parser.error("--rounds must be at least 2, --turns at least 1")
-    console = Console()
     trees = ({"before, ": options.before} if options.before else {}) | {"": app_folder()}
     kinds = [
         (name + start, tree, warm) for name, tree in trees.items() for start, warm in STARTS.items()
@@ -62,7 +58,7 @@ def main() -> None:
     for _ in range(options.turns):
         for name, tree, warm in kinds:
             runs[name].append(one(tree.resolve(), warm, options.rounds))
-            console.print(f"{name}: {runs[name][-1]['rounds'][-1]['total']:.1f} s a round")
+            print(f"{name}: {runs[name][-1]['rounds'][-1]['total']:.1f} s a round")
     found: dict[str, Any] = {
         "torch": torch.__version__,
         "cores": default_workers(),
@@ -70,7 +66,7 @@ def main() -> None:
         "starts": {name: merged(of) for name, of in runs.items()},
         "same weights": len({run["weights"] for of in runs.values() for run in of}) == 1,
     }
-    show(found, console)
+    show(found)
     if options.out:
         options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
@@ -130,27 +126,13 @@ def _medians(rows: list[dict[str, float]]) -> dict[str, float]:
     return {name: round(median(row[name] for row in rows if name in row), 3) for name in names}
 
 
-def show(found: dict[str, Any], console: Console) -> None:
-    starts = found["starts"]
-    console.print(f"[bold]a round of {IMAGES:,} images, 4 SuperNodes[/], seconds (medians)")
-    table = Table("start", *COLUMNS, "census", "client scores", box=None)
-    for name, of in starts.items():
-        cells = [of["seconds"].get(column, 0.0) for column in COLUMNS] + [*of["once"].values()]
-        table.add_row(name, *(f"{cell:.2f}" for cell in cells))
-    console.print(table)
-    console.print("[bold]a client's message[/], seconds (mean over clients, median over rounds)")
-    table = Table("phase", *starts, "what it is", box=None)
-    for phase, meaning in {**timeline.PHASES, "cpu": "processor seconds of its process"}.items():
-        cells = [of["phases"].get(phase, float("nan")) for of in starts.values()]
-        table.add_row(phase, *(f"{cell:.2f}" for cell in cells), meaning)
-    console.print(table)
+def show(found: dict[str, Any]) -> None:
+    page.show(found, {}, "starts", "message")
     took = found["bare loop"]
-    console.print(
-        f"bare PyTorch loop, one thread: {took['bare']:.2f} s; our loop {took['fit']:.2f} s"
-    )
-    for name, of in starts.items():
-        console.print(f"{name}: {of['seconds']['total'] / took['bare']:.2f} times the bare loop")
-    console.print(f"all runs end with the same weights: {'yes' if found['same weights'] else 'NO'}")
+    print(f"bare PyTorch loop, one thread: {took['bare']:.2f} s; our loop {took['fit']:.2f} s")
+    for name, of in found["starts"].items():
+        print(f"{name}: {of['seconds']['total'] / took['bare']:.2f} times the bare loop")
+    print(f"all runs end with the same weights: {'yes' if found['same weights'] else 'NO'}")
 
 
 if __name__ == "__main__":

@@ -185,6 +185,12 @@ def fill(text: str, grpc: Record, scale: Record) -> str:
     return filled(text, {name: partial(make, grpc, scale) for name, make in TABLES.items()})
 
 
+def show(grpc: Record, scale: Record, *names: str) -> None:
+    """Print these tables."""
+    for name in names:
+        print(f"{TABLES[name].__doc__}\n{markdown(TABLES[name](grpc, scale))}")
+
+
 def main() -> None:
     page = Path(sys.argv[1])
     grpc, scale = (json.loads((HERE / name).read_text()) for name in ("grpc.json", "scale.json"))

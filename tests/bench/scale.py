@@ -19,14 +19,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from common.parse import defaults
 from deploy.run import preflight
 from deploy.run.grpc import Federation, start_federation
 from deploy.run.settings import app_folder, numbers
-from tests.bench import estimate, traffic
+from tests.bench import page, traffic
 from tests.bench.memory import Peak, processor
 
 MOST, ROUNDS, IDLE = 20, 5, 15.0
@@ -71,7 +68,6 @@ def main() -> None:
     options = parser.parse_args()
     known = options.out is not None and options.out.exists()
     found: dict[str, Any] = json.loads(options.out.read_text()) if known else {}
-    console = Console()
 
     def keep() -> None:
         if options.out:
@@ -88,7 +84,7 @@ def main() -> None:
         bytes_of = {**found.get("traffic", {}), **traffic.by_method(options.traffic)}
         found["traffic"] = dict(sorted(bytes_of.items()))
         keep()
-    show(found, console)
+    show(found)
 
 
 def crowd(n: int) -> dict[str, Any]:
@@ -176,45 +172,12 @@ def _memory(peak: Peak) -> dict[str, Any]:
     return {"total": peak.total} | {name: asdict(of) for name, of in sorted(peak.parts.items())}
 
 
-def show(found: dict[str, Any], console: Console) -> None:
-    if found.get("crowd"):
-        console.print("[bold]N SuperNodes[/]: seconds; memory in MB (PSS)")
-        columns = ["N", "in a round", "round", "census", "idle", "in the round"]
-        columns += ["SuperLink", "a SuperNode", "a ClientApp", "ServerApp"]
-        table = Table(*columns, box=None)
-        for n, of in found["crowd"].items():
-            parts = of["busy"]
-            cells = [n, of["in a round"], f"{of['round']:.1f}", f"{of['census']:.1f}"]
-            cells += [f"{of[when]['total'] / MB:.0f}" for when in ("idle", "busy")]
-            for name in ("superlink", "SuperNodes", "ClientApps", "ServerApp"):
-                each = parts.get(name)
-                cells.append(f"{each['pss'] / each['processes'] / MB:.0f}" if each else "")
-            table.add_row(*map(str, cells))
-        console.print(table)
-    if "payload" in found:
-        of = found["payload"]
-        console.print(
-            f"[bold]200 MB[/] to two clients and back: {of['seconds']['clients']:.1f} s, "
-            f"{of['MB/s']} MB/s; peak RSS of a process in MB:"
-        )
-        for name, each in of["peak"].items():
-            if isinstance(each, dict):
-                console.print(f"  {name}: {each['largest'] / MB:.0f}")
-    if "traffic" in found:
-        console.print("[bold]bytes of a client in a round[/]")
-        console.print(traffic.table(found["traffic"]))
-        console.print(
-            f"[bold]{estimate.CLIENTS:,} clients, {estimate.CHOSEN:,} in a round[/], on paper"
-        )
-        console.print(estimate.table(found["traffic"]))
+def show(found: dict[str, Any]) -> None:
+    """Print what was measured, as ``docs/scale.md`` shows it."""
+    names = [("crowd", "crowd"), ("payload", "payload"), ("traffic", "methods")]
+    page.show({}, found, *(table for key, table in names if found.get(key)))
     if len(found.get("crowd", {})) > 1:
-        one = estimate.idle(found["crowd"])
-        console.print(
-            f"an idle SuperNode costs the SuperLink {one.memory / 1000:.0f} kB and "
-            f"{1000 * one.processor:.2f} ms of processor time a second; {estimate.CLIENTS:,} cost "
-            f"{estimate.CLIENTS * one.memory / MB:.0f} MB and "
-            f"{estimate.CLIENTS * one.processor:.1f} processors"
-        )
+        page.show({}, found, "idle")
 
 
 if __name__ == "__main__":

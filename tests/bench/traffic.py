@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from common.methods import names
 from common.parse import defaults
@@ -92,11 +91,3 @@ def of_method(method: str) -> dict[str, Any]:
         "down": round(moved["down"] / CLIENTS),
         "up": round(moved["up"] / CLIENTS),
     }
-
-
-def table(found: dict[str, Any]) -> Table:
-    """Method, model, bytes down, bytes up."""
-    rows = Table("method", "model", "bytes down", "bytes up", box=None)
-    for method, of in found.items():
-        rows.add_row(method, of["fleet"], f"{of['down']:,}", f"{of['up']:,}")
-    return rows

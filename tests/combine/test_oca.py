@@ -116,7 +116,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(named: str, tmp_path: Path) -
     whole = play(settings(named, tmp_path / "whole", **given))
     part = settings(named, tmp_path / "part", **given)
     with pytest.raises(Crash):
-        play(part, Crashing(part["clients"], part, workers=0))
+        play(part, Crashing)
     resumed = play({**part, "resume": True})
     assert resumed.timeless == whole.timeless and resumed.weights == whole.weights
     assert kept(resumed) == kept(whole) and len(kept(whole)) > 0

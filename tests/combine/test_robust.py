@@ -183,7 +183,7 @@ def poisoned(out: Path, **changes: Any) -> float:
         out, clients=6, fleet="lenet5@0.5", rounds=3, train__lr=0.1, sanity=0, **changes
     )
     try:
-        result = play(settings, Poisoning(6, settings, workers=0))
+        result = play(settings, Poisoning)
     except Stopped as stopped:  # an honest client cannot train from such a model
         assert "training diverged" in str(stopped)
         return math.inf

@@ -230,7 +230,7 @@ def test_a_block_that_does_not_fit_is_refused_and_names_its_client(tmp_path: Pat
         return {"w": {**up.w, "head.weight": torch.zeros(3, 32)}}
 
     settings = flat(tmp_path, method="fedavg", **FLEET, min_replies=0.5)
-    played = play(settings, Changing.by(Trained, swell)(4, settings, workers=0))
+    played = play(settings, Changing.by(Trained, swell))
     for entry in played.journal[1:]:
         (failure,) = entry["failures"]
         assert failure["k"] == 1

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from common.toml import to_toml
-from deploy.run.loopback import Loopback
 from tests.support import namespaces
 from tests.support.cluster import RAY_START, environment
 from tests.support.commandline import typed
@@ -98,7 +97,7 @@ def test_a_cluster_gives_the_bits_of_the_loopback_though_a_node_dies(
     alone = {}
     for method in ("fedavg", "scaffold"):
         settings = flat(tmp_path / f"{method}-alone", method=method, plugins=str(tmp_path), **SMALL)
-        alone[method] = play(settings, Loopback(3, settings, workers=0))
+        alone[method] = play(settings)
         write(tmp_path / f"{method}.toml", method)
     (tmp_path / "unshared").mkdir()
     env = environment()

@@ -1,30 +1,41 @@
-"""Methods that average: FedAvg and what is added to a client's loss or to the mean."""
+"""Methods that average: FedAvg and what is added to a client's loss, its steps or the mean."""
 
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from rich.console import Console
 
 from client_app.methods.moon import Memory
+from client_app.participant import Participant
 from common import models, tree
 from common.losses.contrast import contrast
 from common.losses.distillation import not_true
 from common.losses.gradients import proximal
 from common.methods import fedgkd
+from common.methods import qffl as contract
+from common.methods.fednova import Up
+from common.methods.inclusivefl import Up as InclusiveUp
 from common.models import build
 from common.models.classifier import Projected
 from common.options import Average
+from common.task import Task
 from common.tree import parameters_only
+from deploy.report.pages import write_report
+from deploy.report.read import read
+from deploy.run.progress import show_summary
 from server_app.combine.mean import average
 from server_app.method import Ups
 from server_app.methods.fedgkd import FedGKD
-from tests.support.halves import client, server
-from tests.support.scalar import kept
-from tests.support.tiny import Run
+from tests.support.battery import Changing, Crash, Crashing
+from tests.support.halves import client, server, task
+from tests.support.scalar import PLAIN, descend, kept, result
+from tests.support.tiny import Run, TinyRun, flat, play
 
 
 def test_the_average_is_weighted_by_samples_or_not() -> None:
@@ -153,32 +164,32 @@ def test_the_teacher_is_the_mean_of_the_last_models(
         assert all(torch.equal(teachers[t][name], expected[name]) for name in expected)
 
 
-def step(q: float, lr: float, w: float, ups: list[tuple[float, float]]) -> float:
+def q_step(q: float, lr: float, w: float, ups: list[tuple[float, float]]) -> float:
     """The server's step on one weight; ``ups``: each client's (weight, loss)."""
-    qffl = server(method="qffl", qffl__q=q, train__lr=lr)
-    qffl.net, qffl.w = torch.nn.Linear(1, 1, bias=False), {"weight": torch.tensor([[w]])}
+    half = server(method="qffl", qffl__q=q, train__lr=lr)
+    half.net, half.w = torch.nn.Linear(1, 1, bias=False), {"weight": torch.tensor([[w]])}
     sent = [
-        (client(k), qffl.Up(w={"weight": torch.tensor([[v]])}, loss=loss))
+        (client(k), contract.Up(w={"weight": torch.tensor([[v]])}, loss=loss))
         for k, (v, loss) in enumerate(ups)
     ]
-    qffl.step(1, Ups.of(sent))
-    return float(qffl.w["weight"])
+    half.step(1, Ups.of(sent))
+    return float(half.w["weight"])
 
 
-def test_a_step_by_hand() -> None:
+def test_a_step_of_qffl_by_hand() -> None:
     # q = 1, L = 1/0.5 = 2, w = 1, w_1 = 0 with F = 1, w_2 = 2 with F = 3.
     # Δw = (2, −2), Δ = (2, −6), h = 1·‖2‖² + 2·1 = 6 and 4 + 2·3 = 10.
     # w ← 1 − (2 − 6) / 16 = 1.25
-    assert step(1.0, 0.5, 1.0, [(0.0, 1.0), (2.0, 3.0)]) == pytest.approx(1.25)
+    assert q_step(1.0, 0.5, 1.0, [(0.0, 1.0), (2.0, 3.0)]) == pytest.approx(1.25)
 
 
 def test_a_larger_q_leans_to_the_client_with_the_larger_loss() -> None:
-    results = [step(q, 0.5, 0.0, [(-1.0, 0.5), (1.0, 2.0)]) for q in (0.0, 0.5, 1.0)]
+    results = [q_step(q, 0.5, 0.0, [(-1.0, 0.5), (1.0, 2.0)]) for q in (0.0, 0.5, 1.0)]
     assert results[0] == 0.0 < results[1] < results[2]
 
 
 def test_a_loss_of_zero_is_no_accident() -> None:
-    assert step(0.5, 0.1, 1.0, [(0.0, 0.0), (0.0, 0.0)]) == pytest.approx(1.0, abs=1e-3)
+    assert q_step(0.5, 0.1, 1.0, [(0.0, 0.0), (0.0, 0.0)]) == pytest.approx(1.0, abs=1e-3)
 
 
 def test_the_loss_sent_is_that_of_the_model_received(run: Run, monkeypatch: Any) -> None:
@@ -268,3 +279,216 @@ def test_every_node_of_a_run_has_it_or_none(run: Run) -> None:
     for spec, count in parameters.items():
         assert count == models.parameters(spec, (1, 8, 8), 3, projection=True)
     assert played.summary["failures"] == []
+
+
+def test_alone_a_client_of_fedavg_does_the_same_bit_for_bit(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = Task.build
+
+    def as_the_server_draws(self: Task, *given: Any, **named: Any) -> Any:
+        return build(self, *given, **{**named, "name": ("init", "global")})
+
+    settings = {"clients": 1, "rounds": 3, "fleet": "cnn2@0.5", "score__clients_every": 1}
+    fedavg = run(method="fedavg", **settings)
+    monkeypatch.setattr(Task, "build", as_the_server_draws)
+    local = run(method="local", **settings)
+    for ours, theirs in zip(local.journal[1:], fedavg.journal[1:], strict=True):
+        assert ours["metrics"] == theirs["metrics"]
+        assert ours["scores"][0]["accuracy"] == theirs["scores"][0]["accuracy_global"]
+
+
+def test_hardly_a_byte_travels_and_every_architecture_takes_part(run: Run) -> None:
+    local = run(method="local")
+    for entry in local.journal[1:]:
+        assert entry["bytes"]["arrays_down"] == entry["bytes"]["arrays_up"] == 0
+        assert entry["bytes"]["down"] + entry["bytes"]["up"] < 4 * 1000  # of four clients
+    assert {client["model"] for client in local.journal[0]["clients"]} == {"mlp@0.25", "cnn2@0.5"}
+
+
+def test_what_is_scored_are_the_clients_models_on_their_own_test_shares(run: Run) -> None:
+    local = run(method="local")
+    summary = local.summary
+    own = [client["accuracy"] for client in summary["clients"]]
+    assert None not in own and [c["accuracy_global"] for c in summary["clients"]] == [None] * 4
+    assert summary["accuracy"] is None and summary["weights_sha256"] is None
+    assert summary["fairness"]["wlp"] == min(own)
+    assert min(own) < summary["fairness"]["amp"] <= max(own)
+    console = Console(record=True, width=120)
+    show_summary(read(local.folder), console)
+    assert "own model" in console.export_text()
+    write_report([local.folder], page := local.folder / "report.html")
+    assert "own models" in page.read_text()
+    assert ">Learning<" not in page.read_text(), "the server has no model to draw"
+    untested = run(method="local", data__test_fraction=0.0)
+    write_report([untested.folder], page)
+    assert ">Clients<" not in page.read_text() and ">Cost<" in page.read_text()
+
+
+def test_on_request_they_are_measured_on_the_whole_test_set(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    measure = Participant.test_accuracy
+
+    def watching(self: Participant, net: Any) -> float:
+        seen.append(measure(self, net))
+        return seen[-1]
+
+    monkeypatch.setattr(Participant, "test_accuracy", watching)
+    local = run(method="local", rounds=1, local__whole_test=True)
+    assert local.summary["metrics"]["client_test_accuracy"] == pytest.approx(sum(seen) / 4)
+    assert len(seen) == 4
+
+
+PLAIN_SGD = {"train__epochs": 1, "train__momentum": 0.0}
+
+
+def step(sizes: tuple[int, ...], sent: tuple[float, ...], **changes: Any) -> float:
+    """w after a round from w = 0, in batches of 16: as many steps as a client has 16 samples."""
+    fednova = server(method="fednova", average__weights="uniform", **PLAIN_SGD | changes)
+    fednova.net, fednova.w = torch.nn.Linear(1, 1, bias=False), {"weight": torch.zeros(1, 1)}
+    fednova.task = task(**PLAIN_SGD | changes)
+    ups = [
+        (client(k, n), Up(w={"weight": torch.tensor([[w]])}))
+        for k, (n, w) in enumerate(zip(sizes, sent, strict=True))
+    ]
+    fednova.step(1, Ups.of(ups))
+    return float(fednova.w["weight"])
+
+
+def test_a_step_by_hand() -> None:
+    # τ = (1, 3), p = ½: Σ p a = 2, Σ p d = ½ (−1 − 2) = −1.5, w = 3; FedAvg has 3.5
+    assert step((16, 48), (1.0, 6.0)) == pytest.approx(3.0)
+    assert step((16, 16), (1.0, 6.0)) == 3.5
+
+
+def test_momentum_counts_steps_for_more() -> None:
+    assert task(**PLAIN_SGD | {"train__momentum": 0.9}).effective_steps(32) == pytest.approx(2.9)
+    adam = {"train__momentum": 0.9, "train__optimizer": "adam"}
+    assert task(**PLAIN_SGD | adam).effective_steps(32) == 2.0
+    # a = (1, 2.9): Σ p a = 1.95, Σ p d = ½ (−1 − 2) = −1.5, w = 2.925
+    assert step((16, 32), (1.0, 5.8), train__momentum=0.9) == pytest.approx(2.925)
+
+
+def test_a_robust_mean_is_of_the_normalised_models() -> None:
+    # Σ p a = 7/3, so the models are 7/3 · (1, 6/3, 9/3), with median 14/3
+    median = step((16, 48, 48), (1.0, 6.0, 9.0), average__robust="median")
+    assert median == pytest.approx(14 / 3)
+
+
+def test_a_whole_round_by_hand(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    descend(monkeypatch, (1.0, 1.0, 1.0, 1.0))
+    settings = {**PLAIN, "train__steps": 0, "train__epochs": 1, "train__batch_size": 8}
+    uneven = {"data__partition": "quantity_dirichlet", "average__weights": "uniform"}
+    played = run(method="fednova", rounds=1, **settings, **uneven)
+    n = [c["n"] for c in played.journal[0]["clients"]]
+    steps = [task(**settings).steps(size) for size in n]
+    assert len(set(steps)) > 1
+    # w_k = 1 − .9^τ; w = (mean τ) · mean of w_k / τ
+    d = [(1 - 0.9**tau) / tau for tau in steps]
+    assert result(played) == pytest.approx(sum(steps) / 4 * sum(d) / 4, abs=1e-6)
+
+
+def test_steps_that_a_client_claims_are_not_believed(tmp_path: Path) -> None:
+    def lie(up: Up) -> dict[str, Any]:
+        return {"metrics": {**up.metrics, "steps": 1e6}}
+
+    def play_in(folder: Path, **grid: Any) -> TinyRun:
+        settings = flat(folder, method="fednova", data__partition="quantity_dirichlet", rounds=1)
+        made = grid["by"](4, settings, workers=0) if grid else None
+        return play(settings, made)
+
+    honest, lied = play_in(tmp_path / "a"), play_in(tmp_path / "b", by=Changing.by(Up, lie))
+    assert lied.weights == honest.weights
+
+
+@pytest.mark.parametrize("across", ["layerwise", "same"])
+def test_with_one_architecture_the_scheme_changes_nothing(across: str, run: Run) -> None:
+    some = {"fleet": "cnn2@0.5", "data__partition": "quantity_dirichlet"}
+    alone = run(method="fednova", **some)
+    apart = run(method="fednova", average__across=across, **some)
+    assert [e["accuracy"] for e in apart.journal] == [e["accuracy"] for e in alone.journal]
+
+
+def test_across_depths_a_layer_is_normalised_over_those_who_have_it() -> None:
+    settings = {**PLAIN_SGD, "fleet": "cnn2@0.5,cnn3@0.5", "average__across": "layerwise"}
+    fednova = server(method="fednova", average__weights="uniform", **settings)
+    clients = [
+        client(k, n, model=model)
+        for k, (n, model) in enumerate([(16, "cnn2@0.5"), (48, "cnn3@0.5"), (32, "cnn3@0.5")])
+    ]
+    fednova.begin(clients)
+    (before,) = fednova.models.values()
+    before = {name: torch.zeros_like(value) for name, value in before.items()}
+    fednova.models = {"cnn3@0.5": before}
+    told = [
+        (fednova.task.expected(c.model), w) for c, w in zip(clients, (1.0, 6.0, 4.0), strict=True)
+    ]
+    sent = [{name: torch.full(like.shape, w) for name, like in own.items()} for own, w in told]
+    fednova.step(1, Ups.of([(c, Up(w=w)) for c, w in zip(clients, sent, strict=True)]))
+    (after,) = fednova.models.values()
+    parameters = parameters_only(fednova.build("cnn3@0.5"))
+    shared, deep = parameters & sent[0].keys(), parameters - sent[0].keys()
+    assert shared and deep
+    for name in shared:  # τ = (1, 3, 2): mean 2, Σ p d = ⅓ (1 + 2 + 2)
+        assert torch.allclose(after[name], torch.tensor(10 / 3)), name
+    for name in deep:  # τ = (3, 2): mean 2.5, Σ p d = ½ (2 + 2)
+        assert torch.allclose(after[name], torch.tensor(5.0)), name
+
+
+FLEET = {"fleet": "cnn2@0.5,cnn3@0.5,cnn4@0.5"}
+
+
+def test_it_is_fedavg_across_depths(run: Run) -> None:
+    ours = run(method="inclusivefl", **FLEET)
+    fedavg = run(method="fedavg", average__across="depth", **FLEET)
+    assert ours.weights == fedavg.weights
+    assert [e["accuracies"] for e in ours.journal] == [e["accuracies"] for e in fedavg.journal]
+
+
+def test_every_size_is_scored_and_has_a_head_of_its_own(run: Run) -> None:
+    played = run(method="inclusivefl", **FLEET)
+    last = played.journal[-1]
+    assert sorted(last["accuracies"]) == ["cnn2@0.5", "cnn3@0.5", "cnn4@0.5"]
+    assert last["accuracy"] == pytest.approx(sum(last["accuracies"].values()) / 3)
+    held = played.model
+    heads = [held[f"{spec}head.weight"] for spec in ("", "cnn2@0.5/", "cnn3@0.5/")]
+    assert not any(heads[i].equal(heads[j]) for i, j in ((0, 1), (0, 2), (1, 2)))
+
+
+def test_a_size_has_a_learning_rate_of_its_own(run: Run) -> None:
+    given: dict[str, Any] = {"method": "inclusivefl", **FLEET, "rounds": 1, "train__lr_decay": 0.5}
+    plain = run(**given)
+    slow = run(**given, inclusivefl__lr_factors="cnn3@0.5=0.5, cnn2@0.5=1")
+    metrics = [each.journal[1]["client_metrics"] for each in (plain, slow)]
+    assert [metrics[0][k] == metrics[1][k] for k in "0123"] == [True, False, True, True]
+    # a run in which everybody goes half as far
+    half = run(**given | {"train__lr": 0.025})
+    assert half.journal[1]["client_metrics"]["1"] == metrics[1]["1"]
+
+
+def test_a_resumed_run_goes_on_with_every_size(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"method": "inclusivefl", **FLEET, "rounds": 3, "per_round": 2}
+    whole = play(flat(tmp_path / "whole", **given))
+    part = flat(tmp_path / "part", **given)
+    with pytest.raises(Crash):
+        play(part, Crashing)
+    resumed = play({**part, "resume": True})
+    assert resumed.timeless == whole.timeless and resumed.weights == whole.weights
+
+
+def test_weights_of_another_size_than_the_claimed_one_are_refused_by_name(tmp_path: Path) -> None:
+    def smaller(up: InclusiveUp) -> dict[str, Any]:
+        return {"w": {name: w for name, w in up.w.items() if not name.startswith("layer1.1.")}}
+
+    settings = flat(tmp_path, method="inclusivefl", **FLEET, min_replies=0.5, rounds=1)
+    played = play(settings, Changing.by(InclusiveUp, smaller))
+    (failure,) = played.journal[1]["failures"]
+    assert failure["k"] == 1
+    assert "w (cnn3@0.5) lacks 6 entries, first 'layer1.1.bn.bias'" in failure["reason"]
+
+
+def test_no_other_way_across_is_inclusivefl(run: Run) -> None:
+    with pytest.raises(ValueError, match='is not allowed with method = "inclusivefl"'):
+        run(method="inclusivefl", average__across="layerwise")

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from flwr.app import RecordDict
 
 from client_app.copy import Copy
 from client_app.methods.depthfl import Memory, mutual
@@ -18,7 +17,7 @@ from common.tree import cut
 from server_app.keep.checkpoint import Checkpoint, path_in
 from server_app.method import Ups
 from server_app.methods.depthfl import DepthFL, State
-from tests.support.battery import Changing, Tampering
+from tests.support.battery import Changing, Losing
 from tests.support.halves import client, server
 from tests.support.scalar import kept
 from tests.support.tiny import Run, TinyRun, flat, play
@@ -138,28 +137,14 @@ def check_sum(run: TinyRun, rounds: list[int]) -> None:
         assert torch.allclose(h, total / len(rounds), atol=1e-6), name
 
 
-def lost(content: RecordDict) -> RecordDict:
-    return RecordDict()
-
-
-def whole(content: RecordDict) -> RecordDict:
-    return content
-
-
-class Losing(Tampering):
-    """Client 1's reply of round 2 never comes to anything; its work is done and kept."""
-
-    tampers = (whole, lost, whole, whole)
-
-
 def test_a_lost_reply_and_a_restart_do_not_part_the_server_from_its_clients(tmp_path: Path) -> None:
     given: dict[str, Any] = {"method": "depthfl", **FLEET, "clients": 3, "min_replies": 0.5}
     settings = flat(tmp_path, **given, rounds=2)
-    played = play(settings, Losing(3, settings, workers=0))
+    played = play(settings, Losing)
     assert state(played).accepted == {0: 2, 1: 1, 2: 2}
     check_sum(played, [2, 1, 2])
     settings = flat(tmp_path, **given, rounds=4, resume=True)
-    played = play(settings, Losing(3, settings, workers=0))
+    played = play(settings, Losing)
     assert state(played).accepted == {0: 4, 1: 4, 2: 4}
     check_sum(played, [4, 4, 4])
 
@@ -192,7 +177,7 @@ def test_a_block_that_does_not_fit_the_claimed_depth_is_refused_by_name(tmp_path
         deeper = {"stages.2.conv.weight": torch.zeros(32, 32, 3, 3)}
         return {"w": cut(up.w, names) if up.t == 1 else {**up.w, **deeper}}
 
-    played = play(settings, Changing.by(Up, shallower)(3, settings, workers=0))
+    played = play(settings, Changing.by(Up, shallower))
     reasons = [entry["failures"][0]["reason"] for entry in played.journal[1:]]
     assert f"w ({SPECS[1]}) lacks" in reasons[0] and "'exits.1." in reasons[0]
     assert f"w ({SPECS[1]}) has 1 unknown entries" in reasons[1]

@@ -37,9 +37,7 @@ REWARDED = {"dl-sh.incentive": "model", "dl-sh.incentive-epochs": 3}
 
 
 def refusal(tmp_path, change, **changes: Any) -> str:
-    settings = flat(tmp_path, **{**SH, "min_replies": 0.5, **changes})
-    grid = Changing.by(Up, change)
-    result = play(settings, grid(settings["clients"], settings, workers=0))
+    result = play(flat(tmp_path, **{**SH, "min_replies": 0.5, **changes}), Changing.by(Up, change))
     (failure,) = result.journal[1]["failures"]
     assert failure["k"] == 1
     return failure["reason"]

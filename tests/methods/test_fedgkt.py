@@ -98,9 +98,7 @@ def test_features_of_another_shape_are_refused_with_the_clients_name(tmp_path):
     ],
 )
 def test_a_reply_that_cannot_be_is_refused_with_the_clients_name(tmp_path, change, reason: str):
-    config = flat(tmp_path, **SMALL, min_replies=0.5)
-    grid = Changing.by(Up, change)
-    result = play(config, grid(config["clients"], config, workers=0))
+    result = play(flat(tmp_path, **SMALL, min_replies=0.5), Changing.by(Up, change))
     (failure,) = result.journal[1]["failures"]
     assert failure["k"] == 1 and reason in failure["reason"]
 

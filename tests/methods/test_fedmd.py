@@ -149,7 +149,7 @@ def test_a_round_repeated_after_its_second_exchange_gives_the_same_bits(tmp_path
     whole = play(flat(tmp_path / "whole", **settings))
     cut = flat(tmp_path / "cut", **settings)
     with pytest.raises(Crash):
-        play(cut, LosesRound2(cut["clients"], cut, workers=0))
+        play(cut, LosesRound2)
     again = play(flat(tmp_path / "cut", **settings, resume=True))
     assert again.timeless == whole.timeless and same(kept(again, 2), kept(whole, 2))
     first, second = (set(entry["selected"]) for entry in whole.journal[1:])

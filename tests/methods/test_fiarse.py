@@ -258,4 +258,4 @@ def test_a_reply_that_does_not_fit_is_refused(lie: str, tmp_path: Path) -> None:
     config = flat(tmp_path, **TINY, rounds=1)
     grid = Changing.by(Up, change)
     with pytest.raises(Stopped, match=f"client 1: reply refused: .*{reason}"):
-        play(config, grid(4, config, workers=0))
+        play(config, grid)

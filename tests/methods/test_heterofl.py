@@ -141,7 +141,7 @@ def test_a_block_of_another_rate_is_refused_and_names_its_client(
         return {"w": {**up.w, "stem.bn.weight": torch.ones(8 if wide else 16)}}
 
     settings = flat(tmp_path, **METHOD, heterofl__rates=rates, min_replies=0.5)
-    played = play(settings, Changing.by(Trained, swell)(4, settings, workers=0))
+    played = play(settings, Changing.by(Trained, swell))
     for entry in played.journal[1:]:
         (failure,) = entry["failures"]
         assert failure["k"] == 1 and "'stem.bn.weight' is float32[" in failure["reason"]

@@ -132,8 +132,7 @@ def test_private_epochs_grow_by_one_a_round(run: Run) -> None:
 
 def test_a_lying_client_is_left_out_and_learns_nothing_in_that_round(tmp_path: Path) -> None:
     settings = flat(tmp_path, **{**SMALL, "rounds": 1, "min_replies": 0.5})
-    grid = Changing.by(Up, lambda up: {"theta": up.theta * 0.5})
-    done = play(settings, grid(settings["clients"], settings, workers=0))
+    done = play(settings, Changing.by(Up, lambda up: {"theta": up.theta * 0.5}))
     entry = done.journal[1]
     assert entry["replied"] == [0, 2]
     (failure,) = entry["failures"]

@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import RecordDict
 
 from client_app.methods.scaffold import Memory
 from common import optimise
 from common.methods.scaffold import Up
 from server_app.keep.checkpoint import Checkpoint, path_in
 from server_app.methods.scaffold import State
-from tests.support.battery import Changing, Tampering
+from tests.support.battery import Changing, Losing, lost, whole
 from tests.support.scalar import PLAIN, descend, kept, result
 from tests.support.tiny import Run, TinyRun, flat, play
 
@@ -45,23 +44,8 @@ def test_two_rounds_by_hand(correction: str, run: Run, monkeypatch: pytest.Monke
     assert float(state(second).c["w"]) == pytest.approx(-1.539, abs=1e-5)
 
 
-def lost(content: RecordDict) -> RecordDict:
-    return RecordDict()
-
-
-def whole(content: RecordDict) -> RecordDict:
-    return content
-
-
-class Losing(Tampering):
-    """Client 1's reply of round 2 never comes to anything; its work is done and kept."""
-
-    tampers = (whole, lost, whole, whole, whole)
-
-
 def losing(folder: Path, rounds: int) -> TinyRun:
-    settings = flat(folder, **HAND, rounds=rounds, min_replies=0.5)
-    return play(settings, Losing(2, settings, workers=0))
+    return play(flat(folder, **HAND, rounds=rounds, min_replies=0.5), Losing)
 
 
 def test_a_lost_reply_does_not_part_the_server_from_its_clients(
@@ -85,8 +69,7 @@ def test_the_store_keeps_the_round_that_the_server_counts_on(
     played = losing(tmp_path, 4)
     rounds = sorted(path.name for path in (tmp_path / "state" / "test" / "1").iterdir())
     assert rounds == ["1", "3", "4"] and state(played).accepted == {0: 4, 1: 1}
-    settings = flat(tmp_path, **HAND, rounds=5, min_replies=0.5, resume=True)
-    played = play(settings, Losing(2, settings, workers=0))
+    played = play(flat(tmp_path, **HAND, rounds=5, min_replies=0.5, resume=True), Losing)
     mean = (variate(played, 5, 0) + variate(played, 5, 1)) / 2
     assert float(state(played).c["w"]) == pytest.approx(mean, abs=1e-6)
 
@@ -184,7 +167,7 @@ def test_a_client_that_lies_about_its_variate_is_refused(robust: str, tmp_path: 
         return {"w": {**up.w, name: torch.full_like(up.w[name], 3e38)}}
 
     settings = flat(tmp_path, method="scaffold", min_replies=0.5, average__robust=robust)
-    played = play(settings, Changing.by(Up, lie)(4, settings, workers=0))
+    played = play(settings, Changing.by(Up, lie))
     for entry in played.journal[1:]:
         (failure,) = entry["failures"]
         assert failure["k"] == 1 and "does not follow from w" in failure["reason"]

@@ -208,6 +208,21 @@ class Tampering(Loopback):  # type: ignore[misc]
         return reply
 
 
+def lost(content: RecordDict) -> RecordDict:
+    """Nothing of a reply."""
+    return RecordDict()
+
+
+def whole(content: RecordDict) -> RecordDict:
+    return content
+
+
+class Losing(Tampering):
+    """Client 1's reply of round 2 never comes to anything; its work is done and kept."""
+
+    tampers = (whole, lost, *[whole] * 3)
+
+
 def changed_tensor(content: RecordDict, change: Any) -> RecordDict:
     from flwr.app import Array, ArrayRecord
 

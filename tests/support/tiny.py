@@ -86,16 +86,21 @@ def flat(out: Path, **changes: Any) -> dict[str, Value]:
 
 
 def play(
-    config: dict[str, Value], grid: Loopback | None = None, learnt: Path | None = None
+    config: dict[str, Value],
+    grid: Loopback | Callable[..., Loopback] = Loopback,
+    learnt: Path | None = None,
 ) -> TinyRun:
     """Run the real ServerApp over the real ClientApp, in this process unless ``grid`` says else.
 
-    ``learnt``: where local training is shared with other runs.
+    ``grid`` is one, or what makes one. ``learnt``: where local training is shared with other runs.
     """
     from server_app.app import app
 
-    nodes = {k: {"learnt-dir": str(learnt)} for k in range(int(config["clients"])) if learnt}
-    own = grid or Loopback(int(config["clients"]), config, workers=0, node_configs=nodes)
+    own = grid
+    if not isinstance(own, Loopback):
+        nodes = {k: {"learnt-dir": str(learnt)} for k in range(int(config["clients"])) if learnt}
+        more = {"node_configs": nodes} if nodes else {}
+        own = own(int(config["clients"]), config, workers=0, **more)
     with own:
         app(own, Context(RUN_ID, 0, {}, RecordDict(), dict(config)))
     return TinyRun(Path(str(config["out"])))

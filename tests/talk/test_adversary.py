@@ -36,7 +36,7 @@ def attempted(method: str, lie: type[Lying], out: Path) -> dict[str, Any]:
     """What became of the lie: ``refused``, ``used``, ``undone`` or ``stopped``; and the line."""
     flat = settings(method, out)
     try:
-        run = play(flat, lie(int(flat["clients"]), flat, workers=0))
+        run = play(flat, lie)
     except Stopped as stopped:
         line = str(stopped)
         assert "\n" not in line and line.isprintable()

@@ -1,21 +1,26 @@
-"""A reply of which a part never comes, and what Flower's grid then does."""
+"""Messages that stop halfway, and the memory that they take."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
-from flwr.app import Error, Message
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.app.message.arraychunk import ArrayChunk
 from flwr.common.constant import ErrorCode
+from flwr.supercore.inflatable.inflatable_object import InflatableObject, get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
 from flwr.superlink.grid import grpc_grid
 
 from common.flower import rpc
 from deploy.flower.messages import empty
 from deploy.run.loopback import Loopback
+from server_app import memory
 from tests.support.tiny import flat, play
 from tests.support.waiting import PATIENCE
 
@@ -104,8 +109,82 @@ class Halfway(Loopback):  # type: ignore[misc]
 
 def test_the_journal_tells_a_half_reply_from_none(tmp_path: Path) -> None:
     config = flat(tmp_path, method="fedavg", rounds=1, min_replies=0.5)
-    entry = play(config, Halfway(4, config, workers=0)).journal[1]
+    entry = play(config, Halfway).journal[1]
     assert entry["replied"] == [0, 2, 3]
     assert [(f["k"], f["reason"]) for f in entry["failures"]] == [
         (1, "the reply stopped halfway, without 3f")
     ]
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("flwr.app.message.array.FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", 1000)
+    monkeypatch.setattr(rpc, "AT_ONCE", 2000)
+    yield
+
+
+def test_what_is_sent_is_written_out_a_few_parts_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    values = np.random.default_rng(1).normal(size=4000)
+    record = ArrayRecord({"a": Array(values), "few": Array(values[:3])})
+    message = Message(RecordDict({"a": record, "b": ConfigRecord({"n": 1})}), 1, "train")
+    objects = get_all_nested_objects(message)
+    expected = {name: each.deflate() for name, each in objects.items()}
+    chunks = {name for name, each in objects.items() if isinstance(each, ArrayChunk)}
+    together, theirs = list[int](), vars(grpc_grid)["push_objects"]
+
+    def counted(some: dict[str, InflatableObject], *given: Any, **named: Any) -> None:
+        together.append(len(chunks & some.keys()))
+        theirs(some, *given, **named)
+
+    monkeypatch.setattr(grpc_grid, "push_objects", counted)
+    known, pushed, left = min(chunks), dict[str, bytes](), dict(objects)
+    with rpc.few_at_once():
+        grpc_grid.push_objects(
+            left, push_object_fn=pushed.__setitem__, object_ids_to_push=set(objects) - {known}
+        )
+    assert pushed == {name: each for name, each in expected.items() if name != known}
+    assert sum(together) == len(chunks) - 1 > 30 and max(together) <= 3 and left == {}
+
+
+def test_an_error_while_a_part_is_sent_is_raised() -> None:
+    message = Message(RecordDict({"b": ConfigRecord({"n": 1})}), 1, "train")
+
+    def push(name: str, content: bytes) -> None:
+        raise OSError("the line is cut")
+
+    before = vars(grpc_grid)["push_objects"]
+    with pytest.raises(OSError, match="the line is cut"), rpc.few_at_once():
+        grpc_grid.push_objects(get_all_nested_objects(message), push_object_fn=push)
+    assert vars(grpc_grid)["push_objects"] is before
+
+
+def test_the_allocator_is_as_for_a_computation_again_after_an_exchange(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options: dict[int, int] = {}
+
+    def mallopt(name: int, value: int) -> int:
+        options[name] = value
+        return 1
+
+    monkeypatch.setattr(memory, "_allocator", {"mallopt": mallopt}.get)
+    with pytest.raises(ValueError, match="an exchange fails"), memory.sending(far=True):
+        assert options == memory.SENDING
+        raise ValueError("an exchange fails")
+    assert options == memory.COMPUTING
+    options.clear()
+    with memory.sending(far=False):
+        assert options == {}
+    assert options == {}
+    assert all(memory.SENDING[name] < value for name, value in memory.COMPUTING.items())
+
+
+def test_elsewhere_than_on_linux_nothing_is_asked_of_the_allocator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    with memory.sending(far=True):
+        memory.sweep(memory.MUCH)
+    assert memory._allocator("mallopt") is None

@@ -36,8 +36,7 @@ class Twice(Loopback):  # type: ignore[misc]
 
 def test_replies_that_come_again_change_nothing(tmp_path: Path) -> None:
     plain = play(flat(tmp_path / "plain", method="fedavg"))
-    settings = flat(tmp_path / "twice", method="fedavg")
-    twice = play(settings, Twice(4, settings, workers=0))
+    twice = play(flat(tmp_path / "twice", method="fedavg"), Twice)
     assert twice.timeless == plain.timeless and twice.weights == plain.weights
 
 
@@ -93,8 +92,7 @@ class Unreadable(Loopback):  # type: ignore[misc]
 def test_the_run_goes_on_without_a_reply_from_elsewhere_or_beyond_reading(
     kind: type[Loopback], reason: str, tmp_path: Path
 ) -> None:
-    settings = flat(tmp_path, method="fedavg", rounds=1, min_replies=0.75)
-    result = play(settings, kind(4, settings, workers=0))
+    result = play(flat(tmp_path, method="fedavg", rounds=1, min_replies=0.75), kind)
     assert result.journal[1]["replied"] == [0, 2, 3]
     assert result.journal[1]["failures"] == [{"k": 1, "round": 1, "reason": reason}]
 
@@ -164,7 +162,7 @@ def test_a_model_that_could_not_be_sent_is_not_built(method: str, tmp_path: Path
     if method == "fedavg":
         settings["average.across"] = "same"
     with pytest.raises(Stopped, match=r"client 1: resnet34@16 has 2\d{4} MB, wire.max-mb = 1000"):
-        play(settings, Boasting(4, settings, workers=0))
+        play(settings, Boasting)
 
 
 class Swapping(Loopback):  # type: ignore[misc]
@@ -287,11 +285,11 @@ def test_a_resumed_run_knows_its_nodes(rebind: bool, tmp_path: Path) -> None:
     play(flat(tmp_path, method="fedavg", rounds=1, rebind=False))
     settings = flat(tmp_path, method="fedavg", rounds=2, resume=True, rebind=rebind)
     if rebind:
-        assert play(settings, Renumbered(4, settings, workers=0)).summary["rounds"] == 2
+        assert play(settings, Renumbered).summary["rounds"] == 2
         return
     line = "census: client 1 is node 77 now, in this run it was node 2; if its key was replaced"
     with pytest.raises(Stopped, match=line):
-        play(settings, Renumbered(4, settings, workers=0))
+        play(settings, Renumbered)
     same = play(flat(tmp_path, method="fedavg", rounds=2, resume=True, rebind=False))
     assert same.summary["status"] == "completed"
 
@@ -333,8 +331,7 @@ class Enormous(Loopback):  # type: ignore[misc]
 def test_without_the_bound_a_round_that_breaks_the_model_is_undone(
     every: int, tmp_path: Path
 ) -> None:
-    settings = flat(tmp_path, method="fedavg", rounds=3, score__every=every, sanity=0)
-    run = play(settings, Enormous(4, settings, workers=0))
+    run = play(flat(tmp_path, method="fedavg", rounds=3, score__every=every, sanity=0), Enormous)
     (undone,) = run.journal[2]["undone"]
     assert "round 2: the loss of the server's model is" in undone["why"]
     assert "the largest number that a client sent is 3e+38, from client 1" in undone["why"]
@@ -370,7 +367,7 @@ def test_a_round_that_fails_is_not_kept_and_resuming_goes_on_before_it(
 ) -> None:
     settings = flat(tmp_path / "run", method="fedavg", rounds=3)
     with pytest.raises(Stopped) as stopped:
-        play(settings, kind(4, settings, workers=0))
+        play(settings, kind)
     line = str(stopped.value)
     assert line.startswith("round 2: ") and "\n" not in line and "go on with --resume" in line
     assert all(part in line for part in said), line

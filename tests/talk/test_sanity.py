@@ -111,7 +111,7 @@ def test_a_round_that_is_absurd_again_stops_the_run_in_one_line(tmp_path: Path) 
     with pytest.raises(
         Stopped, match="round 1: the loss of the server's model is .* from client 2"
     ):
-        play(settings, Liars(4, settings, workers=0))
+        play(settings, Liars)
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "stopped"
     again = play({**settings, "resume": True})
     assert again.journal[1]["selected"] == [0, 2, 3]
