@@ -6,7 +6,6 @@ They raise what the command line prints: ``ValueError`` for a mistake, before an
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from rich.console import Console
 
-from common.extras import missing
+from common.extras import imported, missing
 from common.journal import Entry
 from common.section import Value, kebab
 from deploy.report import listing
@@ -121,18 +120,6 @@ class Run:
         scored = f"accuracy {percent(self.accuracy)}, " if self.accuracy is not None else ""
         return f"<Run {run.name}: {scored}round {run.reached}, {self.folder}>"
 
-    def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        run = self._read()
-        rows = {
-            "method": f"{run.name} on {run.setting('dataset')}",
-            "accuracy": percent(self.accuracy),
-            "rounds": run.reached,
-            "folder": str(self.folder),
-        }
-        cells = (f"<tr><th>{k}</th><td>{html.escape(v)}</td></tr>" for k, v in rows.items())
-        return f"<table>{''.join(cells)}</table>"
-
 
 def run(
     experiment: str | Path | None = None,
@@ -202,11 +189,7 @@ def compare(runs: Iterable[Run | str | Path], out: str | Path = "report.html") -
 
     Raises ``ValueError``, one line: no run, the same twice, a folder without one.
     """
-    try:
-        from deploy.report.pages import write_report
-    except ModuleNotFoundError as error:
-        raise ValueError(missing(error)) from error
-
+    write_report = imported("deploy.report.pages").write_report
     page = Path(out).expanduser().resolve()
     write_report([each.folder if isinstance(each, Run) else Path(each) for each in runs], page)
     return page
@@ -254,8 +237,5 @@ def _row(entry: Entry) -> dict[str, object]:
 
 
 def _frame(rows: list[dict[str, object]], index: str) -> pandas.DataFrame:
-    try:
-        import pandas
-    except ModuleNotFoundError as error:
-        raise ValueError(missing(error)) from error
-    return pandas.DataFrame(rows).set_index(index) if rows else pandas.DataFrame()
+    frame: pandas.DataFrame = imported("pandas").DataFrame(rows)
+    return frame.set_index(index) if rows else frame

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -27,9 +27,12 @@ from deploy.console import (
     WarmStart,
     Workers,
     answer,
+    finish,
     out,
+    place,
     plain,
     red,
+    resolved,
 )
 from deploy.machines import commands as machines
 
@@ -41,6 +44,12 @@ app = typer.Typer(
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+def only(what: str) -> Any:
+    """Return the option that chooses cells of a table."""
+    return typer.Option(help=f"Only run the cells of this {what}; repeatable.")
+
 
 Folders = Annotated[list[Path], typer.Argument(help="Folders of runs.")]
 
@@ -87,7 +96,7 @@ def run(
     workers: Workers = None,
     warm: WarmStart = None,
     ray_address: RayAddress = "",
-    to: Annotated[Path | None, typer.Option("--out", help="Folder of the results.")] = None,
+    to: Annotated[Path | None, place("Folder of the results.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
     from_round: Annotated[
         int, typer.Option("--from-round", min=-1, help="With --resume: back to a kept round.")
@@ -128,17 +137,11 @@ def run(
 @app.command()
 def table(
     file: Annotated[Path, typer.Argument(help="A table file, or the name of one of ours.")],
-    to: Annotated[Path | None, typer.Option("--out", help="Folder of the records.")] = None,
+    to: Annotated[Path | None, place("Folder of the records.")] = None,
     workers: Workers = None,
-    row: Annotated[
-        list[str] | None, typer.Option(help="Only run the cells of this row; repeatable.")
-    ] = None,
-    column: Annotated[
-        list[str] | None, typer.Option(help="Only run the cells of this column; repeatable.")
-    ] = None,
-    seed: Annotated[
-        list[int] | None, typer.Option(help="Only run the cells of this seed; repeatable.")
-    ] = None,
+    row: Annotated[list[str] | None, only("row")] = None,
+    column: Annotated[list[str] | None, only("column")] = None,
+    seed: Annotated[list[int] | None, only("seed")] = None,
     show: Annotated[bool, typer.Option("--show", help="Only show what is recorded.")] = False,
     canaries: Annotated[
         bool,
@@ -210,16 +213,12 @@ def table(
     out.print(*terminal(filled.table(), out.width), sep="\n")
     written = tables.write(filled, spec, folder, stem)
     written += costs.pictures(filled, spec, folder, stem)
-    for path in written:
-        plain(str(path))
-    answer(as_json, {**tables.told(filled, spec), "files": written})
+    finish(as_json, written, **tables.told(filled, spec))
 
 
 @app.command()
 def claims(
-    to: Annotated[
-        Path, typer.Option("--out", help="Folder of the page, the JSON, the Markdown.")
-    ] = Path("claims"),
+    to: Annotated[Path, place("Folder of the page, the JSON, the Markdown.")] = Path("claims"),
     records: Annotated[
         Path | None, typer.Option(help="Folder of recorded tables; default: those of ours.")
     ] = None,
@@ -257,9 +256,7 @@ def claims(
     if into is not None:
         claims_page.into(judged, into)
         written.append(into)
-    for path in written:
-        plain(str(path))
-    answer(as_json, {"claims": claims_page.told(judged), "files": written})
+    finish(as_json, written, claims=claims_page.told(judged))
 
 
 @app.command("list")
@@ -291,9 +288,7 @@ def list_(
 @app.command()
 def report(
     folders: Folders,
-    to: Annotated[
-        Path | None, typer.Option("--out", help="The page; default: report.html there.")
-    ] = None,
+    to: Annotated[Path | None, place("The page; default: report.html there.")] = None,
     as_json: Json = False,
 ) -> None:
     """Write one page about a run, or about several compared."""
@@ -311,21 +306,35 @@ def save(figure: Figure, picture: Path) -> None:
 
 
 @app.command()
+def noise(
+    experiment: Experiment = None,
+    settings: Settings = None,
+    to: Annotated[Path, place("The picture.")] = Path("noise.png"),
+    as_json: Json = False,
+) -> None:
+    """Draw eight samples of each kind of noise, and time each in the experiment's server step."""
+    from deploy.report.table import terminal
+    from deploy.study import noise_kinds
+
+    times = noise_kinds.times(resolved(experiment, settings))
+    out.print(*terminal(noise_kinds.table(times), ruled=False))
+    save(noise_kinds.draw(), to)
+    answer(as_json, {"seconds": [asdict(each) for each in times], "picture": to.resolve()})
+
+
+@app.command()
 def information(
     experiment: Experiment = Path("noise_information_small"),
     settings: Settings = None,
     repeats: Annotated[int, typer.Option("--seeds", min=1, help="Seeds 1 to this one.")] = 5,
-    to: Annotated[Path, typer.Option("--out", help="Folder of what is written.")] = Path(
-        "information"
-    ),
+    to: Annotated[Path, place("Folder of what is written.")] = Path("information"),
     as_json: Json = False,
 ) -> None:
     """Measure how much noise tells of a teacher, and what a student learns on it."""
     from deploy.report.table import terminal
-    from deploy.run import settings as given
     from deploy.study import noise_information as study
 
-    flat = given.resolve(experiment or given.DEFAULT, settings or [])
+    flat = resolved(experiment, settings)
     known = study.load_found(flat, to)
     if known:
         plain(f"{len(known)} teachings are recorded in {to / study.FILE}")
@@ -342,18 +351,14 @@ def information(
         found = study.study(flat, range(1, repeats + 1), tuple(known), tell)
     out.print(*terminal(study.table(found), ruled=False))
     written = study.write(found, to)
-    for path in written:
-        plain(str(path))
     told = [asdict(one) for one in found]
-    answer(as_json, {"found": told, "correlations": study.correlations(found), "files": written})
+    finish(as_json, written, found=told, correlations=study.correlations(found))
 
 
 @app.command()
 def regions(
     folder: Annotated[Path, typer.Argument(help="A finished run on points in the plane.")],
-    to: Annotated[
-        Path | None, typer.Option("--out", help="The picture; default: regions.png there.")
-    ] = None,
+    to: Annotated[Path | None, place("The picture; default: regions.png there.")] = None,
     as_json: Json = False,
 ) -> None:
     """Draw the decision regions of a run's clients and server, before and after."""
@@ -368,17 +373,17 @@ def regions(
 def samples(
     folder: Annotated[Path, typer.Argument(help="Folder of a finished run of fedkf or dafl.")],
     images: Annotated[int, typer.Option(min=1, help="Generated images in all.")] = 2000,
-    to: Annotated[Path | None, typer.Option("--out", help="The picture; default: there.")] = None,
+    to: Annotated[Path | None, place("The picture; default: there.")] = None,
     as_json: Json = False,
 ) -> None:
     """Draw what a run's generators imagine: average images by class, under the real ones."""
     from deploy.study.pictures import samples as write
 
-    place = to or folder / "samples.png"
-    generated = write(folder.resolve(), images, place)
-    out.print(f"images by class: {generated.counts.tolist()}")
-    plain(f"samples: {place.resolve()}")
-    answer(as_json, {"images_by_class": generated.counts.tolist(), "picture": place.resolve()})
+    picture = (to or folder / "samples.png").resolve()
+    counts = write(folder.resolve(), images, picture).counts.tolist()
+    out.print(f"images by class: {counts}")
+    plain(f"samples: {picture}")
+    answer(as_json, {"images_by_class": counts, "picture": picture})
 
 
 @app.command()
@@ -387,9 +392,7 @@ def analyse(
     clients: Annotated[int, typer.Option(help="The first so many clients.")] = 10,
     images: Annotated[int, typer.Option(help="The first so many test images.")] = 500,
     label: Annotated[int, typer.Option("--class", help="The class of the t-SNE.")] = 0,
-    to: Annotated[
-        Path | None, typer.Option("--out", help="Folder; default: analysis in the first run's.")
-    ] = None,
+    to: Annotated[Path | None, place("Folder; default: analysis in the first run's.")] = None,
     workers: Workers = None,
     as_json: Json = False,
 ) -> None:
@@ -399,14 +402,16 @@ def analyse(
     from deploy.study.analyse import analyse as run_analysis
 
     served = launch.default_workers() if workers is None else workers
-    place = to or folders[0] / "analysis"
     written, numbers, found = run_analysis(
-        folders, place, clients=clients, images=images, label=label, workers=served
+        folders,
+        to or folders[0] / "analysis",
+        clients=clients,
+        images=images,
+        label=label,
+        workers=served,
     )
     out.print(*terminal(numbers, ruled=False))
-    for path in written:
-        plain(str(path))
-    answer(as_json, {"runs": found, "files": written})
+    finish(as_json, written, runs=found)
 
 
 @app.command()

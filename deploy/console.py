@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+
+if TYPE_CHECKING:
+    from common.section import Value
 
 out, err = Console(), Console(stderr=True)
 INTERRUPTED = 130  #: exit status
@@ -45,6 +49,12 @@ WarmStart = Annotated[
     ),
 ]
 
+
+def place(what: str) -> Any:
+    """Return the option ``--out``."""
+    return typer.Option("--out", help=what)
+
+
 RayAddress = Annotated[
     str,
     typer.Option(
@@ -77,6 +87,21 @@ def answer(wanted: bool, result: object) -> None:
     """
     if wanted:
         print(json.dumps(_finite(result), indent=1, ensure_ascii=False, default=str))
+
+
+def finish(wanted: bool, files: Iterable[Path], **result: object) -> None:
+    """Print the files that were written, and the answer with them."""
+    written = list(files)
+    for path in written:
+        plain(str(path))
+    answer(wanted, {**result, "files": written})
+
+
+def resolved(experiment: Path | None, settings: list[str] | None) -> dict[str, Value]:
+    """Return the run config of an experiment file, by default ours, with overrides."""
+    from deploy.run.settings import DEFAULT, resolve  # help does without
+
+    return resolve(experiment or DEFAULT, settings or [])
 
 
 def _finite(value: object) -> object:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import graphlib
-import statistics
 from pathlib import Path
 
 import pytest
@@ -107,31 +106,6 @@ def test_a_half_is_named_as_its_contract() -> None:
         assert {path.name for path in (ROOT / half / "methods").glob("*.py")} <= contracts
 
 
-def code_lines(path: Path) -> int:
-    """Lines that are neither blank nor a comment, a docstring or an import."""
-    if not path.exists():
-        return 0
-    text = path.read_text()
-    told: set[int] = set()
-    for node in ast.walk(ast.parse(text)):
-        said = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        if isinstance(node, ast.Import | ast.ImportFrom) or said:
-            told |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    lines = enumerate(text.splitlines(), start=1)
-    return sum(i not in told and bool(line.split("#")[0].strip()) for i, line in lines)
-
-
-def test_a_method_is_short() -> None:
-    halves = ("common", "server_app", "client_app")
-    sizes = {
-        path.stem: sum(code_lines(ROOT / half / "methods" / path.name) for half in halves)
-        for path in (ROOT / "common/methods").glob("[!_]*.py")
-    }
-    assert sizes["fedavg"] <= 40
-    assert statistics.median(sizes.values()) <= 65
-    assert max(sizes.values()) <= 200, max(sizes, key=lambda name: sizes[name])
-
-
 def test_there_is_one_training_loop() -> None:
     for package in ("common", "server_app", "client_app"):
         for path in (ROOT / package).rglob("*.py"):
@@ -213,23 +187,6 @@ def test_the_search_for_what_could_run_code_finds_it(source: str) -> None:
 
 FLOWER = {"app", "serverapp", "clientapp"}  #: what Flower promises to keep
 ROOMS = ("common/flower", "deploy/flower")  #: where another Flower series changes something
-IN_FLOWERS_PLACE = {
-    "tests/bench/peers/flower_app.py": "runs Flower's own simulation",
-    "tests/docker/test_docker.py": "answers a health check as Flower's programs do",
-    "tests/machines/test_admission.py": "is a SuperLink's Fleet API",
-    "tests/machines/test_machines.py": "is a SuperLink's Control API",
-    "tests/machines/test_pinned.py": "is a ClientApp's process",
-    "tests/records/test_records.py": "counts the bytes of Flower's own serialiser",
-    "tests/run/test_grpc.py": "reads arguments as Flower reads them",
-    "tests/run/test_supernode.py": "is the SuperNode's loop",
-    "tests/support/relay.py": "is a SuperLink that lies",
-    "tests/support/slow/sitecustomize.py": "is a SuperNode that sends slowly",
-    "tests/support/usurper.py": "is a SuperNode in another's name",
-    "tests/talk/test_halfway.py": "is a SuperLink that keeps a part back",
-    "tests/talk/test_memory.py": "sends as Flower's grid does",
-    "tests/talk/test_spool.py": "pulls and puts together as Flower's grid does",
-    "tests/talk/test_hostile_runs.py": "answers as a SuperLink whose message has expired",
-}
 
 
 def internals(path: Path) -> set[str]:
@@ -238,14 +195,8 @@ def internals(path: Path) -> set[str]:
     return flowers - FLOWER
 
 
-@pytest.mark.parametrize("package", OURS)
+@pytest.mark.parametrize("package", sorted(MAY_IMPORT))
 def test_flowers_internals_are_imported_in_two_folders(package: str) -> None:
     for path in (ROOT / package).rglob("*.py"):
         name = path.relative_to(ROOT).as_posix()
-        allowed = name.startswith(ROOMS) or name in IN_FLOWERS_PLACE
-        assert allowed or not internals(path), f"{name} imports {internals(path)} of flwr"
-
-
-def test_who_is_excepted_from_it_imports_them() -> None:
-    for name in IN_FLOWERS_PLACE:
-        assert internals(ROOT / name), f"{name} needs no exception"
+        assert name.startswith(ROOMS) or not internals(path), f"{name} imports {internals(path)}"

@@ -105,8 +105,9 @@ def test_single_nodes_have_settings_of_their_own() -> None:
     assert config.data_of(5, {"data-dir": "/x", "threads": 1}).dir == "/x"
 
 
-def test_settings_of_single_nodes_survive_their_file(tmp_path: Path) -> None:
+def test_a_resolved_config_survives_its_file(tmp_path: Path) -> None:
     flat = values(node__10__model="mlp", node__2__data_dir="/data/2", node__2__threads=2)
+    flat |= {"data.dir": 'C:\\some "odd" dir', "train.lr": 1e-7}
     path = tmp_path / "config.toml"
     path.write_text(to_toml(flat))
     assert settings.load(path) == flat
@@ -128,13 +129,6 @@ def test_an_override_has_the_type_of_its_key() -> None:
     for text in ("train.lr", "train.lr=abc", "fedorion.dml=maybe", "rounds=1.5", "=3"):
         with pytest.raises(ValueError):
             settings.parse_override(text)
-
-
-def test_a_resolved_config_survives_its_file(tmp_path: Path) -> None:
-    flat = values(data__dir='C:\\some "odd" dir', train__lr=1e-7)
-    path = tmp_path / "config.toml"
-    path.write_text(to_toml(flat))
-    assert settings.load(path) == flat
 
 
 def test_a_value_of_a_kind_that_no_key_has_is_refused_with_its_key(tmp_path: Path) -> None:

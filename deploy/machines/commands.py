@@ -23,6 +23,7 @@ from deploy.console import (
     out,
     plain,
     red,
+    resolved,
 )
 
 if TYPE_CHECKING:
@@ -175,9 +176,9 @@ def submit(
     from deploy.flower.bundle import digest, told
     from deploy.machines import submit as sending
     from deploy.run import results
-    from deploy.run import settings as given
+    from deploy.run.settings import app_folder
 
-    flat = given.resolve(experiment or given.DEFAULT, settings or [])
+    flat = resolved(experiment, settings)
     flat = sending.prepared(flat, resume, if_any)
     started = time.time()
     if if_any and flat["resume"] and sending.done(flat):
@@ -189,7 +190,7 @@ def submit(
         plain(line)
     with _control(at, ca, insecure, wait) as control:
         plain(f"app digest {(sent_code := digest(flat))}")
-        run = control.submit(given.app_folder(), flat, {})
+        run = control.submit(app_folder(), flat, {})
         name = "goes on from its checkpoint" if flat["resume"] else flat["experiment"]
         try:
             out.print(f"[bold]run {run}[/]: {name}", highlight=False)
@@ -215,9 +216,8 @@ def app_digest(
     change it.
     """
     from deploy.flower.bundle import digest
-    from deploy.run import settings as given
 
-    found = digest(given.resolve(experiment or given.DEFAULT, settings or []))
+    found = digest(resolved(experiment, settings))
     plain(found)
     answer(as_json, {"app_digest": found})
 
@@ -232,12 +232,9 @@ def app(
     from deploy.flower.arguments import write_app
     from deploy.flower.bundle import told
     from deploy.machines import submit as sending
-    from deploy.run import settings as given
 
     _folder(folder, "app")
-    flat = sending.prepared(
-        given.resolve(experiment or given.DEFAULT, settings or []), False, False
-    )
+    flat = sending.prepared(resolved(experiment, settings), False, False)
     flat |= {"experiment": "", "runtime": ""}  # each run is one of its own
     for line in told(flat, bundled=True):
         plain(line)
@@ -336,11 +333,11 @@ def local(
     from deploy.machines import submit as sending
     from deploy.machines.certificates import make
     from deploy.run import results
-    from deploy.run import settings as given
     from deploy.run.grpc import start_federation
     from deploy.run.preflight import counted, preflight
+    from deploy.run.settings import app_folder
 
-    flat = given.resolve(experiment or given.DEFAULT, settings or [])
+    flat = resolved(experiment, settings)
     flat = counted({**flat, "clients": clients or flat["clients"]})
     flat = sending.prepared(flat, False, False)
     if experiment is not None:
@@ -355,7 +352,7 @@ def local(
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         federation = stack.enter_context(
             start_federation(
-                app=given.app_folder(),
+                app=app_folder(),
                 clients=count,
                 work=place,
                 certificates=files.folder if files else None,
@@ -381,9 +378,8 @@ def local(
     answer(as_json, results.show_if_here(flat, started, out))
 
 
-@contextlib.contextmanager
-def _alone(place: Path) -> Iterator[None]:
-    """Keep a second ``fedmosaic local`` out of ``place``.
+def _alone(place: Path) -> contextlib.ExitStack:
+    """Return what keeps a second ``fedmosaic local`` out of ``place`` until it is closed.
 
     What is held is a folder below it, since a run may write to ``place`` and holds that.
 
@@ -391,14 +387,13 @@ def _alone(place: Path) -> Iterator[None]:
     """
     from server_app.keep.lock import hold
 
-    below = place / "home"
+    below, held = place / "home", contextlib.ExitStack()
     below.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(hold(below, patience=HOLD_PATIENCE))
-        except ValueError as error:
-            raise ValueError(f"--work {place} is taken: {error}") from None
-        yield
+    try:
+        held.enter_context(hold(below, patience=HOLD_PATIENCE))
+    except ValueError as error:
+        raise ValueError(f"--work {place} is taken: {error}") from None
+    return held
 
 
 @contextlib.contextmanager
@@ -448,17 +443,12 @@ def _trusted(ca: Path | None, insecure: bool) -> Path | None:
         raise ValueError("say whom to trust: either --ca FILE (TLS) or --insecure")
     if ca is None:
         return None
-    path, ours = ca.expanduser().resolve(), "; it should be ca.crt of fedmosaic certs"
+    path = ca.expanduser().resolve()
     try:
         read_certificate(path)
     except (ValueError, OSError) as error:
-        wrong = {
-            ValueError: f"holds no certificate{ours}",
-            IsADirectoryError: f"is not a file{ours}",
-            FileNotFoundError: "does not exist",
-            NotADirectoryError: "does not exist",
-        }
-        raise ValueError(f"--ca {ca} {wrong.get(type(error), 'cannot be read')}") from None
+        why = getattr(error, "strerror", "") or "it is no certificate"
+        raise ValueError(f"--ca {ca}: {why}; it should be ca.crt of fedmosaic certs") from None
     return path
 
 

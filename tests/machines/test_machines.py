@@ -46,9 +46,9 @@ NODE = ["node", "--superlink", "h:1", "--clients", "2", "--insecure"]
     [
         (["register", "nowhere", "--insecure"], "nowhere does not exist"),
         (["submit"], "either --ca FILE (TLS) or --insecure"),
-        (["submit", "--ca", "nowhere.crt"], "--ca nowhere.crt does not exist"),
-        (["submit", "--ca", __file__], "holds no certificate; it should be ca.crt"),
-        (["submit", "--ca", str(Path(__file__).parent)], "is not a file; it should be ca.crt"),
+        (["submit", "--ca", "nowhere.crt"], "--ca nowhere.crt: No such file"),
+        (["submit", "--ca", __file__], "it is no certificate; it should be ca.crt"),
+        (["submit", "--ca", str(Path(__file__).parent)], "Is a directory; it should be ca.crt"),
         (["submit", "--insecure", "--superlink", "here"], "--superlink 'here' is not allowed"),
         (["submit", "--insecure", "--superlink", "h\n:1"], r"--superlink 'h\n:1' is not allowed"),
         (["submit", "--insecure", "--wait", "nan"], "--wait nan is not allowed"),
@@ -121,7 +121,7 @@ def test_a_file_that_only_begins_like_a_certificate_is_refused(
 ) -> None:
     (tmp_path / "ca.crt").write_text("-----BEGIN CERTIFICATE-----\n")
     assert called(["stop", "--ca", str(tmp_path / "ca.crt")], monkeypatch) == 1
-    assert "ca.crt holds no certificate" in capsys.readouterr().err
+    assert "ca.crt: it is no certificate" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["register", "unregister"])

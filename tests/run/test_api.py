@@ -69,7 +69,7 @@ def test_a_run_is_an_object_with_tables_and_a_model(done: api.Run) -> None:
     assert not model.training and model(torch.zeros(3, 1, 8, 8)).shape == (3, 3)
     assert digest(dict(model.state_dict())) == record.weights
     assert done.report() == done.folder / "report.html" and done.report().exists()
-    assert repr(done).startswith("<Run fedorion: accuracy") and "<table>" in done._repr_html_()
+    assert repr(done).startswith("<Run fedorion: accuracy")
 
 
 def test_a_run_is_opened_again_compared_and_gone_on_with(done: api.Run, tmp_path: Path) -> None:

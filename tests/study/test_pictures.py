@@ -1,4 +1,4 @@
-"""The pictures: decision regions."""
+"""The pictures: decision regions, kinds of noise, and their commands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from common.data.embedded import points
 from common.models.classifier import Classifier
 from common.toml import to_toml
-from deploy.study import pictures
+from deploy.study import noise_kinds, pictures
 from tests.support.tiny import flat, play
 
 POINTS = {
@@ -65,3 +65,19 @@ def test_regions_are_refused_for_what_has_none(tmp_path: Path) -> None:
     (tmp_path / "toy/config.toml").write_text(to_toml(settings))
     with pytest.raises(ValueError, match=r"shape \(1, 8, 8\), not on points"):
         pictures.regions(tmp_path / "toy")
+
+
+def test_every_kind_of_noise_is_drawn_eight_times() -> None:
+    figure = noise_kinds.draw((3, 8, 8))
+    assert len(figure.axes) == 4 * 8
+    labels = [axes.get_ylabel() for axes in figure.axes if axes.get_ylabel()]
+    assert labels == ["gaussian", "uniform", "dead_leaves", "stylegan"]
+    with pytest.raises(ValueError, match="2 channels"):
+        noise_kinds.draw((2, 1, 1))
+
+
+def test_noise_is_timed_as_a_part_of_the_step_that_it_feeds(tmp_path: Path) -> None:
+    times = noise_kinds.times(flat(tmp_path), batches=2)
+    assert [time.kind for time in times] == ["gaussian", "uniform", "dead_leaves", "stylegan"]
+    assert all(time.noise > 0 and 0 < time.share <= 1 for time in times)
+    assert noise_kinds.Time("gaussian", 1.0, 4.0).share == 0.25

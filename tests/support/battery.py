@@ -217,7 +217,7 @@ def whole(content: RecordDict) -> RecordDict:
     return content
 
 
-class Losing(Tampering):
+class Losing(Tampering):  # type: ignore[misc]
     """Client 1's reply of round 2 never comes to anything; its work is done and kept."""
 
     tampers = (whole, lost, *[whole] * 3)
