@@ -10,9 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from client_app.methods.moon import Memory
+from client_app.methods.moon import Memory, contrast
 from common import models
-from common.losses.contrast import contrast
 from common.models.classifier import Projected
 from common.parse import defaults, parse
 from tests.support.scalar import kept
