@@ -64,11 +64,9 @@ class Taught(Teacher[P, D], ABC):
         """The student and its targets: labels [N] among d, or distributions [N, C]."""
         p = self.participant
         if not self.full:
-            if down.y is None:
-                raise ValueError("the incentive brings no labels")
+            assert down.y is not None, "labels"
             return self.network(own), down.y.long()
-        if down.theta is None:
-            raise ValueError("the incentive brings no predictions")
+        assert down.theta is not None, "predictions"
         fresh = upload(p.model(p.spec, part="incentive"))
         net = p.model(p.spec, widened(own, fresh, self.d))
         return net, quantise.decode_probabilities(down.theta)

@@ -7,7 +7,7 @@ counted. The formulas are torch's (``torch.utils.flop_counter``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, final
 
@@ -25,13 +25,7 @@ class Flops(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.total = 0
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Do as told, and count it where there is a formula."""
         named, formula = kwargs or {}, flop_registry.get(func.overloadpacket)
         if formula is None:

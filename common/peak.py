@@ -8,7 +8,7 @@ is not, nor is what was there before the block.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, final
 
@@ -27,13 +27,7 @@ class Peak(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.held = self.most = 0
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Do as told; what the result takes that no argument took is new."""
         named = kwargs or {}
         there = [tensor.untyped_storage() for tensor in _tensors((args, named))]

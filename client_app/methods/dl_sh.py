@@ -7,8 +7,6 @@ from typing import final
 import torch
 
 from client_app.incentive import Taught
-from common import protocol
-from common.incentive import Gain
 from common.methods.dl_sh import Down, Options, Up
 from common.models.classifier import Classifier
 from common.predictions import spoken
@@ -31,11 +29,6 @@ class DLSH(Taught[Options, Down]):
     @property
     def lessons(self) -> int:
         return self.options.incentive_epochs
-
-    def second(self, down: protocol.Down) -> Gain:
-        if self.options.incentive == "none":
-            raise ValueError('dl-sh.incentive = "none" has no second exchange in a round')
-        return super().second(down)
 
     def said(self, net: Classifier) -> dict[str, object]:
         values, probabilities = self.logits(net), self.options.exchange == "probs"

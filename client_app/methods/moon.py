@@ -11,7 +11,6 @@ from torch import Tensor
 from client_app.copy import Copy
 from client_app.participant import upload
 from common.fit import Loss
-from common.losses.contrast import contrast
 from common.methods.moon import Down, Options, Up
 from common.models.classifier import Classifier
 from common.records import Records, StateDict
@@ -48,3 +47,13 @@ class MOON(Copy[Options, Down]):
             return F.cross_entropy(net.head(q), y) + o.mu * contrast(q, q_g, q_p, o.temperature)
 
         return loss
+
+
+def contrast(q: Tensor, near: Tensor, far: Tensor, T: float) -> Tensor:
+    """CE([cos(q, near), cos(q, far)] / T, 0), mean over the batch, in nats.
+
+    ``q``, ``near``, ``far``: features [n, d] of the same images; T > 0. Li, He, Song 2021 (MOON),
+    eq. 3.
+    """
+    cosines = torch.stack([F.cosine_similarity(q, other, dim=1) for other in (near, far)], dim=1)
+    return F.cross_entropy(cosines / T, torch.zeros(len(q), dtype=torch.int64, device=q.device))

@@ -69,7 +69,13 @@ class Averaging(MethodOptions):
             check_widths(specs, states)
 
 
-@final
-class Options(Averaging):
+class Copying(Averaging):
+    """Of FedAvg, and of methods that change no more than what its clients descend."""
+
     uses = AVERAGED
     schemes = ("none", "layerwise", "same", "depth", "width")
+
+
+@final
+class Options(Copying):
+    """None of its own."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import final
 
-from common.methods.fedavg import AVERAGED, Averaging, Down, Up
+from common.methods.fedavg import Copying, Down, Up
 from common.section import NonNegative, Positive
 
 __all__ = ["Down", "Options", "Up"]
@@ -29,10 +29,7 @@ SERVER = "fedavg"
 
 
 @final
-class Options(Averaging):
-    uses = AVERAGED
-    schemes = ("none", "layerwise", "same", "depth", "width")
-
+class Options(Copying):
     beta: NonNegative = 1.0
     """β, the weight of the distillation."""
     temperature: Positive = 1.0

@@ -16,16 +16,13 @@ from __future__ import annotations
 
 from typing import final
 
-from common.methods.fedavg import AVERAGED, Averaging, Down, Up
+from common.methods.fedavg import Copying, Down, Up
 from common.section import NonNegative
 
 SERVER = "fedavg"
 
 
 @final
-class Options(Averaging):
-    uses = AVERAGED
-    schemes = ("none", "layerwise", "same", "depth", "width")
-
+class Options(Copying):
     mu: NonNegative = 0.01
     """μ, the strength of the proximal term."""

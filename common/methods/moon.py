@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from typing import final
 
-from common.methods.fedavg import AVERAGED, Averaging, Down, Up
+from common.methods.fedavg import Copying, Down, Up
 from common.section import NonNegative, Positive
 
 __all__ = ["Down", "Options", "Up"]
@@ -32,11 +32,8 @@ SERVER = "fedavg"
 
 
 @final
-class Options(Averaging):
+class Options(Copying):
     auto = {"projection": "on"}
-    uses = AVERAGED
-    schemes = ("none", "layerwise", "same", "depth", "width")
-
     mu: NonNegative = 1.0
     """μ, the weight of the contrast."""
     temperature: Positive = 0.5

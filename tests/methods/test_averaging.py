@@ -11,10 +11,9 @@ import torch
 import torch.nn.functional as F
 from rich.console import Console
 
-from client_app.methods.moon import Memory
+from client_app.methods.moon import Memory, contrast
 from client_app.participant import Participant
 from common import models, tree
-from common.losses.contrast import contrast
 from common.losses.distillation import not_true
 from common.losses.gradients import proximal
 from common.methods import fedgkd

@@ -231,8 +231,6 @@ def test_the_common_architecture_is_the_smallest_and_the_first_of_equals() -> No
     fleet = ["resnet34", "mobilenetv2", "resnet18", "shufflenetv2", "wrn-40-1", "wrn-40-1"]
     assert smallest(fleet, (3, 32, 32), 10) == "wrn-40-1"
     assert smallest(["resnet8", "resnet8-gn16"], (3, 32, 32), 10) == "resnet8"
-    with pytest.raises(ValueError, match="no models"):
-        smallest([], (3, 32, 32), 10)
 
 
 @pytest.mark.parametrize(
@@ -241,8 +239,6 @@ def test_the_common_architecture_is_the_smallest_and_the_first_of_equals() -> No
         ("resnet8", (3, 3, 32), r"'resnet8': input 3×32 is too small, it takes 4×4 or more"),
         ("resnet8-wide-gn", (3, 4, 4), r"'resnet8-wide-gn': input 4×4 is too small, .* 5×5"),
         ("resnet18@0.5", (1, 7, 8), r"'resnet18@0.5' \(stem imagenet\): input 7×8 is too small"),
-        ("mlp", (0, 8, 8), r"'mlp': input \(0, 8, 8\) must be \(channels, height, width\)"),
-        ("mlp", (8, 8), r"'mlp': input \(8, 8\) must be"),
     ],
 )
 def test_an_impossible_input_is_refused_in_one_line(
@@ -273,11 +269,9 @@ def test_an_unknown_spec_is_refused_with_what_is_allowed(spec: str, message: str
         parse(spec)
 
 
-def test_one_class_and_unknown_stems_are_refused() -> None:
+def test_one_class_is_refused() -> None:
     with pytest.raises(ValueError, match="1 classes; at least 2"):
         check("mlp", (1, 8, 8), 1)
-    with pytest.raises(ValueError, match="stem 'big': must be one of auto, cifar, imagenet"):
-        check("mlp", (1, 8, 8), 10, stem="big")
 
 
 def test_small_networks_do_without_torchvision() -> None:
