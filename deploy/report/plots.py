@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -31,7 +30,7 @@ from deploy.report.groups import spread as over_seeds
 from deploy.report.read import Run, scalars, total
 from deploy.report.style import MUTED, PAPER, frame, series, style
 from deploy.report.svg import say
-from deploy.report.text import duration, number, percent, size
+from deploy.report.text import clean, duration, number, percent, size
 
 Groups = Sequence[Group]
 Models = Mapping[str, tuple[list[float], list[int]]]
@@ -73,7 +72,7 @@ def accuracy(groups: Groups) -> Figure:
             told = [(e.round, e.accuracies[name]) for e in run.entries if name in e.accuracies]
             points = [(t, v, f"{name}, round {t}: {_share(v)}") for t, v in told]
             _line(axes, points, name, i, further=True)
-    _over_rounds(axes)
+    _over_rounds(axes, margin=0.02)
     _as_shares(axes)
     return figure
 
@@ -85,7 +84,7 @@ def loss(groups: Groups) -> Figure:
 
 def metric(groups: Groups, name: str) -> Figure:
     """One of the method's own scalars by round, as a small multiple."""
-    return _curves(groups, lambda e: scalars(e).get(name), THIRD, legend=False)
+    return _curves(groups, lambda e: scalars(e).get(name), THIRD)
 
 
 @style()
@@ -112,20 +111,18 @@ def clients(run: Run) -> Figure:
             )  # fmt: skip
             if colour != PAPER:
                 _say_each(drawn, [f"client {score.k}, {whose} model: {percent(value)}"])
-    axes.set_ylim(0, 1)
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    _percents(axes.yaxis)
     middle, half = (len(scores) - 1) / 2, max(len(scores), LEAST) / 2 + 0.2
-    axes.set_xlim(middle - half, middle + half)
+    axes.set(xlim=(middle - half, middle + half), ylim=(0, 1), xlabel="client")
     ticks = range(0, len(scores), max(1, math.ceil(len(scores) / LABELLED)))
     axes.set_xticks(ticks, [str(scores[j][1].k) for j in ticks])
-    axes.set_xlabel("client")
-    handles = [Patch(color=series(i)) for i in range(len(models))]
+    handles = {model: Patch(color=series(i)) for i, model in enumerate(models)}
     if both:
-        handles += [Patch(color=MUTED), Patch(color=MUTED, alpha=0.38)]
-        models += ["own model", "global model"]
+        handles["own model"] = Patch(color=MUTED)
+        handles["global model"] = Patch(color=MUTED, alpha=0.38)
     else:
         axes.set_ylabel(f"{sole} model")
-    _legend_above(figure, handles, models)
+    _legend_above(figure, handles)
     return figure
 
 
@@ -135,16 +132,15 @@ def ascending(run: Run) -> Figure:
     figure, axes = frame(WIDE)
     told = {"own model": [s.accuracy for _, s in run.scores()]} if run.own_models else {}
     told["global model"] = [s.accuracy_global for _, s in run.scores()]
-    known = {name: sorted(v for v in values if v is not None) for name, values in told.items()}
-    drawn = {name: thinned(values) for name, values in known.items() if values}
-    for i, values in enumerate(drawn.values()):
-        axes.plot(np.linspace(0, 1, len(values)), values, color=series(i))
-    axes.set_xlim(0, 1)
-    axes.set_ylim(0, 1)
-    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.set_xlabel("clients with at most this accuracy")
-    _legend_above(figure, [Patch(color=series(i)) for i in range(len(drawn))], [*drawn])
+    handles = {}
+    for name, values in told.items():
+        if known := thinned(sorted(v for v in values if v is not None)):
+            colour = series(len(handles))
+            axes.plot(np.linspace(0, 1, len(known)), known, color=colour)
+            handles[name] = Patch(color=colour)
+    axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="clients with at most this accuracy")
+    _percents(axes.xaxis, axes.yaxis)
+    _legend_above(figure, handles)
     return figure
 
 
@@ -161,10 +157,7 @@ def spread(groups: Groups) -> Figure:
         means = group.values(lambda run: run.mean_on_clients()[1])
         mean = over_seeds(means)[0] if means else math.nan
         whose = group.runs[0].mean_on_clients()[0]
-        if len(dots) > MANY:
-            dots = list(thinned(sorted(dots)))
-        values, texts = [a for a, _ in dots], [text for _, text in dots]
-        rows.append((f"{_short(group.label, 36)}\n{whose}", values, mean, texts))
+        rows.append((f"{clean(group.label, 36)}\n{whose}", dots, mean))
     said = "accuracy on each client's own test share"
     return _dots((WIDE[0], 0.9 + 0.5 * len(groups)), rows, (None, 1.0), said)
 
@@ -172,9 +165,8 @@ def spread(groups: Groups) -> Figure:
 def distribution(models: Models) -> Figure:
     """A row for each model: every client a dot, AMP a stroke."""
     rows = [
-        (name, shown, fairness(values, sizes)["amp"], [percent(value) for value in shown])
+        (name, [(value, percent(value)) for value in values], fairness(values, sizes)["amp"])
         for name, (values, sizes) in models.items()
-        for shown in [list(thinned(sorted(values))) if len(values) > MANY else values]
     ]
     height = 1.1 + 0.5 * len(models)
     return _dots((HALF[0], height), rows, (-0.02, 1.02), "accuracy on the own test share")
@@ -192,10 +184,9 @@ def mixtures(models: Models) -> Figure:
         found = zip(bins, bins[1:], np.ravel(counts), strict=False)
         _say_each(bars, [f"{percent(low)} to {percent(up)}: {int(n)}" for low, up, n in found])
         axes.axvline(min(values), color=series(i), linestyle=(0, (4, 2)), linewidth=1.5)
-    axes.set_xlim(0, 1)
-    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.set(xlim=(0, 1), ylabel="mixtures")
     axes.set_xlabel("accuracy on a mixture; dashed: the worst client (WLP)", color=MUTED)
-    axes.set_ylabel("mixtures")
+    _percents(axes.xaxis)
     axes.legend(loc="upper left")
     return figure
 
@@ -207,7 +198,7 @@ def bytes_by_round(run: Run) -> Figure:
     for name, i, shift in (("down", 0, -0.2), ("up", 4, 0.2)):
         sent = [(e.round, e.bytes.get(name, 0)) for e in run.entries]
         told = [(t, n, f"round {t}, {name}: {size(n)}") for t, n in sent]
-        t, heights, texts = zip(*told, strict=True) if told else ((), (), ())
+        t, heights, texts = zip(*told, strict=True)
         if len(t) > BARS:
             axes.plot(t, heights, color=series(i), drawstyle="steps-mid", linewidth=1.5)
             axes.set_ylim(bottom=0)
@@ -216,8 +207,8 @@ def bytes_by_round(run: Run) -> Figure:
             drawn = axes.bar([x + shift for x in t], heights, 0.4, color=series(i))
             _say_each(drawn, texts)
     _sizes(axes.yaxis)
-    _over_rounds(axes, band=True)
-    _legend_above(figure, [Patch(color=series(0)), Patch(color=series(4))], ["down", "up"])
+    _over_rounds(axes)
+    _legend_above(figure, {"down": Patch(color=series(0)), "up": Patch(color=series(4))})
     return figure
 
 
@@ -250,8 +241,8 @@ def seconds_by_round(run: Run) -> Figure:
     if len(t) > BARS:
         _hover(axes, list(zip(t, base, texts, strict=True)), len(stacks) - 1)
     axes.set_ylabel("seconds")
-    _over_rounds(axes, band=True)
-    _legend_above(figure, [Patch(color=series(i)) for i in range(len(stacks))], list(stacks))
+    _over_rounds(axes)
+    _legend_above(figure, {name: Patch(color=series(i)) for i, name in enumerate(stacks)})
     return figure
 
 
@@ -275,7 +266,7 @@ def partition(run: Run) -> Figure | None:
         return None
     counts = np.array(held)
     names = run.classes if len(run.classes) == counts.shape[1] else []
-    figure = bubbles(counts, classes=[_short(name, 16) for name in names], color=series(0))
+    figure = bubbles(counts, classes=[clean(name, 16) for name in names], color=series(0))
     called = names or [str(c) for c in range(counts.shape[1])]
     texts = [
         f"client {members[k].k}, class {called[c]}: {counts[k, c]:,}"
@@ -297,8 +288,7 @@ def coefficients(c: Sequence[Sequence[float]], ks: Sequence[int]) -> Figure:
     drawn = axes.scatter(j, k, s=size, marker="s", color=series(0), alpha=full, linewidths=0)
     pairs = zip(k, j, strict=True)
     say(drawn, [f"client {ks[a]} from client {ks[b]}: {values[a, b]:.3f}" for a, b in pairs])
-    axes.set_xlim(-0.6, n - 0.4)
-    axes.set_ylim(n - 0.4, -0.6)
+    axes.set(xlim=(-0.6, n - 0.4), ylim=(n - 0.4, -0.6))
     axes.grid(False)
     for axis, label in ((axes.xaxis, "from client"), (axes.yaxis, "client")):
         axis.set_major_locator(MaxNLocator(10, integer=True, min_n_ticks=1))
@@ -319,13 +309,9 @@ def _share(value: float) -> str:
     return percent(value, 2)
 
 
-def _short(text: str, limit: int) -> str:
-    return text if len(text) <= limit else text[: limit - 1] + "…"
-
-
 def _visible(name: str) -> str:
     """Matplotlib hides a legend's entry whose name starts with an underscore."""
-    return _short("\u200b" + name if name.startswith("_") else name, 36)
+    return "\u200b" + clean(name, 35) if name.startswith("_") else clean(name, 36)
 
 
 def _say_each(bars: BarContainer, texts: Sequence[str]) -> None:
@@ -348,15 +334,10 @@ def _line(
     """Series i, dashed if ``further``; a lone point, which is no line, gets a mark."""
     dashes = (1, 1.5) if i >= 8 else (4, 2) if further else None
     axes.plot(
-        [x for x, _, _ in points],
-        [y for _, y, _ in points],
-        color=series(i),
-        linestyle=(0, dashes) if dashes else "-",
-        linewidth=1.5 if further else 2.0,
-        marker="o" if len(points) == 1 else None,
-        markersize=4,
-        label=_visible(label),
-    )
+        [x for x, _, _ in points], [y for _, y, _ in points], color=series(i),
+        linestyle=(0, dashes) if dashes else "-", linewidth=1.5 if further else 2.0,
+        marker="o" if len(points) == 1 else None, markersize=4, label=_visible(label),
+    )  # fmt: skip
     _hover(axes, points, i)
 
 
@@ -372,7 +353,7 @@ def _lines(
     A point says its round, with ``at`` where it lies too, and where there are several its group.
     """
     for i, group in enumerate(groups):
-        who = f"{_short(group.label, 36)}, " if len(groups) > 1 else ""
+        who = f"{clean(group.label, 36)}, " if len(groups) > 1 else ""
         found = [course(run) for run in group.runs]
         points, bands = list[Point](), list[tuple[float, float, float]]()
         for t in sorted(set.intersection(*map(set, found))):
@@ -390,10 +371,7 @@ def _lines(
 
 @style()
 def _curves(
-    groups: Groups,
-    pick: Callable[[Entry], float | None],
-    figsize: tuple[float, float],
-    legend: bool = True,
+    groups: Groups, pick: Callable[[Entry], float | None], figsize: tuple[float, float]
 ) -> Figure:
     def course(run: Run) -> Course:
         chosen = ((e.round, _value(pick(e))) for e in run.entries)
@@ -402,9 +380,9 @@ def _curves(
     figure, axes = frame(figsize)
     _lines(axes, groups, course, number)
     axes.yaxis.set_major_locator(MaxNLocator(5))
-    _over_rounds(axes)
-    if legend:
-        _legend(axes, loc="upper right")
+    _over_rounds(axes, margin=0.02)
+    if figsize != THIRD:  # a small multiple has no room for a legend
+        _legend(axes, "upper right")
     return figure
 
 
@@ -432,38 +410,42 @@ def _against(
 @style()
 def _dots(
     figsize: tuple[float, float],
-    rows: Sequence[tuple[str, list[float], float, list[str]]],
+    rows: Sequence[tuple[str, list[tuple[float, str]], float]],
     limits: tuple[float | None, float],
     said: str,
 ) -> Figure:
-    """A row each: its name, dots at its values, a stroke at its centre, what the dots say."""
+    """A row each: its name, its dots (value and hover text), and a stroke at its centre."""
     figure, axes = frame(figsize)
-    for i, (_, values, centre, texts) in enumerate(rows):
+    for i, (_, dots_of_row, centre) in enumerate(rows):
+        shown = thinned(sorted(dots_of_row)) if len(dots_of_row) > MANY else dots_of_row
+        values, texts = [value for value, _ in shown], [text for _, text in shown]
         lift = 0.13 * np.sin(2.4 * np.arange(len(values)))  # so that equal dots stay visible
         (dots,) = axes.plot(values, i + lift, "o", color=series(i), alpha=0.55, markeredgewidth=0)
         say(dots, texts)
         axes.plot([centre] * 2, [i - 0.32, i + 0.32], color=series(i), linewidth=2.6)
     axes.set_yticks(range(len(rows)), [name for name, *_ in rows])
-    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set(xlim=limits, ylim=(len(rows) - 0.5, -0.5), xlabel=said)
     axes.grid(visible=False, axis="y")
     axes.grid(visible=True, axis="x")
-    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.set_xlim(*limits)
-    axes.set_xlabel(said)
+    _percents(axes.xaxis)
     return figure
 
 
-def _over_rounds(axes: Axes, band: bool = False) -> None:
+def _over_rounds(axes: Axes, margin: float | None = None) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(10, integer=True))
     axes.set_xlabel("round")
-    if not band:
-        axes.margins(x=0.02)
+    axes.margins(x=margin)
 
 
 def _as_shares(axes: Axes) -> None:
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    _percents(axes.yaxis)
     axes.yaxis.set_major_locator(MaxNLocator(6))
-    _legend(axes, loc="lower right")
+    _legend(axes, "lower right")
+
+
+def _percents(*axes: Axis) -> None:
+    for axis in axes:
+        axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 
 
 def _sizes(axis: Axis) -> None:
@@ -471,16 +453,16 @@ def _sizes(axis: Axis) -> None:
     axis.set_major_formatter(FuncFormatter(lambda n, _: size(n)))
 
 
-def _legend(axes: Axes, loc: Literal["lower right", "upper right"]) -> None:
-    """Names the lines inside the axes, where there is more than one and not too many."""
+def _legend(axes: Axes, loc: str) -> None:
+    """Name the lines inside the axes, where there is more than one and not too many."""
     if 1 < len(axes.get_legend_handles_labels()[0]) <= 10:
         axes.legend(loc=loc)
 
 
-def _legend_above(figure: Figure, handles: list[Patch], names: list[str]) -> None:
-    columns = max(1, min(len(names), int(figure.get_figwidth() * 1.05)))
-    if names:
+def _legend_above(figure: Figure, handles: Mapping[str, Patch]) -> None:
+    if handles:
         figure.legend(
-            handles, [_visible(name) for name in names], loc="outside upper left", ncols=columns,
+            handles.values(), map(_visible, handles), loc="outside upper left",
+            ncols=min(len(handles), int(figure.get_figwidth() * 1.05)),
             columnspacing=1.4, handleheight=0.8, borderaxespad=0.0,
         )  # fmt: skip
