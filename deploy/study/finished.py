@@ -29,6 +29,7 @@ from server_app.keep import checkpoint
 from server_app.method import Client
 from server_app.methods import AnyMethod, make
 from server_app.talk.census import take_census
+from server_app.talk.channel import PlainChannel
 from server_app.talk.exchange import exchange
 from server_app.talk.post import Post
 
@@ -124,7 +125,7 @@ def _play(folder: Path, flat: dict[str, Value], size: int, workers: int) -> Furt
     device.settle(config.run.threads)
     dataset = for_testing(config.data, config.run.clients, config.partition_seed)
     task = Task.of(config, dataset, device.choose(config.run.device))
-    method, post = make(task, global_spec(task)), Post(config, saved.experiment)
+    method, post = make(task, global_spec(task)), Post(PlainChannel(config, saved.experiment))
     method.restore(method.keeps(**saved.state))
     with Loopback(config.run.clients, flat, workers=workers) as grid:
         clients = take_census(grid, sorted(grid.get_node_ids()), post, task)
@@ -134,7 +135,7 @@ def _play(folder: Path, flat: dict[str, Value], size: int, workers: int) -> Furt
         sent = ((c, down(c) if callable(down) else down) for c in clients[:size])
         messages = post.letters(t, "train", sent)
         replies, failures = exchange(grid, dict(messages), config.run.timeout, t)
-        ups, refused = post.open(t, replies, method.answers, clients, method.check)
+        ups, refused = post.open(t, replies.values(), method.answers, clients, method.check)
     for failure in [*failures, *refused]:
         raise ValueError(f"client {failure.k} failed in the further round: {failure.reason}")
     return Further(flat, dataset, method, messages, ups)

@@ -13,6 +13,7 @@ from common.models import build
 from common.models.rest import Rest
 from common.tree import parameters_only, snapshot
 from server_app.methods.fedavg import FedAvg
+from server_app.talk.channel import PlainChannel
 from tests.support.tiny import flat, play
 
 
@@ -57,11 +58,9 @@ def test_a_methods_network_rests_while_clients_work(
         inside.extend(held(method._rest.net) for method in made)
         return ask(*given, **named)
 
-    from server_app import rounds
-
-    ask = rounds.ask
+    ask = PlainChannel.exchange
     monkeypatch.setattr(FedAvg, "prepare", prepared)
-    monkeypatch.setattr(rounds, "ask", exchanged)
+    monkeypatch.setattr(PlainChannel, "exchange", exchanged)
     changes = {"fleet": "cnn2@0.5"} if average == "none" else {"average.across": average}
     config = flat(tmp_path / "rests", method="fedavg") | changes | {"score.clients-every": 1}
     rests = play(config)

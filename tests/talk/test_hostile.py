@@ -55,7 +55,7 @@ battery = settings(
 
 @pytest.fixture(autouse=True)
 def only_value_errors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``judge`` survives any exception; what it is not meant for is a mistake of ours."""
+    """``open`` survives any exception; what it is not meant for is a mistake of ours."""
 
     def surprised(*_: Any) -> None:
         raise AssertionError("a reply raised something other than ValueError")
@@ -73,7 +73,8 @@ def receive(method: str, content: RecordDict) -> str:
     """Why the reply of client K is refused; empty if it is used, and then it is sound."""
     strategy, post = seen(method).strategy, seen(method).strategy.post
     kind, check = strategy.method.answers, strategy.method.check
-    good, failures = post.open(T, {K: reply(content)}, kind, strategy.clients, check)
+    clients = strategy.clients
+    good, failures = post.open(T, [reply(content, clients[K].node)], kind, clients, check)
     if not good:
         (failure,) = failures
         check_line(failure)
@@ -193,8 +194,8 @@ def test_any_malformed_statistics_are_used_soundly_or_refused_in_one_line() -> N
     check = strategy.recalibration.check
 
     def hold(content: RecordDict) -> None:
-        answers = {K: reply(content)}
-        good, failures = strategy.post.open(T, answers, Statistics, strategy.clients, check)
+        answers, clients = [reply(content, strategy.clients[K].node)], strategy.clients
+        good, failures = strategy.post.open(T, answers, Statistics, clients, check)
         assert len(good) + len(failures) == 1
         for failure in failures:
             check_line(failure)
