@@ -26,9 +26,10 @@ def main(grid: Grid, context: Context) -> None:
     from server_app.keep.summary import place
     from server_app.record import Record
     from server_app.strategy import MethodStrategy
-    from server_app.talk.channel import PlainChannel, SealedChannel
+    from server_app.talk.channel import Channel, PlainChannel
     from server_app.talk.post import Post
-    from server_app.talk.seal import TRUST, Seal, Trust
+    from server_app.talk.seal import TRUST, Trust
+    from server_app.talk.sealed import SealedChannel
     from server_app.track import numbers
     from server_app.track.sink import Sink
 
@@ -50,9 +51,7 @@ def main(grid: Grid, context: Context) -> None:
         record = Record(config, Sink(out, config.run.track, numbers.settings(config)), settings)
         task = Task.of(config, dataset, device.choose(config.run.device))
         check_fleet(task)
+        channel: Channel = PlainChannel(config, experiment)
         if folder := os.environ.get(TRUST):
-            seal = Seal(Trust(Path(folder)), settings)
-            post = Post(SealedChannel(config, experiment, seal))
-        else:
-            post = Post(PlainChannel(config, experiment))
-        MethodStrategy(task, dataset, post, record).start(grid)
+            channel = SealedChannel(config, experiment, Trust(Path(folder)), settings)
+        MethodStrategy(task, dataset, Post(channel), record).start(grid)

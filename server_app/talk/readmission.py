@@ -21,7 +21,7 @@ from server_app.method import Client
 from server_app.talk.exchange import one_line, pull, push
 from server_app.talk.hold import Shelf
 from server_app.talk.post import Post
-from server_app.talk.seal import claimed
+from server_app.talk.sealed import claimed
 
 CURIOSITY = 10.0  #: seconds for the rest of an answer of which a part is there
 
