@@ -1,9 +1,12 @@
-"""What a run writes down: its settings, and for each round a checkpoint and the journal's line."""
+"""What a run writes down: its settings, each round's checkpoint and line of the journal, and its
+summary, also if it fails.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import final
 
@@ -11,12 +14,14 @@ from common.config import Config, MethodOptions
 from common.files import write_atomically
 from common.journal import Entry, Undone
 from common.protocol import Up
+from common.records import StateDict
 from common.section import Value
 from common.toml import to_toml
-from server_app.keep import checkpoint
+from server_app.keep import checkpoint, summary
 from server_app.keep.journal import Journal, clock
 from server_app.method import Client, Method
 from server_app.privacy import withhold
+from server_app.stopped import Stopped
 from server_app.track.sink import Sink
 
 log = logging.getLogger("flwr.fedmosaic")
@@ -33,6 +38,25 @@ class Record:
         self.config, self.sink, self.settings = config, sink, settings
         self.folder = Path(config.run.out)
         self.journal = Journal(self.folder)
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Follow a run: the trackers end with it, and if it fails its summary says why.
+
+        Raises ``Stopped`` with that line then.
+        """
+        with self.sink:
+            try:
+                yield
+            except (Stopped, ValueError, FloatingPointError, OSError) as error:
+                line, folder = str(error).partition("\n")[0], self.folder
+                if isinstance(error, OSError):
+                    line = f"{error.filename or folder} cannot be used: {error.strerror or line}"
+                if "--resume" not in line and checkpoint.path_in(folder).exists():
+                    line += f"; the checkpoint is kept, go on with --resume {folder}"
+                with suppress(OSError, ValueError):  # on a full disk the line is all there is
+                    self.add_summary(None, error=line)
+                raise Stopped(line) from error
 
     def add_settings(self, experiment: str, clients: int) -> None:
         """Write ``config.toml``: the run config as it came, with what was still open in it."""
@@ -57,6 +81,10 @@ class Record:
         self.sink.tell([entry])
         if entry.round:
             log.info("round %d/%d: %s", entry.round, self.config.run.rounds, _told(entry))
+
+    def add_summary(self, weights: StateDict | None, error: str = "") -> None:
+        """Write ``summary.json``, and the weights if there are any."""
+        summary.write(self.folder, self.config, self.journal.entries(), weights, error)
 
 
 def _told(entry: Entry) -> str:

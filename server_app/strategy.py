@@ -20,8 +20,6 @@ from common.journal import Entry, Failure, Undone
 from common.protocol import Down, Score, Statistics, Up
 from common.task import Task, global_spec
 from server_app import client_scores, costs, drift, resume, undo
-from server_app.failure import summarized
-from server_app.keep import summary
 from server_app.keep.checkpoint import Checkpoint
 from server_app.keep.journal import clock
 from server_app.memory import sending, sweep
@@ -77,12 +75,11 @@ class MethodStrategy(Strategy):
         """
         self.grid, config, record = grid, self.config, self.record
         saved = resume.newest(config) if config.run.resume else None
-        with record.sink, summarized(config, record.journal):
+        with record.opened():
             self._begin(saved)
             while not self._over():
                 self.play_round(self.entry.round + 1)
-            weights = self.scorer.shown.ask()
-            summary.write(record.folder, config, record.journal.entries(), weights)
+            record.add_summary(self.scorer.shown.ask())
         if not config.run.runtime:  # our commands make it themselves
             log.info("completed; for its report: fedmosaic report %s", record.folder)
         return Result()
@@ -95,7 +92,8 @@ class MethodStrategy(Strategy):
         try:
             with clock(self.entry, "total"):
                 self._exchange(self.configure_train, self.aggregate_train, "clients")
-                self._exchange(self.configure_second, self.aggregate_second, "clients")
+                if self.method.gains is not None:
+                    self._exchange(self.configure_second, self.aggregate_second, "clients")
                 costs.of_messages(self.entry, self.method.numbers(self.ups), self.traffic)
                 self._measure_statistics()
                 self._score()
@@ -195,7 +193,7 @@ class MethodStrategy(Strategy):
     def configure_second(self, t: int) -> Iterable[Message]:
         """Messages of the second exchange of round t, for methods that have one."""
         with costs.of_server(self.entry, self.config.run):
-            sent = self.method.second(t, self.ups) if self.method.gains else {}
+            sent = self.method.second(t, self.ups)
             payloads = [(self.clients[k], payload) for k, payload in sent.items()]
             return self.post.letters(t, "train.second", payloads).values()
 
@@ -205,8 +203,7 @@ class MethodStrategy(Strategy):
         Raises ``Stopped`` if clients train there and fewer are good than ``min-replies`` asks for.
         """
         entry, method = self.entry, self.method
-        if method.gains is None:  # nobody was asked
-            return
+        assert method.gains is not None, "somebody was asked"
         with clock(entry, "clients"):
             gains, refused = self.post.open(t, replies, method.gains, self.clients, what="gain")
             method.receive_second(gains, entry)

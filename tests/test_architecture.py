@@ -76,6 +76,11 @@ def test_no_module_imports_itself_in_a_circle() -> None:
     assert circle(graph()) == []
 
 
+def test_the_server_hides_no_import_from_that_search() -> None:
+    for path in (ROOT / "server_app").rglob("*.py"):
+        assert "TYPE_CHECKING" not in path.read_text(), path
+
+
 def test_the_search_for_circles_sees_functions_and_passes_over_type_checking(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

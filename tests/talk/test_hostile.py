@@ -219,6 +219,11 @@ def in_the_first_claim(claim: list[Any]) -> Callable[[RecordDict], RecordDict]:
     return change
 
 
+def with_record(content: RecordDict, **changes: Any) -> RecordDict:
+    fields = ConfigRecord({**content.config_records["fields"], **changes})
+    return RecordDict({"arrays": content["arrays"], "fields": fields})
+
+
 ALWAYS_REFUSED: dict[str, tuple[Callable[[RecordDict], RecordDict], str]] = {
     "another experiment": (lambda c: with_field(c, ("experiment",), "other"), "for experiment"),
     "a path for experiment": (lambda c: with_field(c, ("experiment",), "../x"), "'experiment'"),
@@ -269,24 +274,8 @@ ALWAYS_REFUSED: dict[str, tuple[Callable[[RecordDict], RecordDict], str]] = {
         "more than 20000 tensors",
     ),
     "JSON in UTF-16": (lambda c: with_skeleton(c, TENSORS.decode().encode("utf-16")), "not JSON"),
-    "no zlib": (
-        lambda c: RecordDict(
-            {
-                "arrays": c["arrays"],
-                "fields": ConfigRecord({**c.config_records["fields"], "skeleton": b"x"}),
-            }
-        ),
-        "not zlib",
-    ),
-    "another kind": (
-        lambda c: RecordDict(
-            {
-                "arrays": c["arrays"],
-                "fields": ConfigRecord({**c.config_records["fields"], "kind": "x\x1b" * 99}),
-            }
-        ),
-        "expected a",
-    ),
+    "no zlib": (lambda c: with_record(c, skeleton=b"x"), "not zlib"),
+    "another kind": (lambda c: with_record(c, kind="x\x1b" * 99), "expected a"),
     "metrics for arrays": (
         lambda c: RecordDict({"arrays": MetricRecord({"x": 1.0}), "fields": c["fields"]}),
         "not a",
