@@ -49,17 +49,14 @@ class Scorer:
         if (covered := self._covered(main)) is not None:
             entry.accuracy_covered = covered
         several = method.networks().keys()
-        named = {
-            spec: result.accuracy for spec, result in zip(several, results.values(), strict=False)
-        }
+        every = zip(several, results.values(), strict=False)
+        named = {spec: result.accuracy for spec, result in every}
         further, ensembles = self.shown.further(), method.ensembles(nets)
         if (further or ensembles) and not named:
             named[method.name] = entry.accuracy
         within = {} if several else {n: part for net in nets for n, part in net.within().items()}
-        for name, part in within.items():
-            named[name] = evaluate(part, self.x, self.y, self.task).accuracy
-        for name, ensemble in ensembles.items():
-            named[name] = evaluate(ensemble, self.x, self.y, self.task).accuracy
+        for name, one in (*within.items(), *ensembles.items()):
+            named[name] = evaluate(one, self.x, self.y, self.task).accuracy
         for name, models in further.items():
             kept = [method.main] if method.main else models
             scored = [method.build(spec, models[spec]) for spec in kept]

@@ -85,7 +85,11 @@ class MethodStrategy(Strategy):
         return Result()
 
     def play_round(self, t: int) -> None:
-        """Play round t and record it; if it leaves a useless model, go back to before it."""
+        """Play round t and record it; if it leaves a useless model, go back to before it.
+
+        ``configure_…`` selects clients and makes messages, ``_exchange`` sends them and collects
+        the replies, ``aggregate_…`` checks and uses these.
+        """
         self.clients, strangers = self.readmission.renew(t, self.clients)
         self.before, self.entry = self.entry, Entry(round=t)
         self.traffic.clear()
