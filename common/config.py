@@ -483,11 +483,6 @@ class Config(BaseModel):
         """The same configuration with its results in ``out``."""
         return self.model_copy(update={"run": self.run.model_copy(update={"out": out})})
 
-    def resumed(self) -> Config:
-        """The same configuration, going on from the newest checkpoint."""
-        run = self.run.model_copy(update={"resume": True, "from_round": -1})
-        return self.model_copy(update={"run": run})
-
     @property
     def partition_seed(self) -> int:
         return self.data.seed or self.run.seed
