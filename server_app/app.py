@@ -21,20 +21,21 @@ def main(grid: Grid, context: Context) -> None:
     from common.data.shares import for_testing
     from common.errors import reported
     from common.parse import parse
-    from common.task import Task, check_fleet, global_spec
+    from common.task import Task, check_fleet
     from server_app.keep import checkpoint
     from server_app.keep.lock import hold
     from server_app.keep.summary import place
-    from server_app.methods import make
-    from server_app.score import Scorer
-    from server_app.stopped import Again
+    from server_app.record import Record
     from server_app.strategy import MethodStrategy
+    from server_app.talk.channel import Channel, PlainChannel
     from server_app.talk.post import Post
-    from server_app.talk.seal import TRUST, Seal, Trust
+    from server_app.talk.seal import TRUST, Trust
+    from server_app.talk.sealed import SealedChannel
     from server_app.track import numbers
     from server_app.track.sink import Sink
 
-    config = parse(context.run_config)
+    settings = context.run_config
+    config = parse(settings)
     experiment = config.run.experiment or f"run-{context.run_id}"
     out = place(config.run.out, experiment).resolve()
     config = config.with_run(out=str(out))
@@ -48,16 +49,10 @@ def main(grid: Grid, context: Context) -> None:
         device.settle(config.run.threads)
         dataset = for_testing(config.data, config.run.clients, config.partition_seed)
         log.info("%s: results go to %s", experiment, out)
-        folder = os.environ.get(TRUST)
-        while True:  # until no round is undone
-            sink = Sink(out, config.run.track, numbers.settings(config))
-            task = Task.of(config, dataset, device.choose(config.run.device))
-            check_fleet(task)
-            method = make(task, global_spec(task))
-            seal = Seal(Trust(Path(folder)), context.run_config) if folder else None
-            post, scorer = Post(config, experiment, seal), Scorer(method, dataset)
-            try:
-                MethodStrategy(method, post, scorer, sink, context.run_config).start(grid)
-                return
-            except Again:
-                config = config.with_run(resume=True, from_round=-1)
+        record = Record(config, Sink(out, config.run.track, numbers.settings(config)), settings)
+        task = Task.of(config, dataset, device.choose(config.run.device))
+        check_fleet(task)
+        channel: Channel = PlainChannel(config, experiment)
+        if folder := os.environ.get(TRUST):
+            channel = SealedChannel(config, experiment, Trust(Path(folder)), settings)
+        MethodStrategy(task, dataset, Post(channel), record).start(grid)

@@ -1,7 +1,6 @@
 """A server half: the hooks of one method.
 
-What sends, opens, counts and checks envelopes is ``talk/post.py``; what Flower sees is
-``strategy.py``; the loop over rounds is ``rounds.py``.
+What sends, opens and checks messages is ``talk/post.py``; the rounds are in ``strategy.py``.
 """
 
 from __future__ import annotations
@@ -208,6 +207,14 @@ class Method(ABC, Generic[O, U]):
 
     def rest(self) -> None:
         """Let go of memory that the method can have again; called when clients are to work."""
+
+    def uncovered(self) -> list[int]:
+        """Classes of which no client of the census has a training sample, ascending; none under
+        [privacy], which does not tell what clients hold.
+        """
+        held = {c for client in self.clients for c in client.peer.classes}
+        classes = range(self.task.num_classes)
+        return [] if self.config.privacy.on else [c for c in classes if c not in held]
 
     # Checkpoints.
 

@@ -37,10 +37,12 @@ FARTHEST = 1e15
 
 
 class Model(NamedTuple):
-    """A global model that is measured."""
+    """A global model that is measured: ``statistics`` it has, ``on`` the data of which clients."""
 
     spec: str
     w: StateDict
+    statistics: StateDict
+    on: str  #: as ``measured_by`` takes it
 
 
 @final
@@ -111,24 +113,22 @@ class Recalibration:
         shown.statistics = {}
         self.shown, self.asked, self.passes = shown, list(asked), 0
         method, task = shown.method, shown.method.task
-        held, by = dict[str, Model](), dict[str, str]()
-        self.expected: dict[str, StateDict] = {}
-        for name, net in shown.raw().items():
-            held[name], self.expected[name] = Model(net.spec, tree.snapshot(net)), statistics(net)
-            by[name] = name
+        held = {
+            name: Model(net.spec, tree.snapshot(net), statistics(net), name)
+            for name, net in shown.raw().items()
+        }
         for further, models in method.further().items():
             for spec, w in models.items():
-                name = f"{further}/{spec}"
-                held[name], self.expected[name] = Model(spec, w), statistics(method.build(spec, w))
-                by[name] = spec
-        self.models = {name: model for name, model in held.items() if self.expected[name]}
-        for spec, w in self.models.values():
+                told = statistics(method.build(spec, w))
+                held[f"{further}/{spec}"] = Model(spec, w, told, spec)
+        self.models = {name: model for name, model in held.items() if model.statistics}
+        for model in self.models.values():
             try:
-                tree.check_like(w, task.expected(spec), "its model")
+                tree.check_like(model.w, task.expected(model.spec), "its model")
             except ValueError as error:
                 why = f'method = "{method.config.run.method}", whose model clients cannot build'
                 raise not_allowed("score.bn", "recalibrated", why, "running", "batch") from error
-        self._by = {name: {c.k for c in method.measured_by(by[name])} for name in self.models}
+        self._by = {n: {c.k for c in method.measured_by(m.on)} for n, m in self.models.items()}
         self.measuring = sum(1 for client in asked if self.of(client))  #: how many are asked
 
     def of(self, client: Client) -> tuple[str, ...]:
@@ -163,7 +163,7 @@ class Recalibration:
         if sorted(answer.models) != (names := sorted(self.of(client))):
             raise ValueError(f"it is of the models {sorted(answer.models)}, expected {names}")
         for name, found in answer.models.items():
-            tree.check_like(found, self.expected[name], name)
+            tree.check_like(found, self.models[name].statistics, name)
             for entry, value in found.items():
                 most = FARTHEST**2 if entry.endswith(VARIANCE) else FARTHEST
                 if bool((value.abs() > most).any()):

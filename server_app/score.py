@@ -1,25 +1,22 @@
-"""How good models are: the server's on its test set, and what clients say of theirs."""
+"""How good the server's models are on its test set."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 from typing import final
 
 import torch
 
-from common import seeds
 from common.config import MethodOptions
 from common.data.dataset import Dataset
-from common.journal import ClientScore, Entry, Fairness, Spread
-from common.metrics import fairness
+from common.journal import Entry
 from common.models.batchnorm import norms
 from common.models.classifier import Classifier
-from common.protocol import Score as ClientReply
 from common.protocol import Up
 from common.task import evaluate
-from server_app.method import Client, Method
+from server_app.method import Method
 from server_app.recalibrate import Shown
 from server_app.stopped import Absurd
 from server_app.talk.sanity import suspects
@@ -36,7 +33,6 @@ class Scorer:
     def __init__(self, method: Method[MethodOptions, Up], dataset: Dataset) -> None:
         self.method, self.task, self.shown = method, method.task, Shown(method)
         self.x, self.y = dataset.x_test, dataset.y_test
-        self.first: float | None = None  #: the loss before round 1, where there was a model
 
     def score(self, entry: Entry) -> None:
         """Write accuracy and loss of the server's model, the mean where there are several."""
@@ -53,17 +49,14 @@ class Scorer:
         if (covered := self._covered(main)) is not None:
             entry.accuracy_covered = covered
         several = method.networks().keys()
-        named = {
-            spec: result.accuracy for spec, result in zip(several, results.values(), strict=False)
-        }
+        every = zip(several, results.values(), strict=False)
+        named = {spec: result.accuracy for spec, result in every}
         further, ensembles = self.shown.further(), method.ensembles(nets)
         if (further or ensembles) and not named:
             named[method.name] = entry.accuracy
         within = {} if several else {n: part for net in nets for n, part in net.within().items()}
-        for name, part in within.items():
-            named[name] = evaluate(part, self.x, self.y, self.task).accuracy
-        for name, ensemble in ensembles.items():
-            named[name] = evaluate(ensemble, self.x, self.y, self.task).accuracy
+        for name, one in (*within.items(), *ensembles.items()):
+            named[name] = evaluate(one, self.x, self.y, self.task).accuracy
         for name, models in further.items():
             kept = [method.main] if method.main else models
             scored = [method.build(spec, models[spec]) for spec in kept]
@@ -89,52 +82,9 @@ class Scorer:
             found[bn] = fmean(result.accuracy for result in results)
         return found
 
-    def sample(self, clients: Sequence[Client]) -> list[Client]:
-        """Those that score, in order of k: the same ones every time."""
-        size = self.task.config.score.clients
-        if not 0 < size < len(clients):
-            return list(clients)
-        drawn = seeds.rng(self.task.seed, "score-clients").permutation(len(clients))[:size]
-        return [clients[k] for k in sorted(drawn.tolist())]
-
-    def client_check(self) -> Callable[[Client, ClientReply], None]:
-        """Raises ``ValueError`` unless a client's score is over its test samples of the census, and
-        of the models that were asked for.
-        """
-        further, shared = sorted(self.method.further()), self.method.ask() is not None
-
-        def check(client: Client, score: ClientReply) -> None:
-            n = client.peer.n_test
-            if score.n != n:
-                raise ValueError(
-                    f"it is over {score.n} test samples, in the census the client had {n}"
-                )
-            for what, got, expected in (
-                ("own", score.accuracy, n > 0),
-                ("global", score.accuracy_global, n > 0 and shared),
-            ):
-                if (got is not None) != expected:
-                    there = "is missing" if expected else "was not asked for"
-                    raise ValueError(f"the accuracy of the {what} model {there}")
-            if sorted(score.accuracies) != (names := further if n else []):
-                raise ValueError(
-                    f"it scores the models {sorted(score.accuracies)}, expected {names}"
-                )
-
-        return check
-
-    def uncovered(self) -> list[int]:
-        """Classes of which no client of the census has a training sample, ascending; none under
-        [privacy], which does not tell what clients hold.
-        """
-        if self.task.config.privacy.on:
-            return []
-        held = {c for client in self.method.clients for c in client.peer.classes}
-        return [c for c in range(self.task.num_classes) if c not in held]
-
     def _covered(self, nets: list[Classifier]) -> float | None:
         """Accuracy on the classes that can be learnt; None if all can, or none."""
-        missing = self.uncovered()
+        missing = self.method.uncovered()
         if not missing or len(missing) == self.task.num_classes:
             return None
         kept = ~torch.isin(self.y, torch.tensor(missing))
@@ -143,22 +93,20 @@ class Scorer:
         x, y = self.x[kept], self.y[kept]
         return fmean(evaluate(net, x, y, self.task).accuracy for net in nets)
 
-    def check_sound(self, entry: Entry) -> None:
+    def check_sound(self, entry: Entry, first: float | None) -> None:
         """Raise ``Absurd`` if the loss after a round is no finite number, or one that no model has
-        that was only just drawn, naming whom to look at.
+        that was only just drawn, naming whom to look at. ``first``: the loss before round 1.
 
         One client's finite but enormous weights are enough to make an average useless (robust
         averaging is the defence). Were that average in the checkpoint, no client could ever train
         from it again; so the round is not kept, and resuming starts before it.
         """
         loss = entry.loss if "loss" in entry.model_fields_set else self._glance()
-        most = ABSURD * max(self.first or 0.0, math.log(self.task.num_classes))
+        most = ABSURD * max(first or 0.0, math.log(self.task.num_classes))
         if loss is None or loss <= most:
             return
-        line = (
-            f"round {entry.round}: the loss of the server's model is {loss:.3g}, so the round is "
-        )
-        line += "not kept"
+        line = f"round {entry.round}: the loss of the server's model is {loss:.3g}, so the round "
+        line += "is not kept"
         if entry.magnitudes and not self.task.config.privacy.on:
             size, k = max((told.largest, k) for k, told in entry.magnitudes.items())
             line += f"; the largest number that a client sent is {size:.3g}, from client {k}"
@@ -171,34 +119,3 @@ class Scorer:
         nets = [net for net in found or [self.method.model()] if net is not None]
         losses = [evaluate(net, x, y, self.task).loss for net in nets]
         return fmean(losses) if losses else None
-
-
-def write_client_scores(scores: list[ClientReply], name: str, entry: Entry) -> None:
-    """Write down what clients scored and how even it is; ``name``: of the run's own model."""
-    always = {"k", "n", "accuracy", "accuracy_global"}
-    entry.scores = [
-        ClientScore(**s.model_dump(include=always | ({"accuracies"} if s.accuracies else set())))
-        for s in scores
-    ]
-    if tested := [score for score in scores if score.n > 0]:
-        entry.fairness = _fairness(tested, name)
-
-
-def _fairness(tested: list[ClientReply], name: str) -> Fairness:
-    """AMP, FM and WLP: of the global model, or of the clients' own where there is none; then of
-    every model by its name."""
-    sizes = [score.n for score in tested]
-    named: dict[str, list[float | None]] = {
-        name: [score.accuracy_global for score in tested],
-        "own": [score.accuracy for score in tested],
-        **{each: [s.accuracies.get(each) for s in tested] for each in tested[0].accuracies},
-    }
-    known = {
-        each: Spread(**fairness([value for value in values if value is not None], sizes))
-        for each, values in named.items()
-        if None not in values
-    }
-    main = known.get(name) or known["own"]
-    if known.get("own") == known.get(name):
-        known.pop("own", None)
-    return Fairness(main=main, models=known)

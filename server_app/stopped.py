@@ -20,8 +20,3 @@ class Absurd(Stopped):
     def __init__(self, line: str, t: int, suspects: Sequence[int]) -> None:
         super().__init__(line)
         self.t, self.suspects = t, list(suspects)
-
-
-@final
-class Again(RuntimeError):
-    """A round was undone: the checkpoint before it is the newest again; the run goes on there."""

@@ -1,176 +1,191 @@
-"""What Flower sees: a strategy that holds a method and its post.
-
-Subclasses Flower's ``Strategy`` and not its ``FedAvg``, which sends everyone the same payload,
-demands equal reply keys, turns integer buffers into floats, and averages on over failed clients.
+"""A run, round by round: select, send, collect, check, aggregate, second exchange, statistics,
+score, record.
 """
 
 from __future__ import annotations
 
+import logging
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import final
 
 from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from common import flops, peak, seeds
-from common.config import MethodOptions
-from common.journal import Entry, Failure, Memory, Undone
-from common.protocol import Ask, Down, Score, Statistics, Up
-from common.records import StateDict
-from common.section import Value
-from common.tree import snapshot
-from server_app import drift, rounds
-from server_app.keep.journal import clock, note_flops, note_memory
-from server_app.method import Client, Method, Ups, mean_metrics
+from common import seeds
+from common.data.dataset import Dataset
+from common.flower.rpc import over_grpc
+from common.journal import Entry, Failure, Undone
+from common.protocol import Down, Score, Statistics, Up
+from common.task import Task, global_spec
+from server_app import client_scores, costs, drift, resume, undo
+from server_app.keep.checkpoint import Checkpoint
+from server_app.keep.journal import clock
+from server_app.memory import sending, sweep
+from server_app.method import Client, Ups, mean_metrics
+from server_app.methods import make
 from server_app.recalibrate import Recalibration
-from server_app.score import Scorer, write_client_scores
+from server_app.record import Record
+from server_app.score import Scorer
 from server_app.stopped import Absurd, Stopped
-from server_app.talk import sanity
+from server_app.talk import census, sanity
 from server_app.talk.post import Post
-from server_app.track.sink import Sink
+from server_app.talk.readmission import Readmission, check_bound
 
-DIVERGED = ("training diverged", "not finite")
-"""What clients say, or what is said of their replies, where a model is beyond training."""
+log = logging.getLogger("flwr.fedmosaic")
 
 
 @final
 class MethodStrategy(Strategy):
-    """Turns a method's hooks into messages and back, and writes down what came of each round.
+    """Turns a method's hooks into messages and back, and has written down what came of each round.
+
+    Subclasses Flower's ``Strategy`` and not its ``FedAvg``, which sends everyone the same payload,
+    demands equal reply keys, turns integer buffers into floats, and averages on over failed
+    clients.
 
     ``clients``: who they are and at which nodes they are now, in order of k; ``entry``: the
-    journal's, of the round at hand; ``settings``: the run config as it came.
+    journal's, of the round at hand; ``before``: that of the round before.
     """
 
-    def __init__(
-        self,
-        method: Method[MethodOptions, Up],
-        post: Post,
-        scorer: Scorer,
-        sink: Sink,
-        settings: Mapping[str, Value],
-    ) -> None:
-        self.method, self.post, self.scorer, self.sink = method, post, scorer, sink
-        self.settings = settings
+    def __init__(self, task: Task, dataset: Dataset, post: Post, record: Record) -> None:
+        self.task, self.dataset, self.post, self.record = task, dataset, post, record
+        self.config, self.traffic = task.config, post.channel.traffic
+        self.private = self.config.privacy.on  #: clients' own numbers are kept to the server
         self.clients: list[Client] = []
-        self.entry = Entry(round=0)
-        self.before = self.entry  #: that of the round before
+        self.entry = self.before = Entry(round=0)
         self.sent: dict[int, Down] = {}  #: what the clients of the round were sent, by client
+        self.good: list[tuple[Client, Up]] = []  #: and what they answered
         self.undone: list[Undone] = []
-        self.good: list[tuple[Client, Up]] = []
         self.recalibration: Recalibration | None = None
+        self._make()
+
+    def _make(self) -> None:
+        """Make the method as it is before any round."""
+        self.method = make(self.task, global_spec(self.task))
+        self.scorer = Scorer(self.method, self.dataset)
+
+    # The run.
 
     def start(self, grid: Grid, *_: object, **__: object) -> Result:
-        """The whole run; rounds, timeouts and hyper-parameters come from the run config.
+        """Play all rounds; rounds, timeouts and hyper-parameters come from the run config.
 
-        What comes of it is in the run's folder, and not once more in the ``Result``.
+        What comes of it is in the run's folder, and not once more in the ``Result``. Raises
+        ``Stopped`` if the run cannot go on; the checkpoint of the last good round is kept.
         """
-        rounds.run(self, grid)
+        self.grid, config, record = grid, self.config, self.record
+        saved = resume.newest(config) if config.run.resume else None
+        with record.opened():
+            self._begin(saved)
+            while not self._over():
+                self.play_round(self.entry.round + 1)
+            record.add_summary(self.scorer.shown.ask())
+        if not config.run.runtime:  # our commands make it themselves
+            log.info("completed; for its report: fedmosaic report %s", record.folder)
         return Result()
 
-    def summary(self) -> None:
-        """Nothing to log: the journal has it."""
+    def play_round(self, t: int) -> None:
+        """Play round t and record it; if it leaves a useless model, go back to before it.
 
-    @property
-    def ups(self) -> Ups[Up]:
-        """The good replies of the round at hand."""
-        return Ups.of(self.good)
+        ``configure_…`` selects clients and makes messages, ``_exchange`` sends them and collects
+        the replies, ``aggregate_…`` checks and uses these.
+        """
+        self.clients, strangers = self.readmission.renew(t, self.clients)
+        self.before, self.entry = self.entry, Entry(round=t)
+        self.traffic.clear()
+        try:
+            with clock(self.entry, "total"):
+                self._exchange(self.configure_train, self.aggregate_train, "clients")
+                if self.method.gains is not None:
+                    self._exchange(self.configure_second, self.aggregate_second, "clients")
+                costs.of_messages(self.entry, self.method.numbers(self.ups), self.traffic)
+                self._measure_statistics()
+                self._score()
+                self._score_at_clients()
+        except Absurd as absurd:
+            self._go_back(absurd)
+        else:
+            self._record(strangers)
 
-    @property
-    def private(self) -> bool:
-        """Whether clients' own numbers are kept to the server."""
-        return self.method.config.privacy.on
-
-    def failed(self, failures: list[Failure]) -> None:
-        """Note answers that were missing or refused."""
-        self.entry.failures = self.entry.failures + failures
+    def _exchange(
+        self,
+        configure: Callable[[int], Iterable[Message]],
+        aggregate: Callable[[int, Iterable[Message]], object],
+        phase: str,
+    ) -> None:
+        """Send messages to clients, if there are any, collect the replies, and aggregate them."""
+        entry, channel, run = self.entry, self.post.channel, self.config.run
+        ks = {client.node: client.k for client in self.clients}
+        sent = {ks[message.metadata.dst_node_id]: message for message in configure(entry.round)}
+        if not sent and not self.private:  # there noise is added though nobody was selected
+            return
+        self.method.rest()
+        with clock(entry, phase), sending(over_grpc(self.grid)):
+            replies, lost = channel.exchange(self.grid, sent, run.timeout, entry.round)
+        entry.failures = entry.failures + lost
+        del sent  # in packed form it takes as much memory again
+        sweep(self.traffic.get("down", 0))
+        with costs.of_server(entry, run):
+            aggregate(entry.round, _handed_over(replies))
+        sweep(self.traffic.get("up", 0))
 
     # Training.
 
     def configure_train(self, server_round: int, *_: object, **__: object) -> Iterable[Message]:
-        """Round t's training messages to the selected clients."""
-        selected = [client.k for client in self.method.select(server_round)]
-        self.entry.selected = selected
-        return self.train_messages(server_round, selected).values()
-
-    def train_messages(self, t: int, ks: Iterable[int]) -> dict[int, Message]:
-        """Round t's training messages to clients ``ks``, by client."""
-        down = self.method.down(t)
-        to = [self.clients[k] for k in ks]
-        self.sent = {client.k: down(client) if callable(down) else down for client in to}
-        payloads = ((client, self.sent[client.k]) for client in to)
-        return self.post.letters(t, "train", payloads)
-
-    def take_up(self, undone: list[Undone]) -> None:
-        """The rounds that were undone so far, and who is left out since."""
-        self.undone = undone
-        self.method.excluded = frozenset(k for each in undone for k in each.suspects)
-        self.method.attempts = Counter(each.round for each in undone)
+        """Select the clients of round t; the training messages to them."""
+        t, method, entry = server_round, self.method, self.entry
+        with clock(entry, "select"), costs.of_server(entry, self.config.run):
+            selected = [self.clients[client.k] for client in method.select(t)]
+            entry.selected = [client.k for client in selected]
+            down = method.down(t)
+            self.sent = {c.k: down(c) if callable(down) else down for c in selected}
+            payloads = [(client, self.sent[client.k]) for client in selected]
+            return self.post.letters(t, "train", payloads).values()
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Open and check the replies and take the method's step with the good ones.
+        """Open and check the replies, and take the method's step with the good ones.
 
-        Raises ``Stopped`` if there are fewer than ``min-replies`` asks for.
+        Raises ``Stopped`` if there are fewer than ``min-replies`` asks for; ``Absurd`` if they, or
+        those of the round before, are beyond use.
         """
-        t, entry = server_round, self.entry
+        t, entry, method = server_round, self.entry, self.method
         with clock(entry, "clients"):
-            self.good, refused = self.post.open(
-                t, self._by_client(replies), self.method.answers, self.clients, self.method.check
-            )
-            found = sanity.measure(self.method, self.sent, self.good)
-            beyond = sanity.beyond(found, self.method.config.run.sanity)
-            self.good = [(client, up) for client, up in self.good if client.k not in beyond]
-            if self.method.config.score.drift:
-                entry.drift = drift.measure(self.method, self.sent, self.good)
-            entry.magnitudes, self.sent = found, {}
-            refused += [
-                Failure(k=k, round=t, reason=f"reply refused: {why}") for k, why in beyond.items()
-            ]
-        entry.failures = sorted(entry.failures + refused, key=lambda failure: failure.k)
-        self._check_before(t, entry)
+            self._check(t, replies)
+        sanity.check_before(entry, self.before)
         self._check_enough(len(self.good), len(entry.selected), "replies", entry.failures)
         ups = self.ups
-        with clock(entry, "step"), seeds.scope(self.method.task.seed, "step", t):
+        with clock(entry, "step"), seeds.scope(self.task.seed, "step", t):
             try:
-                own = self.method.step(t, ups)
+                own = method.step(t, ups)
             except FloatingPointError as error:
-                raise Absurd(f"round {t}: {error}", t, sanity.suspects(found)) from error
+                suspects = sanity.suspects(entry.magnitudes)
+                raise Absurd(f"round {t}: {error}", t, suspects) from error
         entry.replied = [client.k for client in ups.clients]
         entry.metrics = own if self.private else {**mean_metrics(ups), **own}
         entry.client_metrics = {client.k: up.metrics for client, up in ups}
-        self._cost(self.good)
+        costs.of_clients(entry, self.config.run, ups)
         return None, MetricRecord(dict(entry.metrics))
 
-    def _cost(self, replies: Sequence[tuple[Client, Up]]) -> None:
-        """What the clients' work cost, where the run asks for that."""
-        run = self.method.config.run
-        if run.flops:
-            told = (up.metrics.get(flops.NAME, 0.0) for _, up in replies)
-            note_flops(self.entry, "clients", sum(map(int, told)))
-        if run.memory:
-            most = {client.k: up.metrics.get(peak.NAME, 0.0) for client, up in replies}
-            note_memory(self.entry, Memory(clients=most))
-
-    def _check_before(self, t: int, entry: Entry) -> None:
-        """Raise ``Absurd``, of the round before, if most clients diverge from what it left."""
-        lost = [f for f in entry.failures if any(word in f.reason for word in DIVERGED)]
-        if 2 * len(lost) <= len(entry.selected) or not (
-            suspects := sanity.suspects(self.before.magnitudes)
-        ):
-            return
-        line = f"{len(lost)} of {len(entry.selected)} clients diverge; client {lost[0].k}"
-        raise Absurd(f"round {t}: {line}: {lost[0].reason}", t - 1, suspects)
+    def _check(self, t: int, replies: Iterable[Message]) -> None:
+        """Keep the replies that are to be used, and note why others are not."""
+        entry, method, config = self.entry, self.method, self.config
+        good, refused = self.post.open(t, replies, method.answers, self.clients, method.check)
+        entry.magnitudes = sanity.measure(method, self.sent, good)
+        beyond = sanity.beyond(entry.magnitudes, config.run.sanity)
+        refused += [Failure(k=k, round=t, reason=f"reply refused: {beyond[k]}") for k in beyond]
+        self.good = [(client, up) for client, up in good if client.k not in beyond]
+        if config.score.drift:
+            entry.drift = drift.measure(method, self.sent, self.good)
+        self.sent = {}
+        entry.failures = sorted(entry.failures + refused, key=lambda failure: failure.k)
 
     def _check_enough(self, good: int, asked: int, what: str, failures: list[Failure]) -> None:
-        fraction = self.method.config.run.min_replies
-        if asked == 0 and self.private:  # secret selection may find nobody
-            return
+        """Raise ``Stopped`` if there are fewer good answers than ``min-replies`` asks for."""
+        fraction = self.config.run.min_replies
         needed = math.ceil(fraction * asked - 1e-9)
-        if good < max(needed, 1):
+        if good < max(needed, 1) and (asked or not self.private):  # secret selection may find none
             first = failures[0]
             raise Stopped(
                 f"round {first.round}: {good} of {asked} {what} are good, min-replies = "
@@ -181,38 +196,37 @@ class MethodStrategy(Strategy):
 
     def configure_second(self, t: int) -> Iterable[Message]:
         """Messages of the second exchange of round t, for methods that have one."""
-        sent = self.method.second(t, self.ups) if self.method.gains else {}
-        payloads = ((self.clients[k], payload) for k, payload in sent.items())
-        return self.post.letters(t, "train.second", payloads).values()
+        with costs.of_server(self.entry, self.config.run):
+            sent = self.method.second(t, self.ups)
+            payloads = [(self.clients[k], payload) for k, payload in sent.items()]
+            return self.post.letters(t, "train.second", payloads).values()
 
     def aggregate_second(self, t: int, replies: Iterable[Message]) -> None:
         """Open the answers and hand the good ones to the method.
 
         Raises ``Stopped`` if clients train there and fewer are good than ``min-replies`` asks for.
         """
-        assert self.method.gains is not None, "somebody was asked"
-        with clock(self.entry, "clients"):
-            answers, kind = self._by_client(replies), self.method.gains
-            gains, refused = self.post.open(t, answers, kind, self.clients, what="gain")
-            self.method.receive_second(gains, self.entry)
-            self._cost(gains)
-        self.failed(refused)
-        if self.method.trains_second:
-            self.entry.replied = [client.k for client, _ in gains]
-            asked, failures = len(self.entry.selected), self.entry.failures
-            self._check_enough(len(gains), asked, "answers", failures)
-
-    @property
-    def trusted(self) -> list[Client]:
-        """All but those that are left out since a round was undone."""
-        return [client for client in self.clients if client.k not in self.method.excluded]
+        entry, method = self.entry, self.method
+        assert method.gains is not None, "somebody was asked"
+        with clock(entry, "clients"):
+            gains, refused = self.post.open(t, replies, method.gains, self.clients, what="gain")
+            method.receive_second(gains, entry)
+            costs.of_clients(entry, self.config.run, gains)
+        entry.failures = entry.failures + refused
+        if method.trains_second:
+            entry.replied = [client.k for client, _ in gains]
+            self._check_enough(len(gains), len(entry.selected), "answers", entry.failures)
 
     # The running statistics of what is scored, measured by clients.
 
-    def recalibrate(self, asked: Sequence[Client]) -> Recalibration:
-        """Begin to have them measured."""
-        self.recalibration = Recalibration(self.scorer.shown, asked)
-        return self.recalibration
+    def _measure_statistics(self) -> None:
+        """Have them measured before a score, where the run asks for that (``score.bn``)."""
+        score, last = self.config.score, self.entry.round == self.config.run.rounds
+        if score.bn == "recalibrated" and (self._due(score.every) or self._asks_for_scores()):
+            asked = self._trusted() if last else self.ups.clients
+            self.recalibration = Recalibration(self.scorer.shown, asked)
+            for _ in range(score.passes if self.recalibration.measuring else 0):
+                self._exchange(self.configure_statistics, self.aggregate_statistics, "statistics")
 
     def configure_statistics(self, t: int) -> Iterable[Message]:
         """Messages of the next pass, to those who were good in the pass before."""
@@ -224,52 +238,138 @@ class MethodStrategy(Strategy):
 
         Raises ``Stopped`` if there are fewer than ``min-replies`` asks for.
         """
-        anew, answers = self.recalibration, self._by_client(replies)
+        anew, entry = self.recalibration, self.entry
         assert anew is not None
         found, refused = self.post.open(
-            t, answers, Statistics, self.clients, anew.check, "statistics"
+            t, replies, Statistics, self.clients, anew.check, "statistics"
         )
-        self.failed(refused)
-        newest = self.entry.failures[::-1]
-        self._check_enough(len(found), anew.measuring, "measurements", newest)
+        entry.failures = entry.failures + refused
+        self._check_enough(len(found), anew.measuring, "measurements", entry.failures[::-1])
         anew.take(found)
 
-    # Scoring at the clients.
+    # Scores, by the server and by clients.
+
+    def _score(self) -> None:
+        """Score the server's model, if it is time to; raises ``Absurd`` if it is useless."""
+        entry, score = self.entry, self.config.score
+        if self._due(score.every):
+            with clock(entry, "score"):
+                self.scorer.score(entry)
+        self.scorer.check_sound(entry, self.first_loss)
+        self.method.rest()
+        sweep(self.traffic.get("up", 0))
+        if score.ends(entry.accuracy):
+            entry.reached = score.target
+
+    def _score_at_clients(self) -> None:
+        """Have clients score models, if it is time to."""
+        if self._asks_for_scores():
+            self._exchange(self.configure_evaluate, self.aggregate_evaluate, "client scores")
 
     def configure_evaluate(self, server_round: int, *_: object, **__: object) -> Iterable[Message]:
         """Messages that ask the clients of ``score.clients`` to score models."""
-        networks, own = self.scorer.shown.networks(), self.method.global_spec
-        further = self.scorer.shown.further()
-
-        def ask(spec: str, w: StateDict | None) -> Ask:
-            models = {name: models[spec or own] for name, models in further.items()}
-            return Ask(spec=spec, w=w, models=models)
-
-        asks = {name: ask(net.spec, snapshot(net)) for name, net in networks.items()}
-        asks = asks or {own: ask("", self.scorer.shown.ask())}
-        to = self.scorer.sample(self.clients)
-        payloads = ((c, asks[self.method.scored_by(c) if networks else own]) for c in to)
-        return self.post.letters(server_round, "evaluate", payloads).values()
+        with clock(self.entry, "client scores"):
+            asks = client_scores.asks(self.scorer.shown, self.clients)
+            return self.post.letters(server_round, "evaluate", asks).values()
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Write down the clients' scores and how even they are; their mean accuracy."""
-        check = self.scorer.client_check()
-        with clock(self.entry, "client scores"):
-            found, refused = self.post.open(
-                server_round, self._by_client(replies), Score, self.clients, check, "score"
-            )
-        self.failed(refused)
-        write_client_scores([score for _, score in found], self.method.name, self.entry)
+        t, entry, check = server_round, self.entry, client_scores.checking(self.method)
+        with clock(entry, "client scores"):
+            found, refused = self.post.open(t, replies, Score, self.clients, check, "score")
+        entry.failures = entry.failures + refused
+        client_scores.write([score for _, score in found], self.method.name, entry)
         values = [score.accuracy for _, score in found if score.accuracy is not None]
         return MetricRecord({"accuracy": sum(values) / len(values)}) if values else None
 
-    def _by_client(self, replies: Iterable[Message]) -> dict[int, Message]:
-        """The first reply of each client's node; what no client's node sent is left out."""
-        ids = {client.node: client.k for client in self.clients}
-        found: dict[int, Message] = {}
-        for reply in replies:
-            if reply.has_content() and reply.metadata.src_node_id in ids:
-                found.setdefault(ids[reply.metadata.src_node_id], reply)
-        return found
+    def summary(self) -> None:
+        """Nothing to log: the journal has it."""
+
+    # The record.
+
+    def _record(self, strangers: list[Failure]) -> None:
+        """Complete the round's entry, and have it kept with the state after the round."""
+        entry = self.entry
+        entry.bytes, self.good = dict(self.traffic), []  # the replies' files are gone with them
+        sweep(self.traffic.get("down", 0) + self.traffic.get("up", 0))
+        entry.failures = strangers + entry.failures
+        undo.note(entry, self.undone)
+        self._keep()
+
+    def _keep(self) -> None:
+        post = self.post
+        self.record.add(
+            self.entry, post.experiment, self.method, self.clients, post.kept, self.undone
+        )
+
+    # What comes before a round: the census, a checkpoint, or a round that is undone.
+
+    def _begin(self, saved: Checkpoint | None) -> None:
+        """Find the clients; go on from the checkpoint, or score and record round 0."""
+        if saved is not None:
+            self._restore(saved)
+        entry, record = self.entry, self.record
+        with clock(entry, "total"), clock(entry, "census"):
+            nodes = census.wait_for_nodes(self.grid, self.config)
+            self.clients = census.take_census(self.grid, nodes, self.post, self.task)
+            check_bound(self.clients, saved.nodes if saved else {}, self.config.run.rebind)
+            self.method.begin(self.clients)
+        record.add_settings(self.post.experiment, len(self.clients))
+        self.readmission = Readmission(self.post, self.grid)
+        if saved is None:
+            with clock(entry, "total"), clock(entry, "score"):
+                self.scorer.score(entry)
+            self.method.rest()
+            census.describe(entry, self.method)
+            self._keep()
+        past = record.journal.entries()
+        self.first_loss = past[0].loss
+
+    def _go_back(self, absurd: Absurd) -> None:
+        """Undo a round and go on before it; raises ``absurd`` if that cannot be."""
+        saved = undo.undo(absurd, self.config, self._trusted(), self.undone)
+        self._make()
+        self._restore(saved)
+        self.method.begin(self.clients)
+        self.readmission = Readmission(self.post, self.grid)
+
+    def _restore(self, saved: Checkpoint) -> None:
+        """Go on after the round of a checkpoint."""
+        self.entry, self.undone = resume.restore(self.method, self.record.journal, saved)
+        self.post.channel.experiment = saved.experiment
+        self.post.kept, self.post.after = dict(saved.kept), saved.t
+
+    # When, and who.
+
+    @property
+    def ups(self) -> Ups[Up]:
+        """The good replies of the round at hand."""
+        return Ups.of(self.good)
+
+    def _trusted(self) -> list[Client]:
+        """All but those that are left out since a round was undone."""
+        return [client for client in self.clients if client.k not in self.method.excluded]
+
+    def _over(self) -> bool:
+        """Whether no round follows the newest one; the census is none."""
+        entry, config = self.entry, self.config
+        reached = entry.round > 0 and config.score.ends(entry.accuracy)
+        return reached or entry.round >= config.run.rounds
+
+    def _due(self, every: int) -> bool:
+        """Whether it is time for what is done every so many rounds, and after the last one."""
+        t = self.entry.round
+        return t == self.config.run.rounds or (every > 0 and t % every == 0)
+
+    def _asks_for_scores(self) -> bool:
+        """Whether clients score models in this round, as far as is known."""
+        reached = self.entry.reached is not None
+        return not self.private and (reached or self._due(self.config.score.clients_every))
+
+
+def _handed_over(replies: dict[int, Message]) -> Iterator[Message]:
+    """The replies, each of which whoever takes it holds alone."""
+    for k in list(replies):
+        yield replies.pop(k)

@@ -60,12 +60,7 @@ def circle(modules: dict[str, set[str]]) -> list[str]:
     return []
 
 
-ROUNDS = pytest.mark.xfail(reason="the round is spread over rounds.py and strategy.py")
-
-
-@pytest.mark.parametrize(
-    "package", [pytest.param(p, marks=[ROUNDS] * (p == "server_app")) for p in OURS]
-)
+@pytest.mark.parametrize("package", OURS)
 def test_no_module_imports_itself_in_a_circle(package: str) -> None:
     modules = {name: of for name, of in graph().items() if name.split(".")[0] == package}
     assert circle(modules) == []

@@ -34,6 +34,7 @@ from server_app.keep.checkpoint import Checkpoint
 from server_app.method import Client
 from server_app.methods import AnyMethod, make
 from server_app.talk.census import take_census
+from server_app.talk.channel import PlainChannel
 from server_app.talk.exchange import exchange
 from server_app.talk.post import Post
 
@@ -145,7 +146,7 @@ def _play(run: Finished, size: int, workers: int) -> Further:
     config, flat, dataset = run.config, run.flat, run.dataset()
     device.settle(config.run.threads)
     task = Task.of(config, dataset, device.choose(config.run.device))
-    method, post = run.method(task), Post(config, run.saved.experiment)
+    method, post = run.method(task), Post(PlainChannel(config, run.saved.experiment))
     with Loopback(config.run.clients, flat, workers=workers) as grid:
         clients = take_census(grid, sorted(grid.get_node_ids()), post, task)
         method.begin(clients)
@@ -154,7 +155,7 @@ def _play(run: Finished, size: int, workers: int) -> Further:
         sent = ((c, down(c) if callable(down) else down) for c in clients[:size])
         messages = post.letters(t, "train", sent)
         replies, failures = exchange(grid, dict(messages), config.run.timeout, t)
-        ups, refused = post.open(t, replies, method.answers, clients, method.check)
+        ups, refused = post.open(t, replies.values(), method.answers, clients, method.check)
     for failure in [*failures, *refused]:
         raise ValueError(f"client {failure.k} failed in the further round: {failure.reason}")
     return Further(flat, dataset, method, messages, ups)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import final
 
 from common.files import Damaged, write_atomically
-from common.journal import Entry, Line, Memory, read_lines, sealed
+from common.journal import Entry, Line, read_lines, sealed
 
 
 @final
@@ -72,13 +72,3 @@ def clock(entry: Entry, phase: str) -> Iterator[None]:
     finally:
         spent = entry.seconds.get(phase, 0.0) + time.perf_counter() - start
         entry.seconds = {**entry.seconds, phase: round(spent, 6)}
-
-
-def note_memory(entry: Entry, found: Memory) -> None:
-    """What tensors took at most belongs to the entry, unless they took more before."""
-    entry.memory = Memory.most([entry.memory, found]) if entry.memory else found
-
-
-def note_flops(entry: Entry, whose: str, spent: int) -> None:
-    """Add floating-point operations of the clients or the server to the entry."""
-    entry.flops = {**entry.flops, whose: entry.flops.get(whose, 0) + spent}

@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from common.config import Config
+from common.config import Config, MethodOptions
+from common.journal import Entry, Member
 from common.names import check_brought, version_of
-from common.protocol import Peer
+from common.protocol import Peer, Up
 from common.task import Task
-from server_app.method import Client
+from server_app.combine.groups import unprotected
+from server_app.method import Client, Method
 from server_app.stopped import Stopped
-from server_app.talk.ask import ask
 from server_app.talk.post import Post
 
 ASK_AGAIN = 0.25
 LEFT = "Node Unavailable"  #: Flower's words for a node that is not connected
 
+log = logging.getLogger("flwr.fedmosaic")
 
-def wait_for_nodes(
-    grid: Grid, config: Config, on_wait: Callable[[int], None] = lambda online: None
-) -> list[int]:
+
+def wait_for_nodes(grid: Grid, config: Config) -> list[int]:
     """Node ids of the federation, as soon as ``clients`` of them are online.
 
     With ``clients = 0`` whoever is online once the number has not changed for two seconds.
-    Raises ``Stopped`` after ``wait`` seconds, or if more are online than there should be.
+    Raises ``Stopped`` after ``wait`` seconds, or if there are more than there should be, or fewer
+    than are to be selected.
     """
     expected, start = config.run.clients, time.monotonic()
     online, since = sorted(grid.get_node_ids()), time.monotonic()
@@ -43,12 +46,13 @@ def wait_for_nodes(
                 f"{len(online)} of {expected or 'at least 1'} clients connected within "
                 f"wait = {config.run.wait:g} s"
             )
-        on_wait(len(online))
         time.sleep(ASK_AGAIN)
         if (found := sorted(grid.get_node_ids())) != online:
             online, since = found, time.monotonic()
     if expected and len(online) > expected:
         raise Stopped(f"{len(online)} clients are connected, but clients = {expected}")
+    if (size := config.run.per_round) > len(online):
+        raise Stopped(f"per-round = {size} is more than the {len(online)} clients")
     return online
 
 
@@ -78,7 +82,7 @@ def _hello(grid: Grid, nodes: list[int], post: Post) -> dict[int, Message]:
     while True:
         missing = [node for node in nodes if node not in answers]
         asked = post.hellos(missing, len(nodes))
-        replies, failures = ask(grid, post, asked, post.config.run.timeout, 0)
+        replies, failures = post.channel.exchange(grid, asked, post.config.run.timeout, 0)
         answers |= {missing[i]: reply for i, reply in replies.items()}
         failures = [failure for failure in failures if failure.k not in replies]
         if not failures:
@@ -90,6 +94,29 @@ def _hello(grid: Grid, nodes: list[int], post: Post) -> dict[int, Message]:
         nodes = wait_for_nodes(grid, post.config)
         if len(nodes) != size:  # only with clients = 0; everybody was told another number
             answers = {}
+
+
+def describe(entry: Entry, method: Method[MethodOptions, Up]) -> None:
+    """Write down the clients that were found, and what is learnt."""
+    entry.clients = [
+        Member(
+            k=client.k,
+            model=client.model,
+            n=client.n,
+            n_test=client.peer.n_test,
+            parameters=method.task.parameters(client.model),
+            classes=client.peer.classes,
+            counts=client.peer.counts,
+        )
+        for client in method.clients
+    ]
+    entry.classes = list(method.task.classes)
+    if said := unprotected(method):
+        log.warning(said)
+        entry.notes = [said]
+    if missing := method.uncovered():
+        entry.uncovered = missing
+    entry.failures, entry.bytes = [], {"down": 0, "up": 0}
 
 
 def check_peers(

@@ -57,6 +57,10 @@ def exchange(
     failures: list[Failure] = []
     waiting: dict[str, int] = {}
     turns = deque(messages)
+
+    def lose(k: int, reason: str) -> None:
+        failures.append(Failure(k=k, round=t, reason=reason))
+
     silent = f"no reply within {timeout:g} s"
     deadline, pause = time.monotonic() + timeout, FIRST_POLL
     sizes = {id(content): count_bytes(content) for content in _contents(messages)}
@@ -76,7 +80,7 @@ def exchange(
             if sent:
                 waiting[sent] = k
             else:
-                failures.append(Failure(k=k, round=t, reason="the message could not be delivered"))
+                lose(k, "the message could not be delivered")
         over = time.monotonic() >= deadline
         names, anybody = list(waiting), False
         while names:
@@ -84,17 +88,15 @@ def exchange(
             arrived, unreadable = pull(grid, some, deadline, shelf)
             anybody = anybody or bool(arrived)
             for name, reason in unreadable.items():
-                failures.append(Failure(k=waiting.pop(name), round=t, reason=reason))
+                lose(waiting.pop(name), reason)
             for reply in arrived:
                 k = waiting.pop(reply.metadata.reply_to_message_id, -1)
                 if k < 0:  # a second reply to the same message, or one to nothing that was asked
                     continue
                 if reply.has_error():
-                    reason = silent if _late(reply) else _reason(reply)
-                    failures.append(Failure(k=k, round=t, reason=reason))
+                    lose(k, silent if _late(reply) else _reason(reply))
                 elif reply.metadata.src_node_id != messages[k].metadata.dst_node_id:
-                    reason = "another node answered in its place"
-                    failures.append(Failure(k=k, round=t, reason=reason))
+                    lose(k, "another node answered in its place")
                 else:
                     size = count_bytes(reply.content)
                     most = min(most, portion(size))
@@ -104,8 +106,8 @@ def exchange(
         if waiting and not over:
             time.sleep(pause)
     late = f"not asked within {timeout:g} s, window = {window} others were waited for"
-    failures += [Failure(k=k, round=t, reason=late) for k in turns]
-    failures += [Failure(k=k, round=t, reason=silent) for k in waiting.values()]
+    for k, reason in (*((k, late) for k in turns), *((k, silent) for k in waiting.values())):
+        lose(k, reason)
     return dict(sorted(replies.items())), sorted(failures, key=lambda failure: failure.k)
 
 

@@ -19,11 +19,10 @@ from common.errors import LONGEST, first_line
 from common.journal import Failure
 from common.protocol import Peer
 from server_app.method import Client
-from server_app.talk.ask import ask
 from server_app.talk.exchange import pull, push
 from server_app.talk.hold import Shelf
 from server_app.talk.post import Post
-from server_app.talk.seal import claimed
+from server_app.talk.sealed import claimed
 
 CURIOSITY = 10.0  #: seconds for the rest of an answer of which a part is there
 
@@ -55,10 +54,16 @@ class Readmission:
         known = {client.node for client in clients} | self.refused
         known |= {message.metadata.dst_node_id for message in self.asked.values()}
         strangers = sorted(online - known) if lost else []
-        hello = self.post.hellos(strangers, len(clients), self.patience)
-        answers = self._ask if self.run.rebind else self._overhear
+        hello = self.post.hellos(strangers, len(clients), self.patience) if strangers else {}
         self._failures = []
-        for node, peer in self._read(answers(strangers, hello, t)).items():
+        answers = self._ask(hello, t) if self.run.rebind else self._overhear(hello, t)
+        for node, reply in sorted(answers.items()):
+            try:
+                peer = self.post.peer(node, reply)
+            except ValueError as error:
+                log.warning("node %d: %s", node, error)
+                self.refused.add(node)
+                continue
             if why := self._why_not(peer, clients):
                 self._refuse(node, peer.k, why, t)
             elif peer.k in lost:  # otherwise its old node is not known to be gone yet
@@ -83,16 +88,16 @@ class Readmission:
             return f"it is not what node {node} said in the census"
         return ""
 
-    def _ask(self, nodes: list[int], hello: dict[int, Message], t: int) -> dict[int, Message]:
+    def _ask(self, hello: dict[int, Message], t: int) -> dict[int, Message]:
         """The answers of nodes one of which may be a lost client."""
-        if not nodes:
+        if not hello:
             return {}
-        replies, _ = ask(self.grid, self.post, hello, self.patience, t)
-        return {nodes[i]: reply for i, reply in replies.items()}
+        replies, _ = self.post.channel.exchange(self.grid, hello, self.patience, t)
+        return {reply.metadata.src_node_id: reply for reply in replies.values()}
 
-    def _overhear(self, nodes: list[int], hello: dict[int, Message], t: int) -> dict[int, Message]:
+    def _overhear(self, hello: dict[int, Message], t: int) -> dict[int, Message]:
         """The answers that are there now, of these nodes and of those asked earlier."""
-        if nodes:
+        if hello:
             names = push(self.grid, hello.values(), t)
             sent = zip(names, hello.values(), strict=True)
             self.asked |= {name: message for name, message in sent if name}
@@ -111,22 +116,11 @@ class Readmission:
                 self.refused.add(node)
                 continue
             try:
-                reply.content = self.post.unsealed(-1, message, reply.content)
+                reply.content = self.post.channel.open_hello(node, reply.content)
                 found[node] = reply
             except ValueError as error:
                 self._refuse(node, claimed(reply.content), str(error), t)
         return found
-
-    def _read(self, replies: dict[int, Message]) -> dict[int, Peer]:
-        """What the nodes say of themselves; one that says nothing readable is not asked again."""
-        answers: dict[int, Peer] = {}
-        for node, reply in sorted(replies.items()):
-            try:
-                answers[node] = self.post.peer(node, reply)
-            except ValueError as error:
-                log.warning("node %d: %s", node, error)
-                self.refused.add(node)
-        return answers
 
 
 def check_bound(clients: list[Client], nodes: dict[int, int], rebind: bool) -> None:

@@ -21,16 +21,20 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from common.config import MethodOptions
-from common.journal import Magnitude
+from common.journal import Entry, Magnitude
 from common.protocol import Down, Up
 from common.records import tensors
 from common.tree import pieces
 from server_app.method import Client, Method
+from server_app.stopped import Absurd
 
 FROM = 3  #: clients of one architecture, for whom a median means something
 LARGEST = 1e4  #: of one unit of ``sanity``
 HONEST_CHANGE, HONEST_LARGEST = 72.0, 7.2e5
 """What no honest client of a recorded run exceeds."""
+
+DIVERGED = ("training diverged", "not finite")
+"""What clients say, or what is said of their replies, where a model is beyond training."""
 
 Found = dict[int, Magnitude]
 
@@ -84,6 +88,15 @@ def suspects(found: Found) -> list[int]:
         for k, told in found.items()
         if (told.change or 0.0) > HONEST_CHANGE or told.largest > HONEST_LARGEST
     )
+
+
+def check_before(entry: Entry, before: Entry) -> None:
+    """Raise ``Absurd``, of the round before, if most clients diverge from what it left."""
+    lost = [f for f in entry.failures if any(word in f.reason for word in DIVERGED)]
+    if 2 * len(lost) > len(entry.selected) and (who := suspects(before.magnitudes)):
+        line = f"{len(lost)} of {len(entry.selected)} clients diverge; client {lost[0].k}"
+        said = f"round {entry.round}: {line}: {lost[0].reason}"
+        raise Absurd(said, before.round, who)
 
 
 def _largest(up: Up) -> float:

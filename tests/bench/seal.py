@@ -26,12 +26,13 @@ from rich.table import Table
 
 from client_app.seal import opened
 from common import models
+from common.parse import parse
 from common.protocol import Hello, Model, Trained
 from common.records import StateDict, count_bytes
-from common.seal.body import encrypt
 from common.section import Value
 from deploy.machines.certificates import Certificates, make
-from server_app.talk.seal import TRUST, Seal, Trust
+from server_app.talk.seal import TRUST, Trust
+from server_app.talk.sealed import SealedChannel
 from tests.support.sealed import Keyed
 from tests.support.tiny import flat, play
 
@@ -157,12 +158,13 @@ class Pair:
     def __init__(self, keys: Certificates) -> None:
         node: dict[str, Value] = {"partition-id": 0, "key": str(keys.key(0)), "ca": str(keys.ca)}
         self.context = Context(1, NODE, node, RecordDict(), {})
-        self.seal = Seal(Trust(keys.folder), {})
+        config = parse(flat(keys.folder, clients=1))
+        self.channel = SealedChannel(config, RUN, Trust(keys.folder), {})
         hello = Hello(clients=1).stamped(RUN, 0).pack()
         letter = opened(
-            self.message(self.seal.hello(hello, RUN, [NODE])[NODE], "query.hello"), self.context
+            self.message(self.channel.hello(hello, [NODE])[NODE], "query.hello"), self.context
         )
-        self.seal.meet(NODE, letter.answer(hello))
+        self.channel.open_hello(NODE, letter.answer(hello))
 
     def message(self, content: RecordDict, kind: str) -> Message:
         return Message(content, NODE, kind)
@@ -170,12 +172,11 @@ class Pair:
     def exchange(self, w: StateDict) -> tuple[int, float]:
         """Bytes and seconds with a seal."""
         start = time.process_time()
-        body = encrypt(Model(w=w).stamped(RUN, 1).pack())
-        there = self.seal.address(body, RUN, 1, 0, "train")
+        there = self.channel.wrap(Model(w=w).stamped(RUN, 1).pack(), 1, "train")(0)
         letter = opened(self.message(there, "train"), self.context)
         question = Model.unpack(letter.content)
         back = letter.answer(Trained(w=question.w).stamped(question, 0).pack())
-        Trained.unpack(self.seal.open(0, back))
+        Trained.unpack(self.channel.open(0, back))
         return count_bytes(there) + count_bytes(back), time.process_time() - start
 
 

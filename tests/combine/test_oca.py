@@ -14,10 +14,10 @@ from common.model_file import digest
 from common.parse import defaults, parse
 from common.records import StateDict
 from common.tree import cut
-from server_app import rounds
 from server_app.combine.mean import average_layers as aggregate
 from server_app.combine.oca import Oca, Upload
 from server_app.global_model import Averaged
+from server_app.keep import checkpoint
 from server_app.keep.checkpoint import Checkpoint, path_in
 from server_app.method import Models, Ups
 from server_app.methods import half
@@ -135,15 +135,15 @@ def test_a_run_that_dies_before_its_checkpoint_goes_on_from_whole_uploads(
 ) -> None:
     given = {**SOME, "rounds": 4, "oca__in_memory": 1, **ON}
     whole = play(settings(named, tmp_path / "whole", **given))
-    part, keep = settings(named, tmp_path / "part", **given), rounds._keep
+    part, keep = settings(named, tmp_path / "part", **given), checkpoint.write
 
-    def dying(strategy: Any) -> None:
-        if strategy.entry.round == 3:
+    def dying(entry: Any, *given: Any) -> None:
+        if entry.round == 3:
             raise Crash
-        keep(strategy)
+        keep(entry, *given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(rounds, "_keep", dying)
+        patch.setattr(checkpoint, "write", dying)
         with pytest.raises(Crash):
             play(part)
     resumed = play({**part, "resume": True})

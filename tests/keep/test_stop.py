@@ -14,8 +14,8 @@ from common.parse import defaults, parse
 from deploy.report.pages import write_report
 from deploy.report.read import read
 from deploy.run.progress import Progress, show_summary
-from server_app import rounds
 from server_app.stopped import Stopped
+from server_app.strategy import MethodStrategy
 from tests.support.commandline import typed
 from tests.support.left import census, entry, leave
 from tests.support.tiny import TinyRun, flat, play
@@ -96,7 +96,7 @@ def test_killed_before_its_summary_it_is_finished_without_another_round(
     run = play(fedavg(tmp_path, **SURE))
     (tmp_path / "summary.json").unlink()
     with monkeypatch.context() as patch:
-        patch.setattr(rounds, "play_round", None)
+        patch.setattr(MethodStrategy, "play_round", None)
         mended = play(fedavg(tmp_path, resume=True, **SURE))
     assert mended.timeless == run.timeless and mended.weights == run.weights
     assert mended.summary["ended"] == "target"

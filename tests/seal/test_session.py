@@ -19,12 +19,15 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 
 import client_app.seal
 from client_app.seal import Sealed, opened
+from common.parse import parse
 from common.protocol import Hello
 from common.seal import body, files, session
 from common.seal.body import NotAuthentic
 from common.seal.session import Keys, Place, Signed
 from deploy.machines.certificates import Certificates, make
-from server_app.talk.seal import Seal, Trust
+from server_app.talk.seal import Trust
+from server_app.talk.sealed import SealedChannel
+from tests.support.tiny import flat
 
 RUN, NODE = "run", 7
 HELLO = Hello(clients=2).stamped(RUN, 0).pack()
@@ -49,16 +52,17 @@ def letter(content: RecordDict, kind: str, of: Context) -> Sealed:
     return found
 
 
-def server(keys: Certificates) -> Seal:
-    return Seal(Trust(keys.folder), {"rounds": 2})
+def server(keys: Certificates) -> SealedChannel:
+    return SealedChannel(parse(flat(keys.folder)), RUN, Trust(keys.folder), {"rounds": 2})
 
 
-def met(keys: Certificates) -> Seal:
+def met(keys: Certificates) -> SealedChannel:
     """A ServerApp that has met both clients."""
     seal = server(keys)
     for k in range(2):
-        asked = letter(seal.hello(HELLO, RUN, [k])[k], "query.hello", context(keys, k))
-        assert seal.meet(k, asked.answer(PAYLOAD))[0] == k
+        asked = letter(seal.hello(HELLO, [k])[k], "query.hello", context(keys, k))
+        seal.open_hello(k, asked.answer(PAYLOAD))
+        seal.check_peer(k, k)
     return seal
 
 
@@ -68,7 +72,7 @@ def same(a: RecordDict, b: RecordDict) -> bool:
 
 def test_a_message_and_its_answer_arrive_as_they_were(keys: Certificates) -> None:
     seal = met(keys)
-    asked = letter(seal.address(body.encrypt(PAYLOAD), RUN, 1, 0, "train"), "train", context(keys))
+    asked = letter(seal.wrap(PAYLOAD, 1, "train")(0), "train", context(keys))
     assert same(asked.content, PAYLOAD)
     assert same(seal.open(0, asked.answer(PAYLOAD)), PAYLOAD)
     failure = asked.failure("ValueError: no")
@@ -201,7 +205,7 @@ def test_who_answers_a_hello_must_have_the_key_of_the_client_that_he_claims_to_b
     keys: Certificates,
 ) -> None:
     seal = server(keys)
-    hello = seal.hello(HELLO, RUN, [1, 2])
+    hello = seal.hello(HELLO, [1, 2])
     honest = letter(hello[1], "query.hello", context(keys)).answer(PAYLOAD)
     elsewhere = letter(hello[2], "query.hello", context(keys)).answer(PAYLOAD)
     usurper = context(keys, 0, key=str(keys.key(1)))
@@ -217,8 +221,9 @@ def test_who_answers_a_hello_must_have_the_key_of_the_client_that_he_claims_to_b
     }
     for said, reply in replies.items():
         with pytest.raises(NotAuthentic, match=said):
-            seal.meet(1, reply)
-    assert seal.meet(1, honest)[0] == 0
+            seal.open_hello(1, reply)
+    seal.open_hello(1, honest)
+    seal.check_peer(1, 0)
 
 
 def with_header(content: RecordDict, **changes: Any) -> RecordDict:
@@ -228,16 +233,16 @@ def with_header(content: RecordDict, **changes: Any) -> RecordDict:
 
 def test_an_answer_to_an_earlier_hello_does_not_answer_this_one(keys: Certificates) -> None:
     seal = server(keys)
-    earlier = seal.hello(HELLO, RUN, [1])[1]
-    seal.hello(HELLO, RUN, [1])
+    earlier = seal.hello(HELLO, [1])[1]
+    seal.hello(HELLO, [1])
     with pytest.raises(NotAuthentic, match="signature of its accept"):
-        seal.meet(1, letter(earlier, "query.hello", context(keys)).answer(PAYLOAD))
+        seal.open_hello(1, letter(earlier, "query.hello", context(keys)).answer(PAYLOAD))
 
 
 def test_a_client_believes_a_server_app_of_its_authority_only(
     keys: Certificates, tmp_path: Path
 ) -> None:
-    hello = server(keys).hello(HELLO, RUN, [1])[1]
+    hello = server(keys).hello(HELLO, [1])[1]
     about = hello.config_records["seal"]
     others = make(tmp_path / "others", [], 1)
     offer = json.loads(about["offer"])
@@ -246,9 +251,7 @@ def test_a_client_believes_a_server_app_of_its_authority_only(
         "signature of its offer": with_header(
             hello, offer=json.dumps({**offer, "experiment": "other"}).encode()
         ),
-        "its certificate is not one of this node's authority": server(others).hello(
-            HELLO, RUN, [1]
-        )[1],
+        "its certificate is not one of this node's authority": server(others).hello(HELLO, [1])[1],
         "its offer is malformed": with_header(hello, offer=b"[]"),
         "its seal has no offer": with_header(hello, offer="text"),
         "the hello is not what the ServerApp signed": RecordDict(
@@ -291,8 +294,8 @@ def test_a_client_takes_each_message_once_and_no_older_session(
 ) -> None:
     first, second = met(keys), met(keys)
 
-    def message(seal: Seal) -> Sealed:
-        content = seal.address(body.encrypt(PAYLOAD), RUN, 1, 0, "train")
+    def message(seal: SealedChannel) -> Sealed:
+        content = seal.wrap(PAYLOAD, 1, "train")(0)
         return letter(content, "train", context(keys))
 
     one, two, newer = message(first), message(first), message(second)
@@ -310,7 +313,7 @@ def test_a_client_takes_each_message_once_and_no_older_session(
 def test_a_run_config_or_a_bundle_that_a_relay_changed_is_found(
     keys: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = letter(server(keys).hello(HELLO, RUN, [1])[1], "query.hello", context(keys))
+    asked = letter(server(keys).hello(HELLO, [1])[1], "query.hello", context(keys))
     asked.check({"rounds": 2}, RUN)
     with pytest.raises(ValueError, match="the run config that came is not the ServerApp's"):
         asked.check({"rounds": 3}, RUN)
@@ -337,7 +340,7 @@ def test_a_bundles_digest_covers_all_its_code(tmp_path: Path) -> None:
 
 
 def test_what_is_wrong_with_the_files_is_said_in_a_line(keys: Certificates, tmp_path: Path) -> None:
-    hello = server(keys).hello(HELLO, RUN, [1])[1]
+    hello = server(keys).hello(HELLO, [1])[1]
     for said, of in (
         ("node config ca is missing", Context(1, 1, {"key": "a"}, RecordDict(), {})),
         ("/nowhere cannot be read: No such file", context(keys, key="/nowhere")),

@@ -103,17 +103,17 @@ def test_a_cell_is_run_once_and_rows_may_share_it(
 def test_a_cell_that_was_cut_off_goes_on_from_its_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from server_app import rounds
+    from server_app.strategy import MethodStrategy
 
-    played, play_round = [], rounds.play_round
+    played, play_round = [], MethodStrategy.play_round
 
-    def cut_off(method: object, grid: object, t: int) -> object:
+    def cut_off(strategy: MethodStrategy, t: int) -> None:
         played.append(t)
         if played.count(2) == 1 and t == 2:
             raise KeyboardInterrupt
-        return play_round(method, grid, t)  # type: ignore[arg-type]
+        play_round(strategy, t)
 
-    monkeypatch.setattr(rounds, "play_round", cut_off)
+    monkeypatch.setattr(MethodStrategy, "play_round", cut_off)
     file = made(tmp_path, {"FedAvg": ROWS["FedAvg"]}, "", seeds="[1]")
     with pytest.raises(KeyboardInterrupt):
         fill(file, tmp_path / "out")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Message, RecordDict
+from flwr.app import Error, Message, RecordDict
 
 from common.methods import names
 from common.protocol import Up
@@ -201,7 +201,7 @@ class Tampering(Loopback):  # type: ignore[misc]
         return [self._changed(reply) for reply in super().pull_messages(list(message_ids))]
 
     def _changed(self, reply: Message) -> Message:
-        if reply.metadata.src_node_id == 2 and reply.metadata.message_type == "train":
+        if trained(reply):
             t = int(reply.metadata.group_id)
             tamper = self.tampers[t - 1] if self.tampers else type(self).tamper
             reply.content = tamper(reply.content)
@@ -221,6 +221,20 @@ class Losing(Tampering):  # type: ignore[misc]
     """Client 1's reply of round 2 never comes to anything; its work is done and kept."""
 
     tampers = (whole, lost, *[whole] * 3)
+
+
+def trained(reply: Message, *rounds: int, node: int = 2) -> bool:
+    """Whether it is a node's answer to training, in one of these rounds if any are named."""
+    about = reply.metadata
+    its = about.src_node_id == node and about.message_type == "train"
+    return its and (not rounds or int(about.group_id) in rounds)
+
+
+def failed(reply: Message, code: int, reason: str) -> Message:
+    """An error that Flower reports in a reply's place."""
+    error = Message(Error(code, reason), reply_to=reply)
+    error.metadata.__dict__["_reply_to_message_id"] = reply.metadata.reply_to_message_id
+    return error
 
 
 def changed_tensor(content: RecordDict, change: Any) -> RecordDict:

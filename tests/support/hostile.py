@@ -17,12 +17,11 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from hypothesis import strategies as st
 
-from common.protocol import Peer
+from common.protocol import Peer, Score, Statistics
 from common.records import Records
 from server_app.method import Method
 from server_app.strategy import MethodStrategy
 from server_app.talk import post
-from server_app.talk.post import Post
 from tests.support.battery import config
 from tests.support.tiny import play
 
@@ -57,35 +56,30 @@ def _copied(content: RecordDict) -> RecordDict:
 @cache
 def seen(method: str) -> Seen:
     """The replies of one round of ``method``; they are not to be changed in place."""
-    caught: dict[str, Any] = {}
-
-    def catching(self: Post, t: int, replies: Any, *given: Any, **named: Any) -> Any:
-        if K in replies:
-            what = given[3] if len(given) > 3 else named.get("what", "reply")
-            caught[what] = _copied(replies[K].content)
-        return original_post(self, t, replies, *given, **named)
+    caught: dict[Any, Any] = {}
 
     def aggregating(self: MethodStrategy, t: int, replies: Any) -> Any:
         caught["strategy"] = self
         return original_aggregate(self, t, replies)
 
     def opening(reply: Message, kind: type[Records], settings: Any) -> Records:
-        payload = original_open(reply, kind, settings)
-        if isinstance(payload, Peer) and payload.k == K:
-            caught["peer"] = copy.deepcopy(reply.content)
+        content = _copied(reply.content)
+        payload: Any = original_open(reply, kind, settings)
+        if payload.k == K:
+            caught[kind] = content
         return payload
 
-    original_post, original_open = Post.open, post.open_reply
+    original_open = post.open_reply
     original_aggregate = MethodStrategy.aggregate_train
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
-        patch.setattr(Post, "open", catching)
         patch.setattr(MethodStrategy, "aggregate_train", aggregating)
         patch.setattr(post, "open_reply", opening)
         play(config(method, Path(folder), rounds=1))
+    of = caught["strategy"].method
     return Seen(
         caught["strategy"],
-        *(caught[what] for what in ("reply", "score", "peer")),
-        *(caught.get(what) for what in ("gain", "statistics")),
+        *(caught[kind] for kind in (of.answers, Score, Peer)),
+        *(caught.get(kind) for kind in (of.gains, Statistics)),
     )
 
 

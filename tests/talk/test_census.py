@@ -6,17 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Error, Message
 
 from deploy.run.loopback import Loopback
 from server_app.stopped import Stopped
 from server_app.talk.census import check_peers
+from tests.support.battery import failed
 from tests.support.peers import TASK, peer
 from tests.support.tiny import flat, play
 
 
 def test_a_federation_that_fits_is_welcome() -> None:
-    check_peers([peer(k=1), peer()], 2, "e", TASK)
+    check_peers([peer(k=1, n=1000, n_test=1000), peer()], 2, "e", TASK, 1000)
+    check_peers([peer(), peer(k=1, counts=[5, 0, 0])], 2, "e", TASK, 1000)
 
 
 @pytest.mark.parametrize(
@@ -28,30 +29,40 @@ def test_a_federation_that_fits_is_welcome() -> None:
         ({"version": "0.0.9"}, "client 1 has code version '0.0.9'"),
         ({"task": "u"}, "client 1 has task"),
         ({"public": "q"}, "client . has another public set"),
+        ({"n": 2**39}, "client 1 claims 549755813888 training samples, max-samples = 1000"),
+        ({"n": 1001}, "client 1 claims 1001 training samples"),
+        ({"n_test": 1001}, "client 1 claims 1001 test samples"),
+        ({"classes": [0, 3]}, r"client 1 claims classes \[0, 3\], allowed are 0 to 2"),
+        ({"classes": [1, 0]}, "client 1 claims classes"),
+        ({"classes": [0, 0]}, "client 1 claims classes"),
+        ({"classes": []}, "client 1 claims classes"),
+        ({"counts": [5, 0]}, "client 1 claims class counts that are not those of its 5"),
+        ({"counts": [4, 0, 0]}, "client 1 claims class counts"),
+        ({"counts": [4, 1, 0]}, "client 1 claims class counts"),
     ],
 )
 def test_a_client_that_does_not_fit_is_named(second: dict[str, Any], reason: str) -> None:
     with pytest.raises(Stopped, match=reason):
-        check_peers([peer(), peer(**{"k": 1, **second})], 2, "e", TASK)
+        check_peers([peer(), peer(**{"k": 1, **second})], 2, "e", TASK, 1000)
 
 
-def test_missing_clients_are_waited_for_and_then_counted(tmp_path: Path) -> None:
-    settings = flat(tmp_path, clients=4, wait=0.3)
-    with pytest.raises(Stopped, match=r"3 of 4 clients connected within wait = 0.3 s"):
-        play(settings, Loopback(3, settings, workers=0))
-
-
-def test_too_many_clients_are_refused(tmp_path: Path) -> None:
-    settings = flat(tmp_path, clients=2)
-    with pytest.raises(Stopped, match="3 clients are connected, but clients = 2"):
-        play(settings, Loopback(3, settings, workers=0))
-
-
-def test_a_node_that_claims_another_ones_partition_is_refused(tmp_path: Path) -> None:
-    settings = flat(tmp_path)
-    grid = Loopback(4, settings, workers=0, node_configs={2: {"partition-id": 1}})
-    with pytest.raises(Stopped, match="2 nodes claim to be client 1"):
-        play(settings, grid)
+@pytest.mark.parametrize(
+    ("nodes", "reason", "settings"),
+    [
+        (3, r"3 of 4 clients connected within wait = 0.3 s", {"wait": 0.3}),
+        (3, "3 clients are connected, but clients = 2", {"clients": 2}),
+        ({2: {"partition-id": 1}}, "2 nodes claim to be client 1", {}),
+        ({3: {"model": "resnet99"}}, "no architecture 'resnet99'", {}),
+        (4, "client 0 claims .* training samples, max-samples = 10", {"max_samples": 10}),
+    ],
+)
+def test_a_federation_that_does_not_fit_is_refused(
+    nodes: Any, reason: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    config = flat(tmp_path, **settings)
+    size, own = (nodes, {}) if isinstance(nodes, int) else (4, nodes)
+    with pytest.raises(Stopped, match=reason):
+        play(config, Loopback(size, config, workers=0, node_configs=own))
 
 
 def test_a_node_brings_its_own_model(tmp_path: Path) -> None:
@@ -59,13 +70,6 @@ def test_a_node_brings_its_own_model(tmp_path: Path) -> None:
     result = play(settings, Loopback(4, settings, workers=0, node_configs={1: {"model": "lenet5"}}))
     models = [client["model"] for client in result.summary["clients"]]
     assert models == ["mlp@0.25", "lenet5", "mlp@0.25", "cnn2@0.5"]
-
-
-def test_a_node_with_an_impossible_model_is_refused_by_name(tmp_path: Path) -> None:
-    settings = flat(tmp_path)
-    grid = Loopback(4, settings, workers=0, node_configs={3: {"model": "resnet99"}})
-    with pytest.raises(Stopped, match="no architecture 'resnet99'"):
-        play(settings, grid)
 
 
 class Flickering(Loopback):  # type: ignore[misc]
@@ -80,10 +84,7 @@ class Flickering(Loopback):  # type: ignore[misc]
             self.asked.append(reply.metadata.src_node_id)
             if self.asked[-1] == 1 and self.left > 0:
                 self.left -= 1
-                failed = Message(Error(code=5, reason=self.reason), reply_to=reply)
-                names = failed.metadata.__dict__
-                names["_reply_to_message_id"] = reply.metadata.reply_to_message_id
-                yield failed
+                yield failed(reply, 5, self.reason)
             else:
                 yield reply
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 
 from common import protocol
 from common.incentive import Gain
-from common.journal import ClientScore, Entry, Failure, Incentive
+from common.journal import Entry, Failure
 from common.methods import names
 from common.methods.fedmd import Learnt
 from common.protocol import Peer, Score, Statistics
@@ -55,7 +55,7 @@ battery = settings(
 
 @pytest.fixture(autouse=True)
 def only_value_errors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``judge`` survives any exception; what it is not meant for is a mistake of ours."""
+    """``open`` survives any exception; what it is not meant for is a mistake of ours."""
 
     def surprised(*_: Any) -> None:
         raise AssertionError("a reply raised something other than ValueError")
@@ -73,7 +73,8 @@ def receive(method: str, content: RecordDict) -> str:
     """Why the reply of client K is refused; empty if it is used, and then it is sound."""
     strategy, post = seen(method).strategy, seen(method).strategy.post
     kind, check = strategy.method.answers, strategy.method.check
-    good, failures = post.open(T, {K: reply(content)}, kind, strategy.clients, check)
+    clients = strategy.clients
+    good, failures = post.open(T, [reply(content, clients[K].node)], kind, clients, check)
     if not good:
         (failure,) = failures
         check_line(failure)
@@ -86,32 +87,17 @@ def receive(method: str, content: RecordDict) -> str:
     return ""
 
 
-def scored(method: str, content: RecordDict) -> tuple[list[ClientScore], list[Failure]]:
-    """What the journal gets of client K's scores."""
-    strategy = seen(method).strategy
-    strategy.entry = Entry(round=T)
-    strategy.aggregate_evaluate(T, [reply(content, strategy.clients[K].node)])
-    return strategy.entry.scores, strategy.entry.failures
-
-
-def gained(method: str, content: RecordDict) -> tuple[Incentive | None, list[Failure]]:
-    """What the journal gets of client K's answer to the second exchange."""
-    strategy = seen(method).strategy
-    strategy.entry = Entry(round=T)
-    strategy.aggregate_second(T, [reply(content, strategy.clients[K].node)])
-    return strategy.entry.incentive, strategy.entry.failures
-
-
-def learnt(method: str, content: RecordDict) -> tuple[dict[str, float], list[Failure]]:
-    """What the journal gets of client K's training in the second exchange."""
+def noted(method: str, what: str, content: RecordDict) -> Entry:
+    """The journal's entry after client K's answer to what follows training."""
     strategy = seen(method).strategy
     entry = strategy.entry = Entry(round=T, selected=[K], client_metrics={K: {}})
+    score, gain = strategy.aggregate_evaluate, strategy.aggregate_second
     try:
-        strategy.aggregate_second(T, [reply(content, strategy.clients[K].node)])
+        (score if what == "score" else gain)(T, [reply(content, strategy.clients[K].node)])
     except Stopped as stopped:
         assert entry.replied == [] and f"client {K}: gain refused" in str(stopped)
     json.dumps([entry.metrics, entry.client_metrics], allow_nan=False)
-    return entry.client_metrics[K], entry.failures
+    return entry
 
 
 def battery_of(content: RecordDict, hold: Callable[[RecordDict], None]) -> None:
@@ -141,50 +127,28 @@ def test_any_malformed_reply_is_used_soundly_or_refused_in_one_line(method: str)
     assert sum(refused) > len(refused) / 2, "the battery hardly changes anything"
 
 
-def test_any_malformed_score_is_used_soundly_or_refused_in_one_line() -> None:
-    clients = seen("fedkf").strategy.clients
+@pytest.mark.parametrize(
+    ("method", "what"), [("fedkf", "score"), ("i-dl-mh", "gain"), ("kt-pfl", "gain")]
+)
+def test_any_malformed_answer_after_training_is_used_soundly_or_refused_in_one_line(
+    method: str, what: str
+) -> None:
+    n = seen(method).strategy.clients[K].peer.n_test
 
     def hold(content: RecordDict) -> None:
-        scores, failures = scored("fedkf", content)
-        assert len(scores) + len(failures) == 1
-        for failure in failures:
+        entry = noted(method, what, content)
+        used = bool(entry.scores or entry.incentive or entry.client_metrics[K])
+        silent = method == "kt-pfl" and not entry.failures and not Learnt.unpack(content).metrics
+        assert used != bool(entry.failures) or silent
+        for failure in entry.failures:
             check_line(failure)
-        for score in scores:
-            assert score.n == clients[K].peer.n_test
-            shares = [score.accuracy, score.accuracy_global, *score.accuracies.values()]
-            assert all(share is not None and 0 <= share <= 1 for share in shares)
+        shares = [entry.incentive.before, entry.incentive.after] if entry.incentive else []
+        for score in entry.scores:
+            assert score.n == n
+            shares += [score.accuracy, score.accuracy_global, *score.accuracies.values()]
+        assert all(share is not None and 0 <= share <= 1 for share in shares)
 
-    battery_of(seen("fedkf").score, hold)
-
-
-def test_any_malformed_gain_is_used_soundly_or_refused_in_one_line() -> None:
-    gain = seen("i-dl-mh").gain
-    assert gain is not None
-
-    def hold(content: RecordDict) -> None:
-        added, failures = gained("i-dl-mh", content)
-        assert bool(added) != bool(failures)
-        for failure in failures:
-            check_line(failure)
-        if added:
-            assert all(0 <= share <= 1 for share in (added.before, added.after))
-
-    battery_of(gain, hold)
-
-
-def test_any_malformed_answer_to_the_second_exchange_is_used_soundly_or_refused_in_one_line() -> (
-    None
-):
-    content = seen("kt-pfl").gain
-    assert content is not None
-
-    def hold(content: RecordDict) -> None:
-        metrics, failures = learnt("kt-pfl", content)
-        assert bool(metrics) != bool(failures) or Learnt.unpack(content).metrics == {}
-        for failure in failures:
-            check_line(failure)
-
-    battery_of(content, hold)
+    battery_of(getattr(seen(method), what), hold)
 
 
 def test_any_malformed_statistics_are_used_soundly_or_refused_in_one_line() -> None:
@@ -193,8 +157,8 @@ def test_any_malformed_statistics_are_used_soundly_or_refused_in_one_line() -> N
     check = strategy.recalibration.check
 
     def hold(content: RecordDict) -> None:
-        answers = {K: reply(content)}
-        good, failures = strategy.post.open(T, answers, Statistics, strategy.clients, check)
+        answers, clients = [reply(content, strategy.clients[K].node)], strategy.clients
+        good, failures = strategy.post.open(T, answers, Statistics, clients, check)
         assert len(good) + len(failures) == 1
         for failure in failures:
             check_line(failure)
@@ -255,6 +219,11 @@ def in_the_first_claim(claim: list[Any]) -> Callable[[RecordDict], RecordDict]:
     return change
 
 
+def with_record(content: RecordDict, **changes: Any) -> RecordDict:
+    fields = ConfigRecord({**content.config_records["fields"], **changes})
+    return RecordDict({"arrays": content["arrays"], "fields": fields})
+
+
 ALWAYS_REFUSED: dict[str, tuple[Callable[[RecordDict], RecordDict], str]] = {
     "another experiment": (lambda c: with_field(c, ("experiment",), "other"), "for experiment"),
     "a path for experiment": (lambda c: with_field(c, ("experiment",), "../x"), "'experiment'"),
@@ -305,24 +274,8 @@ ALWAYS_REFUSED: dict[str, tuple[Callable[[RecordDict], RecordDict], str]] = {
         "more than 20000 tensors",
     ),
     "JSON in UTF-16": (lambda c: with_skeleton(c, TENSORS.decode().encode("utf-16")), "not JSON"),
-    "no zlib": (
-        lambda c: RecordDict(
-            {
-                "arrays": c["arrays"],
-                "fields": ConfigRecord({**c.config_records["fields"], "skeleton": b"x"}),
-            }
-        ),
-        "not zlib",
-    ),
-    "another kind": (
-        lambda c: RecordDict(
-            {
-                "arrays": c["arrays"],
-                "fields": ConfigRecord({**c.config_records["fields"], "kind": "x\x1b" * 99}),
-            }
-        ),
-        "expected a",
-    ),
+    "no zlib": (lambda c: with_record(c, skeleton=b"x"), "not zlib"),
+    "another kind": (lambda c: with_record(c, kind="x\x1b" * 99), "expected a"),
     "metrics for arrays": (
         lambda c: RecordDict({"arrays": MetricRecord({"x": 1.0}), "fields": c["fields"]}),
         "not a",
@@ -464,60 +417,52 @@ def test_a_loss_whose_power_overflows_is_refused(monkeypatch: pytest.MonkeyPatch
     assert receive("qffl", with_field(seen("qffl").up, ("loss",), 50.0)) == ""
 
 
-@pytest.mark.parametrize("label", [-1, 3, 2**62])
-def test_a_label_that_does_not_exist_is_refused(label: int) -> None:
-    content = changed_numbers(seen("fedgkt").up, first_number(label), "int64")
-    assert "y has label" in receive("fedgkt", content)
-
-
-@pytest.mark.parametrize("value", [-0.1, 1.5, 3e38])
-def test_confidences_and_probabilities_stay_between_0_and_1(value: float) -> None:
-    for method in ("dl-sh", "dl-mh", "i-dl-mh", "kt-pfl"):
-        content = changed_numbers(seen(method).up, first_number(value), "float")
-        assert "must stay in [0, 1]" in receive(method, content)
-
-
-def test_a_logit_beyond_what_every_dtype_holds_is_refused() -> None:
-    content = changed_numbers(seen("fedmd").up, first_number(1e30), "float")
-    assert "theta has the logit 1e+30, they end at 65504" in receive("fedmd", content)
+@pytest.mark.parametrize(
+    ("methods", "values", "kind", "reason"),
+    [
+        ("fedgkt", (-1, 3, 2**62), "int64", "y has label"),
+        ("dl-sh dl-mh i-dl-mh kt-pfl", (-0.1, 1.5, 3e38), "float", "must stay in [0, 1]"),
+        ("fedmd", (1e30,), "float", "theta has the logit 1e+30, they end at 65504"),
+    ],
+    ids=["a label that does not exist", "no probability", "a logit beyond every dtype"],
+)
+def test_numbers_that_cannot_be_are_refused(
+    methods: str, values: tuple[float, ...], kind: str, reason: str
+) -> None:
+    for method in methods.split():
+        for value in values:
+            content = changed_numbers(seen(method).up, first_number(value), kind)
+            assert reason in receive(method, content)
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "reason"),
+    ("what", "path", "value", "reason"),
     [
-        (("n",), 10**6, "it is over 1000000 test samples"),
-        (("n",), -1, "field 'n'"),
-        (("accuracy",), 1.01, "field 'accuracy'"),
-        (("accuracy",), {"~float": "nan"}, "field 'accuracy'"),
-        (("accuracy",), None, "accuracy of the own model is missing"),
-        (("accuracy_global",), None, "accuracy of the global model is missing"),
-        (("accuracies",), {}, "it scores the models"),
-        (("accuracies", "aca"), {"~float": "inf"}, "field 'accuracies.aca'"),
-        (("accuracies", "other"), 0.5, "it scores the models"),
-        (("k",), 0, "it is for client 0"),
-        (("t",), 9, "it is for round 9"),
+        ("score", ("n",), 10**6, "it is over 1000000 test samples"),
+        ("score", ("n",), -1, "field 'n'"),
+        ("score", ("accuracy",), 1.01, "field 'accuracy'"),
+        ("score", ("accuracy",), {"~float": "nan"}, "field 'accuracy'"),
+        ("score", ("accuracy",), None, "accuracy of the own model is missing"),
+        ("score", ("accuracy_global",), None, "accuracy of the global model is missing"),
+        ("score", ("accuracies",), {}, "it scores the models"),
+        ("score", ("accuracies", "aca"), {"~float": "inf"}, "field 'accuracies.aca'"),
+        ("score", ("accuracies", "other"), 0.5, "it scores the models"),
+        ("score", ("k",), 0, "it is for client 0"),
+        ("score", ("t",), 9, "it is for round 9"),
+        ("gain", ("before",), {"~float": "nan"}, "field 'before'"),
+        ("gain", ("after",), 2.0, "field 'after'"),
+        ("gain", ("metrics", "x"), {"~float": "nan"}, "metrics.x"),
+        ("gain", ("t",), 9, "it is for round 9"),
     ],
 )
-def test_a_score_that_cannot_be_is_refused(path: tuple[Any, ...], value: Any, reason: str) -> None:
-    content = with_field(seen("fedkf").score, path, value)
-    scores, (failure,) = scored("fedkf", content)
-    assert scores == [] and reason in failure.reason and "score refused" in failure.reason
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "reason"),
-    [
-        (("before",), {"~float": "nan"}, "field 'before'"),
-        (("after",), 2.0, "field 'after'"),
-        (("metrics", "x"), {"~float": "nan"}, "metrics.x"),
-        (("t",), 9, "it is for round 9"),
-    ],
-)
-def test_a_gain_that_cannot_be_is_refused(path: tuple[Any, ...], value: Any, reason: str) -> None:
-    content = seen("i-dl-mh").gain
-    assert content is not None and Gain.unpack(content).k == K
-    added, (failure,) = gained("i-dl-mh", with_field(content, path, value))
-    assert added is None and reason in failure.reason
+def test_an_answer_after_training_that_cannot_be_is_refused(
+    what: str, path: tuple[Any, ...], value: Any, reason: str
+) -> None:
+    method = {"score": "fedkf", "gain": "i-dl-mh"}[what]
+    entry = noted(method, what, with_field(getattr(seen(method), what), path, value))
+    (failure,) = entry.failures
+    assert entry.scores == [] and entry.incentive is None
+    assert reason in failure.reason and f"{what} refused" in failure.reason
 
 
 def test_every_class_that_a_client_sends_is_in_the_battery() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,9 @@ import pytest
 from flwr.app import Message
 
 from common.journal import Magnitude
-from deploy.flower.messages import empty
-from deploy.run.loopback import Loopback
 from server_app.stopped import Stopped
 from server_app.talk import sanity
-from tests.support.battery import changed_tensor, config
+from tests.support.battery import Tampering, changed_tensor, config, trained
 from tests.support.tiny import TinyRun, flat, play
 
 SMALL: dict[str, Any] = {
@@ -35,20 +32,13 @@ QUICK: dict[str, dict[str, Any]] = {
 }
 
 
-class Liar(Loopback):  # type: ignore[misc]
-    """One of client 1's weights is 3e38, once: in round ``lies``."""
+class Liar(Tampering):
+    """One of client 1's weights is 3e38 in round 1, whenever that is asked for."""
 
-    lies = "1"
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        asked = dict(self._questions)
-        for reply in super().pull_messages(list(message_ids)):
-            about = reply.metadata
-            question = asked.get(about.reply_to_message_id)
-            lied = question and empty(question).metadata.group_id in self.lies.split(",")
-            if about.src_node_id == 2 and about.message_type == "train" and lied:
-                changed_tensor(reply.content, one_huge)
-            yield reply
+    def _changed(self, reply: Message) -> Message:
+        if trained(reply, 1):
+            changed_tensor(reply.content, one_huge)
+        return reply
 
 
 def one_huge(numbers: Any) -> Any:
@@ -57,10 +47,8 @@ def one_huge(numbers: Any) -> Any:
     return changed
 
 
-def lied(settings: dict[str, Any], lies: str = "1") -> TinyRun:
-    grid = Liar(int(settings["clients"]), settings, workers=0)
-    grid.lies = lies
-    return play(settings, grid)
+def lied(settings: dict[str, Any]) -> TinyRun:
+    return play(settings, Liar(int(settings["clients"]), settings, workers=0))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -95,17 +83,15 @@ def test_without_the_bound_a_round_is_undone_once_without_the_liar(
 
 
 def test_a_round_that_is_absurd_again_stops_the_run_in_one_line(tmp_path: Path) -> None:
-    class Liars(Liar):  # type: ignore[misc]
+    class Liars(Liar):
         second = 0
 
-        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-            for reply in super().pull_messages(message_ids):
-                about = reply.metadata
-                if about.src_node_id == 3 and about.message_type == "train":
-                    self.second += 1
-                    if self.second == 2:
-                        changed_tensor(reply.content, one_huge)
-                yield reply
+        def _changed(self, reply: Message) -> Message:
+            if trained(reply, node=3):
+                self.second += 1
+                if self.second == 2:
+                    changed_tensor(reply.content, one_huge)
+            return super()._changed(reply)
 
     settings = flat(tmp_path, method="fedavg", rounds=1, sanity=0)
     with pytest.raises(

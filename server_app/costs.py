@@ -1,0 +1,42 @@
+"""What a round costs: operations and memory of server and clients, and numbers that travel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+from common import flops, peak
+from common.config import Run
+from common.journal import Cost, Entry, Memory
+from common.protocol import Up
+from server_app.method import Client
+
+
+@contextmanager
+def of_server(entry: Entry, run: Run) -> Iterator[None]:
+    """Add what the block costs to what the round costs the server, where the run asks for it."""
+    with flops.counting(run.flops) as spent, peak.following(run.memory) as held:
+        yield
+    _note(entry, run, "server", spent.total, Memory(server=held.most))
+
+
+def of_clients(entry: Entry, run: Run, replies: Iterable[tuple[Client, Up]]) -> None:
+    """Add what the clients say that their work cost, where the run asks for it."""
+    metrics = {client.k: up.metrics for client, up in replies}
+    spent = sum(int(told.get(flops.NAME, 0.0)) for told in metrics.values())
+    most = {k: told.get(peak.NAME, 0.0) for k, told in metrics.items()}
+    _note(entry, run, "clients", spent, Memory(clients=most))
+
+
+def of_messages(entry: Entry, numbers: int | None, traffic: Mapping[str, int]) -> None:
+    """Note what the literature's formula counts, where there is one, and the bytes so far."""
+    if numbers is not None:
+        entry.cost = Cost(numbers=numbers, bytes=traffic.get("down", 0) + traffic.get("up", 0))
+
+
+def _note(entry: Entry, run: Run, whose: str, spent: int, memory: Memory) -> None:
+    """Operations add up; of memory the most counts that tensors took at once."""
+    if run.flops:
+        entry.flops = {**entry.flops, whose: entry.flops.get(whose, 0) + spent}
+    if run.memory:
+        entry.memory = Memory.most([entry.memory, memory]) if entry.memory else memory
