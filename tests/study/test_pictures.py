@@ -37,8 +37,7 @@ class HalfPlanes(Classifier):
 
 
 def test_regions_are_laid_out_as_the_plane_is() -> None:
-    net = HalfPlanes()
-    grid = pictures.decisions(net, points(), 1.0, side=4)
+    grid = pictures.decisions(HalfPlanes(), points(), 1.0, side=4)
     assert grid.tolist() == [[0, 0, 1, 1], [0, 0, 1, 1], [0, 0, 2, 2], [0, 0, 2, 2]]
 
 

@@ -19,9 +19,8 @@ def test_every_recorded_cell_is_found_by_its_fingerprint() -> None:
     found = 0
     for name in RECORDED:
         recorded = records.read(claims.RESULTS / name)
-        wanted = {
-            cell.fingerprint: cell for cell in paper_table.cells(paper_table.read(Path(name)))
-        }
+        every = paper_table.cells(paper_table.read(Path(name)))
+        wanted = {cell.fingerprint: cell for cell in every}
         for fingerprint, one in recorded.items():
             assert one.settings == chosen(wanted[fingerprint].flat)
             assert one.seed == wanted[fingerprint].seed == one.summary["seed"]
