@@ -76,12 +76,12 @@ def lie(self: ClientApp, message: Message, context: Any) -> Message:
     if kind == "train":
         down = letter.content
         fields = json.loads(zlib.decompress(down.config_records["fields"]["skeleton"]))
-        fields = {**fields, "k": K, "metrics": {}}
+        fields = {**fields, "k": K, "kept": 0, "metrics": {}}
         more = dict(down.array_records["arrays"])
         w = more.pop("float32").numpy().copy()
         garbage = ROUNDS.get(message.metadata.group_id, bomb)
         return Message(letter.answer(garbage(fields, w, more)), reply_to=message)
-    fields = {"experiment": "x", "t": 1, "k": K, "n": 1, "accuracy": {"~float": "nan"}}
+    fields = {"experiment": "x", "t": 1, "k": K, "kept": 0, "n": 1, "accuracy": {"~float": "nan"}}
     return Message(letter.answer(packed("protocol.Score", fields, {})), reply_to=message)
 
 
