@@ -26,9 +26,7 @@ def share(config: Config, workers: int, *, asked: bool) -> tuple[int, Shares]:
 
     What is free when the run starts, less ``CONTEXT`` for each worker, is divided evenly among
     the workers and the server. ``asked``: the user named the number; otherwise it is lowered until
-    a client fits. Without a GPU, or with 0 workers, which is one process, nothing is shared out.
-
-    Raises ``ValueError``, one line, if a client's training cannot fit.
+    a client fits. Raises ``ValueError``, one line, if a client's training cannot fit.
     """
     shares: Shares = {}
     needs = _needs(config) if workers else {}
