@@ -8,7 +8,6 @@ waits where waiting helps, and what does not fit is told in a line.
 
 from __future__ import annotations
 
-import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -56,14 +55,9 @@ def check_tls(address: str, tls: bool) -> None:
 def _speaks_tls(address: str) -> bool | None:
     """Whether a server answers a handshake with TLS; None if nobody answers, or unclear."""
     host, _, port = address.rpartition(":")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False  # who it is does not matter yet: nothing is sent
-    context.verify_mode = ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
-    where = (host.strip("[]"), int(port))
-    try:
-        with socket.create_connection(where, TLS_PATIENCE) as raw, context.wrap_socket(raw):
-            return True
+    try:  # who it is does not matter yet: nothing is sent
+        ssl.get_server_certificate((host.strip("[]"), int(port)), timeout=TLS_PATIENCE)
+        return True
     except ssl.SSLError as error:
         return False if error.reason == NOT_TLS else None
     except OSError:

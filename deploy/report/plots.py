@@ -112,13 +112,11 @@ def clients(run: Run) -> Figure:
             )  # fmt: skip
             if colour != PAPER:
                 _say_each(drawn, [f"client {score.k}, {whose} model: {percent(value)}"])
-    axes.set_ylim(0, 1)
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     middle, half = (len(scores) - 1) / 2, max(len(scores), LEAST) / 2 + 0.2
-    axes.set_xlim(middle - half, middle + half)
+    axes.set(xlim=(middle - half, middle + half), ylim=(0, 1), xlabel="client")
+    _in_percent(axes.yaxis)
     ticks = range(0, len(scores), max(1, math.ceil(len(scores) / LABELLED)))
     axes.set_xticks(ticks, [str(scores[j][1].k) for j in ticks])
-    axes.set_xlabel("client")
     handles = [Patch(color=series(i)) for i in range(len(models))]
     if both:
         handles += [Patch(color=MUTED), Patch(color=MUTED, alpha=0.38)]
@@ -139,11 +137,8 @@ def ascending(run: Run) -> Figure:
     drawn = {name: thinned(values) for name, values in known.items() if values}
     for i, values in enumerate(drawn.values()):
         axes.plot(np.linspace(0, 1, len(values)), values, color=series(i))
-    axes.set_xlim(0, 1)
-    axes.set_ylim(0, 1)
-    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.set_xlabel("clients with at most this accuracy")
+    axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="clients with at most this accuracy")
+    _in_percent(axes.xaxis, axes.yaxis)
     _legend_above(figure, [Patch(color=series(i)) for i in range(len(drawn))], [*drawn])
     return figure
 
@@ -192,10 +187,9 @@ def mixtures(models: Models) -> Figure:
         found = zip(bins, bins[1:], np.ravel(counts), strict=False)
         _say_each(bars, [f"{percent(low)} to {percent(up)}: {int(n)}" for low, up, n in found])
         axes.axvline(min(values), color=series(i), linestyle=(0, (4, 2)), linewidth=1.5)
-    axes.set_xlim(0, 1)
-    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.set(xlim=(0, 1), ylabel="mixtures")
+    _in_percent(axes.xaxis)
     axes.set_xlabel("accuracy on a mixture; dashed: the worst client (WLP)", color=MUTED)
-    axes.set_ylabel("mixtures")
     axes.legend(loc="upper left")
     return figure
 
@@ -204,17 +198,16 @@ def mixtures(models: Models) -> Figure:
 def bytes_by_round(run: Run) -> Figure:
     """Bytes per round: down to the clients and up from them; round 0 is the census."""
     figure, axes = frame(HALF)
+    t = np.array([e.round for e in run.entries])
     for name, i, shift in (("down", 0, -0.2), ("up", 4, 0.2)):
-        sent = [(e.round, e.bytes.get(name, 0)) for e in run.entries]
-        told = [(t, n, f"round {t}, {name}: {size(n)}") for t, n in sent]
-        t, heights, texts = zip(*told, strict=True) if told else ((), (), ())
+        heights = [e.bytes.get(name, 0) for e in run.entries]
+        texts = [f"round {x}, {name}: {size(n)}" for x, n in zip(t, heights, strict=True)]
         if len(t) > BARS:
             axes.plot(t, heights, color=series(i), drawstyle="steps-mid", linewidth=1.5)
             axes.set_ylim(bottom=0)
-            _hover(axes, told, i)
+            _hover(axes, list(zip(t, heights, texts, strict=True)), i)
         else:
-            drawn = axes.bar([x + shift for x in t], heights, 0.4, color=series(i))
-            _say_each(drawn, texts)
+            _say_each(axes.bar(t + shift, heights, 0.4, color=series(i)), texts)
     _sizes(axes.yaxis)
     _over_rounds(axes, band=True)
     _legend_above(figure, [Patch(color=series(0)), Patch(color=series(4))], ["down", "up"])
@@ -297,8 +290,7 @@ def coefficients(c: Sequence[Sequence[float]], ks: Sequence[int]) -> Figure:
     drawn = axes.scatter(j, k, s=size, marker="s", color=series(0), alpha=full, linewidths=0)
     pairs = zip(k, j, strict=True)
     say(drawn, [f"client {ks[a]} from client {ks[b]}: {values[a, b]:.3f}" for a, b in pairs])
-    axes.set_xlim(-0.6, n - 0.4)
-    axes.set_ylim(n - 0.4, -0.6)
+    axes.set(xlim=(-0.6, n - 0.4), ylim=(n - 0.4, -0.6))
     axes.grid(False)
     for axis, label in ((axes.xaxis, "from client"), (axes.yaxis, "client")):
         axis.set_major_locator(MaxNLocator(10, integer=True, min_n_ticks=1))
@@ -444,12 +436,10 @@ def _dots(
         say(dots, texts)
         axes.plot([centre] * 2, [i - 0.32, i + 0.32], color=series(i), linewidth=2.6)
     axes.set_yticks(range(len(rows)), [name for name, *_ in rows])
-    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set(xlim=limits, ylim=(len(rows) - 0.5, -0.5), xlabel=said)
     axes.grid(visible=False, axis="y")
     axes.grid(visible=True, axis="x")
-    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.set_xlim(*limits)
-    axes.set_xlabel(said)
+    _in_percent(axes.xaxis)
     return figure
 
 
@@ -460,8 +450,13 @@ def _over_rounds(axes: Axes, band: bool = False) -> None:
         axes.margins(x=0.02)
 
 
+def _in_percent(*which: Axis) -> None:
+    for axis in which:
+        axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+
+
 def _as_shares(axes: Axes) -> None:
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    _in_percent(axes.yaxis)
     axes.yaxis.set_major_locator(MaxNLocator(6))
     _legend(axes, loc="lower right")
 
