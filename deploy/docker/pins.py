@@ -27,9 +27,8 @@ Pins = dict[str, str]
 
 def read(text: str) -> Pins:
     """The packages of a requirements file, each with its lines."""
-    found = re.findall(r"^([A-Za-z0-9_.-]+)==(?:.*\\\n)*.*\n", text, flags=re.MULTILINE)
-    blocks = re.finditer(r"^[A-Za-z0-9_.-]+==(?:.*\\\n)*.*\n", text, flags=re.MULTILINE)
-    return {name: block[0] for name, block in zip(found, blocks, strict=True)}
+    blocks = re.finditer(r"^([A-Za-z0-9_.-]+)==(?:.*\\\n)*.*\n", text, flags=re.MULTILINE)
+    return {block[1]: block[0] for block in blocks}
 
 
 def resolved(known: Path, *options: str) -> Pins:

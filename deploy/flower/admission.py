@@ -8,7 +8,6 @@ waits where waiting helps, and what does not fit is told in a line.
 
 from __future__ import annotations
 
-import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -38,14 +37,10 @@ NOT_TLS = "WRONG_VERSION_NUMBER"  #: OpenSSL's word for an answer that is no TLS
 
 
 def check_tls(address: str, tls: bool) -> None:
-    """Refuse to go on where the other side has TLS and this one has not, or the reverse.
+    """Raise ``RuntimeError`` where the server at ``address`` has TLS and this side has not, or the
+    reverse; with the option that fits.
 
-    Returns if nobody answers: the server may be about to start.
-
-    ``address``: ``host:port`` of a gRPC server, an IPv6 address in brackets; ``tls``: whether this
-    side is going to use TLS.
-
-    Raises ``RuntimeError``: what is there is of the other kind; with the option that fits.
+    Return if nobody answers: the server may be about to start.
     """
     spoken = _speaks_tls(address)
     if spoken and not tls:
@@ -60,14 +55,9 @@ def check_tls(address: str, tls: bool) -> None:
 def _speaks_tls(address: str) -> bool | None:
     """Whether a server answers a handshake with TLS; None if nobody answers, or unclear."""
     host, _, port = address.rpartition(":")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False  # who it is does not matter yet: nothing is sent
-    context.verify_mode = ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
-    where = (host.strip("[]"), int(port))
-    try:
-        with socket.create_connection(where, TLS_PATIENCE) as raw, context.wrap_socket(raw):
-            return True
+    try:  # who it is does not matter yet: nothing is sent
+        ssl.get_server_certificate((host.strip("[]"), int(port)), timeout=TLS_PATIENCE)
+        return True
     except ssl.SSLError as error:
         return False if error.reason == NOT_TLS else None
     except OSError:
@@ -87,14 +77,12 @@ def await_admission(
 
     A SuperNode whose server does not answer tries again by itself.
 
-    ``fleet``: ``host:port`` of the SuperLink's Fleet API; ``trust``: where the authority's
-    certificate and the key of client ``k`` lie; ``tell``: gets one line, if there is something to
-    wait for; ``patience``: seconds to wait for the server to notice that the client was lost;
-    ``pause``: seconds between two tries.
+    ``fleet``: ``host:port`` of the SuperLink's Fleet API; ``tell``: gets one line, if there is
+    something to wait for; ``patience``: seconds to wait for the server to notice that the client
+    was lost; ``pause``: seconds between two tries.
 
     Raises ``ValueError``: the key is no private key, or is not registered. ``RuntimeError``: the
-    client is still connected after ``patience`` seconds, the server's certificate is not accepted,
-    or the server refuses the client for another reason.
+    server refuses the client for another reason, such as that it is still connected.
     """
     key = ssh_key(trust.key(k))
     deadline, told = time.monotonic() + patience, False

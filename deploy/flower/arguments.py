@@ -46,8 +46,7 @@ def check_app(app: Path, run_config: Mapping[str, Value]) -> Path:
     Flower itself finds an unknown key only when the run has begun, in the ServerApp's process. A
     whole table that the app does not have is taken: ``stage_app`` adds it.
 
-    Raises ``ValueError``: no such folder, no Flower app in it, or a key that a table of its config
-    does not have.
+    Raises ``ValueError``: there is no Flower app, or a table of its config lacks a key.
     """
     folder = app.expanduser().resolve()
     try:
@@ -73,13 +72,11 @@ def check_app(app: Path, run_config: Mapping[str, Value]) -> Path:
 def stage_app(app: Path, to: Path, run_config: Mapping[str, Value]) -> Path:
     """A folder with nothing but the files that ``app`` bundles, made at ``to``; or ``app`` itself.
 
-    Flower refuses an override whose key is not in the app's own config, so tables of ``run_config``
-    that are not there (single nodes' settings, a plug-in's options) are added to the copy; so are
-    the modules of the user's own that the run carries.
-
     Flower walks the whole folder of an app, virtual environments and results of former runs
-    included, to find the few files of the bundle, and refuses the app when any of them lies too
-    deep. So what ``fab-include`` names is copied, if it names folders and files at the top.
+    included, and refuses the app when any file lies too deep. So what ``fab-include`` names is
+    copied, if it names folders and files at the top. Flower also refuses an override whose key is
+    not in the app's own config, so tables of ``run_config`` that are not there (single nodes'
+    settings, a plug-in's options) are added to the copy; so are the user's own modules.
     """
     with (app / "pyproject.toml").open("rb") as file:
         patterns = tomllib.load(file)["tool"]["flwr"]["app"].get("fab-include", [])

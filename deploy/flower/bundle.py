@@ -32,45 +32,43 @@ def told(run_config: Mapping[str, Value], *, bundled: bool) -> list[str]:
     return lines
 
 
-def bundle(app: Path) -> zipfile.ZipFile:
-    """What Flower makes of an app's folder. Raises ``ValueError`` with Flower's own message."""
-    return zipfile.ZipFile(io.BytesIO(built(app)))
-
-
-def built(app: Path) -> bytes:
-    """The bytes of that."""
-    from flwr.cli.build import build_fab_from_disk  # a command line of its own
-
-    return build_fab_from_disk(app)
-
-
 def digest(run_config: Mapping[str, Value]) -> str:
     """The digest of the bundle that this installation sends for a run, as a node pins it.
 
     It depends on the code, on modules of the user's own and on tables that the app lacks (single
     nodes' settings, a plug-in's options), not on the values of other settings.
     """
+    return pinned.digest(_for_run(run_config))
+
+
+def built(app: Path) -> bytes:
+    """What Flower makes of an app's folder. Raises ``ValueError`` with Flower's own message."""
+    from flwr.cli.build import build_fab_from_disk  # a command line of its own
+
+    return build_fab_from_disk(app)
+
+
+def _for_run(run_config: Mapping[str, Value]) -> bytes:
     with tempfile.TemporaryDirectory(prefix="fedmosaic-") as place:
-        return pinned.digest(built(stage_app(app_folder(), Path(place) / "app", run_config)))
+        return built(stage_app(app_folder(), Path(place) / "app", run_config))
 
 
 def _left_out(run_config: Mapping[str, Value]) -> list[str]:
-    with tempfile.TemporaryDirectory(prefix="fedmosaic-") as place:
-        app = stage_app(app_folder(), Path(place) / "app", run_config)
-        try:
-            inside = set(bundle(app).namelist())
-        except ValueError as error:
-            why = first_line(error)
-            raise ValueError(f"the modules cannot travel to the clients: {why}") from None
-        left = []
-        for name, original in beside.carried(run_config).items():
-            files = [p for p in (original, *original.rglob("*")) if p.is_file()]
-            named = [file.relative_to(original.parent).as_posix() for file in sorted(files)]
-            named = [file for file in named if "__pycache__" not in file and "/." not in file]
-            if not any(file in inside for file in named if file.endswith(".py")):
-                raise ValueError(
-                    f"module {name!r} cannot travel to the clients: Flower's bundle takes nothing "
-                    f"of {original.name}; rename it"
-                )
-            left += [file for file in named if file not in inside]
+    try:
+        with zipfile.ZipFile(io.BytesIO(_for_run(run_config))) as file:
+            inside = set(file.namelist())
+    except ValueError as error:
+        why = first_line(error)
+        raise ValueError(f"the modules cannot travel to the clients: {why}") from None
+    left = []
+    for name, original in beside.carried(run_config).items():
+        files = [p for p in (original, *original.rglob("*")) if p.is_file()]
+        named = [file.relative_to(original.parent).as_posix() for file in sorted(files)]
+        named = [file for file in named if "__pycache__" not in file and "/." not in file]
+        if not any(file in inside for file in named if file.endswith(".py")):
+            raise ValueError(
+                f"module {name!r} cannot travel to the clients: Flower's bundle takes nothing of "
+                f"{original.name}; rename it"
+            )
+        left += [file for file in named if file not in inside]
     return left

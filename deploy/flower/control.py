@@ -78,15 +78,12 @@ class Control:
         env: Mapping[str, str] | None = None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Nothing is asked yet.
+        """Ask nothing yet.
 
-        ``address``: ``host:port``; ``ca``: certificate of the authority that signed the
-        SuperLink's; None: no TLS; ``work``: absolute; below it come ``home/`` (what Flower writes),
-        ``run.toml`` and ``app/``; ``env``: the environment of ``flwr run``; default: one with a
-        FLWR_HOME below ``work``; ``check``: raises if it is of no use to go on, because a process
-        has ended by itself.
-
-        Raises ``OSError``: ``ca`` cannot be read.
+        ``ca``: certificate of the authority that signed the SuperLink's; None: no TLS; ``work``:
+        absolute; below it come ``home/`` (what Flower writes), ``run.toml`` and ``app/``; ``env``:
+        the environment of ``flwr run``, if not one with a FLWR_HOME below ``work``; ``check``:
+        raises if it is of no use to go on, because a process has ended by itself.
         """
         self.address = address
         self._tls, self._work, self._check = ca is not None, work, check
@@ -226,11 +223,10 @@ class Control:
     ) -> RunStatus:
         """Wait until the run has ended and return how.
 
-        ``run_id``: from ``submit``; ``on_log``: gets every line that the ServerApp prints, at most
-        a second late; ``finished``: called every ``PAUSE`` seconds; once it is true, the run is
-        known to be at its end and its status is asked for every 0.1 s instead of awaited;
-        ``patience``: seconds that the SuperLink may stay silent, and that a run may take to end
-        once its output has.
+        ``on_log``: gets every line that the ServerApp prints, at most a second late; ``finished``:
+        called every ``PAUSE`` seconds; once it is true, the run is known to be at its end and its
+        status is asked for every ``POLL`` seconds; ``patience``: seconds that the SuperLink may
+        stay silent, and that a run may take to end once its output has.
 
         Raises ``RuntimeError``: the SuperLink was silent for too long, or what ``check`` raises.
         """

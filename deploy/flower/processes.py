@@ -46,11 +46,11 @@ def executable(name: str) -> str:
 
 
 def environment(extra: Mapping[str, str], home: Path) -> dict[str, str]:
-    """The environment of a Flower process whose own files (apps, configuration) lie in ``home``.
+    """The environment of a Flower process whose own files (apps, configuration) lie in ``home``,
+    and so of the ServerApp or the ClientApp below it; ``extra`` wins over the rest.
 
     Flower starts its inner programs (flower-superexec, flwr-serverapp, flwr-clientapp) by name, so
-    the directory of the running Python comes first on PATH. Whatever stands here is inherited by
-    the processes in which the ServerApp and the ClientApp run; ``extra`` wins over the rest.
+    the directory of the running Python comes first on PATH.
     """
     inherited = {
         name: value
@@ -184,10 +184,8 @@ class Processes:
         self._spared.add(name)
 
     def check(self) -> None:
-        """Refuse to go on when a process has ended by itself, unless it has been spared.
-
-        Raises ``RuntimeError``: with the name, the exit status and the end of the log of that
-        process.
+        """Raise ``RuntimeError`` when a process has ended by itself, unless it has been spared;
+        with its name, its exit status and the end of its log.
         """
         for name, process in self._started.items():
             if name not in self._spared and (status := process.poll()) is not None:

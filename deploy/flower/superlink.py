@@ -18,16 +18,11 @@ def start(
     simulation: bool,
     certificates: Certificates | None = None,
 ) -> tuple[Control, str]:
-    """Start a SuperLink and wait until it answers.
+    """Start a SuperLink; its Control API, which answers, and the address where SuperNodes connect.
 
-    ``processes``: an entered context, which ends the SuperLink too; ``work``: absolute; below it
-    come ``home/`` (what Flower writes), ``run.toml`` and ``app/``; ``env``: added to the
-    environment of the SuperLink and therefore of the ServerApp; ``simulation``: run the clients in
-    Ray, inside the ServerApp's process tree; ``certificates``: with them, TLS, and only registered
-    SuperNodes may connect.
-
-    Returns:
-        Its Control API, to be closed, and the address where SuperNodes connect.
+    ``work``: absolute, as ``Control`` takes it; ``env``: added to the environment of the SuperLink
+    and therefore of the ServerApp; ``simulation``: run the clients in Ray, inside the ServerApp's
+    process tree; ``certificates``: with them, TLS, and only registered SuperNodes may connect.
 
     Raises ``RuntimeError``: it ended or did not answer in time; with the end of its log.
     """

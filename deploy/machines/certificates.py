@@ -62,23 +62,18 @@ class Certificates:
 
 
 def make(folder: Path, hosts: Sequence[str], clients: int, days: int = 365) -> Certificates:
-    """Make what is missing in ``folder``; what is there stays, except the server's certificates.
-
-    A public key that is missing is made from the private one.
+    """Make what is missing in ``folder``; a missing public key is made from the private one.
 
     The certificates of the server and of the ServerApp are made anew with every call, signed by
     the same authority, so that clients need nothing new when they expire or the server moves.
-    Private keys get mode 0600.
 
-    ``hosts``: names and addresses under which clients reach the server; ``localhost`` and
-    ``127.0.0.1`` are always among them. Empty: those of the certificate that is there; ``clients``:
-    the number of clients, 0 … ``clients`` − 1; ``days``: how long the server's certificate is
-    valid, but no longer than the authority's, which is made for ten years, or ``days`` if that is
-    more.
+    ``hosts``: names and addresses under which clients reach the server, beside ``ALWAYS``; empty:
+    those of the certificate that is there; ``days``: how long the server's certificate is valid,
+    but no longer than the authority's, which is made for ``AUTHORITY_DAYS``, or ``days`` if that
+    is more.
 
-    Raises ``ValueError``: a host that is neither a name nor an address, a number out of range, a
-    file that is damaged, or an authority that has expired. ``OSError``: the folder cannot be
-    written.
+    Raises ``ValueError``: an argument is wrong, a file is damaged, or the authority has expired.
+    ``OSError``: the folder cannot be written.
     """
     try:
         names = [general_name(host) for host in dict.fromkeys([*hosts, *ALWAYS])]

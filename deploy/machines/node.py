@@ -24,14 +24,12 @@ STUCK = 30  #: seconds that a SuperNode may take to end; gRPC sometimes hangs at
 
 
 def lowest_free(folder: Path, clients: int) -> tuple[int, int]:
-    """How identical replicas that share ``folder`` become different clients.
+    """The lowest k < ``clients`` that no other replica which shares ``folder`` is, and the
+    descriptor of the lock that keeps k for this one.
 
-    Returns the lowest k < ``clients`` that no other replica is, and the descriptor of the lock that
-    keeps k for this one. Programs inherit it; when the last of them ends, however it ends, the
-    system releases the lock.
+    Programs inherit it; when the last of them ends, however it ends, the system releases the lock.
 
-    Raises ``ValueError``: there are ``clients`` replicas already. ``OSError``: the folder cannot be
-    written, or its files cannot be locked.
+    Raises ``ValueError``: there are ``clients`` replicas already.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for k in range(clients):
@@ -72,8 +70,7 @@ def _typed(key: str, text: str) -> Value:
 def check_here(more: Mapping[str, Value]) -> None:
     """Raise ``ValueError`` for settings that this machine cannot serve.
 
-    Unknown architectures and devices, folders of data that are not there, a folder for state that
-    cannot be written: else only the census finds them, and stops the run for everybody.
+    Else only the census finds them, and stops the run for everybody.
     """
     from common import device, models, plugins  # torch takes a second
 
@@ -89,9 +86,7 @@ def check_here(more: Mapping[str, Value]) -> None:
         try:
             folder.mkdir(0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise ValueError(
-                f"node config state-dir = {str(folder)!r}: {error.strerror}"
-            ) from error
+            raise ValueError(f"node config state-dir = {str(folder)!r}: {error.strerror}") from None
         if not os.access(folder, os.W_OK):
             raise ValueError(f"node config state-dir = {str(folder)!r} cannot be written")
 
@@ -106,10 +101,8 @@ def command(
 ) -> list[str]:
     """The command line of client k's SuperNode.
 
-    ``health``: ``host:port`` where gRPC's health service answers; empty: nowhere.
-
-    Raises ``ValueError`` if the client's key or the authority's certificate is not there, and for
-    settings in ``more`` that cannot work on this machine.
+    ``health``: ``host:port`` where gRPC's health service answers; empty: nowhere. Raises
+    ``ValueError`` for a key, certificate or setting that cannot work on this machine.
     """
     check_here(more)
     for path in () if trust is None else (trust.ca, trust.key(k)):

@@ -153,9 +153,9 @@ class Run:
 
     def scores(self) -> list[tuple[Member, ClientScore]]:
         """Every scored client, by k, as the census found it, with its last accuracies."""
-        by_k = {score.k: score for entry in self.entries for score in entry.scores}
         members = {member.k: member for member in self.members}
-        return [(members.get(k, Member(k=k)), by_k[k]) for k in sorted(by_k)]
+        scores = {score.k: score for entry in self.entries for score in entry.scores}
+        return [(members.get(k, Member(k=k)), scores[k]) for k in sorted(scores)]
 
     @property
     def own_models(self) -> bool:
@@ -302,15 +302,14 @@ def _entries(journal: Path, notes: list[str]) -> list[Entry]:
 
 
 def _config(path: Path, notes: list[str]) -> Mapping[str, object]:
-    if not path.is_file():
-        notes.append("config.toml is missing: the settings are unknown.")
-        return {}
     try:
         config = _cleaned(tomllib.loads(path.read_text(encoding="utf-8")), LONGEST)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return config if isinstance(config, dict) else {}
+    except FileNotFoundError:
+        notes.append("config.toml is missing: the settings are unknown.")
+    except ValueError as error:  # not TOML, or not UTF-8
         notes.append(f"config.toml is not TOML: {clean(error)}")
-        return {}
-    return config if isinstance(config, dict) else {}
+    return {}
 
 
 def _summary(path: Path, notes: list[str]) -> Summary | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -25,9 +26,7 @@ def share(config: Config, workers: int, *, asked: bool) -> tuple[int, Shares]:
 
     What is free when the run starts, less ``CONTEXT`` for each worker, is divided evenly among
     the workers and the server. ``asked``: the user named the number; otherwise it is lowered until
-    a client fits. Without a GPU, or with 0 workers, which is one process, nothing is shared out.
-
-    Raises ``ValueError``, one line, if a client's training cannot fit.
+    a client fits. Raises ``ValueError``, one line, if a client's training cannot fit.
     """
     shares: Shares = {}
     needs = _needs(config) if workers else {}
@@ -55,19 +54,14 @@ def _each(free: int, workers: int) -> float:
 def _needs(config: Config) -> dict[torch.device, tuple[str, int]]:
     """The GPUs that clients use; for each the architecture that takes most, and its bytes."""
     used = [(device.choose(name), spec) for spec, name in dict.fromkeys(_clients(config))]
-    used = [(here, spec) for here, spec in used if device.memory(here) is not None]
-    if not used:
+    if not (used := [each for each in used if device.memory(each[0]) is not None]):
         return {}
     data = for_testing(config.data, config.run.clients, config.partition_seed)
     task = Task.of(config, data, torch.device("cpu"))
     found: dict[torch.device, tuple[str, int]] = {}
     for here, spec in used:
-        found[here] = max(found.get(here, ("", 0)), (spec, least(task, spec)), key=_bytes)
+        found[here] = max(found.get(here, ("", 0)), (spec, least(task, spec)), key=itemgetter(1))
     return found
-
-
-def _bytes(of: tuple[str, int]) -> int:
-    return of[1]
 
 
 def _clients(config: Config) -> Iterator[tuple[str, str]]:

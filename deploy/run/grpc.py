@@ -56,13 +56,10 @@ def start_federation(
     it. Once all nodes have been online, one that dies ends nothing: whether a run can do without a
     lost client is its server's decision.
 
-    ``app``: the folder with the app's ``pyproject.toml``; ``clients``: the number N of SuperNodes;
-    node k gets ``partition-id=k num-partitions=N``; ``work``: gets ``logs/*.log`` and Flower's own
-    files; made if it does not exist; ``env``: added to the environment of all processes, so also of
-    ServerApp and ClientApp; ``warm_start``: fork the processes of a round from one that has torch
-    imported (``deploy/flower/warm.py``), None: where that works; ``certificates``: the folder that
-    ``fedmosaic certs`` made: TLS, every node shows its key, and messages are sealed. None:
-    plaintext.
+    ``work``: gets ``logs/*.log`` and Flower's own files; ``env``: added to the environment of all
+    processes, so also of ServerApp and ClientApp; ``warm_start``: see ``deploy/flower/warm.py``,
+    None: where that works; ``certificates``: the folder that ``fedmosaic certs`` made: TLS, every
+    node shows its key, and messages are sealed. None: plaintext.
 
     Raises ``ValueError``: one of the arguments cannot work; before anything starts.
     ``RuntimeError``: a program is missing, ended by itself or did not come up in time.

@@ -51,14 +51,10 @@ def run_simulation(
 ) -> RunStatus:
     """Run the app with ``clients`` simulated nodes and return how the run really ended.
 
-    Node k's config holds ``partition-id=k`` and ``num-partitions=clients`` and nothing else.
-
-    ``app``: the folder with the app's ``pyproject.toml``; ``clients``: number of simulated nodes,
-    at least 1; ``run_config``: overrides of ``[tool.flwr.app.config]``; ``work``: gets
-    ``logs/superlink.log``, ``logs/simulation.log`` and Flower's own files; made if it does not
-    exist; ``env``: added to the environment of the ServerApp and of the actors; ``on_log``: gets
-    every line that the run prints; ``watch``: makes a ``finished`` for ``Control.follow``, anew for
-    each attempt to start Ray.
+    ``work``: gets ``logs/superlink.log``, ``logs/simulation.log`` and Flower's own files; ``env``:
+    added to the environment of the ServerApp and of the actors; ``on_log``: gets every line that
+    the run prints; ``watch``: makes a ``finished`` for ``Control.follow``, anew for each attempt to
+    start Ray.
 
     Raises ``ValueError``: an argument cannot work. ``RuntimeError``: Ray is not installed, Flower
     refused the run, or a process ended by itself. ``Stopped``: ``finished`` found that the

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from common.parse import parse
 from common.section import Value
-from deploy.flower.bundle import bundle, told
+from deploy.flower.bundle import built, told
 from deploy.run.settings import flatten, resolve
 from tests.support.battery import EXAMPLE, PLUGIN
 from tests.support.commandline import typed
@@ -62,7 +64,7 @@ def test_the_written_app_is_a_flower_app_with_the_experiment_as_its_defaults(
     done = typed("app", app, file, "-s", "halfway.smoothing=0.3", "-s", "train.lr=0.2")
     assert done.returncode == 0, done.stderr
     assert f"flwr run {app} local" in done.stdout and "num-supernodes=4" in done.stdout
-    made = bundle(app)
+    made = zipfile.ZipFile(io.BytesIO(built(app)))
     assert {"lab/halfway/client.py", "lab/nets.py", "client_app/app.py"} <= {*made.namelist()}
     written = tomllib.loads(made.read("pyproject.toml").decode())["tool"]["flwr"]["app"]["config"]
     given = resolve(file, ["halfway.smoothing=0.3", "train.lr=0.2"])
