@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import final
+from typing import TypeVar, final
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from client_app.handler import D
 from client_app.participant import upload
-from client_app.public_set import Local, P, Teacher
+from client_app.public_set import Local, Teacher
 from common import protocol, quantise
 from common.incentive import Gain, Reward
+from common.methods import dl_sh, i_dl_mh
 from common.models.classifier import Classifier
 from common.models.masked import narrowed, widened
 from common.records import Records, StateDict
+
+R = TypeVar("R", dl_sh.Options, i_dl_mh.Options)
 
 
 @final
@@ -26,7 +29,7 @@ class Rewarded(Records):
     w: StateDict
 
 
-class Taught(Teacher[P, D], ABC):
+class Taught(Teacher[R, D], ABC):
     """After the server's distillation it goes on from its M_i with a lesson about X_dist."""
 
     receives_second = Reward
@@ -35,11 +38,6 @@ class Taught(Teacher[P, D], ABC):
     @abstractmethod
     def full(self) -> bool:
         """Whether the incentive is all of θ and widens the head."""
-
-    @property
-    @abstractmethod
-    def lessons(self) -> int:
-        """Epochs on what it gets."""
 
     def second(self, down: protocol.Down) -> Gain:
         """I-DL-MH's Algorithm 6: further training on X_dist with what the server says about it."""
@@ -55,7 +53,9 @@ class Taught(Teacher[P, D], ABC):
         def loss(x: Tensor, y: Tensor) -> Tensor:
             return F.cross_entropy(net(x)[:, :columns], y)
 
-        metrics = p.train_on(t, net, p.public, targets, loss, times=self.lessons, name="incentive")
+        metrics = p.train_on(
+            t, net, p.public, targets, loss, times=self.options.incentive_epochs, name="incentive"
+        )
         p.remember(t, Rewarded(t=t, w=upload(net)))
         after = p.test_accuracy(net if self.full else self.masked(net))
         return Gain(metrics=metrics, before=before, after=after)

@@ -85,6 +85,11 @@ class _Sum:
         return self.value.to(self.dtype) if self.value.is_floating_point() else self.value
 
 
+def numbers(state: Mapping[str, Tensor]) -> int:
+    """How many numbers a state dict has."""
+    return sum(value.numel() for value in state.values())
+
+
 def parameters_only(module: nn.Module) -> frozenset[str]:
     """Names of the entries of a state dict that are parameters, not buffers."""
     return frozenset(name for name, _ in module.named_parameters())
@@ -145,7 +150,7 @@ def check_nested(states: Mapping[str, Mapping[str, Tensor]], across: str = "") -
     Raises ``ValueError``, one line, if there is none: who does not fit into the largest, and the
     ``average.across`` that asks for it.
     """
-    found = max(states, key=lambda spec: sum(value.numel() for value in states[spec].values()))
+    found = max(states, key=lambda spec: numbers(states[spec]))
     for spec, state in states.items():
         if reason := difference(state, states[found]):
             raise ValueError(

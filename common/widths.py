@@ -13,14 +13,14 @@ section 3.2.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
 
-from common import models, seeds
+from common import models, seeds, tree
 from common.records import StateDict
 
 Window = Callable[[int, int], Tensor]
@@ -104,25 +104,24 @@ def grid(axes: Places) -> Places:
     return (axes[0][:, None], axes[1]) if len(axes) == 2 else axes
 
 
-def check_widths(specs: Iterable[str], states: Mapping[str, Mapping[str, Tensor]]) -> str:
-    """The widest of ``specs``, of which all the others are blocks; ``states``: their shapes.
+def check_widths(states: Mapping[str, Mapping[str, Tensor]]) -> str:
+    """The widest architecture of ``states``, of which all the others are blocks.
 
     Raises ``ValueError``, one line, naming one that is not: of another architecture, or of one
     whose narrower networks are no blocks of the wider ones.
     """
-    specs = list(specs)
-    widest = max(specs, key=lambda s: sum(value.numel() for value in states[s].values()))
+    widest = max(states, key=lambda spec: tree.numbers(states[spec]))
     key, name = 'average.across = "width"', models.parse(widest)[0]
-    for spec in specs:
+    for spec in states:
         if models.parse(spec)[0] != name:
             raise ValueError(f"{key}: {spec} is no width of {name}, as in {name}@0.5")
-    if not models.architecture(name).nests and len(specs) > 1:
+    if not models.architecture(name).nests and len(states) > 1:
         raise ValueError(
             f"{key}: {name} cannot take part; the channels of a narrower one are not the first of "
             "a wider one's"
         )
-    for spec in specs:
-        for entry, value in states[spec].items():
+    for spec, state in states.items():
+        for entry, value in state.items():
             wide = states[widest][entry].shape
             if any(n > m for n, m in zip(value.shape, wide, strict=True)):
                 raise ValueError(

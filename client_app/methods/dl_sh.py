@@ -26,10 +26,6 @@ class DLSH(Taught[Options, Down]):
     def full(self) -> bool:
         return True
 
-    @property
-    def lessons(self) -> int:
-        return self.options.incentive_epochs
-
     def said(self, net: Classifier) -> dict[str, object]:
         values, probabilities = self.logits(net), self.options.exchange == "probs"
         if probabilities:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import final
 
 import torch
@@ -42,12 +42,10 @@ class FedKEMF(Mutual[Options, Down]):
                 shared = copy(x)
             return self.losses(own, shared, y)[turn]
 
+        def twice(batches: Iterable[tuple[Tensor, ...]]) -> Iterable[tuple[Tensor, ...]]:
+            return (batch for batch in batches for _ in range(2))
+
         # Whose turn it is not has no gradients, and an optimiser leaves it alone.
         both = [*local.parameters(), *copy.parameters()]
-        found = self.participant.train(t, both, loss, _twice)
+        found = self.participant.train(t, both, loss, twice)
         return {"loss": 2 * found["loss"], "steps": found["steps"] / 2}
-
-
-def _twice(batches: Iterable[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]:
-    """Every batch for the client's own network, then for the knowledge network."""
-    return (batch for batch in batches for _ in range(2))

@@ -27,10 +27,6 @@ class IDLMH(Taught[Options, Down]):
     def full(self) -> bool:
         return self.options.incentive == "full"
 
-    @property
-    def lessons(self) -> int:
-        return self.options.incentive_epochs
-
     def admit(self) -> None:
         super().admit()
         _ = self.wants

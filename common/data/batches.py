@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice, repeat
 from typing import final
 
 import torch
@@ -132,13 +133,7 @@ class Batches:
 
     def take(self, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Exactly ``steps`` batches, going through as many epochs as that needs."""
-        done = 0
-        while done < steps:
-            for batch in self:
-                yield batch
-                done += 1
-                if done == steps:
-                    return
+        return islice(chain.from_iterable(repeat(self)), steps)
 
     def _draw(self) -> tuple[Tensor, Tensor, Tensor]:
         """Source columns (N, W), source rows (N, H) and hole centres (N, 2) of one epoch."""

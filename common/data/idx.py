@@ -115,9 +115,8 @@ def read_idx(path: Path) -> np.ndarray:
 
 
 def _decode(family: Family, files: list[Path]) -> dict[str, Tensor]:
-    x, y = _pair(family, *files[:2])
-    x_test, y_test = _pair(family, *files[2:])
-    return {"x": x, "y": y, "x_test": x_test, "y_test": y_test}
+    tensors = (*_pair(family, *files[:2]), *_pair(family, *files[2:]))
+    return dict(zip(("x", "y", "x_test", "y_test"), tensors, strict=True))
 
 
 def _find(family: Family, data: Data) -> list[Path]:

@@ -47,15 +47,11 @@ def bubbles(
     k, c = np.nonzero(counts)
     areas = counts[k, c] / top * diameter**2
     axes.scatter(k, c, s=areas, color=color, alpha=0.8, linewidths=0)
-    axes.set_xlim(-0.6, clients - 0.4)
-    axes.set_ylim(-0.6, num_classes - 0.4)
-    axes.set_xlabel("client")
-    axes.set_ylabel("class")
-    axes.set_axisbelow(True)
+    axes.set(xlim=(-0.6, clients - 0.4), ylim=(-0.6, num_classes - 0.4), axisbelow=True)
+    axes.set(xlabel="client", ylabel="class")
     axes.grid(True, alpha=0.25, linewidth=0.5)
     axes.tick_params(length=0)
-    for side in ("top", "right", "left", "bottom"):
-        axes.spines[side].set_visible(False)
+    axes.spines[:].set_visible(False)
     few = partial(MaxNLocator, 20, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10])
     axes.xaxis.set_major_locator(few())
     if classes and num_classes <= 30:

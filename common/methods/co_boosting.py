@@ -41,8 +41,6 @@ from pydantic import Field
 from common.methods.dense import Down, OneShot, Up
 from common.section import NonNegative, Positive
 
-__all__ = ["Down", "Options", "Up"]
-
 CLIENT = "dense"
 
 

@@ -53,8 +53,6 @@ from common.protocol import Down as Down
 from common.protocol import Trained as Up
 from common.section import AtLeastOne, Momentum, NonNegative, Positive
 
-__all__ = ["Down", "OneShot", "Options", "Up"]
-
 
 class OneShot(MethodOptions):
     """What DENSE and Co-Boosting both have; the defaults are DENSE's."""

@@ -51,8 +51,6 @@ from common.protocol import Trained as Up
 from common.section import AtLeastOne, Positive
 from common.task import Task
 
-__all__ = ["Down", "Options", "Up"]
-
 
 @final
 class Options(Averaging):

@@ -66,7 +66,7 @@ class Averaging(MethodOptions):
             check_nested(states, average.across)
             check_blocks(states, average)
         elif average.across == "width":
-            check_widths(specs, states)
+            check_widths(states)
 
 
 class Copying(Averaging):

@@ -53,8 +53,6 @@ from common.methods.fedavg import Averaging, Down, Up
 from common.public_set import OnPublicSet
 from common.section import Positive
 
-__all__ = ["Down", "Options", "Up"]
-
 CLIENT = "fedavg"
 
 

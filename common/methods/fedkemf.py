@@ -55,8 +55,6 @@ from common.public_set import OnPublicSet
 from common.section import Positive
 from common.task import Task
 
-__all__ = ["Down", "Options", "Up"]
-
 
 @final
 class Options(OnPublicSet):

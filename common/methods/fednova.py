@@ -32,8 +32,6 @@ from typing import final
 
 from common.methods.fedavg import Averaging, Down, Up
 
-__all__ = ["Down", "Options", "Up"]
-
 CLIENT = "fedavg"
 
 

@@ -28,8 +28,6 @@ from typing import Literal, final
 from common.methods.heterofl import Down, Partial, Up
 from common.widths import LEADING, Drawn, Roll, Window
 
-__all__ = ["Down", "Options", "Up"]
-
 SERVER = CLIENT = "heterofl"
 
 

@@ -53,8 +53,6 @@ from common.protocol import Name, Peer
 from common.task import Task
 from common.widths import LEADING, Taken, Window
 
-__all__ = ["Down", "Options", "Partial", "Up"]
-
 
 class Partial(Averaging):
     """Of methods whose clients train parts of the widest network."""

@@ -34,8 +34,6 @@ from typing import final
 from common.config import Config
 from common.methods.fedavg import Averaging, Down, Up
 
-__all__ = ["Down", "Options", "Up"]
-
 SERVER = "fedavg"
 
 

@@ -49,8 +49,6 @@ from common.losses.distillation import kl_from
 from common.methods.fedmd import Answer, Down, Learnt, Speaking, Up
 from common.section import NonNegative, Positive
 
-__all__ = ["Answer", "Down", "Learnt", "Options", "Up"]
-
 CLIENT = "fedmd"
 GRADIENT = 0.01
 """The mean absolute gradient around which the step is looked for."""

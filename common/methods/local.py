@@ -20,8 +20,6 @@ from typing import final
 from common.config import MethodOptions
 from common.protocol import Down, Up
 
-__all__ = ["Down", "Options", "Up"]
-
 
 class OwnModels(MethodOptions):
     """Of every method that has no other models than the clients' own."""

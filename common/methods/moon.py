@@ -26,8 +26,6 @@ from typing import final
 from common.methods.fedavg import Copying, Down, Up
 from common.section import NonNegative, Positive
 
-__all__ = ["Down", "Options", "Up"]
-
 SERVER = "fedavg"
 
 

@@ -33,22 +33,6 @@ from common.models.resnet import CifarResNet, ResNet, WideResNet
 from common.models.small import CNN, MLP, LeNet5
 from common.models.weights import load_published
 
-__all__ = [
-    "MODELS",
-    "Architecture",
-    "Classifier",
-    "Shape",
-    "Split",
-    "architecture",
-    "build",
-    "check",
-    "count",
-    "exits",
-    "parameters",
-    "parse",
-    "smallest",
-]
-
 WIDEST = 16.0  #: the largest width factor
 UP = "-up"  #: behind one by which channels are rounded up
 

@@ -36,7 +36,7 @@ def separable(inputs: int, outputs: int) -> nn.Sequential:
 
 
 @final
-class Exit(nn.Module):
+class Exit(Classifier):
     """The classifier after a stage. ``widths``: channels of this stage and of those after it.
 
     ``bottleneck``: the stage's maps x times a gate, σ(↑(ReLU(norm(SepConv(x))))), ↑ bilinear to the
@@ -59,10 +59,6 @@ class Exit(nn.Module):
             gate = F.interpolate(self.gate(x), x.shape[-2:], mode="bilinear", align_corners=False)
             x = x * torch.sigmoid(gate)
         return pooled(self.path(x))
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.features(x))
-        return logits
 
 
 @final

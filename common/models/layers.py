@@ -38,11 +38,6 @@ def scale(channels: int, factor: float, multiple: int = 1) -> int:
     return max(rounded, min(channels, FEWEST))
 
 
-def batch(channels: int) -> nn.Module:
-    """BatchNorm with torch's defaults."""
-    return nn.BatchNorm2d(channels)
-
-
 def single(channels: int) -> nn.Module:
     """GroupNorm with one channel per group, FedKF's choice (``num_groups = channels``).
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC
 from collections.abc import Sequence
 from typing import final
 
@@ -15,18 +16,26 @@ NEVER = -1e9
 """Logit of a class that the client does not have."""
 
 
-@final
-class Masked(Classifier):
-    """``net``'s outputs 0 … |d| − 1 as the logits of classes d among ``classes``."""
+class Limited(Classifier, ABC):
+    """``net`` with other logits, by the classes that a client has."""
 
-    def __init__(self, net: Classifier, d: Sequence[int], classes: int) -> None:
+    def __init__(self, net: Classifier) -> None:
         super().__init__()
-        self.net, self.classes, self.spec = net, classes, net.spec
-        self.d: Tensor
-        self.register_buffer("d", torch.tensor(d), persistent=False)
+        self.net, self.spec = net, net.spec
 
     def features(self, x: Tensor) -> Tensor:
         return self.net.features(x)
+
+
+@final
+class Masked(Limited):
+    """``net``'s outputs 0 … |d| − 1 as the logits of classes d among ``classes``."""
+
+    def __init__(self, net: Classifier, d: Sequence[int], classes: int) -> None:
+        super().__init__(net)
+        self.classes = classes
+        self.d: Tensor
+        self.register_buffer("d", torch.tensor(d), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         own = self.net(x)[:, : len(self.d)]
@@ -36,19 +45,15 @@ class Masked(Classifier):
 
 
 @final
-class Zeroed(Classifier):
+class Zeroed(Limited):
     """``net`` with the logits of all classes but d set to 0, as in HeteroFL."""
 
     def __init__(self, net: Classifier, d: Sequence[int]) -> None:
-        super().__init__()
-        self.net, self.spec = net, net.spec
+        super().__init__(net)
         absent = torch.ones(net.head.out_features, dtype=torch.bool)
         absent[list(d)] = False
         self.absent: Tensor
         self.register_buffer("absent", absent, persistent=False)
-
-    def features(self, x: Tensor) -> Tensor:
-        return self.net.features(x)
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.net(x)

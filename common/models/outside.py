@@ -159,25 +159,20 @@ def of_family(family: str, name: str) -> tuple[Outside, str]:
 
     Raises ``ValueError``, one line: no such network, or timm is not installed.
     """
-    whole = f"{family}:{name}"
+    whole, published = f"{family}:{name}", ""
     if family == "torchvision":
         from common.vision import torchvision
 
         known = torchvision.models.list_models(module=torchvision.models)
         make: Factory = partial(_of_torchvision, name)
+        if name in known:
+            weights: str = torchvision.models.get_model_weights(name).__name__
+            published = weights.removesuffix("_Weights")  # ResNet18
     else:
         known, make = _timm(whole).list_models(), partial(_of_timm, name)
     if name not in known:
         raise ValueError(f"model {whole!r}: {family} has no network {name!r}{nearest(name, known)}")
-    return Outside(whole, make, light=True), _published(name) if family == "torchvision" else ""
-
-
-def _published(name: str) -> str:
-    """What torchvision calls the published weights of its network ``name``: ``ResNet18``."""
-    from common.vision import torchvision
-
-    weights: str = torchvision.models.get_model_weights(name).__name__
-    return weights.removesuffix("_Weights")
+    return Outside(whole, make, light=True), published
 
 
 def _of_torchvision(name: str, shape: Shape, classes: int) -> nn.Module:
@@ -186,17 +181,11 @@ def _of_torchvision(name: str, shape: Shape, classes: int) -> nn.Module:
 
     net: nn.Module = torchvision.models.get_model(name, weights=None, num_classes=classes)
     first = next((n for n, m in net.named_modules() if isinstance(m, nn.Conv2d)), "")
-    conv = net.get_submodule(first)
-    if isinstance(conv, nn.Conv2d) and conv.in_channels != shape[0] and conv.groups == 1:
+    conv: Any = net.get_submodule(first)
+    if first and conv.in_channels != shape[0] and conv.groups == 1:
         parent, _, last = first.rpartition(".")
-        fresh = nn.Conv2d(
-            shape[0],
-            conv.out_channels,
-            conv.kernel_size,  # type: ignore[arg-type]
-            conv.stride,  # type: ignore[arg-type]
-            conv.padding,  # type: ignore[arg-type]
-            bias=conv.bias is not None,
-        )
+        sizes = (conv.out_channels, conv.kernel_size, conv.stride, conv.padding)
+        fresh = nn.Conv2d(shape[0], *sizes, bias=conv.bias is not None)
         setattr(net.get_submodule(parent), last, fresh)
     return net
 

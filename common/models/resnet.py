@@ -17,7 +17,6 @@ from common.models.layers import (
     Norm,
     Shape,
     Stem,
-    batch,
     he_convolutions,
     he_fan_out,
     scale,
@@ -85,7 +84,7 @@ class CifarResNet(Classifier):
         *,
         depth: int,
         first: int = 16,
-        norm: Norm = batch,
+        norm: Norm = nn.BatchNorm2d,
         shortcut: Shortcut = "projection",
     ) -> None:
         super().__init__()
@@ -186,13 +185,9 @@ class ResNet(Split):
             return made
 
         widths = [scale(64 * 2**stage, factor) for stage in range(4)]
-        self.maxpool: nn.Module
-        if stem == "imagenet":
-            self.conv1 = nn.Conv2d(shape[0], widths[0], 7, 2, 3, bias=False)
-            self.maxpool = nn.MaxPool2d(3, 2, 1)
-        else:
-            self.conv1 = nn.Conv2d(shape[0], widths[0], 3, 1, 1, bias=False)
-            self.maxpool = nn.Identity()
+        kernel, stride, padding = (7, 2, 3) if stem == "imagenet" else (3, 1, 1)
+        self.conv1 = nn.Conv2d(shape[0], widths[0], kernel, stride, padding, bias=False)
+        self.maxpool = nn.MaxPool2d(3, 2, 1) if stem == "imagenet" else nn.Identity()
         self.bn1 = nn.BatchNorm2d(widths[0])
         self.layer1, self.layer2, self.layer3, self.layer4 = stages(
             block, widths[0], widths, blocks

@@ -17,8 +17,6 @@ from common.noise.dead_leaves import dead_leaves
 from common.noise.simple import gaussian, uniform
 from common.noise.stylegan import stylegan
 
-__all__ = ["NOISES", "Noise", "batches"]
-
 Noise = Callable[[int, tuple[int, int, int], torch.Generator], Iterator[Tensor]]
 
 NOISES: dict[str, Noise] = {

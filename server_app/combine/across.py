@@ -50,7 +50,7 @@ class Across(Averaged[O, T], ABC):
             self.check_size(client)
         super().begin(clients)
         distinct = {spec: self.task.expected(spec) for spec in self.architectures()}
-        self.specs = sorted(distinct, key=lambda spec: (_size(distinct[spec]), spec))
+        self.specs = sorted(distinct, key=lambda spec: (tree.numbers(distinct[spec]), spec))
         self.held = self.hold(distinct)
         self.nets = {spec: self.build(spec) for spec in self.specs}
         if not self.models:
@@ -138,7 +138,3 @@ class Same(Across[O, T]):
         options, parameters = self.config.average, tree.parameters_only(self.nets[spec])
         own = self.states(members, before, parameters)
         return average(own, members.sizes, before, options, parameters)
-
-
-def _size(state: StateDict) -> int:
-    return sum(value.numel() for value in state.values())

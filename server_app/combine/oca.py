@@ -54,17 +54,15 @@ class Oca(Averaged[O, T]):
 
     def _latest(self) -> Ups[T]:
         """Every client's last upload; under ``oca.init = "w0"`` the first model of the others."""
-        uploads = self.uploads
-        if self.config.oca.init == "uploaded":
-            return Ups([c for c in self.clients if c.k in uploads], lambda c: uploads.get(c.k))
-        first = self.drawn()
+        uploads, anew = self.uploads, self.config.oca.init == "w0"
+        first = self.drawn() if anew else {}
 
         def load(client: Client) -> T:
             if client.k in uploads:
                 return uploads.get(client.k)
             return uploads.kind.model_construct(w=self.start(first, client))
 
-        return Ups(self.clients, load)
+        return Ups([c for c in self.clients if anew or c.k in uploads], load)
 
     # What is scored.
 

@@ -54,7 +54,7 @@ class Width(Across[O, T]):
         return self.clients if self.widest else super().measured_by(name)
 
     def hold(self, distinct: Mapping[str, StateDict]) -> list[str]:
-        self.whole = check_widths(distinct, distinct)
+        self.whole = check_widths(distinct)
         return [self.whole]
 
     def drawn(self) -> Models:

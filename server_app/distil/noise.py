@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from common import noise, optimise, seeds, tree
 from common.fit import fit
@@ -39,7 +39,10 @@ def distil(
 
     def loss(z: Tensor) -> Tensor:
         with torch.no_grad():
-            targets = [told(nets[spec], weights, z) for spec, weights in teachers]
+            targets = []
+            for spec, weights in teachers:  # one network of each architecture, to take less memory
+                nets[spec].load_state_dict(weights)
+                targets.append(nets[spec](z))
         return transfer(targets, student(z))
 
     draw = seeds.stream(task.seed, "noise", t, device=task.device)
@@ -53,15 +56,6 @@ def distil(
         metrics = fit(optimizer, zs, loss, precision=task.config.run.precision)
     method.w = tree.snapshot(student)
     return metrics["loss"]
-
-
-def told(teacher: nn.Module, weights: StateDict, z: Tensor) -> Tensor:
-    """What a network says with these weights. There is one of each architecture for all teachers:
-    a network for each of them would take as much memory as their uploads.
-    """
-    teacher.load_state_dict(weights)
-    logits: Tensor = teacher(z)
-    return logits
 
 
 def weighted(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import final
 
 from common import optimise, tree
@@ -32,57 +31,45 @@ class DAFL(Averaged[Options, Up]):
 
     def prepare(self) -> None:
         super().prepare()
-        o = self.options
-        self.student = self.build(self.global_spec, None, "student")
-        self.generator = new_generator(self.task).to(self.task.device)
-        self.sgd = optimise.make(
-            self.student.parameters(), "sgd", o.student_lr, momentum=o.student_momentum
-        )
+        self.v = tree.snapshot(self.build(self.global_spec, None, "student"))
+        self.generator = tree.snapshot(new_generator(self.task))
         self.adam: dict[int, StateDict] = {}
+        self.sgd: dict[int, StateDict] = {}
 
     def after(self, t: int, ups: Ups[Up]) -> Metrics:
         o, task = self.options, self.task
         if t < o.start:
             return {}
-        optimizer = task.generator_optimizer(t, self.generator.parameters())
-        optimise.restore_moments(optimizer, self.adam)
+        student, generator = self.build(self.global_spec, self.v), new_generator(task)
+        generator.load_state_dict(self.generator)
+        adam = task.generator_optimizer(t, generator.to(task.device).parameters())
+        optimise.restore_moments(adam, self.adam)
+        momentum = o.student_momentum
+        sgd = optimise.make(student.parameters(), "sgd", o.student_lr, momentum=momentum)
+        optimise.restore_moments(sgd, self.sgd)
         datafree = DataFree(
             task,
-            self.generator,
+            generator,
             self.build(self.global_spec, self.w),
-            self.student,
-            optimizer,
+            student,
+            adam,
             *("latents", t),
             gamma=1.0,
             size=o.server_batch_size,
             protect=False,
         )
         batches = datafree.batches([()] * o.server_steps)
-        distilled = fit(self.sgd, batches, datafree.distance, precision=self.config.run.precision)
-        self.adam = optimise.moments(optimizer)
+        distilled = fit(sgd, batches, datafree.distance, precision=self.config.run.precision)
+        self.v, self.generator = tree.snapshot(student), tree.snapshot(generator)
+        self.adam, self.sgd = optimise.moments(adam), optimise.moments(sgd)
         return {"distill_loss": distilled["loss"], "generator_loss": datafree.mean_loss}
 
     def model(self) -> Classifier:
-        return self.student
+        self.net.load_state_dict(self.v)
+        return self.net
 
     def ask(self) -> StateDict:
-        return tree.snapshot(self.student)
+        return self.v
 
     def further(self) -> dict[str, Models]:
         return {"teacher": self.models}
-
-    def state(self) -> State:
-        return State(
-            w=self.w,
-            v=tree.snapshot(self.student),
-            generator=tree.snapshot(self.generator),
-            adam=self.adam,
-            sgd=optimise.moments(self.sgd),
-        )
-
-    def restore(self, state: Mapping[str, object]) -> None:
-        kept = State.model_validate(state)
-        self.w, self.adam = kept.w, kept.adam
-        self.student.load_state_dict(kept.v)
-        self.generator.load_state_dict(kept.generator)
-        optimise.restore_moments(self.sgd, kept.sgd)

@@ -54,11 +54,10 @@ class FedFTG(Averaged[Options, Up]):
         super().begin(clients)
 
     def after(self, t: int, ups: Ups[Up]) -> Metrics:
-        return self._fine_tune(t, ups) if self.options.iterations else {}
-
-    def _fine_tune(self, t: int, ups: Ups[Up]) -> Metrics:
         """Algorithm 1, the server's iterations."""
         o, g, task = self.options, self.config.generator, self.task
+        if not o.iterations:
+            return {}
         counts = torch.tensor([client.peer.counts for client in ups.clients], dtype=torch.float64)
         p, alpha = (x.to(task.device) for x in label_weights(counts))
         teachers = [self.build(self.global_spec, up.w).eval() for _, up in ups]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import final
 
 import torch
@@ -13,7 +13,7 @@ from common import optimise, seeds, tree
 from common.fit import Loss, fit
 from common.losses.generation import diversity
 from common.methods.fedgen import Down, Options, Up
-from common.models.generator import new_feature_generator
+from common.models.generator import FeatureGenerator, new_feature_generator
 from common.records import Records, StateDict
 from server_app.global_model import Averaged
 from server_app.method import Client, Metrics, Ups
@@ -35,17 +35,20 @@ class FedGen(Averaged[Options, Up]):
 
     def prepare(self) -> None:
         super().prepare()
+        self.generator = tree.snapshot(self._new_generator())
+        self.adam: dict[int, StateDict] = {}
+        self.counts: dict[int, list[int]] = {}  #: samples of each class, by client
+
+    def _new_generator(self) -> FeatureGenerator:
         o = self.options
         generator = new_feature_generator(self.task, self.net, o.noise_size, o.hidden)
-        self.generator = generator.to(self.task.device)
-        self.adam = self.task.generator_optimizer(1, generator.parameters())
-        self.counts: dict[int, list[int]] = {}  #: samples of each class, by client
+        return generator.to(self.task.device)
 
     def down(self, t: int) -> Down:
         if t == 1:
             return Down(w=self.w, generator=None, histogram=None)
         histogram = self._histogram().float()
-        return Down(w=self.w, generator=tree.snapshot(self.generator), histogram=histogram)
+        return Down(w=self.w, generator=self.generator, histogram=histogram)
 
     def check(self, client: Client, up: Up) -> None:
         super().check(client, up)
@@ -57,13 +60,16 @@ class FedGen(Averaged[Options, Up]):
 
     def after(self, t: int, ups: Ups[Up]) -> Metrics:
         self.counts |= {client.k: up.counts for client, up in ups}
-        loss, precision = self._loss(ups), self.config.run.precision
-        for group in self.adam.param_groups:
-            group["lr"] = self.config.generator.lr_at(t, self.config.run.rounds)
-        trained = fit(self.adam, self._noise(t), loss, precision=precision)
+        generator = self._new_generator()
+        generator.load_state_dict(self.generator)
+        adam = self.task.generator_optimizer(t, generator.parameters())
+        optimise.restore_moments(adam, self.adam)
+        loss, noise = self._loss(ups, generator), self._noise(t, generator)
+        trained = fit(adam, noise, loss, precision=self.config.run.precision)
+        self.generator, self.adam = tree.snapshot(generator), optimise.moments(adam)
         return {"generator_loss": trained["loss"]}
 
-    def _loss(self, ups: Ups[Up]) -> Loss:
+    def _loss(self, ups: Ups[Up], generator: FeatureGenerator) -> Loss:
         """What G descends, given the heads of the active clients."""
         o, device = self.options, self.task.device
         heads = [(up.w["head.weight"].to(device), up.w["head.bias"].to(device)) for _, up in ups]
@@ -72,10 +78,9 @@ class FedGen(Averaged[Options, Up]):
         p = torch.tensor(sizes, device=device) / sum(sizes)
         counts = torch.tensor([up.counts for _, up in ups], device=device)
         alpha = counts / counts.sum(0).clamp_min(1)  # [k, C]
-        self.generator.train()
 
         def loss(z: Tensor, y: Tensor) -> Tensor:
-            features = self.generator(z, y)
+            features = generator(z, y)
             logits = torch.stack([F.linear(features, w, b) for w, b in heads])  # [k, n, C]
             if o.ensemble == "logits":
                 value = F.cross_entropy((p[:, None, None] * logits).sum(0), y)
@@ -86,26 +91,16 @@ class FedGen(Averaged[Options, Up]):
 
         return loss
 
-    def _noise(self, t: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _noise(self, t: int, generator: FeatureGenerator) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches (z, ŷ)."""
         o, device = self.options, self.task.device
         draw = seeds.stream(self.task.seed, "noise", t, device=device)
         p = self._histogram().to(device)
         for _ in range(o.server_steps):
-            z = self.generator.latents(o.server_batch_size, o.noise, draw)
+            z = generator.latents(o.server_batch_size, o.noise, draw)
             yield z, torch.multinomial(p, o.server_batch_size, replacement=True, generator=draw)
 
     def _histogram(self) -> Tensor:
         """p(y) over all clients heard of, float64 [C]."""
         total = torch.tensor(list(self.counts.values()), dtype=torch.float64).sum(0)
         return total / total.sum()
-
-    def state(self) -> State:
-        generator, adam = tree.snapshot(self.generator), optimise.moments(self.adam)
-        return State(w=self.w, generator=generator, adam=adam, counts=self.counts)
-
-    def restore(self, state: Mapping[str, object]) -> None:
-        kept = State.model_validate(state)
-        self.w, self.counts = kept.w, kept.counts
-        self.generator.load_state_dict(kept.generator)
-        optimise.restore_moments(self.adam, kept.adam)

@@ -34,7 +34,7 @@ class HeteroFL(Averaged[Partial, Up]):
         return self.taken(client, self.t).spec
 
     def down(self, t: int) -> Callable[[Client], Down]:
-        """Without the block of w, which is for the wrapper to cut."""
+        """Without the block of w, which is cut in front of this."""
         self.t = t
         most = max(models.parse(spec)[1] for spec in self.architectures())
 

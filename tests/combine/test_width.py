@@ -192,7 +192,7 @@ def test_a_block_larger_than_the_widest_is_refused() -> None:
     with pytest.raises(
         ValueError, match=r"cnn2@0.5 is no block of cnn2, the widest: 'a' is \[5, 1"
     ):
-        check_widths(states, states)
+        check_widths(states)
 
 
 @pytest.mark.parametrize("method", ["scaffold", "fednova", "fedgkd", "fedin"])

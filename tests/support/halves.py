@@ -23,7 +23,7 @@ def task(**changes: Any) -> Task:
 
 
 def server(**changes: Any) -> Any:
-    """A method's server half with its wrappers, as the ServerApp makes it."""
+    """A method's server half, as the ServerApp makes it."""
     ours = task(**changes)
     made: AnyMethod = make(ours, global_spec(ours))
     return made
