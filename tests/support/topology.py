@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.support import containers, dockerfile
+from tests.support import compose, containers
 from tests.support.namespaces import Host, Network
 
 WORKDIR = "/home/fedmosaic"
@@ -69,8 +69,8 @@ class Topology:
         self._root = work / "root"
         for folder in (self.app, self._root, work / "logs"):
             folder.mkdir(parents=True)
-        dockerfile.build(self.app)
-        modes = dict(dockerfile.folders())
+        compose.build(self.app)
+        modes = dict(compose.folders())
         for said in model["services"].values():
             for volume in said.get("volumes", []):
                 folder = self.volume(volume["source"])
@@ -233,7 +233,7 @@ class Topology:
                 self._start(service, container)
 
     def _env(self, said: Mapping[str, Any]) -> dict[str, str]:
-        image = dockerfile.environment()
+        image = compose.environment()
         return {
             **image,
             "PATH": f"{image['PATH']}:{SYSTEM_PATH}",
