@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.report.table import markdown
 from server_app.keep.checkpoint import Checkpoint
 from tests.bench import faults
 from tests.support import namespaces
@@ -96,7 +97,7 @@ def test_the_docs_show_the_recorded_faults() -> None:
         pytest.skip("no faults are recorded: make faults")
     recorded = json.loads(faults.RECORDED.read_text())
     assert set(recorded["faults"]) <= set(faults.ORDER)
-    assert faults.table(recorded) in faults.PAGE.read_text()
+    assert markdown(faults.faults(recorded)) in faults.PAGE.read_text()
 
 
 @pytest.mark.full

@@ -8,10 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import nbformat
 import pytest
 import torch
-from nbclient import NotebookClient
 
 from common.model_file import digest
 from common.version import ROOT, VERSION
@@ -155,6 +153,9 @@ def test_importing_it_loads_no_torch(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_the_example_notebook_runs(tmp_path: Path) -> None:
+    import nbformat
+    from nbclient import NotebookClient
+
     notebook = nbformat.read(ROOT / "docs" / "notebook.ipynb", as_version=4)
     assert all(cell.get("outputs", []) == [] for cell in notebook.cells), (
         "commit it without outputs"

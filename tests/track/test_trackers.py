@@ -219,6 +219,7 @@ def test_what_is_listed_and_is_no_tracker_is_refused(
 # Each of ours, read back with the program's own reader.
 
 
+@pytest.mark.full
 def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -248,6 +249,7 @@ def stored(path: Path) -> Iterator[bytes]:
             record = b""
 
 
+@pytest.mark.full
 def test_wandb_keeps_it_offline_in_the_runs_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,6 +272,7 @@ def test_wandb_keeps_it_offline_in_the_runs_folder(
     assert steps == [(0, 0.1), (1, 0.6), (2, 0.4)]
 
 
+@pytest.mark.full
 def test_wandb_without_a_login_is_a_warning_and_asks_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -281,6 +284,7 @@ def test_wandb_without_a_login_is_a_warning_and_asks_nobody(
     assert "choice" not in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_mlflow_keeps_it_in_a_database_in_the_runs_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
