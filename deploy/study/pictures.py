@@ -21,6 +21,7 @@ from client_app.methods.fedkf import FedKF
 from common import seeds
 from common.data import Dataset
 from common.data.batches import normalise
+from common.datafree import new_generator
 from common.models.batchnorm import measure
 from common.models.classifier import Classifier
 from common.models.generator import Generator
@@ -187,10 +188,12 @@ def _generators(run: Finished, task: Task) -> list[Generator]:
     if run.config.run.method == "dafl":
         method = run.method(task)
         assert isinstance(method, DAFL)
-        found.append(method.generator)
+        generator = new_generator(task)
+        generator.load_state_dict(method.generator)
+        found.append(generator)
     for half in map(run.client, range(run.config.run.clients)):
         if isinstance(half, FedKF) and half.participant.folder.is_dir():
-            found += [generator] if (generator := half.own_generator(rounds)) is not None else []
+            found += [own] if (own := half.own_generator(rounds)) is not None else []
     if not found:
         root = run.config.run.state_dir
         raise ValueError(f"no client of {run.folder} has kept a generator under {root}")
