@@ -163,7 +163,7 @@ def test_a_target_never_reached_counts_as_later_than_the_last_round(scene: Scene
         (
             "name",
             'name = "a-above-b"\nkind = "larger"',
-            "claim.0.kind = 'larger' is not allowed; it should be 'order'",
+            "claim.0.kind = \"larger\" is not allowed; it should be 'order'",
         ),
     ],
 )
