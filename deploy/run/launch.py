@@ -80,7 +80,7 @@ def launch(
     beside.copy(flat, folder / beside.COPIES)
     flat = sent
     started = time.time()
-    with _explained(folder, started), _watched(config, folder, console) as progress:
+    with _told_how_to_go_on(folder, started), _watched(config, folder, console) as progress:
         progress.on_phase(f"starting {config.run.clients} clients on {runtime}")
         failure, logs = "", folder / "flower" / "logs"
         if runtime == "loopback":
@@ -249,7 +249,7 @@ def _finished(folder: Path, started: float) -> Callable[[], bool]:
 
 
 @contextmanager
-def _explained(folder: Path, started: float) -> Iterator[None]:
+def _told_how_to_go_on(folder: Path, started: float) -> Iterator[None]:
     """A block whose errors also say how the run goes on, and where tracebacks of clients are."""
     try:
         yield

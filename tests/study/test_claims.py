@@ -173,7 +173,7 @@ def test_a_target_never_reached_counts_as_later_than_the_last_round(scene: Scene
         ("name", 'name = "a-above-b"\nkind = "comparable"', "needs a margin above 0"),
         ("name", 'name = "a-above-b"\nneeds = "a GPU"', "give tests, or what it needs"),
         ("column", 'colum = ["C"]', "colum' is unknown; did you mean 'column'"),
-        ("name", 'name = "a-above-b"\nkind = "larger"', "claim.0.kind = 'larger'"),
+        ("name", 'name = "a-above-b"\nkind = "larger"', 'claim.0.kind = "larger"'),
     ],
 )
 def test_a_mistake_in_a_file_of_claims_is_one_line(

@@ -142,7 +142,8 @@ def test_a_broken_tracker_is_one_warning(
     with caplog.at_level(logging.WARNING):
         show(tmp_path, "broken,seen", ENTRIES)
     (line,) = [record.getMessage() for record in caplog.records]
-    assert "broken fails" in line and line.endswith("SystemExit: no login")
+    assert "broken fails" in line and "SystemExit: no login" in line
+    assert line.endswith(str(tmp_path / "errors.log"))
     assert notes[-3:] == [1, 2, True], "the other one hears everything"
     (said,) = sink.failures(tmp_path, "broken,seen")
     assert "broken failed" in said and "no login" in said
@@ -210,7 +211,7 @@ def test_what_is_listed_and_is_no_tracker_is_refused(
     with pytest.raises(ValueError, match="track = 'none': json:dumps is no Tracker"):
         Sink(tmp_path, "none", {})
     own = f"{__name__}:Seen"
-    assert tracker.find(own) is Seen, "a plug-in's"
+    assert issubclass(tracker.find(own), Seen), "a plug-in's"
     tracker.check(own)
     with pytest.raises(ValueError, match="SCORES is no Tracker"):
         tracker.check(f"{__name__}:SCORES")
