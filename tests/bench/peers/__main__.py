@@ -28,13 +28,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from common import models
 from common.config import Data
 from common.data import load
 from deploy.run.settings import app_folder
+from tests.bench import page
 from tests.bench.memory import own
 from tests.bench.peers.environments import python
 from tests.bench.peers.shared import LeNet5
@@ -61,7 +60,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3, help="runs of each system (3)")
     parser.add_argument("--out", type=Path, help="JSON file, to which they are added")
     options = parser.parse_args()
-    console, network = Console(), models.build("lenet5", (1, 32, 32), 10, seed=1)
+    network = models.build("lenet5", (1, 32, 32), 10, seed=1)
     shapes = [[*each.shape] for each in LeNet5().state_dict().values()]
     assert shapes == [[*each.shape] for each in network.state_dict().values()], "another LeNet-5"
     peers = {name: str(python(name)) for name in ("fluke", "flower")}
@@ -83,10 +82,10 @@ def main() -> None:
             for system, command in systems.items():
                 found.setdefault(system, []).append(run(command, folder))
                 last = found[system][-1]
-                console.print(f"{system}: {median(last.rounds):.2f} s a round")
+                print(f"{system}: {median(last.rounds):.2f} s a round")
         imports = [import_torch() for _ in range(options.turns)]
     told = summary(found, imports) | {"images": options.images, "load": os.getloadavg()[0]}
-    show(told, console)
+    page.show({}, {"peers": told}, "peers")
     if options.out:
         kept = json.loads(options.out.read_text()) if options.out.exists() else {}
         text = json.dumps({**kept, "peers": told}, indent=1) + "\n"
@@ -215,16 +214,6 @@ def summary(found: dict[str, list[Found]], imports: list[float]) -> dict[str, An
             for name, runs in found.items()
         },
     }
-
-
-def show(told: dict[str, Any], console: Console) -> None:
-    columns = ("s a round", "times the loop", "own MB", "s to round 1", "times import", "accuracy")
-    table = Table("", *columns, box=None)
-    for name, of in told["systems"].items():
-        start = of["start"] / told["import torch"]
-        cells = (f"{of['seconds']:.2f}", f"{of['times']:.2f}", str(of["memory"]))
-        table.add_row(name, *cells, f"{of['start']:.1f}", f"{start:.1f}", f"{of['accuracy']:.3f}")
-    console.print(table)
 
 
 if __name__ == "__main__":
