@@ -47,31 +47,21 @@ def png(title: str, unit: str, rows: Sequence[str], panels: Panels, cost: str, p
             for i, row in enumerate(rows):
                 if (spot := spots.get(row)) is not None:
                     drawn[row] = place.errorbar(
-                        spot.cost,
-                        spot.value,
-                        yerr=spot.interval,
-                        fmt=MARKERS[i % len(MARKERS)],
-                        color=series(i),
-                        markersize=7,
-                        markerfacecolor="none",
-                        markeredgewidth=1.6,
-                        capsize=3,
-                        elinewidth=1.0,
-                    )
+                        spot.cost, spot.value, yerr=spot.interval, fmt=MARKERS[i % len(MARKERS)],
+                        color=series(i), markersize=7, markerfacecolor="none",
+                        markeredgewidth=1.6, capsize=3, elinewidth=1.0,
+                    )  # fmt: skip
             place.set_xscale("log")
             low, high = place.get_xlim()
             place.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
             place.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
             place.xaxis.set_minor_formatter(NullFormatter())
             place.set_title(clean(name), fontsize=10.0, loc="left")
-            place.set_xlabel(cost)
-            place.set_ylabel(unit)
+            place.set(xlabel=cost, ylabel=unit)
         for place in list(axes.flat)[len(panels) :]:
             place.set_axis_off()
-        shown = [row for row in rows if row in drawn]
-        figure.legend(
-            [drawn[row] for row in shown], [clean(row) for row in shown], loc="outside right upper"
-        )
+        shown = {clean(row): drawn[row] for row in rows if row in drawn}
+        figure.legend(shown.values(), shown.keys(), loc="outside right upper")
         heading = textwrap.fill(clean(title), 40 * across)
         figure.suptitle(heading, fontsize=11.0, x=0.01, ha="left", fontweight="bold")
         figure.savefig(path, format="png", dpi=160, facecolor=PAPER)
