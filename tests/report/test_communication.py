@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from common import communication, models
+from deploy.report.groups import Group
+from deploy.report.layout import render
+from deploy.report.pages import one
+from deploy.report.read import read
+from deploy.report.sections import formula_cost, incentive
 
 PAPER_RESNET18 = 9_146_954
 """What the paper says, which is neither variant's count (11,181,642 with torchvision's first
@@ -22,15 +27,9 @@ def test_the_papers_parameter_count_is_that_of_neither_resnet18():
     assert counts == {11_181_642, 11_173_962}
 
 
-def test_dl_sh_sends_440_000_numbers():
+def test_dl_sh_and_dl_mh_with_two_classes_send_the_papers_numbers():
     assert communication.dl_sh(40_000, 10, 40_000) == 440_000
-
-
-def test_dl_mh_with_two_classes_sends_120_002_numbers():
     assert communication.dl_mh(40_000, 2, 40_000, 2) == 120_002
-
-
-def test_dl_mh_saves_more_than_99_percent_of_fedavg():
     P = PAPER_RESNET18
     saved = 1 - communication.dl_mh(40_000, 2, 40_000, 2) / communication.fedavg(P, P, 10)
     assert round(100 * saved, 2) == 99.93
@@ -49,12 +48,6 @@ def test_every_formula_grows_with_the_clients():
 
 
 def test_the_report_shows_the_formulas_count_the_bytes_and_their_ratio(run):
-    from deploy.report.groups import Group
-    from deploy.report.layout import render
-    from deploy.report.pages import one
-    from deploy.report.read import read
-    from deploy.report.sections import formula_cost, incentive
-
     knobs = {"data__public": 0.6, "data__samples": 200, "confidence.epochs": 1}
     done = run(method="i-dl-mh", rounds=1, **knobs)
     record = read(done.folder)
@@ -75,10 +68,6 @@ def test_the_report_shows_the_formulas_count_the_bytes_and_their_ratio(run):
 
 
 def test_a_run_without_a_formula_has_no_such_section(run):
-    from deploy.report.groups import Group
-    from deploy.report.read import read
-    from deploy.report.sections import formula_cost, incentive
-
     record = read(run(method="fedorion", rounds=1).folder)
     assert formula_cost([Group("fedorion", [record])]) is None and incentive(record) is None
 
