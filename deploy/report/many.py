@@ -13,12 +13,13 @@ def of_clients(run: Run, *, parameters: bool) -> Table:
     scores, own, models = run.scores(), run.own_models, run.models()
     if len(scores) > MANY:
         return _of_many(run)
-    columns = ("parameters",) if parameters else ()
-    rows = []
+    columns = ["parameters"] if parameters else []
+    rows = list[list[str | Cell]]()
     for m, s in scores:
         k = Cell(str(s.k), dot=models.index(m.model) if m.model in models else 7)
-        shares = (percent(s.accuracy if own else None), percent(s.accuracy_global))
-        rows.append((k, m.model, number(m.n), *(number(m.parameters) for _ in columns), *shares))
+        size = [number(m.parameters)] if parameters else []
+        shares = percent(s.accuracy if own else None), percent(s.accuracy_global)
+        rows.append([k, m.model, number(m.n), *size, *shares])
     header = ("client", "model", "samples", *columns, "own model", "global model")
     return Table(header, rows, "llr" if parameters else "rlr")
 

@@ -117,8 +117,10 @@ class Run:
 
     def headline(self) -> dict[str, float | None]:
         """Final, best and last-10-mean accuracy so far; of the census where nothing else is."""
-        told = over_rounds(trained) if (trained := self._trained()) else {}
-        return {name: told.get(name) for name in ("final", "best", "last10")}
+        if not (trained := self._trained()):
+            return {"final": None, "best": None, "last10": None}
+        told = over_rounds(trained)
+        return {"final": told["final"], "best": told["best"], "last10": told["last10"]}
 
     def last(self) -> int:
         """Of how many accuracies ``last10`` is the mean: fewer than ten where there are fewer."""
@@ -296,7 +298,9 @@ def _config(path: Path, notes: list[str]) -> Mapping[str, object]:
         notes.append("config.toml is missing: the settings are unknown.")
         return {}
     try:
-        return _cleaned(tomllib.loads(path.read_text(encoding="utf-8")), LONGEST)
+        config: dict[str, object]
+        config = _cleaned(tomllib.loads(path.read_text(encoding="utf-8")), LONGEST)
+        return config
     except ValueError as error:
         notes.append(f"config.toml is not TOML: {clean(error)}")
     return {}
