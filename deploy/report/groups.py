@@ -51,6 +51,11 @@ class Group:
         return [value for value in found if value is not None] if None not in found else []
 
 
+def named(groups: Sequence[Group]) -> list[tuple[str, Run]]:
+    """Return every run of the groups with a label of its own."""
+    return [each for group in groups for each in group.named]
+
+
 def spread(values: Sequence[float]) -> tuple[float, float]:
     """Mean of ≥ 1 values and their sample standard deviation, 0 of a single one."""
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
@@ -60,11 +65,10 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
     """The runs in groups, in order of the first run of each; every name is another."""
     found: list[list[Run]] = []
     for run in runs:
-        home = next((group for group in found if _belongs(run, group)), None)
-        if home is None:
-            found.append([run])
-        else:
-            home.append(run)
+        home = next((group for group in found if _belongs(run, group)), [])
+        if not home:
+            found.append(home)
+        home.append(run)
     return [Group(name, group) for name, group in zip(_names(found), found, strict=True)]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 from markupsafe import Markup
 from matplotlib.figure import Figure
@@ -42,6 +42,11 @@ class Section:
     title: str
     cards: Sequence[Card]
     lead: str = ""
+
+
+def single(title: str, lead: str = "", **card: Any) -> Section:
+    """Return a section with one card as wide as the page, which has no title of its own."""
+    return Section(title, [Card("", span=12, **card)], lead)
 
 
 @final

@@ -36,9 +36,7 @@ def models() -> Table:
     ]
     for family, about in (("torchvision", "its classifiers"), ("timm", "PyTorch Image Models")):
         rows.append((f"{family}:NAME", "", "any", "", f"{about} with a linear head"))
-    rows += [
-        (name, "", "any", "", f"{about}: {place}") for name, about, place in _plugged("models")
-    ]
+    rows += [(name, "", "any", "", f"{about}: {at}") for name, about, at in _plugged("models")]
     return Table(("model", "parameters", "input", "smallest side", "source"), rows, "l")
 
 
@@ -67,10 +65,8 @@ def partitions() -> Table:
 def trackers() -> Table:
     from server_app.track.tracker import TRACKERS
 
-    rows = [
-        (name, f"{place}, with the package {needs}") for name, (place, needs) in TRACKERS.items()
-    ]
-    rows += [(name, f"{about}: {place}") for name, about, place in _plugged("trackers")]
+    rows = [(name, f"{at}, with the package {needs}") for name, (at, needs) in TRACKERS.items()]
+    rows += [(name, f"{about}: {at}") for name, about, at in _plugged("trackers")]
     return Table(("tracker", "what it is"), rows, "l")
 
 
@@ -126,11 +122,9 @@ def described(method: str = "") -> list[Setting]:
 def settings(method: str = "") -> Table:
     """The same as a table."""
     rows = []
-    for each in described(method):
-        value = each.default
+    for key, value, allowed, meaning in described(method):
         shown = f'"{value}"' if isinstance(value, str) else str(value).lower()
-        shown = "the run's" if value is None else shown
-        rows.append((each.key, shown, each.allowed, each.meaning))
+        rows.append((key, "the run's" if value is None else shown, allowed, meaning))
     return Table(("key", "default", "allowed", "meaning"), rows, "l")
 
 

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 
 from common.files import write_atomically
 from deploy.report import plots, sections
-from deploy.report.groups import Group, differences, grouped, spread
+from deploy.report.groups import Group, differences, grouped, named
 from deploy.report.interval import half_width
-from deploy.report.layout import Card, Page, Section, render
+from deploy.report.layout import Card, Page, Section, render, single
 from deploy.report.plots import Groups
 from deploy.report.read import Run, read
 from deploy.report.table import Cell, Table
 from deploy.report.text import NONE, clean, duration, number, percent, size
-
-STROKE = "The stroke is their mean, weighted by their test samples"
 
 
 def write_report(dirs: list[Path], out: Path) -> None:
@@ -70,7 +67,6 @@ def one(run: Run) -> Page:
 def several(runs: list[Run]) -> Page:
     """The page of runs compared: their curves overlaid, their numbers in one table."""
     groups = grouped(runs)
-    named = [each for group in groups for each in group.named]
     open_ = sum(not run.finished for run in runs)
     datasets = dict.fromkeys(run.setting("dataset") or "unknown data" for run in runs)
     return Page(
@@ -79,7 +75,7 @@ def several(runs: list[Run]) -> Page:
         state="open" if open_ else "done",
         pill=f"{open_} unfinished" if open_ else "all finished",
         tiles=(),
-        notes=[f"{label}: {note}" for label, run in named for note in run.notes],
+        notes=[f"{label}: {note}" for label, run in named(groups) for note in run.notes],
         sections=[
             _results(groups),
             _curves(groups),
@@ -126,26 +122,25 @@ def _tiles(run: Run) -> list[tuple[str, str, str]]:
 def _results(groups: Groups) -> Section:
     """A row for each group: means over its seeds, with half of their 95 % intervals."""
     measures: list[Callable[[Run], float | None]] = [
-        *(partial(_headline, name) for name in ("final", "best", "last10")),
+        lambda run: run.headline()["final"],
+        lambda run: run.headline()["best"],
+        lambda run: run.headline()["last10"],
         lambda run: run.mean_on_clients()[1],
     ]
-    shares = [[group.values(measure) for group in groups] for measure in measures]
-    columns = [_marked(each) for each in shares]
+    columns = [_marked([group.values(measure) for group in groups]) for measure in measures]
     columns[-1] = [
         replace(cell, aside=f"{cell.aside} {group.runs[0].mean_on_clients()[0]}".strip())
         for cell, group in zip(columns[-1], groups, strict=True)
     ]
     rows: list[list[str | Cell]] = []
     for i, group in enumerate(groups):
-        rounds = dict.fromkeys(f"{run.done} / {number(run.rounds)}" for run in group.runs)
-        down, up, spent = (
-            spread(group.values(of))[0]
-            for of in (lambda run: run.cost("down"), lambda run: run.cost("up"), Run.seconds)
-        )
-        failed = str(sum(len(run.failures()) for run in group.runs))
+        runs = group.runs
+        rounds = dict.fromkeys(f"{run.done} / {number(run.rounds)}" for run in runs)
+        down, up = (size(fmean(run.cost(way) for run in runs)) for way in ("down", "up"))
+        spent = duration(fmean(run.seconds() for run in runs))
+        failed = str(sum(len(run.failures()) for run in runs))
         cells = [column[i] for column in columns]
-        costs = (size(down), size(up), duration(spent), failed)
-        rows.append([Cell(group.label, dot=i), ", ".join(rounds), *cells, *costs])
+        rows.append([Cell(group.label, dot=i), ", ".join(rounds), *cells, down, up, spent, failed])
     header = ("run", "rounds", "final", "best", "last 10", "on clients")
     table = Table((*header, "down", "up", "time", "failures"), rows)
     lead = (
@@ -155,11 +150,7 @@ def _results(groups: Groups) -> Section:
     )
     if any(group.several for group in groups):
         lead += " Runs that differ by seed alone are one row: the mean ± half of its 95 % interval."
-    return Section("Results", [Card("", table=table, span=12)], lead)
-
-
-def _headline(name: str, run: Run) -> float | None:
-    return run.headline()[name]
+    return single("Results", lead, table=table)
 
 
 def _marked(values: Sequence[Sequence[float]]) -> list[Cell]:
@@ -177,7 +168,7 @@ def _marked(values: Sequence[Sequence[float]]) -> list[Cell]:
 def _curves(groups: Groups) -> Section:
     names = ", ".join(group.label for group in groups)
     curves = {"Accuracy by round": plots.accuracy, "Loss by round": plots.loss}
-    if all(e.loss is None for group in groups for run in group.runs for e in run.entries):
+    if all(e.loss is None for _, run in named(groups) for e in run.entries):
         del curves["Loss by round"]
     curves |= {"Accuracy by bytes": plots.by_bytes, "Accuracy by time": plots.by_time}
     cards = [
@@ -194,12 +185,14 @@ def _curves(groups: Groups) -> Section:
 
 
 def _client_spread(groups: Groups) -> Section | None:
-    if not any(run.on_clients() for group in groups for run in group.runs):
+    if not any(run.on_clients() for _, run in named(groups)):
         return None
     alt = "Dots: every client's accuracy by run; a stroke marks the mean."
-    card = Card("", plots.spread(groups), alt, span=12)
-    lead = f"A dot is a client, with its own model or the global one, as its row says. {STROKE}."
-    return Section("Clients", [card], lead)
+    lead = (
+        "A dot is a client, with its own model or the global one, as its row says. "
+        "The stroke is their mean, weighted by their test samples."
+    )
+    return single("Clients", lead, figure=plots.spread(groups), alt=alt)
 
 
 def _different_settings(groups: Groups) -> Section | None:
@@ -209,4 +202,4 @@ def _different_settings(groups: Groups) -> Section | None:
     shown = {n: (NONE if v is None else clean(v, 80) for v in of) for n, of in different.items()}
     rows = [(name, *values) for name, values in shown.items()]
     table = Table(("setting", *(group.label for group in groups)), rows, "l")
-    return Section("Settings that differ", [Card("", table=table, span=12)])
+    return single("Settings that differ", table=table)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -132,7 +133,7 @@ def ascending(run: Run) -> Figure:
     figure, axes = frame(WIDE)
     told = {"own model": [s.accuracy for _, s in run.scores()]} if run.own_models else {}
     told["global model"] = [s.accuracy_global for _, s in run.scores()]
-    handles = {}
+    handles = dict[str, Patch]()
     for name, values in told.items():
         if known := thinned(sorted(v for v in values if v is not None)):
             colour = series(len(handles))
@@ -453,7 +454,7 @@ def _sizes(axis: Axis) -> None:
     axis.set_major_formatter(FuncFormatter(lambda n, _: size(n)))
 
 
-def _legend(axes: Axes, loc: str) -> None:
+def _legend(axes: Axes, loc: Literal["lower right", "upper right"]) -> None:
     """Name the lines inside the axes, where there is more than one and not too many."""
     if 1 < len(axes.get_legend_handles_labels()[0]) <= 10:
         axes.legend(loc=loc)

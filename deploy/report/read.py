@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from pydantic import ValidationError
 
@@ -105,11 +105,15 @@ class Run:
 
     def setting(self, name: str) -> str | None:
         """``method``, ``dataset``, ``runtime`` or ``seed``, from the summary or the config."""
-        data = self.config.get("data")
-        inner = data.get("name") if name == "dataset" and isinstance(data, dict) else None
-        told = self.summary.model_dump().get(name) if self.summary else None
-        value = self.config.get(name, inner) if told is None else told
+        inner = self.table("data").get("name") if name == "dataset" else None
+        value = getattr(self.summary, name, None)
+        value = self.config.get(name, inner) if value is None else value
         return None if value is None else clean(value, 60)
+
+    def table(self, name: str) -> dict[str, object]:
+        """A table of the config; empty if there is none."""
+        table = self.config.get(name)
+        return table if isinstance(table, dict) else {}
 
     def accuracies(self) -> list[tuple[int, float]]:
         """(round, accuracy) wherever the server scored its model."""
@@ -139,9 +143,7 @@ class Run:
         return sum(e.bytes.get(direction, 0) for e in self.entries)
 
     def flops(self, whose: str) -> int:
-        """Floating-point operations of training by the ``clients`` or the ``server``; 0 also where
-        they were not counted.
-        """
+        """Operations of training by ``clients`` or ``server``; 0 where they were not counted."""
         return sum(e.flops.get(whose, 0) for e in self.entries)
 
     def memory(self) -> Memory:
@@ -185,17 +187,18 @@ class Run:
 
         Every client weighs as its test samples (AMP), so that it is the accuracy on all of them.
         """
-        for name, (values, sizes) in self.on_clients().items():
-            whose = "own models" if name == "own models" else "global model"
-            return whose, fairness(values, sizes)["amp"]
-        return "", None
+        name, scored = next(iter(self.on_clients().items()), ("", None))
+        if scored is None:
+            return "", None
+        return name if name == "own models" else "global model", fairness(*scored)["amp"]
 
     def _global(self) -> str:
         """What the run's own model is called where several are scored."""
-        told = [e.fairness.models for e in self.entries if e.fairness is not None]
-        further = {name for _, s in self.scores() for name in s.accuracies}
-        rest = [name for name in (told[-1] if told else {}) if name not in {*further, "own"}]
-        return rest[0] if rest else "global"
+        told = self.last_of("fairness")
+        others = {"own", *(name for _, s in self.scores() for name in s.accuracies)}
+        return next(
+            (name for name in (told.models if told else ()) if name not in others), "global"
+        )
 
     def spent(self) -> Privacy | None:
         """(ε, δ) after the last round of a run with differential privacy."""
@@ -204,9 +207,11 @@ class Run:
     @property
     def secret(self) -> bool:
         """Whether the journal keeps to itself who was selected, and so who failed."""
-        table = self.config.get("privacy")
-        sampling = table.get("sampling") if isinstance(table, dict) else None
-        return self.spent() is not None and sampling == "secret"
+        return self.spent() is not None and self.table("privacy").get("sampling") == "secret"
+
+    def last_of(self, field: str) -> Any:
+        """Return the newest value of a field that some entries leave empty; None without one."""
+        return next((v for e in reversed(self.entries) if (v := getattr(e, field))), None)
 
     def failures(self) -> list[Failure]:
         """Every failure, round by round."""
@@ -226,14 +231,12 @@ def total(entry: Entry) -> float:
 
 def scalars(entry: Entry) -> dict[str, float]:
     """Every named number beside accuracy and loss: the method's metrics, drift, then fairness."""
-    found = dict(entry.metrics)
-    if entry.drift is not None:
-        found["drift"] = entry.drift
+    found = entry.metrics | ({} if entry.drift is None else {"drift": entry.drift})
     if entry.fairness is not None:
-        found |= entry.fairness.main.model_dump()
-        for model, spread in entry.fairness.models.items():
-            if spread != entry.fairness.main:
-                found |= {f"{model} {name}": v for name, v in spread.model_dump().items()}
+        main = entry.fairness.main
+        further = {m: spread for m, spread in entry.fairness.models.items() if spread != main}
+        found |= main.model_dump()
+        found |= {f"{m} {n}": v for m, of in further.items() for n, v in of.model_dump().items()}
     return found
 
 
@@ -247,8 +250,8 @@ def read(path: Path) -> Run:
     if not (path / "journal.jsonl").is_file():
         raise ValueError(f"{path}: not a run's directory; it has no journal.jsonl")
     files = [path / name for name in ("journal.jsonl", "config.toml", "summary.json")]
-    found = [each.stat() for each in files if each.is_file()]
-    return _read(path, tuple((each.st_ino, each.st_size, each.st_mtime_ns) for each in found))
+    stats = [file.stat() for file in files if file.is_file()]
+    return _read(path, tuple((s.st_ino, s.st_size, s.st_mtime_ns) for s in stats))
 
 
 @lru_cache(maxsize=1)
@@ -288,23 +291,22 @@ def _entries(journal: Path, notes: list[str]) -> list[Entry]:
     """The journal's rounds; a round written twice (a resumed run) counts as written last."""
     by_round: dict[int, Entry] = {}
     for line in read_lines(journal):
-        entry, place = line.entry, f"journal.jsonl, line {line.number}"
-        if entry is None:
-            if line.raw.strip():
-                what = "cut off" if line.cut else "unreadable"
-                notes.append(f"{place} is {what}: left out.")
-            continue
-        if line.why:
-            notes.append(f"{place} is not as it was written: {line.why}.")
-        told = _cleaned(entry.model_dump(exclude_unset=True), NAME)
-        by_round[entry.round] = Entry.model_validate(told)
+        place = f"journal.jsonl, line {line.number}"
+        if line.entry:
+            told = _cleaned(line.entry.model_dump(exclude_unset=True), NAME)
+            by_round[line.entry.round] = Entry.model_validate(told)
+            notes += [f"{place} is not as it was written: {line.why}."] * bool(line.why)
+        elif line.raw.strip():
+            what = "cut off" if line.cut else "unreadable"
+            notes.append(f"{place} is {what}: left out.")
     return [by_round[t] for t in sorted(by_round)]
 
 
 def _config(path: Path, notes: list[str]) -> Mapping[str, object]:
     try:
+        config: dict[str, object]
         config = _cleaned(tomllib.loads(path.read_text(encoding="utf-8")), LONGEST)
-        return config if isinstance(config, dict) else {}
+        return config
     except FileNotFoundError:
         notes.append("config.toml is missing: the settings are unknown.")
     except ValueError as error:  # not TOML, or not UTF-8
@@ -313,11 +315,11 @@ def _config(path: Path, notes: list[str]) -> Mapping[str, object]:
 
 
 def _summary(path: Path, notes: list[str]) -> Summary | None:
-    if not path.is_file():
-        return None
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         return Summary.model_validate(_cleaned(found, LONGEST))
+    except FileNotFoundError:
+        pass
     except ValidationError as error:
         notes.append(f"summary.json is no summary: {clean(invalid(error))}; left out.")
     except ValueError as error:
@@ -325,7 +327,7 @@ def _summary(path: Path, notes: list[str]) -> Summary | None:
     return None
 
 
-def _cleaned(value: object, limit: int) -> object:
+def _cleaned(value: Any, limit: int) -> Any:
     """Every text in it, keys too, on one printable line of ``limit`` characters; a ``reason`` may
     be longer."""
     if isinstance(value, dict):

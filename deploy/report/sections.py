@@ -11,9 +11,9 @@ from common.methods import options
 from common.metrics import fairness as measures
 from common.parse import auto_of, usual
 from deploy.report import plots
-from deploy.report.groups import Group
-from deploy.report.layout import Card, Section
-from deploy.report.many import of_many
+from deploy.report.groups import Group, named
+from deploy.report.layout import Card, Section, single
+from deploy.report.many import of_clients
 from deploy.report.plots import Groups
 from deploy.report.read import Run, scalars, total
 from deploy.report.table import Cell, Table
@@ -43,21 +43,14 @@ def clients(run: Run) -> Section | None:
         return None
     whose, mean = run.mean_on_clients()
     told = f"{whose} {percent(mean)}"
-    alt = f"Bars: accuracy of {len(scores)} clients on their own test shares; {told}."
-    lead = f"Accuracy on each client's own test share. {MEAN}: {told}."
     if len(scores) > MANY:
-        alt = f"Curve: accuracy of {len(scores)} clients in ascending order; {told}."
-        card = Card("", plots.ascending(run), alt, behind=of_many(run), span=12)
-        return Section("Clients", [card], lead)
-    models = run.models()
-    header = ("client", "model", "samples", "parameters", "own model", "global model")
-    rows = []
-    for m, s in scores:
-        k = Cell(str(s.k), dot=models.index(m.model) if m.model in models else 7)
-        shares = (percent(s.accuracy if run.own_models else None), percent(s.accuracy_global))
-        rows.append((k, m.model, number(m.n), number(m.parameters), *shares))
-    card = Card("", plots.clients(run), alt, behind=Table(header, rows, "llr"), span=12)
-    return Section("Clients", [card], lead)
+        figure, of = plots.ascending(run), "Curve: accuracy of {} clients in ascending order"
+    else:
+        figure, of = plots.clients(run), "Bars: accuracy of {} clients on their own test shares"
+    alt = f"{of.format(len(scores))}; {told}."
+    lead = f"Accuracy on each client's own test share. {MEAN}: {told}."
+    behind = of_clients(run, parameters=True)
+    return single("Clients", lead, figure=figure, alt=alt, behind=behind)
 
 
 def fairness(run: Run) -> Section | None:
@@ -130,7 +123,7 @@ def cost(run: Run) -> Section | None:
 def formula_cost(groups: Groups) -> Section | None:
     """Numbers by DL-MH's equations 7 to 10, bytes sent, and the ratio; a row for each run."""
     rows = []
-    for label, run in (each for group in groups for each in group.named):
+    for label, run in named(groups):
         costs = [e.cost for e in run.entries if e.cost and e.cost.numbers]
         if costs:
             numbers, sent = sum(c.numbers for c in costs), sum(c.bytes for c in costs)
@@ -143,15 +136,12 @@ def formula_cost(groups: Groups) -> Section | None:
         "Numbers exchanged as DL-MH's paper counts them (its equations 7 to 10), and the bytes of "
         "the training messages, both ways, names and headers included. A float32 has 4 bytes."
     )
-    return Section("Communication", [Card("", table=Table(header, rows), span=12)], lead)
+    return single("Communication", lead, table=Table(header, rows))
 
 
 def normalised(groups: Groups) -> Section | None:
     """Accuracy by what BatchNorm normalises with; a row for each run that has such layers."""
-    found = [
-        (label, next((e.accuracy_bn for e in reversed(run.entries) if e.accuracy_bn), {}))
-        for label, run in (each for group in groups for each in group.named)
-    ]
+    found = [(label, run.last_of("accuracy_bn") or {}) for label, run in named(groups)]
     kinds = [bn for bn in ("running", "batch", "recalibrated") if any(bn in of for _, of in found)]
     rows = [(label, *(percent(of.get(bn), 2) for bn in kinds)) for label, of in found if of]
     if not rows:
@@ -160,13 +150,12 @@ def normalised(groups: Groups) -> Section | None:
         "The server's model where it was scored last: on its running statistics, on those of each "
         "test batch, and on running ones that clients measured."
     )
-    table = Table(("run", *kinds), rows)
-    return Section("BatchNorm's statistics", [Card("", table=table, span=12)], lead)
+    return single("BatchNorm's statistics", lead, table=Table(("run", *kinds), rows))
 
 
 def incentive(run: Run) -> Section | None:
     """Each client's accuracy on the whole test set before and after the incentive (I-DL-MH)."""
-    last = next((e.incentive for e in reversed(run.entries) if e.incentive), None)
+    last = run.last_of("incentive")
     if last is None:
         return None
     models = {member.k: member.model for member in run.members}
@@ -178,7 +167,7 @@ def incentive(run: Run) -> Section | None:
         rows.append((number(k), models.get(k, "?"), *shown))
     table = Table(("client", "model", "before", "after", "gain"), rows, "rlr")
     lead = "Accuracy of the clients' own models on the whole test set, before and after."
-    return Section("Incentive", [Card("", table=table, span=12)], lead)
+    return single("Incentive", lead, table=table)
 
 
 def coefficients(run: Run) -> Section | None:
@@ -198,13 +187,13 @@ def coefficients(run: Run) -> Section | None:
         f"{last.round}. Rows sum to 1; the fullest square is {most:.3f}, 1/N is {1 / len(c):.3f}."
     )
     alt = f"Squares: knowledge coefficients of {len(c)} clients, at most {most:.3f}."
-    card = Card("", plots.coefficients(c, ks), alt, behind=behind, span=6)
+    card = Card("", plots.coefficients(c, ks), alt, behind=behind)
     return Section("Knowledge coefficients", [card], lead)
 
 
 def metrics(groups: Groups) -> Section | None:
     """The scalars a method reports about itself, one small figure each; a point is no curve."""
-    runs = [run for group in groups for run in group.runs]
+    runs = [run for _, run in named(groups)]
     seen = Counter(n for run in runs for e in run.entries for n in scalars(e))
     short = all(run.done < 2 for run in runs)
     names = [name for name, times in seen.items() if short or times > len(runs)]
@@ -222,25 +211,19 @@ def privacy(run: Run) -> Section | None:
     spent = run.spent()
     if spent is None:
         return None
-    table = run.config.get("privacy")
-    said = table if isinstance(table, dict) else {}
-    rows = [
-        (number(e.round), f"{e.privacy.epsilon:.4g}", f"{e.privacy.delta:.3g}")
-        for e in run.entries
-        if e.privacy is not None
-    ]
-    told = ", ".join(f"{name} {clean(value, 40)}" for name, value in said.items())
+    each = [(e.round, e.privacy) for e in run.entries if e.privacy]
+    rows = [(number(t), f"{p.epsilon:.4g}", f"{p.delta:.3g}") for t, p in each]
+    told = ", ".join(f"{name} {clean(value, 40)}" for name, value in run.table("privacy").items())
     lead = (
         f"One client: ε = {spent.epsilon:.4g} at δ = {spent.delta:.3g} after round {run.done} "
         f"({told}). What single clients sent or hold is not in the journal."
     )
-    behind = Table(("round", "ε", "δ"), rows)
-    return Section("Differential privacy", [Card("", behind=behind, text=lead, span=12)])
+    return single("Differential privacy", text=lead, behind=Table(("round", "ε", "δ"), rows))
 
 
 def failures(groups: Groups) -> Section:
     """Every reply that was missing, broken or refused, with its reason."""
-    runs = [each for group in groups for each in group.named]
+    runs = named(groups)
     several = len(runs) > 1
     told = [(label, f) for label, run in runs for f in run.failures()]
     more = len(told) - MANY
@@ -248,14 +231,13 @@ def failures(groups: Groups) -> Section:
         (label, number(f.round), number(f.k), f.reason)[not several :] for label, f in told[:MANY]
     ]
     if not rows:
-        text = "None: every reply came and was good."
-        if any(run.secret for _, run in runs):
-            text = "None are told: who failed was selected, which is secret."
-        return Section("Failures", [Card("", text=text, span=12)])
+        secret = any(run.secret for _, run in runs)
+        why = "None are told: who failed was selected, which is secret."
+        return single("Failures", text=why if secret else "None: every reply came and was good.")
     header = ("run", "round", "client", "reason")[not several :]
     lead = "Such a reply enters no average."
     lead += f" {more} more are in the journal." if more > 0 else ""
-    return Section("Failures", [Card("", table=Table(header, rows, "l"), span=12)], lead)
+    return single("Failures", lead, table=Table(header, rows, "l"))
 
 
 def settings(run: Run) -> Section:
@@ -284,11 +266,9 @@ def settings(run: Run) -> Section:
 
 def _resolved(table: str, key: str, value: object, method: str) -> object:
     """What a shared key stood for with the method, where it was left at ``auto`` (a number: 0)."""
-    fields = SECTIONS[table].model_fields if table in SECTIONS else {}
+    fields = SECTIONS[table].model_fields if table in SECTIONS and method in methods() else {}
     field = fields.get(key.replace("-", "_"))
     if field is None or auto_of(field) is None or value not in ("auto", 0):
-        return value
-    if method not in methods():
         return value
     return usual(f"{table}.{key}", field, options(method).auto)
 

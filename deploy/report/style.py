@@ -71,8 +71,8 @@ def frames(size: tuple[float, float], rows: int, columns: int) -> tuple[Figure, 
 
 def frame(size: tuple[float, float]) -> tuple[Figure, Axes]:
     """The same with one pair of axes."""
-    figure = Figure(figsize=size, layout="constrained")
-    return figure, figure.add_subplot()
+    figure, axes = frames(size, 1, 1)
+    return figure, axes[0, 0]
 
 
 def save(figure: Figure, path: Path) -> Path:

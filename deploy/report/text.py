@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Sequence
 
 NONE = "–"
 
@@ -36,27 +35,23 @@ def percent(fraction: float | None, digits: int = 1) -> str:
 
 def size(n_bytes: float | None) -> str:
     """Bytes in decimal units (1 kB = 1,000 B), as the papers count them."""
-    if n_bytes is None or not math.isfinite(n_bytes):
-        return NONE
-    return _in_units(float(n_bytes), ("B", "kB", "MB", "GB", "TB"))
+    return _in_units(n_bytes, "B", "kB", "MB", "GB", "TB")
 
 
 def operations(n: int) -> str:
     """Floating-point operations: ``1234567`` -> ``1.23 MFLOP``."""
-    return _in_units(float(n), ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"))
+    return _in_units(n, "FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP")
 
 
-def _in_units(value: float, units: Sequence[str]) -> str:
+def _in_units(value: float | None, *units: str) -> str:
     """Three digits and the unit, each a thousand times the one before."""
-    unit = units[0]
-    for unit in units:
-        if abs(value) < 999.5 or unit == units[-1]:
-            break
-        value /= 1000
-    if unit == units[0]:
-        return f"{value:.0f} {unit}"
-    digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
-    return f"{value:.{digits}f} {unit}"
+    if value is None or not math.isfinite(value):
+        return NONE
+    power = 0
+    while abs(value) >= 999.5 and power < len(units) - 1:
+        value, power = value / 1000, power + 1
+    digits = 0 if power == 0 or abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2
+    return f"{value:.{digits}f} {units[power]}"
 
 
 def duration(seconds: float | None) -> str:

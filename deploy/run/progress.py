@@ -7,9 +7,9 @@ and are cleaned before they reach a terminal.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import monotonic
 from typing import final
 
 from rich.console import Console, Group
@@ -19,12 +19,11 @@ from rich.spinner import Spinner
 from rich.table import Table as Lines
 from rich.text import Text
 
-from common.crowd import MANY
 from common.journal import Entry
-from deploy.report.many import of_many
+from deploy.report.many import of_clients
 from deploy.report.read import Run
-from deploy.report.table import Table, terminal
-from deploy.report.text import NONE, clean, duration, number, percent, size
+from deploy.report.table import terminal
+from deploy.report.text import NONE, clean, duration, percent, size
 
 FEW = 20  #: failures that are told, of a round and of a run
 
@@ -52,14 +51,11 @@ class Progress:
     """
 
     def __init__(
-        self,
-        rounds: int,
-        console: Console | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, rounds: int, console: Console | None = None, clock: Callable[[], float] = monotonic
     ) -> None:
         assert rounds >= 0, rounds
         self._rounds = rounds
-        self._console = console if console is not None else Console()
+        self._console = console or Console()
         self._clock = clock
         self._phase = ""
         self._entries: dict[int, Entry] = {}
@@ -120,7 +116,7 @@ class Progress:
         """Say what goes on between rounds: "starting 10 SuperNodes"."""
         known, self._phase = self._phase, clean(text)
         if self._live is None and self._phase not in ("", known):
-            self._print(self._phase)
+            say(self._console, self._phase)
 
     def on_round(self, entry: Entry) -> None:
         """Take in one journal entry; round 0 is the census."""
@@ -135,11 +131,11 @@ class Progress:
         if (more := len(entry.failures) - FEW) > 0:
             self.warn(f"round {t}: {more} more failed; the journal says why")
         if self._live is None:
-            self._print(self._line(t, entry))
+            say(self._console, self._line(t, entry))
 
     def warn(self, text: str) -> None:
         """One line that stays, whatever the run goes on with."""
-        self._print(clean(text, 400), style="yellow")
+        say(self._console, clean(text, 400), "yellow")
 
     def _line(self, t: int, entry: Entry) -> str:
         accuracy = percent(entry.accuracy)
@@ -175,26 +171,16 @@ class Progress:
         self._spinner.update(text=Text(self._phase, style="dim"))
         return Group(line, self._spinner) if self._phase else Group(line)
 
-    def _print(self, text: str, style: str = "") -> None:
-        """One line, unwrapped in a log so that it can be searched."""
-        self._console.print(Text(text, style=style), soft_wrap=True)
+
+def say(console: Console, text: str, style: str = "") -> None:
+    """Print one line, unwrapped in a log so that it can be searched."""
+    console.print(Text(text, style=style), soft_wrap=True)
 
 
 def show_summary(run: Run, console: Console) -> None:
     """The clients (own and global model's accuracy on their test shares), then the result."""
-    if len(scores := run.scores()) > MANY:
-        console.print(*terminal(of_many(run)))
-    elif scores:
-        own = run.own_models
-        rows = [
-            (
-                *(str(s.k), m.model, number(m.n)),
-                *(percent(s.accuracy if own else None), percent(s.accuracy_global)),
-            )
-            for m, s in scores
-        ]
-        header = ("client", "model", "samples", "own model", "global model")
-        console.print(*terminal(Table(header, rows, "rlr")))
+    if run.scores():
+        console.print(*terminal(of_clients(run, parameters=False)))
     told, summary = run.headline(), run.summary
     what = f"{run.setting('method') or '?'} on {run.setting('dataset') or '?'}"
     scored = f"final {percent(told['final'])}, best {percent(told['best'])}"
@@ -212,12 +198,13 @@ def show_summary(run: Run, console: Console) -> None:
         first, mean5 = ("none" if t is None else t for t in (reached.first, reached.mean5))
         line = f"first in round {first}, mean of 5 in round {mean5}"
         lines.append((f"to {percent(reached.target)}", line))
-    fairness = next((e.fairness for e in reversed(run.entries) if e.fairness), None)
+    fairness = run.last_of("fairness")
     for name, of in fairness.models.items() if fairness else ():
         line = f"mean {percent(of.amp)} (AMP), worst {percent(of.wlp)} (WLP)"
         lines.append((f"on clients: {name}", line))
-    failures = [f"client {f.k}, round {f.round}: {f.reason}" for f in run.failures()]
-    lines += [("failure", clean(reason, 300)) for reason in failures[:FEW]]
+    failures = run.failures()
+    for f in failures[:FEW]:
+        lines.append(("failure", clean(f"client {f.k}, round {f.round}: {f.reason}", 300)))
     if (more := len(failures) - FEW) > 0:
         lines.append(("failure", f"and {more} more, in the journal"))
     result = Lines.grid(padding=(0, 2))

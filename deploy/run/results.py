@@ -12,7 +12,7 @@ from common.section import Value
 from deploy.report.read import read
 from deploy.report.text import clean
 from deploy.run.launch import summary_since
-from deploy.run.progress import show_summary
+from deploy.run.progress import say, show_summary
 from server_app.keep.summary import place
 from server_app.track import sink
 
@@ -27,7 +27,7 @@ def show(folder: Path, console: Console) -> dict[str, object]:
     try:
         report([folder], folder / "report.html", console)
     except ModuleNotFoundError as error:
-        console.print(f"no report: {missing(error)}", markup=False, soft_wrap=True)
+        say(console, f"no report: {missing(error)}")
         page = None
     return {"folder": folder, "report": page, **(summary_since(folder, 0.0) or {})}
 
@@ -43,9 +43,8 @@ def report(folders: list[Path], page: Path, console: Console) -> None:
     write_report(folders, page)
     if len(folders) == 1:
         for line in _added(folders[0], page.resolve()):
-            console.print(clean(line, 400), style="yellow", markup=False, soft_wrap=True)
-    where = f"report: {page.resolve()}"
-    console.print(where, markup=False, highlight=False, soft_wrap=True)
+            say(console, clean(line, 400), "yellow")
+    say(console, f"report: {page.resolve()}")
 
 
 def _added(folder: Path, page: Path) -> list[str]:
@@ -71,10 +70,5 @@ def show_if_here(flat: Mapping[str, Value], started: float, console: Console) ->
     except OSError as error:
         why = f"but {error.filename or folder} cannot be used here: {error.strerror}"
     where = out or f"~/{folder.relative_to(Path.home())}"
-    console.print(
-        f"the results are in {where}, {why}; there: fedmosaic report {where}",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
-    )
+    say(console, f"the results are in {where}, {why}; there: fedmosaic report {where}")
     return {"folder": where}

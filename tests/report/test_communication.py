@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from common import models
+from deploy.report.groups import Group
+from deploy.report.layout import render
+from deploy.report.pages import one
+from deploy.report.read import read
+from deploy.report.sections import formula_cost, incentive
 
 
 def test_the_papers_parameter_count_is_that_of_neither_resnet18():
@@ -13,12 +18,6 @@ def test_the_papers_parameter_count_is_that_of_neither_resnet18():
 
 
 def test_the_report_shows_the_formulas_count_the_bytes_and_their_ratio(run):
-    from deploy.report.groups import Group
-    from deploy.report.layout import render
-    from deploy.report.pages import one
-    from deploy.report.read import read
-    from deploy.report.sections import formula_cost, incentive
-
     knobs = {"data__public": 0.6, "data__samples": 200, "confidence.epochs": 1}
     done = run(method="i-dl-mh", rounds=1, **knobs)
     record = read(done.folder)
@@ -39,10 +38,6 @@ def test_the_report_shows_the_formulas_count_the_bytes_and_their_ratio(run):
 
 
 def test_a_run_without_a_formula_has_no_such_section(run):
-    from deploy.report.groups import Group
-    from deploy.report.read import read
-    from deploy.report.sections import formula_cost, incentive
-
     record = read(run(method="fedorion", rounds=1).folder)
     assert formula_cost([Group("fedorion", [record])]) is None and incentive(record) is None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -131,20 +130,14 @@ def test_the_summary_lists_every_client_and_the_result(tmp_path: Path) -> None:
         {"k": 1, "accuracy": 0.9, "accuracy_global": None},
         {"k": 0, "accuracy": 0.8, "accuracy_global": 0.7},
     ]
+    scored = {"scores": scores, "fairness": {"main": aca, "models": {"aca": aca}}}
     where = leave(
         tmp_path / "run",
         [
             entry(0, None, clients=members, seconds={"total": 10}),
             entry(1, 0.625, bytes={"up": 500, "down": 500}, seconds={"total": 40}),
             entry(2, 0.2, failures=[{"k": 1, "round": 2, "reason": "lost\x1b"}]),
-            entry(
-                3,
-                0.5,
-                bytes={"up": 1000, "down": 2000},
-                seconds={"total": 38},
-                scores=scores,
-                fairness={"main": aca, "models": {"aca": aca}},
-            ),
+            entry(3, 0.5, bytes={"up": 1000, "down": 2000}, seconds={"total": 38}, **scored),
         ],
         rounds=3,
         summary={
@@ -217,24 +210,6 @@ def test_follow_reads_a_journal_that_was_written_anew_from_its_start(tmp_path: P
 
     follow(journal, stop, lambda e: seen.append(e.round), no_warning, poll_s=0.0)
     assert seen == [0, 1, 0]
-
-
-def test_follow_sees_what_another_thread_writes(tmp_path: Path) -> None:
-    journal = tmp_path / "journal.jsonl"
-    done = threading.Event()
-
-    def write() -> None:
-        for t in range(20):
-            with journal.open("a") as file:
-                file.write(entry(t).line() + "\n")
-        done.set()
-
-    seen: list[int] = []
-    writer = threading.Thread(target=write)
-    writer.start()
-    follow(journal, done.is_set, lambda e: seen.append(e.round), no_warning, poll_s=0.001)
-    writer.join()
-    assert seen == list(range(20))
 
 
 def test_entries_of_another_release_are_said_once_and_passed_over(tmp_path: Path) -> None:
