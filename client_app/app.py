@@ -61,7 +61,8 @@ def answer(message: Message, context: Context) -> Message:
         participant = Participant(config, context.node_config, question.experiment)
         letter.admit(participant.folder)
         reply = work(half(participant), question)
-        reply = reply.stamped(question, participant.k, participant.kept(question.t))
+        asked = question.t + isinstance(question, protocol.Hello)  # a hello is after that round
+        reply = reply.stamped(question, participant.k, participant.kept(asked))
         return Message(letter.answer(reply.pack()), reply_to=message)
     except Exception as error:  # whatever it was, the server must hear of it
         about = message.metadata.message_type

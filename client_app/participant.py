@@ -65,6 +65,7 @@ class Participant:
         )
         self.folder = folder_of(self._state_dir, experiment, self.k)
         self._seen = look(self._state_dir, experiment, self.k)
+        self._remembered = 0  #: the round of the state that this work has kept
 
     @cached_property
     def dataset(self) -> Dataset:
@@ -193,10 +194,15 @@ class Participant:
     def remember(self, t: int, state: Records, also: int = 0) -> None:
         """Keep ``state`` for later rounds, durably; ``also``: a round not to be dropped for it."""
         self._store.remember(t, state, also)
+        self._remembered = t
 
     def kept(self, t: int) -> int:
-        """The round ≤ t of the newest state that this client keeps; 0: there is none."""
-        return newest(self.folder, t)
+        """Return the round of the state kept by this work, or else of the newest one before t.
+
+        0 means that there is none. State of round t from before the round was repeated does not
+        count, so that a repeated round gives the same reply.
+        """
+        return self._remembered or newest(self.folder, t - 1)
 
     @cached_property
     def secret(self) -> Secret:

@@ -133,7 +133,7 @@ def of_plugin(name: str, found: Factory) -> Outside:
     Raises ``ValueError``, one line, if it asks for something else.
     """
     if isinstance(found, type) and issubclass(found, Classifier):
-        return Outside(name, lambda shape, classes: found(shape, classes, 1.0))
+        return Outside(name, partial(_of_classifier, found))
     asked = inspect.signature(found).parameters.values()
     offered = ("shape", "classes", "num_classes", "channels", "in_channels", "in_chans")
     needed = [p.name for p in asked if p.default is p.empty and p.kind not in _VARIADIC]
@@ -143,12 +143,16 @@ def of_plugin(name: str, found: Factory) -> Outside:
             + ", ".join(offered)
         )
 
-    def make(shape: Shape, classes: int) -> object:
+    def make(found: Factory, shape: Shape, classes: int) -> object:
         values = (shape, classes, classes, shape[0], shape[0], shape[0])
         given = dict(zip(offered, values, strict=True))
         return found(**{p.name: given[p.name] for p in asked if p.name in given})
 
-    return Outside(name, make)
+    return Outside(name, partial(make, found))
+
+
+def _of_classifier(kind: type[Classifier], shape: Shape, classes: int) -> Classifier:
+    return kind(shape, classes, 1.0)
 
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

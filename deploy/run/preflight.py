@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import secrets
 import time
 from collections.abc import Mapping
@@ -185,7 +186,7 @@ def name_of(flat: Mapping[str, Value], alone: bool) -> str:
 
 def _plain(name: Value) -> str:
     """A name as a part of a folder's."""
-    return str(name).replace(":", "-")
+    return re.sub(r"[^A-Za-z0-9._-]", "-", str(name))
 
 
 def _unused(path: Path) -> Path:

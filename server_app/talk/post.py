@@ -98,7 +98,7 @@ class Post:
                 check_finite(payload)
                 check(clients[k], payload)
                 good.append((clients[k], payload))
-                self.kept[k] = min(payload.kept, t)
+                self.kept[k] = max(self.kept.get(k, 0), min(payload.kept, t))
             except Exception as error:
                 if not isinstance(error, ValueError):
                     log.exception("client %d: %s refused", k, what)

@@ -150,7 +150,7 @@ def test_a_client_may_have_newer_state_whose_reply_was_lost() -> None:
         check_kept([peer(), peer(k=1, kept=2)], {1: 3}, 5)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_copy_goes_on_over_grpc(whole: TinyRun, tmp_path: Path) -> None:
     given = flat(tmp_path / "x", **SMALL) | {"out": "", "state-dir": "", "experiment": "test"}
     (tmp_path / "run.toml").write_text(to_toml(given))

@@ -140,7 +140,7 @@ def test_the_first_server_starts_from_what_it_sent(run: Run) -> None:
 
 
 def test_only_the_small_network_travels() -> None:
-    assert set(Up.model_fields) == {"experiment", "t", "k", "metrics", "w"}
+    assert set(Up.model_fields) == {"experiment", "t", "k", "kept", "metrics", "w"}
     assert FedKEMF.receives.model_fields.keys() == {"experiment", "t", "w"}
 
 

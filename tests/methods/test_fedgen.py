@@ -57,8 +57,7 @@ def test_the_ensembles_by_hand(ensemble: str, expected: float) -> None:
     up0 = Up(w=head(2.0, 0.0), counts=[10, 0])
     up1 = Up(w=head(0.0, 2.0), counts=[10, 20])
     fedgen = server(method="fedgen", fedgen__ensemble=ensemble, fedgen__diversity=0.0)
-    fedgen.generator = Ones()
-    loss = fedgen._loss(Ups.of([(client(0, 10), up0), (client(1, 30), up1)]))
+    loss = fedgen._loss(Ups.of([(client(0, 10), up0), (client(1, 30), up1)]), Ones())
     value = loss(torch.zeros(2, 1), torch.tensor([0, 0])).item()
     ce = [torch.log1p(torch.tensor(d).exp()).item() for d in (-2.0, 2.0)]
     if ensemble == "logits":  # ¼ (2, 0) + ¾ (0, 2) = (.5, 1.5): CE = log(1 + e)

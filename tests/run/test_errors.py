@@ -184,7 +184,7 @@ def test_a_neighbour_that_is_no_python_stops_no_run(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "plugins" / folder.name / "broken.py").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("runtime", ["loopback", "grpc"])
 def test_a_clients_error_comes_through_other_processes(runtime: str, tmp_path: Path) -> None:
     hook = "def loss(self, down, net): return lambda x, y: 1 / 0"

@@ -129,7 +129,7 @@ def test_a_cell_that_was_cut_off_goes_on_from_its_checkpoint(
         ("mu = 0.5", "my = 0.5", "did you mean 'fedprox.mu'?"),
         ('name = "FedAvg, best"', 'name = "FedAvg"', "row 'FedAvg' stands twice"),
         ("seeds = [1, 2]", "seeds = []", "seeds = []"),
-        ("seeds = [1, 2]", 'seeds = [1]\nbetter = "best"', "better = 'best'"),
+        ("seeds = [1, 2]", 'seeds = [1]\nbetter = "best"', 'better = "best"'),
         ("seeds = [1, 2]", "seeds = 1", "seeds = 1"),
         ("seeds = [1, 2]", "", "key 'seeds' is missing"),
         ('against = "FedAvg"', 'against = "nobody"', "against = 'nobody' is no row"),
