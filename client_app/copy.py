@@ -1,7 +1,5 @@
 """A client that trains a copy of what it was sent: a method overrides the loss."""
 
-from __future__ import annotations
-
 from abc import ABC
 from typing import ClassVar, TypeVar
 

@@ -1,7 +1,5 @@
 """A client half: what participant k does with a message of one method."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import ClassVar, Generic, TypeVar, cast, final

@@ -1,7 +1,5 @@
 """Clients that learn from what the server gives back: DL-SH with an incentive, I-DL-MH."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import TypeVar, final
 

@@ -3,8 +3,6 @@
 ``flower-supernode --node-config 'partition-id=0 num-partitions=2 model="resnet8" memory-mb=2000'``
 """
 
-from __future__ import annotations
-
 import resource
 import sys
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 Everything a client half needs, and nothing of any method.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from functools import cached_property

@@ -5,8 +5,6 @@ nothing else of the client's data is. The key lies in the client's own folder
 (``common/privacy.py``).
 """
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 from client_app.participant import Participant

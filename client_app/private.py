@@ -1,7 +1,5 @@
 """A client with a private model of its own, which it keeps for good and which never is replaced."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import TypeVar, final
 

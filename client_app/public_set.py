@@ -1,7 +1,5 @@
 """Clients that see the public set; those of DL-SH, DL-MH, I-DL-MH, whose model speaks about it."""
 
-from __future__ import annotations
-
 from abc import ABC
 from typing import ClassVar, TypeVar, final
 

@@ -7,8 +7,6 @@ The bits are those of a run by itself. The folder is the setting ``learnt-dir`` 
 which a table gives its runs; neither a run's configuration nor a message can.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -5,8 +5,6 @@ change: ``key`` is the registered ``K.key``, ``ca`` is ``ca.crt``. With them, wh
 by a ServerApp of that authority is refused.
 """
 
-from __future__ import annotations
-
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping

@@ -10,8 +10,6 @@ on what a certain round left, the message names that round, and it is kept besid
 messages named it. A write that fails, as on a full disk, leaves the last good state as it was.
 """
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 from collections.abc import Mapping

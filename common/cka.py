@@ -1,7 +1,5 @@
 """CKA: how alike two networks see the same images (Kornblith et al. 2019, section 3)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

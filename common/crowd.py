@@ -1,7 +1,5 @@
 """What is told of many clients at once: quantiles in place of a line each."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 

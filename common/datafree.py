@@ -5,8 +5,6 @@ is ``fit``'s: ``DataFree`` turns the owner's batches into batches with images an
 trains the generator between them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import final
 

@@ -1,7 +1,5 @@
 """Where the numbers are computed, and that they come out the same every time."""
 
-from __future__ import annotations
-
 import os
 import re
 from typing import TypeVar

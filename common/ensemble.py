@@ -15,8 +15,6 @@ clients share a class, nothing tells how the mass divides between them: cross-en
 what its start and its steps give, the factorisation gives each client the same.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

@@ -5,8 +5,6 @@ file and the line. ``report`` also writes the traceback of such an error, and of
 foresaw, to ``errors.log`` in the run's folder.
 """
 
-from __future__ import annotations
-
 import inspect
 import logging
 import time

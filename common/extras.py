@@ -1,7 +1,5 @@
 """The packages that not every machine needs, and the extra with which each is installed."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

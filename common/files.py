@@ -1,7 +1,5 @@
 """Files that survive a crash, a full disk and a killed writer."""
 
-from __future__ import annotations
-
 import contextlib
 import glob
 import os

@@ -4,8 +4,6 @@ A method differs in its loss, never in its loop: what it adds to gradient descen
 term of the loss (a gradient correction g + a is the term ⟨a, w⟩).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal

@@ -5,8 +5,6 @@ are two. What is done element by element (activations, normalisation, the optimi
 counted. The formulas are torch's (``torch.utils.flop_counter``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, final

@@ -4,8 +4,6 @@ Names of entries are those of weights and biases of convolutions and linear laye
 the state dict; everything else of a network (normalisation, buffers) is whole.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What clients get back in a second exchange of a round, and what they answer to it."""
 
-from __future__ import annotations
-
 from typing import final
 
 from jaxtyping import Integer, Shaped

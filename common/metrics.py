@@ -1,7 +1,5 @@
 """Numbers about a run: accuracy over rounds, rounds to a target, fairness over clients."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TypedDict
 

@@ -4,8 +4,6 @@
 one digest whatever file they are in. Files of others have none and are read all the same.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """Every name of a run config: which of them are plug-ins, and which code a run is made of."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from functools import lru_cache
 

@@ -1,7 +1,5 @@
 """Optimisers as the configuration asks for them."""
 
-from __future__ import annotations
-
 import inspect
 import tomllib
 from typing import Any

@@ -3,8 +3,6 @@
 A method's contract names the tables that it reads (``uses``) and what ``auto`` stands for with it.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Literal, final
 

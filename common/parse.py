@@ -4,8 +4,6 @@ The launcher checks every table. The apps check the shared ones and the chosen m
 ClientApp imports one method and not all of them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from functools import lru_cache

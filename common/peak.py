@@ -5,8 +5,6 @@ that autograd keeps, gradients, the optimiser's moments, batches. Scratch space 
 is not, nor is what was there before the block.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext

@@ -5,8 +5,6 @@ one of ours, that of an entry point of the group ``fedmosaic.<kind>``, or ``modu
 Ours come first, so no package that happens to be installed changes what a name means.
 """
 
-from __future__ import annotations
-
 import difflib
 import functools
 import hashlib

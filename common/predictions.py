@@ -3,8 +3,6 @@
 The numbers are coded by ``common/quantise.py`` in the wire's dtype.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from jaxtyping import Shaped

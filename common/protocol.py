@@ -5,8 +5,6 @@ Experiment, round and client are the envelope: whoever sends stamps them, whoeve
 them, and no method writes them. Identity is the partition id k, never the runtime's node id.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, Self
 
 from flwr.app import RecordDict

@@ -3,8 +3,6 @@
 The images themselves come from ``common/data`` (``divide``).
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import ClassVar
 

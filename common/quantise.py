@@ -3,8 +3,6 @@
 A byte holds low + (high − low) · q / 255 for q in 0 … 255. Probabilities have low = 0, high = 1.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

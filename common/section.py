@@ -4,8 +4,6 @@ A knob is a field with a default and a docstring. ``fedmosaic list settings`` an
 ``pyproject.toml`` hands to Flower are made of nothing else.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from types import UnionType
 from typing import Annotated, Literal, Union, final, get_args, get_origin

@@ -6,8 +6,6 @@ others that insists on the global generator (module initialisation, dropout) run
 ``scope(...)``, which puts the global state back afterwards.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 from collections.abc import Iterator

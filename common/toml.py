@@ -1,7 +1,5 @@
 """A flat run config as ``config.toml`` has it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 

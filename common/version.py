@@ -1,7 +1,5 @@
 """Which code is this? Client and server compare it before they trust each other's numbers."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import tomllib

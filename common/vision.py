@@ -8,8 +8,6 @@ neither, so the two names are declared here, without implementations, when that 
 Importing torchvision takes about a second: import this module inside the function that needs it.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

@@ -11,8 +11,6 @@ Diao, Ding, Tarokh, "HeteroFL", ICLR 2021, section 3.1; Alam et al., "FedRolex",
 section 3.2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, final

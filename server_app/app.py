@@ -1,7 +1,5 @@
 """The ServerApp: parse, find the clients, build the method, start."""
 
-from __future__ import annotations
-
 import logging
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Scoring at the clients: what they are asked, which answers count, and how even the scores are."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from common import seeds

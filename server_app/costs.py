@@ -1,7 +1,5 @@
 """What a round costs: operations and memory of server and clients, and numbers that travel."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 

@@ -9,8 +9,6 @@ Distributed Learning", AISTATS 2018, upside down, of whole local updates. Of sev
 the sums of numerators and denominators are taken.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import final

@@ -5,8 +5,6 @@ follows the combination. The classes in ``combine/`` are derived from it too, an
 method: across architectures, and over the cached uploads of all clients (OCA).
 """
 
-from __future__ import annotations
-
 from abc import ABC
 from collections.abc import Callable, Iterable, Set
 from typing import ClassVar, TypeVar

@@ -11,8 +11,6 @@ thresholds from the environment would do (773 MB), but hold for all that a proce
 trains 1.7 times as long with ``SENDING`` as with ``COMPUTING``, which alone leaves 838 MB.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections.abc import Callable, Iterator

@@ -5,8 +5,6 @@ and keeps single ones to itself. ``local``: a client bounds its update and adds 
 (``client_app/privacy.py``); the server adds up.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence, Set
 from pathlib import Path

@@ -16,8 +16,6 @@ holds for the rest. The statistics are those of the models as they are scored an
 method goes on with stays as it is, so that scoring changes no training.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from typing import NamedTuple, final

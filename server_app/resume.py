@@ -1,7 +1,5 @@
 """Going on from a checkpoint: which one it is, and what is taken up from it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

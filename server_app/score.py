@@ -1,7 +1,5 @@
 """How good the server's models are on its test set."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from statistics import fmean

@@ -1,7 +1,5 @@
 """The run cannot go on, and the user must hear why in one line."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import final
 

@@ -2,8 +2,6 @@
 score, record.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """Undoing a round that left a useless model: it is played again without the suspects, once."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path

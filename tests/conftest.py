@@ -1,7 +1,5 @@
 """What all tests share: one torch thread, Flower's telemetry off, tiny runs on loopback."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import nullcontext

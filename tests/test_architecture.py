@@ -1,7 +1,5 @@
 """Who may import whom."""
 
-from __future__ import annotations
-
 import ast
 import graphlib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Configuration: every wrong key, type or bound is one line before anything starts."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Distillation on a public set and without data."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

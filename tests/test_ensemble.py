@@ -1,7 +1,5 @@
 """Predictions of clients combined: confidences, ODIN, the schema of classes, UHC."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

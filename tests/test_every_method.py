@@ -4,8 +4,6 @@ A method's first three rounds are played once and are the reference for what lea
 on and is packed. With ``--rehearsal`` it runs on the device of ``tests/support/rehearsal.py``.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Training steps and what they rest on: random streams, state dicts, drift between clients."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Floating-point operations are those that one counts by hand; counting them changes nothing."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

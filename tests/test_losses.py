@@ -1,7 +1,5 @@
 """Losses by hand: of generators, of features, on hard samples, of ensembles."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

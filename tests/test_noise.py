@@ -1,7 +1,5 @@
 """Noise images, and distillation on them."""
 
-from __future__ import annotations
-
 import math
 from itertools import islice
 

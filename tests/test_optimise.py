@@ -1,7 +1,5 @@
 """Optimisers and learning rates as the run config asks for them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Peak memory is what one counts by hand; measuring it changes nothing."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

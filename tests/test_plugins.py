@@ -1,7 +1,5 @@
 """Names from elsewhere: what they stand for, and what is said of those that stand for nothing."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

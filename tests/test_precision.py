@@ -1,7 +1,5 @@
 """``precision = "bf16"``: every forward pass of training obeys it, and no other does."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

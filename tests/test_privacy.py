@@ -1,7 +1,5 @@
 """Differential privacy: clipping, noise, refusals, what is withheld, ε against published values."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

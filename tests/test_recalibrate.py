@@ -1,7 +1,5 @@
 """BatchNorm's running statistics, measured by clients for the models that are scored and saved."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any

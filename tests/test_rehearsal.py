@@ -3,8 +3,6 @@
 In a process of its own, which ``--rehearsal`` asks for; ``tests/support/rehearsal.py`` says why.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The client halves, one file per method, found by its name: that of its contract."""
 
-from __future__ import annotations
-
 from client_app.handler import Handler
 from client_app.participant import Participant
 from common import methods

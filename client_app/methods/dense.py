@@ -1,7 +1,5 @@
 """DENSE, client half: train the own model and send it."""
 
-from __future__ import annotations
-
 from typing import final
 
 from client_app.private import Private

@@ -1,7 +1,5 @@
 """DepthFL, client half: the exits of the client's depth, which teach one another."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import final
 

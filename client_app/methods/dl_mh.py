@@ -1,7 +1,5 @@
 """DL-MH, client half: as DL-SH, about the client's own classes."""
 
-from __future__ import annotations
-
 from typing import final
 
 from client_app.public_set import Teacher

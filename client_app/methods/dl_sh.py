@@ -1,7 +1,5 @@
 """DL-SH, client half: train, grow a confidence, speak once."""
 
-from __future__ import annotations
-
 from typing import final
 
 import torch

@@ -1,7 +1,5 @@
 """DS-FL, client half: digest what was agreed on, train, speak."""
 
-from __future__ import annotations
-
 from typing import final
 
 import torch

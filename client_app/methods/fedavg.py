@@ -1,7 +1,5 @@
 """FedAvg, client half: train the global model on local data."""
 
-from __future__ import annotations
-
 from typing import final
 
 from client_app.copy import Copy

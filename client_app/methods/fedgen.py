@@ -1,7 +1,5 @@
 """FedGen, client half: the own data and generated features."""
 
-from __future__ import annotations
-
 from typing import final
 
 import torch

@@ -1,7 +1,5 @@
 """FedGKD, client half: FedAvg's, taught by past global models."""
 
-from __future__ import annotations
-
 from typing import final
 
 import torch.nn.functional as F

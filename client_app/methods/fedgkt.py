@@ -1,7 +1,5 @@
 """FedGKT, client half: an extractor, a small classifier, the server's opinion of each sample."""
 
-from __future__ import annotations
-
 from typing import final
 
 import torch

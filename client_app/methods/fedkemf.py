@@ -1,7 +1,5 @@
 """FedKEMF, client half: mutual learning of θ_k and the knowledge network, at once or in turn."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable
 from typing import final

@@ -1,7 +1,5 @@
 """FedKF, client half: the own data and a teacher's answers to generated images, fused."""
 
-from __future__ import annotations
-
 from typing import final
 
 import torch

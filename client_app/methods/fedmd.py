@@ -1,7 +1,5 @@
 """FedMD, client half: speak about public images, then digest the server's answer and train."""
 
-from __future__ import annotations
-
 from typing import final
 
 from client_app.copy import cross_entropy

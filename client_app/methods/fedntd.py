@@ -1,7 +1,5 @@
 """FedNTD, client half: FedAvg's, taught by the received model about the other classes."""
 
-from __future__ import annotations
-
 from typing import final
 
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """FedORION, client half: deep mutual learning of θ_i and the copy θ_gi."""
 
-from __future__ import annotations
-
 import math
 from typing import final
 

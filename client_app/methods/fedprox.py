@@ -3,8 +3,6 @@
 FedFTG's clients are the same.
 """
 
-from __future__ import annotations
-
 from typing import final
 
 import torch.nn.functional as F

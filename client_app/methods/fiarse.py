@@ -1,7 +1,5 @@
 """FIARSE, client half: training of the entries that stay above θ."""
 
-from __future__ import annotations
-
 from typing import final
 
 import torch

@@ -1,7 +1,5 @@
 """HeteroFL and FedRolex, client half: a part of the widest network, trained on its own classes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import final
 

@@ -1,7 +1,5 @@
 """Heterogeneous FedFL, client half: learn from data and from the server's frozen model."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import final
 

@@ -1,7 +1,5 @@
 """I-DL-MH, client half: DL-MH's, and afterwards a lesson from the server."""
 
-from __future__ import annotations
-
 from typing import final
 
 from client_app.incentive import Taught

@@ -1,7 +1,5 @@
 """InclusiveFL, client half: FedAvg's, with a learning rate for the client's size."""
 
-from __future__ import annotations
-
 from typing import final
 
 from client_app.copy import Copy

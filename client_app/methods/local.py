@@ -1,7 +1,5 @@
 """Local training, client half: go on with the own model."""
 
-from __future__ import annotations
-
 from typing import final
 
 from client_app.private import Private

@@ -1,7 +1,5 @@
 """MOON, client half: features near the global model's, and far from the client's past ones."""
 
-from __future__ import annotations
-
 from typing import final
 
 import torch

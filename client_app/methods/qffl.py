@@ -1,7 +1,5 @@
 """q-FFL, client half: FedAvg's, with the loss of the model received."""
 
-from __future__ import annotations
-
 from typing import final
 
 from client_app.copy import Copy

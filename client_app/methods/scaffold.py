@@ -1,7 +1,5 @@
 """SCAFFOLD, client half: every step corrected by c − c_k."""
 
-from __future__ import annotations
-
 from typing import final
 
 import torch

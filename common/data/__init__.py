@@ -5,8 +5,6 @@ those of another data set.
 Partitions act on what remains, the pool; ``shares.py`` says what each client gets of it.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace

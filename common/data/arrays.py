@@ -3,8 +3,6 @@
 Bytes stay bytes; floats stay what they are, whether in [0, 1], in [-1, 1] or anything else.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

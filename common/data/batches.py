@@ -5,8 +5,6 @@ operations. Every random number is drawn on the CPU from the generator given, al
 once, so every device sees the same batches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice, repeat

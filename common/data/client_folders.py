@@ -5,8 +5,6 @@ train and 20 % are for testing, always the same. Clients are owners in the order
 names. A client need not have images of every class.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

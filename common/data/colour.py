@@ -3,8 +3,6 @@
 That takes seconds, so what came out of it is kept (``decoded.py``) until the files change.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final

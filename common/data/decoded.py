@@ -8,8 +8,6 @@ when that key no longer fits or the file is damaged. Where nothing can be writte
 decodes for itself.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

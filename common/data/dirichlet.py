@@ -4,8 +4,6 @@ The smaller alpha, the more skewed. ``label_dirichlet`` skews classes, ``quantit
 sizes, ``fedkf_dirichlet`` classes with every client dominant in some of them.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

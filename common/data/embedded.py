@@ -3,8 +3,6 @@
 The made-up ones are instant, learnable and the same everywhere.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import math
 from pathlib import Path

@@ -5,8 +5,6 @@ then comes from the partitioner's own generator, seeded by ours. The import take
 seconds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import warnings

@@ -6,8 +6,6 @@ becomes the public set beside ``test`` (CINIC-10) and the test set without it (T
 train and 20 % test, always the same.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Iterator

@@ -4,8 +4,6 @@
 which 80 % of every class train and 20 % are for testing, always the same. Nothing is fetched.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

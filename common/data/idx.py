@@ -5,8 +5,6 @@ bytes of the array. Reading it here spares every process the import of torchvisi
 needed to download; large files are decoded once (``decoded.py``).
 """
 
-from __future__ import annotations
-
 import gzip
 import math
 import struct

@@ -5,8 +5,6 @@ Users are owners in the order of their names. Images are rows of numbers, such a
 [0, 1], or nested lists. Caldas et al. 2018, "LEAF: A Benchmark for Federated Settings".
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -6,8 +6,6 @@ owner K. ``config.json`` beside them may tell ``num_classes``.
 PFLlib (Zhang et al. 2023, "PFLlib: Personalized Federated Learning Library").
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Data sets and partitions of plug-ins: what they give is checked before it is used."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import math

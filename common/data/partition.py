@@ -11,8 +11,6 @@ them (device k has pattern k mod 5, slot j of ten is the j-th tenth of the class
 stretches the rule to the number of devices.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -12,8 +12,6 @@ With partition ``own``, the server has a data set of its own too, and is tested 
 samples.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple

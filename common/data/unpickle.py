@@ -6,8 +6,6 @@ numpy's own functions are: what they would be told is noted, and arrays are made
 numpy believes a damaged description and reads memory that is not the array's.
 """
 
-from __future__ import annotations
-
 import io
 import pickle
 import pickletools

@@ -10,8 +10,6 @@ What is sent Flower writes out as a whole before it sends the first part, so tha
 twice. ``few_at_once`` hands it a few parts after the other.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager

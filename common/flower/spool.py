@@ -6,8 +6,6 @@ name as soon as it is there, and an array whose chunks are all in files is a map
 which they stand in their order.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 import threading

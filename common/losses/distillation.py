@@ -1,7 +1,5 @@
 """How far a student's output is from a teacher's, or from the largest opinion of several."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Literal
 

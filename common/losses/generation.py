@@ -7,8 +7,6 @@ Learning", section 3, with the released code's distances). Images of given label
 ensemble and its student differ: DENSE (Zhang et al. 2022) and Co-Boosting (Dai et al. 2024).
 """
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

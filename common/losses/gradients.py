@@ -1,8 +1,6 @@
 """What is added to gradient descent: staying near a reference, gradients that are given, and how
 two gradients differ."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import final

@@ -8,8 +8,6 @@ A plug-in's method (``common/plugins.py``) is a package with the modules ``contr
 and ``client``, or one module that holds all three.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect

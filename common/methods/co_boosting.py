@@ -32,8 +32,6 @@ Deviations, with their switches:
   released code's is that of DENSE's with 100 epochs.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, final
 
 from pydantic import Field

@@ -18,8 +18,6 @@ adversarial term of FedKF's clients is off (``generator.adversarial``): equation
 Table IV used β = 0.2 and λ = {0.2, 0.02} on EMNIST, 0.02 and {0.01, 0.002} on CIFAR.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, final
 
 from pydantic import Field

@@ -42,8 +42,6 @@ Deviations, with their switches:
 - Nothing is said of rounds after the first.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, final
 
 from pydantic import Field

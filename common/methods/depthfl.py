@@ -37,8 +37,6 @@ Deviations:
 - The cnn family (ours) halves nothing after its first stage; exits do at every missing stage.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Literal, final

@@ -27,8 +27,6 @@ Deviations: as DL-SH; in addition
   nothing but its confidence.
 """
 
-from __future__ import annotations
-
 from typing import final
 
 from jaxtyping import Shaped

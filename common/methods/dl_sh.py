@@ -56,8 +56,6 @@ Deviations, with their switches:
   algorithms.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal, final
 
 from jaxtyping import Shaped

@@ -34,8 +34,6 @@ Deviations, with their switches:
 - ``public.learn = false``: nobody digests; the clients' models are ``local``'s.
 """
 
-from __future__ import annotations
-
 from typing import Literal, final
 
 from jaxtyping import Integer, Shaped

@@ -16,8 +16,6 @@ The samples' numbers go down. With ``choose = "random"`` this is DS-FL with ``ag
 to the bit.
 """
 
-from __future__ import annotations
-
 from typing import Literal, final
 
 from common.methods.ds_fl import Agreeing, Down, Up

@@ -30,8 +30,6 @@ Deviations: the paper has no BatchNorm. Floating-point buffers are averaged like
 (``average.bn-buffers``), as in all code bases that we know; integer counters keep the largest.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar, final
 
 from common.config import Config, MethodOptions, not_allowed

@@ -45,8 +45,6 @@ Deviations, with their switches:
 - FedORION's comparison uses SGD with rate 0.001 and momentum 0.9 (``public.optimizer``).
 """
 
-from __future__ import annotations
-
 from typing import Literal, final
 
 from common.methods.fedavg import Averaging, Down, Up

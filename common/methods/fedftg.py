@@ -40,8 +40,6 @@ Deviations:
   SGD has no momentum. In its generator step w normalises by its running statistics.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, final
 
 from pydantic import Field

@@ -18,8 +18,6 @@ Deviations, with their switches:
 - No setting is given; batches, epochs and rates of the distillation are FedORION's.
 """
 
-from __future__ import annotations
-
 from typing import final
 
 from common.methods.fedavg import Averaging, Down, Up

@@ -29,8 +29,6 @@ Deviations:
 - The authors' generator has further terms that are switched off in their runs; they are left out.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, final
 
 from jaxtyping import Float

@@ -16,8 +16,6 @@ M + 1); false: from round 2, with as many as there are (the authors' released co
 Deviations: the buffer holds the models after each round, not the first, untrained one.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, final
 
 from pydantic import Field

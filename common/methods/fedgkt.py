@@ -25,8 +25,6 @@ of their own; here f_c is a mean and a linear layer, and clients are scored wher
 Labels leave the client, as in the paper.
 """
 
-from __future__ import annotations
-
 from typing import final
 
 from jaxtyping import Float, Int64

@@ -54,8 +54,6 @@ Deviations, with their switches:
   architectures' models, each of which is logged too.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, final
 
 from jaxtyping import Float

@@ -46,8 +46,6 @@ Deviations, with their switches:
 - The code has the mean alone; for "max" and "vote" the paper gives words.
 """
 
-from __future__ import annotations
-
 from typing import Literal, final
 
 from common.methods.fedavg import Down, Up

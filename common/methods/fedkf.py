@@ -41,8 +41,6 @@ Deviations, with their switches. The released code differs from the paper; we de
   keeps its running ones for real images. Hence γ = 0 is FedAvg for every architecture.
 """
 
-from __future__ import annotations
-
 from typing import Literal, final
 
 from common import protocol

@@ -39,8 +39,6 @@ Deviations, with their switches:
 - Logits are cut off at ± 65504.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, final

@@ -26,8 +26,6 @@ than SGD is not. There is no proximal term, with which their a_k would differ. W
 as if they had started from the last ŵ.
 """
 
-from __future__ import annotations
-
 from typing import final
 
 from common.methods.fedavg import Averaging, Down, Up

@@ -16,8 +16,6 @@ weight decay 1e-5, 5 epochs of batches of 50; their class' own default of τ is 
 configuration's 1.
 """
 
-from __future__ import annotations
-
 from typing import final
 
 from common.methods.fedavg import Copying, Down, Up

@@ -46,8 +46,6 @@ Deviations, with their switches:
   mode.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, final
 
 from pydantic import Field

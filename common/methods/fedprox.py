@@ -12,8 +12,6 @@ Deviations: all selected clients do the same number of epochs; there is no parti
 solutions.
 """
 
-from __future__ import annotations
-
 from typing import final
 
 from common.methods.fedavg import Copying, Down, Up

@@ -21,8 +21,6 @@ HeteroFL; the released code scores on the statistics of the test batch (``score.
 other widths are scored by their leading blocks.
 """
 
-from __future__ import annotations
-
 from typing import Literal, final
 
 from common.methods.heterofl import Down, Partial, Up

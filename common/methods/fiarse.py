@@ -36,8 +36,6 @@ Deviations, with their switches:
   equal parts.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, final
 
 from jaxtyping import Float32, UInt8

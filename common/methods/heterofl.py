@@ -38,8 +38,6 @@ Deviations:
 - ``average.weights = "samples"`` weighs clients by their samples.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, final
 
 import torch

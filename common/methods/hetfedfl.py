@@ -27,8 +27,6 @@ Deviations, with their switches:
   in the paper's experiments here.
 """
 
-from __future__ import annotations
-
 from typing import Literal, final
 
 from common import protocol

@@ -25,8 +25,6 @@ Deviations: as DL-MH; in addition
 - Line 21 keeps the largest value as if to send it; what the client needs is the label.
 """
 
-from __future__ import annotations
-
 from typing import Literal, final
 
 from common.methods.dl_mh import Down, Masking, Schemed

@@ -27,8 +27,6 @@ Deviations:
 - The release's momentum is of the last round, ours of this one.
 """
 
-from __future__ import annotations
-
 from typing import final
 
 from common.config import Config

@@ -35,8 +35,6 @@ Deviations, with their switches:
 - E grows by one a round up to ``train.epochs`` (``grow``), as released; the paper has a fixed E.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, final
 

@@ -13,8 +13,6 @@ Deviations: none. Every method of private models whose further terms have weight
 same θ_k.
 """
 
-from __future__ import annotations
-
 from typing import final
 
 from common.config import MethodOptions

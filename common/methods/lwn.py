@@ -27,8 +27,6 @@ Deviations, with their switches:
   (transductive), as in the paper's experiments here.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal, final
 
 from common.methods.fedavg import Averaging, Down, Up

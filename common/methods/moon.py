@@ -19,8 +19,6 @@ Deviations, where the paper leaves it open: q_g and q_p are in evaluation mode; 
 kept. μ = 1 is the code's, the paper tunes it (5 on CIFAR-10).
 """
 
-from __future__ import annotations
-
 from typing import final
 
 from common.methods.fedavg import Copying, Down, Up

@@ -16,8 +16,6 @@ BatchNorm's floating-point buffers take the same weighted mean (``average.bn-buf
 ``train.steps`` gives equal steps here too; FedKF's comparison trained q-FFL for real epochs.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, final
 
 from pydantic import Field

@@ -10,8 +10,6 @@ to fewer than 4. Networks of others (``torchvision:NAME``,
 same with plain linear ones.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping

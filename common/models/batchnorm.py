@@ -5,8 +5,6 @@ must leave no trace in the running ones (noise distillation, FedORION's Algorith
 ``model.train()`` would do the first, ruin the second and switch dropout on as well.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import final

@@ -4,8 +4,6 @@ Which entries of a state dict lie in a network's last blocks, and which of a lar
 go on from there (InclusiveFL).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 

@@ -3,8 +3,6 @@
 Huang et al., "Densely connected convolutional networks", sections 3 and 4.2.
 """
 
-from __future__ import annotations
-
 from typing import final
 
 import torch

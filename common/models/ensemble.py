@@ -1,7 +1,5 @@
 """Several classifiers that answer as one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Literal, final
 

@@ -5,8 +5,6 @@ in the first author's code for Flower. The network of depth d has the stem, stag
 of the whole, under the same names, so that it is a part of every deeper one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal, final

@@ -1,7 +1,5 @@
 """Generators: noise to images in the classifiers' input space, or with a label to features."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal, final
 

@@ -1,7 +1,5 @@
 """torchvision's MobileNetV2, ShuffleNetV2 and DenseNet-121."""
 
-from __future__ import annotations
-
 from typing import final
 
 import torch

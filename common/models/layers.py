@@ -1,7 +1,5 @@
 """What architectures are made of: widths, stems, norms, stages of blocks and initial weights."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Literal, final

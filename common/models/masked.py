@@ -1,7 +1,5 @@
 """Networks that know a client's own classes alone, answering in the task's (DL-MH, HeteroFL)."""
 
-from __future__ import annotations
-
 from abc import ABC
 from collections.abc import Sequence
 from typing import final

@@ -4,8 +4,6 @@ The linear layer whose output is the network's is taken out and replaced by a he
 classes; what it read are the features.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from collections.abc import Callable

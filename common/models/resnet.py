@@ -3,8 +3,6 @@
 State-dict keys of the ImageNet family are torchvision's, except that ``fc`` is ``head``.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import ClassVar, Literal, final
 

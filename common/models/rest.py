@@ -4,8 +4,6 @@ Its parameters stay the same objects with the same names and shapes, so that who
 not know; until the network is woken they have no numbers but a NaN, which no result can hide.
 """
 
-from __future__ import annotations
-
 from typing import Generic, TypeVar, final
 
 import torch

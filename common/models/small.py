@@ -1,7 +1,5 @@
 """Small networks: perceptrons, CNNs for CPUs, and LeNet-5."""
 
-from __future__ import annotations
-
 import math
 from typing import ClassVar, final
 

@@ -1,7 +1,5 @@
 """Split networks: the two halves that FedGKT trains apart, and the one split of FedIN's fleets."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple, final

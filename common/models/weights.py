@@ -3,8 +3,6 @@
 FedORION's code starts from ImageNet's; the default everywhere is to start from scratch.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

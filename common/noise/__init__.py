@@ -5,8 +5,6 @@ end, on the generator's device and from it alone. All kinds have mean 0 and vari
 normalised images have that the networks were trained on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from itertools import islice
 

@@ -6,8 +6,6 @@ scale invariance of natural ones, and each has one uniform colour. Here circles 
 turn; every image is painted from the front, so a pixel has the colour of the first leaf over it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

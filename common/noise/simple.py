@@ -1,7 +1,5 @@
 """Noise without structure, every number drawn on its own, and the scale of noise with structure."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

@@ -7,8 +7,6 @@ noise, a random bias and a leaky ReLU at each size, and the sum of each size's c
 comes from a network of its own, so that a round is not the taste of one.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

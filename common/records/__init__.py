@@ -11,8 +11,6 @@ skeleton compressed, a file is a safetensors file of the same arrays (``file.py`
 two hundred small tensors then costs a kilobyte of names and headers in a message, not thirty.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path

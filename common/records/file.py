@@ -11,8 +11,6 @@ all numbers behind it. A file whose digest is another one is refused.
 A file is mapped, so that its numbers take memory only where they are used, and once.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Iterable, Mapping

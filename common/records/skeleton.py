@@ -6,8 +6,6 @@ claimed shape is checked before anything is made of it. Each refusal is a ``Valu
 line.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -9,8 +9,6 @@ place of itself; a first piece says what they are. All of them are one stream of
 none of it is believed before the tag behind the last one.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import secrets

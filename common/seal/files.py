@@ -1,7 +1,5 @@
 """Keys and certificates in local files."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path

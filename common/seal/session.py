@@ -13,8 +13,6 @@ the transcript, the experiment, the round, k, the message's type, direction, num
 and nonce, and the body's digest; a reply is bound to the nonce of the message that it answers.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

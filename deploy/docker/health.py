@@ -4,8 +4,6 @@ The health check of every container. It is a script beside the image and not par
 so that a check costs no more than the import of gRPC.
 """
 
-from __future__ import annotations
-
 import sys
 
 import grpc

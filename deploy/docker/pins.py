@@ -7,8 +7,6 @@ file, for Python 3.11 and newer on any platform, as uv resolves them from the ra
 newest of everything.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -6,8 +6,6 @@ missed its heartbeats. So both are asked for first, ``fedmosaic node`` with the 
 waits where waiting helps, and what does not fit is told in a line.
 """
 
-from __future__ import annotations
-
 import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence

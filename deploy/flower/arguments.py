@@ -6,8 +6,6 @@ either kind of quote but not both. Here a value is written so that Flower reads 
 or it is refused.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """What of a user's own modules Flower's bundle holds, found out by making one."""
 
-from __future__ import annotations
-
 import io
 import tempfile
 import zipfile

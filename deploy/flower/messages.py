@@ -1,7 +1,5 @@
 """Flower's own form of a message as bytes, for the Grid of ``deploy/run/loopback.py``."""
 
-from __future__ import annotations
-
 from flwr.app import Message, RecordDict
 from flwr.common.serde import message_from_proto, message_to_proto, recorddict_to_proto
 from flwr.common.serde_utils import metadata_to_proto

@@ -5,8 +5,6 @@ them needs: an environment that names no other Flower installation's files, an e
 directory, a log, and an end that is certain (``watchdog.py``).
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """A SuperLink on this machine: a process among others, reachable on 127.0.0.1 only."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

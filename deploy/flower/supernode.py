@@ -13,8 +13,6 @@ behind: its answer is later taken for that to the next message, whose own answer
 message after it, and so on. Such a SuperNode is online and always one answer late.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib

@@ -10,8 +10,6 @@ the app's own modules are never imported ahead, since each child must take them 
 Linux only: elsewhere a process that has imported this much cannot be trusted to fork.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc

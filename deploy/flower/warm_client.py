@@ -9,8 +9,6 @@ the warm process forks only after it has said that it is ready and this side has
 side never turns to the real program after it has agreed, unless the warm process hangs up.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

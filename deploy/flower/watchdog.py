@@ -9,8 +9,6 @@ one session id per line from standard input and ends them all when its parent is
 too. It needs the standard library only and starts in a few hundredths of a second.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select

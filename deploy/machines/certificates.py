@@ -7,8 +7,6 @@ server and can stay on the machine that made it; a client's machine needs ``ca.c
 ``clients/K.key``, nothing else.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ipaddress
 import os

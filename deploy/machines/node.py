@@ -1,7 +1,5 @@
 """A client's machine: become the SuperNode of client k, with its key, settings and own files."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

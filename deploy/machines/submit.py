@@ -1,7 +1,5 @@
 """Send an experiment to a SuperLink that runs elsewhere, and follow it to its real end."""
 
-from __future__ import annotations
-
 import ipaddress
 import re
 from collections.abc import Callable, Mapping

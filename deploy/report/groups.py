@@ -3,8 +3,6 @@
 Of such a group a page shows the mean over its seeds and the sample standard deviation.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """How far a mean over seeds may lie from the one over all seeds."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

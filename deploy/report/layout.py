@@ -4,8 +4,6 @@
 of ours. The page forbids itself, by its Content-Security-Policy, to load or run anything.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final

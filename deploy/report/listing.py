@@ -1,7 +1,5 @@
 """What there is: methods, models, data sets, partitions, trackers; every setting."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Literal, NamedTuple, final, get_args, get_origin
 

@@ -1,7 +1,5 @@
 """The table of a run's clients; of many clients it has quantiles instead of a line each."""
 
-from __future__ import annotations
-
 from common.crowd import MANY, SHARES, quantiles
 from deploy.report.read import Run
 from deploy.report.table import Cell, Table

@@ -1,7 +1,5 @@
 """report.html: one self-contained page about one run, or about several compared."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path

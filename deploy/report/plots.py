@@ -6,8 +6,6 @@ drawn as it stands: model and metric names come from clients, and ``$`` in them 
 Every point, bar and bubble says its value on hover (``svg.say``).
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence

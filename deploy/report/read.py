@@ -5,8 +5,6 @@ Reading is tolerant: a run that goes on, was killed, or lost half of its last li
 release wrote, is refused. Every text is cleaned here: no name or reason can steer a terminal.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import tomllib

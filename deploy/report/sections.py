@@ -1,7 +1,5 @@
 """The parts of a page that a single run and a comparison have in common, or that one run fills."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from common.config import SECTIONS

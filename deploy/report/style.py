@@ -6,8 +6,6 @@ colours; on a page each is replaced by the CSS variable of its name, so it follo
 scheme.
 """
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections.abc import Iterator

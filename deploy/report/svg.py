@@ -5,8 +5,6 @@ come from clients; they are text of the XML tree and stay text. What a mark says
 rests on it travels through matplotlib as the ``gid`` of its artist, a JSON list of texts.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import re

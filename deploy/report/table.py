@@ -4,8 +4,6 @@ The texts of a table are printable (``text.clean``). Each rendering prints them 
 whatever they mean in that language.
 """
 
-from __future__ import annotations
-
 import csv as separated
 import io
 import re

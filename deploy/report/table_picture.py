@@ -1,7 +1,5 @@
 """A table as a picture."""
 
-from __future__ import annotations
-
 import textwrap
 from pathlib import Path
 

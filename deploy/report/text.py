@@ -4,8 +4,6 @@ Model names, class names, metric names and reasons of failure come from clients.
 escape sequences, so control characters are shown as a sign instead of being sent.
 """
 
-from __future__ import annotations
-
 import math
 import unicodedata
 

@@ -3,8 +3,6 @@
 It imports in a process of its own what a client needs, while this one imports what a run needs.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 from collections.abc import Iterator

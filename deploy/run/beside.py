@@ -5,8 +5,6 @@ nothing else there is ever imported in the place of an installed package. A modu
 takes with it what it imports from the same folder.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import shutil

@@ -5,8 +5,6 @@ begun anew by Ray on another one. It may: a client reads what it kept of earlier
 keeps of this round replaces what a first attempt has kept.
 """
 
-from __future__ import annotations
-
 import logging
 import socket
 from collections.abc import Callable, Mapping

@@ -3,8 +3,6 @@
 Nothing is started: programs are looked up, packages are asked for their version.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import sys

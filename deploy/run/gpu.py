@@ -1,7 +1,5 @@
 """Several clients at a time on one GPU: a share of its memory for each worker process."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from operator import itemgetter
 

@@ -6,8 +6,6 @@ would elsewhere, because Flower unpacks the app there without a lock and two nod
 import a half-written copy.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ exactly what it would see over a network. Which worker serves which client chang
 keeps its state on disk, and everything random has a name.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -1,7 +1,5 @@
 """Before a run starts: its configuration, folder and name, and every foreseeable mistake."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

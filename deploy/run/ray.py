@@ -7,8 +7,6 @@ modules the actors then import. So this drives ``flwr run`` against a private ``
 directory, because Ray's actors import from the directory of the SuperLink before the bundle.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import shutil

@@ -1,7 +1,5 @@
 """What is shown of a run that has ended: its clients, its result, its report."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

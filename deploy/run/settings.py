@@ -4,8 +4,6 @@ Flower takes the defaults from ``[tool.flwr.app.config]`` in ``pyproject.toml``;
 ``python -m deploy.run.settings`` writes them there.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

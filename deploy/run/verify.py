@@ -4,8 +4,6 @@ Checkpoints, cached uploads and clients' memories carry a digest of what they ho
 its weights, and each line of the journal one of its text (``common/journal.py``).
 """
 
-from __future__ import annotations
-
 import json
 import tomllib
 from collections.abc import Iterator

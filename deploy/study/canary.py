@@ -12,8 +12,6 @@ is said. Two models with the same instructions may still add in another order. S
 made on several machines keeps canaries of each.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import platform

@@ -6,8 +6,6 @@ it, and what is compared there; the verdict follows by rule (``deploy/study/deci
 be written down by hand.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The judged claims as a page with pictures, as Markdown, as JSON, and in the terminal."""
 
-from __future__ import annotations
-
 import json
 import math
 import textwrap

@@ -1,7 +1,5 @@
 """A table's accuracies against what its runs cost: bytes sent, or operations of training."""
 
-from __future__ import annotations
-
 import statistics
 import textwrap
 from collections.abc import Callable, Mapping

@@ -8,8 +8,6 @@ the interval lies outside, and else it is undecided.
 The first five seeds decide. Only if they do not, and there are ten, the first ten do.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A finished run, opened again, and one round more than it has, outside its folder."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Iterator

@@ -11,8 +11,6 @@ limitations of noise-engineered data-free knowledge distillation") see that netw
 usefully only if BatchNorm normalises by the noise batch; FedORION builds on it (section 3.3).
 """
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What the kinds of noise look like, and how much of a server step they take."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

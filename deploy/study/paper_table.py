@@ -8,8 +8,6 @@ Ours is the mean over seeds ± half of its 95 % interval. A cell that was not ru
 empty; a cell with fewer seeds than the others says so.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """Some cells of a table, to be run by themselves: here now, or elsewhere."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from deploy.study.paper_table import CellRun, TableFile, cells

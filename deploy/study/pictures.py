@@ -5,8 +5,6 @@ samples``: the average of many generated images in each class, by the word of th
 under the average of the real ones (FedKF, figures 2 and 3).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import final
 

@@ -1,7 +1,5 @@
 """A TOML file that a strict pydantic model describes, or one line that says what is wrong."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path

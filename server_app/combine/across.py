@@ -5,8 +5,6 @@ which each client's is a part, and across depths also what each size keeps of it
 (``same``) there is one for each architecture, averaged among its clients alone.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import final

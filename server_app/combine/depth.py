@@ -18,8 +18,6 @@ nothing if no client of size s_{i+1} replied. The larger size's Δ are those tha
 own distillation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence, Set
 from itertools import pairwise
 from typing import final

@@ -1,7 +1,5 @@
 """Where a robust average protects nothing: the median of two clients is their mean."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from common.config import MethodOptions

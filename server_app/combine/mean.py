@@ -18,8 +18,6 @@ Sun, Kairouz, Suresh, McMahan, "Can You Really Backdoor Federated Learning?", 20
 w_k ← w + (w_k − w) · min(1, M / ‖w_k − w‖), after which the clients are weighed as usual.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence, Set
 
 import numpy as np

@@ -10,8 +10,6 @@ files, one for each client, of which the checkpoint holds the rounds. A file tha
 files.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar, cast, final

@@ -9,8 +9,6 @@ a block of it (``common/widths.py``), by default the leading one. For every numb
 and what no selected client has stays. With one width it is the ordinary mean, bit for bit.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Rounds of two exchanges about a public subset: clients speak, then learn the server's answer."""
 
-from __future__ import annotations
-
 from abc import ABC
 from collections.abc import Sequence
 from typing import ClassVar, TypeVar

@@ -5,8 +5,6 @@ knowledge distillation": networks with BatchNorm answer noise usefully when they
 noise batch's own statistics.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 

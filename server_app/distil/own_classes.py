@@ -1,7 +1,5 @@
 """Replies of clients with heads of their own: checked, mapped, masked, combined (DL-MH)."""
 
-from __future__ import annotations
-
 from abc import ABC
 from typing import TypeVar
 

@@ -2,8 +2,6 @@
 their own: DL-SH, DL-MH, I-DL-MH.
 """
 
-from __future__ import annotations
-
 from abc import ABC
 from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar, TypeVar

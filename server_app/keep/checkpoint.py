@@ -1,7 +1,5 @@
 """The server's state after the last rounds, written atomically: a run can go on, or back."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

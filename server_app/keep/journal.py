@@ -1,7 +1,5 @@
 """journal.jsonl: one line for each round, appended and flushed when the round is done."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import time

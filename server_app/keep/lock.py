@@ -5,8 +5,6 @@ ends: a killed run leaves nothing that the next one would have to clear away, an
 within a second that nobody works any more. Where files cannot be locked nothing is held.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

@@ -1,7 +1,5 @@
 """A run's folder keeps the paths inside it as relative, so that it can be moved and copied."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

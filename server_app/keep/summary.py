@@ -1,7 +1,5 @@
 """summary.json and model.safetensors: what a finished or stopped run comes down to."""
 
-from __future__ import annotations
-
 import json
 import platform
 import statistics

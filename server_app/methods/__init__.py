@@ -1,7 +1,5 @@
 """The server halves, one file per method, found by its name: that of its contract."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from common import methods

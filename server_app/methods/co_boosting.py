@@ -1,7 +1,5 @@
 """Co-Boosting, server half: hard samples, and an ensemble that learns its weights on them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import final
 

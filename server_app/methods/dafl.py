@@ -1,7 +1,5 @@
 """DAFL, server half: distil the clients' model into a student without data."""
 
-from __future__ import annotations
-
 from typing import final
 
 from common import optimise, tree

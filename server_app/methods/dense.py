@@ -1,7 +1,5 @@
 """DENSE, server half: nothing but what one-shot methods share."""
 
-from __future__ import annotations
-
 from typing import final
 
 from common.methods.dense import Options

@@ -1,7 +1,5 @@
 """DepthFL, server half: the mean of every layer over the clients that are deep enough."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import final

@@ -1,7 +1,5 @@
 """DL-MH, server half: map and mask, then weigh and distil."""
 
-from __future__ import annotations
-
 from typing import final
 
 from common.methods.dl_mh import Options, Up

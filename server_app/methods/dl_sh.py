@@ -1,7 +1,5 @@
 """DL-SH, server half: weigh the clients' predictions by their confidences and distil."""
 
-from __future__ import annotations
-
 from typing import final
 
 import torch

@@ -1,7 +1,5 @@
 """DS-FL, server half: sharpen what the clients agree on, and learn it too."""
 
-from __future__ import annotations
-
 from typing import final
 
 import torch

@@ -1,7 +1,5 @@
 """FedAvg and FedProx, server half."""
 
-from __future__ import annotations
-
 from typing import final
 
 from common.methods.fedavg import Averaging, Up

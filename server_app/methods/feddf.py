@@ -1,7 +1,5 @@
 """FedDF, server half: a mean for each architecture, then all clients' models teach it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from statistics import fmean
 from typing import final

@@ -1,7 +1,5 @@
 """FedFTG, server half: average, then fine-tune against a generator."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import final

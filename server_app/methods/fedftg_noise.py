@@ -1,7 +1,5 @@
 """Modified FedFTG, server half: average, then distil the clients on noise."""
 
-from __future__ import annotations
-
 from typing import final
 
 from common.losses.distillation import kl

@@ -1,7 +1,5 @@
 """FedGen, server half: FedAvg, and a generator that the clients' heads teach."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import final
 

@@ -1,7 +1,5 @@
 """FedGKD, server half: FedAvg, and the mean of the last global models for a teacher."""
 
-from __future__ import annotations
-
 from typing import final
 
 from common import tree

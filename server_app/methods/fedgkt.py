@@ -1,7 +1,5 @@
 """FedGKT, server half: learn from everybody's features, answer with logits."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import final

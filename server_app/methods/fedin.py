@@ -3,8 +3,6 @@
 The average is the work of ``server_app/combine/across.py``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import final
 

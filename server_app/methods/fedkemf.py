@@ -1,7 +1,5 @@
 """FedKEMF, server half: the knowledge network learns what its copies say together."""
 
-from __future__ import annotations
-
 from typing import final
 
 import torch

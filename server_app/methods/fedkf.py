@@ -3,8 +3,6 @@
 ŵ is the work of ``server_app/combine/oca.py``.
 """
 
-from __future__ import annotations
-
 from typing import final
 
 from common import optimise, tree

@@ -1,7 +1,5 @@
 """FedMD, server half: the mean of what the clients say."""
 
-from __future__ import annotations
-
 from typing import final
 
 import torch

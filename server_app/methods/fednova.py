@@ -1,7 +1,5 @@
 """FedNova, server half: the mean of the clients' steps, each normalised by its length."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Set
 from typing import final

@@ -1,7 +1,5 @@
 """FedORION, server half: average the copies, then distil the clients' models on noise."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import final
 

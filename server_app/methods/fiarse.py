@@ -1,7 +1,5 @@
 """FIARSE, server half: the largest entries go out, and come back as steps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import final

@@ -1,7 +1,5 @@
 """HeteroFL and FedRolex, server half: who trains what; ``combine/width.py`` cuts and pastes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from typing import final

@@ -1,7 +1,5 @@
 """Heterogeneous FedFL, server half: distil the clients' own models on noise, average nothing."""
 
-from __future__ import annotations
-
 from typing import final
 
 from common import tree

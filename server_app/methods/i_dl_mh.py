@@ -1,7 +1,5 @@
 """I-DL-MH, server half: DL-MH's, then each client's share of what the server has learnt."""
 
-from __future__ import annotations
-
 from typing import final
 
 import torch

@@ -1,7 +1,5 @@
 """KT-pFL, server half: learn whom each client learns from."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import final
 

@@ -1,7 +1,5 @@
 """Local training, server half: says when a round begins, and hears how it went."""
 
-from __future__ import annotations
-
 from typing import final
 
 from common.methods.local import Down, Options, Up

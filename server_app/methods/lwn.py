@@ -1,7 +1,5 @@
 """LWN, server half: distil the largest opinion of the small networks."""
 
-from __future__ import annotations
-
 from typing import final
 
 from common.methods.lwn import Options, Up

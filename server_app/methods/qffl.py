@@ -1,7 +1,5 @@
 """q-FFL, server half: the clients with larger losses weigh more."""
 
-from __future__ import annotations
-
 import math
 from typing import final
 

@@ -1,7 +1,5 @@
 """SCAFFOLD, server half: the mean of the clients' models, and of their control variates."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache

@@ -1,7 +1,5 @@
 """Round 0: who is there? The server refuses a federation that does not fit, naming the client."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections import Counter

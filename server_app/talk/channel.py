@@ -2,8 +2,6 @@
 (``sealed.py``).
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from pathlib import Path

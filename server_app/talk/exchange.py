@@ -4,8 +4,6 @@ Flower's ``send_and_receive`` looks for replies every three seconds; a round of 
 less. Replies are matched by the message they answer: the source id of an error reply can be wrong.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections import deque

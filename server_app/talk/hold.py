@@ -6,8 +6,6 @@ that is private to this process: what somebody writes to it reaches no file. The
 the last tensor that lies in it, and with the process, however that ends.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Opening is where the server stops believing. Flower has received a reply by then
 does not save its bandwidth; it saves what unpacking would take on top.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar, final

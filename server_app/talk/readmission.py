@@ -6,8 +6,6 @@ the census. Anybody who knows that much could say it. A registered key keeps its
 ``rebind = false``, and no new id can be a client of this run.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from typing import final

@@ -13,8 +13,6 @@ train. Two measures see that, whatever a method computes:
 docs/security.md has what was measured.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """The ServerApp's key, and the clients' registered ones."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import final
 

@@ -3,8 +3,6 @@
 A session begins with the answer to a hello and ends with the next hello that the client answers.
 """
 
-from __future__ import annotations
-
 import logging
 import secrets
 import time

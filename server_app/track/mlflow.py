@@ -1,7 +1,5 @@
 """MLflow: a database in the run's folder, unless the environment sets ``MLFLOW_TRACKING_URI``."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 import time

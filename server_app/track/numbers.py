@@ -1,7 +1,5 @@
 """What trackers show of a run: its settings, and an entry's numbers by name."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """TensorBoard: event files in the run's folder, for ``tensorboard --logdir runs``."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import final

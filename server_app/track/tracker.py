@@ -1,7 +1,5 @@
 """What a tracker is, and the ones there are, by name."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from abc import ABC, abstractmethod

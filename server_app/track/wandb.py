@@ -4,8 +4,6 @@
 report, are further folders with the same id, which that command joins.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import shutil

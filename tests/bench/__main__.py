@@ -1,7 +1,5 @@
 """``python -m tests.bench [--out FILE] [--pairs N]``: print the ratios, keep them as JSON."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import platform

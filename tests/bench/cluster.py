@@ -5,8 +5,6 @@ which are network namespaces of this one with one processor each as Ray counts. 
 two cores, so what differs is what Ray costs. Needs root on Linux.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """Tests that record what happens in them: run them, keep the records, fill the tables of a page."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -3,8 +3,6 @@
 Arithmetic, not a measurement: bytes and idle costs of a client, multiplied.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final

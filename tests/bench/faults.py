@@ -5,8 +5,6 @@ beside this file and the table into ``docs/faults.md``. ``-k WORDS`` runs those 
 by them; what is not run, or fails, keeps its former line. ``--table`` only writes the table again.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import sys

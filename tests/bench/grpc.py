@@ -5,8 +5,6 @@ the two starts take turns; round 1 is left out. ``--before FOLDER`` measures ano
 this project in the same turns.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

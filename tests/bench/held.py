@@ -6,8 +6,6 @@ down is the most anonymous memory (Linux only) during the run beyond what the pr
 once for each method and number of clients, each in a process of its own.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

@@ -4,8 +4,6 @@ python -m tests.bench.honest            # runs every case, some minutes, and pri
 python -m tests.bench.honest RUN …      # the same of finished runs' folders
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from collections.abc import Iterator

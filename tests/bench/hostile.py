@@ -5,8 +5,6 @@ this file and two tables into ``docs/hostile.md``. ``-k WORDS`` runs those that 
 them; what is not run, or fails, keeps its former cell. ``--table`` only writes the tables again.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

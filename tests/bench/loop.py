@@ -1,7 +1,5 @@
 """How fast is ``fit`` beside a bare PyTorch loop on the same model, batch and one thread?"""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable

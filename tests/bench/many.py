@@ -5,8 +5,6 @@ seconds by phase, the processes' processor time, and the most memory that was th
 pages, Linux only), of the server's process and of all together.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

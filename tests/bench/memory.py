@@ -3,8 +3,6 @@
 RSS counts a page in every process that has it, PSS shares it out among them; so only PSS adds up.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading

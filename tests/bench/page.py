@@ -4,8 +4,6 @@ The pictures ``round.svg`` and ``clients.svg`` are drawn beside the page. A tabl
 ``<!-- NAME -->`` and ``<!-- end -->``; NAME is one of ``TABLES``.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """The recorded figures over gRPC as pictures, for the pages that tell them as tables."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Whole runs measured: loopback's workers against one, and a round on each runtime."""
 
-from __future__ import annotations
-
 import statistics
 import tempfile
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ round. Then a model of 50 million numbers (200 MB) goes to two clients and back.
 to those of ``--out``, so that the parts can be measured one by one.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -6,8 +6,6 @@ is of whole rounds of FedAvg on Fashion-MNIST, with training, averaging, the ser
 checkpoint, sealed and not, in turns, all in this process. ``--out FILE`` keeps both as JSON.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

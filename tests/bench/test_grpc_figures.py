@@ -1,7 +1,5 @@
 """What the benchmarks over gRPC compute from marks, processes and bytes."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

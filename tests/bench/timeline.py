@@ -1,7 +1,5 @@
 """Where the seconds of a round over gRPC go, from the marks that ``tap`` leaves."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How many bytes a client receives and sends in a round, method by method, as recorded."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A participant: its data and seeds, its limits, and what is done once in a process."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Clients that several runs have in common are trained once, and give the bits of runs apart."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a client keeps is durable, and a repeated round starts where it started."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

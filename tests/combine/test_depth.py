@@ -1,7 +1,5 @@
 """Sizes with layers of their own, and momentum distillation between them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

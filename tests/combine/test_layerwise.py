@@ -1,7 +1,5 @@
 """Means of uploads: layer by layer, and from files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Overall clients aggregated: every averaging method's mean, over everybody's latest upload."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

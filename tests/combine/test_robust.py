@@ -1,7 +1,5 @@
 """Robust means: hand-computed, and what one poisoned client can do to each."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Averages across widths: leading blocks of the widest network, number by number."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The data options with harmless values: ``options(name="digits")`` overrides some."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Batches: exact numbers, every sample once, and the same draws everywhere."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

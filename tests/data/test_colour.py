@@ -1,7 +1,5 @@
 """Pictures: of several sizes and colours, and of a partition."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Data sets and partitions of plug-ins: what they give is checked, with one line for each fault."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

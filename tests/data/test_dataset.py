@@ -1,7 +1,5 @@
 """What the data set holds, how it is cut, resized, counted and recognised."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Large IDX files are decoded once and kept as a memory-mapped copy, until they change."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Data divided: into shares and a public set."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Image folders: of one data set, and of several clients."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """Hugging Face data sets from a folder, without a network."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """PFLlib's and HtFLlib's files: what they hold, and what is never opened."""
 
-from __future__ import annotations
-
 import os
 import zipfile
 from collections.abc import Callable

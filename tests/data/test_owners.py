@@ -1,7 +1,5 @@
 """Data that belong to clients: who gets what, and on what nobody trained."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from dataclasses import replace

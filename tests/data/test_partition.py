@@ -1,7 +1,5 @@
 """What every partition promises, and what sets each one apart."""
 
-from __future__ import annotations
-
 import sys
 import types
 

@@ -1,7 +1,5 @@
 """Data sets as others keep them: IDX files and LEAF."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Callable

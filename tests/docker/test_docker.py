@@ -1,7 +1,5 @@
 """The Dockerfile and the compose files, as Docker Compose, a schema and a linter see them."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The small network that other tests run on: names, wires, and that nothing of it is left."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -4,8 +4,6 @@ What Docker Compose makes of ``deploy/docker/compose.yml`` is started without an
 commands, environment, volumes, users and networks. TLS and client authentication are on.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

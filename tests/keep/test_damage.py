@@ -1,7 +1,5 @@
 """Files that are not as they were written: named, with what can still be done; and going back."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """One run at a time writes to a folder, and its end is seen however it comes."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

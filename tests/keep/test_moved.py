@@ -1,7 +1,5 @@
 """A run's folder can be moved and copied; clients' state that does not fit is refused."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 from collections.abc import Callable

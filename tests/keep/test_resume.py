@@ -1,7 +1,5 @@
 """Checkpoints: what cannot be resumed is refused in one line, and nothing is lost."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

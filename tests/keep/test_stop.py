@@ -1,7 +1,5 @@
 """``score.stop``: a run ends, complete, with the round that reaches its target."""
 
-from __future__ import annotations
-
 import io
 import logging
 from pathlib import Path

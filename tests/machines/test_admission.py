@@ -1,7 +1,5 @@
 """Before a SuperNode starts: would the server let the key in, and do both sides speak TLS?"""
 
-from __future__ import annotations
-
 import socket
 import threading
 from collections.abc import Iterator

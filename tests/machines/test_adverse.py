@@ -4,8 +4,6 @@ Either the run completes or it stops with one line, and ``--resume`` completes i
 an undisturbed run. ``make hostile`` records what happened.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import subprocess

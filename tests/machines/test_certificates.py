@@ -1,7 +1,5 @@
 """Certificates and keys, and clients that run one app bundle only."""
 
-from __future__ import annotations
-
 import errno
 import io
 import ipaddress

@@ -1,7 +1,5 @@
 """Two machines of a Ray cluster, the second of which dies in a round: the bits of the loopback."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

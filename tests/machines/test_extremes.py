@@ -3,8 +3,6 @@
 It is who it says it is, and its message is well formed (``tests/support/extremist.py``).
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

@@ -5,8 +5,6 @@ and ``--resume`` completes it. A run in which every reply came, at once or after
 weights and private models of an undisturbed one, bit for bit. No client loses its private model.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The commands for separate machines: what they refuse, and one federation made of them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -4,8 +4,6 @@ One federation for all of it: three registered SuperNodes, of which the second r
 answers garbage (``liar.py``), and intruders that try to connect while the registered ones work.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

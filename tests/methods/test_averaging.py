@@ -1,7 +1,5 @@
 """Methods that average: FedAvg and what is added to a client's loss, its steps or the mean."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

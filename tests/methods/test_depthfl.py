@@ -1,7 +1,5 @@
 """DepthFL: exits at every depth, mutual distillation, dynamic regularisation."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

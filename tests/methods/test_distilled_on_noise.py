@@ -1,7 +1,5 @@
 """Distillation on noise: FedORION, LWN, HetFedFL and the modified FedFTG."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

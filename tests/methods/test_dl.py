@@ -1,7 +1,5 @@
 """DL-SH, DL-MH and I-DL-MH: confidences, schemas, rewards, and clients that only take."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """DS-FL and FDmeta: what is agreed on, who learns it, and about which images."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """FedDF: the server's loss by hand, what it is without distillation, who is taught and scored."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

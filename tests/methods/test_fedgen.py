@@ -1,7 +1,5 @@
 """FedGen, in FedKF's variant and in its authors'."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """FedGKT: what travels, what is refused, what a round teaches."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

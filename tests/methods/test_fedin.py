@@ -1,7 +1,5 @@
 """FedIN."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

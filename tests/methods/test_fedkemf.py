@@ -1,7 +1,5 @@
 """FedKEMF: both losses by hand, turns, what LWN shares with it, what the server learns."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from types import SimpleNamespace

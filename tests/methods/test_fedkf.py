@@ -1,7 +1,5 @@
 """FedKF: identities, the two aggregates, the generator, what a batch costs."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """FedMD: what is agreed on, from which weights a client goes on, and what is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """FedRolex: the window rolls, and what it is when it does not."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

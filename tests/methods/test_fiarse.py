@@ -1,7 +1,5 @@
 """FIARSE: the largest entries travel, are trained and averaged."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace

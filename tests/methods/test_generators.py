@@ -1,7 +1,5 @@
 """Methods with a generator at the server: FedFTG, DAFL."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

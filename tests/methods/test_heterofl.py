@@ -1,7 +1,5 @@
 """HeteroFL: rates, masks, the scaler, and who has a part in which number."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

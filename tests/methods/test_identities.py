@@ -3,8 +3,6 @@
 A pair may be of three: then the third one is not the same.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

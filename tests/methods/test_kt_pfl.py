@@ -1,7 +1,5 @@
 """KT-pFL: how the coefficients are learnt, and which limits it has."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

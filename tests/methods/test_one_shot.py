@@ -1,7 +1,5 @@
 """One-shot learning on images that a generator makes up: DENSE and Co-Boosting."""
 
-from __future__ import annotations
-
 from functools import cache
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """SCAFFOLD: control variates that stay what the server believes them to be."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

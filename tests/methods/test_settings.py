@@ -1,7 +1,5 @@
 """Settings of methods: which change the result, and which do not go together."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

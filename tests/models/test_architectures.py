@@ -1,7 +1,5 @@
 """The table of architectures: sizes of the papers, inputs, widths, named initial weights."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

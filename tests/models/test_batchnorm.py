@@ -1,7 +1,5 @@
 """How a network's numbers lie in memory, and BatchNorm on statistics of the batch."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

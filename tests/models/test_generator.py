@@ -1,7 +1,5 @@
 """The generator: sizes of FedKF, any image size, pixels normalised as the data are."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Networks of others: where their head is, what they take, and which methods cannot take them."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

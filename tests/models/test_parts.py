@@ -1,7 +1,5 @@
 """Networks in parts: exits, splits, ensembles, memory that is given back, what they cost."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Weights that a network begins with: from files, and pretrained ones."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

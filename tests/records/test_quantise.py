@@ -1,7 +1,5 @@
 """Predictions and confidences on the wire."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

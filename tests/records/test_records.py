@@ -1,7 +1,5 @@
 """The wire: what is packed comes back, and what is not a payload is refused in one line."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from pathlib import Path

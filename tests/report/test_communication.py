@@ -1,7 +1,5 @@
 """The cost formulas of DL-MH's paper, section 5.2.1: numbers beside bytes."""
 
-from __future__ import annotations
-
 from common import models
 from deploy.report.groups import Group
 from deploy.report.layout import render

@@ -1,7 +1,5 @@
 """Clients in reports: fairness over them, and quantiles where they are very many."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

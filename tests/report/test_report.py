@@ -1,7 +1,5 @@
 """What a run leaves is read tolerantly and shown whole, and nothing in it can run or load."""
 
-from __future__ import annotations
-
 import io
 import math
 import re

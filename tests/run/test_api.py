@@ -1,7 +1,5 @@
 """``import fedmosaic``: runs from Python, in a script and in a notebook."""
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess

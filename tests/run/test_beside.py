@@ -1,7 +1,5 @@
 """Modules beside an experiment file: found, never in the place of others, and found again."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What of a user's own modules travels in Flower's bundle, and the app for plain ``flwr run``."""
 
-from __future__ import annotations
-
 import io
 import sys
 import tomllib

@@ -1,7 +1,5 @@
 """The command line: what a newcomer types, and the mistakes they make."""
 
-from __future__ import annotations
-
 import io
 import json
 import signal

@@ -1,7 +1,5 @@
 """An error of a plug-in is one line with its hook, file and line; its traceback is in a file."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every experiment file and every cell of every table: settings that parse, networks that fit."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Shares of a GPU's memory: what each worker gets, and what is refused before the first round."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Runs over gRPC and in Ray, of a tiny Flower app that is written here, and what they stand on."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

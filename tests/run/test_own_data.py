@@ -1,7 +1,5 @@
 """Runs whose data belong to clients, and clients with settings of their own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What is packaged: every package, file and extra; and the example of docs/extending.md."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 

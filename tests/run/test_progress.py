@@ -1,7 +1,5 @@
 """A run can be watched on a terminal and in a log, from the journal alone."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Iterator
 from pathlib import Path

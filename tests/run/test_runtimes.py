@@ -1,7 +1,5 @@
 """Three runtimes, one result: the same seed gives the same bits wherever the clients run."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """What a SuperNode does in place of Flower's: its waits, its ClientApps, messages given up."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import os

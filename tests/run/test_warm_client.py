@@ -1,7 +1,5 @@
 """Work is handed to the warm process once or not at all, whoever is slow or gone."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

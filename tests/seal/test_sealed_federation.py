@@ -5,8 +5,6 @@ ServerApp and its SuperLink stands a relay (``tests/support/relay.py``); a third
 1's key.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import stat

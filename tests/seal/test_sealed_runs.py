@@ -1,7 +1,5 @@
 """Whole runs with sealed messages, over relays and registered clients that lie; in this process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One offer, one answer, one message: every field altered, and who may say what."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """``fedmosaic analyse``: the further round, similarity, overheads."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

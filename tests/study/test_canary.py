@@ -1,7 +1,5 @@
 """Canaries: short runs beside a record, by which later code is known to compute the same."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Centred kernel alignment."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The papers' claims: the files are whole, verdicts follow from records, stale ones are named."""
 
-from __future__ import annotations
-
 import json
 from itertools import islice
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What paired numbers decide, against hand-computed intervals."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """What noise tells of a teacher: by hand, and the command."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

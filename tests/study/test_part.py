@@ -1,7 +1,5 @@
 """``fedmosaic table --row --column --seed``: a table in parts, here now or elsewhere."""
 
-from __future__ import annotations
-
 from itertools import product
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The pictures: decision regions, kinds of noise, and their commands."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

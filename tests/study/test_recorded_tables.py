@@ -1,7 +1,5 @@
 """The tables that are committed: each says what the summaries of its cells say."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``fedmosaic table``: cells run once, are found again, and stand beside the paper's numbers."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

@@ -4,8 +4,6 @@ Client 1 of a tiny run of any method, in one round. What is not well formed is t
 ``hostile.py``; here the parser has nothing to object to.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import os

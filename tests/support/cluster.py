@@ -1,7 +1,5 @@
 """Ray's own command for a machine of a cluster, and the environment of what runs there."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,7 +1,5 @@
 """The command line: typed in this process, or started as its users start it."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

@@ -1,7 +1,5 @@
 """Our Dockerfile, and compose files as Docker Compose reads them; no engine is needed."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -7,8 +7,6 @@ outlives its processes. It shows that a service's command, files and rights fit 
 image would hold is the machine's, unless the root file system of a built image is given.
 """
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What a network costs: multiply-accumulates of a forward pass, and passes in training."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from typing import Any, NamedTuple, final

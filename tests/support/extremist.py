@@ -5,8 +5,6 @@ client works honestly, with its own key, and what it is about to send in round 2
 numbers that there are.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from typing import Any

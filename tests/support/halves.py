@@ -1,7 +1,5 @@
 """Tasks and server halves without a run, for numbers worked out by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Malformed replies: honest ones, taken from tiny runs, with something wrong put into them."""
 
-from __future__ import annotations
-
 import copy
 import json
 import zlib

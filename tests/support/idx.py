@@ -1,7 +1,5 @@
 """Files like those of MNIST."""
 
-from __future__ import annotations
-
 import gzip
 import struct
 from pathlib import Path

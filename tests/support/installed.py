@@ -8,8 +8,6 @@ what it does, and ends with 1 at the first thing that does not work. ``--sizes``
 extras too and says how many bytes each environment has, torch and what came with it left out.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """What a run leaves in its folder, written by hand: entries, and the folder itself."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ Run as a script, by the name of the program that it stands in for. It is Flower'
 each round, scoring with an accuracy that is not finite.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

@@ -8,8 +8,6 @@ killed, the holder ends every process of its host and itself, and the kernel rem
 and mounts with the last of them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Clients' data as PFLlib and HtFLlib write them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

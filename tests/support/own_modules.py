@@ -1,7 +1,5 @@
 """Modules and packages of a user's own, made in a test under names that no other test has."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """A task of three classes, and what an honest client says of itself."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

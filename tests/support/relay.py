@@ -4,8 +4,6 @@ It hands on all calls as they come, but what it is told to change: of a reply it
 builds another one of it with Flower's own functions and serves that and its parts in its place.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import contextmanager

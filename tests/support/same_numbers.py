@@ -15,8 +15,6 @@ tables below list what a change moved on purpose. In them ``*`` is one segment o
 follows the pattern is kept.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

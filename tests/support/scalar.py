@@ -1,7 +1,5 @@
 """Federations of one number: client k descends ½ (w − a_k)², worked out by hand elsewhere."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

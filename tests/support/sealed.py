@@ -1,7 +1,5 @@
 """Sealed messages within this process: clients that have keys, and a sealed body with an error."""
 
-from __future__ import annotations
-
 from flwr.app import Array, ArrayRecord, RecordDict
 
 from common.config import Value

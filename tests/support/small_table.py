@@ -1,7 +1,5 @@
 """A table file of two methods on toy data, whose cells take a fraction of a second."""
 
-from __future__ import annotations
-
 TABLE = """
 title = "A table"
 seeds = [1, 2, 3, 4, 5]

@@ -1,7 +1,5 @@
 """A program of ours in the place of ``flwr-clientapp`` on one SuperNode of a federation."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shlex

@@ -1,7 +1,5 @@
 """A tiny run: seconds long, the real ServerApp over the real ClientApp in this process."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import cached_property

@@ -6,8 +6,6 @@ checks, replicas, restart policies. Limits of processor and memory are not enfor
 file system of a built image in ``FEDMOSAIC_IMAGE``, that is what the containers see.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import time

@@ -1,7 +1,5 @@
 """A registered client that uses Flower's Fleet API with its own key, in other clients' names."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import grpc

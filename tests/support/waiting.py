@@ -1,7 +1,5 @@
 """Waiting for a state. How long it takes is no test's business; a bound only ends what hangs."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import TypeVar

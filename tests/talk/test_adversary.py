@@ -4,8 +4,6 @@ All of it is ``make hostile``, which records what became of each lie for the tab
 runs everywhere is one method of each kind of answer against the lie that broke runs.
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The server refuses a federation that does not fit, naming the client."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Messages that stop halfway, and the memory that they take."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Replies lie in files until their round's step is done; nothing else is different."""
 
-from __future__ import annotations
-
 import errno
 import os
 import tempfile

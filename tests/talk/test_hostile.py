@@ -1,7 +1,5 @@
 """Everything that arrives from a client is untrusted: it is used, or it is refused in one line."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Callable

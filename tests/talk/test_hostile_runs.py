@@ -1,7 +1,5 @@
 """Whole runs with a client that lies, twice, late, too much, or under another's name."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from pathlib import Path

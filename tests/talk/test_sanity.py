@@ -1,7 +1,5 @@
 """Finite numbers beyond all reason: refused, or the round is undone without whoever sent them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

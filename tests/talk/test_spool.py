@@ -1,7 +1,5 @@
 """Large parts of a reply lie in a file while they are pulled; what arrives is the same."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """However many clients an exchange has, only so many messages are out at once."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from flwr.app import Message, RecordDict

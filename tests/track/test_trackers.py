@@ -1,7 +1,5 @@
 """Trackers show what the journal says, once, and nothing that befalls them touches the run."""
 
-from __future__ import annotations
-
 import json
 import logging
 import sqlite3

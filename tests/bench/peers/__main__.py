@@ -8,8 +8,6 @@ largest sum of the pages that single processes own. Times are also given relativ
 of the same turn.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import itertools

@@ -1,7 +1,5 @@
 """A bare PyTorch loop: every client in turn, then the mean of their weights."""
 
-from __future__ import annotations
-
 import copy
 
 import torch

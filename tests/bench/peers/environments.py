@@ -1,7 +1,5 @@
 """The peers' environments: a virtual environment for each in ``.bench``, made once."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

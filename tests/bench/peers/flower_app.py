@@ -1,7 +1,5 @@
 """Flower's own FedAvg and its simulation, as its documentation has them."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

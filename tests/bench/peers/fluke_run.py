@@ -1,7 +1,5 @@
 """fluke's own FedAvg."""
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """This project's own run, whose journal tells when a round has ended."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

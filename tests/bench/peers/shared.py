@@ -5,8 +5,6 @@ installed. A script prints one line of JSON for each round as it ends, and ``rea
 first.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

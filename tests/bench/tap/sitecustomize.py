@@ -6,8 +6,6 @@ they begin or end: seconds, process, mark, processor seconds. Functions that no 
 passed over. For measurements only.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.abc
 import importlib.machinery

@@ -1,7 +1,5 @@
 """Stripes of two directions, and checks: 360 images of 8×8 pixels."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -1,7 +1,5 @@
 """A network as anybody would write it."""
 
-from __future__ import annotations
-
 import math
 
 from torch import nn

@@ -4,8 +4,6 @@
 clock goes on, as it does where an operator or NTP sets the time.
 """
 
-from __future__ import annotations
-
 import datetime
 import os
 import time

@@ -1,7 +1,5 @@
 """A SuperNode that sends slowly: each large part of a message takes ``SLOW`` seconds longer."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

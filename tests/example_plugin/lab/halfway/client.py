@@ -1,7 +1,5 @@
 """Halfway, client half: cross-entropy on smoothed labels."""
 
-from __future__ import annotations
-
 from typing import final
 
 import torch.nn.functional as F

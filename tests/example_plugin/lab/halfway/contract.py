@@ -9,8 +9,6 @@ Round t: client k trains w_k from w on the cross-entropy with labels smoothed by
 s = 1 and ε = 0 is FedAvg.
 """
 
-from __future__ import annotations
-
 from typing import final
 
 from common.methods.fedavg import Averaging, Down, Up

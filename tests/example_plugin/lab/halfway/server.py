@@ -1,7 +1,5 @@
 """Halfway, server half: the mean, taken part of the way."""
 
-from __future__ import annotations
-
 from typing import final
 
 from common import tree
