@@ -33,55 +33,31 @@ def test_the_defaults_parse() -> None:
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        (
-            {"train__epochs": -1},
-            "train.epochs = -1 is not allowed; it should be greater than or equal to 1",
-        ),
+        ({"train__epochs": -1}, "train.epochs = -1 is not allowed; it should be greater"),
         ({"data__alpha": 0.0}, "data.alpha = 0.0 is not allowed; it should be greater than 0"),
         ({"seed": True}, "seed = true is not allowed; it should be integer"),
         ({"train__lr": "fast"}, 'train.lr = "fast" is not allowed; it should be number'),
         ({"precision": "fp8"}, "precision = \"fp8\" is not allowed; it should be 'fp32' or 'bf16'"),
-        (
-            {"device": "gpu"},
-            'device = "gpu" is not allowed; it should be auto, cpu, cuda or cuda:N',
-        ),
+        ({"device": "gpu"}, 'device = "gpu" is not allowed; it should be auto, cpu, cuda'),
         ({"method": "fedavgg"}, 'method = "fedavgg" is unknown; allowed: '),
         ({"clients": 5, "per_round": 6}, "per-round = 6 is more than clients = 5"),
         ({"roundz": 3}, "key 'roundz' is unknown; did you mean 'rounds'?"),
         ({"steps": 3}, "key 'steps' is unknown; did you mean 'train.steps'?"),
-        (
-            {"lr": 0.1},
-            "key 'lr' is unknown; did you mean 'train.lr', 'noise.lr', 'generator.lr' or ",
-        ),
+        ({"lr": 0.1}, "key 'lr' is unknown; did you mean 'train.lr', 'noise.lr', 'generator.lr'"),
         ({"fedorion__dmll": True}, "key 'fedorion.dmll' is unknown; did you mean 'fedorion.dml'?"),
         ({"nosuch__key": 1}, "key 'nosuch.key' is unknown"),
         ({"experiment": "../x"}, 'experiment = "../x" is not allowed; it should be letters'),
-        (
-            {"node__3__modell": "mlp"},
-            "key 'node.3.modell' is unknown; did you mean 'node.3.model'?",
-        ),
+        ({"node__3__modell": "mlp"}, "key 'node.3.modell' is unknown; did you mean 'node.3.model'"),
         ({"node__3__partition_id": 1}, "key 'node.3.partition-id' is unknown"),
         ({"node__x__model": "mlp"}, "key 'node.x.model' is unknown; did you mean 'node.K.model'?"),
         ({"node__03__model": "mlp"}, "key 'node.03.model' is unknown"),
-        (
-            {"node__3__device": "gpu"},
-            'node.3.device = "gpu" is not allowed; it should be auto, cpu,',
-        ),
+        ({"node__3__device": "gpu"}, 'node.3.device = "gpu" is not allowed; it should be auto,'),
         ({"node__3__threads": 0}, "node.3.threads = 0 is not allowed; it should be greater than"),
         ({"node__3__memory_mb": 9}, "node.3.memory-mb = 9 is not allowed; it should be greater"),
         ({"node__3__incentive": "no"}, 'node.3.incentive = "no" is not allowed; it should be bool'),
-        (
-            {"node__3__model": "mlp", "clients": 3},
-            "[node.3] is not allowed with clients = 3; it should be [node.0] to [node.2]",
-        ),
-        (
-            {"data__dir": "h/{k}"},
-            "data.dir = 'h/{k}' is not allowed with data.partition = 'label_dirichlet'; {k} is for",
-        ),
-        (
-            {"data__test": "merge", "data__test_fraction": 0.0},
-            'data.test = "merge" needs a data.te',
-        ),
+        ({"node__3__model": "mlp", "clients": 3}, "[node.3] is not allowed with clients = 3"),
+        ({"data__dir": "h/{k}"}, "data.dir = 'h/{k}' is not allowed with data.partition"),
+        ({"data__test": "merge", "data__test_fraction": 0.0}, 'data.test = "merge" needs a data'),
     ],
 )
 def test_a_mistake_is_one_line_with_key_value_and_what_is_allowed(

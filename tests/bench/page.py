@@ -96,11 +96,7 @@ def idle(grpc: Record, scale: Record) -> Table:
     one, n = estimate.idle(scale["crowd"]), estimate.CLIENTS
     rows = [
         ["memory", f"{one.memory / 1000:.0f} kB", f"{n * one.memory / GB:.1f} GB"],
-        [
-            "processor",
-            f"{1000 * one.processor:.2f} ms a second",
-            f"{n * one.processor:.1f} cores",
-        ],
+        ["processor", f"{1000 * one.processor:.2f} ms a second", f"{n * one.processor:.1f} cores"],
     ]
     return Table(["of the SuperLink", "for an idle SuperNode", f"for {n:,}"], rows)
 

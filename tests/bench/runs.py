@@ -33,13 +33,7 @@ def seconds(changes: dict[str, Value], runtime: str, workers: int, warm: bool = 
     with tempfile.TemporaryDirectory() as folder:
         flat = numbers({**defaults(), **changes})
         resolved, out = preflight.fresh(flat, runtime, Path(folder) / "run")
-        launch.launch(
-            resolved,
-            out,
-            workers=workers,
-            console=Console(quiet=True),
-            warm_start=warm,
-        )
+        launch.launch(resolved, out, workers=workers, console=Console(quiet=True), warm_start=warm)
         entries = [entry for entry in read(out).entries if entry.round >= 2]
     phases = sorted({name for entry in entries for name in entry.seconds})
     return {

@@ -36,11 +36,7 @@ from tests.support.tiny import flat, play
 
 SPECS = ("lenet5", "resnet8", "resnet18", "resnet34")
 NODE, RUN = 1, "bench"
-ROUNDS = {
-    "lenet5": (4, 500),
-    "resnet8": (4, 100),
-    "resnet18": (2, 30),
-}
+ROUNDS = {"lenet5": (4, 500), "resnet8": (4, 100), "resnet18": (2, 30)}
 """Clients, and images of each: one local epoch, batches of 32."""
 
 

@@ -5,13 +5,7 @@ import pytest
 import torch
 
 from common.data import DATASETS, embedded, load
-from common.data.dataset import (
-    channel_statistics,
-    fingerprint,
-    holdout,
-    resize,
-    stratified,
-)
+from common.data.dataset import channel_statistics, fingerprint, holdout, resize, stratified
 from common.data.embedded import points, toy
 from common.seeds import rng
 

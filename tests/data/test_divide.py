@@ -114,16 +114,10 @@ def test_colour_becomes_grey_and_grey_becomes_colour():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (
-            {"name": "digits", "public_name": "points"},
-            r"data\.public-name = 'points' has float32 samples \(2, 1, 1\)",
-        ),
+        ({"name": "digits", "public_name": "points"}, r"data\.public-name = 'points' has float32"),
         ({"public_name": "digits", "public_samples": 5}, "5 samples cannot hold 10 classes"),
         ({"public_name": "nothing"}, r"unknown data\.public-name 'nothing'"),
-        (
-            {"public_name": "folder", "public_dir": "/nowhere"},
-            r"data\.public-dir = '/nowhere' is not a folder",
-        ),
+        ({"public_name": "folder", "public_dir": "/nowhere"}, r"-dir = '/nowhere' is not a folder"),
     ],
 )
 def test_another_data_set_that_does_not_fit_is_refused(settings, said):
@@ -134,10 +128,7 @@ def test_another_data_set_that_does_not_fit_is_refused(settings, said):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (
-            {"public": 0.2, "public_name": "digits"},
-            r"data\.public = 0\.2 is not allowed with data\.public-name",
-        ),
+        ({"public": 0.2, "public_name": "digits"}, r"data\.public = 0\.2 is not allowed with data"),
         ({"public_samples": 9}, r"data\.public-samples = 9 needs data\.public-name or"),
     ],
 )

@@ -277,11 +277,7 @@ def test_niid_without_a_size_takes_an_equal_part_of_the_pool():
         ({}, 0, "0 clients: at least 1"),
         ({}, 2001, "2001 clients cannot share 2000 samples"),
         ({"partition": "label_dirichlet", "min_size": 401}, 5, "needs 2005 samples"),
-        (
-            {"partition": "label_dirichlet", "alpha": 0.001, "min_size": 50},
-            30,
-            "gave 30 clients no partition",
-        ),
+        ({"partition": "label_dirichlet", "alpha": 0.001, "min_size": 50}, 30, "gave 30 clients"),
         ({"partition": "quantity_dirichlet", "alpha": 0.01}, 500, "too few to give each of 500"),
         ({"partition": "niid1", "per_client": 1}, 5, "data.per-client = 1"),
         ({"partition": "niid1", "niid_scale": "adapt"}, 11, "10 classes cannot be cut into 11"),

@@ -167,20 +167,14 @@ def test_every_way_to_grow_a_confidence_gives_another_one(
 ):
     plain, _, _ = exchanged(tmp_path / "a", monkeypatch)
     ups, _, _ = exchanged(
-        tmp_path / "b",
-        monkeypatch,
-        **{"confidence.balance": balance, "confidence.init": start},
+        tmp_path / "b", monkeypatch, **{"confidence.balance": balance, "confidence.init": start}
     )
     assert not torch.equal(ups[0].w, plain[0].w)
     assert torch.equal(ups[0].theta, plain[0].theta)  # the classifier is none of its business
 
 
 def test_a_confidence_is_higher_on_images_like_the_clients_own(tmp_path, monkeypatch):
-    ups, _, result = exchanged(
-        tmp_path,
-        monkeypatch,
-        **{**ONE_CLASS_EACH, "confidence__epochs": 5},
-    )
+    ups, _, result = exchanged(tmp_path, monkeypatch, **{**ONE_CLASS_EACH, "confidence__epochs": 5})
     labels = public_labels(result)
     for k, up in enumerate(ups):  # client k holds class k alone
         assert float(up.w[labels == k].mean()) > 5 * float(up.w[labels != k].mean())

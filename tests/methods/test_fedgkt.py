@@ -88,10 +88,7 @@ def test_features_of_another_shape_are_refused_with_the_clients_name(tmp_path):
     ("change", "reason"),
     [
         (lambda up: {"y": up.y + 3}, "y has label"),
-        (
-            lambda up: {"h": up.h[:, :8]},
-            "'h' is float32[24, 8, 4, 4], expected float32[24, 16, 4, 4]",
-        ),
+        (lambda up: {"h": up.h[:, :8]}, "'h' is float32[24, 8, 4, 4], expected float32[24, 16, 4"),
         (lambda up: {"z": up.z[:, :2]}, "'z' is float32[24, 2], expected float32[24, 3]"),
     ],
 )

@@ -21,12 +21,7 @@ from tests.support import battery, halves
 from tests.support.battery import Changing
 from tests.support.tiny import Run, TinyRun, flat, play
 
-SMALL: dict[str, Any] = {
-    **battery.PUBLIC,
-    "method": "kt-pfl",
-    "clients": 3,
-    "train__epochs": 1,
-}
+SMALL: dict[str, Any] = {**battery.PUBLIC, "method": "kt-pfl", "clients": 3, "train__epochs": 1}
 HAND = torch.tensor([[0.8, 0.2], [0.4, 0.6]])
 
 

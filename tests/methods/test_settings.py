@@ -84,6 +84,7 @@ def test_every_switch_does_something(method: str, switch: dict[str, Any], played
 
 DEPTHS = "cnn4-exits1@0.5,cnn4-exits2@0.5,cnn4-exits3@0.5"
 PUBLIC = {"data__public": 0.5}
+DIGITS = {"data__public_name": "digits"}
 FEDIN = {"fleet": "cnn2@0.5,cnn3@0.5"}
 INCLUSIVE = {"fleet": "cnn2@0.5,cnn3@0.5,cnn4@0.5"}
 #: method, settings, and the line's beginning
@@ -122,16 +123,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("feddf", {**PUBLIC, "average__across": "layerwise"}, 'average.across = "layerwise" is not'),
     ("feddf", {}, "method = 'feddf' needs a public set"),
     ("fedkemf", {}, "method = 'fedkemf' needs a public set"),
-    (
-        "fedkemf",
-        {"data__public_name": "digits", "fedkemf__labels": True},
-        "fedkemf.labels = true needs a public set with the task's",
-    ),
-    (
-        "fedmd",
-        {"data__public_name": "digits", "fedmd__public_epochs": 2},
-        "fedmd.public-epochs = 2 needs a public set with the task's",
-    ),
+    ("fedkemf", {**DIGITS, "fedkemf__labels": True}, "fedkemf.labels = true needs a public set"),
+    ("fedmd", {**DIGITS, "fedmd__public_epochs": 2}, "fedmd.public-epochs = 2 needs a public set"),
     ("dl-sh", {**PUBLIC, "dl_sh__free_riders": 4}, "dl-sh.free-riders = 4; of 4 clients"),
     (
         "dl-sh",

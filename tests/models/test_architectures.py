@@ -183,15 +183,7 @@ def test_resnet18_is_torchvision_s() -> None:
 def test_digits_are_enlarged_and_letters_padded_for_lenet5() -> None:
     digit = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]])
     assert enlarge(digit, 5).tolist() == [
-        [
-            [
-                [1, 1, 2, 2, 0],
-                [1, 1, 2, 2, 0],
-                [3, 3, 4, 4, 0],
-                [3, 3, 4, 4, 0],
-                [0, 0, 0, 0, 0],
-            ]
-        ]
+        [[[1, 1, 2, 2, 0], [1, 1, 2, 2, 0], [3, 3, 4, 4, 0], [3, 3, 4, 4, 0], [0, 0, 0, 0, 0]]]
     ]
     letter = enlarge(torch.ones(1, 1, 28, 28))
     assert letter.shape == (1, 1, 32, 32)

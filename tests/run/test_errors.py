@@ -79,11 +79,7 @@ def check(done: Done, *said: str, log: Path | None) -> None:
     [
         ("Client", "def loss(self, down, net): return lambda x, y: 1 / 0", "ZeroDivisionError: d"),
         ("Client", "def loss(self, down, net): raise ValueError('odd')", "ValueError: odd"),
-        (
-            "Client",
-            "def loss(self, down, net): return lambda x, y: 3",
-            "gives int; it should be a s",
-        ),
+        ("Client", "def loss(self, down, net): return lambda x, y: 3", "gives int; it should be"),
         ("Client", "def admit(self): {}['x']", "KeyError: 'x'"),
         ("Client", "def train(self, down): return Up(w={'a': 3})", "Trained: field 'w.a': Input"),
         ("Client", "def train(self, down): return Up()", "Trained: field 'w': Field required"),
@@ -92,11 +88,7 @@ def check(done: Done, *said: str, log: Path | None) -> None:
         ("Server", "def begin(self, clients): {}['x']", "KeyError: 'x'"),
         ("Server", "def combine(self, ups, previous): raise ValueError('odd')", "error: odd"),
         ("Server", "def down(self, t): sys.exit('away')", "SystemExit: away"),
-        (
-            "Server",
-            "def down(self, t): return Down(w=3)",
-            "field 'w': Input should be a valid dict",
-        ),
+        ("Server", "def down(self, t): return Down(w=3)", "field 'w': Input should be a valid"),
         ("Server", "def check(self, client, up): 1 / 0", "refused: ZeroDivisionError: division"),
     ],
 )
@@ -114,10 +106,7 @@ def test_an_exception_in_a_hook_is_one_line_with_its_place(
     [
         ("def down(self, t): return {'w': 1}", "is of type dict; it should be Down | Callable"),
         ("def select(self, t): return None", "is of type NoneType; it should be list[Client]"),
-        (
-            "def step(self, t, ups): return {'a': 'b'}",
-            "has the field 'a' that is of type str; it should be fl",
-        ),
+        ("def step(self, t, ups): return {'a': 'b'}", "has the field 'a' that is of type str"),
         (
             "def combine(self, ups, previous): return {'a': 1}",
             "has the field 'a' that is of type int; it should be Te",
@@ -137,19 +126,11 @@ def test_a_bad_reply_of_a_hook_is_one_line_with_its_field(
     ("keys", "text", "said"),
     [
         (["data.name"], "def x(): 1 / 0", "in x: {file}, line 1); traceback: {home}"),
-        (
-            ["data.name"],
-            "def x(): return 3",
-            "of type int; it should be a Dataset (in x: {file}, l",
-        ),
+        (["data.name"], "def x(): return 3", "of type int; it should be a Dataset (in x: {file}"),
         (["data.partition"], "def x(*_): 1 / 0", "in x: {file}, line 1); traceback: {home}"),
         (["data.partition"], "def x(*_): return [3]", "gives 1 shares; it should be a list of 4"),
         (["data.partition"], "def x(*_): return [3]", "index arrays (in x: {file}, line 1)"),
-        (
-            ["fleet", "global-model"],
-            "def x(shape): 1 / 0",
-            "in x: {file}, line 1); traceback: {home}",
-        ),
+        (["fleet", "global-model"], "def x(shape): 1 / 0", "x: {file}, line 1); traceback: {home}"),
         (["fleet", "global-model"], "def x(shape): return 3", "nn.Module (in x: {file}, line 1)"),
         (["fleet", "global-model"], f"{NET}\nx = Net", "in Net.forward: {file}, line 10); traceb"),
         (["method"], "def f(:", "cannot be imported: SyntaxError: invalid syntax ({file}, line 1)"),

@@ -158,10 +158,7 @@ def test_each_client_has_a_folder_of_its_own(hospitals: Path, tmp_path: Path) ->
         (("data.dir=hospitals/{k}", "node.1.data-dir=other"), "client 1 has images (1, 8, 8) of 2"),
         (("data.dir=hospitals/{k}", "node.1.model=mpl"), "model 'mpl': no architecture"),
         (("data.dir=hospitals/{k}", "node.1.device=cuda:7"), 'device = "cuda:7" is not here'),
-        (
-            ("data.dir=hospitals/{k}", "node.2.model=mlp"),
-            "[node.2] is not allowed with clients = 2",
-        ),
+        (("data.dir=hospitals/{k}", "node.2.model=mlp"), "node.2] is not allowed with clients = 2"),
     ],
 )
 def test_what_cannot_be_a_clients_own_is_one_line_before_anything_starts(

@@ -266,11 +266,7 @@ class Grouping(Nodes):
 
 @pytest.mark.parametrize(
     ("kind", "groups"),
-    [
-        ("query.hello", [12] * 8 + [4]),
-        ("evaluate", [12] * 8 + [4]),
-        ("train", [1] * 100),
-    ],
+    [("query.hello", [12] * 8 + [4]), ("evaluate", [12] * 8 + [4]), ("train", [1] * 100)],
 )
 def test_what_is_soon_answered_goes_to_a_worker_in_groups(kind: str, groups: list[int]) -> None:
     grid, same = Grouping(100), RecordDict({"c": ConfigRecord({"x": 1})})

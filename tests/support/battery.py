@@ -142,11 +142,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "generator__latent": 8,
         "generator__width": 8,
     },
-    "fedftg-noise": {
-        "noise__epochs": 1,
-        "noise__batches": 4,
-        "noise__batch_size": 16,
-    },
+    "fedftg-noise": {"noise__epochs": 1, "noise__batches": 4, "noise__batch_size": 16},
 }
 
 

@@ -14,8 +14,4 @@ RAY_START = [
 def environment() -> dict[str, str]:
     """This process's, without what it says of Ray."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    return env | {
-        "GRPC_ENABLE_FORK_SUPPORT": "0",
-        "PYTHONPATH": str(ROOT),
-        "PYTHONUNBUFFERED": "1",
-    }
+    return env | {"GRPC_ENABLE_FORK_SUPPORT": "0", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}

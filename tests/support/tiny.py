@@ -70,17 +70,8 @@ def flat(out: Path, **changes: Any) -> dict[str, Value]:
     """A whole run config: the defaults, the tiny run's, and ``changes`` (dots as ``__``)."""
     named = {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
     method = str(changes.get("method", ""))
-    return numbers(
-        {
-            **defaults(method),
-            **TINY,
-            "out": str(out),
-            "state-dir": str(out / "state"),
-            "experiment": "test",
-            **named,
-        },
-        method,
-    )
+    own = {"out": str(out), "state-dir": str(out / "state"), "experiment": "test"}
+    return numbers({**defaults(method), **TINY, **own, **named}, method)
 
 
 def play(

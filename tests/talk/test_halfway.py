@@ -121,9 +121,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def test_what_is_sent_is_written_out_a_few_parts_at_a_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_sent_is_written_out_a_few_parts_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.random.default_rng(1).normal(size=4000)
     record = ArrayRecord({"a": Array(values), "few": Array(values[:3])})
     message = Message(RecordDict({"a": record, "b": ConfigRecord({"n": 1})}), 1, "train")

@@ -301,10 +301,7 @@ class Forgetful(Loopback):  # type: ignore[misc]
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        (
-            Enormous,
-            ("3 of 4 replies are good, min-replies = 1 needs 4; client 1:", "sanity = 720"),
-        ),
+        (Enormous, ("3 of 4 replies are good, min-replies = 1 needs 4; client 1:", "sanity = 720")),
         (Forgetful, ("the SuperLink failed while it took the messages: UNIQUE",)),
     ],
 )

@@ -73,7 +73,7 @@ def main() -> None:
         }
         for workers in (1, 2):
             systems[f"Flower's FedAvg, {workers} at a time"] = [
-                *(peers["flower"], str(HERE / "flower_app.py"), name, str(workers)),
+                *(peers["flower"], str(HERE / "flower_app.py"), name, str(workers))
             ]
             systems[f"fedmosaic, {workers} at a time"] = ours(folder, options.images, workers)
         for _ in range(options.turns):

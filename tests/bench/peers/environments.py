@@ -10,10 +10,7 @@ from deploy.run.settings import app_folder
 
 BOTH = ("torch", "torchvision")
 HOME = app_folder() / ".bench"
-PACKAGES = {
-    "fluke": ["fluke-fl==0.8.1"],
-    "flower": ["flwr[simulation]==1.31.0"],
-}
+PACKAGES = {"fluke": ["fluke-fl==0.8.1"], "flower": ["flwr[simulation]==1.31.0"]}
 
 
 def python(name: str) -> Path:
