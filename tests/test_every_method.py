@@ -36,6 +36,7 @@ from tests.support.battery import (
     tiers,
 )
 from tests.support.tiny import TinyRun, play
+from tests.support.watching import watched
 
 pytestmark = pytest.mark.usefixtures("at_hand")
 every_method = pytest.mark.parametrize("method", tiers(METHODS), scope="module")
@@ -51,15 +52,8 @@ class Reference:
 
 @pytest.fixture(scope="module")
 def reference(method: str, at_hand: None, tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    packed: list[Records] = []
-    pack = Records.pack
-
-    def remembering(self: Records) -> RecordDict:
-        packed.append(self)
-        return pack(self)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Records, "pack", remembering)
+        packed = watched(patch, Records, "pack", lambda _, payload: payload)
         run = play(config(method, tmp_path_factory.mktemp(method), rounds=3))
     return Reference(run, packed)
 

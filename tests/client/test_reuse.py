@@ -12,6 +12,7 @@ from client_app.participant import Participant
 from common.parse import parse
 from tests.support.commandline import typed
 from tests.support.tiny import TINY, TinyRun, flat, play
+from tests.support.watching import watched
 
 PUBLIC: dict[str, Any] = {"rounds": 1, "fleet": "mlp@0.25", "data__public": 0.4} | {
     "confidence__epochs": 1,
@@ -22,14 +23,7 @@ PUBLIC: dict[str, Any] = {"rounds": 1, "fleet": "mlp@0.25", "data__public": 0.4}
 @pytest.fixture
 def trainings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Which client has trained on its labels, training by training."""
-    whole, seen = Participant.train, list[int]()
-
-    def train(p: Participant, *arguments: Any, **named: Any) -> dict[str, float]:
-        seen.append(p.k)
-        return whole(p, *arguments, **named)
-
-    monkeypatch.setattr(Participant, "train", train)
-    return seen
+    return watched(monkeypatch, Participant, "train", lambda _, p, *given, **named: p.k)
 
 
 def runs(folder: Path, learnt: Path | None = None) -> list[TinyRun]:

@@ -17,11 +17,11 @@ from server_app.combine.oca import Oca, Upload
 from server_app.global_model import Averaged
 from server_app.keep import checkpoint
 from server_app.keep.checkpoint import Checkpoint, path_in
-from server_app.method import Models, Ups
 from server_app.methods import half
 from tests.support.battery import OVERRIDES, Crash, Crashing, config
 from tests.support.halves import server
 from tests.support.tiny import TinyRun, play
+from tests.support.watching import watched
 
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {},
@@ -40,6 +40,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "depthfl": {},
     "qffl with q = 1": {"qffl__q": 1.0},
 }
+BY_ARCHITECTURE = ("fedin", "feddf", "heterofl", "fedrolex", "inclusivefl")  #: so they are scored
 UNEVEN = {"data__partition": "quantity_dirichlet", "data__alpha": 1.0}
 SOME = {"per_round": 2, "rounds": 3}
 ON = {"oca__aggregate": "on"}
@@ -66,15 +67,7 @@ def equal(a: StateDict, b: StateDict) -> bool:
 def test_with_everybody_active_it_is_the_active_clients_mean_bit_for_bit(
     named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pairs: list[tuple[Models, Models]] = []
-    step = Oca.step
-
-    def watching(self: Oca[Any, Any], t: int, ups: Ups[Any]) -> dict[str, float]:
-        metrics = step(self, t, ups)
-        pairs.append((self.overall, self.models))
-        return metrics
-
-    monkeypatch.setattr(Oca, "step", watching)
+    pairs = watched(monkeypatch, Oca, "step", lambda _, half, *given: (half.overall, half.models))
     run = play(settings(named, tmp_path, rounds=3, **UNEVEN, **ON))
     assert len({client["n"] for client in run.journal[0]["clients"]}) > 1
     assert len(pairs) == 3
@@ -82,13 +75,7 @@ def test_with_everybody_active_it_is_the_active_clients_mean_bit_for_bit(
         assert overall.keys() == active.keys()
         assert all(equal(overall[spec], active[spec]) for spec in active)
     assert course(run) == course(run, "aca")
-    if named not in (
-        "fedin",
-        "feddf",
-        "heterofl",
-        "fedrolex",
-        "inclusivefl",
-    ):  # scored by architecture
+    if named not in BY_ARCHITECTURE:
         assert course(run) == course(run, "oca")
 
 

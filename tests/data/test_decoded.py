@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from common.data import DATASETS, decoded, idx, load
 from tests.support.idx import write
+from tests.support.watching import watched
 
 IMAGES = 20
 
@@ -21,16 +21,8 @@ IMAGES = 20
 @pytest.fixture
 def decodings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A name for each time that files were decoded; every file is large enough to be kept."""
-    done: list[str] = []
-    real = idx._decode
-
-    def counted(family: Any, files: list[Path]) -> dict[str, Tensor]:
-        done.append(family.name)
-        return real(family, files)
-
-    monkeypatch.setattr(idx, "_decode", counted)
     monkeypatch.setattr(decoded, "SMALL", 0)
-    return done
+    return watched(monkeypatch, idx, "_decode", lambda _, family, files: family.name)
 
 
 @pytest.fixture

@@ -42,6 +42,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 networks = pytest.mark.skipif(bool(namespaces.allowed()), reason=str(namespaces.allowed()))
 SAME, OTHER = "as undisturbed", "without the lost replies"
+RESUMED, COMPLETED = ("--resume completes it", SAME), ("completes", SAME)
 
 
 @pytest.fixture(scope="module")
@@ -114,14 +115,9 @@ def test_a_supernode_that_signs_off_stops_the_run_and_resuming_gives_the_same_bi
             with contextlib.suppress(ProcessLookupError):
                 os.kill(app, signal.SIGCONT)
         same(run.resume("loopback"), undisturbed_pair)
-        record(
-            "supernode-sigterm",
-            fault="SuperNode ends (SIGTERM); min-replies = 1",
-            seen=f"the run stops: round {missed}, client 1, Node Unavailable",
-            seconds=seconds,
-            after="--resume completes it",
-            weights=SAME,
-        )
+        fault = "SuperNode ends (SIGTERM); min-replies = 1"
+        seen = f"the run stops: round {missed}, client 1, Node Unavailable"
+        record("supernode-sigterm", fault, seen, seconds, RESUMED)
 
 
 @pytest.mark.full
@@ -133,14 +129,9 @@ def test_a_killed_serverapp_is_noticed_within_seconds_and_resuming_gives_the_sam
         run.strike(processes(run.home("superlink"), SERVER_APP), signal.SIGKILL)
         seconds = stopped(run, "the ServerApp ended in the middle of the run")
         same(run.resume("loopback"), undisturbed_pair)
-        record(
-            "serverapp-sigkill",
-            fault="ServerApp killed (SIGKILL)",
-            seen="the launcher ends: the ServerApp ended in the middle of the run",
-            seconds=seconds,
-            after="--resume completes it",
-            weights=SAME,
-        )
+        fault = "ServerApp killed (SIGKILL)"
+        seen = "the launcher ends: the ServerApp ended in the middle of the run"
+        record("serverapp-sigkill", fault, seen, seconds, RESUMED)
 
 
 @pytest.mark.faults
@@ -152,14 +143,9 @@ def test_a_killed_superlink_is_noticed_at_once_and_resuming_gives_the_same_bits(
         run.strike(processes(run.home("superlink"), "flower-superlink"), signal.SIGKILL)
         seconds = stopped(run, "superlink was killed by SIGKILL")
         same(run.resume("grpc"), undisturbed)
-        record(
-            "superlink-sigkill",
-            fault="SuperLink killed (SIGKILL)",
-            seen="the launcher ends: superlink was killed by SIGKILL",
-            seconds=seconds,
-            after="--resume completes it",
-            weights=SAME,
-        )
+        fault = "SuperLink killed (SIGKILL)"
+        seen = "the launcher ends: superlink was killed by SIGKILL"
+        record("superlink-sigkill", fault, seen, seconds, RESUMED)
 
 
 @pytest.mark.faults
@@ -167,17 +153,11 @@ def test_a_killed_clientapp_is_a_loss_of_one_round(tmp_path: Path) -> None:
     with Launched(tmp_path, min_replies=0.5) as run:
         run.strike([run.client_app(1, 1, working=True)], signal.SIGKILL)
         seconds, failure = run.await_failure(1)
-        status, errors, _ = run.end()
-        assert status == 0, errors
-        assert lost(TinyRun(run.out), 1) == [(2, "ClientApp stopped responding.")]
-        record(
-            "clientapp-sigkill",
-            fault="ClientApp killed (SIGKILL) at work",
-            seen=f"round 2 goes on without client 1: {failure['reason']}",
-            seconds=seconds,
-            after="completes; the client is back in round 3",
-            weights=OTHER,
-        )
+        assert lost(run.completed(), 1) == [(2, "ClientApp stopped responding.")]
+        fault = "ClientApp killed (SIGKILL) at work"
+        seen = f"round 2 goes on without client 1: {failure['reason']}"
+        after = "completes; the client is back in round 3"
+        record("clientapp-sigkill", fault, seen, seconds, (after, OTHER))
 
 
 @pytest.mark.faults
@@ -188,17 +168,10 @@ def test_a_clientapp_killed_before_it_took_its_message_is_started_again(
         run.strike([run.client_app(1, 1, working=False)], signal.SIGKILL)
         run.await_round(2)
         seconds = run.since()
-        status, errors, _ = run.end()
-        assert status == 0, errors
-        same(TinyRun(run.out), undisturbed)
-        record(
-            "clientapp-early",
-            fault="ClientApp killed (SIGKILL) while it starts",
-            seen="its SuperNode starts another after 30 s; nothing is lost",
-            seconds=seconds,
-            after="completes",
-            weights=SAME,
-        )
+        same(run.completed(), undisturbed)
+        fault = "ClientApp killed (SIGKILL) while it starts"
+        seen = "its SuperNode starts another after 30 s; nothing is lost"
+        record("clientapp-early", fault, seen, seconds, COMPLETED)
 
 
 @pytest.mark.faults
@@ -208,17 +181,11 @@ def test_a_killed_supernode_is_a_loss_in_every_round_that_follows(tmp_path: Path
         run.strike(processes(run.home("supernode-1"), NODE), signal.SIGKILL)
         seconds, failure = run.await_failure(1)
         assert "Unavailable" in failure["reason"]
-        status, errors, _ = run.end()
-        assert status == 0, errors
-        assert {t for t, _ in lost(TinyRun(run.out), 1)} == {2, 3}
-        record(
-            "supernode-sigkill",
-            fault="SuperNode killed (SIGKILL), not started again",
-            seen="round 2 goes on without client 1: Node Unavailable",
-            seconds=seconds,
-            after="completes; client 1 is missing in every later round",
-            weights=OTHER,
-        )
+        assert {t for t, _ in lost(run.completed(), 1)} == {2, 3}
+        fault = "SuperNode killed (SIGKILL), not started again"
+        seen = "round 2 goes on without client 1: Node Unavailable"
+        after = "completes; client 1 is missing in every later round"
+        record("supernode-sigkill", fault, seen, seconds, (after, OTHER))
 
 
 MIDWAY = 90.0
@@ -244,14 +211,10 @@ def test_a_supernode_killed_while_it_sends_holds_up_nobody_for_longer_than_the_t
         assert failure["round"] == 1
         assert failure["reason"].startswith("the reply stopped halfway, without ")
         assert [entry["replied"] for entry in run.end().journal[1:]] == [[0, 2]] * 3
-        record(
-            "supernode-midway",
-            fault=f"SuperNode killed (SIGKILL) while it sends its reply; timeout {MIDWAY:g} s",
-            seen="round 1 goes on without client 1: the reply stopped halfway",
-            seconds=seconds,
-            after="completes; client 1 is missing in every later round",
-            weights=OTHER,
-        )
+        fault = f"SuperNode killed (SIGKILL) while it sends its reply; timeout {MIDWAY:g} s"
+        seen = "round 1 goes on without client 1: the reply stopped halfway"
+        after = "completes; client 1 is missing in every later round"
+        record("supernode-midway", fault, seen, seconds, (after, OTHER))
 
 
 @pytest.mark.faults
@@ -269,14 +232,10 @@ def test_a_supernode_that_is_started_again_is_found_again_with_its_private_model
         rounds = {t for t, _ in lost(result, 1)}
         assert 2 in rounds and 4 not in rounds, rounds
         assert model and private_models(run.out / "state")[1] != model, "it learned on"
-        record(
-            "supernode-restart",
-            fault="SuperNode ends (SIGTERM) and is started again",
-            seen="round 2 goes on without client 1: Node Unavailable",
-            seconds=seconds,
-            after=f"completes; the client is back in round {max(rounds) + 1}",
-            weights=OTHER,
-        )
+        fault = "SuperNode ends (SIGTERM) and is started again"
+        seen = "round 2 goes on without client 1: Node Unavailable"
+        after = f"completes; the client is back in round {max(rounds) + 1}"
+        record("supernode-restart", fault, seen, seconds, (after, OTHER))
 
 
 @pytest.mark.faults
@@ -300,14 +259,9 @@ def test_with_a_database_and_process_isolation_a_run_survives_the_superlink(
         run.await_round(2)
         seconds = run.since()
         same(run.end(), undisturbed)
-        record(
-            "superlink-restart",
-            fault="SuperLink killed and started again after 3 s (database, isolation process)",
-            seen="everybody connects again; nothing is lost",
-            seconds=seconds,
-            after="completes",
-            weights=SAME,
-        )
+        fault = "SuperLink killed and started again after 3 s (database, isolation process)"
+        seen = "everybody connects again; nothing is lost"
+        record("superlink-restart", fault, seen, seconds, COMPLETED)
 
 
 @contextlib.contextmanager
@@ -332,14 +286,9 @@ def test_a_short_cut_of_the_network_changes_nothing(undisturbed: TinyRun, tmp_pa
         run.await_round(2)
         seconds = run.since()
         same(run.end(), undisturbed)
-        record(
-            "network-10s",
-            fault="network of a client cut for 10 s",
-            seen="the round waits for client 1",
-            seconds=seconds,
-            after="completes",
-            weights=SAME,
-        )
+        fault = "network of a client cut for 10 s"
+        seen = "the round waits for client 1"
+        record("network-10s", fault, seen, seconds, COMPLETED)
 
 
 @networks
@@ -356,15 +305,13 @@ def test_a_long_cut_of_the_network_is_a_loss_until_it_is_mended(tmp_path: Path) 
         rounds = {t for t, _ in lost(run.end(), 1)}
         last = max(rounds)
         assert min(rounds) == 2 and last < 14, rounds
-        record(
-            "network-90s",
-            fault="network of a client cut for 90 s",
-            seen="round 2 goes on without client 1: Node Unavailable",
-            seconds=seconds,
-            after=f"completes; the client is back in round {last + 1}, "
-            f"{back_after(run, last, 90.0)} s after the cut was mended",
-            weights=OTHER,
+        fault = "network of a client cut for 90 s"
+        seen = "round 2 goes on without client 1: Node Unavailable"
+        after = (
+            f"completes; the client is back in round {last + 1}, "
+            f"{back_after(run, last, 90.0)} s after the cut was mended"
         )
+        record("network-90s", fault, seen, seconds, (after, OTHER))
 
 
 def back_after(run: Machines, last: int, fault: float) -> int:
@@ -402,15 +349,13 @@ def test_a_full_disk_of_a_client_is_one_line_and_its_private_model_stays(
             assert kept.read_bytes() == model
             subprocess.run(["mount", "-o", "remount,size=10m", str(disk)], check=True)
             same(run.resume("grpc"), undisturbed)
-            record(
-                "disk-full",
-                fault="disk of a client full",
-                seen="the run stops: round 2, client 1, state-dir … cannot be written: No space "
-                "left on device",
-                seconds=seconds,
-                after="once there is space, --resume completes it",
-                weights=SAME,
+            fault = "disk of a client full"
+            seen = (
+                "the run stops: round 2, client 1, state-dir … cannot be written: No space "
+                "left on device"
             )
+            after = "once there is space, --resume completes it"
+            record("disk-full", fault, seen, seconds, (after, SAME))
     finally:
         subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
@@ -431,20 +376,14 @@ def test_a_client_ten_times_slower_than_the_timeout_is_a_loss_until_it_is_throug
             assert failure["reason"] == f"no reply within {TIMEOUT:g} s"
             time.sleep(max(0.0, 10 * TIMEOUT - run.since()))
             assert Path(f"/proc/{slow}").exists(), "it was not slow enough"
-        status, errors, _ = run.end()
-        assert status == 0, errors
-        found = lost(TinyRun(run.out), 1)
+        found = lost(run.completed(), 1)
         last = max(t for t, _ in found)
         assert found[0][0] == 2 and last < 30
         assert {reason for _, reason in found} == {f"no reply within {TIMEOUT:g} s"}
-        record(
-            "slow",
-            fault=f"client slower than the timeout ({TIMEOUT:g} s) by ten times",
-            seen=f"each round goes on without client 1: no reply within {TIMEOUT:g} s",
-            seconds=seconds,
-            after=f"completes; its late reply is not used, it is back in round {last + 1}",
-            weights=OTHER,
-        )
+        fault = f"client slower than the timeout ({TIMEOUT:g} s) by ten times"
+        seen = f"each round goes on without client 1: no reply within {TIMEOUT:g} s"
+        after = f"completes; its late reply is not used, it is back in round {last + 1}"
+        record("slow", fault, seen, seconds, (after, OTHER))
 
 
 @pytest.mark.faults
@@ -461,17 +400,11 @@ def test_a_clientapp_that_sleeps_and_wakes_too_late_changes_nothing(tmp_path: Pa
         until("its end", lambda: asleep not in processes(run.home("supernode-1"), CLIENT_APP))
         kept = {int(path.name) for path in (run.out / "state" / "faults" / "1").iterdir()}
         assert newest == 3 and max(kept) >= 3, "it has written over what came after it"
-        status, errors, _ = run.end()
-        assert status == 0, errors
-        assert lost(TinyRun(run.out), 1) == [(2, "ClientApp stopped responding.")]
-        record(
-            "clientapp-asleep",
-            fault="ClientApp stopped (SIGSTOP) and woken two rounds later",
-            seen=f"round 2 goes on without client 1: {failure['reason']}",
-            seconds=seconds,
-            after="completes; what the woken process has is not used",
-            weights=OTHER,
-        )
+        assert lost(run.completed(), 1) == [(2, "ClientApp stopped responding.")]
+        fault = "ClientApp stopped (SIGSTOP) and woken two rounds later"
+        seen = f"round 2 goes on without client 1: {failure['reason']}"
+        after = "completes; what the woken process has is not used"
+        record("clientapp-asleep", fault, seen, seconds, (after, OTHER))
 
 
 @pytest.mark.faults
@@ -490,11 +423,6 @@ def test_a_launcher_killed_at_any_moment_leaves_a_run_that_resumes_to_the_same_b
             until("the end of all", lambda home=home: not processes(run.home(home), "fl"))
         seconds = run.since()
         same(run.resume("grpc" if seed == 1 else "loopback"), undisturbed)
-        record(
-            f"launcher-sigkill-{seed}",
-            fault=f"launcher killed (SIGKILL) at random after round {reached}",
-            seen="SuperLink, SuperNodes and apps end by themselves",
-            seconds=seconds,
-            after="--resume completes it",
-            weights=SAME,
-        )
+        fault = f"launcher killed (SIGKILL) at random after round {reached}"
+        seen = "SuperLink, SuperNodes and apps end by themselves"
+        record(f"launcher-sigkill-{seed}", fault, seen, seconds, RESUMED)

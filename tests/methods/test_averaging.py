@@ -10,18 +10,18 @@ import torch.nn.functional as F
 from rich.console import Console
 
 from client_app.methods.moon import Memory, contrast
+from client_app.methods.qffl import QFFL
 from client_app.participant import Participant
 from common import models, tree
 from common.losses.distillation import not_true
 from common.losses.gradients import proximal
-from common.methods import fedgkd
 from common.methods import qffl as contract
 from common.methods.fednova import Up
 from common.methods.inclusivefl import Up as InclusiveUp
 from common.models import build
 from common.models.classifier import Projected
 from common.options import Average
-from common.task import Task
+from common.task import Task, evaluate
 from common.tree import parameters_only
 from deploy.report.pages import write_report
 from deploy.report.read import read
@@ -33,6 +33,7 @@ from tests.support.battery import Changing, Crash, Crashing
 from tests.support.halves import client, server, task
 from tests.support.scalar import PLAIN, descend, kept, result
 from tests.support.tiny import Run, flat, play
+from tests.support.watching import watched
 
 
 def test_the_average_is_weighted_by_samples_or_not() -> None:
@@ -82,12 +83,8 @@ def test_its_gradient_is_the_distance() -> None:
 
 
 def test_a_larger_mu_stays_nearer_to_the_global_model(run: Run) -> None:
-
-    from common.models import build
-    from common.tree import parameters_only, snapshot
-
     first = build("mlp@0.25", (1, 8, 8), 3, seed=1, name=("init", "global"))
-    start = snapshot(first)
+    start = tree.snapshot(first)
 
     def distance(mu: float) -> float:
         end = run(method="fedprox", rounds=1, fedprox__mu=mu).model
@@ -138,22 +135,8 @@ def test_the_square_of_the_temperature_stands_before_the_term(
 def test_the_teacher_is_the_mean_of_the_last_models(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    models: list[dict[str, torch.Tensor]] = []
-    teachers = []
-    step, down = FedGKD.step, FedGKD.down
-
-    def stepping(self: FedGKD, t: int, ups: Ups[fedgkd.Up]) -> dict[str, float]:
-        metrics = step(self, t, ups)
-        models.append(self.w)
-        return metrics
-
-    def sending(self: FedGKD, t: int) -> object:
-        sent = down(self, t)
-        teachers.append(sent.teacher)
-        return sent
-
-    monkeypatch.setattr(FedGKD, "step", stepping)
-    monkeypatch.setattr(FedGKD, "down", sending)
+    models = watched(monkeypatch, FedGKD, "step", lambda _, half, *given: half.w)
+    teachers = watched(monkeypatch, FedGKD, "down", lambda sent, *_: sent.teacher)
     run(method="fedgkd", rounds=4, fedgkd__buffer=2)
     assert teachers[0] is None and teachers[1] is None
     for t in (2, 3):
@@ -190,20 +173,11 @@ def test_a_loss_of_zero_is_no_accident() -> None:
 
 
 def test_the_loss_sent_is_that_of_the_model_received(run: Run, monkeypatch: Any) -> None:
-    from client_app.methods import qffl
-    from common.task import evaluate
+    def losses(up: Any, half: Any, down: Any) -> tuple[float, float]:
+        p = half.participant
+        return up.loss, evaluate(p.model(p.global_spec, down.w), *p.train_set, p.task).loss
 
-    seen = []
-    train = qffl.QFFL.train
-
-    def watching(self: Any, down: Any) -> Any:
-        up = train(self, down)
-        p = self.participant
-        net = p.model(p.global_spec, down.w)
-        seen.append((up.loss, evaluate(net, *p.train_set, p.task).loss))
-        return up
-
-    monkeypatch.setattr(qffl.QFFL, "train", watching)
+    seen = watched(monkeypatch, QFFL, "train", losses)
     run(method="qffl", rounds=1)
     assert len(seen) == 4 and all(sent == expected for sent, expected in seen)
 
@@ -237,20 +211,9 @@ def test_the_first_round_is_fedavgs_to_rounding(run: Run) -> None:
 def test_the_past_is_what_the_client_left_in_its_last_round(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from client_app.participant import Participant
-
-    recalled: list[tuple[int, Any]] = []
-    recall = Participant.recall
-
-    def watching(self: Participant, t: int, kind: Any) -> Any:
-        found = recall(self, t, kind)
-        if self.k == 0:
-            recalled.append((t, found))
-        return found
-
-    monkeypatch.setattr(Participant, "recall", watching)
+    recalled = watched(monkeypatch, Participant, "recall", lambda found, p, t, _: (p.k, t, found))
     played = run(method="moon", rounds=2)
-    (first, nothing), (second, past) = recalled
+    (first, nothing), (second, past) = (call[1:] for call in recalled if call[0] == 0)
     assert (first, nothing, second) == (1, None, 2)
     held = Memory.load(kept(played.folder, 1, 0, Memory.kind)).w
     assert all(torch.equal(past.w[name], held[name]) for name in held)
@@ -325,14 +288,7 @@ def test_what_is_scored_are_the_clients_models_on_their_own_test_shares(run: Run
 def test_on_request_they_are_measured_on_the_whole_test_set(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = []
-    measure = Participant.test_accuracy
-
-    def watching(self: Participant, net: Any) -> float:
-        seen.append(measure(self, net))
-        return seen[-1]
-
-    monkeypatch.setattr(Participant, "test_accuracy", watching)
+    seen = watched(monkeypatch, Participant, "test_accuracy")
     local = run(method="local", rounds=1, local__whole_test=True)
     assert local.summary["metrics"]["client_test_accuracy"] == pytest.approx(sum(seen) / 4)
     assert len(seen) == 4

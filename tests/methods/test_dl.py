@@ -10,13 +10,13 @@ from client_app.methods import dl_mh, dl_sh
 from client_app.methods.i_dl_mh import IDLMH
 from common.data import Divided, divide
 from common.ensemble import client_weights, weighted_sum
-from common.incentive import Reward
 from common.methods.dl_sh import Up
 from deploy.run.loopback import Loopback
 from server_app.distil.public_set import PublicSet
 from server_app.stopped import Stopped
 from tests.support.battery import Changing
 from tests.support.tiny import TinyRun, flat, play
+from tests.support.watching import watched
 
 SMALL: dict[str, Any] = {
     "rounds": 1,
@@ -84,23 +84,12 @@ def exchanged(
     tmp_path, monkeypatch, half: Any = dl_sh.DLSH, **changes: Any
 ) -> tuple[list[Any], torch.Tensor, TinyRun]:
     """What the clients sent, what the server learnt from it, and the run."""
-    seen: dict[int, Any] = {}
-    targets: list[torch.Tensor] = []
-    train, distil = half.train, PublicSet.distil
-
-    def remembering(self, down):
-        seen[self.participant.k] = train(self, down)
-        return seen[self.participant.k]
-
-    def looking(self, t, y):
-        targets.append(y)
-        return distil(self, t, y)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(half, "train", remembering)
-        patched.setattr(PublicSet, "distil", looking)
+    with monkeypatch.context() as patch:
+        seen = watched(patch, half, "train", lambda up, half, down: (half.participant.k, up))
+        targets = watched(patch, PublicSet, "distil", lambda _, public_set, t, y: y)
         run = play(flat(tmp_path, **{**SH, **changes}))
-    return [seen[k] for k in sorted(seen)], targets[0], run
+    ups = dict(seen)
+    return [ups[k] for k in sorted(ups)], targets[0], run
 
 
 def test_the_server_learns_the_weighted_sum_of_what_the_clients_sent(tmp_path, monkeypatch):
@@ -298,14 +287,7 @@ def test_the_reward_is_counted_as_the_paper_does(tmp_path, kind: str, each: int)
 
 
 def test_masked_labels_travel_as_one_byte_each(tmp_path, monkeypatch):
-    seen: list[Reward] = []
-    honest = IDLMH.second
-
-    def second(self, down):
-        seen.append(down)
-        return honest(self, down)
-
-    monkeypatch.setattr(IDLMH, "second", second)
+    seen = watched(monkeypatch, IDLMH, "second", lambda _, half, down: down)
     play(flat(tmp_path, **LONG, **{"i-dl-mh.incentive": "masked"}))
     assert len(seen) == 4
     assert all(reward.y.dtype == torch.uint8 and reward.theta is None for reward in seen)
@@ -328,15 +310,10 @@ def test_a_client_that_fails_in_the_second_exchange_is_named_and_the_round_count
 
 
 def test_the_next_round_goes_on_from_the_rewarded_model(tmp_path, monkeypatch):
-    starts: list[Any] = []
-    honest = IDLMH.start
+    def start(weights, half, t):
+        return t, None if weights is None else weights["head.bias"].shape
 
-    def start(self, t):
-        weights = honest(self, t)
-        starts.append((t, None if weights is None else weights["head.bias"].shape))
-        return weights
-
-    monkeypatch.setattr(IDLMH, "start", start)
+    starts = watched(monkeypatch, IDLMH, "start", start)
     result = play(flat(tmp_path, **{**LONG, "rounds": 2}, **ONE_CLASS_EACH))
     assert (2, torch.Size([2])) in starts  # narrowed from three classes to its own
     # Own models, scored after the last round on shares of one class each, are the widened ones.
@@ -374,15 +351,7 @@ def test_the_incentive_leaves_the_servers_model_as_it_is_and_is_counted(tmp_path
 
 
 def test_a_client_without_most_classes_gains_and_its_next_round_begins_there(tmp_path, monkeypatch):
-    starts: list[tuple[int, bool]] = []
-    honest = dl_sh.DLSH._rewarded
-
-    def rewarded(self, t):
-        found = honest(self, t)
-        starts.append((t, found is not None))
-        return found
-
-    monkeypatch.setattr(dl_sh.DLSH, "_rewarded", rewarded)
+    starts = watched(monkeypatch, dl_sh.DLSH, "_rewarded", lambda w, _, t: (t, w is not None))
     more = {"rounds": 2, "confidence__epochs": 5, "ensemble__epochs": 15}
     longer = {"dl-sh.incentive": "model", "dl-sh.incentive-epochs": 8}
     result = play(flat(tmp_path, **{**SH, **ONE_CLASS_EACH, **more, **longer}))
@@ -392,14 +361,7 @@ def test_a_client_without_most_classes_gains_and_its_next_round_begins_there(tmp
 
 
 def test_the_reward_of_the_ensemble_is_what_the_servers_model_learnt(tmp_path, monkeypatch):
-    rewards: list[Reward] = []
-    honest = dl_sh.DLSH.second
-
-    def second(self, down):
-        rewards.append(down)
-        return honest(self, down)
-
-    monkeypatch.setattr(dl_sh.DLSH, "second", second)
+    rewards = watched(monkeypatch, dl_sh.DLSH, "second", lambda _, half, down: down)
     _, targets, _ = exchanged(tmp_path, monkeypatch, **{"dl-sh.incentive": "ensemble"})
     assert len(rewards) == 4
     assert all(reward.y is None and torch.equal(reward.theta, targets) for reward in rewards)

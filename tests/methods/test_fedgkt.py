@@ -5,12 +5,14 @@ from typing import Any
 import pytest
 import torch
 
+from client_app.methods.fedgkt import FedGKT
 from common import models
 from common.methods.fedgkt import Up
 from common.models.split import Edge, behind, feature_shape, splittable
 from server_app.stopped import Stopped
 from tests.support.battery import Changing
 from tests.support.tiny import flat, play
+from tests.support.watching import watched
 
 FLEET = {"fleet": "cnn2@0.5,cnn3@0.5", "global_model": "cnn3@0.5"}
 SMALL: dict[str, Any] = {"method": "fedgkt", "rounds": 1, **FLEET}
@@ -40,19 +42,10 @@ def test_one_round_costs_what_equation_7_counts(tmp_path):
 
 
 def test_in_the_second_round_the_clients_learn_from_the_servers_logits(tmp_path, monkeypatch):
-    from client_app.methods.fedgkt import FedGKT as Half
-
-    seen: list[Any] = []
-    honest = Half.train
-
-    def train(self, down):
-        seen.append((down.t, None if down.z is None else tuple(down.z.shape)))
-        return honest(self, down)
-
-    monkeypatch.setattr(Half, "train", train)
+    downs = watched(monkeypatch, FedGKT, "train", lambda _, half, down: down)
     play(flat(tmp_path, **{**SMALL, "rounds": 2}))
-    assert [z for t, z in seen if t == 1] == [None] * 4
-    assert [z for t, z in seen if t == 2] == [(24, 3)] * 4
+    assert [down.z for down in downs if down.t == 1] == [None] * 4
+    assert [tuple(down.z.shape) for down in downs if down.t == 2] == [(24, 3)] * 4
 
 
 def test_with_alpha_zero_the_clients_do_not_look_at_the_server(tmp_path):

@@ -12,9 +12,11 @@ from common.methods.fedin import Down, Options, Up
 from common.models.classifier import Split
 from common.models.split import common_shapes, shapes
 from common.records import Records
+from deploy.run.loopback import Loopback
 from server_app.stopped import Stopped
 from tests.support.halves import server, task
-from tests.support.tiny import Run, TinyRun
+from tests.support.tiny import Run, TinyRun, flat, play
+from tests.support.watching import watched
 
 FLEET = {"fleet": "cnn2@0.5,cnn3@0.5"}
 LAYERWISE = {"average__across": "layerwise", "average__weights": "uniform"}
@@ -61,15 +63,11 @@ def test_clients_train_and_score_their_own_architecture(run: Run) -> None:
 
 
 def test_across_same_keeps_a_model_for_each_architecture(run: Run) -> None:
-
     held = run(method="fedin", average__across="same", **FLEET).model
     assert {name.partition("/")[0] for name in held} == {"cnn2@0.5", "cnn3@0.5"}
 
 
 def test_a_node_that_brings_another_family_is_refused_by_the_server(tmp_path: Any) -> None:
-    from deploy.run.loopback import Loopback
-    from tests.support.tiny import flat, play
-
     settings = flat(tmp_path, method="fedin", **FLEET)
     grid = Loopback(4, settings, workers=0, node_configs={2: {"model": "cnn3"}})
     with pytest.raises(Stopped, match="no common split"):
@@ -244,8 +242,6 @@ def test_two_gradients_compared_by_hand() -> None:
 
 @pytest.mark.parametrize("across", ["layerwise", "same"])
 def test_averages_across_architectures_resume_bit_for_bit(tmp_path: Any, across: str) -> None:
-    from tests.support.tiny import flat, play
-
     settings = {"method": "fedavg", "average__across": across, "per_round": 2, **FLEET}
     whole = play(flat(tmp_path / "whole", **settings, rounds=3))
     play(flat(tmp_path / "part", **settings, rounds=2))
@@ -321,18 +317,10 @@ def test_a_draw_without_a_client_holds_nothing_of_it() -> None:
 
 
 def sent(run: Run, monkeypatch: pytest.MonkeyPatch, kind: type, **changes: Any) -> list[Any]:
-    seen: list[Any] = []
-    pack = Records.pack
-
-    def remembering(self: Records) -> Any:
-        if isinstance(self, kind):
-            seen.append(self)
-        return pack(self)
-
-    monkeypatch.setattr(Records, "pack", remembering)
-    run(method="fedin", **FLEET, **changes)
-    monkeypatch.undo()
-    return seen
+    with monkeypatch.context() as patch:
+        packed = watched(patch, Records, "pack", lambda _, payload: payload)
+        run(method="fedin", **FLEET, **changes)
+    return [payload for payload in packed if isinstance(payload, kind)]
 
 
 def test_nobody_is_sent_its_own_features_unless_allowed(

@@ -8,18 +8,24 @@ import pytest
 import torch
 
 from client_app.methods.fedkf import Memory
+from client_app.participant import Participant
 from client_app.store import Store
 from common import optimise
-from common.datafree import new_generator
+from common.datafree import DataFree, new_generator
 from common.fit import fit
 from common.journal import Fairness
 from common.models import build
+from common.models.classifier import Classifier
 from common.protocol import Trained
+from common.task import Task
+from common.toml import to_toml
+from deploy.study.pictures import imagine, samples
 from server_app.combine.oca import Upload
 from server_app.method import Ups
 from tests.support.cost import PassCounter, Passes
 from tests.support.halves import client, server, task
 from tests.support.tiny import Run, TinyRun, flat, play
+from tests.support.watching import watched
 
 SMALL = {"generator__latent": 8, "generator__width": 4}
 PARTIAL = {"per_round": 2, "rounds": 3, "score__clients_every": 1}
@@ -76,16 +82,10 @@ def test_fedkf_minus_sends_one_model_less_and_round_one_no_teacher(run: Run) -> 
 def test_the_servers_generator_travels_and_stands_still_at_the_clients(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from common.datafree import DataFree
+    def owned(_: None, datafree: DataFree, *given: Any, **named: Any) -> bool:
+        return given[4] is not None
 
-    owners: list[bool] = []
-    begin = DataFree.__init__
-
-    def watched(self: DataFree, *args: Any, **kwargs: Any) -> None:
-        owners.append(args[4] is not None)
-        begin(self, *args, **kwargs)
-
-    monkeypatch.setattr(DataFree, "__init__", watched)
+    owners = watched(monkeypatch, DataFree, "__init__", owned)
     given = {"method": "fedkf", "fleet": "lenet5@0.5", "rounds": 3, **SMALL}
     at_server = run(**given, fedkf__generator_at="server", fedkf__generator_steps=2)
     assert owners == [True, False, False, False, False] * 2  # the server's, four clients'
@@ -211,8 +211,6 @@ def test_adam_goes_on_where_it_was_in_any_memory_format() -> None:
 def test_a_clients_loss_is_cross_entropy_and_gamma_times_kl_from_the_teacher(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from client_app.participant import Participant
-
     model, train = Participant.model, Participant.train
     nets: list[Any] = []
     seen: list[tuple[float, float]] = []
@@ -245,14 +243,10 @@ def test_a_clients_loss_is_cross_entropy_and_gamma_times_kl_from_the_teacher(
 
 def counted(method: str, run: Run, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Any:
     """Passes for each batch in round 2: through all classifiers, and through the generator."""
-    from client_app.participant import Participant
-    from common.models.classifier import Classifier
-    from common.task import Task
-
     counters: list[tuple[bool, PassCounter]] = []
     place, train = Task.place, Participant.train
 
-    def watched(self: Task, net: Any) -> Any:
+    def placed(self: Task, net: Any) -> Any:
         counters.append((isinstance(net, Classifier), PassCounter(net)))
         return place(self, net)
 
@@ -272,7 +266,7 @@ def counted(method: str, run: Run, monkeypatch: pytest.MonkeyPatch, **changes: A
         counters.clear()
         return metrics
 
-    monkeypatch.setattr(Task, "place", watched)
+    monkeypatch.setattr(Task, "place", placed)
     monkeypatch.setattr(Participant, "train", training)
     run(method=method, fleet="lenet5@0.5", **changes)
     assert len(found) == 4 and len(set(found)) == 1
@@ -312,10 +306,6 @@ def test_equal_steps_give_every_client_the_same_work(run: Run) -> None:
 
 
 def test_the_samples_of_a_finished_run_are_drawn_class_by_class(run: Run, tmp_path: Path) -> None:
-    from common.toml import to_toml
-    from deploy.study.pictures import imagine, samples
-    from tests.support.tiny import flat
-
     with pytest.raises(ValueError, match="no finished run"):
         imagine(tmp_path, 10)
     result = run(method="fedkf", **SMALL)

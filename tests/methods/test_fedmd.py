@@ -19,6 +19,7 @@ from server_app.method import Ups
 from tests.support import battery, halves
 from tests.support.battery import Crash
 from tests.support.tiny import Run, TinyRun, flat, play
+from tests.support.watching import watched
 
 SMALL: dict[str, Any] = {
     **battery.PUBLIC,
@@ -108,24 +109,22 @@ def test_without_digestion_every_client_is_alone(run: Run, method: str) -> None:
 def test_who_did_not_hear_the_answer_goes_on_from_its_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: dict[tuple[int, int], Tensor] = {}
-    train, second = FedMD.train, FedMD.second
+    second = FedMD.second
 
-    def speaking(self: FedMD, down: Any) -> Up:
-        up = train(self, down)
-        said[self.participant.k, down.t] = up.theta
-        return up
+    def place(up: Up, half: FedMD, down: Any) -> tuple[tuple[int, int], Tensor]:
+        return (half.participant.k, down.t), up.theta
 
     def deaf(self: FedMD, down: Any) -> Any:
         if (self.participant.k, down.t) == (1, 1):
             raise OSError("cut off")
         return second(self, down)
 
-    monkeypatch.setattr(FedMD, "train", speaking)
+    replies = watched(monkeypatch, FedMD, "train", place)
     monkeypatch.setattr(FedMD, "second", deaf)
     done = play(flat(tmp_path, **{**SMALL, "min_replies": 0.5, "public__subset": 999}))
     assert done.journal[1]["replied"] == [0, 2] and done.journal[2]["replied"] == [0, 1, 2]
     assert done.journal[1]["failures"] == [{"k": 1, "round": 1, "reason": "OSError: cut off"}]
+    said = dict(replies)
     assert torch.equal(said[1, 1], said[1, 2]), "all public images, the same weights"
     assert not torch.equal(said[0, 1], said[0, 2])
 

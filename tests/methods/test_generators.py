@@ -6,10 +6,13 @@ import torch
 from client_app.methods import half
 from common.methods import fedavg, fedftg
 from common.models.generator import Generator
+from common.toml import to_toml
+from deploy.study.pictures import imagine
 from server_app.keep.checkpoint import Checkpoint
 from server_app.methods.fedftg import apportioned, label_weights
 from server_app.stopped import Stopped
 from tests.support.tiny import Run, TinyRun, flat
+from tests.support.watching import watched
 
 TINY = {
     "method": "fedftg",
@@ -39,14 +42,7 @@ def test_apportioned_labels_have_the_shares_of_p() -> None:
 
 def test_z_and_y_are_drawn_once_in_an_iteration(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four clients' steps and five of the student on one draw, or on one each."""
-    seen: list[torch.Tensor] = []
-    forward = Generator.forward
-
-    def spy(self: Generator, z: torch.Tensor) -> torch.Tensor:
-        seen.append(z.clone())
-        return forward(self, z)
-
-    monkeypatch.setattr(Generator, "forward", spy)
+    seen = watched(monkeypatch, Generator, "forward", lambda images, generator, z: z.clone())
     for draw, different in (("iteration", 2), ("step", 18)):
         seen.clear()
         run(**TINY, rounds=1, fedftg__draw=draw)
@@ -73,11 +69,8 @@ def theta(run: TinyRun) -> dict[str, torch.Tensor]:
 
 
 def test_fakes_leave_the_averaged_running_statistics_alone(run: Run) -> None:
-
     settings = {**TINY, "rounds": 1}
-    ours = run(**settings).model
-    without = {**settings, "fedftg__iterations": 0}
-    mean = run(**without).model
+    ours, mean = run(**settings).model, run(**{**settings, "fedftg__iterations": 0}).model
     changed = {name for name in ours if not torch.equal(ours[name], mean[name])}
     assert changed and not any("running" in name or "tracked" in name for name in changed)
 
@@ -114,9 +107,6 @@ def test_the_student_waits_for_its_start(run: Run) -> None:
 
 
 def test_what_the_servers_generator_draws_can_be_seen(run: Run) -> None:
-    from common.toml import to_toml
-    from deploy.study.pictures import imagine
-
     result = run(method="dafl", **SMALL)
     settings = flat(result.folder, method="dafl", **SMALL)
     (result.folder / "config.toml").write_text(to_toml(settings))

@@ -12,8 +12,10 @@ from common.methods.fedin import Options as FedIN
 from common.models import architecture, build, check, count, parameters, parse, smallest
 from common.models.outside import Headed
 from common.models.split import splittable
+from common.vision import torchvision
 from tests.support.halves import task
 from tests.support.own_modules import importing_from, module, new_name
+from tests.support.watching import watched
 
 GREY, COLOUR = (1, 32, 32), (3, 32, 32)
 
@@ -191,15 +193,10 @@ def test_a_network_that_torchvision_lacks_or_that_does_not_fit_is_refused(
 def test_a_large_network_that_does_not_fit_is_refused_without_being_built(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from common.vision import torchvision
+    def device(*_: Any, **named: Any) -> str:
+        return torch.get_default_device().type
 
-    made, devices = torchvision.models.get_model, []
-
-    def watched(*given: Any, **more: Any) -> Any:
-        devices.append(torch.get_default_device().type)
-        return made(*given, **more)
-
-    monkeypatch.setattr(torchvision.models, "get_model", watched)
+    devices = watched(monkeypatch, torchvision.models, "get_model", device)
     with pytest.raises(ValueError, match="Wrong image height"):
         check("torchvision:vit_h_14", COLOUR, 10)
     assert devices == ["meta"]

@@ -21,6 +21,7 @@ from server_app.methods.fedavg import FedAvg
 from server_app.talk.channel import PlainChannel
 from tests.support.cost import macs
 from tests.support.tiny import flat, play
+from tests.support.watching import watched
 
 
 def net(spec: str, side: int = 8) -> Exits:
@@ -252,12 +253,7 @@ def test_it_gives_its_memory_back_and_has_it_again(layout: torch.memory_format) 
 def test_a_methods_network_rests_while_clients_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, average: str
 ) -> None:
-    made, inside = list[FedAvg](), list[int]()
-    prepare = FedAvg.prepare
-
-    def prepared(self: FedAvg) -> None:
-        prepare(self)
-        made.append(self)
+    made, inside = watched(monkeypatch, FedAvg, "prepare", lambda _, half: half), list[int]()
 
     def exchanged(*given: Any) -> Any:
         if given[-1] > 0:  # the census is before
@@ -265,7 +261,6 @@ def test_a_methods_network_rests_while_clients_work(
         return exchange(*given)
 
     exchange = PlainChannel.exchange
-    monkeypatch.setattr(FedAvg, "prepare", prepared)
     monkeypatch.setattr(PlainChannel, "exchange", exchanged)
     changes = {"fleet": "cnn2@0.5"} if average == "none" else {"average.across": average}
     config = flat(tmp_path / "rests", method="fedavg") | changes | {"score.clients-every": 1}

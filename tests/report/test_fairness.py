@@ -23,6 +23,7 @@ from deploy.study import paper_table as table
 from server_app.keep import summary
 from server_app.keep.journal import Journal
 from tests.support.tiny import Run, flat
+from tests.support.watching import watched
 
 
 @pytest.mark.parametrize(
@@ -236,13 +237,7 @@ def test_a_run_is_read_once_until_its_files_change(
     crowd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = Path(shutil.copytree(crowd, tmp_path / "run"))
-    whole, asked = read._entries, list[Path]()
-
-    def entries(journal: Path, notes: list[str]) -> list[Entry]:
-        asked.append(journal)
-        return whole(journal, notes)
-
-    monkeypatch.setattr(read, "_entries", entries)
+    asked = watched(monkeypatch, read, "_entries")
     run = read.read(folder)
     assert read.read(folder) is run and len(asked) == 1
     Journal(folder).append(Entry(round=2, accuracy=0.75))

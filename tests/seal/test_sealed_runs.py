@@ -17,6 +17,7 @@ from deploy.machines.certificates import Certificates, make
 from server_app.stopped import Stopped
 from tests.support.sealed import Keyed, altered
 from tests.support.tiny import TinyRun, flat, play
+from tests.support.watching import watched
 
 CLIENTS = 3
 
@@ -96,15 +97,10 @@ def failures(run: TinyRun) -> list[tuple[int, int, str]]:
 
 
 def test_sealed_messages_give_the_same_bits(
-    tmp_path: Path, keys: Certificates, plain: TinyRun
+    tmp_path: Path, keys: Certificates, plain: TinyRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    relays: list[Relay] = []
-
-    def relay(*given: Any) -> Relay:
-        relays.append(Relay(*given))
-        return relays[0]
-
-    sealed = sealed_run(tmp_path / "out", keys, relay)
+    relays = watched(monkeypatch, Relay, "__init__", lambda _, relay, *given: relay)
+    sealed = sealed_run(tmp_path / "out", keys)
     assert sealed.weights == plain.weights and timeless(sealed) == timeless(plain)
     assert not failures(sealed)
     for message in relays[0].seen:
@@ -348,13 +344,8 @@ def test_a_round_that_is_undone_goes_on_sealed(
         return metrics
 
     monkeypatch.setattr(Participant, "train", lying)
-    relays: list[Relay] = []
-
-    def relay(*given: Any) -> Relay:
-        relays.append(Relay(*given))
-        return relays[0]
-
-    sealed = sealed_run(tmp_path / "out", keys, relay, sanity=0)
+    relays = watched(monkeypatch, Relay, "__init__", lambda _, relay, *given: relay)
+    sealed = sealed_run(tmp_path / "out", keys, sanity=0)
     (undone,) = sealed.journal[1]["undone"]
     assert undone["suspects"] == [1] and undone["round"] == 1
     assert [entry["replied"] for entry in sealed.journal[1:]] == [[0, 2]] * 2

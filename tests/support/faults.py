@@ -186,9 +186,14 @@ class Launched(Run):
     def end(self) -> tuple[int, str, float]:
         """Exit status, the last line that it says of an error, seconds since the fault."""
         output, errors = self.process.communicate(timeout=PATIENCE)
-        self.output = output
         assert "Traceback" not in output + errors, output + errors
         return self.process.returncode, errors.strip(), self.since()
+
+    def completed(self) -> TinyRun:
+        """Wait for the end of the run, which must be good."""
+        status, errors, _ = self.end()
+        assert status == 0, errors
+        return TinyRun(self.out)
 
     def resume(self, runtime: str) -> TinyRun:
         """``fedmosaic run --resume``, to its end."""
@@ -197,9 +202,7 @@ class Launched(Run):
             assert done.returncode == 0, done.stdout + done.stderr
             return TinyRun(self.out)
         self._start("run", "--resume", str(self.out), "--runtime", runtime, COLD)
-        output, errors = self.process.communicate(timeout=PATIENCE)
-        assert self.process.returncode == 0, output + errors
-        return TinyRun(self.out)
+        return self.completed()
 
 
 class Machines(Run):
@@ -320,7 +323,9 @@ def throttled(pid: int, share: float) -> Iterator[None]:
                 os.kill(pid, signal.SIGCONT)
 
 
-def record(name: str, **what: Any) -> None:
-    """Keep what happened for the table, if anybody wants it."""
+def record(name: str, fault: str, seen: str, seconds: float, end: tuple[str, str]) -> None:
+    """Write what happened for the table; ``end``: of the run, and of its final weights."""
     if folder := os.environ.get("FAULTS"):
-        (Path(folder) / f"{name}.json").write_text(json.dumps(what))
+        found = {"fault": fault, "seen": seen, "seconds": seconds}
+        found |= zip(("after", "weights"), end, strict=True)
+        (Path(folder) / f"{name}.json").write_text(json.dumps(found))

@@ -3,9 +3,7 @@
 import errno
 import os
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,6 +16,7 @@ from server_app import memory
 from server_app.stopped import Stopped
 from server_app.talk import exchange, hold
 from tests.support.tiny import flat, play
+from tests.support.watching import watched
 
 
 def mapped(folder: Path) -> int:
@@ -69,20 +68,11 @@ def test_the_bits_are_those_of_replies_in_memory(
     few_bytes(monkeypatch, 1 << 40)
     before = play(flat(tmp_path / "memory") | given)
     few_bytes(monkeypatch, 0)
-    held: list[int] = []
-    monkeypatch.setattr(tempfile, "TemporaryFile", counting(held, tempfile.TemporaryFile))
+    held = watched(monkeypatch, tempfile, "TemporaryFile", lambda *_, **named: 1)
     after = play(flat(tmp_path / "files") | given)
     assert len(held) >= 8 and after.weights == before.weights
     names = [{path.name for path in run.folder.iterdir()} for run in (before, after)]
     assert names[0] == names[1]
-
-
-def counting(calls: list[int], make: Callable[..., Any]) -> Callable[..., Any]:
-    def made(**named: Any) -> Any:
-        calls.append(1)
-        return make(**named)
-
-    return made
 
 
 def test_a_reply_that_is_too_large_to_be_taken_fills_no_disk(
