@@ -21,7 +21,6 @@ from flwr.proto.node_pb2 import NodeInfo
 from PIL import Image
 
 from client_app.node import check
-from deploy.cli import main
 from deploy.flower import control, supernode
 from deploy.flower.processes import environment, free_ports
 from deploy.flower.superlink import superlink_command
@@ -74,18 +73,10 @@ NODE = ["node", "--superlink", "h:1", "--clients", "2", "--insecure"]
         ([*NODE, "--k", "0", "-s", "modle=resnet8"], "node config 'modle' is unknown; allowed"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_status_1(
-    arguments: list[str],
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["fedmosaic", *arguments])
-    with pytest.raises(SystemExit) as left:
-        main()
-    written = capsys.readouterr().err
-    assert left.value.code == 1
-    assert said in written and written.count("\n") == 1, written
+def test_a_mistake_is_one_line_and_exit_status_1(arguments: list[str], said: str) -> None:
+    done = typed(*arguments)
+    assert done.returncode == 1
+    assert said in done.stderr and done.stderr.count("\n") == 1, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -105,20 +96,15 @@ def test_names_and_addresses_with_a_port_are_taken(text: str) -> None:
     assert submit.address(text) == text
 
 
-def test_a_file_that_only_begins_like_a_certificate_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_only_begins_like_a_certificate_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ca.crt").write_text("-----BEGIN CERTIFICATE-----\n")
-    assert called(["stop", "--ca", str(tmp_path / "ca.crt")], monkeypatch) == 1
-    assert "ca.crt: it is no certificate" in capsys.readouterr().err
+    done = typed("stop", "--ca", tmp_path / "ca.crt")
+    assert done.returncode == 1 and "ca.crt: it is no certificate" in done.stderr
 
 
 @pytest.mark.parametrize("command", ["register", "unregister"])
 def test_all_keys_are_read_before_the_first_is_sent(
-    command: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = make(tmp_path, [], 1)
     other = ed25519.Ed25519PrivateKey.generate().public_key()
@@ -133,9 +119,8 @@ def test_all_keys_are_read_before_the_first_is_sent(
         (tmp_path / "other.pub", "other.pub is no key on a NIST curve"),
         (tmp_path / "folder", f"error: {tmp_path}/folder/x.pub cannot be read: Is a directory"),
     ):
-        arguments = [command, str(files.public(0)), str(bad), "--insecure"]
-        assert called(arguments, monkeypatch) == 1
-        assert said in capsys.readouterr().err
+        done = typed(command, files.public(0), bad, "--insecure")
+        assert done.returncode == 1 and said in done.stderr
 
 
 class Registry:
@@ -155,31 +140,23 @@ class Registry:
 
 
 def test_a_key_that_was_unregistered_is_not_called_registered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = make(tmp_path, [], 3)
     keys = [read_public_key(files.public(k)) for k in range(3)]
     registry = Registry({keys[0]: "online", keys[1]: "unregistered"})
     monkeypatch.setattr(control, "ControlStub", lambda _: registry)
-    assert called(["register", str(files.public(1)), "--insecure"], monkeypatch) == 1
     final = "1.pub was unregistered and cannot come back: delete it and 1.key, make a new key"
-    assert final in capsys.readouterr().err
-    assert called(["register", str(files.clients), "--insecure"], monkeypatch) == 0
-    printed = capsys.readouterr().out
-    assert "1 of 3 keys registered, 1 were already" in printed and final in printed
+    again = typed("register", files.public(1), "--insecure")
+    assert again.returncode == 1 and final in again.stderr
+    done = typed("register", files.clients, "--insecure")
+    assert done.returncode == 0 and "1 of 3 keys registered, 1 were already" in done.stdout
+    assert final in done.stdout
     assert registry.status[keys[2]] == "registered"
 
 
-def called(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> object:
-    """The exit status of ``fedmosaic`` in this process."""
-    monkeypatch.setattr(sys, "argv", ["fedmosaic", *arguments])
-    with pytest.raises(SystemExit) as left:
-        main()
-    return left.value.code
-
-
 def test_a_resumed_run_is_not_shown_under_a_name_that_is_not_its_own(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sent: list[Mapping[str, object]] = []
 
@@ -195,26 +172,24 @@ def test_a_resumed_run_is_not_shown_under_a_name_that_is_not_its_own(
 
     monkeypatch.setattr(machines, "_control", lambda *_: contextlib.nullcontext(Server()))
     arguments = ["submit", "--insecure", "-s", "out=/srv/out"]
-    assert called(arguments, monkeypatch) == 0
-    said = capsys.readouterr().out
+    said = typed(*arguments).stdout
     assert f"run 7: {sent[0]['experiment']}\n" in said
     there = "the results are in /srv/out, on the server's machine; there: fedmosaic report /srv/out"
     assert said.endswith(f"{there}\n")
-    assert called([*arguments, "-s", "out="], monkeypatch) == 0
-    place = f"~/.fedmosaic/runs/{sent[-1]['experiment']}"
-    assert f"there: fedmosaic report {place}\n" in capsys.readouterr().out
-    assert called([*arguments, "--resume"], monkeypatch) == 0
-    assert "run 7: goes on from its checkpoint\n" in capsys.readouterr().out
+    elsewhere = typed(*arguments, "-s", "out=").stdout
+    assert f"fedmosaic report ~/.fedmosaic/runs/{sent[-1]['experiment']}\n" in elsewhere
+    resumed = typed(*arguments, "--resume")
+    assert resumed.returncode == 0 and "run 7: goes on from its checkpoint\n" in resumed.stdout
 
 
 def test_two_local_federations_do_not_share_a_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machines, "HOLD_PATIENCE", 0.1)
     with machines._alone(tmp_path):
-        assert called(["local", "--work", str(tmp_path)], monkeypatch) == 1
+        done = typed("local", "--work", tmp_path)
         said = f"--work {tmp_path} is taken: another run (process {os.getpid()})"
-        assert said in capsys.readouterr().err
+        assert done.returncode == 1 and said in done.stderr
     with hold(tmp_path), machines._alone(tmp_path):
         assert not (tmp_path / "certs").exists()
 
