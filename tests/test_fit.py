@@ -14,7 +14,6 @@ from common import fit as loop
 from common import seeds, tree
 from common.journal import Entry
 from common.optimise import make
-from common.parse import parse
 from common.protocol import Model, Trained
 from deploy.report import read
 from server_app.drift import measure
@@ -214,9 +213,3 @@ def test_a_run_measures_it_and_has_the_same_bits(tmp_path: Path) -> None:
 def test_where_no_weights_come_back_there_is_none(tmp_path: Path) -> None:
     run = play(flat(tmp_path, method="local", score__drift=True))
     assert "drift" not in run.summary and run.journal[1]["drift"] is None
-
-
-def test_it_does_not_go_with_privacy(tmp_path: Path) -> None:
-    private = {"method": "fedavg", "privacy__mode": "central", "privacy__noise_multiplier": 1.0}
-    with pytest.raises(ValueError, match=r"score.drift = true is not allowed .* allowed: false"):
-        parse(flat(tmp_path, **private, score__drift=True))

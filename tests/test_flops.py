@@ -10,13 +10,13 @@ from torch import nn
 
 from common.flops import counting
 from common.journal import Entry
-from common.parse import parse
 from deploy.report.pages import write_report
-from deploy.report.text import operations
+from deploy.report.text import operations, size
 from deploy.run.loopback import Loopback
 from server_app.track import numbers
 from tests.support.tiny import TinyRun, flat, play
 
+MEASURED = {"flops": True, "memory": True}
 ONE: dict[str, Any] = {"fleet": "mlp@0.25", "data__test_fraction": 0.0}
 PUBLIC: dict[str, Any] = {"rounds": 1, "fleet": "mlp@0.25", "data__public": 0.4} | {
     "confidence__epochs": 1,
@@ -74,13 +74,9 @@ def test_a_run_counts_what_its_clients_compute_and_gives_the_same_bits(
 def test_the_server_is_counted_apart(tmp_path: Path) -> None:
     once = play(flat(tmp_path / "once", method="fedorion", flops=True)).summary["flops"]
     twice = play(flat(tmp_path / "twice", method="fedorion", flops=True, noise__batches=8))
-    told = twice.summary["flops"]
-    assert told == {
-        "clients": once["clients"],
-        "server": 2 * once["server"],
-        "total": once["clients"] + 2 * once["server"],
-    }
-    assert once["server"] > 0
+    server = 2 * once["server"]
+    told = {"clients": once["clients"], "server": server, "total": once["clients"] + server}
+    assert twice.summary["flops"] == told and server > 0
 
 
 def test_the_second_exchange_of_a_round_is_counted(tmp_path: Path) -> None:
@@ -93,28 +89,25 @@ def test_the_second_exchange_of_a_round_is_counted(tmp_path: Path) -> None:
     assert long["server"] == short["server"] > 0
 
 
-def test_training_that_is_shared_with_another_run_is_done_and_counted(tmp_path: Path) -> None:
-    settings, learnt = ONE | {"method": "local", "flops": True}, tmp_path / "learnt"
+def test_training_that_is_shared_with_another_run_is_done_and_measured(tmp_path: Path) -> None:
+    settings, learnt = {**ONE, "method": "local", **MEASURED}, tmp_path / "learnt"
     first, again = (
-        play(flat(tmp_path / name, **settings), learnt=learnt) for name in ("first", "again")
+        play(flat(tmp_path / name, **settings), learnt=learnt).summary
+        for name in ("first", "again")
     )
-    assert again.summary["flops"] == first.summary["flops"]
-    assert again.summary["flops"]["clients"] > 0
+    for measured in MEASURED:
+        assert again[measured] == first[measured] and again[measured]["clients"] > 0
 
 
-def test_it_does_not_go_with_privacy(tmp_path: Path) -> None:
-    private = {"method": "fedavg", "privacy__mode": "central", "privacy__noise_multiplier": 1.0}
-    line = r"flops = true is not allowed .* how many samples a client has; allowed: false"
-    with pytest.raises(ValueError, match=line):
-        parse(flat(tmp_path, **private, flops=True))
-
-
-def test_the_report_tells_both(tmp_path: Path) -> None:
-    run = play(flat(tmp_path / "run", method="fedorion", flops=True))
+def test_the_report_and_the_trackers_tell_operations_and_memory(tmp_path: Path) -> None:
+    run = play(flat(tmp_path / "run", method="fedorion", **MEASURED))
     write_report([run.folder], tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
     clients, server = (operations(run.summary["flops"][who]) for who in ("clients", "server"))
-    line = f"Training took {clients} at the clients and {server} at the server."
-    assert line in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert f"Training took {clients} at the clients and {server} at the server." in page
+    largest, server = (size(run.summary["memory"][who]) for who in ("largest", "server"))
+    assert f"Tensors took {largest} at most at a client and {server} at the server." in page
     tracked = numbers.scalars(Entry.read(json.dumps(run.journal[1])))
-    assert tracked["flops/server"] == run.journal[1]["flops"]["server"] > 0
+    for measured in MEASURED:
+        assert tracked[f"{measured}/server"] == run.journal[1][measured]["server"] > 0
     assert operations(1_234_567) == "1.23 MFLOP" and operations(42) == "42 FLOP"

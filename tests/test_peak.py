@@ -1,6 +1,5 @@
 """Peak memory is what one counts by hand; measuring it changes nothing."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +9,11 @@ from torch import nn
 
 from client_app.methods.i_dl_mh import IDLMH
 from common.flops import counting
-from common.journal import Entry, Memory
-from common.parse import parse
+from common.journal import Memory
 from common.peak import following
 from common.protocol import Down
-from deploy.report.pages import write_report
-from deploy.report.text import size
 from deploy.run.loopback import Loopback
-from server_app.track import numbers
-from tests.support.tiny import TinyRun, flat, play
+from tests.support.tiny import flat, play
 
 ONE: dict[str, Any] = {"fleet": "mlp@0.25", "data__test_fraction": 0.0, "train__steps": 3}
 
@@ -123,29 +118,3 @@ def test_the_second_exchange_of_a_round_is_measured(
     epochs = {"confidence__epochs": 1, "ensemble__epochs": 1, "i_dl_mh__incentive_epochs": 1}
     run = play(flat(tmp_path / "run", **settings, **epochs, method="i-dl-mh"))
     assert 4e6 < run.summary["memory"]["largest"] < 5e6
-
-
-def test_training_that_is_shared_with_another_run_is_done_and_measured(tmp_path: Path) -> None:
-    settings, learnt = ONE | {"method": "local", "memory": True}, tmp_path / "learnt"
-    first, again = (
-        play(flat(tmp_path / name, **settings), learnt=learnt).summary["memory"]
-        for name in ("first", "again")
-    )
-    assert again == first and first["clients"] > 0
-
-
-def test_it_does_not_go_with_privacy(tmp_path: Path) -> None:
-    private = {"method": "fedavg", "privacy__mode": "central", "privacy__noise_multiplier": 1.0}
-    line = r"memory = true is not allowed .* how many samples a client has; allowed: false"
-    with pytest.raises(ValueError, match=line):
-        parse(flat(tmp_path, **private, memory=True))
-
-
-def test_the_report_and_the_trackers_tell_it(tmp_path: Path) -> None:
-    run: TinyRun = play(flat(tmp_path / "run", method="fedorion", memory=True))
-    write_report([run.folder], tmp_path / "page.html")
-    largest, server = (size(run.summary["memory"][who]) for who in ("largest", "server"))
-    line = f"Tensors took {largest} at most at a client and {server} at the server."
-    assert line in (tmp_path / "page.html").read_text(encoding="utf-8")
-    tracked = numbers.scalars(Entry.read(json.dumps(run.journal[1])))
-    assert tracked["memory/server"] == run.journal[1]["memory"]["server"] > 0

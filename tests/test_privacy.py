@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch import nn
 
+from client_app.methods import make
+from client_app.participant import Participant
 from client_app.privacy import private
 from common import methods, privacy
 from common.parse import parse
 from common.privacy import NAME, Secret, averaged, clipped, flattened, moved, noised
-from common.protocol import Ask, Model, Trained
+from common.protocol import Ask, Hello, Model, Trained
 from common.records import StateDict
 from deploy.report import sections
 from deploy.report.read import read
@@ -32,14 +34,9 @@ def known_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(folder: Path, mode: str = "central", **changes: Any) -> TinyRun:
-    given = {
-        "method": "fedavg",
-        "fleet": "mlp@0.25",
-        "clients": 2,
-        "privacy__mode": mode,
-        "privacy__clip": 0.01,
-    }
-    return play(flat(folder, **{**given, "train__epochs": 1, **changes}))
+    given = {"method": "fedavg", "fleet": "mlp@0.25", "clients": 2, "train__epochs": 1}
+    given |= {"privacy__mode": mode, "privacy__clip": 0.01}
+    return play(flat(folder, **{**given, **changes}))
 
 
 # The mechanism.
@@ -230,6 +227,9 @@ def test_a_method_that_sends_more_than_what_is_averaged_refuses(method: str) -> 
         ({"privacy__mode": "local", "privacy__sampling": "secret"}, "the server sees who answers"),
         ({"from_round": 1}, "from-round = 1 .*what was released after that round counts too"),
         ({"privacy__noise_multiplier": 0.0}, "privacy.noise-multiplier = 0.0 is not allowed"),
+        ({"score__drift": True}, "score.drift = true is not allowed .* allowed: false"),
+        ({"flops": True}, "flops = true is not .* how many samples a client has; allowed: false"),
+        ({"memory": True}, "memory = true is not .* how many samples a client has; allowed: false"),
     ],
 )
 def test_what_noise_on_a_mean_would_not_protect_is_refused(
@@ -292,10 +292,8 @@ def test_secret_selection_is_told_to_nobody_and_goes_on_to_the_same_bits(tmp_pat
 
 
 def test_a_client_bounds_and_blurs_its_update_before_it_leaves(tmp_path: Path) -> None:
-    from client_app.participant import Participant
-
-    config = parse(flat(tmp_path, method="fedavg", fleet="mlp@0.25", privacy__mode="local",
-                        privacy__clip=0.5))  # fmt: skip
+    local = {"privacy__mode": "local", "privacy__clip": 0.5}
+    config = parse(flat(tmp_path, method="fedavg", fleet="mlp@0.25", **local))
     participant = Participant(config, {"partition-id": 1}, "test")
     w = participant.model("mlp@0.25").state_dict()
     far = {name: value + 1 for name, value in w.items()}
@@ -313,10 +311,6 @@ def test_a_client_bounds_and_blurs_its_update_before_it_leaves(tmp_path: Path) -
 
 
 def test_a_client_whose_server_is_not_trusted_sends_no_scores_and_no_sizes(tmp_path: Path) -> None:
-    from client_app.methods import make
-    from client_app.participant import Participant
-    from common.protocol import Hello
-
     config = parse(flat(tmp_path, method="fedavg", fleet="mlp@0.25", privacy__mode="local"))
     half = make(Participant(config, {"partition-id": 1}, "test"))
     peer = half.hello(Hello(clients=4))

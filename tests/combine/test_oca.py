@@ -200,17 +200,15 @@ def test_every_method_that_averages_is_wrapped_and_every_other_refuses(method: s
 @pytest.mark.parametrize(
     ("method", "named"),
     [
-        ("hetfedfl", 'method = "hetfedfl"'),
         ("lwn", 'lwn.init = "previous"'),
-        ("fedgkt", 'method = "fedgkt"'),
-        ("local", 'method = "local"'),
-        ("dl-sh", 'method = "dl-sh"'),
+        ("fedorion", "fedorion.aggregate = false"),
+        *((method, f'method = "{method}"') for method in ("hetfedfl", "fedgkt", "local", "dl-sh")),
     ],
 )
 def test_methods_that_average_nothing_refuse_what_is_about_averages(
     method: str, named: str, key: str, value: str
 ) -> None:
-    given = {**defaults(), "method": method, "data.public": 0.5}
+    given = {**defaults(), "method": method, "data.public": 0.5, "fedorion.aggregate": False}
     parse(given)
     with pytest.raises(ValueError) as refused:
         parse({**given, key: value})

@@ -1,25 +1,20 @@
 """Messages that stop halfway, and the memory that they take."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.app.message.arraychunk import ArrayChunk
-from flwr.common.constant import ErrorCode
 from flwr.supercore.inflatable.inflatable_object import InflatableObject, get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
 from flwr.superlink.grid import grpc_grid
 
 from common.flower import rpc
-from deploy.flower.messages import empty
-from deploy.run.loopback import Loopback
 from server_app import memory
-from tests.support.tiny import flat, play
 from tests.support.waiting import PATIENCE
 
 
@@ -88,30 +83,6 @@ def test_flower_is_left_as_it_was() -> None:
         assert grpc_grid.pull_objects is not before
         raise ZeroDivisionError
     assert grpc_grid.pull_objects is before
-
-
-class Halfway(Loopback):  # type: ignore[misc]
-    """Node 2's training replies stop halfway, as Flower's grid then says."""
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        asked = dict(self._questions)
-        for reply in super().pull_messages(list(message_ids)):
-            about = reply.metadata
-            if about.message_type == "train" and about.src_node_id == 2:
-                question = empty(asked[about.reply_to_message_id])
-                reason = f"{rpc.HALFWAY}, without 3f"
-                yield Message(Error(ErrorCode.MESSAGE_UNAVAILABLE, reason), reply_to=question)
-            else:
-                yield reply
-
-
-def test_the_journal_tells_a_half_reply_from_none(tmp_path: Path) -> None:
-    config = flat(tmp_path, method="fedavg", rounds=1, min_replies=0.5)
-    entry = play(config, Halfway).journal[1]
-    assert entry["replied"] == [0, 2, 3]
-    assert [(f["k"], f["reason"]) for f in entry["failures"]] == [
-        (1, "the reply stopped halfway, without 3f")
-    ]
 
 
 @pytest.fixture(autouse=True)
