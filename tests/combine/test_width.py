@@ -1,6 +1,5 @@
 """Averages across widths: leading blocks of the widest network, number by number."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,9 +17,8 @@ from common.widths import LEADING, Drawn, Roll, block, check_widths, cut, take
 from server_app.combine.mean import average
 from server_app.combine.width import Block, average_blocks
 from server_app.method import Ups
-from tests.support.battery import Changing
 from tests.support.halves import client, server, task
-from tests.support.tiny import Run, flat, play
+from tests.support.tiny import Run
 
 FLEET = {"fleet": "cnn2@0.5,cnn2@0.25", "average__across": "width"}
 
@@ -221,17 +219,3 @@ def test_each_client_gets_and_sends_its_own_width() -> None:
     assert all(torch.equal(half.models["cnn2@0.5"][name], whole[name]) for name in whole)
     with pytest.raises(ValueError, match=r"w \(cnn2@0.25\): 'stem.conv.weight' is float32\[16, 1"):
         half.check(members[1], Trained(w=sent[0]))
-
-
-def test_a_block_that_does_not_fit_is_refused_and_names_its_client(tmp_path: Path) -> None:
-    def swell(up: Trained) -> dict[str, Any]:
-        return {"w": {**up.w, "head.weight": torch.zeros(3, 32)}}
-
-    settings = flat(tmp_path, method="fedavg", **FLEET, min_replies=0.5)
-    played = play(settings, Changing.by(Trained, swell))
-    for entry in played.journal[1:]:
-        (failure,) = entry["failures"]
-        assert failure["k"] == 1
-        assert failure["reason"] == (
-            "reply refused: w (cnn2@0.25): 'head.weight' is float32[3, 32], expected float32[3, 16]"
-        )

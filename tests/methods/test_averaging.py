@@ -17,7 +17,6 @@ from common.losses.distillation import not_true
 from common.losses.gradients import proximal
 from common.methods import qffl as contract
 from common.methods.fednova import Up
-from common.methods.inclusivefl import Up as InclusiveUp
 from common.models import build
 from common.models.classifier import Projected
 from common.options import Average
@@ -426,17 +425,6 @@ def test_a_resumed_run_goes_on_with_every_size(tmp_path: Path) -> None:
         play(part, Crashing)
     resumed = play({**part, "resume": True})
     assert resumed.timeless == whole.timeless and resumed.weights == whole.weights
-
-
-def test_weights_of_another_size_than_the_claimed_one_are_refused_by_name(tmp_path: Path) -> None:
-    def smaller(up: InclusiveUp) -> dict[str, Any]:
-        return {"w": {name: w for name, w in up.w.items() if not name.startswith("layer1.1.")}}
-
-    settings = flat(tmp_path, method="inclusivefl", **FLEET, min_replies=0.5, rounds=1)
-    played = play(settings, Changing.by(InclusiveUp, smaller))
-    (failure,) = played.journal[1]["failures"]
-    assert failure["k"] == 1
-    assert "w (cnn3@0.5) lacks 6 entries, first 'layer1.1.bn.bias'" in failure["reason"]
 
 
 def test_no_other_way_across_is_inclusivefl(run: Run) -> None:

@@ -11,11 +11,10 @@ from client_app.copy import Copy
 from client_app.methods.depthfl import Memory, mutual
 from common.methods.depthfl import Options, Up
 from common.parse import defaults, parse
-from common.tree import cut
 from server_app.keep.checkpoint import Checkpoint, path_in
 from server_app.method import Ups
 from server_app.methods.depthfl import DepthFL, State
-from tests.support.battery import Changing, Losing
+from tests.support.battery import Losing
 from tests.support.halves import client, server
 from tests.support.scalar import kept
 from tests.support.tiny import Run, TinyRun, flat, play
@@ -165,18 +164,3 @@ def test_the_deepest_networks_exits_are_scored_and_every_client_scores_its_depth
     assert [c["model"] for c in played.summary["clients"]] == [SPECS[0], SPECS[0], SPECS[2]]
     assert all(c["accuracy"] is not None for c in played.summary["clients"])
     assert played.journal[0]["accuracies"].keys() == last["accuracies"].keys()
-
-
-def test_a_block_that_does_not_fit_the_claimed_depth_is_refused_by_name(tmp_path: Path) -> None:
-    settings = flat(tmp_path, method="depthfl", **FLEET, clients=3, min_replies=0.5, rounds=2)
-
-    def shallower(up: Up) -> dict[str, Any]:
-        names = [n for n in up.w if not n.startswith(("stages.1", "exits.1"))]
-        deeper = {"stages.2.conv.weight": torch.zeros(32, 32, 3, 3)}
-        return {"w": cut(up.w, names) if up.t == 1 else {**up.w, **deeper}}
-
-    played = play(settings, Changing.by(Up, shallower))
-    reasons = [entry["failures"][0]["reason"] for entry in played.journal[1:]]
-    assert f"w ({SPECS[1]}) lacks" in reasons[0] and "'exits.1." in reasons[0]
-    assert f"w ({SPECS[1]}) has 1 unknown entries" in reasons[1]
-    assert [entry["replied"] for entry in played.journal[1:]] == [[0, 2]] * 2

@@ -14,7 +14,6 @@ from common.methods.dl_sh import Up
 from deploy.run.loopback import Loopback
 from server_app.distil.public_set import PublicSet
 from server_app.stopped import Stopped
-from tests.support.battery import Changing
 from tests.support.tiny import TinyRun, flat, play
 from tests.support.watching import watched
 
@@ -32,17 +31,6 @@ LONG = {**I_MH, "confidence__epochs": 5, "ensemble__epochs": 15, "i_dl_mh__incen
 ONE_CLASS_EACH = {"clients": 3, "data__partition": "niid1", "data__niid_scale": "adapt"}
 FEW_CLASSES = {"clients": 2, "data__partition": "niid3", "data__niid_scale": "adapt"}
 REWARDED = {"dl-sh.incentive": "model", "dl-sh.incentive-epochs": 3}
-
-
-def refusal(tmp_path, change, **changes: Any) -> str:
-    result = play(flat(tmp_path, **{**SH, "min_replies": 0.5, **changes}), Changing.by(Up, change))
-    (failure,) = result.journal[1]["failures"]
-    assert failure["k"] == 1
-    return failure["reason"]
-
-
-def test_predictions_that_do_not_sum_to_one_are_refused(tmp_path):
-    assert "sums to 0.5, not to 1" in refusal(tmp_path, lambda up: {"theta": up.theta * 0.5})
 
 
 def test_a_public_set_that_differs_in_one_sample_is_refused_with_the_clients_name(

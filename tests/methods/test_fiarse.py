@@ -19,10 +19,8 @@ from common.methods.fiarse import Down, Up
 from common.parse import parse
 from common.records import array_bytes
 from server_app.method import Ups
-from server_app.stopped import Stopped
-from tests.support.battery import Changing
 from tests.support.halves import client, server, task
-from tests.support.tiny import Run, flat, play
+from tests.support.tiny import Run, flat
 
 W = torch.tensor([0.5, -0.2, 0.1, -0.4])
 GROUPS = {"all": ["x"]}
@@ -236,24 +234,3 @@ def test_a_nodes_own_size_is_a_number() -> None:
     check({"partition-id": 0, "size": 1})
     with pytest.raises(ValueError, match=r"size = '0.5'; it must be a number"):
         check({"partition-id": 0, "size": "0.5"})
-
-
-LIES: dict[str, tuple[Callable[[Up], dict[str, Any]], str]] = {
-    "more": (lambda up: {"delta": torch.cat([up.delta, up.delta[:1]])}, "the mask of size 0.25 ke"),
-    "less": (lambda up: {"delta": up.delta[:-1]}, "the mask of size 0.25 keeps"),
-    "nan": (lambda up: {"delta": up.delta * torch.nan}, "not finite"),
-    "rest": (lambda up: {"rest": {}}, "rest lacks"),
-    "variance": (
-        lambda up: {"rest": {n: -x - 1 for n, x in up.rest.items()}},
-        "negative variances",
-    ),
-}
-
-
-@pytest.mark.parametrize("lie", LIES)
-def test_a_reply_that_does_not_fit_is_refused(lie: str, tmp_path: Path) -> None:
-    change, reason = LIES[lie]
-    config = flat(tmp_path, **TINY, rounds=1)
-    grid = Changing.by(Up, change)
-    with pytest.raises(Stopped, match=f"client 1: reply refused: .*{reason}"):
-        play(config, grid)
