@@ -12,37 +12,19 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from tests.bench.runs import FASHION
 from tests.support import namespaces
-from tests.support.cluster import RAY_START, environment
-from tests.support.waiting import until
+from tests.support.cluster import environment, start
 
-CLIENTS, IMAGES, ROUNDS = 8, 1500, 5
-WORK: dict[str, Any] = {
-    "method": "fedavg",
-    "fleet": "lenet5",
-    "data.name": "fashion-mnist",
-    "data.partition": "iid",
-    "data.test-fraction": 0.0,
-    "data.test-samples": 1000,
-    "train.epochs": 1,
-    "score.clients-every": 0,
-}
+WORK = {**FASHION, "rounds": 5, "data.test-fraction": 0.0, "data.test-samples": 1000}
 CASES: dict[str, dict[str, Any]] = {
-    "8 clients, 1,500 images each": {
-        "clients": CLIENTS,
-        "rounds": ROUNDS,
-        "data.samples": CLIENTS * IMAGES,
-    },
+    "8 clients, 1,500 images each": {"clients": 8, "data.samples": 12_000},
     "600 clients, 80 images each, 10 in a round": {
-        "clients": 600,
-        "rounds": ROUNDS,
-        "per-round": 10,
-        "data.samples": 48000,
+        **{"clients": 600, "per-round": 10, "data.samples": 48_000}
     },
 }
 DRIVER = """
@@ -103,13 +85,7 @@ def machines(folder: Path) -> Iterator[tuple[str, Run]]:
     """The cluster's address, and what runs the driver on its first machine."""
     with namespaces.Network() as network:
         a, b = network.host("a"), network.host("b")
-        address = f"{a.address}:6379"
-        first = ["--head", "--port=6379", "--include-dashboard=false", f"--temp-dir={folder}/ray"]
-        for host, words in ((a, first), (b, [f"--address={address}"])):
-            log = folder / f"{host.name}.log"
-            command = [*RAY_START, f"--node-ip-address={host.address}", *words]
-            host.start(command, environment(), log)
-            until(f"Ray on {host.name}", partial(_started, log))
+        address = start([a, b], folder)
 
         def run(arguments: list[str]) -> None:
             log = folder / "driver.log"
@@ -118,10 +94,6 @@ def machines(folder: Path) -> Iterator[tuple[str, Run]]:
                 raise SystemExit(log.read_text())
 
         yield address, run
-
-
-def _started(log: Path) -> bool:
-    return "Ray runtime started" in log.read_text()
 
 
 if __name__ == "__main__":

@@ -20,22 +20,11 @@ import torch
 from deploy.run.launch import default_workers
 from deploy.run.settings import app_folder
 from tests.bench import loop, page, timeline
+from tests.bench.runs import FASHION
 
 IMAGES, BATCH = 12_000, 64
-WORK: dict[str, Any] = {
-    "method": "fedavg",
-    "clients": 4,
-    "fleet": "lenet5",
-    "data.name": "fashion-mnist",
-    "data.partition": "iid",
-    "data.samples": 15_000,
-    "data.test-samples": 2000,
-    "data.test-fraction": 0.2,
-    "train.epochs": 1,
-    "train.batch-size": BATCH,
-    "train.lr": 0.05,
-    "score.clients-every": 0,
-}
+WORK = {**FASHION, "clients": 4, "train.batch-size": BATCH, "train.lr": 0.05}
+WORK |= {"data.samples": 15_000, "data.test-samples": 2000, "data.test-fraction": 0.2}
 STARTS = {"plain": False, "warm": True}
 
 

@@ -1,7 +1,6 @@
 """How far out honest clients' numbers are: what the default of ``sanity`` rests on.
 
-python -m tests.bench.honest            # runs every case, some minutes, and prints the table
-python -m tests.bench.honest RUN …      # the same of finished runs' folders
+``python -m tests.bench.honest`` runs every case, some minutes, and prints the table.
 """
 
 import sys
@@ -49,10 +48,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def main(folders: list[str]) -> None:
+def main() -> None:
     print(f"{'case':44}{'change':>9}{'largest':>10}")
     widest = furthest = 0.0
-    for name, found in recorded(folders) if folders else played():
+    for name, found in played():
         change = max((one.change or 0.0 for one in found), default=0.0)
         largest = max((one.largest for one in found), default=0.0)
         print(f"{name:44}{change:9.2f}{largest:10.3g}", flush=True)
@@ -71,15 +70,10 @@ def played() -> Iterator[tuple[str, list[Magnitude]]]:
                 print(f"{name}: {error}", file=sys.stderr)
 
 
-def recorded(folders: list[str]) -> Iterator[tuple[str, list[Magnitude]]]:
-    for folder in folders:
-        yield folder, magnitudes(Path(folder))
-
-
 def magnitudes(folder: Path) -> list[Magnitude]:
     entries = (line.entry for line in read_lines(folder / "journal.jsonl"))
     return [one for entry in entries if entry for one in entry.magnitudes.values()]
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -21,25 +21,12 @@ import numpy as np
 from common.data.embedded import toy
 from deploy.flower import watchdog
 from tests.bench.memory import own
+from tests.bench.runs import FASHION
 from tests.support.idx import idx
 
-LENET: dict[str, Any] = {
-    "method": "fedavg",
-    "fleet": "lenet5",
-    "data.name": "fashion-mnist",
-    "data.partition": "iid",
-    "data.test-samples": 2000,
-    "train.epochs": 1,
-    "per-round": 10,
-    "rounds": 3,
-}
-SMALL: dict[str, Any] = LENET | {
-    "fleet": "mlp",
-    "data.name": "mnist",
-    "per-round": 100,
-    "rounds": 20,
-    "score.clients": 1000,
-}
+LENET = {**FASHION, "data.test-samples": 2000, "per-round": 10, "rounds": 3}
+SMALL = LENET | {"fleet": "mlp", "data.name": "mnist", "per-round": 100, "rounds": 20}
+SMALL["score.clients"] = 1000
 EACH = 4  #: images of a client of the small set, a quarter of them for its test
 CASES: dict[str, dict[str, Any]] = {
     "100": LENET | {"clients": 100},

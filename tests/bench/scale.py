@@ -23,19 +23,10 @@ from deploy.run.grpc import Federation, start_federation
 from deploy.run.settings import app_folder, numbers
 from tests.bench import page, traffic
 from tests.bench.memory import Peak, processor
+from tests.bench.runs import FASHION
 
 MOST, ROUNDS, IDLE = 20, 5, 15.0
-CROWD: dict[str, Any] = {
-    "method": "fedavg",
-    "fleet": "lenet5",
-    "data.name": "fashion-mnist",
-    "data.partition": "iid",
-    "data.test-samples": 2000,
-    "train.epochs": 1,
-    "train.batch-size": 64,
-    "rounds": ROUNDS,
-    "score.clients-every": 0,
-}
+CROWD = {**FASHION, "data.test-samples": 2000, "train.batch-size": 64, "rounds": ROUNDS}
 IMAGES = 750  #: of each client, of which 600 train
 HEAVY: dict[str, Any] = CROWD | {
     "fleet": "resnet18@2.12",

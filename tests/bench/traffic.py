@@ -11,20 +11,11 @@ from common.methods import names
 from common.parse import defaults
 from deploy.run import launch, preflight
 from deploy.run.settings import numbers
+from tests.bench.runs import FASHION
 
 CLIENTS = 4
 #: small enough to compute; none of it changes the size of a message but model, images and classes
-WORK: dict[str, Any] = {
-    "clients": CLIENTS,
-    "rounds": 3,
-    "fleet": "lenet5",
-    "data.name": "fashion-mnist",
-    "data.partition": "iid",
-    "data.samples": 1000,
-    "data.test-samples": 100,
-    "train.epochs": 1,
-    "score.clients-every": 0,
-}
+WORK = {**FASHION, "clients": CLIENTS, "rounds": 3, "data.samples": 1000, "data.test-samples": 100}
 FEW = {
     "noise.epochs": 1,
     "noise.batches": 2,
@@ -66,11 +57,8 @@ def by_method(chosen: str) -> dict[str, Any]:
     """Bytes of a round for one client, down and up, of ``chosen`` methods (``a,b``, ``all``) in the
     loopback.
     """
-    return {method: of_method(method) for method in _named(chosen)}
-
-
-def _named(chosen: str) -> list[str]:
-    return list(names()) if chosen == "all" else chosen.split(",")
+    wanted = names() if chosen == "all" else chosen.split(",")
+    return {method: of_method(method) for method in wanted}
 
 
 def of_method(method: str) -> dict[str, Any]:
@@ -80,12 +68,8 @@ def of_method(method: str) -> dict[str, Any]:
         flat, out = preflight.fresh(
             numbers({**defaults(), **changes}), "loopback", Path(folder) / "run"
         )
-        quiet = Console(quiet=True)
-        launch.launch(flat, out, workers=1, console=quiet)
+        launch.launch(flat, out, workers=1, console=Console(quiet=True))
         lines = (out / "journal.jsonl").read_text(encoding="utf-8").splitlines()
     moved = json.loads(lines[-2])["bytes"]
-    return {
-        "fleet": changes["fleet"],
-        "down": round(moved["down"] / CLIENTS),
-        "up": round(moved["up"] / CLIENTS),
-    }
+    each = {way: round(moved[way] / CLIENTS) for way in ("down", "up")}
+    return {"fleet": changes["fleet"], **each}

@@ -12,7 +12,7 @@ import pytest
 
 from common.toml import to_toml
 from tests.support import namespaces
-from tests.support.cluster import RAY_START, environment
+from tests.support.cluster import environment, start
 from tests.support.commandline import typed
 from tests.support.tiny import TinyRun, flat, play
 from tests.support.waiting import PATIENCE, until
@@ -98,18 +98,12 @@ def test_a_cluster_gives_the_bits_of_the_loopback_though_a_node_dies(
         alone[method] = play(settings)
         write(tmp_path / f"{method}.toml", method)
     (tmp_path / "unshared").mkdir()
-    env = environment()
     with tempfile.TemporaryDirectory(prefix="r-") as short, namespaces.Network() as network:
         a, b = network.host("a"), network.host("b")
-        address = f"{a.address}:6379"
         b.run(["mount", "-t", "tmpfs", "none", str(tmp_path / "unshared")]).check_returncode()
-        first = ["--head", "--port=6379", "--include-dashboard=false", f"--temp-dir={short}"]
-        for host, words in ((a, first), (b, [f"--address={address}"])):
-            log = tmp_path / f"{host.name}.log"
-            host.start([*RAY_START, f"--node-ip-address={host.address}", *words], env, log)
-            until(f"Ray on {host.name}", lambda log=log: "Ray runtime started" in log.read_text())
-        log = tmp_path / "driver.log"
-        driver = a.start([sys.executable, "-c", DRIVER, str(tmp_path), address], env, log)
+        address, log = start([a, b], Path(short)), tmp_path / "driver.log"
+        command = [sys.executable, "-c", DRIVER, str(tmp_path), address]
+        driver = a.start(command, environment(), log)
         reached = tmp_path / "reached"
         until(log.read_text, lambda: reached.exists() or driver.poll() is not None)
         assert reached.exists(), log.read_text()

@@ -35,6 +35,7 @@ from tests.bench import page
 from tests.bench.memory import own
 from tests.bench.peers.environments import python
 from tests.bench.peers.shared import LeNet5
+from tests.bench.runs import FASHION
 
 HERE = Path(__file__).parent
 MARK = "PEERS_RUN"
@@ -72,9 +73,8 @@ def main() -> None:
             "fluke, one process": [peers["fluke"], str(HERE / "fluke_run.py"), name],
         }
         for workers in (1, 2):
-            systems[f"Flower's FedAvg, {workers} at a time"] = [
-                *(peers["flower"], str(HERE / "flower_app.py"), name, str(workers))
-            ]
+            flower = [peers["flower"], str(HERE / "flower_app.py"), name, str(workers)]
+            systems[f"Flower's FedAvg, {workers} at a time"] = flower
             systems[f"fedmosaic, {workers} at a time"] = ours(folder, options.images, workers)
         for _ in range(options.turns):
             for system, command in systems.items():
@@ -108,24 +108,10 @@ def prepare(folder: Path, images: int) -> None:
 
 def ours(folder: Path, images: int, workers: int) -> list[str]:
     """This project's command."""
-    settings = {
-        "method": "fedavg",
-        "clients": CLIENTS,
-        "rounds": ROUNDS,
-        "fleet": "lenet5",
-        "device": "cpu",
-        "data.name": "fashion-mnist",
-        "data.partition": "iid",
-        "data.samples": CLIENTS * images,
-        "data.test-samples": TEST,
-        "data.test-fraction": 0.0,
-        "data.image-size": 32,
-        "train.epochs": 1,
-        "train.batch-size": BATCH,
-        "train.lr": LR,
-        "train.momentum": 0.0,
-        "score.clients-every": 0,
-    }
+    settings = {**FASHION, "clients": CLIENTS, "rounds": ROUNDS, "device": "cpu"}
+    settings |= {"data.samples": CLIENTS * images, "data.test-samples": TEST}
+    settings |= {"data.test-fraction": 0.0, "data.image-size": 32}
+    settings |= {"train.batch-size": BATCH, "train.lr": LR, "train.momentum": 0.0}
     lines = (f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
     (folder / "ours.toml").write_text("".join(lines), encoding="utf-8")
     return [sys.executable, str(HERE / "ours.py"), str(folder), str(workers)]
