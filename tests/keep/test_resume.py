@@ -62,6 +62,30 @@ def test_more_rounds_go_on_where_the_run_ended(
     assert longer.timeless == whole.timeless and longer.weights == whole.weights
 
 
+DEPTHS = {"fleet": "cnn2@0.5,cnn3@0.5", "per_round": 2}
+UNEVEN = {"data__partition": "quantity_dirichlet"}
+KEEPING: dict[str, dict[str, Any]] = {
+    **{robust: {"method": "fedavg", "average__robust": robust} for robust in ("median", "clip")},
+    **{
+        across: {"method": "fedavg", "average__across": across, **DEPTHS}
+        for across in ("layerwise", "same")
+    },
+    "variates": {"method": "scaffold", "average__across": "layerwise", **DEPTHS, **UNEVEN},
+    "sizes": {"method": "inclusivefl", **DEPTHS, "fleet": "cnn2@0.5,cnn3@0.5,cnn4@0.5"},
+    "a generator": {"method": "fedkf", "fedkf__generator_at": "server", "fleet": "lenet5@0.5"}
+    | {"generator__latent": 8, "generator__width": 4},
+}
+"""Runs whose server keeps more than one mean of weights, by what it keeps."""
+
+
+@pytest.mark.parametrize("what", KEEPING)
+def test_whatever_a_server_keeps_a_run_goes_on_to_the_same_bits(what: str, tmp_path: Path) -> None:
+    straight = play(flat(tmp_path / "straight", **KEEPING[what], rounds=3))
+    play(flat(tmp_path / "part", **KEEPING[what], rounds=2))
+    resumed = play(flat(tmp_path / "part", **KEEPING[what], rounds=3, resume=True))
+    assert resumed.weights == straight.weights and resumed.timeless[-1] == straight.timeless[-1]
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

@@ -28,7 +28,7 @@ from deploy.run.progress import show_summary
 from server_app.combine.mean import average
 from server_app.method import Ups
 from server_app.methods.fedgkd import FedGKD
-from tests.support.battery import Changing, Crash, Crashing
+from tests.support.battery import Changing
 from tests.support.halves import client, server, task
 from tests.support.scalar import PLAIN, descend, kept, result
 from tests.support.tiny import Run, flat, play
@@ -415,16 +415,6 @@ def test_a_size_has_a_learning_rate_of_its_own(run: Run) -> None:
     # a run in which everybody goes half as far
     half = run(**given | {"train__lr": 0.025})
     assert half.journal[1]["client_metrics"]["1"] == metrics[1]["1"]
-
-
-def test_a_resumed_run_goes_on_with_every_size(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"method": "inclusivefl", **FLEET, "rounds": 3, "per_round": 2}
-    whole = play(flat(tmp_path / "whole", **given))
-    part = flat(tmp_path / "part", **given)
-    with pytest.raises(Crash):
-        play(part, Crashing)
-    resumed = play({**part, "resume": True})
-    assert resumed.timeless == whole.timeless and resumed.weights == whole.weights
 
 
 def test_no_other_way_across_is_inclusivefl(run: Run) -> None:

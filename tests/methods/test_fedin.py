@@ -240,16 +240,6 @@ def test_two_gradients_compared_by_hand() -> None:
     assert Divergence(0).metrics == {}
 
 
-@pytest.mark.parametrize("across", ["layerwise", "same"])
-def test_averages_across_architectures_resume_bit_for_bit(tmp_path: Any, across: str) -> None:
-    settings = {"method": "fedavg", "average__across": across, "per_round": 2, **FLEET}
-    whole = play(flat(tmp_path / "whole", **settings, rounds=3))
-    play(flat(tmp_path / "part", **settings, rounds=2))
-    resumed = play(flat(tmp_path / "part", **settings, rounds=3, resume=True))
-    assert resumed.weights == whole.weights
-    assert resumed.timeless[-1] == whole.timeless[-1]
-
-
 def test_the_features_kept_are_of_the_last_full_batch_in_train_mode() -> None:
     network, (x, y) = net(), batch()
     local = Local(network, 0.0)

@@ -24,7 +24,7 @@ from server_app.combine.oca import Upload
 from server_app.method import Ups
 from tests.support.cost import PassCounter, Passes
 from tests.support.halves import client, server, task
-from tests.support.tiny import Run, TinyRun, flat, play
+from tests.support.tiny import Run, TinyRun, flat
 from tests.support.watching import watched
 
 SMALL = {"generator__latent": 8, "generator__width": 4}
@@ -99,14 +99,6 @@ def test_the_servers_generator_travels_and_stands_still_at_the_clients(
     generator = new_generator(task(method="fedkf", **SMALL))
     size = sum(v.numel() * v.element_size() for v in generator.state_dict().values())
     assert down[0] - down[1] == 4 * size
-
-
-def test_the_servers_generator_goes_on_where_a_run_stopped(tmp_path: Path) -> None:
-    given = {"method": "fedkf", "fedkf__generator_at": "server", "fleet": "lenet5@0.5", **SMALL}
-    whole = play(flat(tmp_path / "whole", **given, rounds=3))
-    play(flat(tmp_path / "part", **given, rounds=2))
-    resumed = play(flat(tmp_path / "part", **given, rounds=3, resume=True))
-    assert resumed.weights == whole.weights and resumed.timeless[-1] == whole.timeless[-1]
 
 
 def test_the_oca_model_is_the_mean_over_the_latest_uploads(tmp_path: Path) -> None:

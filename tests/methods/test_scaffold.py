@@ -115,14 +115,6 @@ def test_across_depths_a_variate_is_the_mean_of_those_who_have_the_layer(
         assert torch.allclose(c, mean, atol=1e-5 * float(mean.abs().max()) + 1e-8), key
 
 
-def test_across_depths_a_run_goes_on_to_the_same_bits(run: Run, tmp_path: Path) -> None:
-    settings = {"method": "scaffold", "average__across": "layerwise", **DEPTHS, "per_round": 2}
-    whole = run(rounds=3, **settings)
-    play(flat(tmp_path / "part", rounds=2, **settings))
-    part = play(flat(tmp_path / "part", rounds=3, resume=True, **settings))
-    assert part.weights == whole.weights
-
-
 def test_half_of_the_clients_move_c_by_half_of_their_mean(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
