@@ -14,7 +14,7 @@ from common.methods import names
 from common.protocol import Up
 from deploy.run.beside import look_in
 from deploy.run.loopback import Loopback
-from tests.support.tiny import flat
+from tests.support.tiny import flat, under
 
 PLUGIN = Path(__file__).parents[1] / "example_plugin"
 """The folder of an experiment with modules of its own."""
@@ -28,121 +28,66 @@ FAMILIES = (
 """One method of each family, which `make test` runs; `make test-all` runs the others."""
 
 PUBLIC = {
-    "data__public": 0.4,
-    "data__samples": 200,
-    "public__subset": 40,
-    "public__epochs": 2,
-    "public__batch_size": 16,
+    **{"data__public": 0.4, "data__samples": 200},
+    **under("public", subset=40, epochs=2, batch_size=16),
 }
 """Of methods that learn on the public set."""
 
 # What a method needs to be quick or to fit the toy data, beyond the tiny run of tiny.py.
+DEPTHS = {"fleet": "cnn2@0.5,cnn3@0.5"}
+WIDTHS = {"fleet": "cnn2@0.5,cnn2@0.25-up"}
+SHOT = {"data__public": 0.6, "data__samples": 200, "confidence__epochs": 1, "ensemble__epochs": 4}
+LONGER = under("train", epochs=3, lr=0.1)
+NOISE = under("noise", epochs=1, batches=30, batch_size=32, lr=0.05)
+SMALL = under("generator", latent=8, width=8)
 OVERRIDES: dict[str, dict[str, Any]] = {
-    "fedgkt": {"fleet": "cnn2@0.5,cnn3@0.5", "global_model": "cnn3@0.5"},
-    **{
-        name: {
-            "data__public": 0.6,
-            "data__samples": 200,
-            "confidence.epochs": 1,
-            "ensemble.epochs": 4,
-            **({f"{name}.incentive-epochs": 1} if name == "i-dl-mh" else {}),
-        }
-        for name in ("dl-sh", "dl-mh", "i-dl-mh")
-    },
+    "fedgkt": {**DEPTHS, "global_model": "cnn3@0.5"},
+    "dl-sh": SHOT,
+    "dl-mh": SHOT,
+    "i-dl-mh": {**SHOT, "i_dl_mh__incentive_epochs": 1},
     "feddf": {"data__public": 0.4, "data__samples": 200, "public__epochs": 2},
     "fedkemf": {
-        "data__public": 0.4,
-        "data__samples": 140,
-        "public__epochs": 3,
-        "public__batch_size": 16,
-        "public__lr": 0.1,
+        **{"data__public": 0.4, "data__samples": 140},
+        **under("public", epochs=3, batch_size=16, lr=0.1),
     },
     **{
         name: {**PUBLIC, "public__epochs": 1, "public__batch_size": 40, f"{name}.first-epochs": 1}
         for name in ("fedmd", "kt-pfl")
     },
-    "heterofl": {"fleet": "cnn2@0.5,cnn2@0.25-up", "score__bn": "recalibrated"},
-    "fedrolex": {
-        "fleet": "cnn2@0.5,cnn2@0.25-up",
-        "fedrolex__rates": "redrawn",
-        "score__bn": "batch",
-    },
-    "fedin": {"fleet": "cnn2@0.5,cnn3@0.5", "rounds": 2, "fedin__samples": 4},
+    "heterofl": {**WIDTHS, "score__bn": "recalibrated"},
+    "fedrolex": {**WIDTHS, "fedrolex__rates": "redrawn", "score__bn": "batch"},
+    "fedin": {**DEPTHS, "rounds": 2, "fedin__samples": 4},
     "depthfl": {
-        "fleet": "cnn3-linear2@0.5",
-        "node.1.model": "cnn3-linear1@0.5",
-        "depthfl__ramp": 2,
-        "train__epochs": 1,
-        "train__lr": 0.1,
+        **{"fleet": "cnn3-linear2@0.5", "node.1.model": "cnn3-linear1@0.5"},
+        **{"depthfl__ramp": 2, **under("train", epochs=1, lr=0.1)},
     },
-    "inclusivefl": {"fleet": "cnn2@0.5,cnn3@0.5", "node.1.model": "cnn4@0.5"},
-    "fedkf": {"generator__latent": 8, "generator__width": 8, "oca__in_memory": 2},
+    "inclusivefl": {**DEPTHS, "node.1.model": "cnn4@0.5"},
+    "fedkf": {**SMALL, "oca__in_memory": 2},
     "fiarse": {"fiarse__sizes": "1, 0.25"},
     "fedgkd": {"fedgkd__buffer": 1},
     EXAMPLE: {
-        "plugins": str(PLUGIN),
-        "fleet": "lab.nets:Shallow,cnn2@0.5",
-        "data__name": "lab.data:stripes",
-        "data__partition": "lab.data:shuffled",
-        "data__test_samples": 30,
-        "train__epochs": 1,
-        "train__lr": 0.1,
-        "halfway__step": 0.8,
+        **{"plugins": str(PLUGIN), "fleet": "lab.nets:Shallow,cnn2@0.5", "halfway__step": 0.8},
+        **under("data", name="lab.data:stripes", partition="lab.data:shuffled", test_samples=30),
+        **under("train", epochs=1, lr=0.1),
     },
-    "fedgen": {"fedgen__server_steps": 4, "fedgen__hidden": 16, "fedgen__server_batch_size": 16},
+    "fedgen": under("fedgen", server_steps=4, hidden=16, server_batch_size=16),
     "dafl": {
-        "fleet": "lenet5@0.5",
-        "train__epochs": 3,
-        "train__lr": 0.1,
-        "generator__latent": 8,
-        "generator__width": 8,
-        "generator__lr": 0.01,
-        "generator__lambda_a": 0.0,
-        "dafl__server_steps": 40,
-        "dafl__server_batch_size": 16,
-        "dafl__student_lr": 0.05,
+        **{"fleet": "lenet5@0.5", **LONGER, **SMALL, **under("generator", lr=0.01, lambda_a=0.0)},
+        **under("dafl", server_steps=40, server_batch_size=16, student_lr=0.05),
     },
     **{
         name: {
-            "fleet": "mlp@0.25",
-            "train__epochs": 3,
-            "train__lr": 0.1,
-            f"{name}__epochs": 4,
-            f"{name}__generated": 24,
-            f"{name}__generator_steps": 2,
-            f"{name}__generator_lr": 0.01,
-            f"{name}__latent": 8,
-            f"{name}__width": 8,
-            f"{name}__augment": "none",
-            f"{name}__batch_size": 12,
-            f"{name}__temperature": 4.0,
-            f"{name}__student_lr": lr,
+            **{"fleet": "mlp@0.25", **LONGER, **under(name, student_lr=lr, temperature=4.0)},
+            **under(name, epochs=4, generated=24, batch_size=12, latent=8, width=8),
+            **under(name, generator_steps=2, generator_lr=0.01, augment="none"),
         }
         for name, lr in (("dense", 0.1), ("co-boosting", 0.3))
     },
-    "lwn": {
-        "score__bn": "recalibrated",
-        "noise__epochs": 1,
-        "noise__batches": 30,
-        "noise__batch_size": 32,
-        "noise__lr": 0.05,
-    },
-    "hetfedfl": {
-        "score__bn": "recalibrated",
-        "noise__epochs": 1,
-        "noise__batches": 30,
-        "noise__batch_size": 32,
-        "noise__lr": 0.05,
-    },
+    **{name: {"score__bn": "recalibrated", **NOISE} for name in ("lwn", "hetfedfl")},
     "ds-fl": PUBLIC,
     "fdmeta": PUBLIC,
-    "fedftg": {
-        "fedftg__iterations": 2,
-        "fedftg__generated": 8,
-        "generator__latent": 8,
-        "generator__width": 8,
-    },
-    "fedftg-noise": {"noise__epochs": 1, "noise__batches": 4, "noise__batch_size": 16},
+    "fedftg": {**under("fedftg", iterations=2, generated=8), **SMALL},
+    "fedftg-noise": under("noise", epochs=1, batches=4, batch_size=16),
 }
 
 

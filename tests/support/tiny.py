@@ -74,6 +74,11 @@ def flat(out: Path, **changes: Any) -> dict[str, Value]:
     return numbers({**defaults(method), **TINY, **own, **named}, method)
 
 
+def under(table: str, **values: Any) -> dict[str, Any]:
+    """Settings of one table as ``flat`` takes them: ``under("train", lr=0.1)``."""
+    return {f"{table}__{key}": value for key, value in values.items()}
+
+
 def play(
     config: dict[str, Value],
     grid: Loopback | Callable[..., Loopback] = Loopback,
