@@ -13,12 +13,44 @@ from pathlib import Path
 from typing import Any
 
 from deploy.report.table import Table, markdown
-from tests.bench import estimate, picture, timeline
+from tests.bench import picture, timeline
 
 HERE = Path(__file__).parent
 MB, GB = 10**6, 10**9
+CLIENTS, CHOSEN = 10_000, 1_000  #: of a federation on paper: registered, and in a round
+WIRE = 125 * 10**6  #: bytes a second of a 1 Gbit/s line
 
 Record = dict[str, Any]
+
+
+def slopes(crowd: Mapping[str, Any]) -> tuple[float, float]:
+    """Bytes, and seconds of processor time a second, of the SuperLink for each idle SuperNode.
+
+    They are slopes between the smallest and the largest number of SuperNodes measured. Of RSS: the
+    SuperLink's part of the pages that it shares falls with every SuperNode beside it.
+    """
+    few, many = min(crowd, key=int), max(crowd, key=int)
+    nodes = int(many) - int(few)
+    if nodes == 0:
+        raise ValueError(f"one number of SuperNodes ({many}) gives no slope: measure two at least")
+    memory, processor = (
+        [crowd[n][what]["superlink"] for n in (few, many)] for what in ("idle", "idle cpu")
+    )
+    more = memory[1]["rss"] - memory[0]["rss"], processor[1] - processor[0]
+    return max(more[0], 0.0) / nodes, max(more[1], 0.0) / nodes
+
+
+def load(down: float, up: float) -> dict[str, float]:
+    """A round's load on the SuperLink: bytes, seconds of the line, bytes held at most.
+
+    The line carries down and up to and from ``CHOSEN`` clients, both directions at once. What goes
+    to everybody is held once, replies until the ServerApp has pulled them.
+    """
+    return {
+        "bytes": CHOSEN * (down + up),
+        "line": CHOSEN * max(down, up) / WIRE,
+        "held": down + CHOSEN * up,
+    }
 
 
 def starts(grpc: Record, scale: Record) -> Table:
@@ -83,22 +115,22 @@ def methods(grpc: Record, scale: Record) -> Table:
     head = ["method", "model", "down, kB", "up, kB", "a round, GB", "line, s", "held, MB"]
     rows = []
     for method, of in scale["traffic"].items():
-        load = estimate.round_of(of["down"], of["up"])
+        cost = load(of["down"], of["up"])
         cells = [of["down"] / 1000, of["up"] / 1000]
         row = [method, of["fleet"], *(f"{cell:.1f}" for cell in cells)]
-        rows.append([*row, f"{load['bytes'] / GB:.2f}", f"{load['line']:.1f}"])
-        rows[-1].append(f"{load['held'] / MB:.0f}")
+        rows.append([*row, f"{cost['bytes'] / GB:.2f}", f"{cost['line']:.1f}"])
+        rows[-1].append(f"{cost['held'] / MB:.0f}")
     return Table(head, rows)
 
 
 def idle(grpc: Record, scale: Record) -> Table:
     """What idle SuperNodes cost the SuperLink."""
-    one, n = estimate.idle(scale["crowd"]), estimate.CLIENTS
+    memory, processor = slopes(scale["crowd"])
     rows = [
-        ["memory", f"{one.memory / 1000:.0f} kB", f"{n * one.memory / GB:.1f} GB"],
-        ["processor", f"{1000 * one.processor:.2f} ms a second", f"{n * one.processor:.1f} cores"],
+        ["memory", f"{memory / 1000:.0f} kB", f"{CLIENTS * memory / GB:.1f} GB"],
+        ["processor", f"{1000 * processor:.2f} ms a second", f"{CLIENTS * processor:.1f} cores"],
     ]
-    return Table(["of the SuperLink", "for an idle SuperNode", f"for {n:,}"], rows)
+    return Table(["of the SuperLink", "for an idle SuperNode", f"for {CLIENTS:,}"], rows)
 
 
 def many(grpc: Record, scale: Record) -> Table:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.bench import estimate, memory, page, picture, timeline
+from tests.bench import memory, page, picture, timeline
 
 pytestmark = pytest.mark.full
 
@@ -120,12 +120,11 @@ def test_the_estimate_multiplies_what_was_measured() -> None:
         "2": {"idle": {"superlink": {"rss": 100}}, "idle cpu": {"superlink": 0.02}},
         "12": {"idle": {"superlink": {"rss": 400}}, "idle cpu": {"superlink": 0.03}},
     }
-    one = estimate.idle(crowd)
-    assert one.memory == 30.0 and one.processor == pytest.approx(0.001)
-    load = estimate.round_of(down=250_000.0, up=125_000.0)
+    assert page.slopes(crowd) == pytest.approx((30.0, 0.001))
+    load = page.load(down=250_000.0, up=125_000.0)
     assert load == {"bytes": 375e6, "line": 2.0, "held": 125.25e6}
     with pytest.raises(ValueError, match="measure two at least"):
-        estimate.idle({"2": crowd["2"]})
+        page.slopes({"2": crowd["2"]})
 
 
 def test_the_tables_of_a_page_are_filled_and_an_unknown_one_is_refused() -> None:
