@@ -18,10 +18,8 @@ from tests.support.tiny import TinyRun, flat, play
 
 MEASURED = {"flops": True, "memory": True}
 ONE: dict[str, Any] = {"fleet": "mlp@0.25", "data__test_fraction": 0.0}
-PUBLIC: dict[str, Any] = {"rounds": 1, "fleet": "mlp@0.25", "data__public": 0.4} | {
-    "confidence__epochs": 1,
-    "ensemble__epochs": 1,
-}
+PUBLIC: dict[str, Any] = {"rounds": 1, "fleet": "mlp@0.25", "data__public": 0.4}
+PUBLIC |= {"confidence__epochs": 1, "ensemble__epochs": 1}
 
 
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])

@@ -18,7 +18,7 @@ from deploy.run.loopback import Loopback
 from server_app.recalibrate import pooled
 from server_app.stopped import Stopped
 from tests.support.halves import task
-from tests.support.tiny import Run, TinyRun, flat, play
+from tests.support.tiny import Run, TinyRun, flat, play, under
 
 NET = "cnn3@0.5"
 NORMS = 3  #: of this network, one behind the other
@@ -102,16 +102,8 @@ def test_further_models_are_measured_too(tmp_path: Path) -> None:
 def test_a_model_that_only_saw_noise_works_as_it_is_saved(tmp_path: Path) -> None:
     accuracies = {}
     for bn in ("running", "recalibrated"):
-        config = flat(
-            tmp_path / bn,
-            method="lwn",
-            rounds=1,
-            fleet="resnet8@0.25",
-            score__bn=bn,
-            train__epochs=4,
-            noise__batches=30,
-            noise__lr=0.05,
-        )
+        one = {"method": "lwn", "rounds": 1, "fleet": "resnet8@0.25", "train__epochs": 4}
+        config = flat(tmp_path / bn, **one, score__bn=bn, **under("noise", batches=30, lr=0.05))
         run = play(config)
         (p,) = participants(config, [0])
         test = p.dataset.x_test, p.dataset.y_test

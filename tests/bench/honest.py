@@ -11,20 +11,12 @@ from typing import Any
 
 from common.journal import Magnitude, read_lines
 from tests.support.battery import config
-from tests.support.tiny import play
+from tests.support.tiny import play, under
 
 DIGITS: dict[str, Any] = {
-    "data__name": "digits",
-    "data__samples": 600,
-    "data__test_samples": 60,
-    "clients": 6,
-    "rounds": 3,
-    "fleet": "cnn2@0.5",
-    "train__epochs": 2,
-    "data__partition": "label_dirichlet",
-    "data__alpha": 0.1,
-    "data__min_size": 1,
-    "data__test_fraction": 0,
+    **{"clients": 6, "rounds": 3, "fleet": "cnn2@0.5", "train__epochs": 2},
+    **under("data", name="digits", samples=600, test_samples=60, test_fraction=0),
+    **under("data", partition="label_dirichlet", alpha=0.1, min_size=1),
 }
 QUANTITY = {"data__partition": "quantity_dirichlet", "min_replies": 0.1}
 

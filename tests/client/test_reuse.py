@@ -14,10 +14,8 @@ from tests.support.commandline import typed
 from tests.support.tiny import TINY, TinyRun, flat, play
 from tests.support.watching import watched
 
-PUBLIC: dict[str, Any] = {"rounds": 1, "fleet": "mlp@0.25", "data__public": 0.4} | {
-    "confidence__epochs": 1,
-    "ensemble__epochs": 1,
-}
+PUBLIC: dict[str, Any] = {"rounds": 1, "fleet": "mlp@0.25", "data__public": 0.4}
+PUBLIC |= {"confidence__epochs": 1, "ensemble__epochs": 1}
 
 
 @pytest.fixture

@@ -17,15 +17,8 @@ from server_app.stopped import Stopped
 from tests.support.commandline import typed
 from tests.support.tiny import TinyRun, flat, play
 
-SMALL: dict[str, Any] = {
-    "method": "fedorion",
-    "clients": 2,
-    "fleet": "mlp@0.25,mlp@0.5",
-    "rounds": 4,
-    "keep": 3,
-    "train__epochs": 1,
-    "noise__batches": 1,
-}
+SMALL: dict[str, Any] = {"method": "fedorion", "clients": 2, "fleet": "mlp@0.25,mlp@0.5"}
+SMALL |= {"rounds": 4, "keep": 3, "train__epochs": 1, "noise__batches": 1}
 
 
 @pytest.fixture(scope="module")

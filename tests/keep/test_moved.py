@@ -18,12 +18,8 @@ from tests.support.commandline import typed
 from tests.support.peers import peer
 from tests.support.tiny import TinyRun, flat, play
 
-SMALL: dict[str, Any] = {
-    "method": "fedorion",
-    "clients": 2,
-    "train__epochs": 1,
-    "score__clients_every": 1,
-}
+SMALL: dict[str, Any] = {"method": "fedorion", "clients": 2, "train__epochs": 1}
+SMALL |= {"score__clients_every": 1}
 
 
 def begun(folder: Path, **changes: Any) -> Path:

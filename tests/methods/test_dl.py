@@ -14,16 +14,11 @@ from common.methods.dl_sh import Up
 from deploy.run.loopback import Loopback
 from server_app.distil.public_set import PublicSet
 from server_app.stopped import Stopped
-from tests.support.tiny import TinyRun, flat, play
+from tests.support.tiny import TinyRun, flat, play, under
 from tests.support.watching import watched
 
-SMALL: dict[str, Any] = {
-    "rounds": 1,
-    "data__public": 0.6,
-    "data__samples": 200,
-    "confidence__epochs": 1,
-    "ensemble__epochs": 4,
-}
+SMALL: dict[str, Any] = {"rounds": 1, "data__public": 0.6, "data__samples": 200}
+SMALL |= {"confidence__epochs": 1, "ensemble__epochs": 4}
 SH = {"method": "dl-sh", **SMALL}
 MH = {"method": "dl-mh", **SMALL}
 I_MH = {"method": "i-dl-mh", **SMALL, "i_dl_mh__incentive_epochs": 3}
@@ -174,20 +169,8 @@ def test_eight_bits_change_the_targets_by_less_than_a_hundredth(tmp_path, monkey
 
 
 def test_classes_that_nobody_holds_are_reported_and_scored_apart(tmp_path):
-    result = play(
-        flat(
-            tmp_path,
-            **{
-                **SH,
-                "data__name": "digits",
-                "data__samples": 1000,
-                "data__partition": "niid1",
-                "data__per_client": 60,
-                "clients": 2,
-                "fleet": "mlp@0.25",
-            },
-        )
-    )
+    digits = under("data", name="digits", samples=1000, partition="niid1", per_client=60)
+    result = play(flat(tmp_path, **{**SH, **digits, "clients": 2, "fleet": "mlp@0.25"}))
     assert result.journal[0]["uncovered"] == result.summary["uncovered"] == [4, 5, 6, 7, 8, 9]
     all_, covered = result.summary["accuracy"]["final"], result.summary["accuracy_covered"]
     assert covered > 2 * all_ > 0

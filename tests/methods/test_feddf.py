@@ -12,17 +12,12 @@ from common.methods.feddf import Up
 from common.records import StateDict
 from server_app.method import Ups
 from tests.support.halves import client, server
-from tests.support.tiny import Run
+from tests.support.tiny import Run, under
 
 PUBLIC: dict[str, Any] = {"data__public": 0.5, "data__samples": 160}
 TINY: dict[str, Any] = {"method": "feddf", **PUBLIC, "public__epochs": 1, "train__epochs": 1}
-ONE_STEP: dict[str, Any] = {
-    **TINY,
-    "fleet": "lenet5@0.25,lenet5@0.5",
-    "public__optimizer": "sgd",
-    "public__lr": 0.5,
-    "public__batch_size": 500,
-}
+ONE_STEP: dict[str, Any] = {**TINY, "fleet": "lenet5@0.25,lenet5@0.5"}
+ONE_STEP |= under("public", optimizer="sgd", lr=0.5, batch_size=500)
 FLEET = [
     client(k, 10 * (k + 1), model=m)
     for k, m in enumerate(("lenet5@0.25", "lenet5@0.25", "lenet5@0.5"))

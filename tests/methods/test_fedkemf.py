@@ -21,21 +21,11 @@ from common.parse import parse
 from common.records import StateDict
 from server_app.method import Ups
 from tests.support.halves import client, server
-from tests.support.tiny import Run, flat
+from tests.support.tiny import Run, flat, under
 
-TINY: dict[str, Any] = {
-    "method": "fedkemf",
-    "data__public": 0.5,
-    "data__samples": 160,
-    "public__epochs": 1,
-    "train__epochs": 1,
-}
-ONE_STEP: dict[str, Any] = {
-    **TINY,
-    "fleet": "lenet5@0.25",
-    "public__lr": 0.5,
-    "public__batch_size": 500,
-}
+TINY: dict[str, Any] = {"method": "fedkemf", "data__public": 0.5, "data__samples": 160}
+TINY |= {"public__epochs": 1, "train__epochs": 1}
+ONE_STEP = {**TINY, "fleet": "lenet5@0.25", **under("public", lr=0.5, batch_size=500)}
 OWN, SHARED, Y = torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 1.0]]), torch.tensor([0])
 
 

@@ -21,13 +21,8 @@ from tests.support.battery import Crash
 from tests.support.tiny import Run, TinyRun, flat, play
 from tests.support.watching import watched
 
-SMALL: dict[str, Any] = {
-    **battery.PUBLIC,
-    "method": "fedmd",
-    "clients": 3,
-    "train__epochs": 1,
-    "fedmd__first_epochs": 1,
-}
+SMALL: dict[str, Any] = {**battery.PUBLIC, "method": "fedmd", "clients": 3, "train__epochs": 1}
+SMALL |= {"fedmd__first_epochs": 1}
 
 
 def server(**more: Any) -> Any:

@@ -11,17 +11,12 @@ from deploy.study.pictures import imagine
 from server_app.keep.checkpoint import Checkpoint
 from server_app.methods.fedftg import apportioned, label_weights
 from server_app.stopped import Stopped
-from tests.support.tiny import Run, TinyRun, flat
+from tests.support.tiny import Run, TinyRun, flat, under
 from tests.support.watching import watched
 
-TINY = {
-    "method": "fedftg",
-    "fedftg__iterations": 2,
-    "fedftg__generated": 8,
-    "generator__latent": 8,
-    "generator__width": 8,
-    "fleet": "cnn2@0.5",
-}
+GENERATOR = under("generator", latent=8, width=8)
+TINY = {"method": "fedftg", **under("fedftg", iterations=2, generated=8), **GENERATOR}
+TINY |= {"fleet": "cnn2@0.5"}
 
 
 def test_labels_and_teachers_are_weighed_by_class_counts() -> None:
@@ -80,10 +75,7 @@ def test_a_client_s_answer_is_fedavg_s() -> None:
     assert half("fedftg") is half("fedprox"), "whose loss is FedAvg's where μ is 0"
 
 
-SMALL = {
-    "fleet": "lenet5@0.5", "generator__latent": 8, "generator__width": 8, "dafl__server_steps": 4,
-    "dafl__server_batch_size": 8,
-}  # fmt: skip
+SMALL = {"fleet": "lenet5@0.5", **GENERATOR, **under("dafl", server_steps=4, server_batch_size=8)}
 
 
 def test_the_teacher_is_what_fedavg_trains(run: Run) -> None:

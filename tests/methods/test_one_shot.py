@@ -20,19 +20,18 @@ from server_app.distil.one_shot import Pool
 from server_app.method import Ups
 from server_app.methods.co_boosting import perturbed, reweighed
 from tests.support.halves import client, server
-from tests.support.tiny import Run, flat
+from tests.support.tiny import Run, flat, under
 
 DENSE = ("cnn2@0.5", "mlp@0.25")
-TINY: dict[str, Any] = {
-    "method": "dense",
-    "fleet": "cnn2@0.5,mlp@0.25",
-    "dense__epochs": 3,
-    "dense__generated": 6,
-    "dense__batch_size": 6,
-    "dense__generator_steps": 3,
-    "dense__latent": 4,
-    "dense__width": 4,
+SMALL = {
+    "epochs": 3,
+    "generated": 6,
+    "batch_size": 6,
+    "generator_steps": 3,
+    "latent": 4,
+    "width": 4,
 }
+TINY = {"method": "dense", "fleet": ",".join(DENSE), **under("dense", **SMALL)}
 
 
 def half(specs: tuple[str, ...] = DENSE, **changes: Any) -> Any:
@@ -193,23 +192,14 @@ def test_a_further_round_begins_anew_with_the_models_it_is_sent(
     assert any(not torch.equal(first[name], two.w[name]) for name in first)
 
 
-SMALL: dict[str, Any] = {
-    "epochs": 3,
-    "generated": 6,
-    "batch_size": 6,
-    "generator_steps": 3,
-    "latent": 4,
-    "width": 4,
-}
 SPECS = ("mlp@0.25", "cnn2@0.5")
 LOGITS = torch.tensor([[[2.0, 0.0]], [[0.0, 1.0]]])  # of two clients for one image
 Y = torch.tensor([0])
 
 
 def boosting(method: str = "co-boosting", **changes: Any) -> Any:
-    table = method.replace("-", "_")
-    own = {f"{table.replace('_', '-')}__{k}": v for k, v in {**SMALL, **changes}.items()}
-    return server(method=method, fleet=",".join(DENSE if method == "dense" else SPECS), **own)
+    fleet = ",".join(DENSE if method == "dense" else SPECS)
+    return server(method=method, fleet=fleet, **under(method, **{**SMALL, **changes}))
 
 
 def ups(made: Any, specs: tuple[str, ...] = SPECS, rate: float = 0.5) -> Ups[Trained]:
@@ -369,8 +359,8 @@ def trained(method: str, **changes: Any) -> dict[str, Tensor]:
 
 
 def test_both_ensembles_are_scored(run: Run) -> None:
-    own = {f"co-boosting__{k}": v for k, v in SMALL.items()}
-    entry = run(method="co-boosting", rounds=1, fleet=",".join(SPECS), **own).journal[1]
+    small = under("co-boosting", **SMALL)
+    entry = run(method="co-boosting", rounds=1, fleet=",".join(SPECS), **small).journal[1]
     assert entry["accuracies"].keys() == {"global", "ensemble", "weighted-ensemble"}
     assert 0 <= entry["metrics"]["least_weight"] <= entry["metrics"]["largest_weight"] <= 1
 

@@ -28,12 +28,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 
 def settings(out: Path, **changes: Any) -> dict[str, Value]:
-    given: dict[str, Any] = {
-        "method": "fedavg",
-        "clients": CLIENTS,
-        "fleet": "mlp@0.25",
-        "min_replies": 0.5,
-    }
+    given = {"method": "fedavg", "clients": CLIENTS, "fleet": "mlp@0.25", "min_replies": 0.5}
     given |= {"data__samples": 60, "data__test_samples": 20, "train__epochs": 1}
     return flat(out, **{**given, **changes})
 

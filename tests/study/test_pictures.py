@@ -10,16 +10,10 @@ from common.data.embedded import points
 from common.models.classifier import Classifier
 from common.toml import to_toml
 from deploy.study import noise_kinds, pictures
-from tests.support.tiny import flat, play
+from tests.support.tiny import flat, play, under
 
-POINTS = {
-    "method": "fedorion",
-    "clients": 3,
-    "fleet": "points-mlp-1,points-mlp-2,points-mlp-3",
-    "data__name": "points",
-    "data__samples": 0,
-    "data__test_samples": 0,
-}
+POINTS = {"method": "fedorion", "clients": 3, "fleet": "points-mlp-1,points-mlp-2,points-mlp-3"}
+POINTS |= under("data", name="points", samples=0, test_samples=0)
 
 
 class HalfPlanes(Classifier):

@@ -10,6 +10,7 @@ import pytest
 from flwr.app import Message
 from flwr.common.constant import ErrorCode
 
+from client_app.participant import Participant
 from common.flower.rpc import HALFWAY
 from common.models import MODELS
 from common.parse import parse
@@ -93,16 +94,8 @@ def test_the_run_goes_on_without_a_reply_from_elsewhere_or_beyond_reading(
 
 
 def test_a_reply_above_max_mb_is_left_out_and_named(tmp_path: Path) -> None:
-    settings = flat(
-        tmp_path,
-        method="fedorion",
-        clients=2,
-        fleet="mlp@0.25,lenet5",
-        rounds=1,
-        min_replies=0.5,
-        wire__max_mb=0.1,
-    )
-    result = play(settings)
+    two = {"method": "fedorion", "clients": 2, "fleet": "mlp@0.25,lenet5", "rounds": 1}
+    result = play(flat(tmp_path, **two, min_replies=0.5, wire__max_mb=0.1))
     (failure,) = result.journal[1]["failures"]
     assert failure["k"] == 1 and "wire.max-mb = 0.1" in failure["reason"]
 
@@ -249,15 +242,10 @@ def test_a_resumed_run_knows_its_nodes(rebind: bool, tmp_path: Path) -> None:
 def test_a_reason_prints_as_one_line_whatever_the_client_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tests.support.battery import fail_client
-
-    fail_client(monkeypatch, 1)
-    import client_app.participant as module
-
     def raising(*_: Any, **__: Any) -> Any:
         raise OSError("\x1b[2J\x1b]0;owned\x07 disk" + "!" * 10_000)
 
-    monkeypatch.setattr(module.Participant, "train", raising)
+    monkeypatch.setattr(Participant, "train", raising)
     with pytest.raises(Stopped):
         play(flat(tmp_path, method="fedavg", rounds=1))
     error = json.loads((tmp_path / "summary.json").read_text())["error"]

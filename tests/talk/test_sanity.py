@@ -13,17 +13,9 @@ from server_app.talk import sanity
 from tests.support.battery import Tampering, changed_tensor, config, trained
 from tests.support.tiny import TinyRun, flat, play
 
-SMALL: dict[str, Any] = {
-    "clients": 4,
-    "rounds": 1,
-    "min_replies": 0.6,
-    "train__epochs": 1,
-    "data__samples": 80,
-    "data__test_samples": 30,
-}
+SMALL: dict[str, Any] = {"clients": 4, "rounds": 1, "min_replies": 0.6, "train__epochs": 1}
+SMALL |= {"data__samples": 80, "data__test_samples": 30}
 METHODS = ("fedavg", "dafl", "fedin", "fedorion", "fedkf", "fedgen")
-
-
 QUICK: dict[str, dict[str, Any]] = {
     "dafl": {"dafl__server_steps": 2},
     "fedin": {"data__samples": 100},
