@@ -20,8 +20,8 @@ import typer
 from common import errors
 from deploy.console import (
     INTERRUPTED,
+    Answering,
     Experiment,
-    Json,
     RayAddress,
     Settings,
     WarmStart,
@@ -88,7 +88,7 @@ def told_how_to_go_on(command: str) -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from None
 
 
-@app.command()
+@app.command(cls=Answering)
 def run(
     experiment: Experiment = None,
     settings: Settings = None,
@@ -101,7 +101,6 @@ def run(
     from_round: Annotated[
         int, typer.Option("--from-round", min=-1, help="With --resume: back to a kept round.")
     ] = -1,
-    as_json: Json = False,
 ) -> None:
     """Run an experiment; without one, the default: FedORION on digits, six clients."""
     from deploy.run import ahead
@@ -131,10 +130,10 @@ def run(
         launch.launch(
             flat, folder, workers=workers, console=out, warm_start=warm, ray_address=ray_address
         )
-    answer(as_json, results.show(folder, out))
+    answer(results.show(folder, out))
 
 
-@app.command()
+@app.command(cls=Answering)
 def table(
     file: Annotated[Path, typer.Argument(help="A table file, or the name of one of ours.")],
     to: Annotated[Path | None, place("Folder of the records.")] = None,
@@ -151,7 +150,6 @@ def table(
             "elsewhere, for claims --check.",
         ),
     ] = False,
-    as_json: Json = False,
 ) -> None:
     """Run a paper's table cell by cell and show ours beside the paper's numbers.
 
@@ -213,10 +211,10 @@ def table(
     out.print(*terminal(filled.table(), out.width), sep="\n")
     written = tables.write(filled, spec, folder, stem)
     written += costs.pictures(filled, spec, folder, stem)
-    finish(as_json, written, **tables.told(filled, spec))
+    finish(written, **tables.told(filled, spec))
 
 
-@app.command()
+@app.command(cls=Answering)
 def claims(
     to: Annotated[Path, place("Folder of the page, the JSON, the Markdown.")] = Path("claims"),
     records: Annotated[
@@ -229,7 +227,6 @@ def claims(
         Path | None, typer.Option(help="Also replace what stands between a document's marks.")
     ] = None,
     workers: Workers = None,
-    as_json: Json = False,
 ) -> None:
     """Say which of the papers' claims hold here, which do not, and which are undecided."""
     from deploy.report.table import terminal
@@ -256,10 +253,10 @@ def claims(
     if into is not None:
         claims_page.into(judged, into)
         written.append(into)
-    finish(as_json, written, claims=claims_page.told(judged))
+    finish(written, claims=claims_page.told(judged))
 
 
-@app.command("list")
+@app.command("list", cls=Answering)
 def list_(
     what: Annotated[
         str, typer.Argument(help="methods, models, datasets, partitions, trackers or settings.")
@@ -267,7 +264,6 @@ def list_(
     method: Annotated[
         str, typer.Argument(help="settings: those that this method reads, as it resolves them.")
     ] = "",
-    as_json: Json = False,
 ) -> None:
     """List methods, models, datasets, partitions or trackers; or every setting."""
     from deploy.report.listing import LISTINGS, described, settings
@@ -282,21 +278,20 @@ def list_(
     listed = settings(method) if method else LISTINGS[what]()
     out.print(*terminal(listed, ruled=False))
     every = [each._asdict() for each in described(method)] if what == "settings" else None
-    answer(as_json, every or listed.records())
+    answer(every or listed.records())
 
 
-@app.command()
+@app.command(cls=Answering)
 def report(
     folders: Folders,
     to: Annotated[Path | None, place("The page; default: report.html there.")] = None,
-    as_json: Json = False,
 ) -> None:
     """Write one page about a run, or about several compared."""
     from deploy.run import results
 
     page = to or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
     results.report(folders, page, out)
-    answer(as_json, {"report": page.resolve()})
+    answer({"report": page.resolve()})
 
 
 def save(figure: Figure, picture: Path) -> None:
@@ -305,12 +300,11 @@ def save(figure: Figure, picture: Path) -> None:
     plain(f"picture: {picture.resolve()}")
 
 
-@app.command()
+@app.command(cls=Answering)
 def noise(
     experiment: Experiment = None,
     settings: Settings = None,
     to: Annotated[Path, place("The picture.")] = Path("noise.png"),
-    as_json: Json = False,
 ) -> None:
     """Draw eight samples of each kind of noise, and time each in the experiment's server step."""
     from deploy.report.table import terminal
@@ -319,16 +313,15 @@ def noise(
     times = noise_kinds.times(resolved(experiment, settings))
     out.print(*terminal(noise_kinds.table(times), ruled=False))
     save(noise_kinds.draw(), to)
-    answer(as_json, {"seconds": [asdict(each) for each in times], "picture": to.resolve()})
+    answer({"seconds": [asdict(each) for each in times], "picture": to.resolve()})
 
 
-@app.command()
+@app.command(cls=Answering)
 def information(
     experiment: Experiment = Path("noise_information_small"),
     settings: Settings = None,
     repeats: Annotated[int, typer.Option("--seeds", min=1, help="Seeds 1 to this one.")] = 5,
     to: Annotated[Path, place("Folder of what is written.")] = Path("information"),
-    as_json: Json = False,
 ) -> None:
     """Measure how much noise tells of a teacher, and what a student learns on it."""
     from deploy.report.table import terminal
@@ -352,29 +345,27 @@ def information(
     out.print(*terminal(study.table(found), ruled=False))
     written = study.write(found, to)
     told = [asdict(one) for one in found]
-    finish(as_json, written, found=told, correlations=study.correlations(found))
+    finish(written, found=told, correlations=study.correlations(found))
 
 
-@app.command()
+@app.command(cls=Answering)
 def regions(
     folder: Annotated[Path, typer.Argument(help="A finished run on points in the plane.")],
     to: Annotated[Path | None, place("The picture; default: regions.png there.")] = None,
-    as_json: Json = False,
 ) -> None:
     """Draw the decision regions of a run's clients and server, before and after."""
     from deploy.study.pictures import regions as draw
 
     picture = to or folder / "regions.png"
     save(draw(folder), picture)
-    answer(as_json, {"picture": picture.resolve()})
+    answer({"picture": picture.resolve()})
 
 
-@app.command()
+@app.command(cls=Answering)
 def samples(
     folder: Annotated[Path, typer.Argument(help="Folder of a finished run of fedkf or dafl.")],
     images: Annotated[int, typer.Option(min=1, help="Generated images in all.")] = 2000,
     to: Annotated[Path | None, place("The picture; default: there.")] = None,
-    as_json: Json = False,
 ) -> None:
     """Draw what a run's generators imagine: average images by class, under the real ones."""
     from deploy.study.pictures import samples as write
@@ -383,10 +374,10 @@ def samples(
     counts = write(folder.resolve(), images, picture).counts.tolist()
     out.print(f"images by class: {counts}")
     plain(f"samples: {picture}")
-    answer(as_json, {"images_by_class": counts, "picture": picture})
+    answer({"images_by_class": counts, "picture": picture})
 
 
-@app.command()
+@app.command(cls=Answering)
 def analyse(
     folders: Folders,
     clients: Annotated[int, typer.Option(help="The first so many clients.")] = 10,
@@ -394,7 +385,6 @@ def analyse(
     label: Annotated[int, typer.Option("--class", help="The class of the t-SNE.")] = 0,
     to: Annotated[Path | None, place("Folder; default: analysis in the first run's.")] = None,
     workers: Workers = None,
-    as_json: Json = False,
 ) -> None:
     """Compare how clients' networks see: CKA by stage, t-SNE of one class, overheads."""
     from deploy.report.table import terminal
@@ -411,38 +401,37 @@ def analyse(
         workers=served,
     )
     out.print(*terminal(numbers, ruled=False))
-    finish(as_json, written, runs=found)
+    finish(written, runs=found)
 
 
-@app.command()
-def verify(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run.")], as_json: Json = False
-) -> None:
+@app.command(cls=Answering)
+def verify(folder: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
     """Say which files of a run are as they were written, and what to do without the others."""
     from deploy.run.verify import verify as examine
 
     found = examine(folder)
     for one in found:
         plain(str(one))
-    answer(as_json, [asdict(one) for one in found])
+    answer([asdict(one) for one in found])
     if any(one.state == "damaged" for one in found):
         raise typer.Exit(1)
 
 
-@app.command()
-def doctor(as_json: Json = False) -> None:
+@app.command(cls=Answering)
+def doctor() -> None:
     """Say what is installed, what data is found and which runtimes work."""
     from deploy.run.doctor import examine, show
 
     found = examine()
     show(found, out)
-    answer(as_json, asdict(found))
+    answer(asdict(found))
     if not any(check.good for check in found.runtimes if check.name != "loopback"):
         raise typer.Exit(1)
 
 
 for command in machines.COMMANDS:
-    app.command()(command)
+    app.command(cls=Answering)(command)
+app.command()(machines.node)  # it ends as another program, without a result
 
 
 def main() -> NoReturn:
