@@ -161,7 +161,7 @@ def table(
     from deploy.run.settings import find
     from deploy.study import canary, costs, records
     from deploy.study import paper_table as tables
-    from deploy.study.part import options, part
+    from deploy.study.paper_table import options, part
 
     spec = tables.read(file)
     which = (row or [], column or [], seed or [])
@@ -308,11 +308,11 @@ def noise(
 ) -> None:
     """Draw eight samples of each kind of noise, and time each in the experiment's server step."""
     from deploy.report.table import terminal
-    from deploy.study import noise_kinds
+    from deploy.study import noise as study
 
-    times = noise_kinds.times(resolved(experiment, settings))
-    out.print(*terminal(noise_kinds.table(times), ruled=False))
-    save(noise_kinds.draw(), to)
+    times = study.times(resolved(experiment, settings))
+    out.print(*terminal(study.times_table(times), ruled=False))
+    save(study.draw_kinds(), to)
     answer({"seconds": [asdict(each) for each in times], "picture": to.resolve()})
 
 
@@ -325,7 +325,7 @@ def information(
 ) -> None:
     """Measure how much noise tells of a teacher, and what a student learns on it."""
     from deploy.report.table import terminal
-    from deploy.study import noise_information as study
+    from deploy.study import noise as study
 
     flat = resolved(experiment, settings)
     known = study.load_found(flat, to)

@@ -144,7 +144,7 @@ def find(experiment: Path) -> Path:
 def load(experiment: Path) -> dict[str, Value]:
     """An experiment file's own keys, flat."""
     path = find(experiment)
-    table = _read(path)
+    table = read_toml(path)
     if "row" in table:
         raise ValueError(f"{path} is a table; run it with: fedmosaic table {experiment}")
     return flatten(table)
@@ -214,7 +214,8 @@ def flatten(table: Mapping[str, object], prefix: str = "") -> dict[str, Value]:
     return flat
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return what a TOML file holds. Raises ``ValueError``, one line, if it is none."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:

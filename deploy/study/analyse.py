@@ -32,8 +32,7 @@ from common.protocol import Up
 from common.records import Records, tensors
 from common.section import Value
 from common.task import Task
-from deploy.report.groups import grouped
-from deploy.report.interval import mean_with_interval
+from deploy.report.groups import grouped, mean_with_interval
 from deploy.report.read import read
 from deploy.report.style import frame, frames, save, series, style
 from deploy.report.table import Table, markdown

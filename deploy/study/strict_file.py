@@ -1,6 +1,5 @@
-"""A TOML file that a strict pydantic model describes, or one line that says what is wrong."""
+"""What a TOML file holds as a strict pydantic model, or one line that says what is wrong."""
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar, get_args
@@ -12,14 +11,6 @@ from common.errors import refusal
 from common.plugins import nearest
 
 M = TypeVar("M", bound=BaseModel)
-
-
-def load(path: Path) -> dict[str, object]:
-    """What a TOML file holds. Raises ``ValueError``, one line, if it is none."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path} is not valid TOML: {error}") from error
 
 
 def check(kind: type[M], content: Mapping[str, object], path: Path) -> M:

@@ -12,8 +12,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from deploy.report import plots, sections
-from deploy.report.groups import Group, differences, grouped
-from deploy.report.interval import half_width
+from deploy.report.groups import Group, differences, grouped, half_width
 from deploy.report.pages import write_report
 from deploy.report.read import Run, flat, read
 from deploy.report.svg import inline, say

@@ -8,7 +8,7 @@ import pytest
 from deploy import cli
 from deploy.study import canary, records
 from deploy.study import paper_table as table
-from deploy.study.part import options, part
+from deploy.study.paper_table import options, part
 from tests.support.commandline import typed
 from tests.support.small_table import TABLE
 
