@@ -20,8 +20,7 @@ from rich.table import Table as Lines
 from rich.text import Text
 
 from common.journal import Entry
-from deploy.report.many import of_clients
-from deploy.report.read import Run
+from deploy.report.read import Run, of_clients
 from deploy.report.table import terminal
 from deploy.report.text import NONE, clean, duration, percent, size
 

@@ -25,8 +25,7 @@ from common.files import write_atomically
 from common.parse import defaults
 from deploy.report import table as rendering
 from deploy.report.groups import half_width, mean_with_interval
-from deploy.report.table import Cell, Table
-from deploy.report.table_picture import png
+from deploy.report.table import Cell, Table, png
 from deploy.report.text import NONE, clean
 from deploy.run.beside import look_in
 from deploy.run.preflight import counted
