@@ -110,7 +110,7 @@ def run(
     asked = given.read(experiment or given.DEFAULT, settings or [])
     if resume is None and workers != 0 and (runtime or asked.runtime) == "loopback":
         ahead.begin()  # it imports what clients need while this process imports what follows
-    from deploy.run import launch, preflight, results
+    from deploy.run import launch, preflight, progress
 
     if resume is not None:
         if experiment is not None or to is not None:
@@ -130,7 +130,7 @@ def run(
         launch.launch(
             flat, folder, workers=workers, console=out, warm_start=warm, ray_address=ray_address
         )
-    answer(results.show(folder, out))
+    answer(progress.show(folder, out))
 
 
 @app.command(cls=Answering)
@@ -287,10 +287,10 @@ def report(
     to: Annotated[Path | None, place("The page; default: report.html there.")] = None,
 ) -> None:
     """Write one page about a run, or about several compared."""
-    from deploy.run import results
+    from deploy.run import progress
 
     page = to or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
-    results.report(folders, page, out)
+    progress.report(folders, page, out)
     answer({"report": page.resolve()})
 
 

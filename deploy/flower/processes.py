@@ -8,6 +8,7 @@ directory, a log, and an end that is certain (``watchdog.py``).
 import contextlib
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -41,6 +42,14 @@ def executable(name: str) -> str:
             "the environment of this Python"
         )
     return found
+
+
+def write_program(path: Path, command: Sequence[str]) -> Path:
+    """Write an executable that becomes ``command`` with the arguments that it gets; its path."""
+    path.parent.mkdir(0o700, parents=True, exist_ok=True)
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+    path.chmod(0o700)
+    return path
 
 
 def environment(extra: Mapping[str, str], home: Path) -> dict[str, str]:

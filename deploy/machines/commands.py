@@ -169,7 +169,7 @@ def submit(
     """Run an experiment on a SuperLink and the clients connected to it."""
     from deploy.flower.bundle import digest, told
     from deploy.machines import submit as sending
-    from deploy.run import results
+    from deploy.run import progress
     from deploy.run.settings import app_folder
 
     flat = resolved(experiment, settings)
@@ -177,7 +177,7 @@ def submit(
     started = time.time()
     if if_any and flat["resume"] and sending.done(flat):
         plain(f"{flat['out']} holds the run already, complete")
-        result = results.show(Path(str(flat["out"])), out)
+        result = progress.show(Path(str(flat["out"])), out)
         answer({"run": None, **result})
         return
     for line in told(flat, bundled=True):
@@ -198,7 +198,7 @@ def submit(
     sent, received = status.bytes_sent, status.bytes_received
     out.print(f"completed; {sent:,} bytes to the clients, {received:,} from them")
     result = {"run": run, "app_digest": sent_code, "bytes_sent": sent, "bytes_received": received}
-    answer({**result, **results.show_if_here(flat, started, out)})
+    answer({**result, **progress.show_if_here(flat, started, out)})
 
 
 def app_digest(experiment: Experiment = None, settings: Settings = None) -> None:
@@ -220,8 +220,7 @@ def app(
     settings: Settings = None,
 ) -> None:
     """Write an experiment as an app for plain `flwr run`, with your own modules in it."""
-    from deploy.flower.arguments import write_app
-    from deploy.flower.bundle import told
+    from deploy.flower.bundle import told, write_app
     from deploy.machines import submit as sending
 
     _folder(folder, "app")
@@ -322,7 +321,7 @@ def local(
     from deploy.flower.bundle import told
     from deploy.machines import submit as sending
     from deploy.machines.certificates import make
-    from deploy.run import results
+    from deploy.run import progress
     from deploy.run.grpc import start_federation
     from deploy.run.preflight import counted, preflight
     from deploy.run.settings import app_folder
@@ -345,7 +344,7 @@ def local(
                 app=app_folder(),
                 clients=count,
                 work=place,
-                certificates=files.folder if files else None,
+                certificates=files,
                 warm_start=warm,
                 env={"OMP_NUM_THREADS": str(flat["threads"])},
             )
@@ -365,7 +364,7 @@ def local(
         status = federation.control.follow(run, sending.without_tracebacks(plain))
     if status.failure:
         raise RuntimeError(status.failure)
-    answer(results.show_if_here(flat, started, out))
+    answer(progress.show_if_here(flat, started, out))
 
 
 def _alone(place: Path) -> contextlib.ExitStack:

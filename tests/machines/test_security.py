@@ -99,7 +99,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
                     clients=REGISTERED,
                     work=work / "federation",
                     env={"OMP_NUM_THREADS": "1"},
-                    certificates=keys.folder,
+                    certificates=keys,
                     warm_start=True,
                 )
             )
