@@ -97,9 +97,15 @@ def stage_app(app: Path, to: Path, run_config: Mapping[str, Value]) -> Path:
             shutil.copy2(app / name, to / name)
     beside.copy(run_config, to, TAKEN)
     pyproject = to / "pyproject.toml"
-    _include(pyproject, _of_modules(to, run_config))
-    with pyproject.open("a", encoding="utf-8") as file:
-        file.write(_added_tables(pyproject, run_config))
+    more = "".join(f", {json.dumps(pattern)}" for pattern in _of_modules(to, run_config))
+    text = re.sub(
+        r"^(fab-include\s*=\s*\[[^\]]*?),?\s*\]",
+        lambda found: f"{found[1]}{more}]" if more else found[0],
+        pyproject.read_text(encoding="utf-8"),
+        count=1,
+        flags=re.MULTILINE,
+    )
+    pyproject.write_text(text + _added_tables(text, run_config), encoding="utf-8")
     return to
 
 
@@ -165,24 +171,9 @@ def _of_modules(to: Path, run_config: Mapping[str, Value]) -> list[str]:
     return patterns
 
 
-def _include(pyproject: Path, patterns: list[str]) -> None:
-    """Add patterns to ``fab-include``."""
-    if patterns:
-        text = pyproject.read_text(encoding="utf-8")
-        more = "".join(f", {json.dumps(pattern)}" for pattern in patterns)
-        text = re.sub(
-            r"^(fab-include\s*=\s*\[[^\]]*?),?\s*\]",
-            lambda found: f"{found[1]}{more}]",
-            text,
-            count=1,
-            flags=re.MULTILINE,
-        )
-        pyproject.write_text(text, encoding="utf-8")
-
-
-def _added_tables(pyproject: Path, run_config: Mapping[str, Value]) -> str:
+def _added_tables(pyproject: str, run_config: Mapping[str, Value]) -> str:
     """The tables of ``run_config`` that an app's config lacks, as TOML."""
-    config = tomllib.loads(pyproject.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
+    config = tomllib.loads(pyproject)["tool"]["flwr"]["app"]
     there = {_table(key) for key in flatten(config.get("config", {}))} | {""}
     added: dict[str, str] = {}
     for key, value in run_config.items():

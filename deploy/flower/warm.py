@@ -88,7 +88,7 @@ def start(processes: Processes, folder: Path, env: Mapping[str, str]) -> None:
 
 def ready(processes: Processes, folder: Path) -> bool:
     """Whether the warm process takes requests, or never will."""
-    return (folder / SOCKET).exists() or not processes.alive("warm")
+    return (folder / SOCKET).exists() or processes.started["warm"].poll() is not None
 
 
 def serve(address: str) -> None:

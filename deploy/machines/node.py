@@ -153,14 +153,14 @@ def serve(line: Sequence[str], home: Path, digest: str = "") -> int:
             time.sleep(0.1)
         path = os.pathsep.join([str(folder), env["PATH"]])
         processes.start("supernode", line, {**env, "PATH": path})
-        pid = processes.pid("supernode")
+        supernode = processes.started["supernode"]
 
         def stop(*_: object) -> None:
-            os.kill(pid, signal.SIGTERM)
+            supernode.terminate()
             signal.alarm(STUCK)
 
-        signal.signal(signal.SIGALRM, lambda *_: os.kill(pid, signal.SIGKILL))
+        signal.signal(signal.SIGALRM, lambda *_: supernode.kill())
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, stop)
-        status = processes.await_end("supernode")
+        status = supernode.wait()
     return status if status >= 0 else 128 - status

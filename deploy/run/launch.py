@@ -19,6 +19,7 @@ from common.errors import LOG, logged_to
 from common.extras import missing
 from common.journal import follow
 from deploy.flower.bundle import told
+from deploy.machines.submit import address
 from deploy.run import ahead, beside
 from deploy.run.preflight import fresh, preflight, resumed
 from deploy.run.progress import Progress, summary_since
@@ -57,7 +58,9 @@ def launch(
     if flat["runtime"] == "loopback" and workers != 0:
         ahead.begin()
     if ray_address:
-        _check_cluster(ray_address, str(flat["runtime"]))
+        if flat["runtime"] != "ray":
+            raise ValueError(f"--ray-address is for --runtime ray, not {flat['runtime']}")
+        address(ray_address, "--ray-address")
     own = beside.carried(flat)
     sent = {**flat, "plugins": str(folder / beside.COPIES)} if own else flat
     config, runtime = preflight(sent), flat["runtime"]
@@ -139,14 +142,6 @@ def _loopback(
     nodes = {k: {"learnt-dir": str(learnt)} for k in range(clients) if learnt is not None}
     grid = Loopback(clients, flat, workers=workers, shares=shares, node_configs=nodes)
     _serve(flat, grid)
-
-
-def _check_cluster(address: str, runtime: str) -> None:
-    from deploy.machines.submit import address as checked
-
-    if runtime != "ray":
-        raise ValueError(f"--ray-address is for --runtime ray, not {runtime}")
-    checked(address, "--ray-address")
 
 
 def _cluster(flat: Mapping[str, Value], config: Config, folder: Path, address: str) -> None:

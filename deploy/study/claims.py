@@ -23,8 +23,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from scipy.special import stdtr
 
 from deploy.report.groups import LEVEL, half_width
-from deploy.run.settings import EXPERIMENTS, read_toml
-from deploy.study import paper_table, strict_file
+from deploy.run.settings import EXPERIMENTS, checked, read_toml
+from deploy.study import paper_table
 from deploy.study.paper_table import Comparison, TableFile
 
 SEEDS, EXTENDED = 5, 10
@@ -237,7 +237,7 @@ def read(folder: Path = CLAIMS) -> list[Paper]:
     """The files of claims. Raises ``ValueError``, one line, for one that is none."""
     papers = []
     for path in sorted(folder.glob("*.toml")):
-        papers.append(strict_file.check(Paper, read_toml(path), path))
+        papers.append(checked(Paper, read_toml(path), path))
     names = [claim.name for paper in papers for claim in paper.claim]
     for name in names:
         if names.count(name) > 1:

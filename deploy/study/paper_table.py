@@ -29,8 +29,8 @@ from deploy.report.table import Cell, Table, png
 from deploy.report.text import NONE, clean
 from deploy.run.beside import look_in
 from deploy.run.preflight import counted
-from deploy.run.settings import find, flatten, numbers, read_toml
-from deploy.study import records, strict_file
+from deploy.run.settings import checked, find, flatten, numbers, read_toml
+from deploy.study import records
 from deploy.study.records import Flat, Recorded
 
 
@@ -235,7 +235,7 @@ def read(path: Path) -> TableFile:
     content = read_toml(path)
     if "row" not in content:
         raise ValueError(f"{path} has no [[row]], so it is no table: fedmosaic run takes it")
-    file = strict_file.check(TableFile, content, path)
+    file = checked(TableFile, content, path)
     for line in (*file.row, *file.column):
         look_in(path.parent, flatten(file.base) | flatten(line.set))
     return file
