@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -127,9 +128,7 @@ def run(
         raise ValueError(f"{option} is for --runtime grpc, not {flat['runtime']}")
     cluster = f" --ray-address {ray_address}" if ray_address else ""
     with told_how_to_go_on(f"fedmosaic run --resume {folder}{cluster}"):
-        launch.launch(
-            flat, folder, workers=workers, console=out, warm_start=warm, ray_address=ray_address
-        )
+        launch.launch(flat, folder, workers, out, warm, ray_address)
     answer(progress.show(folder, out))
 
 
@@ -170,6 +169,7 @@ def table(
         raise ValueError(f"{words[0]} chooses what runs, and --show runs nothing: give one of them")
     stem = find(file).stem
     folder = (to or Path("runs") / stem).resolve()
+    play = partial(launch.cell, workers=workers, console=out)
     again = shlex.join(["fedmosaic", "table", str(file), "--out", str(folder), *words])
 
     def announce(i: int, of: int, cell: tables.CellRun, recorded: bool) -> None:
@@ -177,13 +177,7 @@ def table(
         out.print(f"[bold]cell {i}/{of}[/] {what}{': recorded' if recorded else ''}")
 
     def short_runs() -> None:
-        canary.keep(
-            spec,
-            folder,
-            lambda flat, at: launch.cell(flat, at, workers, out),
-            lambda method: out.print(f"[bold]canary[/] {method}"),
-            meant,
-        )
+        canary.keep(spec, folder, play, lambda name: out.print(f"[bold]canary[/] {name}"), meant)
 
     begun = records.begun(folder)
     if canaries:
@@ -198,12 +192,7 @@ def table(
         with told_how_to_go_on(again):
             if not begun or (canary.load(folder) and not tables.whole(meant, folder)):
                 short_runs()
-            tables.run(
-                meant,
-                folder,
-                lambda cell, at: launch.cell(cell.flat, at, workers, out, learnt),
-                announce,
-            )
+            tables.run(meant, folder, lambda cell, at: play(cell.flat, at, learnt=learnt), announce)
         if tables.whole(list(tables.cells(spec)), folder):
             shutil.rmtree(learnt, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
@@ -244,9 +233,8 @@ def claims(
     if check:
         tables = study.tables(papers)
         with told_how_to_go_on("fedmosaic claims --check"):
-            old = canary.stale(
-                tables, folder, lambda flat, at: launch.cell(flat, at, workers, out), plain
-            )
+            play = partial(launch.cell, workers=workers, console=out)
+            old = canary.stale(tables, folder, play, plain)
     judged = study.judge(papers, study.Records(folder), old)
     out.print(*terminal(claims_page.short(judged), out.width, ruled=False), sep="\n")
     written = claims_page.write(judged, to)
@@ -392,14 +380,8 @@ def analyse(
     from deploy.study.analyse import analyse as run_analysis
 
     served = launch.default_workers() if workers is None else workers
-    written, numbers, found = run_analysis(
-        folders,
-        to or folders[0] / "analysis",
-        clients=clients,
-        images=images,
-        label=label,
-        workers=served,
-    )
+    place = to or folders[0] / "analysis"
+    written, numbers, found = run_analysis(folders, place, clients, images, label, served)
     out.print(*terminal(numbers, ruled=False))
     finish(written, runs=found)
 

@@ -339,16 +339,9 @@ def local(
         stack.enter_context(_alone(place))
         files = None if insecure else make(place / "certs", [], count)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        federation = stack.enter_context(
-            start_federation(
-                app=app_folder(),
-                clients=count,
-                work=place,
-                certificates=files,
-                warm_start=warm,
-                env={"OMP_NUM_THREADS": str(flat["threads"])},
-            )
-        )
+        env = {"OMP_NUM_THREADS": str(flat["threads"])}
+        start = start_federation(app_folder(), count, place, env, warm, files)
+        federation = stack.enter_context(start)
         plain(f"{count} clients are connected; logs are in {place / 'logs'}")
         if experiment is None:
             trust = _trust(files and files.ca)

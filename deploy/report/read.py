@@ -296,15 +296,9 @@ def _read(path: Path, stamps: tuple[tuple[int, int, int], ...]) -> Run:
     if census is None:
         notes.append("The journal has no census (round 0): the clients are unknown.")
     notes += [note for entry in entries for note in entry.notes]
-    run = Run(
-        path=path,
-        config=_config(path / "config.toml", notes),
-        entries=entries,
-        members=sorted(census.clients, key=lambda member: member.k) if census else [],
-        classes=census.classes if census else [],
-        summary=_summary(path / "summary.json", notes),
-        notes=notes,
-    )
+    members = sorted(census.clients, key=lambda member: member.k) if census else []
+    config, summary = _config(path / "config.toml", notes), _summary(path / "summary.json", notes)
+    run = Run(path, config, entries, members, census.classes if census else [], summary, notes)
     if not run.finished:
         why = "" if run.summary is not None else " and there is no summary.json yet"
         notes.insert(0, f"Unfinished: the journal ends at round {run.reached}{why}.")

@@ -138,8 +138,6 @@ def _rewrite(element: Element, ids: dict[str, str]) -> None:
     for key in element.attrib.keys() & {"d", "x", "y", "transform", "width", "height"}:
         value = re.sub(r"(\d\.\d\d)\d+", r"\1", element.attrib[key])  # a hundredth of a point
         element.attrib[key] = re.sub(r"\s*([MLCQz])\s*", r"\1", value.strip())
-    if element.attrib.get("transform", "").startswith("rotate(-0 "):
-        del element.attrib["transform"]
     _declare(element, _declarations(element))
 
 

@@ -40,7 +40,6 @@ class Federation:
 
 @contextmanager
 def start_federation(
-    *,
     app: Path,
     clients: int,
     work: Path,

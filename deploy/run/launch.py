@@ -38,7 +38,6 @@ GONE = 5.0  #: seconds without a sign of a ServerApp after which it counts as ki
 def launch(
     flat: Mapping[str, Value],
     folder: Path,
-    *,
     workers: int | None,
     console: Console,
     warm_start: bool | None = None,
@@ -194,9 +193,7 @@ def _flower(
 
         if flat["runtime"] == "ray":
             return run_simulation(app, clients, flat, work, env, log, watch).failure
-        with start_federation(
-            app=app, clients=clients, work=work, env=env, warm_start=warm_start
-        ) as federation:
+        with start_federation(app, clients, work, env, warm_start) as federation:
             return federation.control.follow(federation.submit(flat), log, watch()).failure
 
 

@@ -294,12 +294,9 @@ def judge(papers: list[Paper], records: Records, stale: Mapping[str, str]) -> li
     for paper, claim, tests in tested:
         final_tests = tuple(replace(t, kept=next(kept)) for t in tests)
         verdict = together([t.decision.verdict for t in tests])
-        if claim.needs:
-            verdict = Verdict.OUT_OF_REACH
-        old = tuple(
-            dict.fromkeys(f"{t.table}: {stale[t.table]}" for t in tests if t.table in stale)
-        )
-        found.append(Judged(paper.paper, claim, verdict, final_tests, old))
+        verdict = Verdict.OUT_OF_REACH if claim.needs else verdict
+        old = dict.fromkeys(f"{t.table}: {stale[t.table]}" for t in tests if t.table in stale)
+        found.append(Judged(paper.paper, claim, verdict, final_tests, tuple(old)))
     return found
 
 

@@ -174,15 +174,8 @@ def study(
                 if one is None:
                     net, accuracy = teacher = teacher or _teacher(task, spec)
                     there = _task({**task.config.flat, "noise.kind": kind, "noise.teacher-bn": bn})
-                    one = Found(
-                        seed=seed,
-                        model=spec,
-                        kind=kind,
-                        bn=bn,
-                        teacher=accuracy,
-                        information=mutual_information(_answers(net, there)),
-                        student=_student(net, there),
-                    )
+                    told = mutual_information(_answers(net, there))
+                    one = Found(seed, spec, kind, bn, accuracy, told, _student(net, there))
                     on_found(one)
                 found.append(one)
     return found

@@ -367,21 +367,14 @@ def collect(file: TableFile, folder: Path) -> Comparison:
         if value is not None:
             scale = usual if cell.line.scale is None else cell.line.scale
             found[cell.row, cell.column].append(value * scale)
-    apart = _differences(file, found)
-    return Comparison(
-        title=file.title,
-        rows=tuple(rows),
-        columns=tuple(columns),
-        cells={
-            (row, column): Measured(tuple(values), file.expected.get(row, {}).get(column))
-            for (row, column), values in found.items()
-        },
-        unit=file.unit,
-        format=file.format,
-        better=file.better,
-        better_in={c.name: c.better for c in file.column if c.better != "as the table"},
-        notes=(*apart, *([file.note] if file.note else [])),
-    )
+    measured = {
+        (row, column): Measured(tuple(values), file.expected.get(row, {}).get(column))
+        for (row, column), values in found.items()
+    }
+    better_in = {c.name: c.better for c in file.column if c.better != "as the table"}
+    notes = (*_differences(file, found), *([file.note] if file.note else []))
+    shown = (file.unit, file.format, file.better, better_in, notes)
+    return Comparison(file.title, tuple(rows), tuple(columns), measured, *shown)
 
 
 def _differences(file: TableFile, found: Mapping[tuple[str, str], list[float]]) -> Iterator[str]:
