@@ -161,14 +161,7 @@ def run(
         flat, folder = fresh(whole, runtime, None if out is None else Path(out))
     threads, console = torch.get_num_threads(), Console(quiet=quiet)
     try:
-        launch(
-            flat,
-            folder,
-            workers=workers,
-            console=console,
-            warm_start=warm_start,
-            ray_address=ray_address,
-        )
+        launch(flat, folder, workers, console, warm_start, ray_address)
     except ModuleNotFoundError as error:
         raise ValueError(missing(error)) from error
     finally:

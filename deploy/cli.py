@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -20,8 +21,8 @@ import typer
 from common import errors
 from deploy.console import (
     INTERRUPTED,
+    Answering,
     Experiment,
-    Json,
     RayAddress,
     Settings,
     WarmStart,
@@ -88,7 +89,7 @@ def told_how_to_go_on(command: str) -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from None
 
 
-@app.command()
+@app.command(cls=Answering)
 def run(
     experiment: Experiment = None,
     settings: Settings = None,
@@ -101,7 +102,6 @@ def run(
     from_round: Annotated[
         int, typer.Option("--from-round", min=-1, help="With --resume: back to a kept round.")
     ] = -1,
-    as_json: Json = False,
 ) -> None:
     """Run an experiment; without one, the default: FedORION on digits, six clients."""
     from deploy.run import ahead
@@ -111,7 +111,7 @@ def run(
     asked = given.read(experiment or given.DEFAULT, settings or [])
     if resume is None and workers != 0 and (runtime or asked.runtime) == "loopback":
         ahead.begin()  # it imports what clients need while this process imports what follows
-    from deploy.run import launch, preflight, results
+    from deploy.run import launch, preflight, progress
 
     if resume is not None:
         if experiment is not None or to is not None:
@@ -128,13 +128,11 @@ def run(
         raise ValueError(f"{option} is for --runtime grpc, not {flat['runtime']}")
     cluster = f" --ray-address {ray_address}" if ray_address else ""
     with told_how_to_go_on(f"fedmosaic run --resume {folder}{cluster}"):
-        launch.launch(
-            flat, folder, workers=workers, console=out, warm_start=warm, ray_address=ray_address
-        )
-    answer(as_json, results.show(folder, out))
+        launch.launch(flat, folder, workers, out, warm, ray_address)
+    answer(progress.show(folder, out))
 
 
-@app.command()
+@app.command(cls=Answering)
 def table(
     file: Annotated[Path, typer.Argument(help="A table file, or the name of one of ours.")],
     to: Annotated[Path | None, place("Folder of the records.")] = None,
@@ -151,7 +149,6 @@ def table(
             "elsewhere, for claims --check.",
         ),
     ] = False,
-    as_json: Json = False,
 ) -> None:
     """Run a paper's table cell by cell and show ours beside the paper's numbers.
 
@@ -163,7 +160,7 @@ def table(
     from deploy.run.settings import find
     from deploy.study import canary, costs, records
     from deploy.study import paper_table as tables
-    from deploy.study.part import options, part
+    from deploy.study.paper_table import options, part
 
     spec = tables.read(file)
     which = (row or [], column or [], seed or [])
@@ -172,6 +169,7 @@ def table(
         raise ValueError(f"{words[0]} chooses what runs, and --show runs nothing: give one of them")
     stem = find(file).stem
     folder = (to or Path("runs") / stem).resolve()
+    play = partial(launch.cell, workers=workers, console=out)
     again = shlex.join(["fedmosaic", "table", str(file), "--out", str(folder), *words])
 
     def announce(i: int, of: int, cell: tables.CellRun, recorded: bool) -> None:
@@ -179,13 +177,7 @@ def table(
         out.print(f"[bold]cell {i}/{of}[/] {what}{': recorded' if recorded else ''}")
 
     def short_runs() -> None:
-        canary.keep(
-            spec,
-            folder,
-            lambda flat, at: launch.cell(flat, at, workers, out),
-            lambda method: out.print(f"[bold]canary[/] {method}"),
-            meant,
-        )
+        canary.keep(spec, folder, play, lambda name: out.print(f"[bold]canary[/] {name}"), meant)
 
     begun = records.begun(folder)
     if canaries:
@@ -200,12 +192,7 @@ def table(
         with told_how_to_go_on(again):
             if not begun or (canary.load(folder) and not tables.whole(meant, folder)):
                 short_runs()
-            tables.run(
-                meant,
-                folder,
-                lambda cell, at: launch.cell(cell.flat, at, workers, out, learnt),
-                announce,
-            )
+            tables.run(meant, folder, lambda cell, at: play(cell.flat, at, learnt=learnt), announce)
         if tables.whole(list(tables.cells(spec)), folder):
             shutil.rmtree(learnt, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
@@ -213,10 +200,10 @@ def table(
     out.print(*terminal(filled.table(), out.width), sep="\n")
     written = tables.write(filled, spec, folder, stem)
     written += costs.pictures(filled, spec, folder, stem)
-    finish(as_json, written, **tables.told(filled, spec))
+    finish(written, **tables.told(filled, spec))
 
 
-@app.command()
+@app.command(cls=Answering)
 def claims(
     to: Annotated[Path, place("Folder of the page, the JSON, the Markdown.")] = Path("claims"),
     records: Annotated[
@@ -229,7 +216,6 @@ def claims(
         Path | None, typer.Option(help="Also replace what stands between a document's marks.")
     ] = None,
     workers: Workers = None,
-    as_json: Json = False,
 ) -> None:
     """Say which of the papers' claims hold here, which do not, and which are undecided."""
     from deploy.report.table import terminal
@@ -247,19 +233,18 @@ def claims(
     if check:
         tables = study.tables(papers)
         with told_how_to_go_on("fedmosaic claims --check"):
-            old = canary.stale(
-                tables, folder, lambda flat, at: launch.cell(flat, at, workers, out), plain
-            )
+            play = partial(launch.cell, workers=workers, console=out)
+            old = canary.stale(tables, folder, play, plain)
     judged = study.judge(papers, study.Records(folder), old)
     out.print(*terminal(claims_page.short(judged), out.width, ruled=False), sep="\n")
     written = claims_page.write(judged, to)
     if into is not None:
         claims_page.into(judged, into)
         written.append(into)
-    finish(as_json, written, claims=claims_page.told(judged))
+    finish(written, claims=claims_page.told(judged))
 
 
-@app.command("list")
+@app.command("list", cls=Answering)
 def list_(
     what: Annotated[
         str, typer.Argument(help="methods, models, datasets, partitions, trackers or settings.")
@@ -267,7 +252,6 @@ def list_(
     method: Annotated[
         str, typer.Argument(help="settings: those that this method reads, as it resolves them.")
     ] = "",
-    as_json: Json = False,
 ) -> None:
     """List methods, models, datasets, partitions or trackers; or every setting."""
     from deploy.report.listing import LISTINGS, described, settings
@@ -282,21 +266,20 @@ def list_(
     listed = settings(method) if method else LISTINGS[what]()
     out.print(*terminal(listed, ruled=False))
     every = [each._asdict() for each in described(method)] if what == "settings" else None
-    answer(as_json, every or listed.records())
+    answer(every or listed.records())
 
 
-@app.command()
+@app.command(cls=Answering)
 def report(
     folders: Folders,
     to: Annotated[Path | None, place("The page; default: report.html there.")] = None,
-    as_json: Json = False,
 ) -> None:
     """Write one page about a run, or about several compared."""
-    from deploy.run import results
+    from deploy.run import progress
 
     page = to or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
-    results.report(folders, page, out)
-    answer(as_json, {"report": page.resolve()})
+    progress.report(folders, page, out)
+    answer({"report": page.resolve()})
 
 
 def save(figure: Figure, picture: Path) -> None:
@@ -305,34 +288,32 @@ def save(figure: Figure, picture: Path) -> None:
     plain(f"picture: {picture.resolve()}")
 
 
-@app.command()
+@app.command(cls=Answering)
 def noise(
     experiment: Experiment = None,
     settings: Settings = None,
     to: Annotated[Path, place("The picture.")] = Path("noise.png"),
-    as_json: Json = False,
 ) -> None:
     """Draw eight samples of each kind of noise, and time each in the experiment's server step."""
     from deploy.report.table import terminal
-    from deploy.study import noise_kinds
+    from deploy.study import noise as study
 
-    times = noise_kinds.times(resolved(experiment, settings))
-    out.print(*terminal(noise_kinds.table(times), ruled=False))
-    save(noise_kinds.draw(), to)
-    answer(as_json, {"seconds": [asdict(each) for each in times], "picture": to.resolve()})
+    times = study.times(resolved(experiment, settings))
+    out.print(*terminal(study.times_table(times), ruled=False))
+    save(study.draw_kinds(), to)
+    answer({"seconds": [asdict(each) for each in times], "picture": to.resolve()})
 
 
-@app.command()
+@app.command(cls=Answering)
 def information(
     experiment: Experiment = Path("noise_information_small"),
     settings: Settings = None,
     repeats: Annotated[int, typer.Option("--seeds", min=1, help="Seeds 1 to this one.")] = 5,
     to: Annotated[Path, place("Folder of what is written.")] = Path("information"),
-    as_json: Json = False,
 ) -> None:
     """Measure how much noise tells of a teacher, and what a student learns on it."""
     from deploy.report.table import terminal
-    from deploy.study import noise_information as study
+    from deploy.study import noise as study
 
     flat = resolved(experiment, settings)
     known = study.load_found(flat, to)
@@ -352,29 +333,27 @@ def information(
     out.print(*terminal(study.table(found), ruled=False))
     written = study.write(found, to)
     told = [asdict(one) for one in found]
-    finish(as_json, written, found=told, correlations=study.correlations(found))
+    finish(written, found=told, correlations=study.correlations(found))
 
 
-@app.command()
+@app.command(cls=Answering)
 def regions(
     folder: Annotated[Path, typer.Argument(help="A finished run on points in the plane.")],
     to: Annotated[Path | None, place("The picture; default: regions.png there.")] = None,
-    as_json: Json = False,
 ) -> None:
     """Draw the decision regions of a run's clients and server, before and after."""
     from deploy.study.pictures import regions as draw
 
     picture = to or folder / "regions.png"
     save(draw(folder), picture)
-    answer(as_json, {"picture": picture.resolve()})
+    answer({"picture": picture.resolve()})
 
 
-@app.command()
+@app.command(cls=Answering)
 def samples(
     folder: Annotated[Path, typer.Argument(help="Folder of a finished run of fedkf or dafl.")],
     images: Annotated[int, typer.Option(min=1, help="Generated images in all.")] = 2000,
     to: Annotated[Path | None, place("The picture; default: there.")] = None,
-    as_json: Json = False,
 ) -> None:
     """Draw what a run's generators imagine: average images by class, under the real ones."""
     from deploy.study.pictures import samples as write
@@ -383,10 +362,10 @@ def samples(
     counts = write(folder.resolve(), images, picture).counts.tolist()
     out.print(f"images by class: {counts}")
     plain(f"samples: {picture}")
-    answer(as_json, {"images_by_class": counts, "picture": picture})
+    answer({"images_by_class": counts, "picture": picture})
 
 
-@app.command()
+@app.command(cls=Answering)
 def analyse(
     folders: Folders,
     clients: Annotated[int, typer.Option(help="The first so many clients.")] = 10,
@@ -394,7 +373,6 @@ def analyse(
     label: Annotated[int, typer.Option("--class", help="The class of the t-SNE.")] = 0,
     to: Annotated[Path | None, place("Folder; default: analysis in the first run's.")] = None,
     workers: Workers = None,
-    as_json: Json = False,
 ) -> None:
     """Compare how clients' networks see: CKA by stage, t-SNE of one class, overheads."""
     from deploy.report.table import terminal
@@ -402,47 +380,40 @@ def analyse(
     from deploy.study.analyse import analyse as run_analysis
 
     served = launch.default_workers() if workers is None else workers
-    written, numbers, found = run_analysis(
-        folders,
-        to or folders[0] / "analysis",
-        clients=clients,
-        images=images,
-        label=label,
-        workers=served,
-    )
+    place = to or folders[0] / "analysis"
+    written, numbers, found = run_analysis(folders, place, clients, images, label, served)
     out.print(*terminal(numbers, ruled=False))
-    finish(as_json, written, runs=found)
+    finish(written, runs=found)
 
 
-@app.command()
-def verify(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run.")], as_json: Json = False
-) -> None:
+@app.command(cls=Answering)
+def verify(folder: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
     """Say which files of a run are as they were written, and what to do without the others."""
     from deploy.run.verify import verify as examine
 
     found = examine(folder)
     for one in found:
         plain(str(one))
-    answer(as_json, [asdict(one) for one in found])
+    answer([asdict(one) for one in found])
     if any(one.state == "damaged" for one in found):
         raise typer.Exit(1)
 
 
-@app.command()
-def doctor(as_json: Json = False) -> None:
+@app.command(cls=Answering)
+def doctor() -> None:
     """Say what is installed, what data is found and which runtimes work."""
     from deploy.run.doctor import examine, show
 
     found = examine()
     show(found, out)
-    answer(as_json, asdict(found))
+    answer(asdict(found))
     if not any(check.good for check in found.runtimes if check.name != "loopback"):
         raise typer.Exit(1)
 
 
 for command in machines.COMMANDS:
-    app.command()(command)
+    app.command(cls=Answering)(command)
+app.command()(machines.node)  # it ends as another program, without a result
 
 
 def main() -> NoReturn:

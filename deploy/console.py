@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from click import Parameter
 from rich.console import Console
+from typer.core import TyperCommand, TyperOption
 
 if TYPE_CHECKING:
     from common.section import Value
@@ -65,36 +67,36 @@ RayAddress = Annotated[
 ]
 
 
-def _aside(wanted: bool) -> bool:
+def _aside(context: object, option: object, wanted: bool) -> None:
     out.stderr = wanted
-    return wanted
 
 
-Json = Annotated[
-    bool,
-    typer.Option(
-        "--json",
-        callback=_aside,
-        help="Print the result as JSON, and everything else to standard error.",
-    ),
-]
+class Answering(TyperCommand):
+    """A command with the option ``--json``, which decides what ``answer`` does."""
+
+    def __init__(self, *names: Any, params: list[Parameter], **options: Any) -> None:
+        json_too = TyperOption(
+            param_decls=["--json"],
+            is_flag=True,
+            expose_value=False,
+            callback=_aside,
+            help="Print the result as JSON, and everything else to standard error.",
+        )
+        super().__init__(*names, params=[*params, json_too], **options)
 
 
-def answer(wanted: bool, result: object) -> None:
-    """Print ``result`` as JSON on standard output if it is ``wanted``; what is not finite is null.
-
-    Everything else that a command with ``--json`` prints goes to standard error.
-    """
-    if wanted:
+def answer(result: object) -> None:
+    """Print ``result`` as JSON on standard output with ``--json``; what is not finite is null."""
+    if out.stderr:
         print(json.dumps(_finite(result), indent=1, ensure_ascii=False, default=str))
 
 
-def finish(wanted: bool, files: Iterable[Path], **result: object) -> None:
+def finish(files: Iterable[Path], **result: object) -> None:
     """Print the files that were written, and the answer with them."""
     written = list(files)
     for path in written:
         plain(str(path))
-    answer(wanted, {**result, "files": written})
+    answer({**result, "files": written})
 
 
 def resolved(experiment: Path | None, settings: list[str] | None) -> dict[str, Value]:

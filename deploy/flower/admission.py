@@ -8,8 +8,7 @@ waits where waiting helps, and what does not fit is told in a line.
 
 import ssl
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import grpc
@@ -84,7 +83,9 @@ def await_admission(
     """
     key = ssh_key(trust.key(k))
     deadline, told = time.monotonic() + patience, False
-    with _fleet(fleet, trust, key) as stub:
+    signer = NodeAuthClientInterceptor(key, key.public_key())
+    with channel(fleet, trust.ca) as connection:
+        stub = FleetStub(grpc.intercept_channel(connection, signer))
         while reason := _refusal(stub, key):
             if UNKNOWN in reason:
                 raise ValueError(
@@ -109,16 +110,6 @@ def await_admission(
                 )
             told = True
             time.sleep(pause)
-
-
-@contextmanager
-def _fleet(
-    address: str, trust: Certificates, key: ec.EllipticCurvePrivateKey
-) -> Iterator[FleetStub]:
-    """The Fleet API, every request signed with ``key``."""
-    signer = NodeAuthClientInterceptor(key, key.public_key())
-    with channel(address, trust.ca) as connection:
-        yield FleetStub(grpc.intercept_channel(connection, signer))
 
 
 def channel(address: str, ca: Path | None, options: Sequence[tuple[str, int]] = ()) -> grpc.Channel:

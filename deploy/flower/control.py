@@ -1,4 +1,4 @@
-"""Talk to a SuperLink's Control API: register clients, submit a run, follow it to its real end.
+"""A SuperLink: start one here, and talk to its Control API, from registration to a run's real end.
 
 Runs are submitted with Flower's own command line (``flwr run``), which builds the bundle. All other
 questions (who is online, how a run stands, what its ServerApp prints) go to the Control API by
@@ -26,9 +26,9 @@ from common.errors import first_line
 from common.flower.rpc import details
 from common.section import Value
 from deploy.flower.admission import OTHER_API, channel, check_tls
-from deploy.flower.arguments import check_app, config_arguments, run_config_toml, stage_app
-from deploy.flower.processes import environment, executable, plain
-from deploy.machines.certificates import read_public_key
+from deploy.flower.bundle import check_app, config_arguments, run_config_toml, stage_app
+from deploy.flower.processes import Processes, environment, executable, free_ports, plain
+from deploy.machines.certificates import Certificates, read_public_key
 
 CONNECTION = "here"  #: the name of the SuperLink in the private config.toml
 ANSWER = 10.0  #: seconds for one answer
@@ -136,11 +136,8 @@ class Control:
         """How many SuperNodes are registered and online."""
         return sum(node.status == "online" for node in self._nodes(timeout=2.0))
 
-    def _nodes(self, timeout: float = ANSWER) -> Sequence[Any]:
-        nodes: Sequence[Any] = self._control.ListNodes(
-            proto.ListNodesRequest(), timeout=timeout
-        ).nodes_info
-        return nodes
+    def _nodes(self, timeout: float = ANSWER) -> Any:
+        return self._control.ListNodes(proto.ListNodesRequest(), timeout=timeout).nodes_info
 
     def register(self, public_key: Path) -> bool:
         """Let the SuperNode with this key in; False if it was registered already.
@@ -198,13 +195,11 @@ class Control:
             command += ["--run-config", str(overrides)]
         if federation:
             command += ["--federation-config", config_arguments(federation)]
-        no_input = subprocess.DEVNULL
+        quiet = subprocess.DEVNULL
         done = subprocess.run(
-            command, cwd=empty, env=self._env, stdin=no_input, capture_output=True
+            command, cwd=empty, env=self._env, stdin=quiet, capture_output=True, errors="replace"
         )
-        run_id = run_id_from(
-            *(text.decode(errors="replace") for text in (done.stdout, done.stderr))
-        )
+        run_id = run_id_from(done.stdout, done.stderr)
         self._check()
         return run_id
 
@@ -274,11 +269,8 @@ class Control:
         """The runs that have not ended, ascending."""
         return sorted(i for i, run in self._runs().items() if run.status.status != FINISHED)
 
-    def _runs(self, **which: int) -> Mapping[int, Any]:
-        runs: Mapping[int, Any] = self._control.ListRuns(
-            proto.ListRunsRequest(**which), timeout=ANSWER
-        ).run_dict
-        return runs
+    def _runs(self, **which: int) -> Any:
+        return self._control.ListRuns(proto.ListRunsRequest(**which), timeout=ANSWER).run_dict
 
     def stop(self, run_id: int) -> None:
         """Stop the run; the federation stays up."""
@@ -321,3 +313,47 @@ def run_id_from(stdout: str, stderr: str) -> int:
     if not answer.get("success"):
         raise RuntimeError(f"flwr run gave no run: {answer.get('error-message', stdout)}")
     return int(answer["run-id"])
+
+
+def start_superlink(
+    processes: Processes,
+    work: Path,
+    env: Mapping[str, str],
+    *,
+    simulation: bool,
+    certificates: Certificates | None = None,
+) -> tuple[Control, str]:
+    """Start a SuperLink on 127.0.0.1; its Control API, and the address where SuperNodes connect.
+
+    ``work``: absolute, as ``Control`` takes it; ``env``: added to the environment of the SuperLink
+    and therefore of the ServerApp; ``simulation``: run the clients in Ray, inside the ServerApp's
+    process tree; ``certificates``: with them, TLS, and only registered SuperNodes may connect.
+
+    Raises ``RuntimeError``: it ended or did not answer in time; with the end of its log.
+    """
+    at, fleet = (f"127.0.0.1:{port}" for port in free_ports(2))
+    full = environment(env, work / "home" / "superlink")
+    Path(full["FLWR_HOME"]).mkdir(parents=True, exist_ok=True)
+    command = superlink_command(at, fleet, simulation, certificates)
+    processes.start("superlink", command, full, last=True)
+    control = Control(at, certificates and certificates.ca, work, full, processes.check)
+    processes.wait(lambda: not control.silent(), "the SuperLink to answer", 60.0)
+    return control, fleet
+
+
+def superlink_command(
+    control: str, fleet: str, simulation: bool, certificates: Certificates | None = None
+) -> Sequence[str]:
+    """The command line of a SuperLink.
+
+    The Control API has no authentication and the ServerAppIo API no TLS: both belong on 127.0.0.1.
+    """
+    tls = ["--insecure"]
+    if certificates is not None:
+        tls = ["--ssl-ca-certfile", str(certificates.ca)]
+        tls += ["--ssl-certfile", str(certificates.server)]
+        tls += ["--ssl-keyfile", str(certificates.server_key), "--enable-supernode-auth"]
+    common = ["flower-superlink", *tls, "--control-api-address", control]
+    # any free port will do where only the SuperLink's own children need to know it
+    common += ["--serverappio-api-address", "127.0.0.1:0"]
+    return [*common, *(["--simulation"] if simulation else ["--fleet-api-address", fleet])]

@@ -9,8 +9,7 @@ from flwr.proto.message_pb2 import Message as ProtoMessage
 
 def to_bytes(message: Message) -> bytes:
     """The message as it would go over a network."""
-    data: bytes = message_to_proto(message).SerializeToString()
-    return data
+    return bytes(message_to_proto(message).SerializeToString())
 
 
 def from_bytes(data: bytes) -> Message:
@@ -20,16 +19,14 @@ def from_bytes(data: bytes) -> Message:
 
 def packed(content: RecordDict) -> bytes:
     """What a message holds, to be put behind the ``head`` of every message that holds it."""
-    data: bytes = ProtoMessage(content=recorddict_to_proto(content)).SerializeToString()
-    return data
+    return bytes(ProtoMessage(content=recorddict_to_proto(content)).SerializeToString())
 
 
 def head(message: Message, run_id: int, name: str) -> bytes:
     """All that a SuperLink hands on of a message which it calls ``name``, but for its content."""
     proto = ProtoMessage(metadata=metadata_to_proto(message.metadata))
     proto.metadata.run_id, proto.metadata.message_id = run_id, name
-    data: bytes = proto.SerializeToString()
-    return data
+    return bytes(proto.SerializeToString())
 
 
 def empty(head: bytes) -> Message:

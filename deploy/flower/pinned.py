@@ -12,7 +12,6 @@ import hashlib
 import importlib
 import io
 import os
-import shlex
 import sys
 import zipfile
 from collections.abc import Callable
@@ -74,16 +73,6 @@ def run(pin: str, real: Callable[[], None]) -> None:
 
     flower.install_from_fab, flower.get_load_client_app_fn = checked, from_there
     real()
-
-
-def stand_in(folder: Path) -> Path:
-    """Write the program to ``folder``, which then goes first on PATH; its file."""
-    folder.mkdir(0o700, parents=True, exist_ok=True)
-    path = folder / PROGRAM
-    line = shlex.join([sys.executable, "-P", str(Path(__file__).resolve())])
-    path.write_text(f'#!/bin/sh\nexec {line} "$@"\n')
-    path.chmod(0o700)
-    return path
 
 
 def main(real: Callable[[], None]) -> None:

@@ -8,6 +8,7 @@ directory, a log, and an end that is certain (``watchdog.py``).
 import contextlib
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -41,6 +42,14 @@ def executable(name: str) -> str:
             "the environment of this Python"
         )
     return found
+
+
+def write_program(path: Path, command: Sequence[str]) -> Path:
+    """Write an executable that becomes ``command`` with the arguments that it gets; its path."""
+    path.parent.mkdir(0o700, parents=True, exist_ok=True)
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+    path.chmod(0o700)
+    return path
 
 
 def environment(extra: Mapping[str, str], home: Path) -> dict[str, str]:
@@ -118,7 +127,7 @@ class Processes:
         self._quiet = quiet
         self.logs = work / "logs"
         self.empty = work / "empty"
-        self._started: dict[str, subprocess.Popen[bytes]] = {}
+        self.started: dict[str, subprocess.Popen[bytes]] = {}  #: each leads a session
         self._spared: set[str] = set()
         self._last: set[str] = set()
         self._watchdog: subprocess.Popen[bytes] | None = None
@@ -144,7 +153,7 @@ class Processes:
 
         ``last``: end it after the others, which may want to sign off there.
         """
-        assert name not in self._started, name
+        assert name not in self.started, name
         assert self._watchdog is not None and self._watchdog.stdin is not None
         self._last |= {name} if last else set()
         with self.log(name).open("wb") as log:
@@ -157,25 +166,13 @@ class Processes:
                 env=dict(env),
                 start_new_session=True,
             )
-        self._started[name] = process
+        self.started[name] = process
         self._watchdog.stdin.write(b"%d\n" % process.pid)
         self._watchdog.stdin.flush()
 
     def log(self, name: str) -> Path:
         """The log file of the process called ``name``."""
         return self.logs / f"{name}.log"
-
-    def pid(self, name: str) -> int:
-        """Process id of the process called ``name``, which is also its session's."""
-        return self._started[name].pid
-
-    def alive(self, name: str) -> bool:
-        """Whether the process called ``name`` still runs."""
-        return self._started[name].poll() is None
-
-    def await_end(self, name: str) -> int:
-        """Wait until the process called ``name`` has ended; its exit status."""
-        return self._started[name].wait()
 
     def spare(self, name: str) -> None:
         """From now on the process called ``name`` may end by itself."""
@@ -185,7 +182,7 @@ class Processes:
         """Raise ``RuntimeError`` when a process has ended by itself, unless it has been spared;
         with its name, its exit status and the end of its log.
         """
-        for name, process in self._started.items():
+        for name, process in self.started.items():
             if name not in self._spared and (status := process.poll()) is not None:
                 how = f"ended with status {status}" if status >= 0 else _killed(-status)
                 raise RuntimeError(
@@ -215,11 +212,11 @@ class Processes:
 
     def __exit__(self, *error: object) -> None:
         """End every process and all that they started."""
-        for names in (self._started.keys() - self._last, self._last):
-            watchdog.end({self._started[name].pid for name in names}, GRACE)
-        for process in self._started.values():
+        for names in (self.started.keys() - self._last, self._last):
+            watchdog.end({self.started[name].pid for name in names}, GRACE)
+        for process in self.started.values():
             process.wait()
-        self._started, self._spared, self._last = {}, set(), set()
+        self.started, self._spared, self._last = {}, set(), set()
         if self._watchdog is not None:
             self._watchdog.kill()
             self._watchdog.communicate()

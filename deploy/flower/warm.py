@@ -16,7 +16,6 @@ import gc
 import importlib
 import json
 import os
-import shlex
 import signal
 import socket
 import sys
@@ -28,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.flower import pinned, warm_client
-from deploy.flower.processes import Processes, executable
+from deploy.flower.processes import Processes, executable, write_program
 
 PROGRAMS = ("flower-superexec", "flwr-serverapp", "flwr-clientapp")
 #: imported ahead where they are installed; nothing here may start a thread or touch a GPU
@@ -56,8 +55,15 @@ def stand_ins(real: Mapping[str, Path] | None = None) -> Iterator[Path]:
         folder = Path(name)
         for program in PROGRAMS:
             behind = (real or {}).get(program) or executable(program)
-            stand_in(folder / program, str(behind), str(folder / SOCKET))
+            client = [sys.executable, "-I", "-S", str(Path(warm_client.__file__).resolve())]
+            write_program(folder / program, [*client, str(folder / SOCKET), str(behind)])
         yield folder
+
+
+def pinning(folder: Path) -> Path:
+    """Write the program that runs pinned bundles alone (``pinned.py``) to ``folder``; its path."""
+    command = [sys.executable, "-P", str(Path(pinned.__file__).resolve())]
+    return write_program(folder / pinned.PROGRAM, command)
 
 
 def possible() -> bool:
@@ -82,15 +88,7 @@ def start(processes: Processes, folder: Path, env: Mapping[str, str]) -> None:
 
 def ready(processes: Processes, folder: Path) -> bool:
     """Whether the warm process takes requests, or never will."""
-    return (folder / SOCKET).exists() or not processes.alive("warm")
-
-
-def stand_in(path: Path, real: str, address: str) -> None:
-    """Write the executable that hands ``real`` over to the warm process at ``address``."""
-    script = str(Path(__file__).with_name("warm_client.py").resolve())
-    command = [sys.executable, "-I", "-S", script, address, real]
-    path.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
-    path.chmod(0o700)
+    return (folder / SOCKET).exists() or processes.started["warm"].poll() is not None
 
 
 def serve(address: str) -> None:

@@ -16,7 +16,6 @@ import typer
 from deploy.console import (
     INTERRUPTED,
     Experiment,
-    Json,
     Settings,
     WarmStart,
     answer,
@@ -69,7 +68,6 @@ def certs(
     ] = None,
     clients: Annotated[int, typer.Option(help="Key pairs: one for each client.")] = 0,
     days: Annotated[int, typer.Option(help="How long certificates are valid.")] = 365,
-    as_json: Json = False,
 ) -> None:
     """Make an authority, certificates of server and ServerApp, and a key pair for each client."""
     from deploy.machines.certificates import make
@@ -89,7 +87,7 @@ def certs(
         )
     told = {"ca": files.ca, "ca_key": files.ca_key, "server": files.server}
     told |= {"server_key": files.server_key, "serverapp": files.app, "serverapp_key": files.app_key}
-    answer(as_json, {**told, "client_keys": made})
+    answer({**told, "client_keys": made})
 
 
 def register(
@@ -98,7 +96,6 @@ def register(
     ca: Ca = None,
     insecure: Insecure = False,
     wait: Wait = 60.0,
-    as_json: Json = False,
 ) -> None:
     """Let SuperNodes with these keys connect; keys that are registered already stay so."""
     from deploy.flower.control import Unregistered
@@ -117,7 +114,7 @@ def register(
     out.print(f"{new} of {len(files)} keys registered, {already} were already")
     for line in final:
         plain(line)
-    answer(as_json, {"keys": len(files), "registered": new, "already": already, "final": final})
+    answer({"keys": len(files), "registered": new, "already": already, "final": final})
 
 
 def unregister(
@@ -126,7 +123,6 @@ def unregister(
     ca: Ca = None,
     insecure: Insecure = False,
     wait: Wait = 60.0,
-    as_json: Json = False,
 ) -> None:
     """Let SuperNodes with these keys never connect again, such as one whose key was stolen.
 
@@ -136,7 +132,7 @@ def unregister(
     with _control(at, ca, insecure, wait) as control:
         gone = sum(control.unregister(path) for path in files)
     out.print(f"{gone} of {len(files)} keys unregistered, {len(files) - gone} were unknown")
-    answer(as_json, {"keys": len(files), "unregistered": gone})
+    answer({"keys": len(files), "unregistered": gone})
 
 
 def stop(
@@ -145,7 +141,6 @@ def stop(
     ca: Ca = None,
     insecure: Insecure = False,
     wait: Wait = 60.0,
-    as_json: Json = False,
 ) -> None:
     """Stop a run; without a number, say which runs go on."""
     with _control(at, ca, insecure, wait) as control:
@@ -156,7 +151,7 @@ def stop(
     if run is not None and run not in running:
         raise ValueError(f"no run {run} goes on at {at}; those that do: {shown}")
     plain(f"runs that go on: {shown}" if run is None else f"run {run} is stopped")
-    answer(as_json, {"running": [each for each in running if each != run], "stopped": run})
+    answer({"running": [each for each in running if each != run], "stopped": run})
 
 
 def submit(
@@ -170,12 +165,11 @@ def submit(
     if_any: Annotated[
         bool, typer.Option("--resume-if-any", help="The same if there is one here, else begin.")
     ] = False,
-    as_json: Json = False,
 ) -> None:
     """Run an experiment on a SuperLink and the clients connected to it."""
     from deploy.flower.bundle import digest, told
     from deploy.machines import submit as sending
-    from deploy.run import results
+    from deploy.run import progress
     from deploy.run.settings import app_folder
 
     flat = resolved(experiment, settings)
@@ -183,8 +177,8 @@ def submit(
     started = time.time()
     if if_any and flat["resume"] and sending.done(flat):
         plain(f"{flat['out']} holds the run already, complete")
-        result = results.show(Path(str(flat["out"])), out)
-        answer(as_json, {"run": None, **result})
+        result = progress.show(Path(str(flat["out"])), out)
+        answer({"run": None, **result})
         return
     for line in told(flat, bundled=True):
         plain(line)
@@ -204,12 +198,10 @@ def submit(
     sent, received = status.bytes_sent, status.bytes_received
     out.print(f"completed; {sent:,} bytes to the clients, {received:,} from them")
     result = {"run": run, "app_digest": sent_code, "bytes_sent": sent, "bytes_received": received}
-    answer(as_json, {**result, **results.show_if_here(flat, started, out)})
+    answer({**result, **progress.show_if_here(flat, started, out)})
 
 
-def app_digest(
-    experiment: Experiment = None, settings: Settings = None, as_json: Json = False
-) -> None:
+def app_digest(experiment: Experiment = None, settings: Settings = None) -> None:
     """Print the digest of the code that `submit` sends, for `node --app-digest`.
 
     It is the same on every machine with the same version; modules of your own and `[node.K]` tables
@@ -219,18 +211,16 @@ def app_digest(
 
     found = digest(resolved(experiment, settings))
     plain(found)
-    answer(as_json, {"app_digest": found})
+    answer({"app_digest": found})
 
 
 def app(
     folder: Annotated[Path, typer.Argument(help="The folder that is made.")],
     experiment: Experiment = None,
     settings: Settings = None,
-    as_json: Json = False,
 ) -> None:
     """Write an experiment as an app for plain `flwr run`, with your own modules in it."""
-    from deploy.flower.arguments import write_app
-    from deploy.flower.bundle import told
+    from deploy.flower.bundle import told, write_app
     from deploy.machines import submit as sending
 
     _folder(folder, "app")
@@ -241,7 +231,7 @@ def app(
     written = write_app(folder, flat)
     clients = f'--federation-config "num-supernodes={flat["clients"]}"'
     plain(f"run it with: flwr run {written} local {clients} --stream")
-    answer(as_json, {"app": written})
+    answer({"app": written})
 
 
 def node(
@@ -326,13 +316,12 @@ def local(
     work: Annotated[Path, typer.Option(help="Logs, certificates, Flower's files.")] = Path("local"),
     insecure: Insecure = False,
     warm: WarmStart = None,
-    as_json: Json = False,
 ) -> None:
     """Start a SuperLink and its SuperNodes on this machine, with TLS and authentication."""
     from deploy.flower.bundle import told
     from deploy.machines import submit as sending
     from deploy.machines.certificates import make
-    from deploy.run import results
+    from deploy.run import progress
     from deploy.run.grpc import start_federation
     from deploy.run.preflight import counted, preflight
     from deploy.run.settings import app_folder
@@ -350,16 +339,9 @@ def local(
         stack.enter_context(_alone(place))
         files = None if insecure else make(place / "certs", [], count)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        federation = stack.enter_context(
-            start_federation(
-                app=app_folder(),
-                clients=count,
-                work=place,
-                certificates=files.folder if files else None,
-                warm_start=warm,
-                env={"OMP_NUM_THREADS": str(flat["threads"])},
-            )
-        )
+        env = {"OMP_NUM_THREADS": str(flat["threads"])}
+        start = start_federation(app_folder(), count, place, env, warm, files)
+        federation = stack.enter_context(start)
         plain(f"{count} clients are connected; logs are in {place / 'logs'}")
         if experiment is None:
             trust = _trust(files and files.ca)
@@ -375,7 +357,7 @@ def local(
         status = federation.control.follow(run, sending.without_tracebacks(plain))
     if status.failure:
         raise RuntimeError(status.failure)
-    answer(as_json, results.show_if_here(flat, started, out))
+    answer(progress.show_if_here(flat, started, out))
 
 
 def _alone(place: Path) -> contextlib.ExitStack:
@@ -476,4 +458,4 @@ def _in_order(folder: Path, pattern: str) -> list[Path]:
     return sorted(folder.glob(pattern), key=lambda path: (len(path.name), path.name))
 
 
-COMMANDS = (certs, register, unregister, submit, app, app_digest, stop, node, local)
+COMMANDS = (certs, register, unregister, submit, app, app_digest, stop, local)

@@ -132,7 +132,7 @@ def become(line: Sequence[str], home: Path, digest: str = "") -> NoReturn:
     home.mkdir(parents=True, exist_ok=True)
     env = environment({pinned.PIN: digest} if digest else {}, home)
     if digest:
-        folder = pinned.stand_in(home / "bin").parent
+        folder = warm.pinning(home / "bin").parent
         env["PATH"] = os.pathsep.join([str(folder), env["PATH"]])
     os.chdir(home)  # where nothing lies that a ClientApp could import
     sys.stdout.flush()
@@ -145,7 +145,7 @@ def serve(line: Sequence[str], home: Path, digest: str = "") -> int:
 
     SIGTERM and SIGINT end both. ``digest``: as of ``become``.
     """
-    behind = {pinned.PROGRAM: pinned.stand_in(home / "bin")} if digest else {}
+    behind = {pinned.PROGRAM: warm.pinning(home / "bin")} if digest else {}
     with Processes(home, quiet=False) as processes, warm.stand_ins(behind) as folder:
         env = environment({pinned.PIN: digest} if digest else {}, home)
         warm.start(processes, folder, env)
@@ -153,14 +153,14 @@ def serve(line: Sequence[str], home: Path, digest: str = "") -> int:
             time.sleep(0.1)
         path = os.pathsep.join([str(folder), env["PATH"]])
         processes.start("supernode", line, {**env, "PATH": path})
-        pid = processes.pid("supernode")
+        supernode = processes.started["supernode"]
 
         def stop(*_: object) -> None:
-            os.kill(pid, signal.SIGTERM)
+            supernode.terminate()
             signal.alarm(STUCK)
 
-        signal.signal(signal.SIGALRM, lambda *_: os.kill(pid, signal.SIGKILL))
+        signal.signal(signal.SIGALRM, lambda *_: supernode.kill())
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, stop)
-        status = processes.await_end("supernode")
+        status = supernode.wait()
     return status if status >= 0 else 128 - status

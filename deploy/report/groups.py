@@ -1,16 +1,21 @@
 """Runs that are compared: those that differ in nothing but the seed belong together.
 
-Of such a group a page shows the mean over its seeds and the sample standard deviation.
+Of such a group a page shows the mean over its seeds, and how far it may lie from the one over all
+seeds.
 """
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import final
 
+from scipy.special import stdtrit
+
 from deploy.report.read import Run, flat
 from deploy.report.text import clean
 
+LEVEL = 0.95  #: of an interval
 MOST = 3  # settings in a label beside the method; more would not be read
 PLACES = {
     *("out", "state-dir", "data.dir", "data.public-dir"),
@@ -57,6 +62,28 @@ def named(groups: Sequence[Group]) -> list[tuple[str, Run]]:
 def spread(values: Sequence[float]) -> tuple[float, float]:
     """Mean of ≥ 1 values and their sample standard deviation, 0 of a single one."""
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def half_width(values: Sequence[float]) -> float | None:
+    """h of the 95 % interval mean ± h: t · s / √n, s the sample standard deviation of n values.
+
+    t is the quantile of Student's distribution with n − 1 degrees of freedom. None below two
+    values, or if one is not finite.
+    """
+    n = len(values)
+    if n < 2 or not all(map(math.isfinite, values)):
+        return None
+    t = float(stdtrit(n - 1, (1 + LEVEL) / 2))
+    return t * statistics.stdev(values) / math.sqrt(n)
+
+
+def mean_with_interval(values: Sequence[float], spec: str) -> str:
+    """``82.94 ± 0.21``: the mean of values, and half of its interval where there is one.
+
+    ``spec``: format of both numbers, ".2f".
+    """
+    half = half_width(values)
+    return format(statistics.fmean(values), spec) + ("" if half is None else f" ± {half:{spec}}")
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:

@@ -11,8 +11,7 @@ from typing import Any, final
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from deploy.report.style import css
-from deploy.report.svg import inline
+from deploy.report.style import css, inline
 from deploy.report.table import HERE, TEMPLATES, Table, html
 
 

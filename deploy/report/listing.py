@@ -138,11 +138,11 @@ def _allowed(field: FieldInfo) -> str:
     return ", ".join(bounds) or "any number"
 
 
-LISTINGS: dict[str, Callable[[], Table]] = {
-    "methods": methods,
-    "models": models,
-    "datasets": datasets,
-    "partitions": partitions,
-    "trackers": trackers,
-    "settings": settings,
-}
+LISTINGS: dict[str, Callable[[], Table]] = dict(
+    methods=methods,
+    models=models,
+    datasets=datasets,
+    partitions=partitions,
+    trackers=trackers,
+    settings=settings,
+)

@@ -7,8 +7,7 @@ from statistics import fmean
 
 from common.files import write_atomically
 from deploy.report import plots, sections
-from deploy.report.groups import Group, differences, grouped, named
-from deploy.report.interval import half_width
+from deploy.report.groups import Group, differences, grouped, half_width, named
 from deploy.report.layout import Card, Page, Section, render, single
 from deploy.report.plots import Groups
 from deploy.report.read import Run, read

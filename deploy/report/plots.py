@@ -3,7 +3,7 @@
 A function takes groups of runs, or one run, and returns a Figure. A group of several runs is a
 mean over its seeds, and a band of one sample standard deviation on either side. Every text is
 drawn as it stands: model and metric names come from clients, and ``$`` in them is no formula.
-Every point, bar and bubble says its value on hover (``svg.say``).
+Every point, bar and bubble says its value on hover (``style.say``).
 """
 
 import math
@@ -27,8 +27,7 @@ from common.seeds import rng
 from deploy.report.groups import Group
 from deploy.report.groups import spread as over_seeds
 from deploy.report.read import Run, scalars, total
-from deploy.report.style import MUTED, PAPER, frame, series, style
-from deploy.report.svg import say
+from deploy.report.style import MUTED, PAPER, frame, say, series, style
 from deploy.report.text import clean, duration, number, percent, size
 
 Groups = Sequence[Group]
@@ -190,58 +189,25 @@ def mixtures(models: Models) -> Figure:
     return figure
 
 
-@style()
 def bytes_by_round(run: Run) -> Figure:
     """Bytes per round: down to the clients and up from them; round 0 is the census."""
-    figure, axes = frame(HALF)
-    for name, i, shift in (("down", 0, -0.2), ("up", 4, 0.2)):
-        sent = [(e.round, e.bytes.get(name, 0)) for e in run.entries]
-        told = [(t, n, f"round {t}, {name}: {size(n)}") for t, n in sent]
-        t, heights, texts = zip(*told, strict=True)
-        if len(t) > BARS:
-            axes.plot(t, heights, color=series(i), drawstyle="steps-mid", linewidth=1.5)
-            axes.set_ylim(bottom=0)
-            _hover(axes, told, i)
-        else:
-            drawn = axes.bar([x + shift for x in t], heights, 0.4, color=series(i))
-            _say_each(drawn, texts)
+    ways = {way: _finite(e.bytes.get(way, 0) for e in run.entries) for way in ("down", "up")}
+    figure, axes = _stacked(run, ways, size)
     _sizes(axes.yaxis)
-    _over_rounds(axes)
-    _legend_above(figure, {"down": Patch(color=series(0)), "up": Patch(color=series(4))})
     return figure
 
 
-@style()
 def seconds_by_round(run: Run) -> Figure:
-    """Where a round's time goes, stacked; what no phase accounts for is ``other``."""
-    figure, axes = frame(HALF)
+    """Where a round's time goes; what no phase accounts for is ``other``."""
     found = dict.fromkeys(n for e in run.entries for n in e.seconds if n != "total")
     names = sorted(found, key=lambda n: PHASES.index(n) if n in PHASES else len(PHASES))
-    t = np.array([e.round for e in run.entries], dtype=float)
-    stacks = {n: _finite(e.seconds.get(n, 0.0) for e in run.entries) for n in names}
+    phases = {n: _finite(e.seconds.get(n, 0.0) for e in run.entries) for n in names}
     whole = _finite(total(e) for e in run.entries)
-    other = np.maximum(whole - sum(stacks.values(), start=np.zeros(len(t))), 0.0)
+    other = np.maximum(whole - sum(phases.values(), start=np.zeros(len(whole))), 0.0)
     if other.sum() > 0.01 * whole.sum():
-        stacks["other"] = other
-    rounds, base = [f"round {x:.0f}" for x in t], np.zeros(len(t))
-    texts = [f"{name}: {duration(s)}" for name, s in zip(rounds, whole, strict=True)]
-    for i, (name, height) in enumerate(stacks.items()):
-        said = [f", {name} {duration(s)}" for s in height]
-        if len(t) > BARS:
-            axes.fill_between(t, base, base + height, step="mid", color=series(i), linewidth=0)
-            seen = [text if s >= 0.005 else "" for text, s in zip(said, height, strict=True)]
-            texts = list(map(operator.add, texts, seen))
-        else:
-            drawn = axes.bar(
-                t, height, 0.72, bottom=base, color=series(i), edgecolor=PAPER, linewidth=0.5
-            )
-            _say_each(drawn, list(map(operator.add, rounds, said)))
-        base = base + height
-    if len(t) > BARS:
-        _hover(axes, list(zip(t, base, texts, strict=True)), len(stacks) - 1)
+        phases["other"] = other
+    figure, axes = _stacked(run, phases, duration)
     axes.set_ylabel("seconds")
-    _over_rounds(axes)
-    _legend_above(figure, {name: Patch(color=series(i)) for i, name in enumerate(stacks)})
     return figure
 
 
@@ -383,6 +349,36 @@ def _curves(
     if figsize != THIRD:  # a small multiple has no room for a legend
         _legend(axes, "upper right")
     return figure
+
+
+@style()
+def _stacked(
+    run: Run, stacks: Mapping[str, np.ndarray], write: Callable[[float], str]
+) -> tuple[Figure, Axes]:
+    """Draw what each round took, stacked: bars, or areas where there are more than ``BARS``."""
+    figure, axes = frame(HALF)
+    t, base = np.array([e.round for e in run.entries], dtype=float), np.zeros(len(run.entries))
+    rounds, sums = [f"round {x:.0f}" for x in t], sum(stacks.values(), start=base)
+    texts = [f"{name}: {write(amount)}" for name, amount in zip(rounds, sums, strict=True)]
+    for i, (name, height) in enumerate(stacks.items()):
+        said = [f", {name} {write(amount)}" for amount in height]
+        if len(t) > BARS:
+            axes.fill_between(t, base, base + height, step="mid", color=series(i), linewidth=0)
+            seen = [
+                text if amount >= 0.005 else "" for text, amount in zip(said, height, strict=True)
+            ]
+            texts = list(map(operator.add, texts, seen))
+        else:
+            drawn = axes.bar(
+                t, height, 0.72, bottom=base, color=series(i), edgecolor=PAPER, linewidth=0.5
+            )
+            _say_each(drawn, list(map(operator.add, rounds, said)))
+        base = base + height
+    if len(t) > BARS:
+        _hover(axes, list(zip(t, base, texts, strict=True)), len(stacks) - 1)
+    _over_rounds(axes)
+    _legend_above(figure, {name: Patch(color=series(i)) for i, name in enumerate(stacks)})
+    return figure, axes
 
 
 @style()

@@ -16,6 +16,7 @@ from typing import Any, final
 
 from pydantic import ValidationError
 
+from common.crowd import MANY, SHARES, quantiles
 from common.errors import invalid
 from common.journal import (
     ClientScore,
@@ -28,7 +29,8 @@ from common.journal import (
     read_lines,
 )
 from common.metrics import LAST, fairness, over_rounds
-from deploy.report.text import clean
+from deploy.report.table import Cell, Table
+from deploy.report.text import clean, number, percent
 
 NAME, LONGEST = 40, 500  #: characters of a name, and of any other text
 
@@ -238,6 +240,39 @@ def scalars(entry: Entry) -> dict[str, float]:
     return found
 
 
+def of_clients(run: Run, *, parameters: bool) -> Table:
+    """Each scored client's samples and accuracies, with its number of ``parameters`` if asked.
+
+    Of many clients it has quantiles instead of a line each.
+    """
+    scores, own, models = run.scores(), run.own_models, run.models()
+    if len(scores) > MANY:
+        return _of_many(run)
+    columns = ["parameters"] if parameters else []
+    rows = list[list[str | Cell]]()
+    for m, s in scores:
+        k = Cell(str(s.k), dot=models.index(m.model) if m.model in models else 7)
+        size = [number(m.parameters)] if parameters else []
+        shares = percent(s.accuracy if own else None), percent(s.accuracy_global)
+        rows.append([k, m.model, number(m.n), *size, *shares])
+    header = ("client", "model", "samples", *columns, "own model", "global model")
+    return Table(header, rows, "llr" if parameters else "rlr")
+
+
+def _of_many(run: Run) -> Table:
+    """Quantiles of the scored clients, each column by itself."""
+    scores, own = run.scores(), run.own_models
+    samples = quantiles(member.n for member, _ in scores) or {}
+    of_own = quantiles(score.accuracy if own else None for _, score in scores) or {}
+    shared = quantiles(score.accuracy_global for _, score in scores) or {}
+    rows = [
+        (name, number(int(samples[name])), percent(of_own.get(name)), percent(shared.get(name)))
+        for name in SHARES
+    ]
+    header = (f"of {number(len(scores))} clients", "samples", "own model", "global model")
+    return Table(header, rows, "lr")
+
+
 def read(path: Path) -> Run:
     """Read a run's directory.
 
@@ -261,15 +296,9 @@ def _read(path: Path, stamps: tuple[tuple[int, int, int], ...]) -> Run:
     if census is None:
         notes.append("The journal has no census (round 0): the clients are unknown.")
     notes += [note for entry in entries for note in entry.notes]
-    run = Run(
-        path=path,
-        config=_config(path / "config.toml", notes),
-        entries=entries,
-        members=sorted(census.clients, key=lambda member: member.k) if census else [],
-        classes=census.classes if census else [],
-        summary=_summary(path / "summary.json", notes),
-        notes=notes,
-    )
+    members = sorted(census.clients, key=lambda member: member.k) if census else []
+    config, summary = _config(path / "config.toml", notes), _summary(path / "summary.json", notes)
+    run = Run(path, config, entries, members, census.classes if census else [], summary, notes)
     if not run.finished:
         why = "" if run.summary is not None else " and there is no summary.json yet"
         notes.insert(0, f"Unfinished: the journal ends at round {run.reached}{why}.")

@@ -11,9 +11,8 @@ from common.parse import auto_of, usual
 from deploy.report import plots
 from deploy.report.groups import Group, named
 from deploy.report.layout import Card, Section, single
-from deploy.report.many import of_clients
 from deploy.report.plots import Groups
-from deploy.report.read import Run, scalars, total
+from deploy.report.read import Run, of_clients, scalars, total
 from deploy.report.table import Cell, Table
 from deploy.report.text import NONE, clean, duration, number, operations, percent, size
 

@@ -1,18 +1,29 @@
-"""The colours and the type of every plot and page, for light and dark paper.
+"""The colours and the type of every plot and page, and a plot as SVG inside a page.
 
 The series are Okabe and Ito's colour-blind-safe set (Color Universal Design, 2008) without its
 yellow, which vanishes on white; indigo and grey take its place. A plot is drawn in the light
 colours; on a page each is replaced by the CSS variable of its name, so it follows the reader's
-scheme.
+scheme. The page's CSS decides the typeface too.
+
+Names in a plot come from clients; they are text of the XML tree and stay text. What a mark says
+when the pointer rests on it travels through matplotlib as the ``gid`` of its artist, a JSON list of
+texts.
 """
 
 import contextlib
+import io
+import json
+import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
 
 import matplotlib as mpl
 import numpy as np
+from markupsafe import Markup
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -33,6 +44,11 @@ PALETTE = {  # on light paper, on dark paper
     "c7": ("#7f8794", "#939cab"),
 }
 INK, MUTED, GRID, PAPER = (PALETTE[name][0] for name in ("ink", "muted", "grid", "paper"))
+
+_SVG = "{http://www.w3.org/2000/svg}"
+_HREF = "{http://www.w3.org/1999/xlink}href"
+_COLOURS = {light: f"var(--{name})" for name, (light, _) in PALETTE.items()}
+_COLOURS |= {"#ffffff": "var(--paper)", "#000000": "var(--ink)"}
 
 
 def series(i: int) -> str:
@@ -77,3 +93,88 @@ def save(figure: Figure, path: Path) -> Path:
     """Write a figure as PNG; returns ``path``."""
     figure.savefig(path, format="png", dpi=150)
     return path
+
+
+def say(artist: Artist, texts: Sequence[str]) -> None:
+    """What the marks of ``artist`` say on hover, in the order in which it draws them."""
+    artist.set_gid(json.dumps(list(texts)))
+
+
+def inline(figure: Figure, name: str, alt: str) -> Markup:
+    """``<svg role="img" aria-label=alt>``; ``name`` (letters, digits, -) goes before every id."""
+    assert re.fullmatch(r"[a-z][a-z0-9-]*", name), name
+    raw = io.BytesIO()
+    with style():
+        figure.savefig(raw, format="svg", transparent=True, metadata={"Date": None})
+    root = ElementTree.fromstring(raw.getvalue())
+    values = [value for e in root.iter() for key, value in e.attrib.items() if key != "id"]
+    used = dict.fromkeys(re.findall(r"(?:^|url\()#([\w.-]+)", "\n".join(values), re.MULTILINE))
+    ids = {old: f"{name}-{i}" for i, old in enumerate(used)}
+    told = [(e, e.attrib["id"]) for e in root.iter() if e.attrib.get("id", "").startswith("[")]
+    for element in root.iter():
+        _rewrite(element, ids)
+    for group, gid in told:
+        _entitle(group, json.loads(gid))
+    _prune(root)
+    box = root.attrib["viewBox"]
+    limit = f"max-width:{float(box.split()[2]) * 1.25:.0f}px"
+    root.attrib = {"role": "img", "aria-label": alt, "viewBox": box, "style": limit}
+    return Markup(ElementTree.tostring(root, encoding="unicode"))  # the writer escaped all text
+
+
+def _rewrite(element: Element, ids: dict[str, str]) -> None:
+    """One element for the page: its colours, type and ids; no name space, no blank text."""
+    element.tag = element.tag.removeprefix(_SVG)
+    element.tail = None
+    if element.tag != "text":
+        element.text = None
+    gid = element.attrib.pop("id", "")
+    if gid in ids:
+        element.attrib["id"] = ids[gid]
+    if target := element.attrib.pop(_HREF, ""):
+        element.attrib = {"href": f"#{ids[target[1:]]}", **element.attrib}
+    for key, value in element.attrib.items():
+        element.attrib[key] = re.sub(r"url\(#([^)]+)", lambda m: f"url(#{ids[m[1]]}", value)
+    for key in element.attrib.keys() & {"d", "x", "y", "transform", "width", "height"}:
+        value = re.sub(r"(\d\.\d\d)\d+", r"\1", element.attrib[key])  # a hundredth of a point
+        element.attrib[key] = re.sub(r"\s*([MLCQz])\s*", r"\1", value.strip())
+    _declare(element, _declarations(element))
+
+
+def _prune(parent: Element) -> None:
+    """Leave out what draws nothing, and groups that say nothing about what they hold."""
+    kept: list[Element] = []
+    for child in parent:
+        _prune(child)
+        group = child.tag in ("g", "defs")
+        if child.tag in ("metadata", "style") or (group and not len(child)):
+            continue  # the page has a style sheet of its own
+        kept += list(child) if child.tag == "g" and not child.attrib else [child]
+    parent[:] = kept
+
+
+def _entitle(group: Element, texts: list[str]) -> None:
+    """Give each mark in ``group`` its text; unseen ones (the class is the page's) show on hover."""
+    marks = list(group.iter("use")) or list(group.findall("path"))
+    if len(marks) != len(texts):
+        return  # matplotlib left out what lies beyond the canvas
+    for mark, text in zip(marks, texts, strict=True):
+        told = _declarations(mark)
+        if told.get("fill-opacity") == "0":
+            group.attrib = {"class": "hover", "style": f"fill:{told['fill']}"}
+            _declare(mark, {})
+        ElementTree.SubElement(mark, "title").text = text
+
+
+def _declarations(element: Element) -> dict[str, str]:
+    """The style attribute without the typeface, in the page's colours."""
+    pairs = (part.partition(":") for part in element.attrib.get("style", "").split(";"))
+    told = {key.strip(): value.strip() for key, _, value in pairs if key.strip()}
+    told.pop("font-family", None)
+    return {key: _COLOURS.get(value, value) for key, value in told.items()}
+
+
+def _declare(element: Element, told: dict[str, str]) -> None:
+    element.attrib.pop("style", None)
+    if told:
+        element.attrib["style"] = ";".join(f"{key}:{value}" for key, value in told.items())

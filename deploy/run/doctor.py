@@ -50,17 +50,12 @@ class Findings:
 
 def examine() -> Findings:
     """Look at everything."""
-    return Findings(
-        version=code_version(),
-        python=platform.python_version(),
-        torch=torch.__version__,
-        devices=_devices(),
-        data_sets=[_data_set(name) for name in DATASETS],
-        runtimes=[
-            Check("loopback", True, "works"),
-            *(_runtime(name, group) for name, group in checks().items()),
-        ],
-    )
+    versions = (code_version(), platform.python_version(), torch.__version__)
+    runtimes = [Check("loopback", True, "works")]
+    for name, group in checks().items():
+        bad = "; ".join(f"{check.name}: {check.finding}" for check in group if not check.good)
+        runtimes.append(Check(name, not bad, bad or "works"))
+    return Findings(*versions, _devices(), [_data_set(name) for name in DATASETS], runtimes)
 
 
 def show(found: Findings, console: Console) -> None:
@@ -131,11 +126,6 @@ def _version(package: str) -> str | None:
 def _devices() -> list[str]:
     gpus = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
     return ["cpu", *(f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in gpus)]
-
-
-def _runtime(name: str, group: list[Check]) -> Check:
-    bad = [f"{check.name}: {check.finding}" for check in group if not check.good]
-    return Check(name, not bad, "; ".join(bad) or "works")
 
 
 def _data_set(name: str) -> Check:

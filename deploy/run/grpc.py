@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import final
 
 from common.section import Value
-from deploy.flower import superlink, supernode, warm
-from deploy.flower.arguments import check_app, config_arguments
-from deploy.flower.control import Control
+from deploy.flower import supernode, warm
+from deploy.flower.bundle import check_app, config_arguments
+from deploy.flower.control import Control, start_superlink
 from deploy.flower.processes import Processes, environment
 from deploy.machines.certificates import Certificates
 from server_app.talk.seal import TRUST
@@ -40,13 +40,12 @@ class Federation:
 
 @contextmanager
 def start_federation(
-    *,
     app: Path,
     clients: int,
     work: Path,
     env: Mapping[str, str] | None = None,
     warm_start: bool | None = False,
-    certificates: Path | None = None,
+    certificates: Certificates | None = None,
 ) -> Iterator[Federation]:
     """A context in which a SuperLink and ``clients`` SuperNodes run and are connected.
 
@@ -56,22 +55,19 @@ def start_federation(
 
     ``work``: gets ``logs/*.log`` and Flower's own files; ``env``: added to the environment of all
     processes, so also of ServerApp and ClientApp; ``warm_start``: see ``deploy/flower/warm.py``,
-    None: where that works; ``certificates``: the folder that ``fedmosaic certs`` made: TLS, every
-    node shows its key, and messages are sealed. None: plaintext.
+    None: where that works; ``certificates``: absolute, with a key for each client: TLS, every node
+    shows its key, and messages are sealed. None: plaintext.
 
     Raises ``ValueError``: one of the arguments cannot work; before anything starts.
     ``RuntimeError``: a program is missing, ended by itself or did not come up in time.
     """
-    if clients < 1:
-        raise ValueError(f"clients={clients}: at least 1 is needed")
     if warm_start and sys.platform != "linux":
         raise ValueError(f"warm_start on {sys.platform}: forking is safe enough on Linux only")
     warm_start = warm.possible() if warm_start is None else warm_start
-    keys = None if certificates is None else _complete(certificates, clients)
-    configs = [node_config(k, clients, {}, keys) for k in range(clients)]
+    configs = [node_config(k, clients, {}, certificates) for k in range(clients)]
     app, work, own = check_app(app, {}), work.expanduser().resolve(), dict(env or {})
-    if keys is not None:
-        own[TRUST] = str(keys.folder)
+    if certificates is not None:
+        own[TRUST] = str(certificates.folder)
     with ExitStack() as stack:
         processes = stack.enter_context(Processes(work))
         if warm_start:
@@ -79,15 +75,17 @@ def start_federation(
             full = environment(own, work / "home" / "warm")
             warm.start(processes, folder, full)
             own["PATH"] = os.pathsep.join([str(folder), full["PATH"]])
-        control, fleet = superlink.start(processes, work, own, simulation=False, certificates=keys)
+        control, fleet = start_superlink(
+            processes, work, own, simulation=False, certificates=certificates
+        )
         stack.enter_context(control)
         if warm_start:
             processes.wait(lambda: warm.ready(processes, folder), "the warm process", 120.0)
         for k, config in enumerate(configs):
-            if keys is not None:
-                control.register(keys.public(k))
+            if certificates is not None:
+                control.register(certificates.public(k))
             home = work / "home" / f"supernode-{k}"
-            command = supernode_command(fleet, config, keys, k)
+            command = supernode_command(fleet, config, certificates, k)
             processes.start(f"supernode-{k}", command, environment(own, home))
         many = f"{clients} SuperNodes"
         processes.wait(lambda: control.online() >= clients, many, 60.0 + 5.0 * clients)
@@ -123,15 +121,3 @@ def supernode_command(
     # any free port will do where only the SuperNode's own children need to know it
     inner = ["--clientappio-api-address", "127.0.0.1:0", "--node-config", node_config]
     return supernode.command([*trust, "--superlink", fleet, *inner])
-
-
-def _complete(folder: Path, clients: int) -> Certificates:
-    files = Certificates(folder.expanduser().resolve())
-    needed = [files.ca, files.server, files.server_key, files.app, files.app_key]
-    needed += [path for k in range(clients) for path in (files.key(k), files.public(k))]
-    for path in needed:
-        if not path.exists():
-            raise ValueError(
-                f"{path} is missing; make it with: fedmosaic certs {folder} --clients {clients}"
-            )
-    return files

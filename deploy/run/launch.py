@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import threading
@@ -20,9 +19,10 @@ from common.errors import LOG, logged_to
 from common.extras import missing
 from common.journal import follow
 from deploy.flower.bundle import told
+from deploy.machines.submit import address
 from deploy.run import ahead, beside
 from deploy.run.preflight import fresh, preflight, resumed
-from deploy.run.progress import Progress
+from deploy.run.progress import Progress, summary_since
 from deploy.run.settings import app_folder
 from server_app.keep import checkpoint
 from server_app.keep.lock import held
@@ -38,7 +38,6 @@ GONE = 5.0  #: seconds without a sign of a ServerApp after which it counts as ki
 def launch(
     flat: Mapping[str, Value],
     folder: Path,
-    *,
     workers: int | None,
     console: Console,
     warm_start: bool | None = None,
@@ -58,7 +57,9 @@ def launch(
     if flat["runtime"] == "loopback" and workers != 0:
         ahead.begin()
     if ray_address:
-        _check_cluster(ray_address, str(flat["runtime"]))
+        if flat["runtime"] != "ray":
+            raise ValueError(f"--ray-address is for --runtime ray, not {flat['runtime']}")
+        address(ray_address, "--ray-address")
     own = beside.carried(flat)
     sent = {**flat, "plugins": str(folder / beside.COPIES)} if own else flat
     config, runtime = preflight(sent), flat["runtime"]
@@ -87,10 +88,8 @@ def launch(
             _loopback(flat, config, workers, learnt)
         elif ray_address:
             _cluster(flat, config, folder, ray_address)
-        elif runtime == "ray":
-            failure = _ray(flat, config, folder, started)
         else:
-            failure = _grpc(flat, config, folder, started, warm_start)
+            failure = _flower(flat, config, folder, started, warm_start)
         summary = summary_since(folder, started)
         if summary is None:  # otherwise the ServerApp's own word is the better reason
             where = logs if logs.exists() else folder
@@ -144,14 +143,6 @@ def _loopback(
     _serve(flat, grid)
 
 
-def _check_cluster(address: str, runtime: str) -> None:
-    from deploy.machines.submit import address as checked
-
-    if runtime != "ray":
-        raise ValueError(f"--ray-address is for --runtime ray, not {runtime}")
-    checked(address, "--ray-address")
-
-
 def _cluster(flat: Mapping[str, Value], config: Config, folder: Path, address: str) -> None:
     from deploy.run.cluster import Cluster
 
@@ -178,53 +169,32 @@ def _serve(flat: Mapping[str, Value], nodes: Nodes) -> None:
         log.setLevel(level)
 
 
-def _ray(flat: Mapping[str, Value], config: Config, folder: Path, started: float) -> str:
-    """Run in Ray; why it failed, if it did."""
-    from deploy.run.ray import run_simulation
-
-    with _run_log(folder) as log:
-        status = run_simulation(
-            app=app_folder(),
-            clients=config.run.clients,
-            run_config=flat,
-            work=folder / "flower",
-            env=_environment(config),
-            on_log=log,
-            watch=lambda: _finished(folder, started),
-        )
-    return status.failure
-
-
-def _grpc(
+def _flower(
     flat: Mapping[str, Value], config: Config, folder: Path, started: float, warm_start: bool | None
 ) -> str:
-    """Run over gRPC; why it failed, if it did."""
+    """Run with Flower's own programs, in Ray or over gRPC; why it failed, if it did.
+
+    What the ServerApp prints is kept in ``flower/logs/run.log``.
+    """
     from deploy.run.grpc import start_federation
+    from deploy.run.ray import run_simulation
 
-    with start_federation(
-        app=app_folder(),
-        clients=config.run.clients,
-        work=folder / "flower",
-        env=_environment(config),
-        warm_start=warm_start,
-    ) as federation:
-        run_id = federation.submit(flat)
-        with _run_log(folder) as log:
-            return federation.control.follow(run_id, log, _finished(folder, started)).failure
-
-
-@contextmanager
-def _run_log(folder: Path) -> Iterator[Callable[[str], None]]:
-    """What the ServerApp prints, kept in ``flower/logs/run.log``."""
-    path = folder / "flower" / "logs" / "run.log"
+    app, clients, work = app_folder(), config.run.clients, folder / "flower"
+    env = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(config.run.threads))
+    path = work / "logs" / "run.log"
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a", encoding="utf-8") as file:
-        yield lambda line: print(line.rstrip("\n"), file=file, flush=True)
 
+        def log(line: str) -> None:
+            print(line.rstrip("\n"), file=file, flush=True)
 
-def _environment(config: Config) -> dict[str, str]:
-    threads = str(config.run.threads)
-    return {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+        def watch() -> Callable[[], bool]:
+            return _finished(folder, started)
+
+        if flat["runtime"] == "ray":
+            return run_simulation(app, clients, flat, work, env, log, watch).failure
+        with start_federation(app, clients, work, env, warm_start) as federation:
+            return federation.control.follow(federation.submit(flat), log, watch()).failure
 
 
 def _finished(folder: Path, started: float) -> Callable[[], bool]:
@@ -262,15 +232,6 @@ def _told_how_to_go_on(folder: Path, started: float) -> Iterator[None]:
         if new and LOG not in line and "the logs in" not in line:
             line += f"; tracebacks: {new[0]}"
         raise type(error)(line + newline + more) from error
-
-
-def summary_since(folder: Path, started: float) -> dict[str, object] | None:
-    """The summary, if this run wrote it."""
-    path = folder / "summary.json"
-    if not path.exists() or path.stat().st_mtime < started - 0.01:
-        return None
-    summary: dict[str, object] = json.loads(path.read_text(encoding="utf-8"))
-    return summary
 
 
 def default_workers() -> int:

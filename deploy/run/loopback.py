@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from itertools import groupby
+from itertools import count, groupby
 from multiprocessing import connection
 from types import ModuleType
 from typing import Self, final
@@ -64,7 +64,7 @@ class Nodes(Grid, ABC):
             k + 1: {"partition-id": k, "num-partitions": clients, **(node_configs or {}).get(k, {})}
             for k in range(clients)
         }
-        self._sent = 0
+        self._numbers = count(1)
         self._answers: dict[str, tuple[Future[list[bytes]], int]] = {}  # which of these
         self._questions: dict[str, bytes] = {}  # without what they hold
         self._done: set[str] = set()
@@ -113,15 +113,11 @@ class Nodes(Grid, ABC):
 
     def _push(self, group: list[Message]) -> list[str]:
         """Send messages that hold the same; their names."""
-        letters: list[Letter] = []
-        names: list[str] = []
-        for message in group:
-            self._sent += 1
-            name = str(self._sent)
-            self._questions[name] = head(message, RUN_ID, name)
-            node = message.metadata.dst_node_id
-            letters.append((self._questions[name], node, self._nodes[node]))
-            names.append(name)
+        names = [str(next(self._numbers)) for _ in group]
+        heads = [head(message, RUN_ID, name) for message, name in zip(group, names, strict=True)]
+        self._questions |= zip(names, heads, strict=True)
+        nodes = [message.metadata.dst_node_id for message in group]
+        letters = [(text, node, self._nodes[node]) for text, node in zip(heads, nodes, strict=True)]
         answer = self._submit((self._content(group[0]), letters))
         self._answers |= {name: (answer, at) for at, name in enumerate(names)}
         answer.add_done_callback(lambda _: self._done.update(names))

@@ -1,4 +1,4 @@
-"""A run watched while it goes on: a live line on a terminal, plain lines in a log.
+"""A run watched while it goes on, on a terminal or in a log, and what is shown of it at its end.
 
 The journal is the only source: ``common.journal.follow`` tails the file that the server writes,
 wherever the server runs, and hands each entry to ``Progress``. Reasons of failure come from clients
@@ -7,8 +7,10 @@ and are cleaned before they reach a terminal.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from time import monotonic
 from typing import final
 
@@ -19,11 +21,14 @@ from rich.spinner import Spinner
 from rich.table import Table as Lines
 from rich.text import Text
 
+from common.extras import missing
 from common.journal import Entry
-from deploy.report.many import of_clients
-from deploy.report.read import Run
+from common.section import Value
+from deploy.report.read import Run, of_clients, read
 from deploy.report.table import terminal
 from deploy.report.text import NONE, clean, duration, percent, size
+from server_app.keep.summary import place
+from server_app.track import sink
 
 FEW = 20  #: failures that are told, of a round and of a run
 
@@ -211,3 +216,69 @@ def show_summary(run: Run, console: Console) -> None:
     for name, text in lines:
         result.add_row(Text(name, style="yellow" if name == "failure" else "dim"), Text(text))
     console.print(result)
+
+
+def summary_since(folder: Path, started: float) -> dict[str, object] | None:
+    """The summary, if this run wrote it."""
+    path = folder / "summary.json"
+    if not path.exists() or path.stat().st_mtime < started - 0.01:
+        return None
+    summary: dict[str, object] = json.loads(path.read_text(encoding="utf-8"))
+    return summary
+
+
+def show(folder: Path, console: Console) -> dict[str, object]:
+    """Print the run's clients and result, and write its report if what draws it is installed.
+
+    The same as data: ``folder``, ``report`` (None: not written) and what ``summary.json`` holds.
+    """
+    show_summary(read(folder), console)
+    page: Path | None = folder / "report.html"
+    try:
+        report([folder], folder / "report.html", console)
+    except ModuleNotFoundError as error:
+        say(console, f"no report: {missing(error)}")
+        page = None
+    return {"folder": folder, "report": page, **(summary_since(folder, 0.0) or {})}
+
+
+def report(folders: list[Path], page: Path, console: Console) -> None:
+    """Write a page and say where; of a single run, its trackers get it too.
+
+    Raises ``ValueError`` for what is no run's folder, ``ModuleNotFoundError`` without the extra
+    ``report``.
+    """
+    from deploy.report.pages import write_report
+
+    write_report(folders, page)
+    if len(folders) == 1:
+        for line in _added(folders[0], page.resolve()):
+            say(console, clean(line, 400), "yellow")
+    say(console, f"report: {page.resolve()}")
+
+
+def _added(folder: Path, page: Path) -> list[str]:
+    """Hand the page to the run's trackers; a line for each that failed, then or earlier."""
+    track = str(read(folder).config.get("track", ""))
+    try:
+        sink.add_file(folder, track, page)
+    except ValueError as error:  # the server's machine has the tracker, this one has not
+        return [f"the report is not added: {error}"]
+    return sink.failures(folder, track)
+
+
+def show_if_here(flat: Mapping[str, Value], started: float, console: Console) -> dict[str, object]:
+    """The same for a run whose server may have been another machine: one line if it was.
+
+    ``flat``: its run config; ``started``: seconds since the epoch, before it began.
+    """
+    out, experiment = str(flat["out"]), str(flat["experiment"])
+    folder, why = place(out, experiment), "on the server's machine"
+    try:
+        if summary_since(folder, started) is not None:
+            return show(folder, console)
+    except OSError as error:
+        why = f"but {error.filename or folder} cannot be used here: {error.strerror}"
+    where = out or f"~/{folder.relative_to(Path.home())}"
+    say(console, f"the results are in {where}, {why}; there: fedmosaic report {where}")
+    return {"folder": where}

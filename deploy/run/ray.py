@@ -7,7 +7,6 @@ modules the actors then import. So this drives ``flwr run`` against a private ``
 directory, because Ray's actors import from the directory of the SuperLink before the bundle.
 """
 
-import importlib.util
 import re
 import shutil
 import tempfile
@@ -15,11 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from common.extras import missing
 from common.section import Value
-from deploy.flower import superlink
-from deploy.flower.arguments import check_app
-from deploy.flower.control import RunStatus
+from deploy.flower.bundle import check_app
+from deploy.flower.control import RunStatus, start_superlink
 from deploy.flower.processes import Processes
 from server_app.stopped import Stopped
 
@@ -38,7 +35,6 @@ ATTEMPTS = 3  #: the first, and one more after each late start
 
 
 def run_simulation(
-    *,
     app: Path,
     clients: int,
     run_config: Mapping[str, Value],
@@ -54,15 +50,11 @@ def run_simulation(
     the run prints; ``watch``: makes a ``finished`` for ``Control.follow``, anew for each attempt to
     start Ray.
 
-    Raises ``ValueError``: an argument cannot work. ``RuntimeError``: Ray is not installed, Flower
-    refused the run, or a process ended by itself. ``Stopped``: ``finished`` found that the
-    ServerApp is gone, and not because Ray started late.
+    Raises ``ValueError``: an argument cannot work. ``RuntimeError``: Flower refused the run, or a
+    process ended by itself. ``Stopped``: ``finished`` found that the ServerApp is gone, and not
+    because Ray started late.
     """
-    if clients < 1:
-        raise ValueError(f"clients={clients}: at least 1 is needed")
     check_app(app, run_config)
-    if importlib.util.find_spec("ray") is None:
-        raise RuntimeError(missing(ModuleNotFoundError(name="ray")))
     settings: dict[str, Value] = {"client-resources-num-cpus": 1, "num-supernodes": clients}
     work = work.expanduser().resolve()
     for attempt in range(1, ATTEMPTS + 1):
@@ -75,7 +67,7 @@ def run_simulation(
         # Ray's sockets need a short path; leaving the outer context removes what Ray wrote there
         with tempfile.TemporaryDirectory(prefix="ray-") as short, Processes(work) as processes:
             ray_env = {**RAY, "RAY_TMPDIR": short, **(env or {})}
-            control, _ = superlink.start(processes, work, ray_env, simulation=True)
+            control, _ = start_superlink(processes, work, ray_env, simulation=True)
             try:
                 with control:
                     run_id = control.submit(app, run_config, settings)

@@ -10,11 +10,15 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, TypeVar, final, get_args
 
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from common.errors import refusal
 from common.files import write_atomically
 from common.parse import defaults, kind_of, tables
-from common.plugins import table_of
+from common.plugins import nearest, table_of
 from common.section import Value, kebab
 from deploy.run import beside
 from server_app.keep.places import to_absolute
@@ -22,6 +26,7 @@ from server_app.keep.places import to_absolute
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 DEFAULT = EXPERIMENTS / "default.toml"
 RUNTIMES = ("loopback", "ray", "grpc")
+M = TypeVar("M", bound=BaseModel)
 
 
 def app_folder() -> Path:
@@ -144,7 +149,7 @@ def find(experiment: Path) -> Path:
 def load(experiment: Path) -> dict[str, Value]:
     """An experiment file's own keys, flat."""
     path = find(experiment)
-    table = _read(path)
+    table = read_toml(path)
     if "row" in table:
         raise ValueError(f"{path} is a table; run it with: fedmosaic table {experiment}")
     return flatten(table)
@@ -214,13 +219,49 @@ def flatten(table: Mapping[str, object], prefix: str = "") -> dict[str, Value]:
     return flat
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return what a TOML file holds. Raises ``ValueError``, one line, if it is none."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path} is not valid TOML: {error}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
+
+
+def checked(kind: type[M], content: Mapping[str, object], path: Path) -> M:
+    """``content`` as a ``kind``.
+
+    Raises ``ValueError``, one line: the file, the key, its value, and what is allowed there.
+    """
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        found = error.errors()
+        # a misspelt key is unknown, and often missing too
+        first = next((each for each in found if each["type"] == "extra_forbidden"), found[0])
+        raise ValueError(f"{path}: {_explain(kind, first)}") from error
+
+
+def _explain(kind: type[BaseModel], error: ErrorDetails) -> str:
+    *outer, last = error["loc"] or ("",)
+    where = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        known = _keys(_inner(kind, outer))
+        return f"key {where!r} is unknown{nearest(str(last), known)}; allowed: {', '.join(known)}"
+    return refusal(error, where)
+
+
+def _keys(kind: type[BaseModel]) -> list[str]:
+    return [field.alias or name for name, field in kind.model_fields.items()]
+
+
+def _inner(kind: type[BaseModel], place: list[str | int]) -> type[BaseModel]:
+    """The model at ``place``, a path of keys and numbers, of which each key is a list of models."""
+    for key in place:
+        if isinstance(key, str):
+            (kind,) = get_args(kind.model_fields[key].annotation)
+    return kind
 
 
 APP_CONFIG = "tool.flwr.app.config"

@@ -32,8 +32,7 @@ from common.protocol import Up
 from common.records import Records, tensors
 from common.section import Value
 from common.task import Task
-from deploy.report.groups import grouped
-from deploy.report.interval import mean_with_interval
+from deploy.report.groups import grouped, mean_with_interval
 from deploy.report.read import read
 from deploy.report.style import frame, frames, save, series, style
 from deploy.report.table import Table, markdown
@@ -81,7 +80,7 @@ class Analysis:
 
 
 def analyse(
-    folders: list[Path], to: Path, *, clients: int, images: int, label: int, workers: int
+    folders: list[Path], to: Path, clients: int, images: int, label: int, workers: int
 ) -> tuple[list[Path], Table, dict[str, object]]:
     """Analyse each run; the files written under ``to``, the numbers as a table, and all by run.
 
@@ -122,14 +121,9 @@ def _one(further: Further, images: int, label: int) -> tuple[Analysis, dict[str,
     matrices = similarity([net for _, net in owned], data.x_test[:images], task)
     drawn = class_map(_three(owned), label, data, task, CLASS_IMAGES)
     names = [f"{client.k} {client.model}" for client, _ in owned]
-    result = Analysis(
-        method=task.config.run.method,
-        clients=names,
-        cka={stage: mean_pair(matrix) for stage, matrix in matrices.items()},
-        cka_pairs={stage: matrix.tolist() for stage, matrix in matrices.items()},
-        tsne=drawn,
-        overheads=overheads(further),
-    )
+    means = {stage: mean_pair(matrix) for stage, matrix in matrices.items()}
+    pairs = {stage: matrix.tolist() for stage, matrix in matrices.items()}
+    result = Analysis(task.config.run.method, names, means, pairs, drawn, overheads(further))
     pictures = {"cka": heat_maps(matrices, names)}
     return result, pictures if drawn is None else {**pictures, "tsne": plane(drawn)}
 

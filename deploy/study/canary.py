@@ -15,6 +15,7 @@ made on several machines keeps canaries of each.
 import hashlib
 import json
 import platform
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +25,6 @@ from typing import final
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from common.config import Value
 from common.files import write_atomically
 from deploy.study import paper_table
 from deploy.study.paper_table import CellRun, TableFile, cells
@@ -102,19 +102,10 @@ def first_cells(file: TableFile, of: Sequence[CellRun] = ()) -> Iterator[CellRun
 
 def short(flat: Flat, rounds: int = ROUNDS) -> Flat:
     """The same run cut to ``rounds``, single epochs, and few steps on the server."""
-    cut = {key: _cut(key, value) for key, value in flat.items()}
+    most = {"epochs": 1, "batches": 2, "iterations": 2, "steps": 2}  # by the key's last word
+    words = {key: re.split("[.-]", key)[-1] for key, value in flat.items() if type(value) is int}
+    cut = {key: min(int(flat[key]), most[word]) for key, word in words.items() if word in most}
     return {**flat, **cut, "rounds": min(rounds, int(flat["rounds"]))}
-
-
-def _cut(key: str, value: Value) -> Value:
-    last = key.rpartition(".")[2]
-    if isinstance(value, bool) or not isinstance(value, int):
-        return value
-    if last == "epochs" or last.endswith("-epochs"):
-        return min(value, 1)
-    if last in ("batches", "iterations", "steps") or last.endswith("-steps"):
-        return min(value, 2)
-    return value
 
 
 def run(

@@ -2,25 +2,133 @@
 
 ``deploy/experiments/claims/`` has a file for each paper: one ``[[claim]]`` for each sentence of its
 abstract and conclusion that a measurement can decide. A claim names the recorded tables that decide
-it, and what is compared there; the verdict follows by rule (``deploy/study/decide.py``) and cannot
-be written down by hand.
+it, and what is compared there; the verdict follows by rule (``decide``), not by hand.
+
+A claim is a region of the real line: "a above b" is everything above 0, "comparable" is what lies
+within a margin, "by 150 %" is a stated range. Seed by seed two rows give one number each. The claim
+holds if the 95 % interval of their mean (Student's t) lies inside the region, it does not hold if
+the interval lies outside, and else it is undecided. The first five seeds decide. Only if they do
+not, and there are ten, the first ten do.
 """
 
 import math
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Literal, Self, final
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from scipy.special import stdtr
 
-from deploy.run.settings import EXPERIMENTS
-from deploy.study import paper_table, strict_file
-from deploy.study.decide import Decision, Region, Verdict, decide, holm, together
+from deploy.report.groups import LEVEL, half_width
+from deploy.run.settings import EXPERIMENTS, checked, read_toml
+from deploy.study import paper_table
 from deploy.study.paper_table import Comparison, TableFile
 
+SEEDS, EXTENDED = 5, 10
 CLAIMS, RESULTS = EXPERIMENTS / "claims", EXPERIMENTS / "results"
 STRICT = ConfigDict(extra="forbid", frozen=True)
+
+
+class Verdict(StrEnum):
+    """What the recorded runs say about a claim."""
+
+    HOLDS = "holds here"
+    OPPOSITE = "does not hold here"
+    UNDECIDED = "undecided"
+    OUT_OF_REACH = "out of reach"
+
+
+@final
+@dataclass(frozen=True)
+class Region:
+    """Open: ``low`` < x < ``high``; either may be infinite."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not self.low < self.high:
+            raise ValueError(f"the range [{self.low:g}, {self.high:g}] is empty")
+
+
+@final
+@dataclass(frozen=True)
+class Decision:
+    """``mean`` ± ``interval`` over ``seeds`` paired numbers; None where there are fewer than two.
+
+    ``p``: the smallest α at which the 1 − α interval gives a verdict, so that p < 0.05 is the
+    verdict at 95 %; None with fewer than five seeds, which decide nothing.
+    """
+
+    seeds: int
+    mean: float | None
+    interval: float | None
+    p: float | None
+    verdict: Verdict
+
+
+def decide(numbers: Sequence[float], region: Region) -> Decision:
+    """The verdict of one number for each seed, in the order of the seeds.
+
+    Raises ``ValueError`` for a number that is not finite.
+    """
+    if not all(map(math.isfinite, numbers)):
+        raise ValueError("a seed's number is not finite: a target that it never reached?")
+    first = _decided(numbers[:SEEDS], region)
+    if first.verdict is Verdict.UNDECIDED and len(numbers) >= EXTENDED:
+        return _decided(numbers[:EXTENDED], region)
+    return first
+
+
+def _decided(numbers: Sequence[float], region: Region) -> Decision:
+    n, half = len(numbers), half_width(numbers)
+    mean = statistics.fmean(numbers) if numbers else None
+    if mean is None or half is None or n < SEEDS:
+        return Decision(n, mean, half, None, Verdict.UNDECIDED)
+    error = statistics.stdev(numbers) / math.sqrt(n)
+    inside = region.low < mean < region.high
+    if inside:  # both ends of the region must be outside the interval
+        p = max(_level(mean - region.low, error, n), _level(region.high - mean, error, n))
+    else:
+        p = _level(max(region.low - mean, mean - region.high), error, n)
+    decided = Verdict.HOLDS if inside else Verdict.OPPOSITE
+    return Decision(n, mean, half, p, decided if p < 1 - LEVEL else Verdict.UNDECIDED)
+
+
+def _level(distance: float, error: float, n: int) -> float:
+    """The α at which an interval of n numbers just reaches so far from its middle."""
+    if distance <= 0:
+        return 1.0
+    if error == 0 or math.isinf(distance):
+        return 0.0
+    return float(2 * stdtr(n - 1, -distance / error))
+
+
+def holm(levels: Sequence[float | None], alpha: float = 1 - LEVEL) -> list[bool]:
+    """Which of the tests are still decided where all of them are right together at 1 − ``alpha``.
+
+    ``levels``: each test's p; None counts as a test that was not made. Holm, A simple sequentially
+    rejective multiple test procedure, 1979.
+    """
+    made = sorted((p, i) for i, p in enumerate(levels) if p is not None)
+    kept = [False] * len(levels)
+    for rank, (p, i) in enumerate(made):
+        if p >= alpha / (len(made) - rank):
+            break
+        kept[i] = True
+    return kept
+
+
+def together(verdicts: Sequence[Verdict]) -> Verdict:
+    """The verdict of a sentence that claims all of several things."""
+    if not verdicts:
+        return Verdict.UNDECIDED
+    if Verdict.OPPOSITE in verdicts:
+        return Verdict.OPPOSITE
+    return Verdict.HOLDS if set(verdicts) == {Verdict.HOLDS} else Verdict.UNDECIDED
 
 
 @final
@@ -129,7 +237,7 @@ def read(folder: Path = CLAIMS) -> list[Paper]:
     """The files of claims. Raises ``ValueError``, one line, for one that is none."""
     papers = []
     for path in sorted(folder.glob("*.toml")):
-        papers.append(strict_file.check(Paper, strict_file.load(path), path))
+        papers.append(checked(Paper, read_toml(path), path))
     names = [claim.name for paper in papers for claim in paper.claim]
     for name in names:
         if names.count(name) > 1:
@@ -186,12 +294,9 @@ def judge(papers: list[Paper], records: Records, stale: Mapping[str, str]) -> li
     for paper, claim, tests in tested:
         final_tests = tuple(replace(t, kept=next(kept)) for t in tests)
         verdict = together([t.decision.verdict for t in tests])
-        if claim.needs:
-            verdict = Verdict.OUT_OF_REACH
-        old = tuple(
-            dict.fromkeys(f"{t.table}: {stale[t.table]}" for t in tests if t.table in stale)
-        )
-        found.append(Judged(paper.paper, claim, verdict, final_tests, old))
+        verdict = Verdict.OUT_OF_REACH if claim.needs else verdict
+        old = dict.fromkeys(f"{t.table}: {stale[t.table]}" for t in tests if t.table in stale)
+        found.append(Judged(paper.paper, claim, verdict, final_tests, tuple(old)))
     return found
 
 

@@ -5,6 +5,7 @@ import math
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -14,10 +15,9 @@ from common.files import write_atomically
 from deploy.report import table as rendering
 from deploy.report.layout import Card, Page, Section, render
 from deploy.report.style import INK, MUTED, frame, series, style
-from deploy.report.table import Cell, Table
+from deploy.report.table import Table
 from deploy.report.text import NONE, clean
-from deploy.study.claims import Claim, Judged, Tested
-from deploy.study.decide import SEEDS, Verdict
+from deploy.study.claims import SEEDS, Claim, Judged, Tested, Verdict
 
 BEGIN, END = "<!-- claims: begin -->", "<!-- claims: end -->"
 COLOURS = {Verdict.HOLDS: 2, Verdict.OPPOSITE: 1, Verdict.UNDECIDED: 7}
@@ -34,44 +34,29 @@ LEAD = (
 
 def summary(judged: Sequence[Judged]) -> Table:
     """A line for each claim."""
-    rows: list[list[str | Cell]] = [
-        [
-            one.paper,
-            clean(one.claim.section, 200),
-            clean(one.claim.says, 400),
-            clean(one.claim.number, 200) or NONE,
-            _verdict(one),
-            _basis(one),
-        ]
-        for one in judged
-    ]
-    header = ["paper", "section", "claim", "the paper's number", "verdict", "by"]
-    return Table(header, rows, align="llllll")
+    rows = []
+    for one in judged:
+        claim = one.claim
+        said = (clean(claim.section, 200), clean(claim.says, 400), clean(claim.number, 200) or NONE)
+        rows.append((one.paper, *said, _verdict(one), _basis(one)))
+    header = ("paper", "section", "claim", "the paper's number", "verdict", "by")
+    return Table(header, rows, "l")
 
 
 def short(judged: Sequence[Judged]) -> Table:
     """What a terminal has room for."""
-    rows: list[list[str | Cell]] = [[one.claim.name, _verdict(one), _basis(one)] for one in judged]
-    return Table(["claim", "verdict", "by"], rows, align="lll")
+    rows = [(one.claim.name, _verdict(one), _basis(one)) for one in judged]
+    return Table(("claim", "verdict", "by"), rows, "l")
 
 
 def tests(judged: Sequence[Judged]) -> Table:
     """A line for each comparison behind the claims."""
-    rows: list[list[str | Cell]] = []
-    for one in judged:
-        for test in one.tests:
-            rows.append(
-                [
-                    one.claim.name,
-                    clean(f"{test.above} against {test.below}, {test.column}", 200),
-                    interval(test),
-                    str(test.decision.seeds),
-                    str(test.decision.verdict),
-                    _holm(test),
-                    test.table,
-                ]
-            )
-    header = ["claim", "comparison", "difference", "seeds", "verdict", "after Holm", "table"]
+    rows = []
+    for one, test in [(each, test) for each in judged for test in each.tests]:
+        what = clean(f"{test.above} against {test.below}, {test.column}", 200)
+        found = (interval(test), str(test.decision.seeds), str(test.decision.verdict))
+        rows.append((one.claim.name, what, *found, _holm(test), test.table))
+    header = ("claim", "comparison", "difference", "seeds", "verdict", "after Holm", "table")
     notes = [
         "Difference: the mean over seeds ± half of its 95 % interval (Student's t), positive "
         "where it is as the claim says; in percent more for claims of size.",
@@ -83,7 +68,7 @@ def tests(judged: Sequence[Judged]) -> Table:
 
 def interval(test: Tested) -> str:
     """``1.2 ± 0.4``, or what there is of it."""
-    mean, half = test.decision.mean, test.decision.half
+    mean, half = test.decision.mean, test.decision.interval
     if mean is None:
         return NONE
     return f"{mean:.1f}" if half is None else f"{mean:.1f} ± {half:.1f}"
@@ -154,7 +139,7 @@ def _mark(axes: Axes, y: float, test: Tested, claim: Claim) -> None:
         axes.plot([region.low, region.high], [y, y], color=series(5), linewidth=6, alpha=0.35)
     if found.mean is not None:
         colour = series(COLOURS[found.verdict])
-        axes.errorbar(found.mean, y, xerr=found.half, fmt="o", color=colour, markersize=4)
+        axes.errorbar(found.mean, y, xerr=found.interval, fmt="o", color=colour, markersize=4)
 
 
 def page(judged: Sequence[Judged]) -> str:
@@ -200,24 +185,16 @@ def told(judged: Sequence[Judged]) -> list[dict[str, object]]:
             "verdict": str(one.verdict),
             "stale": list(one.stale),
             "needs": one.claim.needs,
-            "tests": [
-                {
-                    "table": test.table,
-                    "above": test.above,
-                    "below": test.below,
-                    "column": test.column,
-                    "seeds": test.decision.seeds,
-                    "mean": test.decision.mean,
-                    "interval": test.decision.half,
-                    "p": test.decision.p,
-                    "verdict": str(test.decision.verdict),
-                    "after_holm": test.kept,
-                }
-                for test in one.tests
-            ],
+            "tests": [_test(test) for test in one.tests],
         }
         for one in judged
     ]
+
+
+def _test(test: Tested) -> dict[str, object]:
+    told = asdict(test)
+    decision, kept = told.pop("decision"), told.pop("kept")
+    return {**told, **decision, "after_holm": kept}
 
 
 def write(judged: Sequence[Judged], folder: Path) -> list[Path]:

@@ -24,14 +24,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from common.files import write_atomically
 from common.parse import defaults
 from deploy.report import table as rendering
-from deploy.report.interval import half_width, mean_with_interval
-from deploy.report.table import Cell, Table
-from deploy.report.table_picture import png
+from deploy.report.groups import half_width, mean_with_interval
+from deploy.report.table import Cell, Table, png
 from deploy.report.text import NONE, clean
 from deploy.run.beside import look_in
 from deploy.run.preflight import counted
-from deploy.run.settings import find, flatten, numbers
-from deploy.study import records, strict_file
+from deploy.run.settings import checked, find, flatten, numbers, read_toml
+from deploy.study import records
 from deploy.study.records import Flat, Recorded
 
 
@@ -233,10 +232,10 @@ GOAL = "rounds_to_target.target"
 def read(path: Path) -> TableFile:
     """A table file. Raises ``ValueError``, one line, if it is not one."""
     path = find(path)
-    content = strict_file.load(path)
+    content = read_toml(path)
     if "row" not in content:
         raise ValueError(f"{path} has no [[row]], so it is no table: fedmosaic run takes it")
-    file = strict_file.check(TableFile, content, path)
+    file = checked(TableFile, content, path)
     for line in (*file.row, *file.column):
         look_in(path.parent, flatten(file.base) | flatten(line.set))
     return file
@@ -274,6 +273,42 @@ def cells(file: TableFile) -> Iterator[CellRun]:
                 raise ValueError(f"{line.name!r}: {key} = {name!r} is no row")
         for seed in row.seeds or file.seeds:
             yield CellRun(row.name, column.name, seed, measure, {**flat, "seed": seed}, column)
+
+
+def part(
+    file: TableFile, rows: Sequence[str], columns: Sequence[str], seeds: Sequence[int]
+) -> list[CellRun]:
+    """The table's cells in these rows and columns with these seeds; of each kind none named: all.
+
+    Raises ``ValueError`` for what the table does not have.
+    """
+    every = list(cells(file))
+    _check("--row", rows, [row.name for row in file.row])
+    _check("--column", columns, [column.name for column in file.column])
+    _check("--seed", seeds, sorted({cell.seed for cell in every}))
+    kept = [
+        cell
+        for cell in every
+        if cell.row in (rows or [cell.row])
+        and cell.column in (columns or [cell.column])
+        and cell.seed in (seeds or [cell.seed])
+    ]
+    if not kept:
+        raise ValueError(f"{' '.join(options(rows, columns, seeds))}: there is no such cell")
+    return kept
+
+
+def _check(option: str, named: Sequence[object], there: Sequence[object]) -> None:
+    for one in named:
+        if one not in there:
+            known = ", ".join(repr(it) if "," in str(it) else str(it) for it in there)
+            raise ValueError(f"{option} {one} is not in this table; it has: {known}")
+
+
+def options(rows: Sequence[str], columns: Sequence[str], seeds: Sequence[int]) -> list[str]:
+    """The words of a command line that name these."""
+    named = {"--row": rows, "--column": columns, "--seed": seeds}
+    return [word for option, some in named.items() for one in some for word in (option, str(one))]
 
 
 def run(
@@ -332,21 +367,14 @@ def collect(file: TableFile, folder: Path) -> Comparison:
         if value is not None:
             scale = usual if cell.line.scale is None else cell.line.scale
             found[cell.row, cell.column].append(value * scale)
-    apart = _differences(file, found)
-    return Comparison(
-        title=file.title,
-        rows=tuple(rows),
-        columns=tuple(columns),
-        cells={
-            (row, column): Measured(tuple(values), file.expected.get(row, {}).get(column))
-            for (row, column), values in found.items()
-        },
-        unit=file.unit,
-        format=file.format,
-        better=file.better,
-        better_in={c.name: c.better for c in file.column if c.better != "as the table"},
-        notes=(*apart, *([file.note] if file.note else [])),
-    )
+    measured = {
+        (row, column): Measured(tuple(values), file.expected.get(row, {}).get(column))
+        for (row, column), values in found.items()
+    }
+    better_in = {c.name: c.better for c in file.column if c.better != "as the table"}
+    notes = (*_differences(file, found), *([file.note] if file.note else []))
+    shown = (file.unit, file.format, file.better, better_in, notes)
+    return Comparison(file.title, tuple(rows), tuple(columns), measured, *shown)
 
 
 def _differences(file: TableFile, found: Mapping[tuple[str, str], list[float]]) -> Iterator[str]:

@@ -123,8 +123,12 @@ def imagine(folder: Path, images: int) -> tuple[Averages, Averages, Dataset]:
     The generators are those that the clients of the run in ``folder`` kept, or the server's of
     DAFL. Raises ``ValueError``, one line: no finished run, neither method's, no generator found.
     """
-    run = _opened(folder)
+    run = finished(folder)
     config, dataset = run.config, run.dataset()
+    if config.run.method not in ("fedkf", "dafl"):
+        raise ValueError(
+            f"{folder} is a run of {config.run.method}; only fedkf and dafl train generators"
+        )
     task = run.task(dataset)
     net, generators = run.server_model(task), _generators(run, task)
     generated = Averages(dataset.num_classes, dataset.shape)
@@ -163,21 +167,11 @@ def samples(folder: Path, images: int, out: Path) -> Averages:
 
     Raises ``ValueError`` as ``imagine``, and for a file that cannot be written.
     """
-    _opened(folder)  # its mistakes first
     if not out.resolve().parent.is_dir():
         raise ValueError(f"--out {out}: the folder {out.resolve().parent} does not exist")
     real, generated, dataset = imagine(folder, images)
     averages(real, generated, dataset.classes).savefig(out, format="png", dpi=160)
     return generated
-
-
-def _opened(folder: Path) -> Finished:
-    run = finished(folder)
-    if run.config.run.method not in ("fedkf", "dafl"):
-        raise ValueError(
-            f"{folder} is a run of {run.config.run.method}; only fedkf and dafl train generators"
-        )
-    return run
 
 
 def _generators(run: Finished, task: Task) -> list[Generator]:

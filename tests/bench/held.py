@@ -66,8 +66,7 @@ class Parrot(Loopback):  # type: ignore[misc]
         if group[0].metadata.message_type != "train":
             return super()._push(group)
         (message,) = group
-        self._sent += 1
-        name = str(self._sent)
+        name = str(next(self._numbers))
         self.asked[name] = empty(head(message, RUN_ID, name))
         self.w = self.w or self.kinds[0].unpack(message.content)
         return [name]

@@ -144,7 +144,7 @@ def _sessions(federation: Federation) -> dict[int, str]:
     """Session id to name of every process that the federation started."""
     names = ["superlink", "warm"]
     names += [f"supernode-{k}" for k in range(federation.control.online())]
-    return {federation.processes.pid(name): name for name in names}
+    return {federation.processes.started[name].pid: name for name in names}
 
 
 def _journal(out: Path) -> list[str]:

@@ -23,8 +23,7 @@ from flwr.clientapp.client_app import LoadClientAppError
 from flwr.supernode.runtime import run_clientapp as flower
 
 from deploy.flower import pinned, processes, warm
-from deploy.flower.arguments import stage_app
-from deploy.flower.bundle import built, digest
+from deploy.flower.bundle import built, digest, stage_app
 from deploy.machines import certificates, commands, node
 from deploy.machines.certificates import Certificates, make
 from deploy.run.settings import app_folder, resolve
@@ -374,7 +373,7 @@ def test_a_supernode_finds_the_pinning_program_first(
 
 
 def test_when_nothing_is_warm_the_stand_in_starts_the_pinning_program(tmp_path: Path) -> None:
-    mine = pinned.stand_in(tmp_path / "bin")
+    mine = warm.pinning(tmp_path / "bin")
     with warm.stand_ins({pinned.PROGRAM: mine}) as folder:
         assert str(mine) in (folder / pinned.PROGRAM).read_text()
         assert str(mine) not in (folder / "flower-superexec").read_text()

@@ -35,7 +35,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
             clients=CLIENTS,
             work=work / "federation",
             env={"OMP_NUM_THREADS": "1"},
-            certificates=keys.folder,
+            certificates=keys,
             warm_start=True,
         ) as started,
     ):

@@ -22,8 +22,8 @@ from PIL import Image
 
 from client_app.node import check
 from deploy.flower import control, supernode
+from deploy.flower.control import superlink_command
 from deploy.flower.processes import environment, free_ports
-from deploy.flower.superlink import superlink_command
 from deploy.machines import commands as machines
 from deploy.machines import node, submit
 from deploy.machines.certificates import make, read_public_key

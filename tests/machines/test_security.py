@@ -99,7 +99,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
                     clients=REGISTERED,
                     work=work / "federation",
                     env={"OMP_NUM_THREADS": "1"},
-                    certificates=keys.folder,
+                    certificates=keys,
                     warm_start=True,
                 )
             )
@@ -227,7 +227,7 @@ def test_a_registered_node_that_claims_a_connected_clients_partition_stops_the_c
     status = scene.run({**scene.settings("double", rounds=1), "clients": REGISTERED + 1})
     assert "the answer is not authentic: the SuperLink or a registered node" in status.details
     assert "the signature of its accept is not good" in status.details and not status.completed
-    os.kill(scene.federation.processes.pid("double"), signal.SIGTERM)
+    os.kill(scene.federation.processes.started["double"].pid, signal.SIGTERM)
     scene.await_online(REGISTERED)
 
 
@@ -245,7 +245,7 @@ def test_a_registered_node_does_not_get_the_partition_of_a_client_that_is_offlin
     until("the census", entries)
     scene.node("impostor", scene.command(SPARE, partition=2))
     scene.await_online(REGISTERED + 1)
-    os.kill(federation.processes.pid("supernode-2"), signal.SIGTERM)
+    os.kill(federation.processes.started["supernode-2"].pid, signal.SIGTERM)
 
     def claims() -> list[dict[str, Any]]:
         failures = [failure for entry in entries() for failure in entry["failures"]]

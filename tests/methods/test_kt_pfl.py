@@ -15,7 +15,7 @@ from common.methods.kt_pfl import Options, Up, step
 from common.predictions import spoken
 from deploy.report import sections
 from deploy.report.read import read
-from deploy.report.svg import inline
+from deploy.report.style import inline
 from server_app.method import Ups
 from tests.support import battery, halves
 from tests.support.battery import Changing

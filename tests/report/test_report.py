@@ -12,13 +12,11 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from deploy.report import plots, sections
-from deploy.report.groups import Group, differences, grouped
-from deploy.report.interval import half_width
+from deploy.report.groups import Group, differences, grouped, half_width
 from deploy.report.pages import write_report
 from deploy.report.read import Run, flat, read
-from deploy.report.svg import inline, say
-from deploy.report.table import Cell, Table, csv, html, latex, markdown, terminal
-from deploy.report.table_picture import png
+from deploy.report.style import inline, say
+from deploy.report.table import Cell, Table, csv, html, latex, markdown, png, terminal
 from deploy.report.text import clean, duration, percent, size
 from deploy.study.paper_table import Comparison, Measured
 from tests.support.left import census, entry, finished, leave, said
@@ -350,7 +348,7 @@ def test_points_bars_and_bubbles_say_their_values_on_hover(tmp_path: Path) -> No
     assert bubbles is not None
     assert "<title>client 1, class one: 4</title>" in inline(bubbles, "data", "")
     sent = inline(plots.bytes_by_round(run), "bytes", "")
-    assert "<title>round 2, up: 500 B</title>" in sent
+    assert "<title>round 2, up 500 B</title>" in sent
     assert "<title>round 2, step 0.50 s</title>" in inline(plots.seconds_by_round(run), "time", "")
 
 

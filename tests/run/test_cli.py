@@ -86,8 +86,8 @@ def test_the_experiment_file_is_read_once_and_the_run_config_is_parsed_once(
     plugin: bool, toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", sys.path.copy())
-    read, files = settings._read, list[Path]()
-    monkeypatch.setattr(settings, "_read", lambda path: files.append(path) or read(path))
+    read, files = settings.read_toml, list[Path]()
+    monkeypatch.setattr(settings, "read_toml", lambda path: files.append(path) or read(path))
     parse._parsed.cache_clear()
     name = package(tmp_path, {"factor": ONE_MODULE})
     more = ("-s", f"method={name}:factor") if plugin else ()

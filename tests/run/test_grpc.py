@@ -19,10 +19,9 @@ from flwr.common.config import parse_config_args
 
 from common.section import Value
 from deploy.flower import warm, watchdog
-from deploy.flower.arguments import check_app, config_arguments, run_config_toml, stage_app
-from deploy.flower.control import RunStatus, run_id_from
+from deploy.flower.bundle import check_app, config_arguments, run_config_toml, stage_app
+from deploy.flower.control import RunStatus, run_id_from, superlink_command
 from deploy.flower.processes import Processes, environment, executable, free_ports, tail
-from deploy.flower.superlink import superlink_command
 from deploy.machines.certificates import Certificates
 from deploy.run import doctor
 from deploy.run.grpc import node_config, start_federation, supernode_command
@@ -348,13 +347,10 @@ def test_the_death_of_the_launcher_ends_what_it_started(
 def test_a_federation_refuses_what_cannot_work_before_anything_starts(
     app: Path, tmp_path: Path
 ) -> None:
-    for folder, clients, said in ((app, 0, "clients=0"), (tmp_path, 2, "is not a Flower app")):
-        federation = start_federation(app=folder, clients=clients, work=tmp_path / "work")
-        with pytest.raises(ValueError, match=said), federation:
-            pass
+    federation = start_federation(app=tmp_path, clients=2, work=tmp_path / "work")
+    with pytest.raises(ValueError, match="is not a Flower app"), federation:
+        pass
     assert not (tmp_path / "work").exists()
-    with pytest.raises(ValueError, match="clients=0"):
-        run_simulation(app=app, clients=0, run_config={}, work=tmp_path)
     with pytest.raises(ValueError, match="unknown run config key 'typo'"):
         run_simulation(app=app, clients=1, run_config={"typo": 1}, work=tmp_path)
 
@@ -486,7 +482,7 @@ def test_ray_that_starts_late_is_started_again_with_a_watch_that_knows_nothing_o
     def start(*given: Any, **named: object) -> tuple[Fake, str]:
         return Fake(*given, **named), ""
 
-    monkeypatch.setattr("deploy.flower.superlink.start", start)
+    monkeypatch.setattr("deploy.run.ray.start_superlink", start)
 
     def run() -> RunStatus:
         return run_simulation(app=app, clients=1, run_config={}, work=tmp_path / "w", watch=watch)
@@ -524,9 +520,10 @@ def test_a_simulation_runs_the_same_app_and_tells_its_real_end(app: Path, tmp_pa
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_stand_in_runs_the_real_program_when_nothing_is_warm(tmp_path: Path) -> None:
-    warm.stand_in(tmp_path / "mine", "/bin/echo", str(tmp_path / "no-socket"))
-    done = subprocess.run([tmp_path / "mine", "a b", "--c"], capture_output=True, text=True)
+def test_a_stand_in_runs_the_real_program_when_nothing_is_warm() -> None:
+    with warm.stand_ins({"flwr-clientapp": Path("/bin/echo")}) as folder:
+        command = [folder / "flwr-clientapp", "a b", "--c"]
+        done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "a b --c\n")
 
 

@@ -17,9 +17,8 @@ from flwr.app import Message, RecordDict
 from flwr.app.message import make_message
 
 from deploy.flower import warm
-from deploy.flower.control import Control
+from deploy.flower.control import Control, superlink_command
 from deploy.flower.processes import Processes, environment, free_ports
-from deploy.flower.superlink import superlink_command
 from deploy.machines.certificates import make
 from deploy.run.grpc import node_config, supernode_command
 from deploy.run.settings import app_folder

@@ -32,7 +32,7 @@ def short(file: TableFile, rounds: int = canary.ROUNDS) -> Canaries:
 
 
 def run(path: Path, folder: Path, *, canaries: bool = False, show: bool = False) -> None:
-    cli.table(path, to=folder, workers=0, show=show, canaries=canaries, as_json=False)
+    cli.table(path, to=folder, workers=0, show=show, canaries=canaries)
 
 
 def lose_a_cell(folder: Path) -> None:

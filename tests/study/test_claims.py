@@ -11,7 +11,7 @@ from rich.console import Console
 from deploy.run import launch, settings
 from deploy.study import canary, claims, claims_page, paper_table, records
 from deploy.study.canary import Canaries
-from deploy.study.decide import Verdict
+from deploy.study.claims import Verdict
 from deploy.study.records import Recorded
 from tests.support.commandline import fedmosaic, typed
 from tests.support.small_table import TABLE

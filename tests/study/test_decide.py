@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from deploy.study.decide import Region, Verdict, decide, holm, together
+from deploy.study.claims import Region, Verdict, decide, holm, together
 
 ABOVE = Region(0.0, math.inf)
 EVEN = [1.0, 2.0, 3.0, 4.0, 5.0]  # mean 3, s = 1.5811, half: 2.7764 · 0.7071 = 1.9632
@@ -13,7 +13,7 @@ EVEN = [1.0, 2.0, 3.0, 4.0, 5.0]  # mean 3, s = 1.5811, half: 2.7764 · 0.7071 =
 def test_an_order_is_an_interval_that_leaves_out_zero() -> None:
     found = decide(EVEN, ABOVE)
     assert found.verdict is Verdict.HOLDS and found.seeds == 5
-    assert found.mean == 3.0 and found.half == pytest.approx(1.9632, abs=1e-4)
+    assert found.mean == 3.0 and found.interval == pytest.approx(1.9632, abs=1e-4)
     assert found.p == pytest.approx(0.01324, abs=1e-4)  # t = 3 / 0.7071 with 4 degrees of freedom
     assert decide([-x for x in EVEN], ABOVE).verdict is Verdict.OPPOSITE
     wide = decide([x - 2.0 for x in EVEN], ABOVE)

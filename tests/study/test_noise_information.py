@@ -10,7 +10,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from deploy.cli import app
-from deploy.study.noise_information import Found, correlations, mutual_information, table
+from deploy.study.noise import Found, correlations, mutual_information, table
 
 SURE = 1000.0  #: a logit beside zeros that makes its class certain
 

@@ -8,7 +8,7 @@ import pytest
 from deploy import cli
 from deploy.study import canary, records
 from deploy.study import paper_table as table
-from deploy.study.part import options, part
+from deploy.study.paper_table import options, part
 from tests.support.commandline import typed
 from tests.support.small_table import TABLE
 
@@ -31,7 +31,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def run(path: Path, out: Path, **chosen: list[str] | list[int]) -> None:
-    cli.table(path, to=out, workers=0, show=False, canaries=False, as_json=False, **chosen)
+    cli.table(path, to=out, workers=0, show=False, canaries=False, **chosen)
 
 
 def test_a_column_may_be_about_some_rows_alone(path: Path) -> None:

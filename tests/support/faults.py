@@ -21,8 +21,8 @@ from client_app.private import Memory
 from common.config import Value
 from common.model_file import digest
 from common.toml import to_toml
+from deploy.flower.control import superlink_command
 from deploy.flower.processes import environment, free_ports
-from deploy.flower.superlink import superlink_command
 from deploy.flower.watchdog import end
 from tests.support.commandline import command_line, typed
 from tests.support.namespaces import Host

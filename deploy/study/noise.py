@@ -1,4 +1,7 @@
-"""How much noise tells of a teacher, and whether that predicts what a student learns on it.
+"""The kinds of noise: what they look like, how long they take, how much they tell of a teacher.
+
+``fedmosaic noise`` draws and times them. ``fedmosaic information`` measures whether what noise
+tells of a teacher predicts what a student learns on it.
 
 A batch of noise z reaches a network that was trained on images. What its predictions σ(f(z)) tell
 of z is their mutual information, in nats between 0 and log C:
@@ -12,9 +15,11 @@ usefully only if BatchNorm normalises by the noise batch; FedORION builds on it 
 """
 
 import json
+import timeit
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Literal, final
@@ -35,8 +40,8 @@ from common.noise import NOISES
 from common.parse import parse
 from common.section import Value
 from common.task import Task, epochs, evaluate, global_spec
-from deploy.report.interval import mean_with_interval
-from deploy.report.style import frame, save, series, style
+from deploy.report.groups import mean_with_interval
+from deploy.report.style import frame, frames, save, series, style
 from deploy.report.table import Table, markdown
 from deploy.run.settings import chosen
 from server_app.distil.noise import distil, weighted
@@ -46,6 +51,86 @@ BatchNorm = Literal["batch", "running"]
 BOTH: tuple[BatchNorm, ...] = ("batch", "running")
 FILE = "information.json"
 BATCHES = 8  #: of noise.batch-size images, over which the information is a mean
+SAMPLES = 8  #: of each kind in the picture
+SHAPE = (3, 32, 32)  #: of a sample there
+
+
+@style(ticks=False)
+def draw_kinds() -> Figure:
+    """Draw ``SAMPLES`` of each kind, a row each, values from −2.5 to 2.5 from dark to light."""
+    size = (SAMPLES * 1.05 + 1.1, len(NOISES) * 1.1)
+    figure, grid = frames(size, len(NOISES), SAMPLES)
+    for row, (kind, sampler) in zip(grid, NOISES.items(), strict=True):
+        z = next(sampler(64, SHAPE, seeds.stream(1, "noise")))[:SAMPLES]
+        images = (z / 5 + 0.5).clamp(0, 1).permute(0, 2, 3, 1)
+        for axes, image in zip(row, images.numpy(), strict=True):
+            axes.imshow(image)
+        row[0].set_ylabel(kind)
+    return figure
+
+
+@final
+@dataclass(frozen=True)
+class Time:
+    """Seconds for one batch of a kind, and for one whole step of distillation on it."""
+
+    kind: str
+    noise: float
+    step: float
+
+    @property
+    def share(self) -> float:
+        """The noise's share of the step, in [0, 1]."""
+        return min(self.noise / self.step, 1.0)
+
+
+def times(flat: Mapping[str, Value], batches: int = 3) -> list[Time]:
+    """Time each kind in FedORION's server step as ``flat`` configures it.
+
+    The teachers are the untrained models of the clients of one round. Each kind is timed three
+    times over ``batches`` batches and the least counts, so that other work on the machine does not;
+    a step has its part in setting the networks up.
+    """
+    return [_time(kind, flat, batches) for kind in NOISES]
+
+
+def _time(kind: str, flat: Mapping[str, Value], batches: int) -> Time:
+    settings: dict[str, Value] = {"noise.kind": kind, "noise.epochs": 1, "noise.batches": batches}
+    task = _task({**flat, **settings})
+    config, method = task.config, FedORION(task, global_spec(task))
+    size = config.run.per_round or config.run.clients or len(config.fleet)
+    specs = [config.fleet[k % len(config.fleet)] for k in range(size)]
+    teachers = [(name, dict(method.build(name).state_dict())) for name in specs]
+    transfer = weighted(kl, [1 / size] * size, 1.0)
+
+    def noise_alone() -> None:
+        stream = seeds.stream(task.seed, "noise", device=task.device)
+        for _ in noise.batches(kind, batches, config.noise.batch_size, task.shape, stream):
+            pass
+
+    def clocked(work: Callable[[], object]) -> None:
+        work()
+        if task.device.type == "cuda":
+            torch.cuda.synchronize(task.device)
+
+    each = (noise_alone, partial(distil, method, 1, teachers, transfer))
+    alone, whole = (min(timeit.repeat(partial(clocked, work), number=1, repeat=3)) for work in each)
+    return Time(kind, alone / batches, whole / batches)
+
+
+def times_table(times: Sequence[Time]) -> Table:
+    """Milliseconds of a batch and of a step, and the noise's share of the step."""
+    rows = [
+        (t.kind, f"{t.noise * 1e3:.1f}", f"{t.step * 1e3:.1f}", f"{t.share:.1%}") for t in times
+    ]
+    return Table(("noise", "ms a batch", "ms a step", "share of the step"), rows)
+
+
+def _task(flat: Mapping[str, Value]) -> Task:
+    """The task of FedORION, without a partition, on the device of ``flat``."""
+    config = parse({**flat, "method": "fedorion"})
+    device.settle(config.run.threads)
+    return Task.of(config, load(config.data), device.choose(config.run.device))
 
 
 @final
@@ -80,27 +165,17 @@ def study(
     before = {(one.seed, one.model, one.kind, one.bn): one for one in known}
     found: list[Found] = []
     for seed in repeats:
-        config = parse({**flat, "method": "fedorion", "seed": seed})
-        device.settle(config.run.threads)
-        task = Task.of(config, load(config.data), device.choose(config.run.device))
-        for spec in dict.fromkeys(config.fleet):
+        task = _task({**flat, "seed": seed})
+        for spec in dict.fromkeys(task.config.fleet):
             teacher = None
             has_norms = bool(norms(task.build(spec, name=("init", "teacher", spec))))
             for kind, bn in product(NOISES, BOTH if has_norms else BOTH[1:]):
                 one = before.get((seed, spec, kind, bn))
                 if one is None:
                     net, accuracy = teacher = teacher or _teacher(task, spec)
-                    settings = {**config.flat, "noise.kind": kind, "noise.teacher-bn": bn}
-                    there = Task.of(parse(settings), load(config.data), task.device)
-                    one = Found(
-                        seed=seed,
-                        model=spec,
-                        kind=kind,
-                        bn=bn,
-                        teacher=accuracy,
-                        information=mutual_information(_answers(net, there)),
-                        student=_student(net, there),
-                    )
+                    there = _task({**task.config.flat, "noise.kind": kind, "noise.teacher-bn": bn})
+                    told = mutual_information(_answers(net, there))
+                    one = Found(seed, spec, kind, bn, accuracy, told, _student(net, there))
                     on_found(one)
                 found.append(one)
     return found
