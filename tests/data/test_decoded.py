@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.data import DATASETS, decoded, idx, load
+from common.data import DATASETS, decoded, load, published
 from tests.support.idx import write
 
 IMAGES = 20
@@ -22,13 +22,13 @@ IMAGES = 20
 def decodings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A name for each time that files were decoded; every file is large enough to be kept."""
     done: list[str] = []
-    real = idx._decode
+    real = published._decode
 
     def counted(family: Any, files: list[Path]) -> dict[str, Tensor]:
         done.append(family.name)
         return real(family, files)
 
-    monkeypatch.setattr(idx, "_decode", counted)
+    monkeypatch.setattr(published, "_decode", counted)
     monkeypatch.setattr(decoded, "SMALL", 0)
     return done
 
