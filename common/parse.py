@@ -4,6 +4,7 @@ The launcher checks every table. The apps check the shared ones and the chosen m
 ClientApp imports one method and not all of them.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from functools import lru_cache
@@ -16,6 +17,7 @@ from pydantic_core import ErrorDetails
 from common import methods
 from common.config import SECTIONS, Config, Data, Node, Run
 from common.errors import refusal
+from common.files import in_order
 from common.options import Descent
 from common.plugins import nearest, table_of
 from common.section import Auto, Section, Value, kebab, value_kind
@@ -134,6 +136,18 @@ def defaults(method: str = "") -> dict[str, Value]:
 def known_keys(method: str = "") -> list[str]:
     """Every key of the run config, flat. ``method``: as for ``tables``."""
     return list(defaults(method))
+
+
+def to_toml(flat: Mapping[str, Value]) -> str:
+    """The flat config as ``config.toml`` has it: the known keys in their order, then all others."""
+    known = [key for key in known_keys() if key in flat]
+    tables: dict[str, list[str]] = {"": []}
+    for key in (*known, *sorted(flat.keys() - set(known), key=in_order)):
+        table, _, leaf = key.rpartition(".")
+        line = f"{leaf} = {json.dumps(flat[key], ensure_ascii=False)}"
+        tables.setdefault(table, []).append(line)
+    parts = ["\n".join([f"[{table}]"] * bool(table) + lines) for table, lines in tables.items()]
+    return "\n\n".join(parts) + "\n"
 
 
 def auto_of(field: FieldInfo) -> Auto | None:

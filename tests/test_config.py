@@ -9,9 +9,8 @@ import pytest
 
 from common import methods
 from common.config import SECTIONS, Config, Run, Value
-from common.parse import auto_of, known_keys, parse, tables
+from common.parse import auto_of, known_keys, parse, tables, to_toml
 from common.section import Section, kebab, meaning
-from common.toml import to_toml
 from deploy.run import settings
 
 

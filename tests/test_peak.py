@@ -9,10 +9,9 @@ import torch
 from torch import nn
 
 from client_app.methods.i_dl_mh import IDLMH
-from common.flops import counting
+from common.costs import counting, following
 from common.journal import Entry, Memory
 from common.parse import parse
-from common.peak import following
 from common.protocol import Down
 from deploy.report.pages import write_report
 from deploy.report.text import size

@@ -1,6 +1,6 @@
 """The table of a run's clients; of many clients it has quantiles instead of a line each."""
 
-from common.crowd import MANY, SHARES, quantiles
+from common.metrics import MANY, SHARES, quantiles
 from deploy.report.read import Run
 from deploy.report.table import Cell, Table
 from deploy.report.text import number, percent

@@ -13,10 +13,9 @@ import torch
 
 from common import model_file
 from common.config import Config
-from common.crowd import MANY, quantiles
 from common.files import write_atomically
 from common.journal import ClientScore, Entry, Memory
-from common.metrics import Accuracy, over_rounds, rounds_to
+from common.metrics import MANY, Accuracy, over_rounds, quantiles, rounds_to
 from common.records import StateDict
 from common.version import VERSION
 

@@ -312,7 +312,7 @@ def test_equal_steps_give_every_client_the_same_work(run: Run) -> None:
 
 
 def test_the_samples_of_a_finished_run_are_drawn_class_by_class(run: Run, tmp_path: Path) -> None:
-    from common.toml import to_toml
+    from common.parse import to_toml
     from deploy.study.pictures import imagine, samples
     from tests.support.tiny import flat
 

@@ -114,7 +114,7 @@ def test_the_student_waits_for_its_start(run: Run) -> None:
 
 
 def test_what_the_servers_generator_draws_can_be_seen(run: Run) -> None:
-    from common.toml import to_toml
+    from common.parse import to_toml
     from deploy.study.pictures import imagine
 
     result = run(method="dafl", **SMALL)

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from common.crowd import MANY, quantiles, thinned
 from common.journal import ClientScore, Entry, Failure, Member
-from common.metrics import fairness, mixture_performance, over_mixtures
+from common.metrics import MANY, fairness, mixture_performance, over_mixtures, quantiles, thinned
 from common.parse import defaults, parse
 from deploy.report import read
 from deploy.report.pages import write_report
