@@ -7,7 +7,7 @@ are the same.
 
 A payload is one flat array for each dtype (``arrays.py``) and one JSON skeleton that says which
 field each piece of it is (``skeleton.py``). A message holds the arrays in ``.npy`` form and the
-skeleton compressed, a file is a safetensors file of the same arrays (``file.py``). A state dict of
+skeleton compressed, a file is a safetensors file of the same arrays. A state dict of
 two hundred small tensors then costs a kilobyte of names and headers in a message, not thirty.
 """
 
@@ -23,8 +23,17 @@ from torch import Tensor
 
 from common.errors import first_line, invalid
 from common.files import Damaged
-from common.records.arrays import Flat, Numbers, body_bytes, flatten, from_npy, take, to_npy
-from common.records.file import from_file, to_file
+from common.records.arrays import (
+    Flat,
+    Numbers,
+    body_bytes,
+    flatten,
+    from_file,
+    from_npy,
+    take,
+    to_file,
+    to_npy,
+)
 from common.records.skeleton import (
     MAX_TENSORS,
     MAX_TENSORS_KEPT,
@@ -93,7 +102,7 @@ class Records(BaseModel):
         return cls._together(skeleton, pool, MAX_TENSORS, cls.values)
 
     def to_bytes(self) -> bytes:
-        """The payload as a safetensors file (``file.py``)."""
+        """The payload as a safetensors file."""
         return b"".join(self.pieces())
 
     def pieces(self) -> list[bytes | memoryview]:
