@@ -73,10 +73,8 @@ def _remove_abandoned(path: Path) -> None:
 def _lives(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # it lives, and is another user's
-        return True
+    except OSError as error:  # it may live and be another user's
+        return not isinstance(error, ProcessLookupError)
     return True
 
 

@@ -12,7 +12,6 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
 
 from common import methods
 from common.config import SECTIONS, Config, Data, Node, Run
@@ -194,15 +193,14 @@ def _section(kind: type[S], name: str, tables: Mapping[str, Mapping[str, Value]]
         if missing := sorted(needed - table.keys()):
             raise ValueError(f"key {prefix + missing[0]!r} is missing")
         return kind.model_validate(table)
-    except ValidationError as error:
-        raise ValueError(_explain(kind, prefix, error.errors()[0])) from None
-
-
-def _explain(kind: type[Section], prefix: str, error: ErrorDetails) -> str:
-    key = prefix + kebab(str(error["loc"][0]))
-    if error["type"] == "extra_forbidden":
-        return _unknown(key, [*known_keys(), *(prefix + kebab(name) for name in kind.model_fields)])
-    return refusal(error, key, PATTERNS.get(key.rpartition(".")[2], ""))
+    except ValidationError as found:
+        error = found.errors()[0]
+        key = prefix + kebab(str(error["loc"][0]))
+        line = refusal(error, key, PATTERNS.get(key.rpartition(".")[2], ""))
+        if error["type"] == "extra_forbidden":
+            known = [*known_keys(), *(prefix + kebab(name) for name in kind.model_fields)]
+            line = _unknown(key, known)
+        raise ValueError(line) from None
 
 
 def _unknown(key: str, known: list[str]) -> str:

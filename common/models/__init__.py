@@ -314,11 +314,11 @@ def build(
     spec: str,
     shape: Shape,
     classes: int,
+    stem: str = "auto",
+    projection: bool = False,
     *,
     seed: int,
     name: tuple[str | int, ...] = ("init",),
-    stem: str = "auto",
-    projection: bool = False,
     pretrained: bool = False,
 ) -> Classifier:
     """The network ``spec`` for images (C, H, W), in train mode, on torch's default device.
@@ -353,11 +353,11 @@ def count(model: nn.Module) -> int:
 
 @lru_cache(maxsize=1024)
 def parameters(
-    spec: str, shape: Shape, classes: int, *, stem: str = "auto", projection: bool = False
+    spec: str, shape: Shape, classes: int, stem: str = "auto", projection: bool = False
 ) -> int:
     """The number of parameters of a network that is not built; counted once in a process."""
     with torch.device("meta"):
-        return count(build(spec, shape, classes, seed=0, stem=stem, projection=projection))
+        return count(build(spec, shape, classes, stem, projection, seed=0))
 
 
 def smallest(specs: Iterable[str], shape: Shape, classes: int, *, stem: str = "auto") -> str:

@@ -11,6 +11,7 @@ skeleton compressed, a file is a safetensors file of the same arrays. A state di
 two hundred small tensors then costs a kilobyte of names and headers in a message, not thirty.
 """
 
+import zlib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -45,7 +46,6 @@ from common.records.skeleton import (
     lift,
     lower,
     parse,
-    squeeze,
 )
 
 StateDict = dict[str, Tensor]
@@ -79,7 +79,7 @@ class Records(BaseModel):
         """The payload as a RecordDict: record ``arrays`` (flat, by dtype) and record ``fields``."""
         skeleton, arrays = self._apart()
         flat = {name: to_npy(name, numbers) for name, numbers in arrays.items()}
-        fields = ConfigRecord({"kind": self.kind, "skeleton": squeeze(skeleton)})
+        fields = ConfigRecord({"kind": self.kind, "skeleton": zlib.compress(skeleton, 6)})
         return RecordDict({"arrays": ArrayRecord(flat), "fields": fields})
 
     @classmethod
