@@ -217,10 +217,7 @@ class Entry(Part):
 
     @classmethod
     def read(cls, line: str) -> Entry:
-        """Inverse of ``line``.
-
-        Raises ``ValueError``, one line: not an entry, or one of another version.
-        """
+        """Inverse of ``line``; raises ``ValueError``, one line: no entry, or another version's."""
         try:
             found = json.loads(line)
         except (ValueError, RecursionError) as error:

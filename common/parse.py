@@ -6,7 +6,7 @@ ClientApp imports one method and not all of them.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import TypeVar
 
@@ -106,7 +106,7 @@ def _by_table(flat: Mapping[str, Value]) -> dict[str, dict[str, Value]]:
         if NODE.fullmatch(table):
             found.setdefault(table, {})
         if table not in found:
-            raise ValueError(_unknown(key, known_keys()))
+            raise ValueError(_unknown(key, defaults()))
         found[table][leaf] = value
     return found
 
@@ -132,14 +132,9 @@ def defaults(method: str = "") -> dict[str, Value]:
     }
 
 
-def known_keys(method: str = "") -> list[str]:
-    """Every key of the run config, flat. ``method``: as for ``tables``."""
-    return list(defaults(method))
-
-
 def to_toml(flat: Mapping[str, Value]) -> str:
     """The flat config as ``config.toml`` has it: the known keys in their order, then all others."""
-    known = [key for key in known_keys() if key in flat]
+    known = [key for key in defaults() if key in flat]
     tables: dict[str, list[str]] = {"": []}
     for key in (*known, *sorted(flat.keys() - set(known), key=in_order)):
         table, _, leaf = key.rpartition(".")
@@ -171,7 +166,7 @@ def kind_of(key: str, method: str = "") -> type[Value]:
     if NODE.fullmatch(table):
         known[table] = Node
     if table not in known or name not in known[table].model_fields:
-        raise ValueError(_unknown(key, known_keys(method)))
+        raise ValueError(_unknown(key, defaults(method)))
     kind = value_kind(known[table].model_fields[name])
     assert kind is not None, key
     return kind
@@ -198,12 +193,12 @@ def _section(kind: type[S], name: str, tables: Mapping[str, Mapping[str, Value]]
         key = prefix + kebab(str(error["loc"][0]))
         line = refusal(error, key, PATTERNS.get(key.rpartition(".")[2], ""))
         if error["type"] == "extra_forbidden":
-            known = [*known_keys(), *(prefix + kebab(name) for name in kind.model_fields)]
+            known = [*defaults(), *(prefix + kebab(name) for name in kind.model_fields)]
             line = _unknown(key, known)
         raise ValueError(line) from None
 
 
-def _unknown(key: str, known: list[str]) -> str:
+def _unknown(key: str, known: Iterable[str]) -> str:
     """The refusal, with what may be meant: keys of this name in a table, else the nearest one."""
     table = key.rpartition(".")[0]
     own = table if NODE.fullmatch(table) else "node.K"

@@ -1,8 +1,8 @@
 """Data: what there is to learn, how it falls to the clients, and the batches they train on.
 
 A public (proxy) set is unlabelled images that everybody may see, set apart from the clients' or
-those of another data set.
-Partitions act on what remains, the pool; ``shares.py`` says what each client gets of it.
+those of another data set. Partitions act on what remains, the pool; ``shares.py`` says what each
+client gets of it.
 """
 
 import inspect

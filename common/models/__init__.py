@@ -2,8 +2,7 @@
 
 A spec is a name from ``MODELS``, or a name and a width factor: ``resnet18@0.25`` has a quarter of
 the channels everywhere (at least 4 in a layer), ``resnet18@0.25-up`` rounds them up instead, also
-to fewer than 4. Networks of others (``torchvision:NAME``,
-``timm:NAME``, a plug-in's) have no width factor.
+to fewer than 4. Networks of others (``torchvision:NAME``, ``timm:NAME``, a plug-in's) have none.
 
 ``resnet18-exits2`` is the first two stages of a ResNet-18, with a classifier after each
 (``exits.py``), for the ImageNet family's ResNets (1 to 4) and the CNNs; ``resnet18-linear2`` the
