@@ -252,17 +252,15 @@ def set_aside(dataset: Dataset, fraction: float, seed: int) -> Divided:
     public images (``x_public``) keeps its whole training set as the pool, and ``fraction`` is of
     those images instead. DL-MH takes 0.8 of the training set.
     """
-    whole = dataset.x if dataset.x_public is None else dataset.x_public
-    labels = dataset.y if dataset.x_public is None else dataset.y_public
-    n = round(fraction * len(whole))
-    room = len(whole) - (1 if dataset.x_public is None else 0)
+    whole, labels, least = dataset.x_public, dataset.y_public, 0
+    if whole is None:
+        whole, labels, least = dataset.x, dataset.y, 1
+    n, room = round(fraction * len(whole)), len(whole) - least
     if not 1 <= n <= room:
         raise ValueError(
             f"a public set of {fraction} of {len(whole)} images has {n}: 1 to {room} are possible"
         )
     order = torch.from_numpy(rng(seed, "public").permutation(len(whole)))
     public, rest = order[:n].sort().values, order[n:].sort().values
-    known = None if labels is None else labels[public]
-    if dataset.x_public is not None:
-        return Divided(dataset, whole[public], known)
-    return Divided(dataset.trained_on(rest), whole[public], known)
+    pool = dataset.trained_on(rest) if least else dataset
+    return Divided(pool, whole[public], None if labels is None else labels[public])
