@@ -6,7 +6,7 @@ from typing import ClassVar, Generic, TypeVar, cast, final
 
 from client_app.participant import Participant
 from client_app.privacy import private, refuse, withheld
-from common import flops, models, peak
+from common import costs, models
 from common.config import MethodOptions
 from common.models.classifier import Classifier
 from common.names import version_of
@@ -124,12 +124,12 @@ class Handler(ABC, Generic[O, D]):
         run, told = self.config.run, {}
         if run.memory:
             _ = self.participant.train_set  # what a process keeps is not of the first message alone
-        with flops.counting(run.flops) as spent, peak.following(run.memory) as held:
+        with costs.counting(run.flops) as spent, costs.following(run.memory) as held:
             up = work(down)
         if run.flops:
-            told[flops.NAME] = float(spent.total)
+            told[costs.FLOPS] = float(spent.total)
         if run.memory:
-            told[peak.NAME] = float(held.most + sum(t.nbytes for _, t in tensors(down)))
+            told[costs.MEMORY] = float(held.most + sum(t.nbytes for _, t in tensors(down)))
         return up.model_copy(update={"metrics": {**up.metrics, **told}}) if told else up
 
     @final

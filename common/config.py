@@ -274,7 +274,6 @@ class Score(Section):
     ones that clients measure anew on their training data."""
     passes: AtLeastOne = 1
     """Of ``recalibrated``: how often clients measure; exact after as many as a path has norms."""
-
     drift: bool = False
     """Measure in every round how far the clients trained apart (``server_app/drift.py``)."""
 
@@ -382,9 +381,8 @@ class MethodOptions(Section):
                 raise not_allowed(key, flat[key], why, *allowed)
 
     def check_fleet(self, task: Any, specs: tuple[str, ...]) -> None:
-        """Raise ``ValueError``, one line, if networks of these architectures cannot take part.
-
-        ``task``: a ``Task`` of ``common/task.py``, which imports this module.
+        """Raise ``ValueError``, one line, if networks of these architectures cannot take part in
+        the ``Task`` (``common/task.py``, which imports this module).
         """
 
 

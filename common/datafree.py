@@ -128,9 +128,7 @@ def new_generator(task: Task) -> Generator:
 def resumed_generator(
     task: Task, t: int, theta: StateDict | None, adam: dict[int, StateDict]
 ) -> tuple[Generator, torch.optim.Optimizer]:
-    """A generator with weights θ, the first draw without them, and its optimiser in round t with
-    the moments ``adam``.
-    """
+    """Return a generator with θ, if given, and round t's optimiser with the moments ``adam``."""
     generator = new_generator(task)
     if theta is not None:
         generator.load_state_dict(theta)

@@ -18,9 +18,7 @@ FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
 def write_atomically(
     path: Path, data: bytes | Iterable[bytes | memoryview], *, private: bool = False
 ) -> None:
-    """Write a file as ``replaced`` does; ``data``: all of it, or its pieces, which belong behind
-    each other.
-    """
+    """Write ``data``, all of it or its pieces in their order, to a file as ``replaced`` does."""
     with replaced(path, private=private) as temporary, open(temporary, "wb") as file:
         file.writelines([data] if isinstance(data, bytes) else data)
 
@@ -73,10 +71,8 @@ def _remove_abandoned(path: Path) -> None:
 def _lives(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # it lives, and is another user's
-        return True
+    except OSError as error:  # it may live and be another user's
+        return not isinstance(error, ProcessLookupError)
     return True
 
 

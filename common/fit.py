@@ -53,9 +53,7 @@ def fit(
         with forward(precision, batch[0].device):
             value = loss(*batch)
         if not isinstance(value, Tensor) or value.numel() != 1:
-            got = (
-                f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            )
+            got = f"shape {tuple(value.shape)}" if torch.is_tensor(value) else type(value).__name__
             raise TypeError(f"a loss gives {got}; it should be a scalar tensor{at(loss)}")
         value.backward()
         if clip:

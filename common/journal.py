@@ -25,7 +25,6 @@ from typing import final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from common.errors import first_line, invalid
-from common.files import Damaged
 
 _DIGEST = re.compile(rb', "digest": "([0-9a-f]{64})"\}\Z')
 
@@ -217,10 +216,7 @@ class Entry(Part):
 
     @classmethod
     def read(cls, line: str) -> Entry:
-        """Inverse of ``line``.
-
-        Raises ``ValueError``, one line: not an entry, or one of another version.
-        """
+        """Inverse of ``line``; raises ``ValueError``, one line: no entry, or another version's."""
         try:
             found = json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -290,18 +286,6 @@ def read_lines(path: Path) -> list[Line]:
         proven = proven or digest is not None
         cut = entry is None and number > len(whole)
         lines.append(Line(number, raw, entry, why, digest is not None, cut))
-    return lines
-
-
-def whole_lines(path: Path) -> list[Line]:
-    """Return the lines of a journal without one that a crash cut short.
-
-    Raises ``Damaged``, naming file and line, if any other is not as it was written.
-    """
-    lines = [line for line in read_lines(path) if not line.cut]
-    for line in lines:
-        if line.why:
-            raise Damaged(f"{path}, line {line.number} is damaged: {line.why}")
     return lines
 
 

@@ -1,25 +1,24 @@
-"""Numbers about a run: accuracy over rounds, rounds to a target, fairness over clients."""
+"""Numbers about a run: accuracy over rounds, rounds to a target, fairness, clients' quantiles."""
 
-from collections.abc import Sequence
-from typing import TypedDict
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
+T = TypeVar("T")
 
-class Accuracy(TypedDict):
-    final: float
-    best: float
-    last10: float
+MANY = 200  #: of more clients than this nobody reads a line each
+SHARES = {"least": 0.0, "10 %": 0.1, "median": 0.5, "90 %": 0.9, "most": 1.0}
+"""Name to the share of the values that are at most what is told."""
 
 
 LAST = 10
 
 
-def over_rounds(accuracies: Sequence[float]) -> Accuracy:
-    """Final, best, and mean of the last ten (fewer if there are fewer) of ≥ 1 accuracies."""
-    return Accuracy(
-        final=accuracies[-1], best=max(accuracies), last10=float(np.mean(accuracies[-LAST:]))
-    )
+def over_rounds(accuracies: Sequence[float]) -> dict[str, float]:
+    """Final, best, and last10, the mean of the last ten (or fewer), of ≥ 1 accuracies."""
+    last = float(np.mean(accuracies[-LAST:]))
+    return {"final": accuracies[-1], "best": max(accuracies), "last10": last}
 
 
 def rounds_to(accuracies: Sequence[float], target: float, window: int = 1) -> int | None:
@@ -33,36 +32,38 @@ def rounds_to(accuracies: Sequence[float], target: float, window: int = 1) -> in
     return None
 
 
-class Fairness(TypedDict):
-    amp: float
-    fm: float
-    wlp: float
-
-
-def fairness(accuracies: Sequence[float], sizes: Sequence[int]) -> Fairness:
+def fairness(accuracies: Sequence[float], sizes: Sequence[int]) -> dict[str, float]:
     """AMP, FM and WLP of ≥ 1 clients' accuracies in [0, 1] (FedKF, section III-B).
 
     AMP: mean weighted by test samples; FM: population variance; WLP: the worst client.
     """
     values = np.asarray(accuracies, dtype=np.float64)
-    return Fairness(
-        amp=float(np.average(values, weights=np.asarray(sizes, dtype=np.float64))),
-        fm=float(values.var()),
-        wlp=float(values.min()),
-    )
-
-
-def mixture_performance(accuracies: Sequence[float], shares: Sequence[float]) -> float:
-    """MP = Σ_k p̂_k a_k: accuracy on a mixture of client distributions (FedKF, eq. 11).
-
-    ``shares`` p̂ ≥ 0 sum to 1. Never below the worst client's accuracy (FedKF, lemma 1).
-    """
-    return float(np.dot(np.asarray(shares, dtype=np.float64), np.asarray(accuracies)))
+    amp = float(np.average(values, weights=np.asarray(sizes, dtype=np.float64)))
+    return {"amp": amp, "fm": float(values.var()), "wlp": float(values.min())}
 
 
 def over_mixtures(
     accuracies: Sequence[float], draws: int, rng: np.random.Generator, concentration: float = 1.0
 ) -> list[float]:
-    """``mixture_performance`` on ``draws`` mixtures p̂ ~ Dir(concentration): agnostic domains."""
+    """Accuracy on each of ``draws`` mixtures of client distributions, of shares p̂ ~ Dir.
+
+    MP = Σ_k p̂_k a_k (FedKF, eq. 11), never below the worst client's accuracy (FedKF, lemma 1).
+    """
     shares = rng.dirichlet(np.full(len(accuracies), concentration), size=draws)
-    return [mixture_performance(accuracies, row) for row in shares]
+    return [float(np.dot(row, np.asarray(accuracies))) for row in shares]
+
+
+def quantiles(values: Iterable[float | None]) -> dict[str, float] | None:
+    """The value below which each of ``SHARES`` lies, one that is there; None without values."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    found = np.quantile(known, list(SHARES.values()), method="inverted_cdf")
+    return dict(zip(SHARES, found.tolist(), strict=True))
+
+
+def thinned(items: Sequence[T]) -> Sequence[T]:
+    """All of them up to ``MANY``, else so many from first to last at even distances."""
+    if len(items) <= MANY:
+        return items
+    return [items[i] for i in np.linspace(0, len(items) - 1, MANY).round().astype(int)]

@@ -50,7 +50,10 @@ def _version(plugged: tuple[tuple[str, str], ...]) -> str:
     roots: dict[str, str] = {}
     for kind, name in plugged:
         if root := plugins.root_of(kind, name):
-            roots[root] = f"{root}.{plugins.digest(f'{plugins.WORDS[kind]} {name!r}', root)}"
+            try:
+                roots[root] = f"{root}.{plugins.digest(root)}"
+            except ModuleNotFoundError as error:
+                raise ValueError(f"{plugins.WORDS[kind]} {name!r}: {error}") from None
     return "+".join([code_version(), *(roots[root] for root in sorted(roots))])
 
 

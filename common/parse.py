@@ -4,18 +4,19 @@ The launcher checks every table. The apps check the shared ones and the chosen m
 ClientApp imports one method and not all of them.
 """
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import TypeVar
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
 
 from common import methods
 from common.config import SECTIONS, Config, Data, Node, Run
 from common.errors import refusal
+from common.files import in_order
 from common.options import Descent
 from common.plugins import nearest, table_of
 from common.section import Auto, Section, Value, kebab, value_kind
@@ -105,7 +106,7 @@ def _by_table(flat: Mapping[str, Value]) -> dict[str, dict[str, Value]]:
         if NODE.fullmatch(table):
             found.setdefault(table, {})
         if table not in found:
-            raise ValueError(_unknown(key, known_keys()))
+            raise ValueError(_unknown(key, defaults()))
         found[table][leaf] = value
     return found
 
@@ -131,9 +132,16 @@ def defaults(method: str = "") -> dict[str, Value]:
     }
 
 
-def known_keys(method: str = "") -> list[str]:
-    """Every key of the run config, flat. ``method``: as for ``tables``."""
-    return list(defaults(method))
+def to_toml(flat: Mapping[str, Value]) -> str:
+    """The flat config as ``config.toml`` has it: the known keys in their order, then all others."""
+    known = [key for key in defaults() if key in flat]
+    tables: dict[str, list[str]] = {"": []}
+    for key in (*known, *sorted(flat.keys() - set(known), key=in_order)):
+        table, _, leaf = key.rpartition(".")
+        line = f"{leaf} = {json.dumps(flat[key], ensure_ascii=False)}"
+        tables.setdefault(table, []).append(line)
+    parts = ["\n".join([f"[{table}]"] * bool(table) + lines) for table, lines in tables.items()]
+    return "\n\n".join(parts) + "\n"
 
 
 def auto_of(field: FieldInfo) -> Auto | None:
@@ -158,7 +166,7 @@ def kind_of(key: str, method: str = "") -> type[Value]:
     if NODE.fullmatch(table):
         known[table] = Node
     if table not in known or name not in known[table].model_fields:
-        raise ValueError(_unknown(key, known_keys(method)))
+        raise ValueError(_unknown(key, defaults(method)))
     kind = value_kind(known[table].model_fields[name])
     assert kind is not None, key
     return kind
@@ -180,18 +188,17 @@ def _section(kind: type[S], name: str, tables: Mapping[str, Mapping[str, Value]]
         if missing := sorted(needed - table.keys()):
             raise ValueError(f"key {prefix + missing[0]!r} is missing")
         return kind.model_validate(table)
-    except ValidationError as error:
-        raise ValueError(_explain(kind, prefix, error.errors()[0])) from None
+    except ValidationError as found:
+        error = found.errors()[0]
+        key = prefix + kebab(str(error["loc"][0]))
+        line = refusal(error, key, PATTERNS.get(key.rpartition(".")[2], ""))
+        if error["type"] == "extra_forbidden":
+            known = [*defaults(), *(prefix + kebab(name) for name in kind.model_fields)]
+            line = _unknown(key, known)
+        raise ValueError(line) from None
 
 
-def _explain(kind: type[Section], prefix: str, error: ErrorDetails) -> str:
-    key = prefix + kebab(str(error["loc"][0]))
-    if error["type"] == "extra_forbidden":
-        return _unknown(key, [*known_keys(), *(prefix + kebab(name) for name in kind.model_fields)])
-    return refusal(error, key, PATTERNS.get(key.rpartition(".")[2], ""))
-
-
-def _unknown(key: str, known: list[str]) -> str:
+def _unknown(key: str, known: Iterable[str]) -> str:
     """The refusal, with what may be meant: keys of this name in a table, else the nearest one."""
     table = key.rpartition(".")[0]
     own = table if NODE.fullmatch(table) else "node.K"

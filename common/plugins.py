@@ -80,11 +80,12 @@ def imported(what: str, name: str) -> ModuleType:
     """
     root = name.partition(".")[0]
     if reserved(root):
-        raise ValueError(f"{what}: {root!r} is not allowed; it is {_whose(root)} own name")
+        whose = "fedmosaic's" if root in OURS else "Python's"
+        raise ValueError(f"{what}: {root!r} is not allowed; it is {whose} own name")
     errors.PLUGINS.add(root)
     try:
         module = importlib.import_module(name)
-        _digest(root)  # as of now: a file that is changed later is not what runs here
+        digest(root)  # as of now: a file that is changed later is not what runs here
         return module
     except (Exception, SystemExit) as error:  # whatever the plug-in's author did
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
@@ -190,7 +191,7 @@ def roots(flat: Mapping[str, object]) -> list[str]:
 def is_reference(name: str) -> bool:
     """Whether a name is ``module:attribute``, and not of a family of models."""
     module, colon, _ = name.partition(":")
-    return bool(colon) and not _family(module)
+    return bool(colon) and module not in FAMILIES
 
 
 def table_of(method: str) -> str:
@@ -201,26 +202,18 @@ def table_of(method: str) -> str:
 
 def root_of(kind: str, name: str) -> str | None:
     """The top module of a plug-in; None for what is none."""
-    reference = None if _family(name.partition(":")[0]) else _reference(kind, name)
+    reference = None if name.partition(":")[0] in FAMILIES else _reference(kind, name)
     return None if reference is None else re.split("[.:]", reference)[0]
 
 
-def digest(what: str, root: str) -> str:
+@functools.cache
+def digest(root: str) -> str:
     """A fingerprint over the sources of a top module, as they were when it was first imported.
 
-    Raises ``ValueError``, one line, if the module, which ``what`` needs, is not there.
+    Raises ``ModuleNotFoundError`` if the module is not there.
     """
-    try:
-        return _digest(root)
-    except ModuleNotFoundError:
-        raise ValueError(f"{what}: no module named {root!r}") from None
-
-
-@functools.cache
-def _digest(root: str) -> str:
-    found = places(root)
-    if not found:
-        raise ModuleNotFoundError(root)
+    if not (found := places(root)):
+        raise ModuleNotFoundError(f"no module named {root!r}")
     return fingerprint(found[0])
 
 
@@ -272,11 +265,3 @@ def _attribute(what: str, found: object, part: str) -> object:
     known = [*below, *(name for name in vars(found) if not name.startswith("_"))]
     near = nearest(part, known)
     raise ValueError(f"{what}: module {found.__name__!r} has no attribute {part!r}{near}")
-
-
-def _family(module: str) -> bool:
-    return module in FAMILIES
-
-
-def _whose(root: str) -> str:
-    return "fedmosaic's" if root in OURS else "Python's"

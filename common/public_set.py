@@ -13,7 +13,6 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from common import optimise, seeds
 from common.config import Config, MethodOptions
 from common.data import divide
-from common.data.batches import Batches
 from common.fit import Loss, fit
 from common.models.batchnorm import batch_statistics
 from common.models.classifier import Classifier
@@ -66,17 +65,7 @@ def digest(
     o = task.config.public
     if not o.learn:
         return 0.0
-    batches = Batches(
-        x,
-        targets,
-        batch_size=o.batch_size,
-        mean=task.mean,
-        std=task.std,
-        augment="none",
-        standardize=task.config.data.standardize,
-        generator=seeds.stream(task.seed, "batches", *name, t),
-        device=task.device,
-    )
+    batches = task.batches(x, targets, *name, t, size=o.batch_size, augment="none")
     optimizer = optimise.of(net.parameters(), o, t, task.config.run.rounds)
     if o.anneal:
         falling = CosineAnnealingLR(optimizer, o.epochs * len(batches))

@@ -19,7 +19,7 @@ from torch.optim.optimizer import ParamsT
 
 from common import models, optimise, seeds
 from common.config import Config, MemoryFormat
-from common.data.batches import Batches, check_augment, evaluation_batches, lengths
+from common.data.batches import Batches, check_augment, lengths, standardise
 from common.data.dataset import Dataset
 from common.device import Net, arrange
 from common.fit import Loss, fit
@@ -31,6 +31,8 @@ from common.records import StateDict
 
 Extend = Callable[[Iterable[tuple[Tensor, ...]]], Iterable[tuple[Tensor, ...]]]
 """Turns training batches (x, y) into those that a loss takes."""
+Form = tuple[Shape, int, str, bool]
+"""What a network is built for: input, outputs, stem, and whether there is a projection."""
 
 
 @final
@@ -78,6 +80,9 @@ class Task:
 
     # Networks.
 
+    def _form(self, classes: int = 0) -> Form:
+        return self.shape, classes or self.num_classes, self.stem, self.projection
+
     def build(
         self,
         spec: str,
@@ -93,16 +98,8 @@ class Task:
         ``classes``: outputs; 0: all classes of the task. ``first``: without ``weights`` it starts
         from the run's file of weights, if there is one.
         """
-        net = models.build(
-            spec,
-            self.shape,
-            classes or self.num_classes,
-            seed=self.seed,
-            name=name,
-            stem=self.stem,
-            projection=self.projection,
-            pretrained=pretrained,
-        )
+        form = self._form(classes)
+        net = models.build(spec, *form, seed=self.seed, name=name, pretrained=pretrained)
         if weights is not None:
             net.load_state_dict(weights)
         elif first and (file := self.config.run.weights):
@@ -117,8 +114,7 @@ class Task:
         """
         if models.parse(spec)[0] not in models.MODELS:
             return self.build(spec, weights, name=("shown",))
-        layout = self.config.train.memory_format
-        net = _shown(spec, self.shape, self.num_classes, self.stem, self.projection, layout)
+        net = _shown(spec, self._form(), self.config.train.memory_format)
         net.load_state_dict(weights)
         return net.to(self.device)
 
@@ -127,20 +123,12 @@ class Task:
         run's file of weights.
         """
         if file := self.config.run.weights:
-            net = self.without_values(spec)
-            self._from_file(net, file)
+            self._from_file(self.without_values(spec), file)
 
     def without_values(self, spec: str) -> Classifier:
         """A network of this architecture on torch's device ``meta``: shapes and dtypes alone."""
         with torch.device("meta"):
-            return models.build(
-                spec,
-                self.shape,
-                self.num_classes,
-                seed=0,
-                stem=self.stem,
-                projection=self.projection,
-            )
+            return models.build(spec, *self._form(), seed=0)
 
     def _from_file(self, net: Classifier, file: str) -> StateDict:
         path = weights_.path_of(file, net.spec)
@@ -152,13 +140,11 @@ class Task:
 
     def expected(self, spec: str) -> StateDict:
         """Names, shapes and dtypes of an architecture's state dict; the values mean nothing."""
-        return _layers(spec, self.shape, self.num_classes, self.stem, self.projection)
+        return _layers(spec, self._form())
 
     def parameters(self, spec: str) -> int:
         """How many parameters an architecture has for this task."""
-        return models.parameters(
-            spec, self.shape, self.num_classes, stem=self.stem, projection=self.projection
-        )
+        return models.parameters(spec, *self._form())
 
     # Training and evaluation.
 
@@ -187,16 +173,28 @@ class Task:
         momentum = train.momentum if optimise.is_sgd(train) else 0.0
         return optimise.effective(self.steps(n), momentum)
 
-    def batches(self, x: Tensor, y: Tensor, *name: str | int, drop_last: bool = False) -> Batches:
-        """Training batches of x [n, C, H, W] and y [n, ...], from the stream ("batches", *name)."""
-        check_augment(self.config.data.augment, x)
+    def batches(
+        self,
+        x: Tensor,
+        y: Tensor,
+        *name: str | int,
+        drop_last: bool = False,
+        size: int = 0,
+        augment: str = "",
+    ) -> Batches:
+        """Training batches of x [n, C, H, W] and y [n, ...], from the stream ("batches", *name).
+
+        ``size`` and ``augment``: by default train.batch-size and data.augment.
+        """
+        augment = augment or self.config.data.augment
+        check_augment(augment, x)
         return Batches(
             x,
             y,
-            batch_size=self.config.train.batch_size,
+            batch_size=size or self.config.train.batch_size,
             mean=self.mean,
             std=self.std,
-            augment=self.config.data.augment,
+            augment=augment,
             standardize=self.config.data.standardize,
             generator=seeds.stream(self.seed, "batches", *name),
             device=self.device,
@@ -207,15 +205,12 @@ class Task:
         self, x: Tensor, y: Tensor | None = None, size: int = 0
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Every sample once and in order, normalised; ``size``: of a batch, 0: score.batch-size."""
-        return evaluation_batches(
-            x,
-            torch.zeros(len(x), dtype=torch.int64) if y is None else y,
-            batch_size=size or self.config.score.batch_size,
-            mean=self.mean,
-            std=self.std,
-            standardize=self.config.data.standardize,
-            device=self.device,
-        )
+        y = torch.zeros(len(x), dtype=torch.int64) if y is None else y
+        size, how = size or self.config.score.batch_size, self.config.data.standardize
+        for start in range(0, len(x), size):
+            part = slice(start, start + size)
+            images = standardise(x[part].to(self.device), self.mean, self.std, how)
+            yield images, y[part].to(self.device)
 
     def mixed(self, x: Tensor, y: Tensor, *name: str | int) -> Iterator[tuple[Tensor, Tensor]]:
         """Every sample once, normalised, for networks on the statistics of the batch at hand.
@@ -267,18 +262,14 @@ def epochs(batches: Iterable[tuple[Tensor, ...]], count: int) -> Iterator[tuple[
 
 
 @lru_cache(maxsize=64)
-def _layers(spec: str, shape: Shape, classes: int, stem: str, projection: bool) -> StateDict:
+def _layers(spec: str, form: Form) -> StateDict:
     with torch.device("meta"):
-        net = models.build(spec, shape, classes, seed=0, stem=stem, projection=projection)
-        return dict(net.state_dict())
+        return dict(models.build(spec, *form, seed=0).state_dict())
 
 
 @lru_cache(maxsize=4)
-def _shown(
-    spec: str, shape: Shape, classes: int, stem: str, projection: bool, layout: MemoryFormat
-) -> Classifier:
-    net = models.build(spec, shape, classes, seed=0, stem=stem, projection=projection)
-    return arrange(net, layout)
+def _shown(spec: str, form: Form, layout: MemoryFormat) -> Classifier:
+    return arrange(models.build(spec, *form, seed=0), layout)
 
 
 class Result(NamedTuple):

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-from common import flops, peak
+from common import costs
 from common.config import Run
 from common.journal import Cost, Entry, Memory
 from common.protocol import Up
@@ -13,7 +13,7 @@ from server_app.method import Client
 @contextmanager
 def of_server(entry: Entry, run: Run) -> Iterator[None]:
     """Add what the block costs to what the round costs the server, where the run asks for it."""
-    with flops.counting(run.flops) as spent, peak.following(run.memory) as held:
+    with costs.counting(run.flops) as spent, costs.following(run.memory) as held:
         yield
     _note(entry, run, "server", spent.total, Memory(server=held.most))
 
@@ -21,8 +21,8 @@ def of_server(entry: Entry, run: Run) -> Iterator[None]:
 def of_clients(entry: Entry, run: Run, replies: Iterable[tuple[Client, Up]]) -> None:
     """Add what the clients say that their work cost, where the run asks for it."""
     metrics = {client.k: up.metrics for client, up in replies}
-    spent = sum(int(told.get(flops.NAME, 0.0)) for told in metrics.values())
-    most = {k: told.get(peak.NAME, 0.0) for k, told in metrics.items()}
+    spent = sum(int(told.get(costs.FLOPS, 0.0)) for told in metrics.values())
+    most = {k: told.get(costs.MEMORY, 0.0) for k, told in metrics.items()}
     _note(entry, run, "clients", spent, Memory(clients=most))
 
 

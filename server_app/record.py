@@ -12,10 +12,10 @@ from common.config import Config, MethodOptions
 from common.errors import report
 from common.files import write_atomically
 from common.journal import Entry, Undone
+from common.parse import to_toml
 from common.protocol import Up
 from common.records import StateDict
 from common.section import Value
-from common.toml import to_toml
 from server_app.keep import checkpoint, summary
 from server_app.keep.journal import Journal, clock
 from server_app.keep.places import to_relative

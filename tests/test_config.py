@@ -9,9 +9,8 @@ import pytest
 
 from common import methods
 from common.config import SECTIONS, Config, Run, Value
-from common.parse import auto_of, known_keys, parse, tables
+from common.parse import auto_of, defaults, parse, tables, to_toml
 from common.section import Section, kebab, meaning
-from common.toml import to_toml
 from deploy.run import settings
 
 
@@ -22,7 +21,7 @@ def values(**changes: Value) -> dict[str, Value]:
 
 
 def test_every_knob_has_its_value_in_pyproject_and_no_other_is_there() -> None:
-    assert sorted(settings.defaults()) == sorted(known_keys())
+    assert sorted(settings.defaults()) == sorted(defaults())
 
 
 def test_the_defaults_parse() -> None:

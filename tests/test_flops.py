@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from common.flops import counting
+from common.costs import counting
 from common.journal import Entry
 from deploy.report.pages import write_report
 from deploy.report.text import operations, size

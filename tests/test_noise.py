@@ -9,10 +9,17 @@ from torch import Tensor
 
 from common import noise, seeds
 from common.losses.distillation import kl
-from common.noise import NOISES
-from common.noise.dead_leaves import LARGEST, LEAVES, SMALLEST, _lay, radii
-from common.noise.simple import standard
-from common.noise.stylegan import images, modulated
+from common.noise import (
+    LARGEST,
+    LEAVES,
+    NOISES,
+    SMALLEST,
+    _lay,
+    images,
+    modulated,
+    radii,
+    standard,
+)
 from server_app.distil.noise import largest, weighted
 
 every_kind = pytest.mark.parametrize("kind", sorted(NOISES))

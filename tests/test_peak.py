@@ -8,9 +8,8 @@ import torch
 from torch import nn
 
 from client_app.methods.i_dl_mh import IDLMH
-from common.flops import counting
+from common.costs import counting, following
 from common.journal import Memory
-from common.peak import following
 from common.protocol import Down
 from deploy.run.loopback import Loopback
 from tests.support.tiny import flat, play

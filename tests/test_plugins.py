@@ -15,7 +15,7 @@ from common.data import load, source
 from common.data.partition import rule
 from common.models import architecture, parameters
 from common.names import check_brought, shadowed, version_of
-from common.parse import defaults, known_keys, parse, tables
+from common.parse import defaults, parse, tables
 from common.version import code_version
 from deploy.report.listing import LISTINGS
 from deploy.run.loopback import Loopback
@@ -122,7 +122,7 @@ def test_an_installed_plugin_is_found_by_its_name_and_listed(folder: Path) -> No
     distribution(folder, own, f"[fedmosaic.methods]\n{own}-far = {own}.far\n{more}")
     name = f"{own}-far"
     assert issubclass(methods.options(name), MethodOptions)
-    assert f"{name}.factor" in known_keys(name) and tables(name)[name] is methods.options(name)
+    assert f"{name}.factor" in defaults(name) and tables(name)[name] is methods.options(name)
     assert parse(defaults(name) | {"method": name, f"{name}.factor": 2.0}).method.factor == 2.0  # type: ignore[attr-defined]
     assert parameters(f"{own}-net", (1, 8, 8), 3) == 64 * 16 + 16 + 16 * 3 + 3
     listed = {kind: LISTINGS[kind]().rows for kind in ("methods", "models", "settings")}
@@ -217,7 +217,7 @@ def test_the_code_version_has_a_fingerprint_of_every_plugin(tmp_path: Path) -> N
     ours = parse(flat(tmp_path))
     assert version_of(ours) == code_version()
     named = version_of(parse(config(EXAMPLE, tmp_path)))
-    assert named == f"{code_version()}+lab.{plugins.digest('it', 'lab')}"
+    assert named == f"{code_version()}+lab.{plugins.digest('lab')}"
 
 
 def test_the_fingerprint_is_of_the_sources_without_tests(
@@ -231,8 +231,8 @@ def test_the_fingerprint_is_of_the_sources_without_tests(
             (folder / f"{name}.py").write_text(text)
         with monkeypatch.context() as patch:
             patch.setattr(sys, "path", [*sys.path, str(folder.parent)])
-            plugins._digest.cache_clear()
-            found.append(plugins.digest("it", "fingerprinted"))
+            plugins.digest.cache_clear()
+            found.append(plugins.digest("fingerprinted"))
     assert found[0] == found[1] != found[2]
 
 

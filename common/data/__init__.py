@@ -1,8 +1,8 @@
 """Data: what there is to learn, how it falls to the clients, and the batches they train on.
 
 A public (proxy) set is unlabelled images that everybody may see, set apart from the clients' or
-those of another data set.
-Partitions act on what remains, the pool; ``shares.py`` says what each client gets of it.
+those of another data set. Partitions act on what remains, the pool; ``shares.py`` says what each
+client gets of it.
 """
 
 import inspect
@@ -18,16 +18,20 @@ from torch import Tensor
 from common import plugins
 from common.config import NATURAL, OWN, SERVER, WHO, Data
 from common.data import outside
-from common.data.client_folders import load_client_folders
-from common.data.colour import CIFAR10, CIFAR100, SVHN
+from common.data.arrays import load_leaf, load_npz
 from common.data.dataset import Dataset, fitted, merged, resize, stratified
 from common.data.embedded import digits, points, toy
-from common.data.folder import load_folder
+from common.data.folder import load_client_folders, load_folder
 from common.data.hub import load_hub
-from common.data.idx import EMNIST_LETTERS, FASHION_MNIST, MNIST
-from common.data.leaf import load_leaf
-from common.data.npz import load_npz
 from common.data.partition import PARTITIONS
+from common.data.published import (
+    CIFAR10,
+    CIFAR100,
+    EMNIST_LETTERS,
+    FASHION_MNIST,
+    MNIST,
+    SVHN,
+)
 from common.seeds import rng
 
 __all__ = ["DATASETS", "PARTITIONS", "Dataset", "Source", "load", "source"]
@@ -40,41 +44,32 @@ class Source:
 
     load: Callable[[Data], Dataset]
     description: str
-    shape: tuple[int, int, int] | None
-    classes: int | None
+    shape: tuple[int, int, int] | None = None
+    classes: int | None = None
 
 
+GREY, COLOUR = (1, 28, 28), (3, 32, 32)
 DATASETS: dict[str, Source] = {
     "digits": Source(lambda _: digits(), "handwritten digits, inside scikit-learn", (1, 8, 8), 10),
     "fashion-mnist": Source(
-        FASHION_MNIST.load,
-        "clothing (Xiao et al. 2017); Debian package or torchvision",
-        (1, 28, 28),
-        10,
+        FASHION_MNIST.load, "clothing (Xiao et al. 2017); Debian package or torchvision", GREY, 10
     ),
-    "mnist": Source(MNIST.load, "digits (LeCun et al. 1998); torchvision", (1, 28, 28), 10),
+    "mnist": Source(MNIST.load, "digits (LeCun et al. 1998); torchvision", GREY, 10),
     "emnist-letters": Source(
-        EMNIST_LETTERS.load, "letters (Cohen et al. 2017); torchvision", (1, 28, 28), 26
+        EMNIST_LETTERS.load, "letters (Cohen et al. 2017); torchvision", GREY, 26
     ),
-    "cifar10": Source(CIFAR10.load, "CIFAR-10 (Krizhevsky 2009); torchvision", (3, 32, 32), 10),
+    "cifar10": Source(CIFAR10.load, "CIFAR-10 (Krizhevsky 2009); torchvision", COLOUR, 10),
     "cifar100": Source(
-        CIFAR100.load, "CIFAR-100, fine labels (Krizhevsky 2009); torchvision", (3, 32, 32), 100
+        CIFAR100.load, "CIFAR-100, fine labels (Krizhevsky 2009); torchvision", COLOUR, 100
     ),
-    "svhn": Source(SVHN.load, "house numbers (Netzer et al. 2011); torchvision", (3, 32, 32), 10),
-    "folder": Source(load_folder, "images in data.dir, one folder per class", None, None),
+    "svhn": Source(SVHN.load, "house numbers (Netzer et al. 2011); torchvision", COLOUR, 10),
+    "folder": Source(load_folder, "images in data.dir, one folder per class"),
     "client-folders": Source(
-        load_client_folders,
-        "images in data.dir, one folder per client with one folder per class",
-        None,
-        None,
+        load_client_folders, "images in data.dir, one folder per client with one folder per class"
     ),
-    "npz": Source(
-        load_npz, "clients' train/K.npz and test/K.npz in data.dir (PFLlib, HtFLlib)", None, None
-    ),
-    "leaf": Source(
-        load_leaf, "train/*.json and test/*.json by user in data.dir (LEAF)", None, None
-    ),
-    "hub": Source(load_hub, "a Hugging Face data set saved to data.dir; extra hub", None, None),
+    "npz": Source(load_npz, "clients' train/K.npz and test/K.npz in data.dir (PFLlib, HtFLlib)"),
+    "leaf": Source(load_leaf, "train/*.json and test/*.json by user in data.dir (LEAF)"),
+    "hub": Source(load_hub, "a Hugging Face data set saved to data.dir; extra hub"),
     "toy": Source(lambda _: toy(), "random patterns with noise, made on the spot", (1, 8, 8), 3),
     "points": Source(lambda _: points(), "three spiral arms in the plane", (2, 1, 1), 3),
 }
@@ -94,7 +89,7 @@ def source(name: str) -> Source:
     if isinstance(found, Source):
         return replace(found, load=outside.loader(name, found.load))
     about = (inspect.getdoc(found) or "").partition("\n")[0]
-    return Source(outside.loader(name, found), about, None, None)
+    return Source(outside.loader(name, found), about)
 
 
 _DECIDE = {
@@ -257,17 +252,15 @@ def set_aside(dataset: Dataset, fraction: float, seed: int) -> Divided:
     public images (``x_public``) keeps its whole training set as the pool, and ``fraction`` is of
     those images instead. DL-MH takes 0.8 of the training set.
     """
-    whole = dataset.x if dataset.x_public is None else dataset.x_public
-    labels = dataset.y if dataset.x_public is None else dataset.y_public
-    n = round(fraction * len(whole))
-    room = len(whole) - (1 if dataset.x_public is None else 0)
+    whole, labels, least = dataset.x_public, dataset.y_public, 0
+    if whole is None:
+        whole, labels, least = dataset.x, dataset.y, 1
+    n, room = round(fraction * len(whole)), len(whole) - least
     if not 1 <= n <= room:
         raise ValueError(
             f"a public set of {fraction} of {len(whole)} images has {n}: 1 to {room} are possible"
         )
     order = torch.from_numpy(rng(seed, "public").permutation(len(whole)))
     public, rest = order[:n].sort().values, order[n:].sort().values
-    known = None if labels is None else labels[public]
-    if dataset.x_public is not None:
-        return Divided(dataset, whole[public], known)
-    return Divided(dataset.trained_on(rest), whole[public], known)
+    pool = dataset.trained_on(rest) if least else dataset
+    return Divided(pool, whole[public], None if labels is None else labels[public])

@@ -1,19 +1,145 @@
-"""Arrays as other projects keep them, made into images (N, C, H, W) and labels (N,).
+"""Clients' data as other projects keep them: PFLlib's .npz files and LEAF's JSON files.
 
-Bytes stay bytes; floats stay what they are, whether in [0, 1], in [-1, 1] or anything else.
+Arrays are made into images (N, C, H, W) and labels (N,). Bytes stay bytes; floats stay what they
+are, whether in [0, 1], in [-1, 1] or anything else.
 """
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from common.config import Data
+from common.data import decoded
+from common.data.dataset import Dataset, measured
+from common.data.unpickle import read_npz
+from common.files import in_order
+
 CHANNELS = (1, 3)  #: of an image whose last axis is taken for its channels
+NOBODY = -1  #: owner of the test samples of a user who does not train
+
+Pair = tuple[np.ndarray, np.ndarray]  #: images and labels
+Samples = Sequence[tuple[str, int, Pair]]
+"""Images and labels, where they are from and whose they are, for one owner after the other."""
 
 
-def pair(held: object) -> tuple[np.ndarray, np.ndarray] | None:
+def load_npz(data: Data) -> Dataset:
+    """All clients' samples of ``data.dir``; classes are numbers. The name is that of the folder.
+
+    ``train/K.npz`` and ``test/K.npz`` keep, under ``data``, a pickled dictionary of images ``x``
+    and labels ``y``. Client K is owner K. ``config.json`` beside them may tell ``num_classes``
+    (Zhang et al. 2023, "PFLlib: Personalized Federated Learning Library"; HtFLlib).
+    """
+    root = decoded.given(data, "npz")
+    files = {part: _numbered_files(root / part) for part in ("train", "test")}
+    if odd := sorted(files["train"].keys() ^ files["test"].keys()):
+        missing = "test" if odd[0] in files["train"] else "train"
+        raise ValueError(f"{root / missing / str(odd[0])}.npz is missing")
+
+    def decode() -> dict[str, Tensor]:
+        parts = (
+            [(str(path), k, _from_npz(path)) for k, path in of.items()] for of in files.values()
+        )
+        return tensors(*([(at, k, pair) for at, k, pair in part if pair] for part in parts))
+
+    paths = [path for part in files.values() for path in part.values()]
+    found = decoded.kept("npz", paths, decode)
+    return measured(root.name, _classes(found, root / "config.json"), **found)
+
+
+def _numbered_files(folder: Path) -> dict[int, Path]:
+    """The clients' files in order, from 0 on."""
+    found = {int(p.stem): p for p in folder.glob("*.npz") if p.stem.isdecimal()}
+    for k in range(max(len(found), 1)):
+        if k not in found:
+            raise ValueError(f"{folder / str(k)}.npz is missing")
+    return dict(sorted(found.items()))
+
+
+def _from_npz(path: Path) -> Pair | None:
+    """One client's images and labels, if it has any."""
+    held = read_npz(path, "data")
+    with _within(str(path)):
+        return pair(held)
+
+
+def load_leaf(data: Data) -> Dataset:
+    """All users' samples of ``data.dir``; classes are numbers. The name is that of the folder.
+
+    Each ``train/*.json`` and ``test/*.json`` has ``users``, ``num_samples`` and ``user_data``,
+    which gives each user's ``x`` and ``y``: rows of numbers, such as FEMNIST's 784 in [0, 1], or
+    nested lists. Users are owners in the order of their names; where a test sample is of a user who
+    does not train, the test is nobody's own. Caldas et al. 2018, "LEAF: A Benchmark for Federated
+    Settings".
+    """
+    root = decoded.given(data, "leaf")
+    files = {part: sorted((root / part).glob("*.json")) for part in ("train", "test")}
+    for part, found in files.items():
+        if not found:
+            raise ValueError(f"{root / part}: no *.json files")
+    train, test = files.values()
+    kept = decoded.kept("leaf", [*train, *test], lambda: _from_json(train, test))
+    return measured(root.name, _classes(kept), **kept)
+
+
+def _from_json(*parts: list[Path]) -> dict[str, Tensor]:
+    """x, y and owner of both parts, for training and for testing."""
+    read = [[(path, _users(path)) for path in part] for part in parts]
+    names = {user for _, users in read[0] for user in users}
+    number = {user: i for i, user in enumerate(sorted(names, key=in_order))}
+    train, test = (
+        [
+            (f"{path}: user {user!r}", number.get(user, NOBODY), own)
+            for path, users in part
+            for user, own in users.items()
+        ]
+        for part in read
+    )
+    found = tensors(train, test)
+    if any(owner == NOBODY for _, owner, _ in test):
+        del found["owner_test"]
+    return found
+
+
+def _users(path: Path) -> dict[str, Pair]:
+    """The images and labels of each user in one file who has samples."""
+    try:
+        held = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: damaged or no JSON ({error})") from None
+    pairs: dict[str, Pair] = {}
+    with _within(str(path)):
+        if not isinstance(held, dict) or not isinstance(held.get("user_data"), dict):
+            raise ValueError("there is no 'user_data' by user in it")
+        users = held.get("users", list(held["user_data"]))
+        told = held.get("num_samples", [None] * len(users))
+        if len(told) != len(users):
+            raise ValueError(f"num_samples has {len(told)} entries for {len(users)} users")
+        for user, n in zip(users, told, strict=True):
+            with _within(f"user {str(user)!r}"):
+                own = pair(held["user_data"].get(user))
+                if n not in (None, len(own[1]) if own else 0):
+                    raise ValueError(f"not {n} samples, as num_samples says")
+            if own:
+                pairs[str(user)] = own
+    return pairs
+
+
+@contextmanager
+def _within(place: str) -> Iterator[None]:
+    """A block whose ``ValueError`` begins with ``place``."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from None
+
+
+def pair(held: object) -> Pair | None:
     """Images and labels of a dictionary with ``x`` and ``y``; None if it holds no samples.
 
     Raises ``ValueError``, one line, for anything else.
@@ -84,10 +210,6 @@ def _array(values: object) -> np.ndarray:
     return array
 
 
-Samples = Sequence[tuple[str, int, tuple[np.ndarray, np.ndarray]]]
-"""Images and labels, where they are from and whose they are, for one owner after the other."""
-
-
 def tensors(train: Samples, test: Samples) -> dict[str, Tensor]:
     """x, y and owner of both parts, by the names of ``Dataset``.
 
@@ -112,7 +234,15 @@ def tensors(train: Samples, test: Samples) -> dict[str, Tensor]:
     return found
 
 
-def numbered(y: Tensor, y_test: Tensor) -> tuple[str, ...]:
-    """Names of the classes of which only numbers are known."""
-    top = max(int(each.max()) for each in (y, y_test) if len(each))
-    return tuple(str(c) for c in range(top + 1))
+def _classes(samples: dict[str, Tensor], config: Path | None = None) -> tuple[str, ...]:
+    """The classes' numbers: those seen, and more where a generator's ``config`` tells of them."""
+    top = max(int(y.max()) for y in (samples["y"], samples["y_test"]) if len(y))
+    told = top + 1
+    if config is not None and config.is_file():
+        try:
+            told = json.loads(config.read_bytes())["num_classes"]
+        except (OSError, ValueError, TypeError, KeyError):
+            raise ValueError(f"{config}: damaged, or without 'num_classes'") from None
+        if type(told) is not int or told <= top:
+            raise ValueError(f"{config}: num_classes = {told!r}, but there are labels to {top}")
+    return tuple(str(c) for c in range(told))

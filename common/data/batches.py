@@ -88,7 +88,6 @@ class Batches:
         generator: torch.Generator,
         device: torch.device | str | None = None,
         drop_last: bool = False,
-        skip_single: bool = True,
     ) -> None:
         self._augment = AUGMENTS[augment]
         assert len(x) == len(y) > 0, "batches of no samples"
@@ -99,7 +98,7 @@ class Batches:
         self._standardize = standardize
         self._generator = generator
         self.batch_size = batch_size
-        self.lengths = lengths(len(x), batch_size, drop_last, skip_single)
+        self.lengths = lengths(len(x), batch_size, drop_last)
 
     @property
     def samples(self) -> int:
@@ -187,30 +186,10 @@ def cut_out(x: Tensor, centres: Tensor, side: int) -> None:
     x.masked_fill_((tall[:, :, None] & wide[:, None, :])[:, None], 0.0)
 
 
-def evaluation_batches(
-    x: Tensor,
-    y: Tensor,
-    *,
-    batch_size: int,
-    mean: Sequence[float],
-    std: Sequence[float],
-    standardize: str = "dataset",
-    device: torch.device | str | None = None,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Every sample once and in order, normalised and not augmented; nothing is left out."""
-    target = x.device if device is None else torch.device(device)
-    for start in range(0, len(x), batch_size):
-        part = slice(start, start + batch_size)
-        images = x[part].to(target)
-        yield standardise(images, mean, std, standardize), y[part].to(target)
-
-
-def lengths(
-    n: int, size: int, drop_last: bool = False, skip_single: bool = True
-) -> tuple[int, ...]:
+def lengths(n: int, size: int, drop_last: bool = False) -> tuple[int, ...]:
     """The batches of an epoch over n samples, as ``Batches`` cuts them."""
     full, rest = divmod(n, size)
-    skip = full > 0 and (drop_last or (skip_single and rest == 1))
+    skip = full > 0 and (drop_last or rest == 1)
     return (size,) * full + ((rest,) if rest and not skip else ())
 
 

@@ -181,9 +181,7 @@ def interpolated(images: Tensor, size: tuple[int, int]) -> Tensor:
 def converted(
     x: Tensor, shape: tuple[int, int, int], convert: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Bytes (N, ...) to bytes (N, *shape): ``convert`` is given them as floats, ``CHUNK`` at a
-    time.
-    """
+    """Convert bytes (N, ...) to bytes (N, *shape), as floats and ``CHUNK`` at a time."""
     out = torch.empty((len(x), *shape), dtype=torch.uint8)
     for into, images in zip(out.split(CHUNK), x.split(CHUNK), strict=True):
         into[:] = convert(images.float()).round().clamp(0, 255)

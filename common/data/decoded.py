@@ -8,17 +8,16 @@ when that key no longer fits or the file is damaged. Where nothing can be writte
 decodes for itself.
 """
 
-import contextlib
 import hashlib
 import os
 import struct
-import uuid
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from torch import Tensor
 
 from common.config import Data
+from common.files import replaced
 
 VERSION = 1  #: raised whenever the same files would be decoded differently
 SMALL = 2**20  #: bytes of source files that are decoded every time rather than kept
@@ -28,11 +27,6 @@ def cache_dir() -> Path:
     """The user's cache: $XDG_CACHE_HOME/fedmosaic, else ~/.cache/fedmosaic. Not created here."""
     home = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(home) if home else Path.home() / ".cache") / "fedmosaic"
-
-
-def root(directory: str) -> Path:
-    """``data.dir`` with ``~`` resolved, or the user's cache where it is empty."""
-    return Path(directory).expanduser() if directory else cache_dir() / "data"
 
 
 def given(data: Data, name: str) -> Path:
@@ -45,22 +39,12 @@ def given(data: Data, name: str) -> Path:
     return folder
 
 
-def how_to_get(name: str, tried: list[Path], more: str = "") -> str:
-    """One line for a data set that is not there: the places tried and the ways to it."""
-    places = ", ".join(str(path) for path in tried)
-    return (
-        f"data set {name!r} not found in {places}: set data.dir to the folder that holds it, or "
-        f"data.download = true{more}"
-    )
-
-
 def cached(
     root: Path, paths: list[str], size: int, decode: Callable[[], dict[str, Tensor]], kind: str = ""
 ) -> dict[str, Tensor]:
     """What ``decode`` returns for ``paths``, all below ``root``; decoded at most once per content.
 
     ``kind``: of what, where several things are made of one folder.
-    A copy is written under a temporary name and renamed, so readers never see half of it.
     """
     beside = root.parent / f".{root.name}-{kind}{size}.safetensors"
     elsewhere = cache_dir() / "folders" / f"{_digest([str(root)])}-{kind}{size}.safetensors"
@@ -125,13 +109,10 @@ def _write(path: Path, tensors: dict[str, Tensor], key: str) -> bool:
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, str(temporary), {"key": key})
-        temporary.replace(path)
+        with replaced(path) as temporary:
+            save_file(tensors, temporary, {"key": key})
     except (OSError, SafetensorError):
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         return False
     return True

@@ -54,14 +54,13 @@ def toy(
     shape: tuple[int, int, int] = (1, 8, 8),
     train: int = 360,
     test: int = 120,
-    seed: int = 0,
 ) -> Dataset:
     """uint8 images: a random pattern per class plus noise; ``train`` and ``test`` are totals.
 
     A linear model separates them nearly perfectly. Labels go round (0, 1, 2, 0, ..), so the
     classes are balanced.
     """
-    draw = rng(seed, "toy", classes, *shape)
+    draw = rng(0, "toy", classes, *shape)
     pattern = draw.uniform(0, 255, (classes, *shape))
 
     def sample(n: int) -> tuple[Tensor, Tensor]:
@@ -75,12 +74,12 @@ def toy(
     return measured("toy", names, x=x, y=y, x_test=x_test, y_test=y_test)
 
 
-def points(*, train: int = 600, test: int = 300, seed: int = 0) -> Dataset:
+def points() -> Dataset:
     """float32 (N, 2, 1, 1): three interleaved spiral arms, one per class, in [-1.2, 1.2]².
 
     Two features and three classes, as in FedORION, Figure 1, which draws decision boundaries.
     """
-    draw = rng(seed, "points")
+    draw = rng(0, "points")
 
     def sample(n: int) -> tuple[Tensor, Tensor]:
         y = np.arange(n) % 3
@@ -89,7 +88,7 @@ def points(*, train: int = 600, test: int = 300, seed: int = 0) -> Dataset:
         x = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
         return torch.from_numpy(x.astype(np.float32)[:, :, None, None]), torch.from_numpy(y)
 
-    x, y = sample(train)
-    x_test, y_test = sample(test)
+    x, y = sample(600)
+    x_test, y_test = sample(300)
     names = ("first arm", "second arm", "third arm")
     return Dataset("points", names, x, y, x_test, y_test, (0.0, 0.0), (1.0, 1.0))

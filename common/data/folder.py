@@ -3,7 +3,7 @@
 Three layouts: ``DIR/{train,test}/<class>/*.png``; the same with ``valid`` (or ``val``), which
 becomes the public set beside ``test`` (CINIC-10) and the test set without it (TinyImageNet, whose
 ``val_annotations.txt`` is understood); and ``DIR/<class>/*.png``, of which 80 % of every class
-train and 20 % test, always the same.
+train and 20 % test, always the same. ``client-folders`` has such a folder for each client.
 """
 
 import os
@@ -19,7 +19,9 @@ from torch import Tensor
 
 from common.config import Data
 from common.data import decoded
-from common.data.dataset import Dataset, halved, measured
+from common.data.dataset import Dataset, halved, holdout, measured
+from common.files import in_order
+from common.seeds import rng
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".webp")
 ANNOTATIONS = "val_annotations.txt"  #: TinyImageNet: "<file> <class> <box>" per line
@@ -39,6 +41,54 @@ def load_folder(data: Data) -> Dataset:
     classes, parts = _parts(root)
     fields = tensors(root, parts, data.image_size)
     return measured(root.name, classes, **(fields if "test" in parts else halved(fields, "folder")))
+
+
+def load_client_folders(data: Data) -> Dataset:
+    """The images of several clients, ``DIR/<client>/<class>/*.png``; otherwise as ``load_folder``.
+
+    A client's folder may have ``train`` and ``test`` over the classes; without them 80 % of each
+    class train and 20 % are for testing, always the same. Clients are owners in the order of their
+    folders' names. A client need not have images of every class.
+    """
+    root = decoded.given(data, "client-folders")
+    clients = sorted(subfolders(root), key=in_order)
+    if not clients:
+        raise ValueError(f"{root}: no client's folder in it")
+    classes = tuple(sorted({c for name in clients for c in subfolders(_training(root / name))}))
+    if len(classes) < 2:
+        raise ValueError(f"{root}: {len(classes)} class folders in all, at least 2 are needed")
+    parts: dict[str, Part] = {"train": [], "test": []}
+    owners: dict[str, list[int]] = {"train": [], "test": []}
+    for k, name in enumerate(clients):
+        for part, found in zip(parts, _of_client(root / name, classes), strict=True):
+            parts[part] += found
+            owners[part] += [k] * len(found)
+    fields = tensors(root, parts, data.image_size, "clients-")
+    fields |= {"owner": torch.tensor(owners["train"]), "owner_test": torch.tensor(owners["test"])}
+    return measured(root.name, classes, **fields)
+
+
+def _training(folder: Path) -> Path:
+    """Where a client's class folders are."""
+    return folder / "train" if (folder / "train").is_dir() else folder
+
+
+def _of_client(folder: Path, classes: tuple[str, ...]) -> tuple[Part, Part]:
+    """One client's images for training and testing.
+
+    Raises ``ValueError`` for a client that has none to train on, or none set apart for testing.
+    """
+    training = _training(folder)
+    train = listed(training, classes)
+    if not train:
+        raise ValueError(f"{training}: no images")
+    if training == folder:
+        y = torch.tensor([c for _, c in train])
+        kept, apart = holdout(y, 0.2, rng(0, "folder", folder.name))
+        return [train[i] for i in kept.tolist()], [train[i] for i in apart.tolist()]
+    if not (folder / "test").is_dir():
+        raise ValueError(f"{folder}: there is a train folder, but no test beside it")
+    return train, listed(folder / "test", classes)
 
 
 def tensors(root: Path, parts: dict[str, Part], size: int, kind: str = "") -> dict[str, Tensor]:

@@ -11,7 +11,10 @@ them (device k has pattern k mod 5, slot j of ten is the j-th tenth of the class
 stretches the rule to the number of devices.
 """
 
+import contextlib
 import inspect
+import os
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -22,10 +25,10 @@ import numpy as np
 
 from common import plugins
 from common.config import NATURAL, OWN, Data
-from common.data import flwr_partitions as flower
 from common.data.dataset import Dataset
 from common.data.dirichlet import fedkf_dirichlet, label_dirichlet, quantity_dirichlet
 from common.data.outside import check_shares, guarded, placed
+from common.extras import imported
 from common.seeds import rng
 
 SLOTS = 10  #: of DL-MH's patterns
@@ -203,6 +206,47 @@ def _draw(
     return shares
 
 
+FLOWER: dict[str, tuple[str, dict[str, str]]] = {
+    "Dirichlet": ("", {"alpha": "alpha", "min_size": "min_partition_size"}),
+    "Pathological": ("", {"classes_per_client": "num_classes_per_partition"}),
+    "Shard": ("", {"classes_per_client": "num_shards_per_partition"}),
+    "Linear": (": sizes 1, 2, 3, …", {}),
+    "Square": (": sizes 1, 4, 9, …", {}),
+    "Exponential": (": sizes e, e², e³, …", {}),
+}
+"""Partitioners of flwr-datasets, what to say of each, and its options: our names and its own."""
+
+
+def _dealt(
+    name: str, labels: np.ndarray, clients: int, rng: np.random.Generator, **options: object
+) -> list[np.ndarray]:
+    """What the partitioner ``name`` of flwr-datasets (the extra ``hub``) makes of the labels (N,).
+
+    The samples are shuffled first, because most of these rules cut a data set as it lies. What is
+    drawn then comes from the partitioner's own generator, seeded by ours. The import takes every
+    process some seconds. Raises ``ValueError``, one line, for what it cannot make.
+    """
+    what = f"data.partition = 'flwr-{name.lower()}'"
+    datasets, partitioners = imported("datasets"), imported("flwr_datasets.partitioner")
+    given = {FLOWER[name][1][key]: value for key, value in options.items()}
+    if options:
+        given |= {"partition_by": "label", "seed": int(rng.integers(2**31))}
+    rows = rng.permutation(len(labels))
+    table = datasets.Dataset.from_dict({"label": labels[rows], "row": rows})
+    with (
+        warnings.catch_warnings(),
+        open(os.devnull, "w", encoding="utf-8") as nowhere,
+        contextlib.redirect_stderr(nowhere),  # its progress bars
+    ):
+        warnings.simplefilter("ignore")
+        partitioner = getattr(partitioners, f"{name}Partitioner")(clients, **given)
+        partitioner.dataset = table
+        try:
+            return [np.array(partitioner.load_partition(k)["row"]) for k in range(clients)]
+        except ValueError as error:
+            raise ValueError(f"{what}: {' '.join(str(error).split())}") from error
+
+
 PARTITIONS: dict[str, Partition] = {
     "iid": Partition(of_labels(iid), "equal random shares", "McMahan et al. 2017"),
     NATURAL: Partition(
@@ -234,12 +278,12 @@ PARTITIONS: dict[str, Partition] = {
     "niid3": Partition(of_labels(niid3), "four classes, each on two devices", "DL-MH, NIID-3"),
     **{
         f"flwr-{name.lower()}": Partition(
-            of_labels(partial(flower.dealt, name)),
+            of_labels(partial(_dealt, name)),
             f"{name}Partitioner{what}",
             "flwr-datasets (extra hub)",
             tuple(takes),
         )
-        for name, (what, takes) in flower.RULES.items()
+        for name, (what, takes) in FLOWER.items()
     },
 }
 

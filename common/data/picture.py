@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from os import PathLike
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +18,6 @@ LEAST = 11.0  #: the same in points at least; with many clients neighbours may o
 
 def bubbles(
     counts: np.ndarray,
-    path: str | PathLike[str] | None = None,
     *,
     classes: Sequence[str] = (),
     color: str = "C0",
@@ -27,9 +25,8 @@ def bubbles(
     """Clients across, classes up; ``counts`` (clients, classes) holds numbers of samples.
 
     The area of a bubble is proportional to its count, the largest one nearly fills its cell, and
-    a key gives the scale. ``classes`` names the rows where there are at most 30. Written to
-    ``path`` (the suffix decides the format) if one is given. Drawn with the figure's own objects:
-    pyplot's global state is not touched.
+    a key gives the scale. ``classes`` names the rows where there are at most 30. Drawn with
+    the figure's own objects: pyplot's global state is not touched.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -72,8 +69,6 @@ def bubbles(
         labelspacing=0.9,
         scatteryoffsets=[0.5],
     )
-    if path is not None:
-        figure.savefig(path, dpi=160)
     return figure
 
 

@@ -68,8 +68,7 @@ def share(data: Data, k: int, clients: int, seed: int) -> Share:
             f"client {k} has {len(train)} training samples, at least {LEAST} are needed"
             + ("" if data.partition in (NATURAL, OWN) else remedy)
         )
-    own = data.test == "own"
-    return Share(pool, torch.as_tensor(train), torch.as_tensor(test), own)
+    return Share(pool, torch.as_tensor(train), torch.as_tensor(test), data.test == "own")
 
 
 def check_share(data: Data, k: int, clients: int, seed: int) -> None:

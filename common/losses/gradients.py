@@ -1,5 +1,4 @@
-"""What is added to gradient descent: staying near a reference, gradients that are given, and how
-two gradients differ."""
+"""Terms added to gradient descent, gradients that are given, and how two gradients differ."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
@@ -63,9 +62,7 @@ class Divergence:
 
 
 def slope(gradient: Sequence[Tensor], at: Sequence[Tensor]) -> Tensor:
-    """A scalar 0 whose gradient with respect to ``at`` is ``gradient``: ⟨gradient, at⟩ less its
-    value.
-    """
+    """Return 0 as a scalar with the ``gradient`` given at ``at``: ⟨gradient, at⟩ − its value."""
     linear = torch.stack([(g * w).sum() for g, w in zip(gradient, at, strict=True)]).sum()
     return linear - linear.detach()
 

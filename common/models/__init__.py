@@ -2,8 +2,7 @@
 
 A spec is a name from ``MODELS``, or a name and a width factor: ``resnet18@0.25`` has a quarter of
 the channels everywhere (at least 4 in a layer), ``resnet18@0.25-up`` rounds them up instead, also
-to fewer than 4. Networks of others (``torchvision:NAME``,
-``timm:NAME``, a plug-in's) have no width factor.
+to fewer than 4. Networks of others (``torchvision:NAME``, ``timm:NAME``, a plug-in's) have none.
 
 ``resnet18-exits2`` is the first two stages of a ResNet-18, with a classifier after each
 (``exits.py``), for the ImageNet family's ResNets (1 to 4) and the CNNs; ``resnet18-linear2`` the
@@ -23,11 +22,17 @@ from torch import nn
 from common import plugins, seeds
 from common.models import outside
 from common.models.classifier import Classifier, Projected, Split
-from common.models.densenet import CifarDenseNet
+from common.models.convolutional import (
+    CifarDenseNet,
+    CifarResNet,
+    DenseNet121,
+    MobileNetV2,
+    ResNet,
+    ShuffleNetV2,
+    WideResNet,
+)
 from common.models.exits import Exits, Kind
-from common.models.imagenet import DenseNet121, MobileNetV2, ShuffleNetV2
 from common.models.layers import RoundedUp, Shape, single, sixteen
-from common.models.resnet import CifarResNet, ResNet, WideResNet
 from common.models.small import CNN, MLP, LeNet5
 from common.models.weights import load_published
 
@@ -86,6 +91,16 @@ def _row(
     return Architecture(build, params, source, input, stems, pretrained, nests=not moves)
 
 
+def _densenet(depth: int, bc: bool, params: int, source: str) -> Architecture:
+    return _row(CifarDenseNet, params, source, depth=depth, bc=bc)
+
+
+def _shufflenet(width: int, params: int, source: str, pretrained: str) -> Architecture:
+    """``width``: channels of the first of three stages, each twice as wide as the one before."""
+    widths = (24, width, 2 * width, 4 * width, 1024)
+    return _row(ShuffleNetV2, params, source, _BOTH, pretrained=pretrained, widths=widths)
+
+
 def _resnet(blocks: str, params: int, source: str, pretrained: str = "") -> Architecture:
     counts = tuple(int(count) for count in blocks.split("-"))
     return _row(ResNet, params, source, _BOTH, pretrained=pretrained, blocks=counts)
@@ -99,6 +114,8 @@ _CUT = "DL-MH: ResNet-18 cut to 8 layers, read as 64-128-256 channels with Batch
 _GN16 = "FedGKD: 16-32-64 channels, GroupNorm of 16 groups"
 _DL_MH = "DL-MH's DenseNet, read as Huang et al., DenseNet-BC, depth 40, growth 12"
 _FIGURE_1 = "FedORION, Figure 1 (sizes ours)"
+_FEDIN = "FedIN, Table VI"
+_CPUS = "ours, for CPUs"
 
 MODELS: dict[str, Architecture] = {
     "wrn-40-1": _row(WideResNet, 563_930, f"FedORION; {_ZAGORUYKO}", depth=40, widen=1),
@@ -114,44 +131,23 @@ MODELS: dict[str, Architecture] = {
     "resnet8-wide-gn": _row(CifarResNet, 1_227_594, _GN, 5, depth=8, first=64, norm=single),
     "resnet8-wide-bn": _row(CifarResNet, 1_227_594, _CUT, depth=8, first=64),
     "resnet8-gn16": _row(CifarResNet, 78_042, _GN16, depth=8, norm=sixteen),
-    "resnet10": _resnet("1-1-1-1", 4_910_922, "FedIN, Table VI"),
-    "resnet14": _resnet("1-1-2-2", 10_812_234, "FedIN, Table VI"),
-    "resnet18": _resnet(
-        "2-2-2-2", 11_181_642, "torchvision; FedORION; FedIN, Table VI", "ResNet18"
-    ),
-    "resnet22": _resnet("2-2-3-3", 17_082_954, "FedIN, Table VI"),
-    "resnet26": _resnet("3-3-3-3", 17_452_362, "FedIN, Table VI"),
+    "resnet10": _resnet("1-1-1-1", 4_910_922, _FEDIN),
+    "resnet14": _resnet("1-1-2-2", 10_812_234, _FEDIN),
+    "resnet18": _resnet("2-2-2-2", 11_181_642, f"torchvision; FedORION; {_FEDIN}", "ResNet18"),
+    "resnet22": _resnet("2-2-3-3", 17_082_954, _FEDIN),
+    "resnet26": _resnet("3-3-3-3", 17_452_362, _FEDIN),
     "resnet34": _resnet("3-4-6-3", 21_289_802, "torchvision; FedORION", "ResNet34"),
     "mobilenetv2": _row(
         MobileNetV2, 2_236_682, "torchvision; FedORION", _BOTH, pretrained="MobileNet_V2"
     ),
-    "shufflenetv2": _row(
-        ShuffleNetV2,
-        1_263_854,
-        "torchvision; FedORION, FedDF",
-        _BOTH,
-        widths=(24, 116, 232, 464, 1024),
-        pretrained="ShuffleNet_V2_X1_0",
+    "shufflenetv2": _shufflenet(
+        116, 1_263_854, "torchvision; FedORION, FedDF", "ShuffleNet_V2_X1_0"
     ),
-    "shufflenetv2-x0.5": _row(
-        ShuffleNetV2,
-        352_042,
-        "torchvision",
-        _BOTH,
-        widths=(24, 48, 96, 192, 1024),
-        pretrained="ShuffleNet_V2_X0_5",
-    ),
-    "densenet-bc-40-12": _row(CifarDenseNet, 176_122, _DL_MH, depth=40, growth=12, bc=True),
-    "densenet-40-12": _row(
-        CifarDenseNet, 1_019_722, "Huang et al., depth 40, growth 12", depth=40, growth=12, bc=False
-    ),
-    "densenet-bc-100-12": _row(
-        CifarDenseNet,
-        769_162,
-        "Huang et al., DenseNet-BC, depth 100, growth 12",
-        depth=100,
-        growth=12,
-        bc=True,
+    "shufflenetv2-x0.5": _shufflenet(48, 352_042, "torchvision", "ShuffleNet_V2_X0_5"),
+    "densenet-bc-40-12": _densenet(40, True, 176_122, _DL_MH),
+    "densenet-40-12": _densenet(40, False, 1_019_722, "Huang et al., depth 40, growth 12"),
+    "densenet-bc-100-12": _densenet(
+        100, True, 769_162, "Huang et al., DenseNet-BC, depth 100, growth 12"
     ),
     "densenet121": _row(
         DenseNet121,
@@ -166,9 +162,9 @@ MODELS: dict[str, Architecture] = {
     "mlp": _row(
         MLP, 26_634, "ours, for CPUs: two hidden layers", 1, input=(1, 8, 8), hidden=(128, 128)
     ),
-    "cnn2": _row(CNN, 19_562, "ours, for CPUs", input=(1, 8, 8), depth=2),
-    "cnn3": _row(CNN, 56_554, "ours, for CPUs", input=(1, 8, 8), depth=3),
-    "cnn4": _row(CNN, 93_546, "ours, for CPUs", input=(1, 8, 8), depth=4),
+    "cnn2": _row(CNN, 19_562, _CPUS, input=(1, 8, 8), depth=2),
+    "cnn3": _row(CNN, 56_554, _CPUS, input=(1, 8, 8), depth=3),
+    "cnn4": _row(CNN, 93_546, _CPUS, input=(1, 8, 8), depth=4),
     "points-mlp-1": _row(MLP, 130, _FIGURE_1, 1, input=(2, 1, 1), hidden=(8,)),
     "points-mlp-2": _row(MLP, 218, _FIGURE_1, 1, input=(2, 1, 1), hidden=(8, 8)),
     "points-mlp-3": _row(MLP, 410, _FIGURE_1, 1, input=(2, 1, 1), hidden=(16, 8, 8)),
@@ -317,11 +313,11 @@ def build(
     spec: str,
     shape: Shape,
     classes: int,
+    stem: str = "auto",
+    projection: bool = False,
     *,
     seed: int,
     name: tuple[str | int, ...] = ("init",),
-    stem: str = "auto",
-    projection: bool = False,
     pretrained: bool = False,
 ) -> Classifier:
     """The network ``spec`` for images (C, H, W), in train mode, on torch's default device.
@@ -356,11 +352,11 @@ def count(model: nn.Module) -> int:
 
 @lru_cache(maxsize=1024)
 def parameters(
-    spec: str, shape: Shape, classes: int, *, stem: str = "auto", projection: bool = False
+    spec: str, shape: Shape, classes: int, stem: str = "auto", projection: bool = False
 ) -> int:
     """The number of parameters of a network that is not built; counted once in a process."""
     with torch.device("meta"):
-        return count(build(spec, shape, classes, seed=0, stem=stem, projection=projection))
+        return count(build(spec, shape, classes, stem, projection, seed=0))
 
 
 def smallest(specs: Iterable[str], shape: Shape, classes: int, *, stem: str = "auto") -> str:

@@ -30,9 +30,7 @@ class Rest(Generic[N]):
             parameter.data = parameter.new_full((), torch.nan).expand(parameter.shape)
 
     def wake(self) -> bool:
-        """Give the parameters memory again, laid out as before, with any numbers; whether they had
-        none.
-        """
+        """Give the parameters any numbers again, laid out as before; whether they had none."""
         rested = bool(self._strides)
         for parameter, stride in zip(self.net.parameters(), self._strides, strict=rested):
             parameter.data = torch.empty_strided(

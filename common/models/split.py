@@ -15,7 +15,8 @@ from common.models.layers import Shape
 def splittable(net: Classifier) -> Split:
     """``net``, if it has an extractor; a one-line ``ValueError`` if not."""
     if not isinstance(net, Split):
-        raise ValueError(f"model {net.spec!r} cannot be split into extractor and rest")
+        parts = "extractor, intermediate layers and classifier"
+        raise ValueError(f"model {net.spec!r} cannot be split into {parts}")
     return net
 
 
@@ -85,11 +86,7 @@ def shapes(spec: str, shape: Shape, classes: int, *, stem: str = "auto") -> Shap
     Raises ``ValueError``, one line, for an architecture without intermediate layers of its own.
     """
     with torch.device("meta"):
-        net = models.build(spec, shape, classes, seed=0, stem=stem).eval()
-        if not isinstance(net, Split):
-            raise ValueError(
-                f"model {spec!r} has no split into extractor, intermediate layers and classifier"
-            )
+        net = splittable(models.build(spec, shape, classes, stem, seed=0)).eval()
         with torch.no_grad():
             s_in = net.extractor(torch.empty(1, *shape))
             return Shapes(tuple(s_in.shape[1:]), tuple(net.intermediate(s_in).shape[1:]))

@@ -7,10 +7,11 @@ are the same.
 
 A payload is one flat array for each dtype (``arrays.py``) and one JSON skeleton that says which
 field each piece of it is (``skeleton.py``). A message holds the arrays in ``.npy`` form and the
-skeleton compressed, a file is a safetensors file of the same arrays (``file.py``). A state dict of
+skeleton compressed, a file is a safetensors file of the same arrays. A state dict of
 two hundred small tensors then costs a kilobyte of names and headers in a message, not thirty.
 """
 
+import zlib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -23,8 +24,17 @@ from torch import Tensor
 
 from common.errors import first_line, invalid
 from common.files import Damaged
-from common.records.arrays import Flat, Numbers, body_bytes, flatten, from_npy, take, to_npy
-from common.records.file import from_file, to_file
+from common.records.arrays import (
+    Flat,
+    Numbers,
+    body_bytes,
+    flatten,
+    from_file,
+    from_npy,
+    take,
+    to_file,
+    to_npy,
+)
 from common.records.skeleton import (
     MAX_TENSORS,
     MAX_TENSORS_KEPT,
@@ -36,7 +46,6 @@ from common.records.skeleton import (
     lift,
     lower,
     parse,
-    squeeze,
 )
 
 StateDict = dict[str, Tensor]
@@ -70,7 +79,7 @@ class Records(BaseModel):
         """The payload as a RecordDict: record ``arrays`` (flat, by dtype) and record ``fields``."""
         skeleton, arrays = self._apart()
         flat = {name: to_npy(name, numbers) for name, numbers in arrays.items()}
-        fields = ConfigRecord({"kind": self.kind, "skeleton": squeeze(skeleton)})
+        fields = ConfigRecord({"kind": self.kind, "skeleton": zlib.compress(skeleton, 6)})
         return RecordDict({"arrays": ArrayRecord(flat), "fields": fields})
 
     @classmethod
@@ -93,7 +102,7 @@ class Records(BaseModel):
         return cls._together(skeleton, pool, MAX_TENSORS, cls.values)
 
     def to_bytes(self) -> bytes:
-        """The payload as a safetensors file (``file.py``)."""
+        """The payload as a safetensors file."""
         return b"".join(self.pieces())
 
     def pieces(self) -> list[bytes | memoryview]:

@@ -157,13 +157,8 @@ def _too_many(values: int) -> str:
     return f"the payload's skeleton has more than {values} values that are no tensors"
 
 
-def squeeze(text: bytes) -> bytes:
-    """A skeleton as it travels."""
-    return zlib.compress(text, 6)
-
-
 def inflate(squeezed: bytes) -> bytes:
-    """Inverse of ``squeeze``, for at most ``MAX_BYTES``."""
+    """The skeleton in what a message holds, of at most ``MAX_BYTES``."""
     inflater = zlib.decompressobj()
     try:
         text = inflater.decompress(squeezed, MAX_BYTES)

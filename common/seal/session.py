@@ -154,7 +154,7 @@ def seal(
     """A body for one receiver, with what the header says beside; no ``place`` travels by itself."""
     nonce = secrets.token_bytes(NONCE)
     bound = _bound(keys, place, way, body.digest)
-    wrapped = nonce + AESGCM(_key(keys, way)).encrypt(nonce, body.key, bound)
+    wrapped = nonce + AESGCM(getattr(keys, way)).encrypt(nonce, body.key, bound)
     about = ConfigRecord({**more, "wrapped": wrapped, "tag": body.tag})
     return RecordDict({SEALED: body.pieces, SEAL: about})
 
@@ -171,14 +171,10 @@ def unseal(content: RecordDict, keys: Keys, place: Place, way: Direction) -> Rec
     wrapped, tag = told(about, "wrapped", bytes), told(about, "tag", bytes)
     bound = _bound(keys, place, way, digest(pieces, tag))
     try:
-        key = AESGCM(_key(keys, way)).decrypt(wrapped[:NONCE], wrapped[NONCE:], bound)
+        key = AESGCM(getattr(keys, way)).decrypt(wrapped[:NONCE], wrapped[NONCE:], bound)
     except (InvalidTag, ValueError):
         raise NotAuthentic("it was not sealed for this place by the other side") from None
     return decrypt(pieces, tag, key)
-
-
-def _key(keys: Keys, way: Direction) -> bytes:
-    return keys.down if way == "down" else keys.up
 
 
 def _bound(keys: Keys, place: Place, way: Direction, body: bytes) -> bytes:

@@ -19,10 +19,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
-from common.crowd import MANY, thinned
 from common.data.picture import bubbles
 from common.journal import Entry
-from common.metrics import fairness, over_mixtures
+from common.metrics import MANY, fairness, over_mixtures, thinned
 from common.seeds import rng
 from deploy.report.groups import Group
 from deploy.report.groups import spread as over_seeds

@@ -16,7 +16,6 @@ from typing import Any, final
 
 from pydantic import ValidationError
 
-from common.crowd import MANY, SHARES, quantiles
 from common.errors import invalid
 from common.journal import (
     ClientScore,
@@ -28,7 +27,7 @@ from common.journal import (
     Privacy,
     read_lines,
 )
-from common.metrics import LAST, fairness, over_rounds
+from common.metrics import LAST, MANY, SHARES, fairness, over_rounds, quantiles
 from deploy.report.table import Cell, Table
 from deploy.report.text import clean, number, percent
 

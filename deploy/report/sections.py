@@ -3,9 +3,9 @@
 from collections import Counter
 
 from common.config import SECTIONS
-from common.crowd import MANY
 from common.methods import names as methods
 from common.methods import options
+from common.metrics import MANY
 from common.metrics import fairness as measures
 from common.parse import auto_of, usual
 from deploy.report import plots

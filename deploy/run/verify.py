@@ -14,7 +14,7 @@ from typing import Literal, final
 from common import model_file
 from common.errors import first_line
 from common.journal import Entry, read_lines
-from common.records.file import prove
+from common.records.arrays import prove
 from deploy.run.settings import load_run
 from server_app.keep import checkpoint
 

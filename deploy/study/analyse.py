@@ -23,11 +23,11 @@ from torch.nn import Module
 
 from common import tree
 from common.cka import centred_gram, pairwise
+from common.costs import following
 from common.data.dataset import Dataset
 from common.files import write_atomically
 from common.models import count
 from common.models.classifier import Split
-from common.peak import following
 from common.protocol import Up
 from common.records import Records, tensors
 from common.section import Value

@@ -14,7 +14,7 @@ from common.journal import Entry, Undone
 from common.options import Descent
 from common.plugins import table_of
 from common.records import Records
-from common.records.file import prove
+from common.records.arrays import prove
 from server_app.keep.places import relative
 
 Tables = dict[str, dict[str, Any]]

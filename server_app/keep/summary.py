@@ -13,10 +13,9 @@ import torch
 
 from common import model_file
 from common.config import Config
-from common.crowd import MANY, quantiles
 from common.files import write_atomically
 from common.journal import ClientScore, Entry, Memory
-from common.metrics import Accuracy, over_rounds, rounds_to
+from common.metrics import MANY, over_rounds, quantiles, rounds_to
 from common.records import StateDict
 from common.version import VERSION
 
@@ -160,7 +159,7 @@ def _of_many(entries: list[Entry]) -> dict[str, object] | None:
     }
 
 
-def _named_accuracies(rounds: list[dict[str, float]]) -> dict[str, Accuracy]:
+def _named_accuracies(rounds: list[dict[str, float]]) -> dict[str, dict[str, float]]:
     """Final, best and last-10 test accuracy of all that was scored last, by name."""
     scored = [accuracies for accuracies in rounds if accuracies]
     return {

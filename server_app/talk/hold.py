@@ -17,7 +17,7 @@ from typing import final
 from flwr.app import Array, RecordDict
 
 from common.files import written_in
-from common.flower.spool import Spool
+from common.flower.rpc import Spool
 
 SMALL = 1 << 14  #: bytes of a reply that stays in memory
 EDGE = 64  #: bytes; an array begins at a multiple of them, as in a .npy file

@@ -9,11 +9,11 @@ from common.data.batches import (
     check_augment,
     crop,
     cut_out,
-    evaluation_batches,
     normalise,
     standardise,
 )
 from common.seeds import stream
+from tests.support import halves
 
 MEAN, STD = (0.5, 0.25, 0.0), (0.5, 0.25, 1.0)
 
@@ -90,7 +90,6 @@ def test_the_order_does_not_depend_on_the_augmentation():
     ("n", "options", "lengths"),
     [
         (9, {}, [4, 4]),  # the last batch would be a single sample
-        (9, {"skip_single": False}, [4, 4, 1]),
         (10, {}, [4, 4, 2]),
         (10, {"drop_last": True}, [4, 4]),
         (8, {"drop_last": True}, [4, 4]),
@@ -171,9 +170,10 @@ def test_cutout_leaves_a_hole_of_the_mean_colour():
     assert bool((holes >= 64).all()) and bool((holes <= 256).all())
 
 
-def test_evaluation_batches_keep_the_order_and_leave_nothing_out():
+def test_scoring_keeps_the_order_and_leaves_nothing_out():
     x, y = numbered(9)
-    parts = list(evaluation_batches(x, y, batch_size=4, mean=(0.0,), std=(1.0,)))
+    task = halves.task(score__batch_size=4)
+    parts = list(task.in_order(x, y))
     assert [len(labels) for _, labels in parts] == [4, 4, 1]
     assert torch.cat([labels for _, labels in parts]).tolist() == list(range(9))
 

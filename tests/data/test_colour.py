@@ -120,7 +120,7 @@ def test_class_names_stand_at_their_rows():
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 100), (200, 10)])
 def test_any_federation_can_be_drawn_and_written(tmp_path, shape):
-    bubbles(np.ones(shape, dtype=int), tmp_path / "partition.svg")
+    bubbles(np.ones(shape, dtype=int)).savefig(tmp_path / "partition.svg")
     assert (tmp_path / "partition.svg").read_text().startswith("<?xml")
 
 

@@ -12,7 +12,7 @@ import torch
 
 from common.config import Data
 from common.data import Dataset, decoded, load
-from common.data.npz import load_npz
+from common.data.arrays import load_npz
 from common.data.unpickle import read_npz
 from tests.support.npz import clients, write
 
@@ -72,7 +72,7 @@ def test_large_files_are_unpickled_once(
     folder, read = clients(tmp_path, 2), []
     monkeypatch.setattr(decoded, "SMALL", 0)
     monkeypatch.setattr(
-        "common.data.npz.read_npz", lambda path, key: (read.append(path), read_npz(path, key))[1]
+        "common.data.arrays.read_npz", lambda path, key: (read.append(path), read_npz(path, key))[1]
     )
     first, second = (load_npz(options(name="npz", dir=str(folder))) for _ in range(2))
     assert len(read) == 4 and first.x.equal(second.x)

@@ -12,7 +12,7 @@ import torch
 
 from common.config import Data
 from common.data import load
-from common.data.idx import FASHION_MNIST, read_idx
+from common.data.published import FASHION_MNIST, read_idx
 from tests.support.idx import idx, write
 
 

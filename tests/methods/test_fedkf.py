@@ -16,9 +16,9 @@ from common.fit import fit
 from common.journal import Fairness
 from common.models import build
 from common.models.classifier import Classifier
+from common.parse import to_toml
 from common.protocol import Trained
 from common.task import Task
-from common.toml import to_toml
 from deploy.study.pictures import imagine, samples
 from server_app.combine.oca import Upload
 from server_app.method import Ups

@@ -6,7 +6,7 @@ import torch
 from client_app.methods import half
 from common.methods import fedavg, fedftg
 from common.models.generator import Generator
-from common.toml import to_toml
+from common.parse import to_toml
 from deploy.study.pictures import imagine
 from server_app.keep.checkpoint import Checkpoint
 from server_app.methods.fedftg import apportioned, label_weights

@@ -131,7 +131,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {**PUBLIC, "dl_sh__incentive": "ensemble", "dl_sh__targets": "labels"},
         'dl-sh.incentive = "ensemble" is not allowed',
     ),
-    ("fedin", {"fleet": "cnn2@0.5,mlp@0.25"}, "model 'mlp@0.25' has no split"),
+    ("fedin", {"fleet": "cnn2@0.5,mlp@0.25"}, "model 'mlp@0.25' cannot be split"),
     ("fedin", {"fleet": "cnn2@0.5,cnn3"}, "no common split: s_in and s_out are 16×4×4"),
     ("fedavg", {"fleet": "cnn2@0.5,cnn3", "average__across": "layerwise"}, 'average.across = "lay'),
     ("fedgkd", {"average__across": "same"}, 'average.across = "same" is not allowed'),

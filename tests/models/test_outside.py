@@ -221,7 +221,7 @@ def test_methods_that_cut_networks_or_nest_them_refuse_these(nets: str) -> None:
     with pytest.raises(ValueError, match=f"model '{spec}' cannot be split"):
         splittable(build(spec, GREY, 3, seed=0))
     tiny: Any = {"method": "fedin", "fleet": spec}
-    with pytest.raises(ValueError, match=f"model '{spec}' has no split into extractor"):
+    with pytest.raises(ValueError, match=f"model '{spec}' cannot be split into extractor"):
         FedIN().check_fleet(task(**tiny), (spec,))
     nested = task(method="fedavg", fleet=f"{spec},cnn2@0.5", average__across="layerwise")
     with pytest.raises(ValueError, match="average.across"):

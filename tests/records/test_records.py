@@ -17,7 +17,7 @@ from torch import Tensor
 from common.files import Damaged
 from common.models import build
 from common.records import Records, StateDict, array_bytes, count_bytes
-from common.records.file import digest, prove
+from common.records.arrays import digest, prove
 from common.tree import snapshot
 
 
@@ -322,7 +322,7 @@ def test_a_file_is_measured_before_its_header_is_believed(
     path = tmp_path / "crafted.safetensors"
     path.write_bytes(data)
     if "end at byte 8" not in message and "multiple" not in message:
-        monkeypatch.setattr("common.records.file.Flat", None)
+        monkeypatch.setattr("common.records.arrays.Flat", None)
     with pytest.raises(ValueError, match=f"crafted.safetensors cannot be read: .*{message}") as got:
         Parcel.load(path)
     assert "\n" not in str(got.value)

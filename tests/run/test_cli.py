@@ -17,7 +17,7 @@ from common.data import DATASETS
 from common.data.partition import PARTITIONS
 from common.methods import names
 from common.models import MODELS
-from common.toml import to_toml
+from common.parse import to_toml
 from common.version import code_version
 from deploy.report.listing import LISTINGS
 from deploy.report.table import terminal

@@ -13,7 +13,7 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from common.config import Value
-from common.toml import to_toml
+from common.parse import to_toml
 from deploy.flower.messages import from_bytes, to_bytes
 from deploy.flower.watchdog import living
 from deploy.run import ahead

@@ -13,9 +13,8 @@ from common.cka import alignment, centred_gram
 from common.data import load
 from common.data.batches import normalise
 from common.models.classifier import Split
-from common.parse import parse
+from common.parse import parse, to_toml
 from common.task import Task
-from common.toml import to_toml
 from deploy.study.analyse import analyse, features, mean_pair, overheads, similarity
 from deploy.study.finished import further_round
 from tests.support.tiny import TinyRun, flat, play

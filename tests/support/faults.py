@@ -20,7 +20,7 @@ from typing import Any
 from client_app.private import Memory
 from common.config import Value
 from common.model_file import digest
-from common.toml import to_toml
+from common.parse import to_toml
 from deploy.flower.control import superlink_command
 from deploy.flower.processes import environment, free_ports
 from deploy.flower.watchdog import end

@@ -17,8 +17,8 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 from flwr.superlink.grid import grpc_grid
 
-from common.flower import rpc, spool
-from common.flower.spool import Spool
+from common.flower import rpc
+from common.flower.rpc import Spool
 from server_app.talk import hold
 
 MOST = 10**6
@@ -26,7 +26,7 @@ MOST = 10**6
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(spool, "LARGE", 400)
+    monkeypatch.setattr(rpc, "LARGE", 400)
     monkeypatch.setattr("flwr.app.message.array.FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", 1000)
     yield
 

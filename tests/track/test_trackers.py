@@ -12,9 +12,8 @@ from typing import Any, ClassVar
 import pytest
 
 from common.journal import Entry
-from common.parse import parse
+from common.parse import parse, to_toml
 from common.section import Value
-from common.toml import to_toml
 from server_app.stopped import Stopped
 from server_app.track import numbers, sink, tracker
 from server_app.track.sink import Sink, Told, told

@@ -1,6 +1,7 @@
-"""ResNets: for small images, wide ones, and the ImageNet family with its middle depths.
+"""Convolutional networks: ResNets for small images, wide ones and ImageNet's, DenseNets, and
+torchvision's MobileNetV2, ShuffleNetV2 and DenseNet-121.
 
-State-dict keys of the ImageNet family are torchvision's, except that ``fc`` is ``head``.
+State-dict keys of the ImageNet family of ResNets are torchvision's, except that ``fc`` is ``head``.
 """
 
 from functools import partial
@@ -15,12 +16,14 @@ from common.models.layers import (
     Norm,
     Shape,
     Stem,
+    first_convolution,
     he_convolutions,
     he_fan_out,
     scale,
     stages,
 )
 
+GROWTH = 12  #: of the DenseNets for CIFAR
 Shortcut = Literal["projection", "padding"]
 
 
@@ -200,3 +203,120 @@ class ResNet(Split):
     def intermediate(self, s_in: Tensor) -> Tensor:
         s_out: Tensor = self.layer4(self.layer3(self.layer2(self.layer1(s_in))))
         return s_out
+
+
+@final
+class Layer(nn.Module):
+    """norm - ReLU - conv adding ``growth`` channels, after a bottleneck of 4 × growth if wanted."""
+
+    def __init__(self, inputs: int, growth: int, bottleneck: bool) -> None:
+        super().__init__()
+        steps: list[nn.Module] = []
+        if bottleneck:
+            narrow = nn.Conv2d(inputs, 4 * growth, 1, bias=False)
+            steps += [nn.BatchNorm2d(inputs), nn.ReLU(), narrow]
+            inputs = 4 * growth
+        steps += [nn.BatchNorm2d(inputs), nn.ReLU(), nn.Conv2d(inputs, growth, 3, 1, 1, bias=False)]
+        self.steps = nn.Sequential(*steps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x, self.steps(x)], 1)
+
+
+@final
+class CifarDenseNet(Classifier):
+    """DenseNet of three blocks, plain or with ``bc``: bottlenecks and transitions that halve the
+    channels (Huang et al., "Densely connected convolutional networks", sections 3 and 4.2).
+    """
+
+    def __init__(self, shape: Shape, classes: int, factor: float, *, depth: int, bc: bool) -> None:
+        super().__init__()
+        layers, rest = divmod(depth - 4, 6 if bc else 3)
+        assert rest == 0, depth
+        growth = scale(GROWTH, factor)
+        channels = 2 * growth if bc else scale(16, factor)
+        self.conv1 = nn.Conv2d(shape[0], channels, 3, 1, 1, bias=False)
+        blocks: list[nn.Module] = []
+        for block in range(3):
+            for _ in range(layers):
+                blocks.append(Layer(channels, growth, bc))
+                channels += growth
+            if block < 2:
+                after = channels // 2 if bc else channels
+                convolution = nn.Conv2d(channels, after, 1, bias=False)
+                norm = nn.BatchNorm2d(channels)
+                blocks.append(nn.Sequential(norm, nn.ReLU(), convolution, nn.AvgPool2d(2)))
+                channels = after
+        self.blocks = nn.Sequential(*blocks)
+        self.bn = nn.BatchNorm2d(channels)
+        self.head = nn.Linear(channels, classes)
+        he_fan_out(self)
+
+    def features(self, x: Tensor) -> Tensor:
+        return pooled(torch.relu(self.bn(self.blocks(self.conv1(x)))))
+
+
+@final
+class MobileNetV2(Classifier):
+    """1280 features, after dropout 0.2; the width factor is torchvision's ``width_mult``."""
+
+    def __init__(self, shape: Shape, classes: int, factor: float, *, stem: Stem) -> None:
+        super().__init__()
+        from common.vision import torchvision
+
+        net = torchvision.models.MobileNetV2(num_classes=classes, width_mult=factor)
+        net.features[0][0] = first_convolution(net.features[0][0], shape[0], stem)
+        self.trunk = net.features
+        self.dropout, self.head = net.classifier
+
+    def features(self, x: Tensor) -> Tensor:
+        features: Tensor = self.dropout(pooled(self.trunk(x)))
+        return features
+
+
+@final
+class ShuffleNetV2(Classifier):
+    """1024 features; ``widths`` are the channels of stem, three stages and last convolution.
+
+    ``cifar`` takes no pooling, as FedDF does.
+    """
+
+    def __init__(
+        self, shape: Shape, classes: int, factor: float, *, widths: tuple[int, ...], stem: Stem
+    ) -> None:
+        super().__init__()
+        from common.vision import torchvision
+
+        scaled = [scale(width, factor, multiple=2) for width in widths]
+        net = torchvision.models.ShuffleNetV2([4, 8, 4], scaled, num_classes=classes)
+        self.conv1 = net.conv1
+        self.conv1[0] = first_convolution(net.conv1[0], shape[0], stem)
+        self.maxpool = net.maxpool if stem == "imagenet" else nn.Identity()
+        self.stage2, self.stage3, self.stage4 = net.stage2, net.stage3, net.stage4
+        self.conv5 = net.conv5
+        self.head = net.fc
+
+    def features(self, x: Tensor) -> Tensor:
+        x = self.maxpool(self.conv1(x))
+        return pooled(self.conv5(self.stage4(self.stage3(self.stage2(x)))))
+
+
+@final
+class DenseNet121(Classifier):
+    """Growth 32, blocks of 6, 12, 24 and 16 layers, 1024 features."""
+
+    def __init__(self, shape: Shape, classes: int, factor: float, *, stem: Stem) -> None:
+        super().__init__()
+        from common.vision import torchvision
+
+        net = torchvision.models.DenseNet(
+            growth_rate=scale(32, factor), num_init_features=scale(64, factor), num_classes=classes
+        )
+        net.features.conv0 = first_convolution(net.features.conv0, shape[0], stem)
+        if stem == "cifar":
+            net.features.pool0 = nn.Identity()
+        self.trunk = net.features
+        self.head = net.classifier
+
+    def features(self, x: Tensor) -> Tensor:
+        return pooled(torch.relu(self.trunk(x)))

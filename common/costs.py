@@ -1,0 +1,90 @@
+"""What computation costs, the same in every run: floating-point operations, and peak memory.
+
+Operations are those of matrix products and convolutions, forward and backward; a multiplication and
+an addition are two. What is done element by element (activations, normalisation, the optimiser's
+step) is not counted. The formulas are torch's (``torch.utils.flop_counter``).
+
+Peak memory is the most bytes that tensors take at once. Counted are the tensors that are made in a
+block and still held, on any device: weights, activations that autograd keeps, gradients, the
+optimiser's moments, batches. Scratch space inside an operation is not, nor is what was there
+before the block.
+"""
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, final
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+FLOPS, MEMORY = "flops", "memory"  #: among a client's metrics, the latter in bytes
+
+
+@final
+class Flops(TorchDispatchMode):
+    """Counts, in ``total``, inside its ``with`` block and in what autograd runs for it."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Do as told, and count it where there is a formula."""
+        named, formula = kwargs or {}, flop_registry.get(func.overloadpacket)
+        if formula is None:
+            with self:  # in inference mode operations arrive whole that have parts to count
+                parts = func.decompose(*args, **named)
+            return func(*args, **named) if parts is NotImplemented else parts
+        result = func(*args, **named)
+        self.total += int(formula(*args, **named, out_val=result))
+        return result
+
+
+@contextmanager
+def counting(on: bool) -> Iterator[Flops]:
+    """What the block costs, if ``on``; else 0, at no cost."""
+    counter = Flops()
+    with counter if on else nullcontext():
+        yield counter
+
+
+@final
+class Peak(TorchDispatchMode):
+    """Follows, inside its ``with`` block, the bytes that are ``held``, and their ``most``."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.held = self.most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Do as told; what the result takes that no argument took is new."""
+        named = kwargs or {}
+        there = [tensor.untyped_storage() for tensor in _tensors((args, named))]
+        known = set(map(id, there))  # ``there`` keeps them, so that no number is used again
+        result = func(*args, **named)
+        for tensor in _tensors(result):
+            storage = tensor.untyped_storage()
+            if id(storage) not in known:
+                known.add(id(storage))
+                self._hold(storage.nbytes())
+                weakref.finalize(storage, self._hold, -storage.nbytes())
+        return result
+
+    def _hold(self, more: int) -> None:
+        self.held += more
+        self.most = max(self.most, self.held)
+
+
+def _tensors(value: object) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+@contextmanager
+def following(on: bool) -> Iterator[Peak]:
+    """What the block holds at most, if ``on``; else 0, at no cost."""
+    peak = Peak()
+    with peak if on else nullcontext():
+        yield peak

@@ -1,0 +1,247 @@
+"""Data sets that torchvision can fetch: the MNIST family, CIFAR-10, CIFAR-100 and SVHN.
+
+The MNIST family's IDX files, gzipped or not, are read here, which spares every process the import
+of torchvision. The others are read by torchvision, which checks their checksums. That takes
+seconds, so what comes of large files is kept (``decoded.py``) until they change.
+"""
+
+import gzip
+import math
+import struct
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.config import Data
+from common.data import decoded
+from common.data.dataset import Dataset
+
+UNSIGNED_BYTE = 0x08  #: the type in an IDX file's header
+
+
+def _root(directory: str) -> Path:
+    """``data.dir`` with ``~`` resolved, or the user's cache where it is empty."""
+    return Path(directory).expanduser() if directory else decoded.cache_dir() / "data"
+
+
+def _how_to_get(name: str, tried: list[Path], more: str = "") -> str:
+    """One line for a data set that is not there: the places tried and the ways to it."""
+    places = ", ".join(str(path) for path in tried)
+    return (
+        f"data set {name!r} not found in {places}: set data.dir to the folder that holds it, or "
+        f"data.download = true{more}"
+    )
+
+
+def _opened(
+    name: str, title: str, place: Path, *, inside: str, download: bool, **part: object
+) -> Any:
+    """torchvision's data set object, or one line that says where it was looked for.
+
+    ``title``: torchvision's class; ``inside``: what of it is in ``place``, if anything is.
+    """
+    from common.vision import torchvision
+
+    try:
+        return getattr(torchvision.datasets, title)(str(place), download=download, **part)
+    except (OSError, RuntimeError, ValueError, AssertionError) as error:
+        line = _how_to_get(name, [place])
+        if download:
+            line = f"data set {name!r}: download to {place} failed ({error})"
+        elif (found := place / inside).exists():
+            line = f"data set {name!r} at {found} is damaged or incomplete: download it again"
+        raise ValueError(line) from error
+
+
+@final
+@dataclass(frozen=True)
+class Family:
+    """One data set of the family: its files, its statistics and the paths it may lie under."""
+
+    name: str
+    classes: tuple[str, ...]
+    mean: float
+    std: float
+    title: str  # torchvision's class, and its folder under data.dir
+    train: str = "train"  # files are {train}-images-idx3-ubyte and {train}-labels-idx1-ubyte
+    test: str = "t10k"
+    split: dict[str, str] = field(default_factory=dict)  # what else torchvision's class asks for
+    system: str = ""  # where a package of the operating system puts the files
+    hint: str = ""
+    first_label: int = 0
+    upright: bool = True  # EMNIST stores its images transposed
+
+    def load(self, data: Data) -> Dataset:
+        """From the files that are there, else downloaded; decoded once."""
+        files = _find(self, data)
+        parts = decoded.kept(self.name, files, lambda: _decode(self, files))
+        return Dataset(self.name, self.classes, **parts, mean=(self.mean,), std=(self.std,))
+
+    def find(self, place: Path) -> list[Path]:
+        """Train images, train labels, test images, test labels; empty unless all are there."""
+        found = []
+        for part in (self.train, self.test):
+            for stem in (f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"):
+                paths = [place / stem, place / f"{stem}.gz"]
+                found += [path for path in paths if path.is_file()][:1]
+        return found if len(found) == 4 else []
+
+
+MNIST = Family("mnist", tuple("0123456789"), 0.1307, 0.3081, "MNIST")
+"""60,000 + 10,000 digits, 28×28 (LeCun et al. 1998)."""
+CLOTHES = "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot"
+FASHION_MNIST = Family(
+    "fashion-mnist",
+    tuple(CLOTHES.split(",")),
+    0.2860,
+    0.3530,
+    "FashionMNIST",
+    system="/usr/share/datasets/fashion-mnist",
+    hint=", or on Debian: apt-get install dataset-fashion-mnist",
+)
+"""60,000 + 10,000 pieces of clothing, 28×28 (Xiao et al. 2017).
+
+The Debian package dataset-fashion-mnist is found by itself.
+"""
+EMNIST_LETTERS = Family(
+    "emnist-letters",
+    tuple("abcdefghijklmnopqrstuvwxyz"),
+    0.1739,
+    0.3170,
+    "EMNIST",
+    "emnist-letters-train",
+    "emnist-letters-test",
+    {"split": "letters"},
+    first_label=1,
+    upright=False,
+)
+"""124,800 + 20,800 letters, 28×28, upright, labels 0..25 (Cohen et al. 2017)."""
+
+
+def read_idx(path: Path) -> np.ndarray:
+    """The uint8 array of an IDX file; raises ValueError, naming the file, if it is not one.
+
+    Two zero bytes, type, number of dimensions, big-endian sizes, and the bytes of the array.
+    """
+    try:
+        content = path.read_bytes()
+        if path.suffix == ".gz":
+            content = gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{path}: cannot be read ({error})") from error
+    if len(content) < 4 or content[:3] != bytes([0, 0, UNSIGNED_BYTE]):
+        raise ValueError(f"{path}: not an IDX file of bytes (it starts with {content[:4].hex()})")
+    head = 4 + 4 * content[3]
+    if len(content) < head:
+        raise ValueError(f"{path}: damaged, it ends inside its header")
+    shape = struct.unpack(f">{content[3]}I", content[4:head])
+    if len(content) - head != math.prod(shape):
+        raise ValueError(
+            f"{path}: damaged, {len(content) - head} bytes where its header says "
+            f"{math.prod(shape)} {shape}"
+        )
+    return np.frombuffer(bytearray(content[head:]), dtype=np.uint8).reshape(shape)
+
+
+def _decode(family: Family, files: list[Path]) -> dict[str, Tensor]:
+    tensors = (*_pair(family, *files[:2]), *_pair(family, *files[2:]))
+    return dict(zip(("x", "y", "x_test", "y_test"), tensors, strict=True))
+
+
+def _find(family: Family, data: Data) -> list[Path]:
+    base = _root(data.dir)
+    usual = base / family.title / "raw"
+    places = [usual, base]
+    if not data.dir and family.system:
+        places.insert(0, Path(family.system))
+    for place in places:
+        if files := family.find(place):
+            return files
+    if not data.download:
+        raise ValueError(_how_to_get(family.name, places, family.hint))
+    _opened(family.name, family.title, base, inside="", download=True, **family.split)
+    if not (files := family.find(usual)):
+        raise ValueError(_how_to_get(family.name, [usual], family.hint))
+    return files
+
+
+def _pair(family: Family, images: Path, labels: Path) -> tuple[Tensor, Tensor]:
+    x, y = read_idx(images), read_idx(labels)
+    if x.ndim != 3 or y.ndim != 1 or len(x) != len(y):
+        raise ValueError(f"{images}: images of shape {x.shape} do not fit labels of {y.shape}")
+    target = y.astype(np.int64) - family.first_label
+    if len(y) and not 0 <= target.min() <= target.max() < len(family.classes):
+        raise ValueError(
+            f"{labels}: labels {y.min()}..{y.max()}, but {family.name} has "
+            f"{family.first_label}..{family.first_label + len(family.classes) - 1}"
+        )
+    pictures = torch.from_numpy(x)[:, None]
+    if not family.upright:
+        pictures = pictures.transpose(-1, -2).contiguous()
+    return pictures, torch.from_numpy(target)
+
+
+@final
+@dataclass(frozen=True)
+class Colour:
+    """A data set as torchvision stores it: CIFAR in a folder, SVHN in two files of its own."""
+
+    name: str
+    title: str  # torchvision's class
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    folder: str = ""  # of CIFAR, below data.dir
+
+    def load(self, data: Data) -> Dataset:
+        """From the copy that is kept, if the files are there already."""
+        place = _root(data.dir)
+        if place.name == self.folder:
+            place = place.parent
+        files = [place / f"{part}_32x32.mat" for part in ("train", "test")]
+        if self.folder:
+            inside = place / self.folder
+            files = sorted(inside.iterdir()) if inside.is_dir() else []
+        there = files and all(file.is_file() for file in files)
+
+        def decode() -> dict[str, Tensor]:
+            return self._decode(place, data.download)
+
+        parts = decoded.kept(self.name, files, decode) if there else decode()
+        classes = tuple(bytes(parts.pop("classes").tolist()).decode().split("\n"))
+        return Dataset(self.name, classes, **parts, mean=self.mean, std=self.std)
+
+    def _decode(self, place: Path, download: bool) -> dict[str, Tensor]:
+        """Everything as tensors, the classes' names too."""
+        tensors, classes = {}, [str(c) for c in range(10)]
+        for suffix, part in (("", "train"), ("_test", "test")):
+            if self.folder:
+                stored = self._open(place, download, train=part == "train")
+                images = torch.from_numpy(stored.data).permute(0, 3, 1, 2).contiguous()
+                labels, classes = stored.targets, stored.classes
+            else:
+                stored = self._open(place, download, split=part)
+                images, labels = torch.from_numpy(stored.data), stored.labels
+            tensors[f"x{suffix}"] = images
+            tensors[f"y{suffix}"] = torch.from_numpy(np.asarray(labels, dtype=np.int64))
+        names = torch.tensor(list("\n".join(classes).encode()), dtype=torch.uint8)
+        return {**tensors, "classes": names}
+
+    def _open(self, place: Path, download: bool, **part: object) -> Any:
+        inside = self.folder or "train_32x32.mat"
+        return _opened(self.name, self.title, place, inside=inside, download=download, **part)
+
+
+#: of CIFAR-10, and by the custom of the field also used for CIFAR-100
+_CIFAR = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
+
+CIFAR10 = Colour("cifar10", "CIFAR10", *_CIFAR, "cifar-10-batches-py")
+"""50,000 + 10,000 images, 32×32 (Krizhevsky 2009)."""
+CIFAR100 = Colour("cifar100", "CIFAR100", *_CIFAR, "cifar-100-python")
+"""50,000 + 10,000 images, 32×32, 100 fine classes (Krizhevsky 2009)."""
+SVHN = Colour("svhn", "SVHN", (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970))
+"""73,257 + 26,032 house numbers, 32×32, without the extra part (Netzer et al. 2011)."""
