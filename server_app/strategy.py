@@ -17,7 +17,7 @@ from common.flower.rpc import over_grpc
 from common.journal import Entry, Failure, Undone
 from common.protocol import Down, Score, Statistics, Up
 from common.task import Task, global_spec
-from server_app import client_scores, costs, drift, resume, undo
+from server_app import client_scores, costs, drift, resume
 from server_app.keep.checkpoint import Checkpoint
 from server_app.keep.journal import clock
 from server_app.memory import sending, sweep
@@ -293,7 +293,7 @@ class MethodStrategy(Strategy):
         entry.bytes, self.good = dict(self.traffic), []  # the replies' files are gone with them
         sweep(self.traffic.get("down", 0) + self.traffic.get("up", 0))
         entry.failures = strangers + entry.failures
-        undo.note(entry, self.undone)
+        resume.note(entry, self.undone)
         self._keep()
 
     def _keep(self) -> None:
@@ -327,7 +327,7 @@ class MethodStrategy(Strategy):
 
     def _go_back(self, absurd: Absurd) -> None:
         """Undo a round and go on before it; raises ``absurd`` if that cannot be."""
-        saved = undo.undo(absurd, self.config, self._trusted(), self.undone)
+        saved = resume.undo(absurd, self.config, self._trusted(), self.undone)
         self._make()
         self._restore(saved)
         self.method.begin(self.clients)
