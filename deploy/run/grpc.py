@@ -20,7 +20,7 @@ from deploy.flower.arguments import check_app, config_arguments
 from deploy.flower.control import Control
 from deploy.flower.processes import Processes, environment
 from deploy.machines.certificates import Certificates
-from server_app.talk.seal import TRUST
+from server_app.talk.sealed import TRUST
 
 
 @final
