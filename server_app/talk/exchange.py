@@ -162,22 +162,19 @@ def pull(
     except Exception as error:
         log.exception("a reply cannot be read")
         what = line(error, LONGEST, typed=True)
+    if len(names) == 1:
+        return [], {names[0]: f"its reply cannot be read: {what}"}
     arrived: list[Message] = []
     lost: dict[str, str] = {}
     for name in names:
-        try:
-            with whole_by(deadline, shelf.spool):
-                found = list(grid.pull_messages([name]))
-            for reply in found:
-                if reply.has_error():
-                    said = _reason(reply)
-                    lost[name] = f"lost where a reply cannot be read ({what}): {said}"
-                else:
-                    arrived.append(reply)
-        except grpc.RpcError:
-            raise
-        except Exception as error:
-            lost[name] = f"its reply cannot be read: {line(error, LONGEST, typed=True)}"
+        found, unreadable = pull(grid, [name], deadline, shelf)
+        lost |= unreadable
+        for reply in found:
+            if reply.has_error():
+                said = _reason(reply)
+                lost[name] = f"lost where a reply cannot be read ({what}): {said}"
+            else:
+                arrived.append(reply)
     return arrived, lost
 
 

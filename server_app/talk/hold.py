@@ -14,7 +14,7 @@ from mmap import ACCESS_COPY, mmap
 from pathlib import Path
 from typing import final
 
-from flwr.app import Array, RecordDict
+from flwr.app import RecordDict
 
 from common.files import written_in
 from common.flower.spool import Spool
@@ -56,7 +56,8 @@ def hold(content: RecordDict, folder: Path) -> None:
     Raises ``OSError`` naming ``folder``: it cannot be written, or is full.
     """
     records = content.array_records.values()
-    arrays = [array for record in records for array in record.values() if _in_memory(array)]
+    every = (array for record in records for array in record.values())
+    arrays = [array for array in every if not isinstance(array.data, memoryview)]
     if sum(len(array.data) for array in arrays) <= SMALL:
         return
     with written_in(folder, "a client's reply"), tempfile.TemporaryFile(dir=folder) as file:
@@ -70,7 +71,3 @@ def hold(content: RecordDict, folder: Path) -> None:
     for begin, array in zip(begins, arrays, strict=True):
         piece = mapped[begin : begin + len(array.data)]
         array.data = piece  # type: ignore[assignment]  # what reads it takes any buffer
-
-
-def _in_memory(array: Array) -> bool:
-    return not isinstance(array.data, memoryview)
