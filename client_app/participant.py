@@ -90,14 +90,13 @@ class Participant:
     @cached_property
     def train_set(self) -> tuple[Tensor, Tensor]:
         """(x uint8 [n, C, H, W], y int64 [n]) on the client's device."""
-        return self._here(*self._share.train_set)
+        x, y = self._share.train_set
+        return x.to(self.device), y.to(self.device)
 
     @cached_property
     def test_set(self) -> tuple[Tensor, Tensor]:
         """Likewise what the client is tested on."""
-        return self._here(*self._share.test_set)
-
-    def _here(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = self._share.test_set
         return x.to(self.device), y.to(self.device)
 
     @property

@@ -297,9 +297,13 @@ class MethodStrategy(Strategy):
         self._keep()
 
     def _keep(self) -> None:
-        post = self.post
         self.record.add(
-            self.entry, post.experiment, self.method, self.clients, post.kept, self.undone
+            self.entry,
+            self.method.state,
+            self.undone,
+            experiment=self.post.experiment,
+            nodes={client.k: client.node for client in self.clients},
+            kept=self.post.kept,
         )
 
     # What comes before a round: the census, a checkpoint, or a round that is undone.

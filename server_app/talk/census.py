@@ -33,14 +33,9 @@ def wait_for_nodes(grid: Grid, config: Config) -> list[int]:
     than are to be selected.
     """
     expected, start = config.run.clients, time.monotonic()
-    online, since = sorted(grid.get_node_ids()), time.monotonic()
-    while True:
-        now = time.monotonic()
-        if (expected and len(online) >= expected) or (
-            not expected and online and now - since >= 2.0
-        ):
-            break
-        if now - start > config.run.wait:
+    online, since = sorted(grid.get_node_ids()), start
+    while not online or (len(online) < expected if expected else time.monotonic() - since < 2.0):
+        if time.monotonic() - start > config.run.wait:
             raise Stopped(
                 f"{len(online)} of {expected or 'at least 1'} clients connected within "
                 f"wait = {config.run.wait:g} s"
