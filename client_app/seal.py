@@ -1,8 +1,7 @@
 """A client that has a key: what it believes came from the ServerApp, and how it answers.
 
-The key and the authority are files that the node's own configuration names, which no relay can
-change: ``key`` is the registered ``K.key``, ``ca`` is ``ca.crt``. With them, whatever is not sealed
-by a ServerApp of that authority is refused.
+The node's own configuration, which no relay can change, names two files: ``key`` is the registered
+``K.key``, ``ca`` is ``ca.crt``. With them, only what a ServerApp of that authority sealed is taken.
 """
 
 import json

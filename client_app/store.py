@@ -76,8 +76,8 @@ class Store:
         ``also``: a round that is kept beside them as long as this one may be repeated. Rounds after
         t belong to an earlier run under the same name, or are undone: they go first.
 
-        Raises ``ValueError`` if it cannot be written, or if another process has meanwhile written
-        state of round t or later: that one took over, and this one's work comes too late.
+        Raises ``ValueError`` if it cannot be written, or if another process took over: it has
+        meanwhile written state of round t or later.
         """
         path = self._path(t, type(state))
         self._check_alone(t)

@@ -98,9 +98,8 @@ class Scorer:
         """Raise ``Absurd`` if the loss after a round is no finite number, or one that no model has
         that was only just drawn, naming whom to look at. ``first``: the loss before round 1.
 
-        One client's finite but enormous weights are enough to make an average useless (robust
-        averaging is the defence). Were that average in the checkpoint, no client could ever train
-        from it again; so the round is not kept, and resuming starts before it.
+        One client's finite but enormous weights can make an average useless. No client could train
+        from it again, so the round is not kept, and resuming starts before it.
         """
         loss = entry.loss if "loss" in entry.model_fields_set else self._glance()
         most = ABSURD * max(first or 0.0, math.log(self.task.num_classes))

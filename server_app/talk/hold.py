@@ -1,9 +1,8 @@
 """Replies that wait for their round's step, in files: memory does not grow with their number.
 
-Every method's step sees all replies, in order of k. What a reply holds of numbers is written to a
-file without a name in the run's folder as soon as it is here, and read where it lies, by a mapping
-that is private to this process: what somebody writes to it reaches no file. The file is gone with
-the last tensor that lies in it, and with the process, however that ends.
+Every method's step sees all replies, in order of k. The arrays of a reply are written to a file
+without a name in the run's folder as soon as the reply is here, and read by a private mapping. The
+file is gone with the last tensor that lies in it, and with the process, however that ends.
 """
 
 import tempfile
@@ -28,8 +27,7 @@ EDGE = 64  #: bytes; an array begins at a multiple of them, as in a .npy file
 class Shelf:
     """Files in ``folder`` for replies of at most ``most`` bytes.
 
-    One that is too large to be taken stays where it is until it is refused: it must not fill the
-    disk. Without a folder all stay.
+    A larger one stays in memory until it is refused. Without a folder all stay in memory.
     """
 
     folder: Path | None = None
