@@ -5,17 +5,29 @@ from collections.abc import Callable
 from typing import ClassVar, Generic, TypeVar, cast, final
 
 from client_app.participant import Participant
-from client_app.privacy import private, refuse, withheld
-from common import costs, models
+from common import costs, models, tree
 from common.config import MethodOptions
 from common.models.classifier import Classifier
 from common.names import version_of
-from common.protocol import Ask, Down, Hello, Measure, Peer, Score, Statistics, Up
+from common.privacy import averaged, clipped, flattened, moved, noised
+from common.protocol import (
+    Ask,
+    Down,
+    Hello,
+    Measure,
+    Model,
+    Peer,
+    Score,
+    Statistics,
+    Trained,
+    Up,
+)
 from common.records import StateDict, tensors
 
 O = TypeVar("O", bound=MethodOptions)  # noqa: E741 - a method's options
 D = TypeVar("D", bound=Down)
 Q = TypeVar("Q", bound=Down)
+U = TypeVar("U", bound=Up)
 
 
 class Handler(ABC, Generic[O, D]):
@@ -59,7 +71,10 @@ class Handler(ABC, Generic[O, D]):
         return ""
 
     def hello(self, hello: Hello) -> Peer:
-        """Who this client is. Raises ``ValueError`` if it cannot take part."""
+        """Who this client is; under ``privacy.mode = "local"`` without sizes and classes.
+
+        Raises ``ValueError`` if it cannot take part.
+        """
         p, task = self.participant, self.task
         if p.clients != hello.clients:
             raise ValueError(f"this client expects {p.clients} clients, the server {hello.clients}")
@@ -76,7 +91,10 @@ class Handler(ABC, Generic[O, D]):
             public=self.public(),
             version=version_of(self.config),
         )
-        return withheld(p, peer)
+        if self.config.privacy.mode != "local":
+            return peer
+        classes = list(range(task.num_classes))
+        return peer.model_copy(update={"n": 1, "n_test": 0, "classes": classes, "counts": None})
 
     @abstractmethod
     def train(self, down: D) -> Up:
@@ -132,18 +150,44 @@ class Handler(ABC, Generic[O, D]):
             told[costs.MEMORY] = float(held.most + sum(t.nbytes for _, t in tensors(down)))
         return up.model_copy(update={"metrics": {**up.metrics, **told}}) if told else up
 
+    def _refuse(self, what: str) -> None:
+        """Raise ``ValueError`` if the client was asked for ``what``, which has no noise."""
+        if self.config.privacy.mode == "local":
+            raise ValueError(f'privacy.mode = "local": a client sends no {what}')
+
     @final
     def scored(self, ask: Ask) -> Score:
         """``score``, unless the server may not have it."""
-        refuse(self.participant, "scores")
+        self._refuse("scores")
         return self.score(ask)
 
     @final
     def measure(self, asked: Measure) -> Statistics:
         """What the BatchNorm layers of the server's models see of the client's training data."""
         p, found = self.participant, {}
-        refuse(p, "statistics")
+        self._refuse("statistics")
         for name, w in asked.models.items():
             net = p.model(asked.specs[name], w)
             found[name] = p.statistics(asked.t, net, by_batch=asked.by_batch)
         return Statistics(n=p.n, models=found)
+
+
+def private(participant: Participant, spec: str, down: object, up: U) -> U:
+    """What client k sends in place of ``up``, trained in ``spec`` from what ``down`` brought.
+
+    Under ``privacy.mode = "local"`` the server is not trusted with updates: this one is bounded and
+    gets its noise here, with the key in the client's own folder. Raises ``ValueError`` if it holds
+    more than the weights.
+    """
+    config = participant.config
+    o = config.privacy
+    if o.mode != "local":
+        return up
+    if up.__class__.model_fields.keys() != Trained.model_fields.keys():
+        raise ValueError(f'privacy.mode = "local" is for copies of one model, not {up.kind}')
+    assert isinstance(down, Model) and isinstance(up, Trained)
+    parameters = tree.parameters_only(participant.model(spec, down.w))
+    names = averaged(down.w, parameters, buffers=config.average.bn_buffers)
+    update = clipped(flattened(up.w, names) - flattened(down.w, names), o.clip)
+    update = noised(update, o.noise_multiplier * o.clip, participant.secret, down.t)
+    return up.model_copy(update={"metrics": {}, "w": moved(down.w, names, update)})

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
 from client_app.node import check, limit_memory
-from client_app.store import Store, folder_of, look, newest
+from client_app.store import Store
 from common import device, models, seeds, tree
 from common.config import OWN, Config, Value
 from common.data import divide, pool_of
@@ -42,7 +42,7 @@ class Participant:
     """
 
     def __init__(self, config: Config, node: Mapping[str, Value], experiment: str) -> None:
-        self.config, self.experiment = config, experiment
+        self.config = config
         check(node, strict=False)
         self.learnt = str(node.get("learnt-dir", ""))  # from the node alone, never from the run
         self.k = _required(node, "partition-id")
@@ -55,14 +55,14 @@ class Participant:
         device.settle(int(node.get("threads", config.run.threads)))
         self.device = device.choose(str(node.get("device", config.run.device)))
         self._data = config.data_of(self.k, node)
-        self._state_dir = Path(
+        state_dir = Path(
             str(node.get("state-dir", ""))
             or os.environ.get("FEDMOSAIC_STATE_DIR", "")
             or config.run.state_dir
             or Path.home() / ".fedmosaic" / "state"
         )
-        self.folder = folder_of(self._state_dir, experiment, self.k)
-        self._seen = look(self._state_dir, experiment, self.k)
+        self._store = Store(state_dir, experiment, self.k, config.run.keep)
+        self.folder = self._store.folder  #: of what it keeps; it need not exist
         self._remembered = 0  #: the round of the state that this work has kept
 
     @cached_property
@@ -90,14 +90,13 @@ class Participant:
     @cached_property
     def train_set(self) -> tuple[Tensor, Tensor]:
         """(x uint8 [n, C, H, W], y int64 [n]) on the client's device."""
-        return self._here(*self._share.train_set)
+        x, y = self._share.train_set
+        return x.to(self.device), y.to(self.device)
 
     @cached_property
     def test_set(self) -> tuple[Tensor, Tensor]:
         """Likewise what the client is tested on."""
-        return self._here(*self._share.test_set)
-
-    def _here(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = self._share.test_set
         return x.to(self.device), y.to(self.device)
 
     @property
@@ -176,11 +175,6 @@ class Participant:
         with seeds.scope(self.task.seed, name, self.k, t):
             return self.task.fit(t, net.parameters(), epochs(batches, times), loss)
 
-    @cached_property
-    def _store(self) -> Store:
-        keep = self.config.run.keep
-        return Store(self._state_dir, self.experiment, self.k, self._seen, keep)
-
     def recall(self, t: int, kind: type[R]) -> R | None:
         """What this client kept in the newest round before t."""
         return self._store.recall(t, kind)
@@ -200,13 +194,14 @@ class Participant:
         0 means that there is none. State of round t from before the round was repeated does not
         count, so that a repeated round gives the same reply.
         """
-        return self._remembered or newest(self.folder, t - 1)
+        return self._remembered or self._store.newest(t - 1)
 
     @cached_property
     def secret(self) -> Secret:
         """The key of this client's noise, made when it is first asked for."""
-        folder = self._store.folder
-        return Secret.kept(folder) if (folder / KEY).exists() else Secret.made(folder)
+        self._store.make()
+        kept = (self.folder / KEY).exists()
+        return Secret.kept(self.folder) if kept else Secret.made(self.folder)
 
     def accuracy(self, net: Classifier) -> float | None:
         """Share of the local test samples that ``net`` gets right; None if there are none."""

@@ -1,10 +1,9 @@
 """Local training that several runs on one machine have in common is done once.
 
-Rows of a table often differ only in what the server makes of the same trained clients. What
-training by the labels alone gives depends on the client, its data, the settings of training and the
-weights that it starts from; under that name the first run keeps the result, and the others take it.
-The bits are those of a run by itself. The folder is the setting ``learnt-dir`` of a client's node,
-which a table gives its runs; neither a run's configuration nor a message can.
+Rows of a table often differ only in what the server makes of the same trained clients. Training by
+the labels alone depends on the client, its data, its settings and the weights that it starts from;
+under a digest of these the first run keeps the result, and the others take it. Only the setting
+``learnt-dir`` of a client's node, which a table gives its runs, can name the folder.
 """
 
 import contextlib

@@ -1,12 +1,10 @@
 """A client that has a key: what it believes came from the ServerApp, and how it answers.
 
-The key and the authority are files that the node's own configuration names, which no relay can
-change: ``key`` is the registered ``K.key``, ``ca`` is ``ca.crt``. With them, whatever is not sealed
-by a ServerApp of that authority is refused.
+The node's own configuration, which no relay can change, names two files: ``key`` is the registered
+``K.key``, ``ca`` is ``ca.crt``. With them, only what a ServerApp of that authority sealed is taken.
 """
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -31,50 +29,13 @@ def _app() -> str:
     return session.app_digest(ROOT)
 
 
-class Letter(ABC):
-    """A message, opened: the payload, and the way back."""
-
-    content: RecordDict
-
-    @abstractmethod
-    def check(self, settings: Mapping[str, Value], experiment: str) -> None:
-        """Raise ``ValueError`` unless this is the run that the ServerApp speaks of."""
-
-    @abstractmethod
-    def admit(self, folder: Path) -> None:
-        """Raise ``ValueError`` if it came before; ``folder``: this client's in the experiment."""
-
-    @abstractmethod
-    def answer(self, content: RecordDict) -> RecordDict:
-        """A packed payload as it travels."""
-
-    @abstractmethod
-    def failure(self, reason: str) -> RecordDict | None:
-        """A reply that says why there is none; None: an error of Flower's does."""
-
-
 @final
 @dataclass(frozen=True)
-class Plain(Letter):
-    """From a server without a key, to a client without one."""
+class Sealed:
+    """A message from a ServerApp of this client's authority, opened: the payload, and the way back.
 
-    content: RecordDict
-
-    def check(self, settings: Mapping[str, Value], experiment: str) -> None: ...
-
-    def admit(self, folder: Path) -> None: ...
-
-    def answer(self, content: RecordDict) -> RecordDict:
-        return content
-
-    def failure(self, reason: str) -> RecordDict | None:
-        return None
-
-
-@final
-@dataclass(frozen=True)
-class Sealed(Letter):
-    """From a ServerApp of this client's authority. ``accept``: for the answer to a hello."""
+    ``accept``: for the answer to a hello.
+    """
 
     content: RecordDict
     offer: Offer
@@ -83,6 +44,7 @@ class Sealed(Letter):
     accept: Mapping[str, int | bytes] | None
 
     def check(self, settings: Mapping[str, Value], experiment: str) -> None:
+        """Raise ``ValueError`` unless this is the run that the ServerApp speaks of."""
         if experiment != self.offer.experiment:
             raise ValueError(f"the offer is for the experiment {self.offer.experiment!r}")
         if session.config_digest(settings) != self.offer.config:
@@ -91,6 +53,7 @@ class Sealed(Letter):
             raise ValueError("the app bundle that came is not the ServerApp's: it was changed")
 
     def admit(self, folder: Path) -> None:
+        """Raise ``ValueError`` if it came before; ``folder``: this client's in the experiment."""
         try:
             folder.mkdir(0o700, parents=True, exist_ok=True)
             with filelock.FileLock(folder / "seal.lock", mode=0o600):
@@ -114,17 +77,19 @@ class Sealed(Letter):
         write_atomically(path, json.dumps([self.offer.at, newest]).encode(), private=True)
 
     def answer(self, content: RecordDict) -> RecordDict:
+        """A packed payload as it travels."""
         more = self.accept or {}
         return session.seal(body.encrypt(content), self.keys, self.place, "up", more)
 
-    def failure(self, reason: str) -> RecordDict | None:
+    def failure(self, reason: str) -> RecordDict:
+        """A reply that says why there is none."""
         return self.answer(session.failure(reason))
 
 
-def opened(message: Message, context: Context) -> Letter:
-    """What a message holds, if this client may believe it.
+def opened(message: Message, context: Context) -> Sealed | None:
+    """A message, opened; None if it is from a server without a key, to a client without one.
 
-    Raises ``ValueError``, one line, if it may not.
+    Raises ``ValueError``, one line, if this client may not believe it.
     """
     node, content = context.node_config, message.content
     if "key" not in node and "ca" not in node:
@@ -133,7 +98,7 @@ def opened(message: Message, context: Context) -> Letter:
                 "the ServerApp seals its messages and this node has no key: name it in the node's "
                 "config, key = clients/K.key and ca = ca.crt"
             )
-        return Plain(content)
+        return None
     for name in ("key", "ca"):
         if name not in node:
             raise ValueError(f"node config {name} is missing: sealing needs both key and ca")

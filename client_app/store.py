@@ -12,7 +12,6 @@ messages named it. A write that fails, as on a full disk, leaves the last good s
 
 import contextlib
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar, final
 
@@ -24,38 +23,37 @@ T = TypeVar("T", bound=Records)
 NAMED = "also-"
 """Begins the name of an empty file beside a round's state: its message named the round behind."""
 
-Seen = Mapping[Path, int]
-"""The files of a client's memory, each with the time of its last change in ns."""
-
 
 @final
 class Store:
-    """State of one client in one experiment, as one process uses it.
+    """State of one client in one experiment, as one process uses it, which begins its work now."""
 
-    Raises ``ValueError`` if the folder cannot be written.
-    """
-
-    def __init__(
-        self, root: Path, experiment: str, k: int, seen: Seen | None = None, keep: int = 1
-    ) -> None:
-        """``seen``: what ``look`` found when this process began its work; None: what there is."""
+    def __init__(self, root: Path, experiment: str, k: int, keep: int = 1) -> None:
         self._root, self._keep = root, keep
-        self.folder = folder_of(root, experiment, k)
+        self.folder = root / experiment / str(k)
+        self._seen = self._files()
+
+    def make(self) -> None:
+        """Make the folder. Raises ``ValueError`` if it cannot be written."""
         try:
             self.folder.mkdir(0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise self._unwritable(error) from error
-        self._seen = dict(look(root, experiment, k) if seen is None else seen)
 
     def rounds(self) -> list[int]:
         """Rounds with state, ascending."""
-        return _rounds(self.folder)
+        return sorted({int(path.parent.name) for path in self._files()})
+
+    def newest(self, t: int) -> int:
+        """The newest round ≤ t with state; 0: none."""
+        return max((past for past in self.rounds() if past <= t), default=0)
 
     def recall(self, t: int, kind: type[T]) -> T | None:
         """The newest ``kind`` of a round < t, or None if there is none yet.
 
         Raises ``ValueError`` naming the file if it is damaged.
         """
+        self.make()
         for past in reversed(self.rounds()):
             path = self._path(past, kind)
             if past < t and path.exists():
@@ -78,11 +76,12 @@ class Store:
         ``also``: a round that is kept beside them as long as this one may be repeated. Rounds after
         t belong to an earlier run under the same name, or are undone: they go first.
 
-        Raises ``ValueError`` if it cannot be written, or if another process has meanwhile written
-        state of round t or later: that one took over, and this one's work comes too late.
+        Raises ``ValueError`` if it cannot be written, or if another process took over: it has
+        meanwhile written state of round t or later.
         """
         path = self._path(t, type(state))
         self._check_alone(t)
+        self.make()
         try:
             path.parent.mkdir(exist_ok=True)
             if also:
@@ -109,7 +108,7 @@ class Store:
         return needed | {int(name.removeprefix(NAMED)) for name in named}
 
     def _check_alone(self, t: int) -> None:
-        for path, changed in _files(self.folder).items():
+        for path, changed in self._files().items():
             if int(path.parent.name) >= t and self._seen.get(path) != changed:
                 raise ValueError(
                     f"{path} was written by another process while this one worked on round {t}: "
@@ -122,32 +121,11 @@ class Store:
     def _path(self, t: int, kind: type[Records]) -> Path:
         return self.folder / str(t) / f"{kind.kind}.safetensors"
 
-
-def look(root: Path, experiment: str, k: int) -> Seen:
-    """What client k's memory holds now; changes nothing."""
-    return _files(folder_of(root, experiment, k))
-
-
-def folder_of(root: Path, experiment: str, k: int) -> Path:
-    """Where client k keeps what it knows of an experiment; it need not exist."""
-    return root / experiment / str(k)
-
-
-def newest(folder: Path, t: int) -> int:
-    """Return the newest round ≤ t of which the memory in ``folder`` has state; 0: of none."""
-    return max((past for past in _rounds(folder) if past <= t), default=0)
-
-
-def _rounds(folder: Path) -> list[int]:
-    return sorted({int(path.parent.name) for path in _files(folder)})
-
-
-def _files(folder: Path) -> dict[Path, int]:
-    found: dict[Path, int] = {}
-    if not folder.is_dir():
+    def _files(self) -> dict[Path, int]:
+        """The files of state, each with the time of its last change in ns."""
+        found: dict[Path, int] = {}
+        for path in self.folder.glob("*/*.safetensors") if self.folder.is_dir() else ():
+            if path.parent.name.isdigit() and not path.name.startswith("."):
+                with contextlib.suppress(OSError):  # another process dropped it just now
+                    found[path] = path.stat().st_mtime_ns
         return found
-    for path in folder.glob("*/*.safetensors"):
-        if path.parent.name.isdigit() and not path.name.startswith("."):
-            with contextlib.suppress(OSError):  # another process dropped it just now
-                found[path] = path.stat().st_mtime_ns
-    return found

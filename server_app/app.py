@@ -27,8 +27,7 @@ def main(grid: Grid, context: Context) -> None:
     from server_app.strategy import MethodStrategy
     from server_app.talk.channel import Channel, PlainChannel
     from server_app.talk.post import Post
-    from server_app.talk.seal import TRUST, Trust
-    from server_app.talk.sealed import SealedChannel
+    from server_app.talk.sealed import TRUST, SealedChannel, Trust
     from server_app.track import numbers
     from server_app.track.sink import Sink
 

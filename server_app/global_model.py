@@ -115,8 +115,7 @@ class Averaged(GlobalModel[O, T], ABC):
 
     def check(self, client: Client, up: T) -> None:
         spec = self.trains(client)
-        what = "w" if self.config.average.across == "none" else f"w ({spec})"
-        tree.check_like(up.w, self.task.expected(spec), what)
+        tree.check_like(up.w, self.task.expected(spec), f"w ({spec})")
 
     # A round.
 

@@ -1,14 +1,10 @@
 """Memory that large messages leave behind, given back to the system.
 
-Flower's records lie in circles of references, and would stay with their arrays until the garbage
-collector looks for such. Linux's allocator keeps freed memory at the ends of what each thread used,
-and in pieces between what is still in use: the more, the larger the blocks were that were freed.
-That spares a computation much work; while messages are sent and fetched it is of no use.
-
-Hence the calls of glibc by ctypes: a server that sends and fetches 200 MB has 769 MB at most with
-them, 974 MB without, 806 MB without ``malloc_trim`` and 850 MB without ``mallopt``. The same
-thresholds from the environment would do (773 MB), but hold for all that a process does: one thread
-trains 1.7 times as long with ``SENDING`` as with ``COMPUTING``, which alone leaves 838 MB.
+Flower's records lie in circles of references, which keep their arrays until the garbage collector
+finds them. Linux's allocator keeps freed memory for later, which spares a computation work but is
+of no use while messages are sent and fetched. Hence the calls of glibc by ctypes: a server that
+exchanges 200 MB has 769 MB at most with them, 974 MB without. The same thresholds from the
+environment would hold for training too, which takes 1.7 times as long with ``SENDING``.
 """
 
 import gc

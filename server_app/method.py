@@ -234,13 +234,14 @@ class Method(ABC, Generic[O, U]):
         named = ("init", *(name or ("global",)))
         return self.task.build(spec, weights, name=named, first=not name)
 
-    def check_size(self, client: Client) -> None:
+    def check_sizes(self, clients: Sequence[Client]) -> None:
         """Raise ``ValueError`` if a client's model could not be sent: then it is not built here."""
-        size, limit = 4 * self.task.parameters(client.model) / 1e6, self.config.wire.max_mb
-        if size > limit:
-            raise ValueError(
-                f"client {client.k}: {client.model} has {size:.0f} MB, wire.max-mb = {limit:g}"
-            )
+        limit = self.config.wire.max_mb
+        for client in clients:
+            if (size := 4 * self.task.parameters(client.model) / 1e6) > limit:
+                raise ValueError(
+                    f"client {client.k}: {client.model} has {size:.0f} MB, wire.max-mb = {limit:g}"
+                )
 
 
 def mean_metrics(ups: Ups[U]) -> Metrics:

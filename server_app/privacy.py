@@ -2,7 +2,7 @@
 
 ``central``: clients send their updates as they are; the server bounds each, adds noise to the sum
 and keeps single ones to itself. ``local``: a client bounds its update and adds the noise
-(``client_app/privacy.py``); the server adds up.
+(``client_app/handler.py``); the server adds up.
 """
 
 import math

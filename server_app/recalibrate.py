@@ -18,6 +18,7 @@ method goes on with stays as it is, so that scoring changes no training.
 
 import copy
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple, final
 
 import torch
@@ -135,14 +136,8 @@ class Recalibration:
 
     def down(self) -> list[tuple[Client, Measure]]:
         """What the next pass asks."""
-        payloads: dict[tuple[str, ...], Measure] = {}
-        found = []
-        for client in self.asked:
-            if names := self.of(client):
-                if names not in payloads:
-                    payloads[names] = self._measure(names)
-                found.append((client, payloads[names]))
-        return found
+        payload = cache(self._measure)  # equal payloads are one object, which is packed once
+        return [(client, payload(names)) for client in self.asked if (names := self.of(client))]
 
     def _measure(self, names: tuple[str, ...]) -> Measure:
         known = self.shown.statistics
@@ -169,15 +164,13 @@ class Recalibration:
 
     def take(self, good: Sequence[tuple[Client, Statistics]]) -> None:
         """Combine the good answers of a pass; whoever gave none is not asked again."""
-        silent = {client.k for client in self.asked if self.of(client)}
-        silent -= {client.k for client, _ in good}
-        self.asked, self.passes = [c for c in self.asked if c.k not in silent], self.passes + 1
+        answered, self.passes = {client.k for client, _ in good}, self.passes + 1
+        self.asked = [c for c in self.asked if c.k in answered or not self.of(c)]
         for name in self.models:
             parts = [(c.n, answer.models[name]) for c, answer in good if name in answer.models]
             if parts:
-                pooled_ = pooled(parts)
-                like = self.models[name].w
-                self.shown.statistics[name] = {e: v.to(like[e].dtype) for e, v in pooled_.items()}
+                w, found = self.models[name].w, pooled(parts)
+                self.shown.statistics[name] = {e: v.to(w[e].dtype) for e, v in found.items()}
 
 
 def pooled(parts: Sequence[tuple[int, StateDict]]) -> StateDict:

@@ -3,23 +3,21 @@ summary, also if it fails.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
-from common.config import Config, MethodOptions
+from common.config import Config
 from common.errors import report
 from common.files import write_atomically
 from common.journal import Entry, Undone
 from common.parse import to_toml
-from common.protocol import Up
-from common.records import StateDict
+from common.records import Records, StateDict
 from common.section import Value
 from server_app.keep import checkpoint, summary
 from server_app.keep.journal import Journal, clock
 from server_app.keep.places import to_relative
-from server_app.method import Client, Method
 from server_app.privacy import withhold
 from server_app.stopped import Stopped
 from server_app.track.sink import Sink
@@ -65,20 +63,15 @@ class Record:
         write_atomically(self.folder / "config.toml", to_toml(settings).encode())
 
     def add(
-        self,
-        entry: Entry,
-        experiment: str,
-        method: Method[MethodOptions, Up],
-        clients: Sequence[Client],
-        kept: dict[int, int],
-        undone: Sequence[Undone],
+        self, entry: Entry, state: Callable[[], Records], undone: Sequence[Undone], **more: Any
     ) -> None:
-        """Write the checkpoint after a round, then its line of the journal."""
-        withhold(entry, self.config, len(clients))
+        """Write the checkpoint after a round, then its line of the journal.
+
+        ``state``: returns the method's; ``more``: further fields of the checkpoint.
+        """
+        withhold(entry, self.config, len(more["nodes"]))
         with clock(entry, "checkpoint"):
-            nodes = {client.k: client.node for client in clients}
-            state = method.state()
-            checkpoint.write(entry, experiment, self.config, state, nodes, kept, undone)
+            checkpoint.write(self.config, entry, state(), undone, **more)
         self.journal.append(entry)
         if entry.round:
             log.info("round %d/%d: %s", entry.round, self.config.run.rounds, _told(entry))

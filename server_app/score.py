@@ -1,20 +1,23 @@
-"""How good the server's models are on its test set."""
+"""How good models are: the server's on its test set, and what clients say on their own data."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import final
 
 import torch
 
+from common import seeds, tree
 from common.config import MethodOptions
 from common.data.dataset import Dataset
-from common.journal import Entry
+from common.journal import ClientScore, Entry, Fairness, Spread
+from common.metrics import fairness
 from common.models.batchnorm import norms
 from common.models.classifier import Classifier
-from common.protocol import Up
+from common.protocol import Ask, Score, Up
+from common.records import StateDict
 from common.task import evaluate
-from server_app.method import Method
+from server_app.method import Client, Method
 from server_app.recalibrate import Shown
 from server_app.stopped import Absurd
 from server_app.talk.sanity import suspects
@@ -95,9 +98,8 @@ class Scorer:
         """Raise ``Absurd`` if the loss after a round is no finite number, or one that no model has
         that was only just drawn, naming whom to look at. ``first``: the loss before round 1.
 
-        One client's finite but enormous weights are enough to make an average useless (robust
-        averaging is the defence). Were that average in the checkpoint, no client could ever train
-        from it again; so the round is not kept, and resuming starts before it.
+        One client's finite but enormous weights can make an average useless. No client could train
+        from it again, so the round is not kept, and resuming starts before it.
         """
         loss = entry.loss if "loss" in entry.model_fields_set else self._glance()
         most = ABSURD * max(first or 0.0, math.log(self.task.num_classes))
@@ -117,3 +119,80 @@ class Scorer:
         nets = [net for net in found or [self.method.model()] if net is not None]
         losses = [evaluate(net, x, y, self.task).loss for net in nets]
         return fmean(losses) if losses else None
+
+
+def asks(shown: Shown, clients: Sequence[Client]) -> list[tuple[Client, Ask]]:
+    """What the clients of ``score.clients`` are asked to score."""
+    networks, further, own = shown.networks(), shown.further(), shown.method.global_spec
+
+    def ask(spec: str, w: StateDict | None) -> Ask:
+        return Ask(spec=spec, w=w, models={name: of[spec or own] for name, of in further.items()})
+
+    each = {name: ask(net.spec, tree.snapshot(net)) for name, net in networks.items()}
+    one = None if each else ask("", shown.ask())
+    scoring = _sample(shown, clients)
+    return [(client, one or each[shown.method.scored_by(client)]) for client in scoring]
+
+
+def _sample(shown: Shown, clients: Sequence[Client]) -> Sequence[Client]:
+    """Those that score, in order of k: the same ones every time."""
+    size, seed = shown.method.config.score.clients, shown.method.task.seed
+    if not 0 < size < len(clients):
+        return clients
+    drawn = seeds.rng(seed, "score-clients").permutation(len(clients))[:size]
+    return [clients[k] for k in sorted(drawn.tolist())]
+
+
+def checking(method: Method[MethodOptions, Up]) -> Callable[[Client, Score], None]:
+    """Raises ``ValueError`` unless a client's score is over its test samples of the census, and of
+    the models that were asked for.
+    """
+    further, shared = sorted(method.further()), method.ask() is not None
+
+    def check(client: Client, score: Score) -> None:
+        n = client.peer.n_test
+        if score.n != n:
+            raise ValueError(f"it is over {score.n} test samples, in the census the client had {n}")
+        for what, got, expected in (
+            ("own", score.accuracy, n > 0),
+            ("global", score.accuracy_global, n > 0 and shared),
+        ):
+            if (got is not None) != expected:
+                there = "is missing" if expected else "was not asked for"
+                raise ValueError(f"the accuracy of the {what} model {there}")
+        if sorted(score.accuracies) != (names := further if n else []):
+            raise ValueError(f"it scores the models {sorted(score.accuracies)}, expected {names}")
+
+    return check
+
+
+def write_scores(scores: Sequence[Score], name: str, entry: Entry) -> None:
+    """Write down what clients scored and how even it is; ``name``: of the run's own model."""
+    always = {"k", "n", "accuracy", "accuracy_global"}
+    entry.scores = [
+        ClientScore(**s.model_dump(include=always | ({"accuracies"} if s.accuracies else set())))
+        for s in scores
+    ]
+    if tested := [score for score in scores if score.n > 0]:
+        entry.fairness = _fairness(tested, name)
+
+
+def _fairness(tested: Sequence[Score], name: str) -> Fairness:
+    """AMP, FM and WLP: of the global model, or of the clients' own where there is none; then of
+    every model by its name.
+    """
+    sizes = [score.n for score in tested]
+    named: dict[str, list[float | None]] = {
+        name: [score.accuracy_global for score in tested],
+        "own": [score.accuracy for score in tested],
+        **{each: [s.accuracies.get(each) for s in tested] for each in tested[0].accuracies},
+    }
+    known = {
+        each: Spread(**fairness([value for value in values if value is not None], sizes))
+        for each, values in named.items()
+        if None not in values
+    }
+    main = known.get(name) or known["own"]
+    if known.get("own") == known.get(name):
+        known.pop("own", None)
+    return Fairness(main=main, models=known)

@@ -17,7 +17,7 @@ from common.flower.rpc import over_grpc
 from common.journal import Entry, Failure, Undone
 from common.protocol import Down, Score, Statistics, Up
 from common.task import Task, global_spec
-from server_app import client_scores, costs, drift, resume, undo
+from server_app import costs, drift, resume
 from server_app.keep.checkpoint import Checkpoint
 from server_app.keep.journal import clock
 from server_app.memory import sending, sweep
@@ -25,7 +25,7 @@ from server_app.method import Client, Ups, mean_metrics
 from server_app.methods import make
 from server_app.recalibrate import Recalibration
 from server_app.record import Record
-from server_app.score import Scorer
+from server_app.score import Scorer, asks, checking, write_scores
 from server_app.stopped import Absurd, Stopped
 from server_app.talk import census, sanity
 from server_app.talk.post import Post
@@ -267,18 +267,18 @@ class MethodStrategy(Strategy):
     def configure_evaluate(self, server_round: int, *_: object, **__: object) -> Iterable[Message]:
         """Messages that ask the clients of ``score.clients`` to score models."""
         with clock(self.entry, "client scores"):
-            asks = client_scores.asks(self.scorer.shown, self.clients)
-            return self.post.letters(server_round, "evaluate", asks).values()
+            asked = asks(self.scorer.shown, self.clients)
+            return self.post.letters(server_round, "evaluate", asked).values()
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Write down the clients' scores and how even they are; their mean accuracy."""
-        t, entry, check = server_round, self.entry, client_scores.checking(self.method)
+        t, entry, check = server_round, self.entry, checking(self.method)
         with clock(entry, "client scores"):
             found, refused = self.post.open(t, replies, Score, self.clients, check, "score")
         entry.failures = entry.failures + refused
-        client_scores.write([score for _, score in found], self.method.name, entry)
+        write_scores([score for _, score in found], self.method.name, entry)
         values = [score.accuracy for _, score in found if score.accuracy is not None]
         return MetricRecord({"accuracy": sum(values) / len(values)}) if values else None
 
@@ -293,13 +293,17 @@ class MethodStrategy(Strategy):
         entry.bytes, self.good = dict(self.traffic), []  # the replies' files are gone with them
         sweep(self.traffic.get("down", 0) + self.traffic.get("up", 0))
         entry.failures = strangers + entry.failures
-        undo.note(entry, self.undone)
+        resume.note(entry, self.undone)
         self._keep()
 
     def _keep(self) -> None:
-        post = self.post
         self.record.add(
-            self.entry, post.experiment, self.method, self.clients, post.kept, self.undone
+            self.entry,
+            self.method.state,
+            self.undone,
+            experiment=self.post.experiment,
+            nodes={client.k: client.node for client in self.clients},
+            kept=self.post.kept,
         )
 
     # What comes before a round: the census, a checkpoint, or a round that is undone.
@@ -327,7 +331,7 @@ class MethodStrategy(Strategy):
 
     def _go_back(self, absurd: Absurd) -> None:
         """Undo a round and go on before it; raises ``absurd`` if that cannot be."""
-        saved = undo.undo(absurd, self.config, self._trusted(), self.undone)
+        saved = resume.undo(absurd, self.config, self._trusted(), self.undone)
         self._make()
         self._restore(saved)
         self.method.begin(self.clients)

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from client_app.handler import private
 from client_app.methods import make
 from client_app.participant import Participant
-from client_app.privacy import private
 from common import methods, privacy
 from common.parse import parse
 from common.privacy import NAME, Secret, averaged, clipped, flattened, moved, noised

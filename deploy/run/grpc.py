@@ -20,7 +20,7 @@ from deploy.flower.bundle import check_app, config_arguments
 from deploy.flower.control import Control, start_superlink
 from deploy.flower.processes import Processes, environment
 from deploy.machines.certificates import Certificates
-from server_app.talk.seal import TRUST
+from server_app.talk.sealed import TRUST
 
 
 @final

@@ -157,7 +157,7 @@ def _serve(flat: Mapping[str, Value], nodes: Nodes) -> None:
 
     from deploy.run.loopback import RUN_ID
     from server_app.app import app
-    from server_app.talk.seal import TRUST
+    from server_app.talk.sealed import TRUST
 
     log = logging.getLogger("flwr")
     level = log.level

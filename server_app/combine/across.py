@@ -44,8 +44,7 @@ class Across(Averaged[O, T], ABC):
         Raises ``ValueError`` if networks are to be parts of one and are not, or if the checkpoint
         is of other architectures.
         """
-        for client in clients:
-            self.check_size(client)
+        self.check_sizes(clients)
         super().begin(clients)
         distinct = {spec: self.task.expected(spec) for spec in self.architectures()}
         self.specs = sorted(distinct, key=lambda spec: (tree.numbers(distinct[spec]), spec))

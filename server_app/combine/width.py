@@ -9,7 +9,6 @@ a block of it (``common/widths.py``), by default the leading one. For every numb
 and what no selected client has stays. With one width it is the ordinary mean, bit for bit.
 """
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
@@ -20,7 +19,7 @@ from torch import Tensor
 from common import tree
 from common.options import Average
 from common.records import StateDict
-from common.widths import Places, Taken, block, check_widths, cut, grid, take
+from common.widths import Places, Taken, block, check_widths, cut, grid
 from server_app.combine.across import Across
 from server_app.combine.mean import clipped, combine
 from server_app.global_model import T
@@ -140,35 +139,17 @@ def _entry(
 
 
 def _by_owners(before: Tensor, parts: Sequence[tuple[Tensor, Places]], options: Average) -> Tensor:
-    """One entry, cut into rectangles of numbers with the same owners."""
-    result, axes = before.clone(), range(min(before.dim(), 2))
-    places = [_places(before.shape[i], [taken[i : i + 1] for _, taken in parts]) for i in axes]
-    for rectangle in itertools.product(*(_groups(found) for found in places)):
-        owners = [k for k in range(len(parts)) if all(bool(own[k]) for own, _ in rectangle)]
-        if not owners:
-            continue
-        where = tuple(numbers for _, numbers in rectangle)
-        values = []
-        for k in owners:
-            inside = tuple(places[i][k][where[i]] for i in axes)
-            values.append({"": take(parts[k][0], inside)})
-        result[grid(where)] = combine(values, [1] * len(owners), options)[""]
+    """One entry, in groups of numbers with the same owners."""
+    owned = torch.zeros(len(parts), *before.shape[:2], dtype=torch.bool)
+    values = torch.zeros(len(parts), *before.shape, dtype=before.dtype)
+    for (value, axes), own, whole in zip(parts, owned, values, strict=True):
+        where = grid(axes) or ...
+        own[where], whole[where] = True, value
+    result = before.clone()
+    groups, group = torch.unique(owned.flatten(1), dim=1, return_inverse=True)
+    for i, owners in enumerate(groups.T):
+        if owners.any():
+            where = (group == i).view(owned.shape[1:])
+            found = [{"": whole[where]} for whole in values[owners]]
+            result[where] = combine(found, [1] * len(found), options)[""]
     return result
-
-
-def _places(m: int, axes: Sequence[Places]) -> Tensor:
-    """[K, m]: where in client k's part each of m numbers stands; −1: nowhere."""
-    found = torch.full((len(axes), m), -1)
-    for row, indices in zip(found, axes, strict=True):
-        own = indices[0] if indices else torch.arange(m)
-        row[own] = torch.arange(len(own))
-    return found
-
-
-Group = tuple[Tensor, Tensor]
-"""Which clients [K] own which numbers [n] of an axis."""
-
-
-def _groups(places: Tensor) -> list[Group]:
-    owners, inverse = torch.unique(places >= 0, dim=1, return_inverse=True)
-    return [(owners[:, i], (inverse == i).nonzero().flatten()) for i in range(owners.shape[1])]

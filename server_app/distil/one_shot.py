@@ -60,8 +60,7 @@ class OneShot(GlobalModel[S, Up], ABC):
         self.generator = net.to(task.device).train()
 
     def begin(self, clients: Sequence[Client]) -> None:
-        for client in clients:
-            self.check_size(client)
+        self.check_sizes(clients)
         super().begin(clients)
 
     def down(self, t: int) -> Down:

@@ -67,29 +67,17 @@ def _place(folder: Path, t: int) -> Path:
 
 
 def write(
-    entry: Entry,
-    experiment: str,
-    config: Config,
-    state: Records,
-    nodes: dict[int, int],
-    kept: dict[int, int],
-    undone: Sequence[Undone],
+    config: Config, entry: Entry, state: Records, undone: Sequence[Undone], **more: Any
 ) -> None:
     """Keep the state after the round of ``entry``; before the journal has that entry.
 
-    The newest ``keep`` stay, the one before under its round in ``checkpoints``.
+    The newest ``keep`` stay, the one before under its round in ``checkpoints``. ``more``: further
+    fields of a ``Checkpoint``.
     """
     folder, t, keep = Path(config.run.out), entry.round, config.run.keep
-    checkpoint = Checkpoint(
-        t=t,
-        experiment=experiment,
-        config=_identity(config),
-        entry=entry.line(),
-        state=dict(state),
-        nodes=nodes,
-        kept=kept,
-        undone=[each.model_dump_json() for each in undone],
-    )
+    rounds = [each.model_dump_json() for each in undone]
+    own, line = _identity(config), entry.line()
+    checkpoint = Checkpoint(t=t, config=own, entry=line, state=dict(state), undone=rounds, **more)
     newest, before = path_in(folder), _place(folder, t - 1)
     if keep > 1 and newest.exists():  # it is of round t - 1, which every run goes on from
         before.parent.mkdir(exist_ok=True)

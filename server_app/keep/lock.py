@@ -1,8 +1,8 @@
 """One run at a time writes to a folder; whoever watches can tell that it is still at work.
 
 A run holds the lock of a file there, which the system releases when the process ends, however it
-ends: a killed run leaves nothing that the next one would have to clear away, and its launcher sees
-within a second that nobody works any more. Where files cannot be locked nothing is held.
+ends, so that a killed run leaves nothing to clear away. Where files cannot be locked nothing is
+held.
 """
 
 import contextlib

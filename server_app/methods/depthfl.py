@@ -37,8 +37,7 @@ class DepthFL(Averaged[Options, Up]):
         self.accepted: dict[int, int] = {}  #: the last round counted into h, by client
 
     def begin(self, clients: Sequence[Client]) -> None:
-        for client in clients:
-            self.check_size(client)
+        self.check_sizes(clients)
         super().begin(clients)
         self.global_spec = deepest([client.model for client in clients])
         self.net = self.build(self.global_spec)
@@ -68,9 +67,6 @@ class DepthFL(Averaged[Options, Up]):
             return Down(w=tree.cut(self.w, self.task.expected(spec)), accepted=accepted)
 
         return lambda client: payload(client.model, self.accepted.get(client.k, 0))
-
-    def check(self, client: Client, up: Up) -> None:
-        tree.check_like(up.w, self.task.expected(client.model), f"w ({client.model})")
 
     def step(self, t: int, ups: Ups[Up]) -> Metrics:
         if self.options.feddyn:

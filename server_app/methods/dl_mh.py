@@ -3,7 +3,7 @@
 from typing import final
 
 from common.methods.dl_mh import Options, Up
-from server_app.distil.own_classes import OwnClasses
+from server_app.distil.public_set import OwnClasses
 
 
 @final

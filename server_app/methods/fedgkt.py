@@ -38,8 +38,8 @@ class FedGKT(Method[Options, Up]):
 
     def begin(self, clients: Sequence[Client]) -> None:
         super().begin(clients)
+        self.check_sizes(clients)
         for client in clients:
-            self.check_size(client)
             theirs = feature_shape(splittable(self.build(client.model)), self.task.shape)
             if theirs != self.features:
                 raise ValueError(

@@ -8,7 +8,7 @@ from common.ensemble import nearest_class
 from common.incentive import Gain, Reward
 from common.methods.i_dl_mh import Options, Up
 from common.protocol import Down
-from server_app.distil.own_classes import OwnClasses
+from server_app.distil.public_set import OwnClasses
 from server_app.method import Metrics, Ups
 
 SMALL = 256

@@ -13,12 +13,13 @@ from common.journal import Entry, Member
 from common.names import check_brought, version_of
 from common.protocol import Peer, Up
 from common.task import Task
-from server_app.combine.groups import unprotected
+from server_app.global_model import Averaged
 from server_app.method import Client, Method
 from server_app.stopped import Stopped
 from server_app.talk.post import Post
 
 ASK_AGAIN = 0.25
+FROM = 3  #: clients, of whom a median or a trimmed mean leaves one out
 LEFT = "Node Unavailable"  #: Flower's words for a node that is not connected
 
 log = logging.getLogger("flwr.fedmosaic")
@@ -32,14 +33,9 @@ def wait_for_nodes(grid: Grid, config: Config) -> list[int]:
     than are to be selected.
     """
     expected, start = config.run.clients, time.monotonic()
-    online, since = sorted(grid.get_node_ids()), time.monotonic()
-    while True:
-        now = time.monotonic()
-        if (expected and len(online) >= expected) or (
-            not expected and online and now - since >= 2.0
-        ):
-            break
-        if now - start > config.run.wait:
+    online, since = sorted(grid.get_node_ids()), start
+    while not online or (len(online) < expected if expected else time.monotonic() - since < 2.0):
+        if time.monotonic() - start > config.run.wait:
             raise Stopped(
                 f"{len(online)} of {expected or 'at least 1'} clients connected within "
                 f"wait = {config.run.wait:g} s"
@@ -98,13 +94,8 @@ def describe(entry: Entry, method: Method[MethodOptions, Up]) -> None:
     """Write down the clients that were found, and what is learnt."""
     entry.clients = [
         Member(
-            k=client.k,
-            model=client.model,
-            n=client.n,
-            n_test=client.peer.n_test,
             parameters=method.task.parameters(client.model),
-            classes=client.peer.classes,
-            counts=client.peer.counts,
+            **client.peer.model_dump(include={*Member.model_fields}),
         )
         for client in method.clients
     ]
@@ -115,6 +106,31 @@ def describe(entry: Entry, method: Method[MethodOptions, Up]) -> None:
     if missing := method.uncovered():
         entry.uncovered = missing
     entry.failures, entry.bytes = [], {"down": 0, "up": 0}
+
+
+def unprotected(method: Method[MethodOptions, Up]) -> str:
+    """A line for whoever counts on ``average.robust``, if some entry of a model is averaged over
+    one or two clients alone; else nothing. After the census.
+    """
+    average, run = method.config.average, method.config.run
+    if not isinstance(method, Averaged) or average.robust not in ("median", "trimmed"):
+        return ""
+    owners: Counter[object] = Counter()
+    having: dict[object, set[str]] = {}
+    for client in method.clients:
+        spec = method.trains(client)
+        for name, value in method.task.expected(spec).items():
+            entry = (spec if average.across == "same" else "", name, tuple(value.shape))
+            owners[entry] += 1
+            having.setdefault(entry, set()).add(spec)
+    few = min(run.per_round or len(method.clients), len(method.clients))
+    alone = {spec for entry, n in owners.items() if min(n, few) < FROM for spec in having[entry]}
+    if not alone:
+        return ""
+    return (
+        f'average.robust = "{average.robust}" protects nothing where the average is of one or two '
+        f"clients: parameters of {', '.join(sorted(alone))}"
+    )
 
 
 def check_peers(

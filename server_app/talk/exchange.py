@@ -40,15 +40,12 @@ def exchange(
 ) -> tuple[dict[int, Message], list[Failure]]:
     """Good replies by client, and failures; both in ascending order of k, never of arrival.
 
-    ``messages``: by client, their ttl is set here, and what they hold, if it is much, is let go
-    once they are sent; ``timeout``: seconds until what has not come counts as lost. At most
-    ``window`` messages wait for a reply at once, the others for their turn: what is held and looked
-    for at a time does not grow with the number of clients. While replies keep coming, a tenth of
-    the window is filled at once. A reply goes to the ``shelf`` as soon as it is here, its large
-    parts while they are pulled; of the others no more are fetched at a time than ``portion`` says.
+    ``messages``: by client; their ttl is set here, and large contents are dropped once they are
+    sent. ``timeout``: seconds until a missing reply counts as lost. At most ``window`` messages
+    wait for a reply at once, so that memory and polling do not grow with the number of clients. A
+    reply goes to the ``shelf`` at once; ``portion`` bounds how many are fetched at a time.
 
-    Raises ``Stopped`` if the SuperLink fails while it takes the messages. One that dies between
-    taking and confirming them refuses them when Flower sends them again.
+    Raises ``Stopped`` if the SuperLink fails while it takes the messages.
     """
     shelf = shelf or Shelf()
     replies: dict[int, Message] = {}
@@ -147,10 +144,8 @@ def pull(
 ) -> tuple[list[Message], dict[str, str]]:
     """What has arrived of the replies to ``names``, and which cannot be read, with the reason.
 
-    A reply that has begun to arrive is waited for until ``deadline``, see ``whole_by``.
-
-    One reply that Flower cannot put together makes it drop all that it pulled at once; then the
-    replies are pulled one by one, so that the others are lost only if Flower has them no more.
+    A reply that has begun to arrive is waited for until ``deadline``, see ``whole_by``. One that
+    Flower cannot read makes it drop all that it pulled at once; then they are pulled one by one.
 
     Raises ``OSError`` naming the shelf's folder if that is full.
     """
@@ -162,22 +157,19 @@ def pull(
     except Exception as error:
         log.exception("a reply cannot be read")
         what = line(error, LONGEST, typed=True)
+    if len(names) == 1:
+        return [], {names[0]: f"its reply cannot be read: {what}"}
     arrived: list[Message] = []
     lost: dict[str, str] = {}
     for name in names:
-        try:
-            with whole_by(deadline, shelf.spool):
-                found = list(grid.pull_messages([name]))
-            for reply in found:
-                if reply.has_error():
-                    said = _reason(reply)
-                    lost[name] = f"lost where a reply cannot be read ({what}): {said}"
-                else:
-                    arrived.append(reply)
-        except grpc.RpcError:
-            raise
-        except Exception as error:
-            lost[name] = f"its reply cannot be read: {line(error, LONGEST, typed=True)}"
+        found, unreadable = pull(grid, [name], deadline, shelf)
+        lost |= unreadable
+        for reply in found:
+            if reply.has_error():
+                said = _reason(reply)
+                lost[name] = f"lost where a reply cannot be read ({what}): {said}"
+            else:
+                arrived.append(reply)
     return arrived, lost
 
 

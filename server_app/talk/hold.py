@@ -1,9 +1,8 @@
 """Replies that wait for their round's step, in files: memory does not grow with their number.
 
-Every method's step sees all replies, in order of k. What a reply holds of numbers is written to a
-file without a name in the run's folder as soon as it is here, and read where it lies, by a mapping
-that is private to this process: what somebody writes to it reaches no file. The file is gone with
-the last tensor that lies in it, and with the process, however that ends.
+Every method's step sees all replies, in order of k. The arrays of a reply are written to a file
+without a name in the run's folder as soon as the reply is here, and read by a private mapping. The
+file is gone with the last tensor that lies in it, and with the process, however that ends.
 """
 
 import tempfile
@@ -14,7 +13,7 @@ from mmap import ACCESS_COPY, mmap
 from pathlib import Path
 from typing import final
 
-from flwr.app import Array, RecordDict
+from flwr.app import RecordDict
 
 from common.files import written_in
 from common.flower.rpc import Spool
@@ -28,8 +27,7 @@ EDGE = 64  #: bytes; an array begins at a multiple of them, as in a .npy file
 class Shelf:
     """Files in ``folder`` for replies of at most ``most`` bytes.
 
-    One that is too large to be taken stays where it is until it is refused: it must not fill the
-    disk. Without a folder all stay.
+    A larger one stays in memory until it is refused. Without a folder all stay in memory.
     """
 
     folder: Path | None = None
@@ -56,7 +54,8 @@ def hold(content: RecordDict, folder: Path) -> None:
     Raises ``OSError`` naming ``folder``: it cannot be written, or is full.
     """
     records = content.array_records.values()
-    arrays = [array for record in records for array in record.values() if _in_memory(array)]
+    every = (array for record in records for array in record.values())
+    arrays = [array for array in every if not isinstance(array.data, memoryview)]
     if sum(len(array.data) for array in arrays) <= SMALL:
         return
     with written_in(folder, "a client's reply"), tempfile.TemporaryFile(dir=folder) as file:
@@ -70,7 +69,3 @@ def hold(content: RecordDict, folder: Path) -> None:
     for begin, array in zip(begins, arrays, strict=True):
         piece = mapped[begin : begin + len(array.data)]
         array.data = piece  # type: ignore[assignment]  # what reads it takes any buffer
-
-
-def _in_memory(array: Array) -> bool:
-    return not isinstance(array.data, memoryview)

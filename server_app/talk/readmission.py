@@ -1,9 +1,8 @@
 """Nodes that appear during a run: clients that came back under another id, or somebody else.
 
 A SuperNode without a registered key gets a new node id with every start, so with ``rebind`` a new
-node takes the place of a client that is gone if it says of itself exactly what that client said in
-the census. Anybody who knows that much could say it. A registered key keeps its node id: then
-``rebind = false``, and no new id can be a client of this run.
+node takes the place of a client that is gone if it gives exactly that client's answer to the
+census. A registered key keeps its node id: ``rebind = false``, and no new id can be a client.
 """
 
 import logging
@@ -41,11 +40,9 @@ class Readmission:
     def renew(self, t: int, clients: list[Client]) -> tuple[list[Client], list[Failure]]:
         """The clients before round t, and what the journal hears of strangers.
 
-        If a client is gone the nodes that nobody knows are asked. Whoever claims a client's place
-        and must not have it is a failure, once.
-
-        With ``rebind = false`` nobody waits for what they say: it is for the journal only, of the
-        round before which it is there.
+        If a client is gone, unknown nodes are asked. One that claims a client's place and must not
+        have it is a failure, once. With ``rebind = false`` the round does not wait for answers:
+        they are for the journal only.
         """
         online = set(self.grid.get_node_ids())
         lost = {client.k: client for client in clients if client.node not in online}

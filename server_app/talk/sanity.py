@@ -15,6 +15,7 @@ docs/security.md has what was measured.
 
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -51,17 +52,13 @@ def measure(
         if shapes:
             change = squares**0.5 / method.task.steps(client.n)
             changes.setdefault(str(shapes), {})[client.k] = change
-    ratios: dict[int, tuple[float, int]] = {}
+    ratios: dict[int, dict[str, Any]] = {}
     for group in changes.values():
         middle = statistics.median(group.values())
         if len(group) >= FROM and middle > 0:
-            ratios |= {k: (change / middle, len(group)) for k, change in group.items()}
-    return {
-        k: Magnitude(largest=size, change=ratios[k][0], among=ratios[k][1])
-        if k in ratios
-        else Magnitude(largest=size)
-        for k, size in largest.items()
-    }
+            among = len(group)
+            ratios |= {k: {"change": c / middle, "among": among} for k, c in group.items()}
+    return {k: Magnitude(largest=size, **ratios.get(k, {})) for k, size in largest.items()}
 
 
 def beyond(found: Found, sanity: float) -> dict[int, str]:

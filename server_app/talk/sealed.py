@@ -1,4 +1,4 @@
-"""Sealed messages: sessions with clients, what was asked of whom, and replies that are authentic.
+"""Sealed messages: keys, sessions, what was asked of whom, and replies that are authentic.
 
 A session begins with the answer to a hello and ends with the next hello that the client answers.
 """
@@ -12,7 +12,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import final
 
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
@@ -20,16 +22,41 @@ from common.config import Config
 from common.errors import LONGEST, first_line
 from common.journal import Failure
 from common.records import array_bytes, count_bytes
-from common.seal import session
+from common.seal import files, session
 from common.seal.body import Body, NotAuthentic, encrypt
 from common.seal.session import Keys, Offer, Place, Signed
 from common.section import Value
 from server_app.talk.channel import HELLO, Channel, Exchanged, Messages, check_size
-from server_app.talk.seal import Trust
 
+TRUST = "FEDMOSAIC_TRUST"
+"""The variable of the ServerApp's environment that names the folder of its key."""
 ROOT = Path(__file__).resolve().parents[2]  #: of the bundle
 
 log = logging.getLogger("flwr.fedmosaic")
+
+
+@final
+class Trust:
+    """The files in ``folder``: ``serverapp.key``, ``serverapp.crt`` and ``clients/K.pub``.
+
+    Raises ``ValueError``, one line, for one that is missing or damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._clients = folder / "clients"
+        try:
+            self.key = files.pem_key(folder / "serverapp.key")
+            certificate = files.read_certificate(folder / "serverapp.crt")
+        except OSError as error:
+            reason = f"{error.filename} cannot be read: {error.strerror}"
+            raise ValueError(f"{TRUST} = {folder}: {reason} (see fedmosaic certs)") from None
+        if certificate.public_key() != self.key.public_key():
+            raise ValueError(f"{TRUST} = {folder}: serverapp.key is not that of serverapp.crt")
+        self.certificate = certificate.public_bytes(Encoding.DER)
+
+    def client(self, k: int) -> ec.EllipticCurvePublicKey:
+        """Client k's registered key."""
+        return files.ssh_public_key(self._clients / f"{k}.pub")
 
 
 @final

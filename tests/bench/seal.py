@@ -29,8 +29,7 @@ from common.protocol import Hello, Model, Trained
 from common.records import StateDict, count_bytes
 from common.section import Value
 from deploy.machines.certificates import Certificates, make
-from server_app.talk.seal import TRUST, Trust
-from server_app.talk.sealed import SealedChannel
+from server_app.talk.sealed import TRUST, SealedChannel, Trust
 from tests.support.sealed import Keyed
 from tests.support.tiny import flat, play
 
@@ -158,6 +157,7 @@ class Pair:
         letter = opened(
             self.message(self.channel.hello(hello, [NODE])[NODE], "query.hello"), self.context
         )
+        assert letter
         self.channel.open_hello(NODE, letter.answer(hello))
 
     def message(self, content: RecordDict, kind: str) -> Message:
@@ -168,6 +168,7 @@ class Pair:
         start = time.process_time()
         there = self.channel.wrap(Model(w=w).stamped(RUN, 1).pack(), 1, "train")(0)
         letter = opened(self.message(there, "train"), self.context)
+        assert letter
         question = Model.unpack(letter.content)
         back = letter.answer(Trained(w=question.w).stamped(question, 0).pack())
         Trained.unpack(self.channel.open(0, back))

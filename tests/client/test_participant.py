@@ -31,7 +31,7 @@ def test_the_fleet_is_dealt_out_by_partition_id(tmp_path: Path) -> None:
 
 def test_a_node_names_its_own_model_and_state_folder(tmp_path: Path) -> None:
     p = participant(tmp_path, {"model": "lenet5", "state-dir": str(tmp_path / "mine")})
-    assert p.spec == "lenet5" and p._state_dir == tmp_path / "mine"
+    assert p.spec == "lenet5" and p.folder == tmp_path / "mine" / "e" / "1"
 
 
 def test_a_nodes_own_data_need_no_partition(tmp_path: Path) -> None:

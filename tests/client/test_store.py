@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from client_app.store import Store, look, newest
+from client_app.store import Store
 from common import model_file
 from common.files import write_atomically
 from common.records import Records, StateDict
@@ -34,7 +34,7 @@ def test_a_round_reads_the_newest_state_before_it(tmp_path: Path) -> None:
     store.remember(2, memory(2.0))
     store.remember(5, memory(5.0))
     assert (recalled(store, 2), recalled(store, 5), recalled(store, 9)) == (None, 2.0, 5.0)
-    assert [newest(store.folder, t) for t in (1, 2, 4, 9)] == [0, 2, 2, 5]
+    assert [store.newest(t) for t in (1, 2, 4, 9)] == [0, 2, 2, 5]
 
 
 def test_repeating_the_newest_round_starts_from_the_same_state(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_clients_and_experiments_are_apart_and_a_damaged_file_is_named(tmp_path:
     with pytest.raises(ValueError, match=r"Memory.safetensors cannot be read"):
         store.recall(2, Memory)
     with pytest.raises(ValueError, match="state-dir .* cannot be written"):
-        Store(path, "e", 0)
+        Store(path, "e", 0).recall(1, Memory)
 
 
 def test_a_full_disk_is_one_line_and_leaves_the_last_state_whole(
@@ -118,7 +118,7 @@ def test_a_round_that_was_never_written_does_not_push_out_the_state_before_it(
 @pytest.mark.parametrize("t", [2, 3])
 def test_a_process_that_comes_too_late_changes_nothing(t: int, tmp_path: Path) -> None:
     """One that slept while its successor went on, or that was asked the same round again."""
-    late = Store(tmp_path, "e", 0, look(tmp_path, "e", 0))
+    late = Store(tmp_path, "e", 0)
     late.remember(1, memory(1.0))
     for done in range(2, t + 1):
         Store(tmp_path, "e", 0).remember(done, memory(done))

@@ -122,10 +122,10 @@ def test_a_run_that_dies_before_its_checkpoint_goes_on_from_whole_uploads(
     whole = play(settings(named, tmp_path / "whole", **given))
     part, keep = settings(named, tmp_path / "part", **given), checkpoint.write
 
-    def dying(entry: Any, *given: Any) -> None:
+    def dying(config: Any, entry: Any, *given: Any, **more: Any) -> None:
         if entry.round == 3:
             raise Crash
-        keep(entry, *given)
+        keep(config, entry, *given, **more)
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "write", dying)

@@ -23,8 +23,7 @@ from common.seal import body, files, session
 from common.seal.body import NotAuthentic
 from common.seal.session import Keys, Place, Signed
 from deploy.machines.certificates import Certificates, make
-from server_app.talk.seal import Trust
-from server_app.talk.sealed import SealedChannel
+from server_app.talk.sealed import SealedChannel, Trust
 from tests.support.tiny import flat
 
 RUN, NODE = "run", 7
