@@ -12,7 +12,7 @@ from common.flops import counting
 from common.journal import Entry
 from common.parse import parse
 from deploy.report.pages import write_report
-from deploy.report.text import operations
+from deploy.report.table import operations
 from deploy.run.loopback import Loopback
 from server_app.track import numbers
 from tests.support.tiny import TinyRun, flat, play

@@ -15,7 +15,7 @@ from common.parse import parse
 from common.peak import following
 from common.protocol import Down
 from deploy.report.pages import write_report
-from deploy.report.text import size
+from deploy.report.table import size
 from deploy.run.loopback import Loopback
 from server_app.track import numbers
 from tests.support.tiny import TinyRun, flat, play
