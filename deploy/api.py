@@ -19,7 +19,7 @@ from common.section import Value, kebab
 from deploy.report import listing
 from deploy.report import read as reading
 from deploy.report.listing import Setting
-from deploy.report.text import percent
+from deploy.report.table import percent
 from deploy.run import settings as given
 from deploy.run.preflight import fresh, resumed
 

@@ -11,7 +11,7 @@ from torch import nn
 from common.costs import counting
 from common.journal import Entry
 from deploy.report.pages import write_report
-from deploy.report.text import operations, size
+from deploy.report.table import operations, size
 from deploy.run.loopback import Loopback
 from server_app.track import numbers
 from tests.support.tiny import TinyRun, flat, play

@@ -2,8 +2,7 @@
 
 TLS on one side only makes gRPC try for ever without a word of why. A SuperNode that is refused ends
 with a traceback, and one that was killed is refused when it is started again, until the server has
-missed its heartbeats. So both are asked for first, ``fedmosaic node`` with the client's own key. It
-waits where waiting helps, and what does not fit is told in a line.
+missed its heartbeats. So both are checked first, ``fedmosaic node`` with the client's own key.
 """
 
 import ssl
@@ -71,8 +70,6 @@ def await_admission(
     pause: float = 2.0,
 ) -> None:
     """Return once client k's SuperNode would be let in, or if the server does not answer.
-
-    A SuperNode whose server does not answer tries again by itself.
 
     ``fleet``: ``host:port`` of the SuperLink's Fleet API; ``tell``: gets one line, if there is
     something to wait for; ``patience``: seconds to wait for the server to notice that the client

@@ -1,8 +1,7 @@
 """A SuperLink: start one here, and talk to its Control API, from registration to a run's real end.
 
-Runs are submitted with Flower's own command line (``flwr run``), which builds the bundle. All other
-questions (who is online, how a run stands, what its ServerApp prints) go to the Control API by
-gRPC: one answer takes milliseconds, one start of the command line takes about two seconds of
+Runs are submitted with ``flwr run``, which builds the bundle. All other questions go to the Control
+API by gRPC: one answer takes milliseconds, one start of Flower's command line about two seconds of
 processor time. ``flwr run --stream`` would not do, since it exits with 0 when the run has failed.
 """
 

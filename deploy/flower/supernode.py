@@ -1,16 +1,12 @@
 """``flower-supernode`` that looks for messages often while there is work, and seldom without.
 
 Flower's loop sleeps 3 s when there is no message, half a second at a time until its ClientApp has
-answered, and a second before it asks again for a part of a message that the server is still
-sending; ``flower-superexec`` beside it looks for a task once a second. None of these can be
+answered, and a second before it asks again for a part of a message. None of these can be
 configured. Run as a script, this file is Flower's own program, but the step that fetches a message
-also starts the ClientApp, with the command that ``flower-superexec`` would give it, and returns
-when it has ended, so that the loop's own waits never come. A ``flower-supernode`` that is typed by
-hand works and waits as ever.
+also starts the ClientApp, as ``flower-superexec`` would, and returns when it has ended.
 
 One more thing is mended. If a run ends while Flower fetches a message of it, the message stays
-behind: its answer is later taken for that to the next message, whose own answer waits for the
-message after it, and so on. Such a SuperNode is online and always one answer late.
+behind, and from then on each answer is taken for that to the next message.
 """
 
 import contextlib

@@ -4,9 +4,8 @@ Every process that a run starts leads a session of its own, and whatever Flower 
 below it stays in that session (Ray's driver leaves its process group, but not its session). So
 "nothing is left behind" means: no living process in any of the sessions that we began.
 
-Run as a script, this file is the guard of the case in which nobody can tidy up any more: it reads
-one session id per line from standard input and ends them all when its parent is gone, by SIGKILL
-too. It needs the standard library only and starts in a few hundredths of a second.
+Run as a script, this file reads one session id per line from standard input and ends them all when
+its parent is gone, by SIGKILL too. It needs the standard library only.
 """
 
 import contextlib

@@ -1,9 +1,8 @@
 """Certificates and keys of a federation: an authority, the server's two, a key pair per client.
 
-TLS shows the clients that the server is the right one; the clients' keys show the server who they
-are. The ServerApp has a certificate of its own, with which it seals what it sends to the clients,
-and which the SuperLink, where TLS ends, need not see. ``ca.key`` signs new certificates of the
-server and can stay on the machine that made it; a client's machine needs ``ca.crt`` and its own
+The ServerApp has a certificate of its own, with which it seals what it sends to the clients, and
+which the SuperLink, where TLS ends, need not see. ``ca.key`` signs new certificates of the server
+and can stay on the machine that made it; a client's machine needs ``ca.crt`` and its own
 ``clients/K.key``, nothing else.
 """
 

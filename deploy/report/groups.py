@@ -13,7 +13,7 @@ from typing import final
 from scipy.special import stdtrit
 
 from deploy.report.read import Run, flat
-from deploy.report.text import clean
+from deploy.report.table import clean
 
 LEVEL = 0.95  #: of an interval
 MOST = 3  # settings in a label beside the method; more would not be read

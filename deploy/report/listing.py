@@ -138,11 +138,5 @@ def _allowed(field: FieldInfo) -> str:
     return ", ".join(bounds) or "any number"
 
 
-LISTINGS: dict[str, Callable[[], Table]] = dict(
-    methods=methods,
-    models=models,
-    datasets=datasets,
-    partitions=partitions,
-    trackers=trackers,
-    settings=settings,
-)
+KINDS = (methods, models, datasets, partitions, trackers, settings)
+LISTINGS: dict[str, Callable[[], Table]] = {kind.__name__: kind for kind in KINDS}

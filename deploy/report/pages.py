@@ -8,11 +8,10 @@ from statistics import fmean
 from common.files import write_atomically
 from deploy.report import plots, sections
 from deploy.report.groups import Group, differences, grouped, half_width, named
-from deploy.report.layout import Card, Page, Section, render, single
 from deploy.report.plots import Groups
 from deploy.report.read import Run, read
-from deploy.report.table import Cell, Table
-from deploy.report.text import NONE, clean, duration, number, percent, size
+from deploy.report.style import Card, Page, Section, render, single
+from deploy.report.table import NONE, Cell, Table, clean, duration, number, percent, size
 
 
 def write_report(dirs: list[Path], out: Path) -> None:

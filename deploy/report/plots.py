@@ -27,7 +27,7 @@ from deploy.report.groups import Group
 from deploy.report.groups import spread as over_seeds
 from deploy.report.read import Run, scalars, total
 from deploy.report.style import MUTED, PAPER, frame, say, series, style
-from deploy.report.text import clean, duration, number, percent, size
+from deploy.report.table import clean, duration, number, percent, size
 
 Groups = Sequence[Group]
 Models = Mapping[str, tuple[list[float], list[int]]]

@@ -17,19 +17,9 @@ from typing import Any, final
 from pydantic import ValidationError
 
 from common.errors import invalid
-from common.journal import (
-    ClientScore,
-    Entry,
-    Failure,
-    Member,
-    Memory,
-    Part,
-    Privacy,
-    read_lines,
-)
+from common.journal import ClientScore, Entry, Failure, Member, Memory, Part, Privacy, read_lines
 from common.metrics import LAST, MANY, SHARES, fairness, over_rounds, quantiles
-from deploy.report.table import Cell, Table
-from deploy.report.text import clean, number, percent
+from deploy.report.table import Cell, Table, clean, number, percent
 
 NAME, LONGEST = 40, 500  #: characters of a name, and of any other text
 

@@ -10,11 +10,20 @@ from common.metrics import fairness as measures
 from common.parse import auto_of, usual
 from deploy.report import plots
 from deploy.report.groups import Group, named
-from deploy.report.layout import Card, Section, single
 from deploy.report.plots import Groups
 from deploy.report.read import Run, of_clients, scalars, total
-from deploy.report.table import Cell, Table
-from deploy.report.text import NONE, clean, duration, number, operations, percent, size
+from deploy.report.style import Card, Section, single
+from deploy.report.table import (
+    NONE,
+    Cell,
+    Table,
+    clean,
+    duration,
+    number,
+    operations,
+    percent,
+    size,
+)
 
 MOST_METRICS = 24  # a page of more small figures is not read
 MOST_CLIENTS = 40  # squares of more pairs are too small to see

@@ -1,22 +1,27 @@
-"""The colours and the type of every plot and page, and a plot as SVG inside a page.
+"""The look of plots and pages: colours, type, a plot as SVG, a table as a picture, the page itself.
 
 The series are Okabe and Ito's colour-blind-safe set (Color Universal Design, 2008) without its
 yellow, which vanishes on white; indigo and grey take its place. A plot is drawn in the light
 colours; on a page each is replaced by the CSS variable of its name, so it follows the reader's
 scheme. The page's CSS decides the typeface too.
 
-Names in a plot come from clients; they are text of the XML tree and stay text. What a mark says
-when the pointer rests on it travels through matplotlib as the ``gid`` of its artist, a JSON list of
-texts.
+Names in a plot come from clients; they are text of the XML tree and stay text. The texts that marks
+show on hover travel through matplotlib as the ``gid`` of their artist, a JSON list.
+
+``page.html.jinja`` and ``page.css`` hold all markup of a page. Jinja escapes every value that is
+not an SVG of ours. The page's Content-Security-Policy forbids it to load or run anything.
 """
 
 import contextlib
 import io
 import json
 import re
+import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, final
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
@@ -27,7 +32,9 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-HERE = Path(__file__).parent
+from deploy.report.table import HERE, TEMPLATES, Table, html
+
+LINE = 90  #: characters of a line of a note in a picture, if title and table are not wider
 
 PALETTE = {  # on light paper, on dark paper
     "ink": ("#1f2430", "#e7e9ee"),
@@ -178,3 +185,101 @@ def _declare(element: Element, told: dict[str, str]) -> None:
     element.attrib.pop("style", None)
     if told:
         element.attrib["style"] = ";".join(f"{key}:{value}" for key, value in told.items())
+
+
+def png(table: Table, path: Path) -> None:
+    """An image as papers set tables: three rules, texts in ink and asides in grey."""
+    rows, heads = table.cells(), table.header[1:]
+    em, line, pad = 0.083, 0.3, 0.2  # inches: a character, a row, the margin
+    first = em * max(len(row[0].text) for row in rows) + 0.2
+    columns = list(zip(*rows, strict=True))[1:]
+    aside = [em * max(len(cell.aside) for cell in column) for column in columns]
+    texts = [em * max(len(cell.text) for cell in column) for column in columns]
+    widths = [
+        max(text + grey, em * len(head)) + 0.25
+        for text, grey, head in zip(texts, aside, heads, strict=True)
+    ]
+    letter = em * 0.95
+    least = max(first + sum(widths), letter * max(len(table.title), LINE))
+    lines = (textwrap.wrap(note, int(least / letter)) for note in table.notes)
+    notes = [line for note in lines for line in note]
+    width = (least if notes else max(first + sum(widths), letter * len(table.title))) + 2 * pad
+    top, bottom = pad + line, pad + line * (len(rows) + 2)
+    height = line * (len(rows) + 2) + 0.22 * len(notes) + 3 * pad
+    with style():
+        figure = Figure(figsize=(width, height))
+        axes = figure.add_axes((0, 0, 1, 1))
+        axes.set_axis_off()
+        axes.set(xlim=(0, width), ylim=(height, 0))
+
+        def write(x: float, y: float, text: str, ha: str, colour: str, bold: bool = False) -> None:
+            weight = "bold" if bold else "normal"
+            axes.text(x, y, text, ha=ha, va="center", color=colour, weight=weight)
+
+        write(pad, pad + 0.1, table.title, "left", INK, bold=True)
+        for y, thick in ((top, 1.2), (top + line, 0.6), (bottom, 1.2)):
+            axes.plot([pad, width - pad], [y, y], color=INK, linewidth=thick)
+        extra = (width - 2 * pad - first - sum(widths)) / len(widths) if widths else 0.0
+        right = pad + first
+        for head, column, room, grey in zip(heads, columns, widths, aside, strict=True):
+            right += room + extra
+            write(right, top + line / 2, head, "right", MUTED)
+            for j, cell in enumerate(column):
+                y = top + line * (j + 1.5)
+                write(right, y, cell.aside, "right", MUTED)
+                write(right - grey, y, cell.text, "right", INK, bold=cell.best)
+        for j, row in enumerate(rows):
+            write(pad, top + line * (j + 1.5), row[0].text, "left", INK)
+        for i, note in enumerate(notes):
+            write(pad, bottom + 0.2 + 0.22 * i, note, "left", MUTED)
+        figure.savefig(path, format="png", dpi=200, facecolor=PAPER)
+
+
+@final
+@dataclass(frozen=True)
+class Card:
+    """A plot or a table with its title; ``alt`` says the plot in words, ``behind`` is its data,
+    folded away.
+
+    ``span`` is in twelfths of the page's width.
+    """
+
+    title: str
+    figure: Figure | None = None
+    alt: str = ""
+    table: Table | None = None
+    text: str = ""
+    behind: Table | None = None
+    span: int = 6
+
+
+@final
+@dataclass(frozen=True)
+class Section:
+    title: str
+    cards: Sequence[Card]
+    lead: str = ""
+
+
+def single(title: str, lead: str = "", **card: Any) -> Section:
+    """Return a section with one card as wide as the page, which has no title of its own."""
+    return Section(title, [Card("", span=12, **card)], lead)
+
+
+@final
+@dataclass(frozen=True)
+class Page:
+    title: str
+    subtitle: str
+    state: str  # one of "done", "open", "failed": the colour of the pill beside the title
+    pill: str
+    tiles: Sequence[tuple[str, str, str]]  # headline numbers: what it is, the number, a word on it
+    notes: Sequence[str]
+    sections: Sequence[Section | None] = ()  # what has nothing to show is None
+
+
+def render(page: Page) -> str:
+    """The page as one HTML document that needs nothing else."""
+    sheet = css() + "\n" + (HERE / "page.css").read_text(encoding="utf-8")
+    template = TEMPLATES.get_template("page.html.jinja")
+    return template.render(page=page, css=Markup(sheet), html=html, inline=inline)  # our own file

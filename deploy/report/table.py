@@ -1,13 +1,15 @@
-"""A table as data, and its renderings: terminal, Markdown, HTML, LaTeX, CSV and PNG.
+"""How a report writes: 93.1 %, 4.20 MB, 3 min 20 s, 1,234, a dash where there is none; and tables.
 
-The texts of a table are printable (``text.clean``). Each rendering prints them as they stand,
-whatever they mean in that language.
+Model names, class names, metric names and reasons of failure come from clients. A terminal obeys
+escape sequences, so ``clean`` shows control characters as a sign. Each rendering of a table prints
+its texts as they stand, whatever they mean in that language.
 """
 
 import csv as separated
 import io
+import math
 import re
-import textwrap
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,7 @@ from rich import table as rich_table
 from rich.console import Console
 from rich.text import Text
 
+NONE = "–"
 HERE = Path(__file__).parent
 TEMPLATES = Environment(
     loader=FileSystemLoader(HERE),
@@ -28,7 +31,6 @@ TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-LINE = 90  #: characters of a line of a note in a picture, if title and table are not wider
 _MARKDOWN = re.compile(r"([\\`*_{}<>#|~]|\](?=[(:]))")
 _LATEX = str.maketrans(
     {c: f"\\{c}" for c in "&%$#_{}"}
@@ -163,53 +165,67 @@ def csv(table: Table) -> str:
     return out.getvalue()
 
 
-def png(table: Table, path: Path) -> None:
-    """An image as papers set tables: three rules, texts in ink and asides in grey."""
-    from matplotlib.figure import Figure  # what prints tables alone does without
+def clean(text: object, limit: int = 200) -> str:
+    """One line of at most ``limit`` characters; white space is one blank, the unprintable is �.
 
-    from deploy.report.style import INK, MUTED, PAPER, style
+    >>> clean("ok\\x1b[2J\\n  done")
+    'ok�[2J done'
+    """
+    shown = "".join(
+        " " if c.isspace() else "�" if unicodedata.category(c)[0] == "C" else c
+        for c in str(text)[: 8 * limit]
+    )
+    shown = " ".join(shown.split())
+    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
-    rows, heads = table.cells(), table.header[1:]
-    em, line, pad = 0.083, 0.3, 0.2  # inches: a character, a row, the margin
-    first = em * max(len(row[0].text) for row in rows) + 0.2
-    columns = list(zip(*rows, strict=True))[1:]
-    aside = [em * max(len(cell.aside) for cell in column) for column in columns]
-    texts = [em * max(len(cell.text) for cell in column) for column in columns]
-    widths = [
-        max(text + grey, em * len(head)) + 0.25
-        for text, grey, head in zip(texts, aside, heads, strict=True)
-    ]
-    letter = em * 0.95
-    least = max(first + sum(widths), letter * max(len(table.title), LINE))
-    lines = (textwrap.wrap(note, int(least / letter)) for note in table.notes)
-    notes = [line for note in lines for line in note]
-    width = (least if notes else max(first + sum(widths), letter * len(table.title))) + 2 * pad
-    top, bottom = pad + line, pad + line * (len(rows) + 2)
-    height = line * (len(rows) + 2) + 0.22 * len(notes) + 3 * pad
-    with style():
-        figure = Figure(figsize=(width, height))
-        axes = figure.add_axes((0, 0, 1, 1))
-        axes.set_axis_off()
-        axes.set(xlim=(0, width), ylim=(height, 0))
 
-        def write(x: float, y: float, text: str, ha: str, colour: str, bold: bool = False) -> None:
-            weight = "bold" if bold else "normal"
-            axes.text(x, y, text, ha=ha, va="center", color=colour, weight=weight)
+def percent(fraction: float | None, digits: int = 1) -> str:
+    """``0.931`` -> ``93.1 %``."""
+    if fraction is None or not math.isfinite(fraction):
+        return NONE
+    return f"{100 * fraction:.{digits}f} %"
 
-        write(pad, pad + 0.1, table.title, "left", INK, bold=True)
-        for y, thick in ((top, 1.2), (top + line, 0.6), (bottom, 1.2)):
-            axes.plot([pad, width - pad], [y, y], color=INK, linewidth=thick)
-        extra = (width - 2 * pad - first - sum(widths)) / len(widths) if widths else 0.0
-        right = pad + first
-        for head, column, room, grey in zip(heads, columns, widths, aside, strict=True):
-            right += room + extra
-            write(right, top + line / 2, head, "right", MUTED)
-            for j, cell in enumerate(column):
-                y = top + line * (j + 1.5)
-                write(right, y, cell.aside, "right", MUTED)
-                write(right - grey, y, cell.text, "right", INK, bold=cell.best)
-        for j, row in enumerate(rows):
-            write(pad, top + line * (j + 1.5), row[0].text, "left", INK)
-        for i, note in enumerate(notes):
-            write(pad, bottom + 0.2 + 0.22 * i, note, "left", MUTED)
-        figure.savefig(path, format="png", dpi=200, facecolor=PAPER)
+
+def size(n_bytes: float | None) -> str:
+    """Bytes in decimal units (1 kB = 1,000 B), as the papers count them."""
+    return _in_units(n_bytes, "B", "kB", "MB", "GB", "TB")
+
+
+def operations(n: int) -> str:
+    """Floating-point operations: ``1234567`` -> ``1.23 MFLOP``."""
+    return _in_units(n, "FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP")
+
+
+def _in_units(value: float | None, *units: str) -> str:
+    """Three digits and the unit, each a thousand times the one before."""
+    if value is None or not math.isfinite(value):
+        return NONE
+    power = 0
+    while abs(value) >= 999.5 and power < len(units) - 1:
+        value, power = value / 1000, power + 1
+    digits = 0 if power == 0 or abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2
+    return f"{value:.{digits}f} {units[power]}"
+
+
+def duration(seconds: float | None) -> str:
+    """``0.42`` -> ``0.42 s``, ``200`` -> ``3 min 20 s``, ``7260`` -> ``2 h 01 min``."""
+    if seconds is None or not math.isfinite(seconds):
+        return NONE
+    if seconds < 59.95:
+        return f"{seconds:.2f} s" if seconds < 9.995 else f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def number(value: object) -> str:
+    """An integer with thousands separators, a float with four significant digits."""
+    if value is None:
+        return NONE
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.4g}" if math.isfinite(value) else "not finite"

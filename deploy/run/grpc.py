@@ -49,9 +49,8 @@ def start_federation(
 ) -> Iterator[Federation]:
     """A context in which a SuperLink and ``clients`` SuperNodes run and are connected.
 
-    Leaving it, by whatever way, ends every process; so does the death of the process that entered
-    it. Once all nodes have been online, one that dies ends nothing: whether a run can do without a
-    lost client is its server's decision.
+    Leaving it ends every process; so does the death of the process that entered it. Once all nodes
+    have been online, one that dies ends nothing: its loss is the server's decision.
 
     ``work``: gets ``logs/*.log`` and Flower's own files; ``env``: added to the environment of all
     processes, so also of ServerApp and ClientApp; ``warm_start``: see ``deploy/flower/warm.py``,

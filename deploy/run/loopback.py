@@ -210,8 +210,7 @@ def _no_main() -> Iterator[None]:
     """A block in which ``multiprocessing`` sees no main module.
 
     It would have every worker run the user's script again, and without a guard ``if __name__ ==
-    "__main__"`` the run in it fails: measured, no census is answered. ``multiprocessing`` has no
-    option for this, and processes of our own would have to import torch one by one.
+    "__main__"`` the run in it fails. ``multiprocessing`` has no option for this.
     """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")

@@ -25,8 +25,7 @@ from common.extras import missing
 from common.journal import Entry
 from common.section import Value
 from deploy.report.read import Run, of_clients, read
-from deploy.report.table import terminal
-from deploy.report.text import NONE, clean, duration, percent, size
+from deploy.report.table import NONE, clean, duration, percent, size, terminal
 from server_app.keep.summary import place
 from server_app.track import sink
 

@@ -1,10 +1,9 @@
 """The Ray runtime: all clients inside one SuperLink that simulates its nodes.
 
-``flwr.simulation.run_simulation`` would run in this process, but takes app objects instead of an
-app's folder, so it has no run config, and starts Ray below the caller, whose working directory and
-modules the actors then import. So this drives ``flwr run`` against a private ``flower-superlink
---simulation``, which runs the same bundle as the gRPC runtime. It is started from an empty
-directory, because Ray's actors import from the directory of the SuperLink before the bundle.
+``flwr.simulation.run_simulation`` has no run config, and its actors import from the caller's
+working directory. So this drives ``flwr run`` against a private ``flower-superlink --simulation``,
+which runs the same bundle as the gRPC runtime. It is started from an empty directory, because Ray's
+actors import from the directory of the SuperLink before the bundle.
 """
 
 import re

@@ -35,8 +35,7 @@ from common.task import Task
 from deploy.report.groups import grouped, mean_with_interval
 from deploy.report.read import read
 from deploy.report.style import frame, frames, save, series, style
-from deploy.report.table import Table, markdown
-from deploy.report.text import NONE, clean
+from deploy.report.table import NONE, Table, clean, markdown
 from deploy.run.loopback import Loopback
 from deploy.study.finished import Further, further_round
 from server_app.method import Client
@@ -100,8 +99,10 @@ def analyse(
     for name, folder in zip(names, folders, strict=True):
         with further_round(folder, clients, workers) as further:
             found[name], pictures = _one(further, images, label)
-        written += [save(figure, to / f"{name}-{of}.png") for of, figure in pictures.items()]
-    alike = _by_setting(folders, list(found.values()))
+        written += [save(figure, to / f"{name}-{kind}.png") for kind, figure in pictures.items()]
+    runs = [read(folder) for folder in folders]
+    of = dict(zip(map(id, runs), found.values(), strict=True))
+    alike = {group.label: [of[id(run)] for run in group.runs] for group in grouped(runs)}
     means = {name: _mean([one.cka for one in ones]) for name, ones in alike.items()}
     written.append(save(bars(means), to / "cka.png"))
     table, told = _table(alike), {name: asdict(one) for name, one in found.items()}
@@ -134,13 +135,6 @@ def _three(owned: list[tuple[Client, Split]]) -> dict[str, Split]:
     ordered = sorted(firsts, key=lambda spec: (count(firsts[spec]), spec))
     chosen = dict.fromkeys([ordered[0], ordered[len(ordered) // 2], ordered[-1]])
     return {spec: firsts[spec] for spec in chosen}
-
-
-def _by_setting(folders: Sequence[Path], found: Sequence[Analysis]) -> dict[str, list[Analysis]]:
-    """What was found in the runs that differ in the seed alone, by what they are called."""
-    runs = [read(folder) for folder in folders]
-    of = {id(run): one for run, one in zip(runs, found, strict=True)}
-    return {group.label: [of[id(run)] for run in group.runs] for group in grouped(runs)}
 
 
 def _mean(found: Sequence[Mapping[str, float]]) -> dict[str, float]:

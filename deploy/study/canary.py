@@ -1,15 +1,13 @@
 """A short run of each method in a recorded table, whose digest tells whether the record is stale.
 
-A record is of the code that made it. Before its first cell ``fedmosaic table`` runs a canary for
-each method: the method's first cell, cut to two rounds and single epochs, of which only the digest
-of its numbers is kept, in ``canaries.json`` beside the record. If the same short run gives another
-digest later, then the code computes something else, and what was recorded no longer speaks for it.
-The second round is there for what a method begins only when it has heard of the first; canaries
-that were recorded with one are repeated with one.
+Before its first cell ``fedmosaic table`` runs a canary for each method: the method's first cell,
+cut to two rounds and single epochs. The digest of its numbers is kept in ``canaries.json`` beside
+the record. If the same short run gives another digest later, the code computes something else. The
+second round is for what a method begins after the first. Canaries that were recorded with one round
+are repeated with one.
 
-Digests are the same only where torch and the model of the processor are the same; elsewhere nothing
-is said. Two models with the same instructions may still add in another order. So a record that was
-made on several machines keeps canaries of each.
+Digests are compared only where torch and the model of the processor are the same; others may add in
+another order. So a record that was made on several machines keeps canaries of each.
 """
 
 import hashlib

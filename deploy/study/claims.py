@@ -5,10 +5,9 @@ abstract and conclusion that a measurement can decide. A claim names the recorde
 it, and what is compared there; the verdict follows by rule (``decide``), not by hand.
 
 A claim is a region of the real line: "a above b" is everything above 0, "comparable" is what lies
-within a margin, "by 150 %" is a stated range. Seed by seed two rows give one number each. The claim
-holds if the 95 % interval of their mean (Student's t) lies inside the region, it does not hold if
-the interval lies outside, and else it is undecided. The first five seeds decide. Only if they do
-not, and there are ten, the first ten do.
+within a margin, "by 150 %" is a stated range. Two rows give one number for each seed. The claim
+holds if the 95 % interval of their mean (Student's t) lies inside the region, does not hold if it
+lies outside, and else is undecided. The first five seeds decide; if they do not, the first ten do.
 """
 
 import math

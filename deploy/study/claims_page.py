@@ -13,10 +13,8 @@ from matplotlib.figure import Figure
 
 from common.files import write_atomically
 from deploy.report import table as rendering
-from deploy.report.layout import Card, Page, Section, render
-from deploy.report.style import INK, MUTED, frame, series, style
-from deploy.report.table import Table
-from deploy.report.text import NONE, clean
+from deploy.report.style import INK, MUTED, Card, Page, Section, frame, render, series, style
+from deploy.report.table import NONE, Table, clean
 from deploy.study.claims import SEEDS, Claim, Judged, Tested, Verdict
 
 BEGIN, END = "<!-- claims: begin -->", "<!-- claims: end -->"

@@ -4,18 +4,20 @@ import statistics
 import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from deploy.report.style import PAPER, frames, series, style
-from deploy.report.text import clean
+from deploy.report.table import clean
 from deploy.study import records
 from deploy.study.paper_table import CellRun, Comparison, TableFile, cells
 from deploy.study.records import Recorded
 
 MARKERS = "osD^vP*Xh"  # one more than there are colours, so that no pair soon comes again
 ACROSS = 3  # panels beside each other
-
+LOOK: dict[str, Any] = {"markersize": 7, "markerfacecolor": "none", "markeredgewidth": 1.6}
+LOOK |= {"capsize": 3, "elinewidth": 1.0}
 
 Panels = Mapping[str, Mapping[str, float]]
 """Column to row to the cost of its runs, above 0, the mean over seeds."""
@@ -89,17 +91,9 @@ def png(filled: Comparison, panels: Panels, cost: str, path: Path) -> None:
             for i, row in enumerate(filled.rows):
                 if row in spent:
                     cell = filled.cell(row, name)
+                    mark: dict[str, Any] = {"fmt": MARKERS[i % len(MARKERS)], "color": series(i)}
                     drawn[row] = place.errorbar(
-                        spent[row],
-                        cell.mean,
-                        yerr=cell.interval,
-                        fmt=MARKERS[i % len(MARKERS)],
-                        color=series(i),
-                        markersize=7,
-                        markerfacecolor="none",
-                        markeredgewidth=1.6,
-                        capsize=3,
-                        elinewidth=1.0,
+                        spent[row], cell.mean, yerr=cell.interval, **mark, **LOOK
                     )
             place.set_xscale("log")
             low, high = place.get_xlim()

@@ -8,10 +8,9 @@ of z is their mutual information, in nats between 0 and log C:
 
     I(z; ŷ) = H(mean_z σ(f(z))) − mean_z H(σ(f(z)))
 
-It is 0 if the network says the same about every z, and log C if it calls every z one class for
-sure, and all classes equally often. Raikwar and Mishra 2022 ("Discovering and overcoming
-limitations of noise-engineered data-free knowledge distillation") see that networks answer noise
-usefully only if BatchNorm normalises by the noise batch; FedORION builds on it (section 3.3).
+Raikwar and Mishra 2022 ("Discovering and overcoming limitations of noise-engineered data-free
+knowledge distillation") see that networks answer noise usefully only if BatchNorm normalises by the
+noise batch; FedORION builds on it (section 3.3).
 """
 
 import json
@@ -263,15 +262,9 @@ def draw(found: Sequence[Found]) -> Figure:
     for i, model in enumerate(dict.fromkeys(one.model for one in found)):
         for bn in BOTH:
             mine = [one for one in found if one.model == model and one.bn == bn]
-            axes.plot(
-                [one.information for one in mine],
-                [100 * one.student for one in mine],
-                "o",
-                color=series(i),
-                markersize=5,
-                markerfacecolor=series(i) if bn == "batch" else "none",
-                label=f"{model}, {bn}",
-            )
+            x, y = [one.information for one in mine], [100 * one.student for one in mine]
+            face, label = series(i) if bn == "batch" else "none", f"{model}, {bn}"
+            axes.plot(x, y, "o", color=series(i), ms=5, markerfacecolor=face, label=label)
     axes.set_xlabel("I(z; ŷ) of the teacher on noise, nats")
     axes.set_ylabel("student's accuracy, %")
     figure.legend(loc="outside upper center", ncols=2)

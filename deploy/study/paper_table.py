@@ -1,11 +1,10 @@
 """``fedmosaic table``: a paper's table from recorded runs, ours beside the paper's.
 
 A table file is an experiment file with rows and columns: each cell is ``[base]`` plus what its row
-and column set, once for each seed. A cell whose run is recorded is not run again; two rows that
-differ only in what they measure share one run. The record is ``cells.jsonl`` (``records.py``).
+and column set, once for each seed. A cell whose run is recorded (``records.py``) is not run again;
+two rows that differ only in what they measure share one run.
 
-Ours is the mean over seeds ± half of its 95 % interval. A cell that was not run stays visibly
-empty; a cell with fewer seeds than the others says so.
+Ours is the mean over seeds ± half of its 95 % interval.
 """
 
 import itertools
@@ -25,8 +24,8 @@ from common.files import write_atomically
 from common.parse import defaults
 from deploy.report import table as rendering
 from deploy.report.groups import half_width, mean_with_interval
-from deploy.report.table import Cell, Table, png
-from deploy.report.text import NONE, clean
+from deploy.report.style import png
+from deploy.report.table import NONE, Cell, Table, clean
 from deploy.run.beside import look_in
 from deploy.run.preflight import counted
 from deploy.run.settings import checked, find, flatten, numbers, read_toml

@@ -2,10 +2,10 @@
 
 from common import models
 from deploy.report.groups import Group
-from deploy.report.layout import render
 from deploy.report.pages import one
 from deploy.report.read import read
 from deploy.report.sections import formula_cost, incentive
+from deploy.report.style import render
 
 
 def test_the_papers_parameter_count_is_that_of_neither_resnet18():

@@ -15,9 +15,20 @@ from deploy.report import plots, sections
 from deploy.report.groups import Group, differences, grouped, half_width
 from deploy.report.pages import write_report
 from deploy.report.read import Run, flat, read
-from deploy.report.style import inline, say
-from deploy.report.table import Cell, Table, csv, html, latex, markdown, png, terminal
-from deploy.report.text import clean, duration, percent, size
+from deploy.report.style import inline, png, say
+from deploy.report.table import (
+    Cell,
+    Table,
+    clean,
+    csv,
+    duration,
+    html,
+    latex,
+    markdown,
+    percent,
+    size,
+    terminal,
+)
 from deploy.study.paper_table import Comparison, Measured
 from tests.support.left import census, entry, finished, leave, said
 
