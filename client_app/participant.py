@@ -35,9 +35,7 @@ R = TypeVar("R", bound=Records)
 class Participant:
     """Client k of ``clients``, as its node and the run configure it.
 
-    ``node``: the node's own settings (``client_app/node.py``), which win over the run's for this
-    client, and these over the run's for all.
-
+    ``node``: the node's own settings (``client_app/node.py``), which win over the run's.
     Raises ``ValueError`` for settings that do not make a client.
     """
 

@@ -10,10 +10,9 @@ The server takes what all the data together would give, in float64 and in order 
 In pass 1 of ``score.passes`` the layers normalise by the batch at hand, in pass p by the statistics
 of pass p − 1. A layer behind no other is exact after pass 1, one behind i others after pass i + 1.
 
-In a round that is scored those clients are asked whose replies were used in it, after the last
-round all. Whoever fails or is refused is left out of the passes that follow, and ``min-replies``
-holds for the rest. The statistics are those of the models as they are scored and saved. What the
-method goes on with stays as it is, so that scoring changes no training.
+In a round that is scored the clients whose replies were used in it are asked, after the last round
+all. A client that fails or is refused is left out of the next passes, and ``min-replies`` holds for
+the rest. The method's own models keep their statistics, so that scoring changes no training.
 """
 
 import copy

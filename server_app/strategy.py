@@ -36,22 +36,19 @@ log = logging.getLogger("flwr.fedmosaic")
 
 @final
 class MethodStrategy(Strategy):
-    """Turns a method's hooks into messages and back, and has written down what came of each round.
+    """The rounds of a run: a method's hooks as messages, and the record of each round.
 
     Subclasses Flower's ``Strategy`` and not its ``FedAvg``, which sends everyone the same payload,
     demands equal reply keys, turns integer buffers into floats, and averages on over failed
     clients.
-
-    ``clients``: who they are and at which nodes they are now, in order of k; ``entry``: the
-    journal's, of the round at hand; ``before``: that of the round before.
     """
 
     def __init__(self, task: Task, dataset: Dataset, post: Post, record: Record) -> None:
         self.task, self.dataset, self.post, self.record = task, dataset, post, record
         self.config, self.traffic = task.config, post.channel.traffic
         self.private = self.config.privacy.on  #: clients' own numbers are kept to the server
-        self.clients: list[Client] = []
-        self.entry = self.before = Entry(round=0)
+        self.clients: list[Client] = []  #: with the nodes where they are now, in order of k
+        self.entry = self.before = Entry(round=0)  #: of the round at hand, and the one before
         self.sent: dict[int, Down] = {}  #: what the clients of the round were sent, by client
         self.good: list[tuple[Client, Up]] = []  #: and what they answered
         self.undone: list[Undone] = []

@@ -5,9 +5,8 @@ cached uploads of all clients in order of k, as the method combines those of the
 then the run's model, and both are scored. With everybody active in every round they are equal.
 
 The cache is bounded: the newest uploads are in memory and part of the checkpoint; the others are
-files, one for each client, of which the checkpoint holds the rounds. A file that one of the last
-``keep`` checkpoints names is not removed, so a run that dies, or goes back, goes on from whole
-files.
+files, one for each client, of which the checkpoint holds the rounds. A file stays while one of the
+last ``keep`` checkpoints names it.
 """
 
 from collections.abc import Mapping, Sequence

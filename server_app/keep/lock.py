@@ -47,10 +47,7 @@ def hold(folder: Path, patience: float = PATIENCE) -> Iterator[None]:
 
 
 def held(folder: Path) -> bool:
-    """Whether a process holds the folder now.
-
-    To find out, the lock is taken for a moment, in which ``hold`` elsewhere has to try again.
-    """
+    """Whether a process holds the folder now, found by taking the lock for a moment."""
     try:
         descriptor = os.open(folder / NAME, os.O_RDWR)
     except OSError:

@@ -31,13 +31,8 @@ def make(task: Task, global_spec: str) -> AnyMethod:
     """The chosen method, behind the classes that [average] and [oca] ask for."""
     config, kind = task.config, half(task.config.run.method)
     if issubclass(kind, Averaged):
-        if config.average.across != "none":
-            kind = _behind(ACROSS[config.average.across], kind)
-        if config.oca.aggregate == "on":
-            kind = _behind(Oca, kind)
+        fronts = [ACROSS[config.average.across]] if config.average.across != "none" else []
+        fronts += [Oca] if config.oca.aggregate == "on" else []
+        for front in fronts:  # whose hooks come first, and those of ``kind`` by ``super()``
+            kind = type(kind.__name__, (front, kind), {})
     return kind(task, global_spec)
-
-
-def _behind(front: type[AnyMethod], kind: type[AnyMethod]) -> type[AnyMethod]:
-    """The class of a method whose hooks ``front`` takes first, and ``kind`` by its ``super()``."""
-    return type(kind.__name__, (front, kind), {})

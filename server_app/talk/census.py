@@ -166,8 +166,7 @@ def check_peers(
 def check_kept(peers: Sequence[Peer], kept: Mapping[int, int], t: int) -> None:
     """Raise ``Stopped`` if a client has lost state on which the checkpoint of round t counts.
 
-    ``kept``: of which round each client's newest state was then. A client whose last reply was lost
-    may have newer state.
+    ``kept``: the round of each client's newest state then; newer state is fine.
     """
     wrong = [peer for peer in peers if peer.kept < kept.get(peer.k, 0)]
     if wrong:

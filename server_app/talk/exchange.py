@@ -133,10 +133,8 @@ def push(grid: Grid, messages: Iterable[Message], t: int) -> list[str]:
         with few_at_once():
             return list(grid.push_messages(messages))
     except grpc.RpcError as error:
-        said = details(error)[:LONGEST]
-        raise Stopped(
-            f"round {t}: the SuperLink failed while it took the messages: {said}"
-        ) from error
+        said = f"the SuperLink failed while it took the messages: {details(error)[:LONGEST]}"
+        raise Stopped(f"round {t}: {said}") from error
 
 
 def pull(

@@ -48,8 +48,7 @@ class Shelf:
 
 
 def hold(content: RecordDict, folder: Path) -> None:
-    """Put the bytes of the arrays of a packed or sealed payload into a file, in place; those that
-    are in a file stay there.
+    """Move the bytes of a payload's arrays from memory into a file, in place.
 
     Raises ``OSError`` naming ``folder``: it cannot be written, or is full.
     """

@@ -1,7 +1,7 @@
 """The post: packs, stamps and addresses what is sent; opens and checks what comes back.
 
-Opening is where the server stops believing. Flower has received a reply by then, so ``wire.max-mb``
-does not save its bandwidth; it saves what unpacking would take on top.
+Opening checks everything that a client sent. Flower has received a reply by then, so
+``wire.max-mb`` does not save bandwidth but what unpacking would take on top.
 """
 
 import logging
@@ -29,7 +29,6 @@ class Post:
 
     def __init__(self, channel: Channel) -> None:
         self.channel, self.config = channel, channel.config
-
         self.after = 0  #: the round that the run goes on after
         self.kept: dict[int, int] = {}  #: of which round each client's newest state is
 

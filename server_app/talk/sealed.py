@@ -83,9 +83,8 @@ class _Session:
 class SealedChannel(Channel):
     """Payloads travel encrypted and signed, and only authentic replies are used.
 
-    Flower's SuperLink stores the first reply to a message, whoever sent it: a forged one takes the
-    place of the honest one. So whoever has no authentic reply, though its time is not over, is
-    asked once more under a new message id, which nobody else knows.
+    Flower's SuperLink stores the first reply to a message, whoever sent it. So a client without an
+    authentic reply in time is asked once more under a new message id, which nobody else knows.
 
     ``settings``: the run config as it came.
     """

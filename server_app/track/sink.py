@@ -1,8 +1,7 @@
 """Trackers follow a run's journal, in a thread that the run does not wait for.
 
-What a tracker knows the run by, the last round that it was told, and why it failed if it did, are
-in ``track/NAME.json`` of the run's folder. A resumed run tells it what it has not heard, and a
-round that is repeated is not told again.
+``track/NAME.json`` in the run's folder holds what a tracker knows the run by, the last round that
+it was told, and why it failed. A resumed run tells it what it has not heard, each round once.
 """
 
 from __future__ import annotations
