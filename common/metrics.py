@@ -16,7 +16,7 @@ LAST = 10
 
 
 def over_rounds(accuracies: Sequence[float]) -> dict[str, float]:
-    """Final, best, and last10, the mean of the last ten (or fewer), of ≥ 1 accuracies."""
+    """Return final, best and last10, the mean of the last ten (or fewer), of ≥ 1 accuracies."""
     last = float(np.mean(accuracies[-LAST:]))
     return {"final": accuracies[-1], "best": max(accuracies), "last10": last}
 
@@ -45,7 +45,7 @@ def fairness(accuracies: Sequence[float], sizes: Sequence[int]) -> dict[str, flo
 def over_mixtures(
     accuracies: Sequence[float], draws: int, rng: np.random.Generator, concentration: float = 1.0
 ) -> list[float]:
-    """Accuracy on each of ``draws`` mixtures of client distributions, of shares p̂ ~ Dir.
+    """Return the accuracy on each of ``draws`` mixtures of clients, of shares p̂ ~ Dir.
 
     MP = Σ_k p̂_k a_k (FedKF, eq. 11), never below the worst client's accuracy (FedKF, lemma 1).
     """

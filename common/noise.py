@@ -47,7 +47,7 @@ def standard(x: Tensor) -> Tensor:
 def dead_leaves(
     n: int, shape: tuple[int, int, int], generator: torch.Generator
 ) -> Iterator[Tensor]:
-    """Images of random shapes that lie on top of one another, standardised.
+    """Yield images of random shapes that lie on top of one another, standardised.
 
     Leaves fall at uniform places, their radii r have density ∝ r⁻³, which gives images the scale
     invariance of natural ones, and each has one uniform colour. Circles and squares fall in turn;
@@ -98,7 +98,7 @@ def _lay(front: Tensor, depth: Tensor, dx2: Tensor, dy2: Tensor, squared: Tensor
 
 
 def stylegan(n: int, shape: tuple[int, int, int], generator: torch.Generator) -> Iterator[Tensor]:
-    """Images of a StyleGAN that nobody trained, from a fresh network for each batch, standardised.
+    """Yield images of an untrained StyleGAN, a fresh network for each batch, standardised.
 
     Random weights of the architecture (Karras et al. 2020, StyleGAN2) make images with structure
     (Baradad Jurjo et al. 2021). Ours is a small one: a mapping of latents to styles, then from 4×4

@@ -133,7 +133,7 @@ def defaults(method: str = "") -> dict[str, Value]:
 
 
 def to_toml(flat: Mapping[str, Value]) -> str:
-    """The flat config as ``config.toml`` has it: the known keys in their order, then all others."""
+    """Return a flat config as the text of ``config.toml``: known keys in order, then all others."""
     known = [key for key in defaults() if key in flat]
     tables: dict[str, list[str]] = {"": []}
     for key in (*known, *sorted(flat.keys() - set(known), key=in_order)):

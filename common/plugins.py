@@ -208,7 +208,7 @@ def root_of(kind: str, name: str) -> str | None:
 
 @functools.cache
 def digest(root: str) -> str:
-    """A fingerprint over the sources of a top module, as they were when it was first imported.
+    """Return a fingerprint of a top module's sources, as they were when it was first imported.
 
     Raises ``ModuleNotFoundError`` if the module is not there.
     """

@@ -182,9 +182,10 @@ class Task:
         size: int = 0,
         augment: str = "",
     ) -> Batches:
-        """Training batches of x [n, C, H, W] and y [n, ...], from the stream ("batches", *name).
+        """Return training batches of x [n, C, H, W] and y [n, ...].
 
-        ``size`` and ``augment``: by default train.batch-size and data.augment.
+        Drawn from the stream ("batches", *name). ``size`` and ``augment``: by default
+        train.batch-size and data.augment.
         """
         augment = augment or self.config.data.augment
         check_augment(augment, x)
@@ -204,7 +205,7 @@ class Task:
     def in_order(
         self, x: Tensor, y: Tensor | None = None, size: int = 0
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Every sample once and in order, normalised; ``size``: of a batch, 0: score.batch-size."""
+        """Yield all samples in order, normalised; ``size``: of a batch, 0: score.batch-size."""
         y = torch.zeros(len(x), dtype=torch.int64) if y is None else y
         size, how = size or self.config.score.batch_size, self.config.data.standardize
         for start in range(0, len(x), size):

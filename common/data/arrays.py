@@ -29,7 +29,7 @@ Samples = Sequence[tuple[str, int, Pair]]
 
 
 def load_npz(data: Data) -> Dataset:
-    """All clients' samples of ``data.dir``; classes are numbers. The name is that of the folder.
+    """Load all clients' samples of ``data.dir``; classes are numbers, the name is the folder's.
 
     ``train/K.npz`` and ``test/K.npz`` keep, under ``data``, a pickled dictionary of images ``x``
     and labels ``y``. Client K is owner K. ``config.json`` beside them may tell ``num_classes``
@@ -53,7 +53,7 @@ def load_npz(data: Data) -> Dataset:
 
 
 def _numbered_files(folder: Path) -> dict[int, Path]:
-    """The clients' files in order, from 0 on."""
+    """Return the clients' files in order, from 0 on."""
     found = {int(p.stem): p for p in folder.glob("*.npz") if p.stem.isdecimal()}
     for k in range(max(len(found), 1)):
         if k not in found:
@@ -62,14 +62,14 @@ def _numbered_files(folder: Path) -> dict[int, Path]:
 
 
 def _from_npz(path: Path) -> Pair | None:
-    """One client's images and labels, if it has any."""
+    """Return one client's images and labels, if it has any."""
     held = read_npz(path, "data")
     with _within(str(path)):
         return pair(held)
 
 
 def load_leaf(data: Data) -> Dataset:
-    """All users' samples of ``data.dir``; classes are numbers. The name is that of the folder.
+    """Load all users' samples of ``data.dir``; classes are numbers, the name is the folder's.
 
     Each ``train/*.json`` and ``test/*.json`` has ``users``, ``num_samples`` and ``user_data``,
     which gives each user's ``x`` and ``y``: rows of numbers, such as FEMNIST's 784 in [0, 1], or
@@ -88,7 +88,7 @@ def load_leaf(data: Data) -> Dataset:
 
 
 def _from_json(*parts: list[Path]) -> dict[str, Tensor]:
-    """x, y and owner of both parts, for training and for testing."""
+    """Return x, y and owner of both parts, for training and for testing."""
     read = [[(path, _users(path)) for path in part] for part in parts]
     names = {user for _, users in read[0] for user in users}
     number = {user: i for i, user in enumerate(sorted(names, key=in_order))}
@@ -107,7 +107,7 @@ def _from_json(*parts: list[Path]) -> dict[str, Tensor]:
 
 
 def _users(path: Path) -> dict[str, Pair]:
-    """The images and labels of each user in one file who has samples."""
+    """Return the images and labels of each user in one file who has samples."""
     try:
         held = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -132,7 +132,7 @@ def _users(path: Path) -> dict[str, Pair]:
 
 @contextmanager
 def _within(place: str) -> Iterator[None]:
-    """A block whose ``ValueError`` begins with ``place``."""
+    """Put ``place`` before the line of a ``ValueError`` that the block raises."""
     try:
         yield
     except ValueError as error:
@@ -235,7 +235,7 @@ def tensors(train: Samples, test: Samples) -> dict[str, Tensor]:
 
 
 def _classes(samples: dict[str, Tensor], config: Path | None = None) -> tuple[str, ...]:
-    """The classes' numbers: those seen, and more where a generator's ``config`` tells of them."""
+    """Return the classes' numbers: those seen, and more if a generator's ``config`` has them."""
     top = max(int(y.max()) for y in (samples["y"], samples["y_test"]) if len(y))
     told = top + 1
     if config is not None and config.is_file():

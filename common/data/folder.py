@@ -44,7 +44,7 @@ def load_folder(data: Data) -> Dataset:
 
 
 def load_client_folders(data: Data) -> Dataset:
-    """The images of several clients, ``DIR/<client>/<class>/*.png``; otherwise as ``load_folder``.
+    """Load the images of several clients, ``DIR/<client>/<class>/*.png``, as ``load_folder`` does.
 
     A client's folder may have ``train`` and ``test`` over the classes; without them 80 % of each
     class train and 20 % are for testing, always the same. Clients are owners in the order of their
@@ -69,12 +69,12 @@ def load_client_folders(data: Data) -> Dataset:
 
 
 def _training(folder: Path) -> Path:
-    """Where a client's class folders are."""
+    """Return the folder of a client's class folders."""
     return folder / "train" if (folder / "train").is_dir() else folder
 
 
 def _of_client(folder: Path, classes: tuple[str, ...]) -> tuple[Part, Part]:
-    """One client's images for training and testing.
+    """Return one client's images for training and testing.
 
     Raises ``ValueError`` for a client that has none to train on, or none set apart for testing.
     """

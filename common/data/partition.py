@@ -220,7 +220,7 @@ FLOWER: dict[str, tuple[str, dict[str, str]]] = {
 def _dealt(
     name: str, labels: np.ndarray, clients: int, rng: np.random.Generator, **options: object
 ) -> list[np.ndarray]:
-    """What the partitioner ``name`` of flwr-datasets (the extra ``hub``) makes of the labels (N,).
+    """Return the shares that a partitioner of flwr-datasets (extra ``hub``) makes of labels (N,).
 
     The samples are shuffled first, because most of these rules cut a data set as it lies. What is
     drawn then comes from the partitioner's own generator, seeded by ours. The import takes every

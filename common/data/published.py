@@ -25,12 +25,12 @@ UNSIGNED_BYTE = 0x08  #: the type in an IDX file's header
 
 
 def _root(directory: str) -> Path:
-    """``data.dir`` with ``~`` resolved, or the user's cache where it is empty."""
+    """Return ``data.dir`` with ``~`` resolved, or the user's cache where it is empty."""
     return Path(directory).expanduser() if directory else decoded.cache_dir() / "data"
 
 
 def _how_to_get(name: str, tried: list[Path], more: str = "") -> str:
-    """One line for a data set that is not there: the places tried and the ways to it."""
+    """Return one line for a data set that is not there: the places tried and the ways to it."""
     places = ", ".join(str(path) for path in tried)
     return (
         f"data set {name!r} not found in {places}: set data.dir to the folder that holds it, or "
@@ -41,7 +41,7 @@ def _how_to_get(name: str, tried: list[Path], more: str = "") -> str:
 def _opened(
     name: str, title: str, place: Path, *, inside: str, download: bool, **part: object
 ) -> Any:
-    """torchvision's data set object, or one line that says where it was looked for.
+    """Return torchvision's data set object; raise one line that says where it was looked for.
 
     ``title``: torchvision's class; ``inside``: what of it is in ``place``, if anything is.
     """

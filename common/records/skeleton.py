@@ -158,7 +158,7 @@ def _too_many(values: int) -> str:
 
 
 def inflate(squeezed: bytes) -> bytes:
-    """The skeleton in what a message holds, of at most ``MAX_BYTES``."""
+    """Return the skeleton that a message holds compressed, of at most ``MAX_BYTES``."""
     inflater = zlib.decompressobj()
     try:
         text = inflater.decompress(squeezed, MAX_BYTES)
