@@ -1,11 +1,11 @@
-"""What a round costs: operations and memory of server and clients, and numbers that travel."""
+"""What a round costs: operations and memory of server and clients."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from common import costs
 from common.config import Run
-from common.journal import Cost, Entry, Memory
+from common.journal import Entry, Memory
 from common.protocol import Up
 from server_app.method import Client
 
@@ -24,12 +24,6 @@ def of_clients(entry: Entry, run: Run, replies: Iterable[tuple[Client, Up]]) -> 
     spent = sum(int(told.get(costs.FLOPS, 0.0)) for told in metrics.values())
     most = {k: told.get(costs.MEMORY, 0.0) for k, told in metrics.items()}
     _note(entry, run, "clients", spent, Memory(clients=most))
-
-
-def of_messages(entry: Entry, numbers: int | None, traffic: Mapping[str, int]) -> None:
-    """Note what the literature's formula counts, where there is one, and the bytes so far."""
-    if numbers is not None:
-        entry.cost = Cost(numbers=numbers, bytes=traffic.get("down", 0) + traffic.get("up", 0))
 
 
 def _note(entry: Entry, run: Run, whose: str, spent: int, memory: Memory) -> None:

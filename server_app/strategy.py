@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from common import seeds
 from common.data.dataset import Dataset
 from common.flower.rpc import over_grpc
-from common.journal import Entry, Failure, Undone
+from common.journal import Cost, Entry, Failure, Undone
 from common.protocol import Down, Score, Statistics, Up
 from common.task import Task, global_spec
 from server_app import costs, drift, resume
@@ -93,7 +93,8 @@ class MethodStrategy(Strategy):
                 self._exchange(self.configure_train, self.aggregate_train, "clients")
                 if self.method.gains is not None:
                     self._exchange(self.configure_second, self.aggregate_second, "clients")
-                costs.of_messages(self.entry, self.method.numbers(self.ups), self.traffic)
+                if (numbers := self.method.numbers(self.ups)) is not None:
+                    self.entry.cost = Cost(numbers=numbers, bytes=self._moved)
                 self._measure_statistics()
                 self._score()
                 self._score_at_clients()
@@ -288,7 +289,7 @@ class MethodStrategy(Strategy):
         """Complete the round's entry, and have it kept with the state after the round."""
         entry = self.entry
         entry.bytes, self.good = dict(self.traffic), []  # the replies' files are gone with them
-        sweep(self.traffic.get("down", 0) + self.traffic.get("up", 0))
+        sweep(self._moved)
         entry.failures = strangers + entry.failures
         resume.note(entry, self.undone)
         self._keep()
@@ -346,6 +347,11 @@ class MethodStrategy(Strategy):
     def ups(self) -> Ups[Up]:
         """The good replies of the round at hand."""
         return Ups.of(self.good)
+
+    @property
+    def _moved(self) -> int:
+        """Bytes that have travelled in the round at hand."""
+        return self.traffic.get("down", 0) + self.traffic.get("up", 0)
 
     def _trusted(self) -> list[Client]:
         """All but those that are left out since a round was undone."""

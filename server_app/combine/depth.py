@@ -29,7 +29,7 @@ from common.models.blocks import check_blocks, onward, own_entries
 from common.records import StateDict
 from common.tree import check_nested, cut
 from server_app.combine.across import Across
-from server_app.combine.mean import average_layers, clipped, combine
+from server_app.combine.mean import average_layers, bounded, combine
 from server_app.global_model import T
 from server_app.method import Models, O, Ups
 
@@ -91,10 +91,11 @@ class Depth(Across[O, T]):
         options, before = self.config.average, self.parts(previous)
         if options.across == "depth":
             if options.robust == "clip":  # each upload as a whole
-                uploads = [self._bounded(spec, w, before[spec], parameters) for spec, w in uploads]
-            uploads = self._distilled(uploads, sizes, before, parameters)
-            if options.robust == "clip":
+                names = previous[self.largest].keys() if options.bn_buffers else parameters
+                most = options.clip_norm
+                uploads = [(spec, bounded(w, before[spec], most, names)) for spec, w in uploads]
                 options = options.model_copy(update={"robust": "none"})
+            uploads = self._distilled(uploads, sizes, before, parameters)
         found: Models = {}
         for spec in self.held[:-1]:
             members = [i for i, (theirs, _) in enumerate(uploads) if theirs == spec]
@@ -105,13 +106,6 @@ class Depth(Across[O, T]):
         shared = [{n: v for n, v in w.items() if n not in kept[spec]} for spec, w in uploads]
         whole = average_layers(shared, sizes, previous[self.largest], options, parameters)
         return {**found, self.largest: whole}
-
-    def _bounded(
-        self, spec: str, w: StateDict, before: StateDict, parameters: Set[str]
-    ) -> tuple[str, StateDict]:
-        options = self.config.average
-        names = w.keys() if options.bn_buffers else parameters
-        return spec, next(iter(clipped([w], before, options, names)))
 
     def _distilled(
         self, uploads: Uploads, sizes: Sequence[int], before: Models, parameters: Set[str]

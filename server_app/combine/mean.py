@@ -114,12 +114,13 @@ def clipped(
     """
     if options.robust != "clip":
         return states
-    return (_bounded(state, previous, options.clip_norm, names) for state in states)
+    return (bounded(state, previous, options.clip_norm, names) for state in states)
 
 
-def _bounded(
+def bounded(
     state: StateDict, previous: Mapping[str, Tensor], most: float, names: Set[str]
 ) -> StateDict:
+    """``state`` moved to within ``most`` of ``previous``; the arguments are as in ``clipped``."""
     moved = {
         name: value.to(torch.float64) - previous[name].to(torch.float64)
         for name, value in state.items()

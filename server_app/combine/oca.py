@@ -108,8 +108,8 @@ class Uploads(Generic[P]):
     """One upload of ``kind`` for each client that ever sent one; at most ``limit`` in memory."""
 
     def __init__(self, kind: type[P], folder: Path, limit: int, keep: int = 1) -> None:
-        self.kind, self.folder, self.limit = kind, folder / "uploads", limit
-        self.keep = keep
+        self.kind, self.folder = kind, folder / "uploads"
+        self.limit, self.keep = limit, keep
         self.held: dict[int, P] = {}  #: in memory, by client
         self.rounds: dict[int, int] = {}  #: the round of every client's upload
 
