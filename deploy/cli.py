@@ -37,11 +37,7 @@ from deploy.console import (
 )
 from deploy.machines import commands as machines
 
-app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
