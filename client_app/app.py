@@ -13,7 +13,7 @@ from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
 if TYPE_CHECKING:
-    from client_app.seal import Sealed
+    from client_app.seal import Opened
     from common.protocol import ToClient, ToServer
 
 log = logging.getLogger("flwr.fedmosaic")
@@ -39,9 +39,9 @@ def answer(message: Message, context: Context) -> Message:
     from common.files import Damaged
     from common.parse import parse
 
-    sealed: Sealed | None = None
+    received: Opened | None = None
     try:
-        sealed = opened(message, context)
+        received = opened(message, context)
         config = parse(context.run_config)
         half = methods.half(config.run.method)
         kinds: dict[str, tuple[type[ToClient] | None, Callable[..., ToServer]]] = {
@@ -54,18 +54,16 @@ def answer(message: Message, context: Context) -> Message:
         expected, work = kinds[message.metadata.message_type]
         if expected is None:
             raise ValueError(f"method = {config.run.method!r} has one exchange in a round")
-        question = expected.unpack(sealed.content if sealed else message.content)
+        question = expected.unpack(received.content)
         if not question.experiment:
             raise ValueError("the message has no envelope")
-        if sealed:
-            sealed.check(context.run_config, question.experiment)
+        received.check(context.run_config, question.experiment)
         participant = Participant(config, context.node_config, question.experiment)
-        if sealed:
-            sealed.admit(participant.folder)
+        received.admit(participant.folder)
         reply = work(half(participant), question)
         asked = question.t + isinstance(question, protocol.Hello)  # a hello is after that round
-        packed = reply.stamped(question, participant.k, participant.kept(asked)).pack()
-        return Message(sealed.answer(packed) if sealed else packed, reply_to=message)
+        reply = reply.stamped(question, participant.k, participant.kept(asked))
+        return Message(received.answer(reply.pack()), reply_to=message)
     except Exception as error:  # whatever it was, the server must hear of it
         about = message.metadata.message_type
         known = isinstance(error, Damaged)  # the line says all
@@ -73,6 +71,6 @@ def answer(message: Message, context: Context) -> Message:
         reason = line(error, LONGEST, typed=True)
         if about == "query.hello":  # the server does not know yet which client this is
             reason = f"client {context.node_config.get('partition-id', '?')}: {reason}"
-        if sealed:
-            return Message(sealed.failure(reason), reply_to=message)
+        if received is not None and (content := received.failure(reason)) is not None:
+            return Message(content, reply_to=message)
         return Message(Error(code=CLIENT_FAILED, reason=reason), reply_to=message)

@@ -1,10 +1,11 @@
-"""A client that has a key: what it believes came from the ServerApp, and how it answers.
+"""A client that has a key: which messages it accepts, and how it replies.
 
 The node's own configuration, which no relay can change, names two files: ``key`` is the registered
 ``K.key``, ``ca`` is ``ca.crt``. With them, only what a ServerApp of that authority sealed is taken.
 """
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -29,12 +30,55 @@ def _app() -> str:
     return session.app_digest(ROOT)
 
 
+class Opened(ABC):
+    """An opened message: its payload ``content``, and how the reply to it is packed."""
+
+    content: RecordDict
+
+    @abstractmethod
+    def check(self, settings: Mapping[str, Value], experiment: str) -> None:
+        """Raise ``ValueError`` unless the message belongs to the run with these settings."""
+
+    @abstractmethod
+    def admit(self, folder: Path) -> None:
+        """Raise ``ValueError`` if the message was received before.
+
+        ``folder``: this client's in the experiment.
+        """
+
+    @abstractmethod
+    def answer(self, content: RecordDict) -> RecordDict:
+        """Return a packed reply as it is sent."""
+
+    @abstractmethod
+    def failure(self, reason: str) -> RecordDict | None:
+        """Return a reply that carries ``reason``; None where Flower's own error carries it."""
+
+
 @final
 @dataclass(frozen=True)
-class Sealed:
-    """A message from a ServerApp of this client's authority, opened: the payload, and the way back.
+class Plain(Opened):
+    """A message from a server without a key, to a client without one."""
 
-    ``accept``: for the answer to a hello.
+    content: RecordDict
+
+    def check(self, settings: Mapping[str, Value], experiment: str) -> None: ...
+
+    def admit(self, folder: Path) -> None: ...
+
+    def answer(self, content: RecordDict) -> RecordDict:
+        return content
+
+    def failure(self, reason: str) -> RecordDict | None:
+        return None
+
+
+@final
+@dataclass(frozen=True)
+class Sealed(Opened):
+    """A message from a ServerApp of this client's authority.
+
+    ``accept``: fields that the reply to a hello carries.
     """
 
     content: RecordDict
@@ -44,7 +88,6 @@ class Sealed:
     accept: Mapping[str, int | bytes] | None
 
     def check(self, settings: Mapping[str, Value], experiment: str) -> None:
-        """Raise ``ValueError`` unless this is the run that the ServerApp speaks of."""
         if experiment != self.offer.experiment:
             raise ValueError(f"the offer is for the experiment {self.offer.experiment!r}")
         if session.config_digest(settings) != self.offer.config:
@@ -53,7 +96,6 @@ class Sealed:
             raise ValueError("the app bundle that came is not the ServerApp's: it was changed")
 
     def admit(self, folder: Path) -> None:
-        """Raise ``ValueError`` if it came before; ``folder``: this client's in the experiment."""
         try:
             folder.mkdir(0o700, parents=True, exist_ok=True)
             with filelock.FileLock(folder / "seal.lock", mode=0o600):
@@ -77,19 +119,17 @@ class Sealed:
         write_atomically(path, json.dumps([self.offer.at, newest]).encode(), private=True)
 
     def answer(self, content: RecordDict) -> RecordDict:
-        """A packed payload as it travels."""
         more = self.accept or {}
         return session.seal(body.encrypt(content), self.keys, self.place, "up", more)
 
-    def failure(self, reason: str) -> RecordDict:
-        """A reply that says why there is none."""
+    def failure(self, reason: str) -> RecordDict | None:
         return self.answer(session.failure(reason))
 
 
-def opened(message: Message, context: Context) -> Sealed | None:
-    """A message, opened; None if it is from a server without a key, to a client without one.
+def opened(message: Message, context: Context) -> Opened:
+    """Open a message.
 
-    Raises ``ValueError``, one line, if this client may not believe it.
+    Raises ``ValueError``, one line, for a message that this client must not accept.
     """
     node, content = context.node_config, message.content
     if "key" not in node and "ca" not in node:
@@ -98,7 +138,7 @@ def opened(message: Message, context: Context) -> Sealed | None:
                 "the ServerApp seals its messages and this node has no key: name it in the node's "
                 "config, key = clients/K.key and ca = ca.crt"
             )
-        return None
+        return Plain(content)
     for name in ("key", "ca"):
         if name not in node:
             raise ValueError(f"node config {name} is missing: sealing needs both key and ca")

@@ -26,7 +26,7 @@ NAMED = "also-"
 
 @final
 class Store:
-    """State of one client in one experiment, as one process uses it, which begins its work now."""
+    """State of one client in one experiment, opened when this process begins its work."""
 
     def __init__(self, root: Path, experiment: str, k: int, keep: int = 1) -> None:
         self._root, self._keep = root, keep

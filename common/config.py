@@ -119,8 +119,9 @@ class Run(Section):
     device: Annotated[str, Field(pattern=DEVICES)] = "auto"
     """Where networks are computed: auto, cpu, cuda or cuda:N."""
     precision: Literal["fp32", "bf16"] = "fp32"
-    """Of every forward pass in training: students, teachers and generators, on both sides. Weights
-    and optimisers stay float32, as does what is scored, measured or said about public images."""
+    """Precision of the forward passes in training: students, teachers and generators, on server
+    and clients. Weights and optimisers stay float32; so do scores, measurements and predictions
+    for the public set."""
     threads: Annotated[int, Field(ge=1, le=256)] = 1
     """Torch threads of each process; part of a result's identity, so not the machine's choice."""
     max_samples: Annotated[int, Field(ge=1, lt=2**40)] = 10_000_000
@@ -247,7 +248,7 @@ class Wire(Section):
     """How numbers in bounded ranges travel, and how many."""
 
     dtype: Literal["float32", "float16", "uint8"] = "float32"
-    """Of predictions and confidences; weights and features always travel as they are."""
+    """Type of predictions and confidences in messages; weights and features are never converted."""
     max_mb: Positive = 1000.0
     """Largest reply of a client, in millions of bytes; a larger one is refused unread."""
 
@@ -273,7 +274,8 @@ class Score(Section):
     those of each test batch (transductive); or, for the global models as scored and saved, running
     ones that clients measure anew on their training data."""
     passes: AtLeastOne = 1
-    """Of ``recalibrated``: how often clients measure; exact after as many as a path has norms."""
+    """Measurements by the clients under ``bn = "recalibrated"``; the statistics are exact after as
+    many as there are BatchNorm layers in a row."""
     drift: bool = False
     """Measure in every round how far the clients trained apart (``server_app/drift.py``)."""
 

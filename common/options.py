@@ -23,7 +23,7 @@ class Descent(Section):
     lr: Positive = 0.01
     """Learning rate of the first round."""
     momentum: Momentum = 0.9
-    """Of SGD; other optimisers have theirs in ``optimizer-options``."""
+    """Momentum of SGD; for other optimisers see ``optimizer-options``."""
     weight_decay: NonNegative = 0.0
     """The optimiser's: an L2 penalty on the weights, under adamw decoupled from the gradient."""
     lr_decay: Fraction = 1.0
@@ -123,7 +123,7 @@ class NoiseTraining(Descent):
     kind: Literal["gaussian", "uniform", "dead_leaves", "stylegan"] = "gaussian"
     """What the inputs are."""
     temperature: Positive = 1.0
-    """Of the softmax on both sides."""
+    """Temperature of the softmax on both sides."""
     teacher_bn: Literal["batch", "running"] = "batch"
     """BatchNorm of the teachers: the noise batch's statistics, or their data's running ones."""
     protect_running_stats: bool = True
@@ -143,7 +143,7 @@ class GeneratorTraining(Descent):
     """A generator of images, and the losses of data-free distillation (FedKF, eq. 2-5)."""
 
     optimizer: str = "adam"
-    """Of the generator: adam as in the papers, or another class of torch.optim by its name."""
+    """Optimiser of the generator: adam as in the papers, or a class of torch.optim by its name."""
     lr: Annotated[float, Field(ge=0, allow_inf_nan=False), Auto(0.001)] = 0.0
     """Learning rate of the generator in the first round; 0: the method's own."""
 
@@ -211,7 +211,7 @@ class PublicTraining(Descent):
     lr: Annotated[float, Field(ge=0, allow_inf_nan=False), Auto(0.01)] = 0.0
     """Learning rate of the first round; 0: the method's own."""
     momentum: Momentum = 0.0
-    """Of SGD; other optimisers have theirs in ``optimizer-options``."""
+    """Momentum of SGD; for other optimisers see ``optimizer-options``."""
 
     subset: Annotated[int, Field(ge=0), Auto(0)] = 0
     """Public samples of a round, drawn anew by everybody alike; at most all. 0: the method's own,

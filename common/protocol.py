@@ -52,7 +52,7 @@ class ToServer(Envelope):
 
     k: ClientId = 0
     kept: Round = 0
-    """Of which round ≤ t the newest state is that this client keeps; 0: it keeps none."""
+    """Round ≤ t of the newest state that this client keeps; 0: it keeps none."""
 
     def stamped(self, question: ToClient, k: int, kept: int = 0) -> Self:
         """The payload with its envelope filled in: it answers ``question``."""
@@ -167,8 +167,8 @@ class Score(ToServer):
 
     n: Count
     accuracy: Share | None
-    """Of the client's own model, the global one where it has no other; None without samples."""
+    """Accuracy of the own model, or the global one where there is none; None without samples."""
     accuracy_global: Share | None
-    """Of the global model; None if there is none or no test samples."""
+    """Accuracy of the global model; None if there is none, or no test samples."""
     accuracies: Annotated[dict[Name, Share], Field(max_length=100)] = {}
-    """Of the ``Ask``'s further models, by name; empty without test samples."""
+    """Accuracies of the further models of ``Ask`` by name; empty without test samples."""

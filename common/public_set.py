@@ -20,7 +20,7 @@ from common.task import Task, epochs
 
 
 class OnPublicSet(MethodOptions):
-    """Of every method whose server or clients see public images."""
+    """Options of methods whose server or clients use public images."""
 
     uses: ClassVar[tuple[str, ...]] = ("public",)
 

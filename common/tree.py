@@ -66,7 +66,7 @@ def _sum(values: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
 
 @final
 class _Sum:
-    """Of one entry, in float64; of a counter, the largest."""
+    """Running weighted sum of one entry in float64; of an integer counter, the maximum."""
 
     def __init__(self) -> None:
         self.value: Tensor | None = None

@@ -66,11 +66,11 @@ class Shown:
         return [self._with(name, net) for name, net in self.raw().items()]
 
     def networks(self) -> dict[str, Classifier]:
-        """As the method's."""
+        """Return the method's networks by name, with the measured statistics."""
         return {name: self._with(name, net) for name, net in self.method.networks().items()}
 
     def further(self) -> dict[str, Models]:
-        """As the method's."""
+        """Return the method's further models by name, with the measured statistics."""
         return {
             name: {spec: w | self.statistics.get(f"{name}/{spec}", {}) for spec, w in of.items()}
             for name, of in self.method.further().items()

@@ -41,4 +41,4 @@ class Options(Averaging):
     student_lr: Positive = 0.01
     """η_v, of SGD."""
     student_momentum: Momentum = 0.9
-    """Of the student's SGD."""
+    """Momentum of the student's SGD."""

@@ -56,13 +56,13 @@ class OneShot(MethodOptions):
     """What DENSE and Co-Boosting both have; the defaults are DENSE's."""
 
     epochs: AtLeastOne = 200
-    """Of the server: each adds a batch to the pool and goes through the pool once."""
+    """Epochs of the server: each adds a batch to the pool and trains on the whole pool once."""
     generated: Annotated[int, Field(ge=2)] = 256
     """B, images in a generated batch."""
     generator_steps: AtLeastOne = 30
     """Steps of the generator for each batch."""
     generator_lr: Positive = 0.001
-    """Of the generator's Adam."""
+    """Learning rate of the generator's Adam."""
     latent: Annotated[int, Field(ge=1, le=100_000)] = 256
     """Length of z."""
     width: Annotated[int, Field(ge=2, le=4096)] = 128
@@ -88,9 +88,9 @@ class OneShot(MethodOptions):
     student_lr: Positive = 0.005
     """η_s, of the student's SGD."""
     student_momentum: Momentum = 0.9
-    """Of the student's SGD."""
+    """Momentum of the student's SGD."""
     student_decay: NonNegative = 0.0
-    """Its weight decay."""
+    """Weight decay of the student's SGD."""
     student_cosine: bool = False
     """Its learning rate falls over the epochs as half a cosine."""
     clip: NonNegative = 0.0

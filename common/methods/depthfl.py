@@ -84,7 +84,7 @@ class Options(Averaging):
 
 
 def deepest(specs: Sequence[str]) -> str:
-    """Of networks with exits that are cut from one.
+    """Return the deepest of several networks that are cut from one network with exits.
 
     Raises ``ValueError``, one line, for an architecture that is none, or of another network.
     """

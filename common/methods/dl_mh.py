@@ -38,7 +38,7 @@ from common.protocol import Count
 
 
 class Masking(Distilling):
-    """Of methods whose clients have heads of their own."""
+    """Options of methods whose clients have heads for their own classes only."""
 
     rules = ("weighted_sum", "literal_product", "uhc-ce", "uhc-mf")
 

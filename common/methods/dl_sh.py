@@ -70,7 +70,7 @@ from common.section import AtLeastOne
 
 
 class Distilling(OnPublicSet):
-    """Of every method that distils clients' predictions on the public set."""
+    """Options of methods that distil the clients' predictions for the public set."""
 
     uses = ("confidence", "ensemble")
     rules: ClassVar[tuple[str, ...]] = ("weighted_sum", "literal_product")

@@ -46,7 +46,7 @@ from common.section import Positive
 
 
 class Agreeing(OnPublicSet):
-    """Of DS-FL and what is made of it."""
+    """Options of DS-FL and of the methods that extend it."""
 
     auto = {"public.lr": 0.1, "public.subset": 1000, "public.epochs": 5, "public.batch-size": 50}
 

@@ -45,7 +45,7 @@ AVERAGED = ("average", "oca", "privacy")
 
 
 class Averaging(MethodOptions):
-    """Of every method whose global model is a mean of what clients trained."""
+    """Options of methods whose global model is a mean of the clients' models."""
 
     uses: ClassVar[tuple[str, ...]] = ("average", "oca")
     schemes: ClassVar[tuple[str, ...]] = ("none",)
@@ -68,7 +68,7 @@ class Averaging(MethodOptions):
 
 
 class Copying(Averaging):
-    """Of FedAvg, and of methods that change no more than what its clients descend."""
+    """Options of FedAvg and of methods that change only the clients' loss."""
 
     uses = AVERAGED
     schemes = ("none", "layerwise", "same", "depth", "width")

@@ -58,7 +58,7 @@ class Options(Averaging):
     mu: NonNegative = 0.0
     """μ, the strength of the clients' proximal term; 0: FedAvg's clients."""
     iterations: Annotated[int, Field(ge=0)] = 10
-    """Of generator and student in a round; 0: FedAvg."""
+    """Iterations of generator and student in a round; 0: FedAvg."""
     student_steps: AtLeastOne = 5
     """Steps of w in an iteration."""
     generated: Annotated[int, Field(ge=2)] = 50
@@ -78,4 +78,4 @@ class Options(Averaging):
     server_lr: Positive = 0.01
     """η_s, of w's SGD."""
     server_momentum: Momentum = 0.9
-    """Of w's SGD."""
+    """Momentum of w's SGD."""

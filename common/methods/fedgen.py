@@ -53,7 +53,7 @@ class Options(Averaging):
     beta: NonNegative = 0.0
     """β, weight of the distillation from generated features."""
     decay: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Of both weights, per round."""
+    """Factor by which both weights shrink in each round."""
     until: Annotated[int, Field(ge=0)] = 0
     """Local steps of a round after which the regularisation stops; 0: never."""
     ensemble: Literal["logits", "labels"] = "logits"

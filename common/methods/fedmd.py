@@ -58,7 +58,7 @@ from common.task import Task
 
 
 class Speaking(OnPublicSet, OwnModels, ABC):
-    """Of every method whose clients speak about A_t and learn what the server makes of it."""
+    """Options of methods whose clients send predictions for A_t and learn the server's answer."""
 
     public_epochs: Annotated[int, Field(ge=0)] = 0
     """Epochs on the labelled public set before a client's first round, if its classes are the

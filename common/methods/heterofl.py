@@ -53,7 +53,7 @@ from common.widths import LEADING, Taken, Window
 
 
 class Partial(Averaging):
-    """Of methods whose clients train parts of the widest network."""
+    """Options of methods whose clients train parts of the widest network."""
 
     schemes = ("width",)
     auto = {"average.across": "width", "average.weights": "uniform", "train.clip": 1.0}

@@ -50,7 +50,7 @@ class Options(Averaging):
         return {spec.strip(): factor.strip() for spec, _, factor in pairs}
 
     def factor(self, spec: str) -> float:
-        """Of the learning rate at clients of this architecture."""
+        """Return the factor of the learning rate at clients of this architecture."""
         return float(self.factors.get(spec, 1))
 
     def check(self, config: Config) -> None:

@@ -20,7 +20,7 @@ from common.protocol import Down, Up
 
 
 class OwnModels(MethodOptions):
-    """Of every method that has no other models than the clients' own."""
+    """Options of methods that have no models but the clients' own."""
 
     whole_test: bool = False
     """Each client also tests its model on the whole test set, if it has that; the journal has the

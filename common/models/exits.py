@@ -121,5 +121,5 @@ class One(Classifier):
 
 
 def _channels(stage: nn.Module) -> int:
-    """Of a stage's maps: it ends in a norm of as many."""
+    """Return the number of channels of a stage's output, which its last BatchNorm has."""
     return [m.num_features for m in stage.modules() if isinstance(m, nn.BatchNorm2d)][-1]

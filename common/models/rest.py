@@ -14,7 +14,7 @@ N = TypeVar("N", bound=nn.Module)
 
 @final
 class Rest(Generic[N]):
-    """Of the network ``net``; its buffers, which are small, are left as they are."""
+    """Handle that frees and restores the parameters of ``net``. Buffers stay: they are small."""
 
     def __init__(self, net: N) -> None:
         self.net = net

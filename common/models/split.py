@@ -73,7 +73,7 @@ class Whole(Classifier):
 
 
 class Shapes(NamedTuple):
-    """Of one sample's feature input (c, h, w) and feature output (c', h', w')."""
+    """Shapes of one sample's feature input (c, h, w) and feature output (c', h', w')."""
 
     s_in: tuple[int, ...]
     s_out: tuple[int, ...]

@@ -86,7 +86,7 @@ class Signed:
 @final
 @dataclass(frozen=True)
 class Keys:
-    """Of one session: for each direction one, and the digest of the transcript."""
+    """Keys of one session, one for each direction, and the digest of the transcript."""
 
     down: bytes
     up: bytes

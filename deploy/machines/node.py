@@ -55,7 +55,7 @@ def settings(texts: Sequence[str]) -> dict[str, Value]:
 
 
 def _typed(key: str, text: str) -> Value:
-    """As the key's type, a place absolute; or as it is, which ``check`` then refuses."""
+    """Return a value in the key's type, paths absolute; unchanged if ``check`` will refuse it."""
     kind = KINDS.get(key, str)
     place = key.endswith("-dir") or key in ("key", "ca")
     if place and text:  # the SuperNode will work in another folder

@@ -36,7 +36,7 @@ class Reached(Part):
 
 @final
 class Summary(Part):
-    """Of summary.json what the journal does not hold, or a run's folder may have lost."""
+    """Fields of summary.json that the journal lacks, or that a run's folder may have lost."""
 
     method: str | None = None
     dataset: str | None = None
@@ -121,7 +121,7 @@ class Run:
         return {"final": told["final"], "best": told["best"], "last10": told["last10"]}
 
     def last(self) -> int:
-        """Of how many accuracies ``last10`` is the mean: fewer than ten where there are fewer."""
+        """Return how many accuracies ``last10`` averages: ten, or all if there are fewer."""
         return min(LAST, len(self._trained()))
 
     def _trained(self) -> list[float]:

@@ -84,7 +84,7 @@ class Table:
 
 
 def terminal(table: Table, width: int = 10_000, *, ruled: bool = True) -> list[rich_table.Table]:
-    """As many tables below each other as ``width`` characters demand, each with the first column.
+    """Split a table into tables of at most ``width`` characters, each with the first column.
 
     Title above the first, notes below the last; ``ruled`` with a line below the header.
     """

@@ -235,5 +235,5 @@ def _told_how_to_go_on(folder: Path, started: float) -> Iterator[None]:
 
 
 def default_workers() -> int:
-    """As many processes as this process may use cores."""
+    """Return one process for each core that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

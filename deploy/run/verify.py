@@ -137,7 +137,7 @@ def _uploads(folder: Path) -> Iterator[Verdict]:
 
 
 def _memories(folder: Path) -> Iterator[Verdict]:
-    """Of the clients whose folders are on this machine."""
+    """Yield a verdict for the state of each client whose folder is on this machine."""
     try:
         flat = load_run(folder)
     except (OSError, ValueError):

@@ -165,9 +165,9 @@ class Claim(BaseModel):
     """What the paper measured."""
     kind: Literal["order", "comparable", "size"] = "order"
     margin: float = Field(0.0, ge=0)
-    """Of ``comparable``: in the table's unit."""
+    """Largest difference that counts as ``comparable``, in the table's unit."""
     range: tuple[float, float] | None = None
-    """Of ``size``: in percent more than ``below``."""
+    """Bounds of the difference under ``size``, in percent more than ``below``."""
     seen: bool = False
     """Written down, or changed, when what it is tested on had been recorded already: so the
     sentence, its tests and its margin were not fixed beforehand."""

@@ -55,7 +55,7 @@ class Line(BaseModel):
     rows: list[str] = []
     """A column: the rows that it is about; the others have no number in it. Empty: all."""
     window: int = Field(1, ge=1)
-    """Of ``reach``: the mean of so many measurements must reach it; 1: the first hit, as papers."""
+    """Measurements whose mean must reach ``reach``; 1: the first that does, as in papers."""
 
 
 @final

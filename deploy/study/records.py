@@ -48,8 +48,8 @@ class Recorded(BaseModel):
     """``round``, from the census (0) on, and numbers of the journal by their dotted names, an item
     for each round: ``accuracy``, ``bytes.up``, ``fairness.wlp``. Null where a round has none."""
     reached: dict[str, int | None] = {}
-    """Of a cell that was recorded before there were curves: what ``reached`` gives, by its name;
-    null: never."""
+    """Rounds to a target by the target's name, for a cell recorded before there were curves; null:
+    never."""
 
     @classmethod
     def of(cls, flat: Flat, run: Path) -> Recorded | None:

@@ -41,7 +41,7 @@ class OneShot(GlobalModel[S, Up], ABC):
 
     answers = Up
     ensemble: Ensemble
-    """Of round ``t``; there is none before the first that this process plays."""
+    """Ensemble of round ``t``; there is none before the first round of this process."""
 
     def prepare(self) -> None:
         super().prepare()

@@ -46,7 +46,7 @@ class Checkpoint(Records):
     nodes: dict[int, int] = {}
     """Which node each client was."""
     kept: dict[int, int] = {}
-    """Of which round each client's newest state was, where it keeps any."""
+    """Round of each client's newest state, by client; clients without state are left out."""
     undone: list[str] = []
     """The rounds that were undone, as the journal tells of them (``Undone``, JSON)."""
 

@@ -38,7 +38,7 @@ class FedKEMF(Holding[Options, Up], GlobalModel[Options, Up]):
         return {"distill_loss": loss}
 
     def loss(self, z: Tensor, targets: Tensor) -> Tensor:
-        """Of the student's logits [n, C], against p [n, C], or with classes before it [n, 2, C]."""
+        """Return the student's loss from logits [n, C] and p [n, C], or classes and p [n, 2, C]."""
         T = self.options.temperature
         if not self.options.labels:
             return kl_from(targets, z, T)
