@@ -19,7 +19,7 @@ from common.errors import report
 from common.files import write_atomically
 from common.journal import Entry, follow
 from common.section import Value
-from server_app.track.tracker import PLACE, Tracker, find, named
+from server_app.track.tracker import PLACE, Tracker, check, find, named
 
 log = logging.getLogger("flwr.fedmosaic")
 
@@ -82,6 +82,7 @@ class Sink:
         added to the tracked runs, and no journal followed.
         """
         self._folder, self._settings, self._file = folder, dict(settings), file
+        check(track)
         self._shown = [_Shown(name, find(name), folder) for name in named(track)]
         self._over, self._completed = threading.Event(), False
         self._thread = threading.Thread(target=self._work, name="trackers", daemon=True)

@@ -61,7 +61,7 @@ def named(track: str) -> list[str]:
 
 def check(track: str) -> None:
     """Raise ``ValueError``, one line, for a tracker that does not exist or is not installed."""
-    for name in named(track):
+    for name in sorted(named(track), key=TRACKERS.__contains__):  # unknown names first
         if name not in TRACKERS:
             find(name)
         elif importlib.util.find_spec(TRACKERS[name][1]) is None:
