@@ -291,10 +291,13 @@ def noise(
     to: Annotated[Path, place("The picture.")] = Path("noise.png"),
 ) -> None:
     """Draw eight samples of each kind of noise, and time each in the experiment's server step."""
+    from common.parse import parse
     from deploy.report.table import terminal
     from deploy.study import noise as study
 
-    times = study.times(resolved(experiment, settings))
+    flat = resolved(experiment, settings)
+    parse(flat, every=True)
+    times = study.times(flat)
     out.print(*terminal(study.times_table(times), ruled=False))
     save(study.draw_kinds(), to)
     answer({"seconds": [asdict(each) for each in times], "picture": to.resolve()})

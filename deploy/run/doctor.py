@@ -55,7 +55,9 @@ def examine() -> Findings:
     for name, group in checks().items():
         bad = "; ".join(f"{check.name}: {check.finding}" for check in group if not check.good)
         runtimes.append(Check(name, not bad, bad or "works"))
-    return Findings(*versions, _devices(), [_data_set(name) for name in DATASETS], runtimes)
+    gpus = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    devices = ["cpu", *(f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in gpus)]
+    return Findings(*versions, devices, [_data_set(name) for name in DATASETS], runtimes)
 
 
 def show(found: Findings, console: Console) -> None:
@@ -121,11 +123,6 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def _devices() -> list[str]:
-    gpus = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
-    return ["cpu", *(f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in gpus)]
 
 
 def _data_set(name: str) -> Check:

@@ -247,13 +247,10 @@ def _explain(kind: type[BaseModel], error: ErrorDetails) -> str:
     *outer, last = error["loc"] or ("",)
     where = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
-        known = _keys(_inner(kind, outer))
+        fields = _inner(kind, outer).model_fields
+        known = [field.alias or name for name, field in fields.items()]
         return f"key {where!r} is unknown{nearest(str(last), known)}; allowed: {', '.join(known)}"
     return refusal(error, where)
-
-
-def _keys(kind: type[BaseModel]) -> list[str]:
-    return [field.alias or name for name, field in kind.model_fields.items()]
 
 
 def _inner(kind: type[BaseModel], place: list[str | int]) -> type[BaseModel]:

@@ -90,7 +90,8 @@ def analyse(
     Raises ``ValueError``, one line, for a run that cannot be analysed.
     """
     if clients < 2 or images < 2:
-        raise ValueError("an analysis takes 2 or more clients and 2 or more images")
+        given = f"--clients {clients} --images {images}"
+        raise ValueError(f"{given} is not allowed; an analysis takes 2 or more of each")
     to.mkdir(parents=True, exist_ok=True)
     names = [folder.resolve().name for folder in folders]
     names = [f"{n}-{i}" if names.count(n) > 1 else n for i, n in enumerate(names, 1)]

@@ -167,7 +167,7 @@ def samples(folder: Path, images: int, out: Path) -> Averages:
 
     Raises ``ValueError`` as ``imagine``, and for a file that cannot be written.
     """
-    if not out.resolve().parent.is_dir():
+    if folder.is_dir() and not out.resolve().parent.is_dir():
         raise ValueError(f"--out {out}: the folder {out.resolve().parent} does not exist")
     real, generated, dataset = imagine(folder, images)
     averages(real, generated, dataset.classes).savefig(out, format="png", dpi=160)
