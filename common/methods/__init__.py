@@ -1,11 +1,12 @@
 """The contracts, one file per method: paper, symbols, options, messages, deviations.
 
-A method is found by its name: ``dl-mh`` is ``dl_mh.py`` here, and its halves have the same file
-name in ``server_app/methods`` and ``client_app/methods``. A contract whose half is another
-method's says so with ``SERVER = "fedavg"`` or ``CLIENT = "fedprox"``, and has no such file.
+The name of a method names its files: the contract of ``dl-mh`` is ``dl_mh.py`` in this folder. Its
+server and client halves have the same file name in ``server_app/methods`` and
+``client_app/methods``. A contract that reuses a half of another method has no such file; it sets
+``SERVER = "fedavg"`` or ``CLIENT = "fedprox"``.
 
-A plug-in's method (``common/plugins.py``) is a package with the modules ``contract``, ``server``
-and ``client``, or one module that holds all three.
+A method in a plug-in (``common/plugins.py``) is a package with the modules ``contract``, ``server``
+and ``client``, or one module that contains all three.
 """
 
 import functools
@@ -22,39 +23,39 @@ from common.section import value_kind
 
 @functools.cache
 def names() -> tuple[str, ...]:
-    """Every method's name, in alphabetical order; plug-ins left out."""
+    """Return the names of all built-in methods in alphabetical order, without plug-ins."""
     return tuple(sorted(info.name.replace("_", "-") for info in pkgutil.iter_modules(__path__)))
 
 
 def contract(name: str) -> ModuleType:
-    """The contract of a method.
+    """Return the contract module of a method.
 
-    Raises ``ValueError``, one line: there is none of this name, or a plug-in that is no method.
+    Raises a one-line ``ValueError`` for an unknown name or a plug-in that is not a method.
     """
     return _part(__name__, "contract", name)
 
 
 def options(name: str) -> type[MethodOptions]:
-    """The type of a method's own table. Raises ``ValueError`` as ``contract`` does."""
-    found: type[MethodOptions] = getattr(contract(name), "Options", MethodOptions)
+    """Return the class of a method's options table. Raises ``ValueError`` as ``contract`` does."""
+    table: type[MethodOptions] = getattr(contract(name), "Options", MethodOptions)
     if name not in names():
-        _check_options(name, found)
-    return found
+        _check_options(name, table)
+    return table
 
 
 @functools.cache
 def half(package: str, name: str, kind: type) -> type:
-    """The subclass of ``kind`` that a method's file in ``package`` defines, or that of the method
-    whose half it shares.
+    """Return the subclass of ``kind`` in the method's module of ``package``.
 
-    ``package``: ``server_app.methods`` or ``client_app.methods``.
+    ``package``: ``server_app.methods`` or ``client_app.methods``. A method that reuses the half of
+    another method gets the class of that method.
 
-    Raises ``ValueError``, one line, for a plug-in that lacks it.
+    Raises a one-line ``ValueError`` for a plug-in without this class.
     """
     side = package.partition("_")[0]
     owner = str(vars(contract(name)).get(side.upper(), name))
     module = _part(package, side, owner)
-    classes = [each for each in vars(module).values() if isinstance(each, type)]
+    classes = [value for value in vars(module).values() if isinstance(value, type)]
     own = [c for c in classes if c.__module__ == module.__name__ and issubclass(c, kind)]
     if owner in names():
         assert len(own) == 1, f"{module.__name__} must define one {kind.__name__}, it has {own}"
@@ -69,37 +70,37 @@ def half(package: str, name: str, kind: type) -> type:
 
 @functools.cache
 def _part(package: str, part: str, name: str) -> ModuleType:
-    """The module of a method that is its ``contract``, or its ``server`` or ``client`` half."""
+    """Return the module with a method's ``contract``, ``server`` half or ``client`` half."""
     if name in names():
         return importlib.import_module(f"{package}.{name.replace('-', '_')}")
-    found, what = plugins.find("methods", name), f"method {name!r}"
-    if found is None:
-        there = plugins.choices("methods", name, names())
-        raise ValueError(f'method = "{name}" is unknown; allowed: {there}')
-    if not isinstance(found, ModuleType):
+    module, what = plugins.find("methods", name), f"method {name!r}"
+    if module is None:
+        allowed = plugins.choices("methods", name, names())
+        raise ValueError(f'method = "{name}" is unknown; allowed: {allowed}')
+    if not isinstance(module, ModuleType):
         raise ValueError(
-            f"{what} is of type {type(found).__name__}; it should be a package with contract, "
+            f"{what} is of type {type(module).__name__}; it should be a package with contract, "
             "server and client, or a module that holds all three"
         )
-    whole = not hasattr(found, "__path__")
-    return found if whole else plugins.imported(what, f"{found.__name__}.{part}")
+    is_package = hasattr(module, "__path__")
+    return plugins.imported(what, f"{module.__name__}.{part}") if is_package else module
 
 
-def _check_options(name: str, found: object) -> None:
-    """Raise ``ValueError``, one line, for a plug-in's settings that cannot be a table."""
+def _check_options(name: str, options: object) -> None:
+    """Raise a one-line ``ValueError`` if the options of a plug-in cannot be a settings table."""
     what, table = f"method {name!r}", plugins.table_of(name)
-    if not (isinstance(found, type) and issubclass(found, MethodOptions)):
+    if not (isinstance(options, type) and issubclass(options, MethodOptions)):
         raise ValueError(f"{what}: Options must be a subclass of MethodOptions")
     if table in (*names(), *SECTIONS, "node") or not re.fullmatch(r"[a-z][a-z0-9-]*", table):
         raise ValueError(
             f"{what}: its settings cannot be the table [{table}]; it should have a name that is "
             "not taken, of small letters, digits and '-'"
         )
-    for field, info in found.model_fields.items():
+    for field, info in options.model_fields.items():
         if info.is_required() or value_kind(info) is None:
             raise ValueError(
                 f"{what}: its setting {field!r} must be a bool, int, float, str or a choice of "
                 "these, with a default"
             )
-    if unknown := [table for table in found.uses if table not in SECTIONS]:
+    if unknown := [table for table in options.uses if table not in SECTIONS]:
         raise ValueError(f"{what} uses [{unknown[0]}]; there are: {', '.join(SECTIONS)}")

@@ -1,40 +1,42 @@
-"""DepthFL: networks cut at different depths, with a classifier at each, that teach one another.
+"""DepthFL: sub-networks of different depths whose exits learn from one another.
 
-Kim et al., "DepthFL: Depthwise Federated Learning for Heterogeneous Clients", ICLR 2023; what the
-paper leaves open as in the first author's code for Flower. FedDyn: Acar et al., "Federated Learning
-Based on Dynamic Regularization", ICLR 2021.
+Kim et al., "DepthFL: Depthwise Federated Learning for Heterogeneous Clients", ICLR 2023. Details
+missing in the paper follow the first author's code for Flower. FedDyn: Acar et al., "Federated
+Learning Based on Dynamic Regularization", ICLR 2021.
 
-Client k has depth d_k: stem, stages and exits 1 … d_k of the whole network, ``resnet18-exits2`` for
-d_k = 2 (``common/models/exits.py``). It is the client's architecture, in the fleet or as its node's
-``model``. z_i are the logits of exit i. Round t: the server sends every selected client its part of
-w, which it trains on
+Client k has depth d_k: the stem, stages and exits 1 … d_k of the whole network, ``resnet18-exits2``
+for d_k = 2 (``common/models/exits.py``). This architecture is the client's entry in the fleet or
+its node's ``model``. z_i are the logits of exit i. Round t: the server sends every selected client
+its part of w, and the client minimises
 
     Σ_i [CE(z_i, y) + r_t / (d − 1) Σ_{j≠i} KL(σ(z_j) ‖ σ(z_i))] − ⟨g_k, w_k⟩ + α/2 ‖w_k − w‖²
 
-z_j without gradient, r_t = exp(−5 (1 − min(t − 1, R) / R)²), R = ``ramp``; then
-g_k ← g_k − α (w_k − w), 0 at first. The server, of N clients in all, for every entry e:
+with z_j without gradient, r_t = exp(−5 (1 − min(t − 1, R) / R)²) and R = ``ramp``. Then it sets
+g_k ← g_k − α (w_k − w); g_k starts at 0. With N clients in all, the server sets for every entry e:
 
     m_e ← mean of w_k,e over the clients of S_t that have e
-    h_e ← h_e − α/N Σ_k (w_k,e − w_e) over the same,   w_e ← m_e − h_e / α
+    h_e ← h_e − α/N Σ_k (w_k,e − w_e) over the same clients,   w_e ← m_e − h_e / α
 
-Parameters only; buffers are m_e, and what nobody has stays. ``feddyn = false``: no g_k and h, and
-w_e ← m_e. Means are uniform unless ``average.weights = "samples"``.
+This holds for parameters. Buffers become m_e, and entries that no client has stay unchanged.
+``feddyn = false``: there are no g_k and h, and w_e ← m_e. Means are uniform unless
+``average.weights = "samples"``.
 
-h is the mean of the g_k that the server has counted. So what goes down tells each client the last
-round whose reply was accepted, and it goes on from the g_k of exactly that round, as in SCAFFOLD.
+h is the mean of the g_k that the server has counted. The request therefore names the client's last
+accepted round, and the client continues from the g_k of exactly that round, as in SCAFFOLD.
 
-The run's accuracy is that of the mean of the logits of the deepest network's exits; each exit is
-scored too (``exit1`` …), and a client scores the network of its own depth.
+The run's accuracy is computed from the mean of the logits of the deepest network's exits. Each exit
+is scored too (``exit1`` …), and a client scores the network of its own depth.
 
-A client's bytes are those of its part: less than FedAvg's for the deepest network.
+A client transfers only its part of the network: fewer bytes than FedAvg with the deepest network.
 
 Deviations:
-- ``exits = "last"``, ``distil = false``: only the deepest exit of a client learns, which is
-  InclusiveFL without momentum, with a head for each depth. The released code calls it so.
-- The released code adds 10⁻⁷ to the teacher's probabilities; we do not.
-- Images of odd sides: a gate is interpolated to its stage's size. Exits by a linear layer alone are
-  architectures too: ``resnet18-linear2``.
-- The cnn family (ours) halves nothing after its first stage; exits do at every missing stage.
+- With ``exits = "last"`` and ``distil = false`` only the deepest exit of a client learns. The
+  released code calls this InclusiveFL without momentum, with a head for each depth.
+- The released code adds 10⁻⁷ to the teacher's probabilities; this implementation does not.
+- For images with odd sides, a gate is interpolated to its stage's size. Exits that are a single
+  linear layer are architectures too: ``resnet18-linear2``.
+- The cnn family (ours) keeps the image size after its first stage; exits halve it at every missing
+  stage.
 """
 
 import math
@@ -57,18 +59,18 @@ class Options(Averaging):
     projects = False
 
     exits: Literal["all", "last"] = "all"
-    """Exits that learn: all of the client's, or the deepest alone."""
+    """Exits that learn: all exits of the client, or only the deepest."""
     distil: bool = True
-    """Exits learn from one another."""
+    """Whether exits learn from one another."""
     ramp: AtLeastOne = 300
-    """R, rounds until they do so at full weight."""
+    """R, rounds until this distillation has its full weight."""
     feddyn: bool = True
-    """Dynamic regularisation: each client keeps g_k, the server h."""
+    """Whether dynamic regularisation is on: each client stores g_k, the server stores h."""
     alpha: Positive = 0.1
     """α of the dynamic regularisation."""
 
     def weight(self, t: int) -> float:
-        """r_t in (0, 1], 0 without distillation."""
+        """Return r_t in (0, 1], or 0 without distillation."""
         past = min(t - 1, self.ramp) / self.ramp
         return math.exp(-5 * (1 - past) ** 2) if self.distil else 0.0
 
@@ -84,9 +86,9 @@ class Options(Averaging):
 
 
 def deepest(specs: Sequence[str]) -> str:
-    """Return the deepest of several networks that are cut from one network with exits.
+    """Return the deepest of several architectures cut from the same network with exits.
 
-    Raises ``ValueError``, one line, for an architecture that is none, or of another network.
+    Raises a one-line ``ValueError`` for an architecture without exits or from another network.
     """
     for spec in specs:
         if not models.exits(spec)[1]:
@@ -99,6 +101,6 @@ def deepest(specs: Sequence[str]) -> str:
 
 @final
 class Down(protocol.Model):
-    """``w``: the client's part."""
+    """Request with ``w``, the client's part of the network."""
 
-    accepted: Round  #: of the last reply of this client that the server counted into h; 0: none
+    accepted: Round  #: round of this client's last reply that the server counted into h; 0: none

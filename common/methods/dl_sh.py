@@ -1,58 +1,61 @@
-"""DL-SH: one-shot distillation from clients that say how sure they are; plain distillation, ODIN.
+"""DL-SH: one-shot distillation weighted by the clients' confidences; plain distillation, ODIN.
 
 "Adaptive Dual-Mode Distillation with Incentive Schemes for Scalable, Heterogeneous Federated
 Learning on Non-IID Data", section 3.1, Algorithms 1 and 2; Ma, Yonetani, Iqbal, "Adaptive
 Distillation for Decentralized Learning from Heterogeneous Clients" (DLAD), ICPR 2020.
 
-Everybody holds the same unlabelled public images X_dist (``data.public``), N of them. Client i,
-with (X_i, Y_i), any architecture and all C classes in its head:
+The server and all clients have the same N unlabelled public images X_dist (``data.public``).
+Client i has private samples (X_i, Y_i), any architecture and all C classes in its head:
 
     M_i: E epochs of CE on (X_i, Y_i)                                      (Algorithm 1, 2-8)
     C_i: M_i with a new head of 2 nodes, E_embed epochs of CE on
          X_i (label 0) ∪ X_dist (label 1)                                  (9-20)
     up:  M_i(X_dist) [N, C],  w_i = P_{C_i}(label 0 | X_dist) [N]
 
-Ideally w_i(x) = p_i(x) / (p_dist(x) + p_i(x)) (eq. 2), which grows with p_i(x). Server:
+In the ideal case w_i(x) = p_i(x) / (p_dist(x) + p_i(x)) (eq. 2), which grows with p_i(x). Server:
 
     W_i(x) = exp(w_i(x)/T) / Σ_j exp(w_j(x)/T)                             (4)
     Y_g(x) = Σ_i W_i(x) M_i(x)                                             (1)
     M_tgt: E_g epochs of CE between Y_g and M_tgt on X_dist                (Algorithm 2, 8-14)
 
-Baselines of the paper in the same pipeline, by switches:
-- plain distillation: ``confidence.kind = "uniform"``, W_i = 1/M; no C_i, and no w_i travels.
-- ODIN (Liang et al. 2018): ``confidence.kind = "odin"``, w_i is the ODIN score of M_i, stretched to
-  [0, 1] over X_dist because at T = 1000 all scores nearly agree.
+Baselines of the paper in the same pipeline, with their switches:
+- plain distillation: ``confidence.kind = "uniform"``, W_i = 1/M; clients train no C_i and send no
+  w_i.
+- ODIN (Liang et al. 2018): ``confidence.kind = "odin"``, w_i is the ODIN score of M_i. The scores
+  are rescaled to [0, 1] over X_dist, because they are almost equal at T = 1000.
 - global_true, the labelled upper bound: ``targets = "labels"``, M_tgt learns the true classes of
-  X_dist, which no real federation has; what the clients send is left aside.
+  X_dist and ignores the clients' replies. No real federation has these labels.
 
-With an incentive (``incentive = "model"`` or ``"ensemble"``) every client gets θ = M_tgt(X_dist) or
-Y_g in a second exchange of the round, as section 3.3 says of DL-SH: nothing is mapped or masked.
-It goes on from M_i with ``incentive-epochs`` epochs of CE on (X_dist, θ) and tells its accuracy on
-the whole test set before and after. ``"none"`` is the paper's DL-SH.
+With an incentive (``incentive = "model"`` or ``"ensemble"``) every client receives θ, which is
+M_tgt(X_dist) or Y_g, in a second exchange of the round. Section 3.3 describes this for DL-SH; θ is
+neither mapped nor masked. The client trains M_i for ``incentive-epochs`` epochs on (X_dist, θ). It
+reports its accuracy on the whole test set before and after. ``"none"`` is the paper's DL-SH.
 
-A free rider (``free-riders = N``: the first N clients) trains its M_i for itself, says the same
-probability of every class about every public image, with the confidence 1, and takes what the
-server gives back like everybody. The paper names no such client.
+A free rider (``free-riders = N``: the first N clients) trains M_i for its own use only. It sends a
+uniform distribution over the classes for every public image, with confidence 1, and receives the
+incentive like every client. The paper has no such client.
 
-One round is the method. In further rounds every client goes on from its own M_i, which it keeps,
-and the server from its M_tgt.
+The method has one round. In further rounds every client continues from its stored M_i, and the
+server from its M_tgt.
 
 Deviations, with their switches:
-- Algorithm 2, lines 4-6, multiplies mean predictions by mean weights; as Σ_i W_i = 1 that is plain
-  distillation (``ensemble.aggregation = "literal_product"``). We follow equation 1, which is
-  ``"weighted_sum"``.
-- The targets of cross-entropy must be distributions: probabilities travel (``exchange = "probs"``).
-  ``"logits"`` weighs logits and takes the softmax of the sum.
-- Equation 4 writes C(x/T), Algorithm 2 w/T; we take w/T. The paper names no T: w is within [0, 1],
-  so T = 1 would hardly prefer anyone; ``confidence.temperature`` is 0.1. The logit of w
-  (``confidence.space = "logit"``) makes T = 1 sensible.
-- "Sigmoid outputs" of a 2-node head: its softmax. Private samples have label 0, so w is 1 − P(1).
-- C_i starts from M_i (``confidence.init = "local"``) or anew (``"scratch"``); the paper "modifies
-  the client's local model". X_dist outnumbers X_i: ``confidence.balance = "plain"`` leaves it so,
-  as Algorithm 1; ``"weights"`` balances the loss, ``"sampling"`` repeats the fewer. C_i is asked
-  about the very images that it learnt to call public: with many ``confidence.epochs`` on few images
-  it learns them by heart, and w_i says nothing any more.
-- One optimiser, learning rate and batch size ([train]) for M_i, C_i and M_tgt, as in the
+- Algorithm 2, lines 4-6, multiplies mean predictions by mean weights. Because Σ_i W_i = 1, this is
+  plain distillation (``ensemble.aggregation = "literal_product"``). The default follows equation 1
+  (``"weighted_sum"``).
+- The targets of cross-entropy must be distributions, so clients send probabilities
+  (``exchange = "probs"``). ``"logits"`` weights logits and takes the softmax of the sum.
+- Equation 4 writes C(x/T), Algorithm 2 writes w/T; the implementation uses w/T. The paper gives no
+  T. Since w is within [0, 1], T = 1 gives almost equal weights, so ``confidence.temperature`` is
+  0.1. With the logit of w (``confidence.space = "logit"``) T = 1 is a useful value.
+- "Sigmoid outputs" of a 2-node head are read as its softmax. Private samples have label 0, so w is
+  1 − P(1).
+- C_i starts from M_i (``confidence.init = "local"``) or from new weights (``"scratch"``); the paper
+  "modifies the client's local model".
+- X_dist is larger than X_i. ``confidence.balance = "plain"`` keeps this imbalance, as Algorithm 1
+  does; ``"weights"`` balances the loss, ``"sampling"`` repeats the smaller set.
+- C_i is evaluated on the same public images that it trained on. With many ``confidence.epochs`` on
+  few images it memorises them, and w_i carries no information.
+- M_i, C_i and M_tgt share one optimiser, learning rate and batch size ([train]), as in the
   algorithms.
 """
 
@@ -74,10 +77,10 @@ class Distilling(OnPublicSet):
 
     uses = ("confidence", "ensemble")
     rules: ClassVar[tuple[str, ...]] = ("weighted_sum", "literal_product")
-    """What ``ensemble.aggregation`` may be with this method."""
+    """Values of ``ensemble.aggregation`` that this method allows."""
 
     free_riders: Annotated[int, Field(ge=0)] = 0
-    """The first so many clients say nothing about the public set, and that they are sure of it."""
+    """Number of clients, the first ones, that send uniform predictions with confidence 1."""
 
     def check(self, config: Config) -> None:
         super().check(config)
@@ -96,13 +99,13 @@ class Options(Distilling):
     leaks = "predictions about public images"
 
     exchange: Literal["probs", "logits"] = "probs"
-    """What travels and is weighed."""
+    """Predictions that clients send and the server weights."""
     targets: Literal["ensemble", "labels"] = "ensemble"
-    """What M_tgt learns: Y_g, or the true classes of X_dist (an upper bound)."""
+    """Targets of M_tgt: Y_g, or the true classes of X_dist (an upper bound)."""
     incentive: Literal["none", "model", "ensemble"] = "none"
-    """What clients get back to learn from: what M_tgt says about the public set, or Y_g."""
+    """Predictions that clients receive and train on: those of M_tgt, or Y_g."""
     incentive_epochs: AtLeastOne = 5
-    """Epochs of the client on what it gets."""
+    """Epochs of a client on these predictions."""
 
     def check(self, config: Config) -> None:
         super().check(config)
@@ -114,11 +117,11 @@ class Options(Distilling):
 
 @final
 class Down(protocol.Down):
-    """Go: everything else is agreed."""
+    """Request without content: all other information is in the configuration."""
 
 
 @final
 class Up(Predictions, protocol.Up):
-    """theta is M_i(X_dist)."""
+    """Reply with theta = M_i(X_dist)."""
 
     w: Shaped[Tensor, " N"] | None  #: w_i on the wire; None under confidence.kind = "uniform"

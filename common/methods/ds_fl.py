@@ -1,37 +1,37 @@
-"""DS-FL: clients agree on public images, and the server sharpens what they agree on.
+"""DS-FL: distillation of the clients' sharpened mean prediction for public images.
 
 Itahara, Nishio, Koda, Morikura, Yamamoto, "Distillation-Based Semi-Supervised Federated Learning
 for Communication-Efficient Collaborative Training with Non-IID Private Data", IEEE Transactions on
 Mobile Computing, 2023.
 
-Everybody holds the same unlabelled public images; A_t are those of round t (``public.subset``,
-1,000 in the authors' code). Client k keeps its own model θ_k of any architecture, the server has w.
-In round t each selected client
+The server and all clients have the same unlabelled public images; A_t is the subset of round t
+(``public.subset``, 1,000 in the authors' code). Client k keeps its own model θ_k of any
+architecture, the server has w. In round t each selected client
 
-    digests what came of the round before:  KL(Ŷ_{t−1} ‖ σ(f(θ_k; x))) over A_{t−1}
+    distils the targets of the previous round:  KL(Ŷ_{t−1} ‖ σ(f(θ_k; x))) over A_{t−1}
     trains E epochs of CE on its own samples
     sends p_k = σ(f(θ_k; x)) for x in A_t, [n, C]
 
 and the server, with p̄ the plain mean of the p_k,
 
     Ŷ_t = σ(p̄ / T)       entropy reduction (ERA): the softmax of probabilities, T = 0.1
-    w digests Ŷ_t over A_t as a client does
+    w distils Ŷ_t over A_t as a client does
 
-Predictions of n samples travel once each way in a round, whatever the networks' sizes: n · C
-numbers up and n · C down for each client. Both sides draw by themselves which samples these are.
+Each client sends n · C numbers and receives n · C numbers in a round, independent of the networks'
+sizes. Server and clients draw the same A_t from the seed, so its indices need not travel.
 
-Rows of Ŷ always sum to 1. With small T they approach one-hot labels; T = 1 makes them nearly
-uniform, since probabilities differ by at most 1.
+Rows of Ŷ always sum to 1. With a small T they approach one-hot labels. T = 1 makes them nearly
+uniform, because probabilities differ by at most 1.
 
 Deviations, with their switches:
 - ``aggregation = "mean"`` takes Ŷ = p̄ (the paper's comparison without ERA).
-- ``choose``: A_t by lot, or those public samples about which w is least sure, by the entropy of its
-  prediction or by the margin between its two largest probabilities. Their numbers then go down
-  with the round, for it and for the one after. The first round draws by lot. This is FDmeta's.
-- A client that was not selected in round t − 1 digests Ŷ_{t−1} all the same when it takes part in
-  round t, and nothing of earlier rounds.
-- Digestion has the settings of [public], for clients and server alike; private training [train]'s.
-- ``public.learn = false``: nobody digests; the clients' models are ``local``'s.
+- ``choose``: A_t is drawn at random, or holds the public samples with the least certain prediction
+  of w. Uncertainty is the entropy, or the margin between the two largest probabilities. The request
+  then carries the sample indices of A_t and A_{t−1}. Round 1 is always random. FDmeta uses this.
+- A client that was not selected in round t − 1 also distils Ŷ_{t−1} when it takes part in round t,
+  but no targets of earlier rounds.
+- Distillation uses the settings of [public] on clients and server; private training uses [train].
+- ``public.learn = false``: no distillation; the clients' models are those of ``local``.
 """
 
 from typing import Literal, final
@@ -51,28 +51,28 @@ class Agreeing(OnPublicSet):
     auto = {"public.lr": 0.1, "public.subset": 1000, "public.epochs": 5, "public.batch-size": 50}
 
     aggregation: Literal["era", "mean"] = "era"
-    """What becomes of the mean prediction: entropy reduction, or nothing."""
+    """Targets from the mean prediction: sharpened by entropy reduction, or unchanged."""
     temperature: Positive = 0.1
     """T of entropy reduction."""
     choose: Literal["random", "entropy", "margin"] = "random"
-    """The public samples of a round: by lot, or those of which the server's model is least sure."""
+    """Public samples of a round: random, or those least certain for the server's model."""
 
 
 @final
 class Options(Agreeing):
-    """None of its own."""
+    """Options of DS-FL."""
 
     leaks = "predictions about public images"
 
 
 @final
 class Down(protocol.Down):
-    """``rows`` are the public samples to speak about; ``y``, ``since``, ``y_rows`` the lesson."""
+    """Request with the public samples to predict (``rows``) and the newest targets."""
 
-    rows: Integer[Tensor, " m"] | None  #: numbers of A_t; None if it is drawn by lot
-    y: Shaped[Tensor, "n C"] | None  #: the newest Ŷ in the wire's dtype; None before there is any
-    since: Round  #: the round that Ŷ comes of; 0 without one
-    y_rows: Integer[Tensor, " n"] | None  #: the samples it is about; None if drawn by lot in it
+    rows: Integer[Tensor, " m"] | None  #: indices of A_t; None if A_t is random
+    y: Shaped[Tensor, "n C"] | None  #: the newest Ŷ in the wire's dtype; None before the first
+    since: Round  #: the round of Ŷ; 0 without Ŷ
+    y_rows: Integer[Tensor, " n"] | None  #: indices of the samples of Ŷ; None if they are random
 
 
 @final

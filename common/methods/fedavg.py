@@ -10,24 +10,26 @@ own n_k samples and returns w_k; the server sets
 
 with p_k = n_k / Σ n under ``average.weights = "samples"`` and 1/|S_t| under ``"uniform"``.
 
-Every client trains the global architecture, whatever its entry in the fleet; it keeps nothing.
+Every client trains the global architecture, whatever its entry in the fleet. A client stores no
+state.
 
-In front of this and every other averaging method go, where [average] and [oca] say so:
-- ``oca.aggregate = "on"``: the server keeps every client's latest w_k and also takes the same mean
+Two options extend this and every other averaging method:
+- ``oca.aggregate = "on"``: the server stores every client's latest w_k and also takes the same mean
   over all of them. This is the OCA model ŵ (overall clients aggregated; FedKF, section IV-A,
-  technique T1). The ACA model w (active clients aggregated) is still the one that is sent. ŵ is
-  then the run's model, and both are scored (``server_app/combine/oca.py``).
-- ``average.across`` (the methods whose ``schemes`` say so): every client trains its own
-  architecture. ``layerwise`` averages each layer over all clients that have it (the server holds
-  the largest network, of which all others must be sub-models), ``depth`` likewise, but for each
-  size's own layers (``server_app/combine/depth.py``), ``same`` only within equal architectures
-  (``server_app/combine/across.py``). ``width`` averages each number over all clients that have it:
-  the clients' networks are one architecture in several widths, each the leading block of the widest
-  (``server_app/combine/width.py``). The run's accuracy is then the mean over the architectures'
-  models.
+  technique T1). The server still sends the ACA model w (active clients aggregated). ŵ is the run's
+  model, and both are scored (``server_app/combine/oca.py``).
+- ``average.across`` (methods that list the value in ``schemes``): every client trains its own
+  architecture, and the run's accuracy is the mean over the architectures' models.
+  - ``layerwise`` averages each layer over all clients that have it. The server holds the largest
+    network, and all other networks must be its sub-models.
+  - ``depth`` does the same, except for each size's own layers (``server_app/combine/depth.py``).
+  - ``same`` averages only within equal architectures (``server_app/combine/across.py``).
+  - ``width`` averages each number over all clients that have it. The networks are one architecture
+    in several widths, each the leading block of the widest (``server_app/combine/width.py``).
 
 Deviations: the paper has no BatchNorm. Floating-point buffers are averaged like parameters
-(``average.bn-buffers``), as in all code bases that we know; integer counters keep the largest.
+(``average.bn-buffers``), as in all implementations that we examined. For integer counters the
+aggregate is the maximum.
 """
 
 from typing import ClassVar, final
@@ -41,7 +43,7 @@ from common.tree import check_nested
 from common.widths import check_widths
 
 AVERAGED = ("average", "oca", "privacy")
-"""Tables of a method whose uploads are averaged and used for nothing else."""
+"""Settings tables of a method that uses the clients' models only for the mean."""
 
 
 class Averaging(MethodOptions):
@@ -49,7 +51,7 @@ class Averaging(MethodOptions):
 
     uses: ClassVar[tuple[str, ...]] = ("average", "oca")
     schemes: ClassVar[tuple[str, ...]] = ("none",)
-    """What ``average.across`` may be with this method."""
+    """Values of ``average.across`` that this method allows."""
 
     def check(self, config: Config) -> None:
         super().check(config)
@@ -76,4 +78,4 @@ class Copying(Averaging):
 
 @final
 class Options(Copying):
-    """None of its own."""
+    """Options of FedAvg."""

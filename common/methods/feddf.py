@@ -4,45 +4,47 @@ Lin, Kong, Stich, Jaggi, "Ensemble Distillation for Robust Model Fusion in Feder
 NeurIPS 2020, Algorithms 1 and 3.
 
 The server holds one prototype w_a for each architecture a of the clients, and unlabelled public
-images, of which clients need to know nothing. Round t: client k is sent the prototype of its
-architecture, trains it as FedAvg's clients do (CE on its own samples) and returns w_k. The server
-takes for each architecture the mean of its own clients, as FedAvg, and goes on from there:
+images, which clients do not need. Round t: client k receives the prototype of its architecture,
+trains it as in FedAvg (CE on its own samples) and returns w_k. The server averages the clients of
+each architecture as FedAvg does, and starts the distillation from this mean:
 
     w_a ← Σ_{k∈S_t, a_k = a} p_k w_k
     w_a ← w_a − η_s ∇ KL(σ(1/|S_t| Σ_{k∈S_t} f(x; w_k) / T) ‖ σ(f(x; w_a) / T))
 
-on batches x of the public images A_t. All clients of the round teach every prototype, whatever
-their architecture, in evaluation mode; f are logits, σ the softmax, the divergence a batch's mean,
-without a factor T². An architecture without a client in S_t stays as it is. The clients keep
-nothing.
+on batches x of the public images A_t. The models of all clients of the round are the teachers of
+every prototype, in evaluation mode. f are logits, σ is the softmax, and the divergence is the mean
+over the batch, without a factor T². An architecture without a client in S_t stays unchanged. The
+clients store no state.
 
-``average = "losses"`` averages the divergences from each teacher instead. Its gradient is that of
-KL(1/|S_t| Σ_k σ(f(x; w_k) / T) ‖ σ(f(x; w_a) / T)), which is what the server descends and the
-journal tells; the mean of the losses is larger by what no student changes.
+``average = "losses"`` averages the divergences from each teacher instead. The server minimises
+KL(1/|S_t| Σ_k σ(f(x; w_k) / T) ‖ σ(f(x; w_a) / T)) and writes this value to the journal. It has the
+same gradient; the two values differ by a term that does not depend on the student.
 
-``average.across = "none"`` is Algorithm 1: everybody trains the global architecture.
-``public.learn = false`` leaves FedAvg within equal architectures. Under ``oca.aggregate = "on"``
-the prototypes of ŵ are taught too, by the latest uploads of all clients.
+``average.across = "none"`` is Algorithm 1: every client trains the global architecture.
+``public.learn = false`` is FedAvg within equal architectures. Under ``oca.aggregate = "on"`` the
+server also distils the latest models of all clients into the prototypes of ŵ.
 
-Scored: each prototype; their mean is the run's accuracy. Beside them, where there are several, the
-ensemble of the prototypes: the mean of their logits, or of their softmaxes (``ensemble``).
+Scored: each prototype; the mean of their accuracies is the run's accuracy. With several prototypes
+their ensemble is scored too: the mean of their logits, or of their softmaxes (``ensemble``).
 
-Down w_a and up w_k are FedAvg's messages: 4 P_a bytes each way for P_a numbers, as under
-``average.across = "same"``.
+The request (w_a) and the reply (w_k) are those of FedAvg: 4 P_a bytes each way for P_a numbers, as
+under ``average.across = "same"``.
 
 Deviations, with their switches:
-- The paper trains until 1,000 steps bring no gain on labelled validation samples, at most 10,000,
-  and keeps the best. The server has no labels here: it takes ``public.epochs`` passes over A_t.
-  Stopping early is not there.
-- The released code lets the rate fall as half a cosine over its 10,000 steps: over those of a round
-  under ``public.anneal = true``.
-- It weighs all clients alike (``average.weights = "uniform"``); the paper and we by samples. It
-  draws and augments public images anew for each step; we ask each teacher once in a round about
-  each image of A_t, as it is. It limits the norm of a gradient to 5; there is no limit here.
-- Its solver averages losses unless told otherwise; the published commands average logits.
-- BatchNorm's running statistics of a prototype move to those of the public images, in the released
-  code too; ``public.protect-running-stats = true`` leaves them those of the mean.
-- FedORION's comparison uses SGD with rate 0.001 and momentum 0.9 (``public.optimizer``).
+- The paper trains until 1,000 steps bring no gain on labelled validation samples, at most 10,000
+  steps, and keeps the best model. Here the server has no labels and makes ``public.epochs`` passes
+  over A_t, without early stopping.
+- The released code decays the learning rate as half a cosine over its 10,000 steps.
+  ``public.anneal = true`` does this over the steps of a round.
+- The released code weights all clients equally (``average.weights = "uniform"``); the paper and the
+  default weight by samples.
+- The released code draws and augments public images for each step. Here each teacher predicts each
+  image of A_t once in a round, without augmentation.
+- The released code limits the gradient norm to 5; here there is no limit.
+- The solver of the released code averages losses by default; the published commands average logits.
+- The running statistics of a prototype's BatchNorm move to those of the public images, in the
+  released code too. ``public.protect-running-stats = true`` keeps the statistics of the mean.
+- FedORION's comparison uses SGD with learning rate 0.001 and momentum 0.9 (``public.optimizer``).
 """
 
 from typing import Literal, final
@@ -56,14 +58,14 @@ CLIENT = "fedavg"
 
 @final
 class Options(OnPublicSet, Averaging):
-    leaks = "single clients' models that are asked about public images"
+    leaks = "single clients' models that predict public images"
     uses = ("average", "oca", "public")
     auto = {"average.across": "same", "public.optimizer": "adam", "public.lr": 0.001}
     schemes = ("same", "none")
 
     average: Literal["logits", "losses"] = "logits"
-    """What is averaged over the teachers: their logits, or the student's divergences from them."""
+    """Quantity averaged over the teachers: their logits, or the student's divergences from them."""
     temperature: Positive = 1.0
-    """T, of the softmax on both sides."""
+    """T of the teachers' and the student's softmax."""
     ensemble: Literal["logits", "softmax"] = "logits"
-    """What the ensemble that is scored averages over the prototypes."""
+    """Quantity that the scored ensemble averages over the prototypes."""

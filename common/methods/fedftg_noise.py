@@ -1,10 +1,10 @@
-"""Modified FedFTG: federated averaging, then distillation on noise in place of a generator.
+"""Modified FedFTG: federated averaging, then distillation on noise instead of generated images.
 
 "Cost Effective Federated Learning for Heterogeneous Systems", Modified FedFTG; modifies FedFTG
 (contract: common/methods/fedftg.py).
 
-Clients are FedProx's (its messages and its client half; μ = 0: FedAvg's), all of the global
-architecture. Server, from the K participants:
+The method uses FedProx's messages and client half (μ = 0: FedAvg); all clients train the global
+architecture. Server, with K participants:
 
     δw = Σ_i (w_i − w)        w ← w + η δw,    η = ``aggregate-lr`` / K
     L  = 1/K Σ_i KL(C(z; w_i) → S(z; w))       w ← w − η_s ∇L    on noise z ~ N(0, 1)
@@ -12,10 +12,10 @@ architecture. Server, from the K participants:
 KL(a → b) is KL(softmax a ‖ softmax b); all networks use the statistics of the batch.
 
 Deviations, with their switches:
-- η is not given; η = 1/K makes w the mean of the w_i (``aggregate-lr = 1``). Under
-  ``average.weights = "samples"`` clients are weighed by their data instead.
-- The paper writes CE(σ(C), y); we read CE on logits.
-- No setting is given; batches, epochs and rates of the distillation are FedORION's.
+- The paper gives no η. η = 1/K makes w the mean of the w_i (``aggregate-lr = 1``). Under
+  ``average.weights = "samples"`` clients are weighted by their samples instead.
+- The paper writes CE(σ(C), y); this implementation computes CE on logits.
+- The paper gives no settings; batches, epochs and rates of the distillation are FedORION's.
 """
 
 from typing import final
@@ -33,6 +33,6 @@ class Options(Averaging):
     auto = {"average.weights": "uniform"}
 
     mu: NonNegative = 0.0
-    """μ, the strength of the clients' proximal term; 0: FedAvg's clients."""
+    """μ, the weight of the clients' proximal term; 0: FedAvg's clients."""
     aggregate_lr: Positive = 1.0
-    """η K, the server's step from w towards the clients' mean; 1 goes all the way."""
+    """η K, the server's step from w towards the clients' mean; 1: w becomes the mean."""

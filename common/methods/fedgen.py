@@ -1,4 +1,4 @@
-"""FedGen: a generator of features, trained on the server, tells clients what others know.
+"""FedGen: a feature generator, trained on the server, regularises the clients' training.
 
 Zhu et al., "Data-Free Knowledge Distillation for Heterogeneous Federated Learning", 2021,
 Algorithm 1, in the form of FedKF's comparison and in the authors' own.
@@ -12,21 +12,22 @@ G(z, y) → features in front of the classifiers' last layer h. Round t:
         CE(Σ_k p_k h_k(G(z, ŷ)), ŷ) + δ · diversity        (``ensemble = "logits"``, FedKF's code)
         Σ_k α_k^ŷ CE(h_k(G(z, ŷ)), ŷ) + δ · diversity      (``ensemble = "labels"``, the authors')
 
-with α_t = α·decay^t, β_t = β·decay^t, p(y) the label histogram over all clients heard of, and α_k^y
-client k's share of the samples of class y among the active ones. The target of the KL is detached.
+where α_t = α·decay^t and β_t = β·decay^t. p(y) is the label histogram over all clients that have
+replied so far. α_k^y is client k's share of the samples of class y among the active clients. The
+target of the KL has no gradient.
 
-FedKF's variant (our values): α = 1, β = 0, no decay, uniform noise, Adam 1e-4, 50 steps. The
-authors': α = β = 10, decay = 0.98, ``until = 20``, Adam 3e-4.
+FedKF's variant, the default: α = 1, β = 0, no decay, uniform noise, Adam 1e-4, 50 steps. The
+authors' variant: α = β = 10, decay = 0.98, ``until = 20``, Adam 3e-4.
 
-The label counts tell the server what each client holds.
+The label counts reveal each client's class distribution to the server.
 
 Deviations:
 - h is the last linear layer of every architecture; FedKF's code splits LeNet-5 one layer earlier,
   at its 120 activations.
-- p(y) is that of all clients heard of; FedKF's code counts the batches of the last round's active
-  ones, and the authors' code draws the server's ŷ evenly from the classes.
+- p(y) covers all clients that have replied so far. FedKF's code counts the batches of the clients
+  active in the last round, and the authors' code draws the server's ŷ uniformly from the classes.
 - ``average.weights = "uniform"`` makes p_k uniform in the ensemble too.
-- The authors' generator has further terms that are switched off in their runs; they are left out.
+- The authors' generator has further terms, which are off in their runs; they are omitted here.
 """
 
 from typing import Annotated, Literal, final
@@ -53,11 +54,11 @@ class Options(Averaging):
     beta: NonNegative = 0.0
     """β, weight of the distillation from generated features."""
     decay: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Factor by which both weights shrink in each round."""
+    """Factor that multiplies both weights after each round."""
     until: Annotated[int, Field(ge=0)] = 0
-    """Local steps of a round after which the regularisation stops; 0: never."""
+    """Local steps of a round with regularisation; 0: all steps."""
     ensemble: Literal["logits", "labels"] = "logits"
-    """What the generator learns from: FedKF's code, or the authors'."""
+    """Loss of the generator: that of FedKF's code, or that of the authors' code."""
     diversity: NonNegative = 1.0
     """δ, the weight of the diversity loss."""
     noise: Literal["uniform", "normal"] = "uniform"
@@ -74,10 +75,14 @@ class Options(Averaging):
 
 @final
 class Down(protocol.Model):
+    """Request with w, the generator and the label histogram."""
+
     generator: StateDict | None  #: G; None in round 1
     histogram: Float[Tensor, " C"] | None  #: p(y), summing to 1
 
 
 @final
 class Up(protocol.Trained):
+    """Reply with w_k and the client's label counts."""
+
     counts: list[Count]  #: training samples of each class

@@ -1,19 +1,20 @@
-"""FedGKD: federated averaging with the global models of the past as a teacher.
+"""FedGKD: federated averaging with the mean of past global models as a teacher.
 
 Yao et al., "FedGKD: Toward Heterogeneous Federated Learning via Global Knowledge Distillation",
 2023 (arXiv 2107.00051), in the form of FedKF's comparison and in the authors' own.
 
-Round t: the server keeps the last M global models and sends w and their mean w̄; client k, on its
-own data, minimises
+Round t: the server stores the last M global models and sends w and their mean w̄. Client k
+minimises, on its own data,
 
     CE(f(w_k; x), y) + γ/2 · s · KL(f(w̄; x)/T ‖ f(w_k; x)/T),    s = 1, or T² (``t-squared``)
 
 and the server averages the w_k as FedAvg does. γ = 0 is FedAvg.
 
-``wait-full``: distillation starts when the buffer holds M models (FedKF's released code: from round
-M + 1); false: from round 2, with as many as there are (the authors' released code, γ/2 = 0.1).
+``wait-full = true``: distillation starts when the buffer has M models (FedKF's released code: from
+round M + 1). ``false``: distillation starts in round 2 with the models available so far (the
+authors' released code, γ/2 = 0.1).
 
-Deviations: the buffer holds the models after each round, not the first, untrained one.
+Deviations: the buffer has the models after each round, but not the initial, untrained model.
 """
 
 from typing import Annotated, final
@@ -31,17 +32,19 @@ class Options(Averaging):
     uses = AVERAGED
 
     gamma: NonNegative = 0.2
-    """γ; the loss has γ/2."""
+    """γ, twice the weight of the distillation."""
     buffer: Annotated[int, Field(ge=1, le=100)] = 5
-    """M, past global models."""
+    """M, the number of past global models in the teacher."""
     wait_full: bool = True
-    """Distillation starts when the buffer is full."""
+    """Whether distillation starts only when the buffer is full."""
     temperature: Positive = 1.0
     """T of both softmaxes."""
     t_squared: bool = False
-    """The term is multiplied by T²."""
+    """Whether the distillation term is multiplied by T²."""
 
 
 @final
 class Down(protocol.Model):
-    teacher: StateDict | None  #: w̄; None while there is none
+    """Request with w and the teacher."""
+
+    teacher: StateDict | None  #: w̄; None before distillation starts

@@ -1,49 +1,51 @@
-"""FedKEMF: a small knowledge network travels, and an ensemble of its copies teaches it.
+"""FedKEMF: clients send a small knowledge network; the server distils the ensemble of its copies.
 
 Yu, Qian, Jannesari, "Resource-aware Federated Learning using Knowledge Extraction and Multi-model
 Fusion", 2022.
 
-Client k holds its own model θ_k of any architecture, for good, and gets a copy w_k of the knowledge
-network w (the global architecture). They learn from its samples (x, y) and from each other, with
-z_k = f(x; θ_k) and z = f(x; w_k):
+Client k stores its own model θ_k of any architecture across rounds, and receives a copy w_k of the
+knowledge network w (the global architecture). Both learn from its samples (x, y) and from each
+other, with z_k = f(x; θ_k) and z = f(x; w_k):
 
     L_k = CE(z_k, y) + D(z → z_k)        θ_k ← θ_k − η ∇L_k
     L   = CE(z, y)   + D(z_k → z)        w_k ← w_k − η ∇L
 
-D(a → b) is KL(σ(a) ‖ σ(b)), the teacher a detached, σ the softmax (``dml = "mse"``: the mean square
-of a − b). ``order = "joint"``: both from the same two forward passes. ``order = "sequential"``: on
-each batch θ_k steps first, and w_k learns from it as it then is. Only w_k goes back.
+D(a → b) is KL(σ(a) ‖ σ(b)) with the softmax σ and without gradient for the teacher a
+(``dml = "mse"``: the mean square of a − b). ``order = "joint"``: both losses use the same two
+forward passes. ``order = "sequential"``: on each batch θ_k steps first, and w_k then learns from
+the updated θ_k. The client sends only w_k.
 
-Server, on public images A_t of which clients need to know nothing, the ensemble's opinion
+The server uses public images A_t, which clients do not need. The prediction of the ensemble is
 
     p(x) = 1/|S_t| Σ_{k∈S_t} σ(f(x; w_k) / T)       (``ensemble = "mean"``)
 
-all w_k in evaluation mode; or the largest of them for each class, divided by their sum (``"max"``),
-or the share of the w_k that choose the class (``"vote"``). w goes on from where it was, nothing is
-averaged:
+with all w_k in evaluation mode. ``"max"``: the largest probability of each class, divided by the
+sum over classes. ``"vote"``: the share of the w_k that predict the class. The server averages no
+weights and continues from its w:
 
     w ← w − η_s ∇ KL(p(x) ‖ σ(f(x; w) / T))
 
-``labels = true`` is the released code's loss, for public images whose classes are known and are
-the task's, ½ CE(f(x; w), y) + ½ T² mean (p(x) − σ(f(x; w) / T))², p at temperature 1. It needs
-``data.public`` or a data set of the same classes, and is what no federation without labelled data
-at the server has.
+``labels = true`` uses the released code's loss, ½ CE(f(x; w), y) + ½ T² mean (p(x) −
+σ(f(x; w) / T))², with p at temperature 1. The public images must have labels of the task's classes
+(``data.public`` or a data set of the same classes). A federation without labelled data at the
+server cannot use it.
 
 ``public.learn = false`` is the control in which w never changes.
 
-Down w and up w_k are as in LWN: 4 P bytes each way for the P numbers of the knowledge network, as
-FedAvg's of that network.
+The request (w) and the reply (w_k) are those of LWN: 4 P bytes each way for the P numbers of the
+knowledge network, as in FedAvg with that network.
 
 Deviations, with their switches:
-- The paper has KL both ways; the released code the mean square of logits (``dml = "mse"``), θ_k
-  first, then w_k (``order = "sequential"``). It detaches nothing and clears gradients once before
-  both steps, so w_k's step also follows the gradient of L_k; ours never do.
-- In the code clients' and server's rates fall within a round, as half a cosine over its epochs: at
-  the server over its steps under ``public.anneal = true``, at the clients not at all.
+- The paper uses KL in both directions. The released code uses the mean square of logits
+  (``dml = "mse"``), θ_k first, then w_k (``order = "sequential"``).
+- The released code stops no gradient and clears gradients once before both steps, so the step of
+  w_k also contains the gradient of L_k. Here each network follows its own loss only.
+- In the released code the learning rates of clients and server follow half a cosine over the epochs
+  of a round. Here this exists for the server (``public.anneal = true``), not for the clients.
 - The code draws 5,000 training images with their labels in each round (``public.subset = 5000``,
   ``labels = true``) and sets T = 20 (``temperature``). FedORION's comparison uses unlabelled
   images and KL, as we do by default, at T = 1.
-- The code has the mean alone; for "max" and "vote" the paper gives words.
+- The released code has the mean alone; the paper describes "max" and "vote" without formulas.
 """
 
 from typing import Literal, final
@@ -56,21 +58,21 @@ from common.task import Task
 
 @final
 class Options(OnPublicSet):
-    """Messages: w, the knowledge network, and w_k, trained from it."""
+    """Options of FedKEMF. Request: the knowledge network w; reply: the trained copy w_k."""
 
-    leaks = "single clients' networks that are asked about public images"
+    leaks = "single clients' networks that predict public images"
     auto = {"public.lr": 0.001}
 
     dml: Literal["kl", "mse"] = "kl"
-    """How far a client's two networks are apart: KL divergence, or mean square of logits."""
+    """Distance between a client's two networks: KL divergence, or mean square of logits."""
     order: Literal["joint", "sequential"] = "joint"
-    """Both networks step at once, or the client's own first."""
+    """Order of the two networks' steps: at once, or the client's own model first."""
     ensemble: Literal["mean", "max", "vote"] = "mean"
-    """What the server makes of the knowledge networks' softmaxes."""
+    """Rule that combines the softmaxes of the knowledge networks on the server."""
     temperature: Positive = 1.0
     """T of the server's softmaxes; 20 in the released code."""
     labels: bool = False
-    """The server also learns the public images' classes, where it knows them."""
+    """Whether the server also trains on labels of the public images."""
 
     def check_fleet(self, task: Task, specs: tuple[str, ...]) -> None:
         super().check_fleet(task, specs)
