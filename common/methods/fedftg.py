@@ -25,8 +25,8 @@ images of a good generator resemble the clients' data.
 Deviations:
 - L_md is a KL divergence in the paper. This implementation uses the distance of the logits, as the
   released code does.
-- G is DAFL's generator with input (z, one-hot y). It ends in a sigmoid and the data's normalisation;
-  that of the released code ends in tanh and BatchNorm.
+- G is DAFL's generator with input (z, one-hot y). It ends in a sigmoid and the normalisation of the
+  data; that of the released code ends in tanh and BatchNorm.
 - The moments of Adam and SGD restart in every round.
 - Generated images do not change w's BatchNorm statistics, which stay the clients' mean. w normalises
   with the statistics of the generated batch, the teachers with their running statistics

@@ -1,15 +1,15 @@
-"""FedMD: clients of any architectures agree on what they say about public images.
+"""FedMD: clients of any architecture learn from their mean prediction for public images.
 
 Li and Wang, "FedMD: Heterogenous Federated Learning via Model Distillation", NeurIPS workshop on
-federated learning for data privacy and confidentiality, 2019. The released code (diogenes0319/
-FedMD_clean) settles what the paper leaves open.
+federated learning for data privacy and confidentiality, 2019. Details missing in the paper follow
+the released code (diogenes0319/FedMD_clean).
 
-Client k keeps a model θ_k of its own architecture, with logits f(θ_k; x) [C], for good. Before its
-first round (transfer learning, "Train each party"):
+Client k stores a model θ_k of its own architecture, with logits f(θ_k; x) [C], across rounds.
+Before its first round (transfer learning, "Train each party"):
 
     ``public-epochs`` epochs of CE on the labelled public set, then ``first-epochs`` on its own
 
-Round t, with A_t ``public.subset`` public images that all draw alike, in two exchanges:
+Round t has two exchanges. A_t are ``public.subset`` public images, the same for all clients:
 
     up:      z_k = f(θ_k; A_t)
     server:  ẑ = 1/|S_t| Σ_{k∈S_t} z_k
@@ -17,26 +17,26 @@ Round t, with A_t ``public.subset`` public images that all draw alike, in two ex
     digest:  ``public.epochs`` epochs of |f(θ_k; x) − ẑ(x)|, mean over samples and classes
     revisit: E epochs of CE(f(θ_k; x), y) on the client's own samples (``train.epochs``)
 
-The same clients take part in both exchanges, and go on from the weights that spoke. Who did not get
-ẑ stays as it is until the next round.
+The same clients take part in both exchanges and continue from the weights that gave z_k. A client
+that does not receive ẑ keeps its model unchanged until the next round.
 
-There is no global model. What is scored is θ_k, as with ``local``; the paper's number is the mean
-of the clients' accuracies on the whole test set (``whole-test``). Without digestion
-(``public.learn = false``) and what comes before round 1, θ_k is that of ``local`` to the bit.
+There is no global model. θ_k is scored as in ``local``; the paper reports the mean of the clients'
+accuracies on the whole test set (``whole-test``). Without digestion (``public.learn = false``) and
+without training before round 1, θ_k equals that of ``local`` to the bit.
 
-Released: Adam at 0.001 throughout, also [train]'s; A_t of 5000, digested once in batches of 256;
-25 first epochs in batches of 32, then 2 to 10 a round in batches of 5; 20 rounds.
+Released settings: Adam at 0.001 everywhere, also for [train]; A_t of 5000, digested once in batches
+of 256; 25 first epochs in batches of 32, then 2 to 10 a round in batches of 5; 20 rounds.
 
 Deviations, with their switches:
-- ``public-epochs`` is 0. The paper has up to 20 where the public set has labels of use (MNIST for
-  EMNIST letters, CIFAR-10 for CIFAR-100) in a head of both sets' classes. Here a head has the
-  task's classes, so the public set must too; otherwise a number above 0 is refused. FedORION's
-  paper leaves it out for the same reason.
-- Training before round 1 takes [train]'s optimiser and batch size, and does not stop early: the
-  released code watches the test set for that.
-- ``align = "mse"`` is the squared difference. ``"kl"``: probabilities travel, ẑ is their mean, and
-  the client descends KL(ẑ ‖ softmax f).
-- Logits are cut off at ± 65504.
+- ``public-epochs`` is 0. The paper uses up to 20 epochs on labelled public sets (MNIST for EMNIST
+  letters, CIFAR-10 for CIFAR-100), with a head for the classes of both sets. Here a head has the
+  task's classes, so a value above 0 needs a public set with the same classes. FedORION's paper
+  omits this step for the same reason.
+- Training before round 1 uses [train]'s optimiser and batch size without early stopping. The
+  released code stops early based on the test set.
+- ``align = "mse"`` is the squared difference. ``"kl"``: clients send probabilities, ẑ is their
+  mean, and the client minimises KL(ẑ ‖ softmax f).
+- Logits are clipped to ± 65504.
 """
 
 from abc import ABC, abstractmethod
@@ -58,13 +58,13 @@ from common.task import Task
 
 
 class Speaking(OnPublicSet, OwnModels, ABC):
-    """Options of methods whose clients send predictions for A_t and learn the server's answer."""
+    """Options of methods whose clients send predictions for A_t and learn aggregated targets."""
 
     public_epochs: Annotated[int, Field(ge=0)] = 0
-    """Epochs on the labelled public set before a client's first round, if its classes are the
-    task's; with [train]'s optimiser and batch size."""
+    """Epochs on the labelled public set before a client's first round, with [train]'s optimiser and
+    batch size; the public set must have the task's classes."""
     first_epochs: Annotated[int, Field(ge=0)] = 0
-    """Epochs on the client's own samples before its first round, after those."""
+    """Epochs on the client's own samples before its first round, after the public epochs."""
 
     def check_fleet(self, task: Task, specs: tuple[str, ...]) -> None:
         super().check_fleet(task, specs)
@@ -74,18 +74,18 @@ class Speaking(OnPublicSet, OwnModels, ABC):
     @property
     @abstractmethod
     def probabilities(self) -> bool:
-        """Whether distributions travel, or logits."""
+        """Whether messages carry probabilities; false: logits."""
 
     @abstractmethod
     def speak(self, z: Tensor) -> Tensor:
-        """What a client says whose logits are z [n, C]."""
+        """Return the predictions [n, C] that a client sends for its logits z [n, C]."""
 
     @abstractmethod
     def distance(self, z: Tensor, target: Tensor) -> Tensor:
-        """How far logits z are from what the server says, both [n, C]: a scalar to descend."""
+        """Return the scalar loss between logits z and the server's targets, both [n, C]."""
 
     def private_epochs(self, t: int, epochs: int) -> int:
-        """Epochs of round t on the own samples, where ``train.epochs`` is ``epochs``."""
+        """Return the epochs of round t on the client's samples; ``epochs``: ``train.epochs``."""
         return epochs
 
 
@@ -103,7 +103,7 @@ class Options(Speaking):
     first_epochs: Annotated[int, Field(ge=0)] = 25
     """Epochs on the client's own samples before its first round."""
     align: Literal["l1", "mse", "kl"] = "l1"
-    """What is digested: absolute or squared differences of logits, or KL of probabilities."""
+    """Digestion loss: absolute or squared differences of logits, or KL of probabilities."""
 
     @property
     def probabilities(self) -> bool:
@@ -120,19 +120,19 @@ class Options(Speaking):
 
 @final
 class Down(protocol.Down):
-    """Speak about A_t: everything else is agreed."""
+    """Request for predictions on A_t; it has no further content."""
 
 
 @final
 class Up(Predictions, protocol.Up):
-    """theta is z_k, or its distributions."""
+    """Reply with theta = z_k, or its softmax."""
 
 
 @final
 class Answer(Predictions, protocol.Down):
-    """The second exchange, to one client: theta is ẑ."""
+    """Request of the second exchange to one client, with theta = ẑ."""
 
 
 @final
 class Learnt(protocol.Up):
-    """The client's answer: it has digested and trained."""
+    """Reply of the second exchange, after digestion and training."""

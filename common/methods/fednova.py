@@ -1,10 +1,10 @@
-"""FedNova: federated averaging of steps that are normalised by how many they were.
+"""FedNova: federated averaging of updates normalised by the number of local steps.
 
 Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization",
 NeurIPS 2020, equations 6 and 7 with the momentum of its section 5.
 
-As FedAvg (its messages and its client half). Client k takes τ_k steps, which under SGD's momentum ρ
-amount to
+FedNova uses FedAvg's messages and client half. Client k takes τ_k steps. With SGD's momentum ρ they
+are equivalent to
 
     a_k = (τ_k − ρ (1 − ρ^τ_k) / (1 − ρ)) / (1 − ρ),    a_k = τ_k without momentum
 
@@ -12,17 +12,17 @@ and the server sets, with d_k = (w − w_k) / a_k,
 
     w ← w − (Σ_k p_k a_k) Σ_k p_k d_k
 
-over the parameters; BatchNorm's buffers are averaged as in FedAvg. It is the mean of
-w + (Σ_j p_j a_j / a_k) (w_k − w), and with equal a_k it is FedAvg bit for bit. A client that took
-more steps pulls no harder for it. Under ``average.across = "layerwise"`` both sums run, layer by
+over the parameters; BatchNorm's buffers are averaged as in FedAvg. The new w is the mean of
+w + (Σ_j p_j a_j / a_k) (w_k − w), and with equal a_k it is FedAvg bit for bit. More local steps do
+not increase the weight of a client. Under ``average.across = "layerwise"`` both sums run, for each
 layer, over the clients that have it.
 
-τ_k does not travel. The server computes it from the census' n_k, the batch size and the epochs, or
-``train.steps``: a client cannot claim more steps than its samples make.
+Clients do not send τ_k. The server computes it from the census' n_k, the batch size and the epochs,
+or from ``train.steps``. A client therefore cannot report more steps than its samples allow.
 
-Deviations: momentum is counted as the authors' code does, Nesterov's and that of other optimisers
-than SGD is not. There is no proximal term, with which their a_k would differ. With
-``average.robust`` the normalised models are combined. Under OCA, the cached uploads are normalised
+Deviations: momentum is included as in the authors' code. Nesterov momentum and the momentum of
+optimisers other than SGD are ignored. There is no proximal term, which would change a_k. With
+``average.robust`` the normalised models are combined. Under OCA, the cached models are normalised
 as if they had started from the last ŵ.
 """
 
@@ -35,7 +35,7 @@ CLIENT = "fedavg"
 
 @final
 class Options(Averaging):
-    """None of its own."""
+    """Options of FedNova."""
 
     leaks = "steps whose weights follow from sample counts"
     schemes = ("none", "layerwise", "same")

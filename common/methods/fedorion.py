@@ -3,20 +3,20 @@
 "FedORION: Aggregation-Assisted Proxyless Distillation for Heterogeneous Federated Learning",
 Algorithm 1, equations 1-3.
 
-Client i holds its own model θ_i of any architecture and a copy θ_gi of the global model θ_g.
+Client i has its own model θ_i of any architecture and a copy θ_gi of the global model θ_g.
 
 Deep mutual learning (DML) on each batch (x, y), both losses from the same two forward passes:
 
     L_CMi = CE(f(x; θ_i), y)  + KD(f(x; θ_gi) → f(x; θ_i))     (1)  θ_i  ← θ_i  − η ∇L_CMi
     L_GMi = CE(f(x; θ_gi), y) + KD(f(x; θ_i) → f(x; θ_gi))     (2)  θ_gi ← θ_gi − η ∇L_GMi
 
-KD(a → b) is KL(softmax a ‖ softmax b) with the teacher a detached (``kd-loss = "ce"``:
-cross-entropy of soft outputs, the same gradient).
+KD(a → b) is KL(softmax a ‖ softmax b) without gradient for the teacher a (``kd-loss = "ce"``:
+cross-entropy of soft outputs, which has the same gradient).
 
-Selective DML: a client whose architecture is the global one skips DML, trains θ_g itself on CE, and
-its model serves both as θ_gi and as θ_i. With ``skip-share`` in [0, 1] (Figure 3) that share of the
-clients, ⌊share · N + ½⌋ of them in a random order that is the same for every share, is given the
-global architecture and skips DML; all others do it, whatever their architecture.
+Selective DML: a client with the global architecture skips DML and trains θ_g on CE. Its model is
+used both as θ_gi and as θ_i. With ``skip-share`` in [0, 1] (Figure 3), ⌊share · N + ½⌋ clients get
+the global architecture and skip DML, in a random order that is the same for every share. All other
+clients use DML, whatever their architecture.
 
 Server, from the C participants: θ_g ← 1/C Σ θ_gi (BatchNorm buffers too), then on noise
 z ~ N(0, 1), all networks on the statistics of the batch,
@@ -25,23 +25,25 @@ z ~ N(0, 1), all networks on the statistics of the batch,
 
 Other kinds of noise (Table 4): dead leaves, an untrained StyleGAN, uniform (``noise.kind``).
 
-The client keeps θ_i for good; θ_gi is replaced by θ_g at each selection.
+The client stores θ_i across rounds; θ_g replaces θ_gi whenever the client is selected.
 
 Ablations: ``dml = false`` trains the copy by the distillation term of (2) alone, and θ_i by (1) as
 before (section 5, "Effect of DML"); ``aggregate = false`` distils into the previous θ_g;
 ``distill = false`` stops after the average.
 
 Deviations, with their switches:
-- Algorithm 1 draws one noise batch in a server epoch, the authors' code 200 (``noise.batches``).
-- The authors' code weighs teachers by n_i / N over all clients (``kd-weights = "all"``); the paper,
-  and we, over the participants.
-- The authors' code gives the new θ_g only to the clients selected in that round; one that is
-  selected later goes on from the copy it was last given (``stale-broadcast = true``).
+- Algorithm 1 draws one noise batch in a server epoch; the authors' code draws 200
+  (``noise.batches``).
+- The authors' code weights teachers by n_i / N over all clients (``kd-weights = "all"``); the paper
+  and the default weight over the participants.
+- The authors' code sends the new θ_g only to the clients selected in that round. A client selected
+  later continues from the last copy that it received (``stale-broadcast = true``).
 - The authors' code scores θ_g on the statistics of each test batch, which is transductive
-  (``score.bn = "batch"``, as the experiments of the paper's tables have it). By default θ_g is
-  scored as every method's model is, on the averaged running statistics, which distillation leaves
-  alone under ``noise.protect-running-stats``.
-- The authors' code feeds the doubly soft-maxed output of θ_i into (2), a slip we do not repeat.
+  (``score.bn = "batch"``, as in the experiments for the paper's tables). By default θ_g is scored
+  like the model of every method, on the averaged running statistics. Distillation does not change
+  them under ``noise.protect-running-stats``.
+- The authors' code uses an output of θ_i with softmax applied twice in (2). This error is not
+  reproduced.
 - In their distillation dropout is active in the teachers; here only BatchNorm leaves evaluation
   mode.
 """
@@ -62,22 +64,22 @@ class Options(Averaging):
     auto = {"average.weights": "uniform"}
 
     dml: bool = True
-    """Deep mutual learning; false: the copy learns from θ_i alone, not from labels."""
+    """Whether deep mutual learning is on; false: the copy learns from θ_i alone, not from labels."""
     selective: bool = True
-    """Clients of the global architecture skip DML; false: everybody does DML."""
+    """Whether clients with the global architecture skip DML; false: all clients use DML."""
     skip_share: Annotated[float, Field(ge=-1, le=1)] = -1.0
-    """Share of the clients that take the global architecture and skip DML; below 0: as
-    ``selective`` says."""
+    """Share of the clients that take the global architecture and skip DML; below 0: ``selective``
+    decides."""
     aggregate: bool = True
-    """The server averages the copies; false: it starts from the previous θ_g."""
+    """Whether the server averages the copies; false: it starts from the previous θ_g."""
     distill: bool = True
-    """The server distils on noise."""
+    """Whether the server distils on noise."""
     kd_loss: Literal["kl", "ce"] = "kl"
     """KD: KL divergence, or cross-entropy of soft outputs."""
     kd_weights: Literal["participants", "all", "uniform"] = "participants"
-    """Teachers' weights in equation 3: n_i over the participants, over all clients, or the same."""
+    """Teachers' weights in equation 3: n_i over participants, n_i over all clients, or equal."""
     stale_broadcast: bool = False
-    """A client goes on from the copy that it was last given."""
+    """Whether only selected clients receive the new θ_g; others continue from their last copy."""
 
     @property
     def averages_nothing(self) -> str:
@@ -86,6 +88,6 @@ class Options(Averaging):
 
 @final
 class Up(protocol.Trained):
-    """``w``: θ_gi."""
+    """Reply with ``w`` = θ_gi."""
 
     local: StateDict | None  #: θ_i; None if the client skipped DML and θ_gi is θ_i

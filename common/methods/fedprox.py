@@ -2,11 +2,11 @@
 
 Li et al., "Federated Optimization in Heterogeneous Networks", 2020, Algorithm 2.
 
-As FedAvg (its messages and its server half), but client k minimises
+FedProx uses FedAvg's messages and server half, but client k minimises
 
     L(w_k) + μ/2 ‖w_k − w‖²
 
-over its parameters; BatchNorm buffers are not pulled. μ = 0 is FedAvg.
+over its parameters; the term does not include BatchNorm buffers. μ = 0 is FedAvg.
 
 Deviations: all selected clients do the same number of epochs; there is no partial work by γ-inexact
 solutions.
@@ -23,4 +23,4 @@ SERVER = "fedavg"
 @final
 class Options(Copying):
     mu: NonNegative = 0.01
-    """μ, the strength of the proximal term."""
+    """μ, the weight of the proximal term."""

@@ -1,24 +1,25 @@
-"""FedRolex: HeteroFL whose clients take other channels in every round, in a rolling window.
+"""FedRolex: HeteroFL with a rolling window of channels that moves every round.
 
 Alam et al., "FedRolex: Model-Heterogeneous Federated Learning with Rolling Sub-Model Extraction",
 NeurIPS 2022, Algorithm 1.
 
-As HeteroFL (its messages and both its halves), but in round t a client of rate r takes, of every
-layer with m channels, those of index
+FedRolex uses HeteroFL's messages and both halves. In round t a client with rate r takes the
+following channels of every layer with m channels:
 
     (i − (t − 1)) mod m,   i = 0 … ⌈r m⌉ − 1                                           (``roll``)
 
-so that in m rounds every channel is taken ⌈r m⌉ times. The inputs of a layer are the outputs of the
-one before, and layers with equally many channels have the same, so that shortcuts fit. Image
-channels and classes are whole. A number of w is the mean over the clients that took it.
+In m rounds every channel is thus taken ⌈r m⌉ times. The inputs of a layer are the outputs of the
+previous layer. Layers with the same number of channels use the same indices, so that shortcuts fit.
+Image channels and classes are not cut. Each number of w becomes the mean over the clients that
+trained it.
 
-``windows = "static"`` is HeteroFL, bit for bit; ``"random"`` is federated dropout: channels drawn
-for each client in each round. ``count = "width"`` weighs clients by ⌈r m⌉ in convolutions, one of
-the released code's options; its other one, by updates, is the plain mean.
+``windows = "static"`` is HeteroFL, bit for bit. ``"random"`` is federated dropout: channels are
+drawn for each client in each round. ``count = "width"`` weights clients by ⌈r m⌉ in convolutions,
+an option of the released code; its option "by updates" equals the plain mean.
 
-Deviations: a layer that a client takes whole stays in order. BatchNorm and scaler are as in
+Deviations: a layer that a client takes completely stays in order. BatchNorm and scaler are as in
 HeteroFL; the released code scores on the statistics of the test batch (``score.bn = "batch"``). The
-other widths are scored by their leading blocks.
+leading blocks of the other widths are scored.
 """
 
 from typing import Literal, final
@@ -34,9 +35,9 @@ class Options(Partial):
     leaks = "parts that few clients may share"
 
     windows: Literal["roll", "static", "random"] = "roll"
-    """Which channels a client takes: they move on by one in every round, the first, or any."""
+    """Channels that a client takes: a window that moves by one a round, the first, or random."""
     count: Literal["mean", "width"] = "mean"
-    """Clients that took a number count alike, or in convolutions by how many channels they took."""
+    """Weights of the clients in a mean: equal, or by their number of channels in convolutions."""
 
     def window(self, seed: int, k: int, t: int) -> Window:
         if self.windows == "random":

@@ -1,39 +1,40 @@
-"""FIARSE: clients train the entries of the global model that are largest by absolute value.
+"""FIARSE: clients train the entries of the global model with the largest absolute values.
 
 Wu et al., "FIARSE: Model-Heterogeneous Federated Learning via Importance-Aware Submodel
 Extraction", NeurIPS 2024.
 
-Client k can hold the share s_k of the entries of w, which are the weights and biases of
+Client k trains the share s_k of the entries of w; entries are the weights and biases of
 convolutions and linear layers. θ is the ⌊s_k P⌋-th largest |w| of all P entries
-(``scope = "global"``) or of those of each part of the network (``"stage"``), and
+(``scope = "global"``) or of the entries of each part of the network (``"stage"``). The mask is
 m(|w|) = 1(|w| ≥ θ); entries equal to θ are kept. The server sends θ, the kept entries with a
-bitmap, and everything else whole: 4 s_k P + P/8 bytes.
+bitmap, and all other tensors complete: 4 s_k P + P/8 bytes.
 
-The client trains with the weights w·m(|w|). θ is fixed for the round and m is taken anew at each
-step, so an entry that falls below θ goes off and stays off. With ∂m/∂|w| := 2θ/(|w| + θ)² on kept
-entries
+The client trains with the weights w·m(|w|). θ is fixed for the round and m is computed again at
+each step, so an entry that falls below θ is dropped for the rest of the round. With
+∂m/∂|w| := 2θ/(|w| + θ)² on kept entries
 
     ∂L/∂w = ∂L/∂(w m) · (1 + 2θ|w|/(|w| + θ)²)    where |w| ≥ θ, else 0
 
-Momentum and decay skip dropped entries too. It sends Δ_k = w − w_k on what it was sent, and the
-server takes for every entry the unweighted mean over the clients that have it:
+Momentum and weight decay skip dropped entries too. The client sends Δ_k = w − w_k for the entries
+that it received. The server takes for every entry the unweighted mean over the clients that
+changed it:
 
     w ← w − η_g Σ_k Δ_k / |{k: Δ_k ≠ 0}|
 
-Entries that nobody has stay (``count = "mask"``: a client has what it was sent, changed or not).
-What travels whole is averaged over all, unweighted. With all sizes 1 and θ = 0 it is FedAvg with
-uniform weights, but for rounding.
+Entries that no client changed stay as they are. With ``count = "mask"`` the mean runs over the
+clients that received the entry. Tensors sent complete are averaged over all clients, unweighted.
+With all sizes 1 and θ = 0 the method equals FedAvg with uniform weights, except for rounding.
 
-Every size is scored as its own submodel. The run's accuracy is the mean over the sizes (the paper's
-"Global"), and a client scores its own size (the paper's "Local").
+Every size is scored as a separate sub-model. The run's accuracy is the mean over the sizes (the
+paper's "Global"), and a client scores its own size (the paper's "Local").
 
 Deviations, with their switches:
-- In the released code BatchNorm has no running statistics, in the test neither. Ours travel and are
-  averaged, so that every method can be scored alike; with ``running = false`` they do not, and
-  ``score.bn`` is ``"batch"`` or ``"recalibrated"``.
-- The released code counts a client where Δ_k ≠ 0; ``count = "mask"`` is what the text says.
-- A client's size is of a list, or its node's own (``[node.K]`` ``size``); the paper assigns them in
-  equal parts.
+- In the released code BatchNorm has no running statistics, also during tests. Here clients send
+  them and the server averages them, so that all methods can be scored in the same way. With
+  ``running = false`` there are none, and ``score.bn`` is ``"batch"`` or ``"recalibrated"``.
+- The released code counts a client where Δ_k ≠ 0; the paper's text describes ``count = "mask"``.
+- A client's size comes from a list or from its node's settings (``[node.K]`` ``size``); the paper
+  assigns the sizes in equal parts.
 """
 
 from typing import Annotated, Literal, final
@@ -53,32 +54,32 @@ class Options(MethodOptions):
     leaks = "parts that few clients may share"
 
     sizes: str = "1, 0.25, 0.0625, 0.015625"
-    """s_k by client: comma-separated shares, client k gets entry k mod length."""
+    """s_k of the clients: comma-separated shares; client k gets entry k mod length."""
     scope: Literal["global", "stage"] = "global"
-    """Entries compete with all others, or with those of their part of the network."""
+    """Entries that share a threshold: all of the network, or those of one part of it."""
     count: Literal["nonzero", "mask"] = "nonzero"
-    """A client counts in the mean of an entry that it changed, or that it was sent."""
+    """Clients in the mean of an entry: those that changed it, or those that received it."""
     server_lr: Positive = 1.0
     """η_g, the server's step."""
     running: bool = True
-    """BatchNorm's running statistics travel and are averaged; the paper has none."""
+    """Whether BatchNorm has running statistics, which are averaged; the paper has none."""
 
     @property
     def shares(self) -> list[float]:
-        """The sizes as numbers. Raises ``ValueError`` for what is no share."""
+        """The sizes as numbers. Raises ``ValueError`` for a value outside (0, 1]."""
         try:
-            found = [float(each) for each in self.sizes.split(",")]
+            shares = [float(size) for size in self.sizes.split(",")]
         except ValueError:
-            found = []
-        if not found or not all(0 < size <= 1 for size in found):
+            shares = []
+        if not shares or not all(0 < share <= 1 for share in shares):
             raise ValueError(
                 f"fiarse.sizes = {self.sizes!r} is not allowed; it should be comma-separated "
                 "numbers above 0 and at most 1"
             )
-        return found
+        return shares
 
     def check(self, config: Config) -> None:
-        """Raise ``ValueError`` for settings that do not go together."""
+        """Raise ``ValueError`` for settings that cannot be combined."""
         assert self.shares
         why = 'method = "fiarse"'
         if config.oca.aggregate == "on":
@@ -92,7 +93,7 @@ class Options(MethodOptions):
         super().check(config)
 
     def allowed(self, config: Config, k: int) -> list[float]:
-        """The sizes that client k may claim."""
+        """Return the sizes that client k may report."""
         node = config.nodes.get(k)
         own = [node.size] if node is not None and node.size is not None else []
         return [*dict.fromkeys([*self.shares, *own])]
@@ -103,13 +104,17 @@ Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 @final
 class Down(protocol.Down):
+    """Request with the client's sub-model."""
+
     theta: dict[str, Share]  #: θ of each group
     kept: Float32[Tensor, " K"]  #: entries with |w| ≥ θ
-    bitmap: UInt8[Tensor, " B"]  #: which these are
-    rest: StateDict  #: everything else
+    bitmap: UInt8[Tensor, " B"]  #: one bit for each of the P entries: whether it is kept
+    rest: StateDict  #: all other tensors
 
 
 @final
 class Up(protocol.Up):
-    delta: Float32[Tensor, " K"]  #: Δ_k on the entries that were sent
-    rest: StateDict  #: everything else after training
+    """Reply with the client's update."""
+
+    delta: Float32[Tensor, " K"]  #: Δ_k on the entries of the request
+    rest: StateDict  #: all other tensors after training
