@@ -1,8 +1,9 @@
-"""The payloads every method shares, and the envelope that every payload has.
+"""Payloads that all methods share, and the envelope of every payload.
 
-``Down`` goes from the server to a client, ``Up`` back; a method's own messages are subclasses.
-Experiment, round and client are the envelope: whoever sends stamps them, whoever receives checks
-them, and no method writes them. Identity is the partition id k, never the runtime's node id.
+``Down`` is a request from the server to a client, ``Up`` the reply; a method's own messages are
+subclasses. Experiment, round and client form the envelope. The sender fills it in, the receiver
+checks it, and no method writes it. A client is identified by its partition id k, never by the
+runtime's node id.
 """
 
 from typing import Annotated, Literal, Self

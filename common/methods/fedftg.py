@@ -28,9 +28,8 @@ Deviations:
 - G is DAFL's generator with input (z, one-hot y). It ends in a sigmoid and the normalisation of the
   data; that of the released code ends in tanh and BatchNorm.
 - The moments of Adam and SGD restart in every round.
-- Generated images do not change w's BatchNorm statistics, which stay the clients' mean. w normalises
-  with the statistics of the generated batch, the teachers with their running statistics
-  (``kd-teacher-bn = "running"``).
+- Generated images do not change w's BatchNorm statistics, which stay the clients' mean. w uses the
+  statistics of the generated batch, the teachers their running ones (``kd-teacher-bn``).
 - The learning rate does not decay over rounds.
 - Every step draws new z and y. The released code draws them once for all steps of an iteration
   (``draw = "iteration"``).

@@ -64,7 +64,7 @@ class Options(Averaging):
     auto = {"average.weights": "uniform"}
 
     dml: bool = True
-    """Whether deep mutual learning is on; false: the copy learns from θ_i alone, not from labels."""
+    """Whether deep mutual learning is on; false: the copy learns from θ_i, not from labels."""
     selective: bool = True
     """Whether clients with the global architecture skip DML; false: all clients use DML."""
     skip_share: Annotated[float, Field(ge=-1, le=1)] = -1.0

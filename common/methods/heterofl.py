@@ -3,39 +3,40 @@
 Diao, Ding, Tarokh, "HeteroFL: Computation and Communication Efficient Federated Learning for
 Heterogeneous Clients", ICLR 2021, Algorithm 1.
 
-The server holds w of the widest network. Client k trains it at a rate r_k ≤ 1: of a layer with m
-channels the first ⌈r_k m⌉, whose inputs are those of the layer before; image channels and classes
-are whole. Round t: the server sends client k its block of w; the client minimises
+The server has w of the widest network. Client k trains a block of it at a rate r_k ≤ 1: the first
+⌈r_k m⌉ of the m channels of each layer. The inputs of a layer are the outputs of the previous
+layer; image channels and classes are not cut. Round t: the server sends client k its block of w,
+and the client minimises
 
-    CE(z with the logits of classes that it lacks set to 0, y)                       (``mask``)
+    CE(z with the logits of absent classes set to 0, y)                              (``mask``)
 
-where in training the inputs of every normalisation are divided by r_k (``scaler``), gradients have
-a norm of at most 1 (``train.clip``) and BatchNorm normalises by the batch; the client sends the
+In training the inputs of every normalisation are divided by r_k (``scaler``), gradients have a norm
+of at most 1 (``train.clip``) and BatchNorm uses the statistics of the batch. The client sends the
 block w_k. For every number e of w
 
     w[e] ← Σ_{k has e} w_k[e] / |{k has e}|
 
-What nobody has stays, and of the head a client has only the rows of its classes (under ``mask``).
-With all rates 1 and no mask it is FedAvg with uniform weights, bit for bit.
+Numbers that no client has stay unchanged. Under ``mask`` a client trains only the head's rows of
+its classes. With all rates 1 and no mask the method is FedAvg with uniform weights, bit for bit.
 
-The rates are width factors over the widest one's: ``fleet = "cnn2,cnn2@0.5-up"``, where ``-up``
-rounds channels as the paper does. Each client has its own, or they are drawn anew in each round
-among the entries of ``fleet``, of which repeated ones have a larger share (``rates``). A message
-says the rate, and a client keeps nothing.
+A rate is a width factor divided by that of the widest network: ``fleet = "cnn2,cnn2@0.5-up"``,
+where ``-up`` rounds channels as the paper does. Each client has a fixed rate, or draws an entry of
+``fleet`` in each round, where repeated entries are more likely (``rates``). The request carries the
+rate, and a client stores no state.
 
-A client at rate r costs about r² of FedAvg's bytes of the widest network, down and up.
+A client with rate r transfers about r² of FedAvg's bytes for the widest network, each way.
 
-The widest network is the run's model (the paper's "Global"); every other width's block is scored
-beside it. A client's own figure ("Local") is of the widest network too, with the logits of classes
-that the client lacks set to 0, as in the released code.
+The widest network is the run's model (the paper's "Global"); the blocks of all other widths are
+scored too. A client's own accuracy ("Local") is that of the widest network with the logits of its
+absent classes set to 0, as in the released code.
 
 Deviations:
-- Static BatchNorm has no running statistics; those that travel are averaged as other numbers, and
-  nothing may read them: networks with BatchNorm need ``score.bn = "recalibrated"``, with which all
-  clients measure every width that is scored (the released code takes one pass over all clients'
-  data through the widest), or ``"batch"``.
-- The released code divides in networks without normalisation too. Here these have no scaler.
-- ``average.weights = "samples"`` weighs clients by their samples.
+- Static BatchNorm has no valid running statistics; they are averaged like other numbers but never
+  used. Networks with BatchNorm need ``score.bn = "recalibrated"`` or ``"batch"``. With
+  ``"recalibrated"`` all clients measure the statistics of every scored width. The released code
+  measures the widest network in one pass over all clients' data.
+- The released code also scales networks without normalisation. Here they have no scaler.
+- ``average.weights = "samples"`` weights clients by their samples.
 """
 
 from typing import Annotated, Literal, final
@@ -59,11 +60,11 @@ class Partial(Averaging):
     auto = {"average.across": "width", "average.weights": "uniform", "train.clip": 1.0}
 
     rates: Literal["fixed", "redrawn"] = "fixed"
-    """Each client trains its own architecture, or in each round any entry of the fleet."""
+    """Architecture of a client: its own in all rounds, or a random fleet entry in each round."""
     mask: Literal["zero", "none"] = "zero"
-    """Logits of classes that a client lacks are 0, and it has no part in their rows; or neither."""
+    """``zero``: logits of a client's absent classes are 0, and it does not train their rows."""
     scaler: bool = True
-    """In training, what is normalised is divided by the rate before."""
+    """Whether inputs of normalisation layers are divided by the rate in training."""
 
     def check(self, config: Config) -> None:
         super().check(config)
@@ -79,7 +80,7 @@ class Partial(Averaging):
             raise not_allowed("score.bn", "running", why, "recalibrated", "batch")
 
     def taken(self, task: Task, peer: Peer, t: int) -> Taken:
-        """What a client takes in round t; t = 0: what it would start from."""
+        """Return the part that a client trains in round t; t = 0: its leading block."""
         classes = set(peer.classes) if self.mask == "zero" else set(range(task.num_classes))
         rows = tuple(sorted(classes)) if len(classes) < task.num_classes else None
         if t == 0:
@@ -91,18 +92,18 @@ class Partial(Averaging):
         return Taken(spec, self.window(task.seed, peer.k, t), rows)
 
     def window(self, seed: int, k: int, t: int) -> Window:
-        """The channels that client k takes in round t ≥ 1."""
+        """Return the channels that client k takes in round t ≥ 1."""
         return LEADING
 
     @property
     def by_width(self) -> bool:
-        """Whether convolutions are weighed by the client's output channels."""
+        """Whether the mean of convolutions weights clients by their output channels."""
         return False
 
 
 @final
 class Options(Partial):
-    """HeteroFL's."""
+    """Options of HeteroFL."""
 
     leaks = "parts that few clients may share"
 

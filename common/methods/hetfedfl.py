@@ -1,30 +1,30 @@
-"""Heterogeneous FedFL: the server teaches the clients on data, they teach it on noise.
+"""Heterogeneous FedFL: distillation to clients on their data and to the server on noise.
 
 "Cost Effective Federated Learning for Heterogeneous Systems", Heterogeneous FedFL.
 
-Client i holds its own model w_i of any architecture, for good; the server's w is a frozen teacher:
+Client i stores its own model w_i of any architecture; the server's w is a frozen teacher:
 
     L_CEKL = CE(C(x; w_i), y) + KL(S(x; w) → C(x; w_i))    w_i ← w_i − η ∇L_CEKL
 
-KL(a → b) is KL(softmax a ‖ softmax b), the teacher a detached. The client uploads w_i.
+KL(a → b) is KL(softmax a ‖ softmax b) without gradient for the teacher a. The client sends w_i.
 
 Server, on noise z ~ N(0, 1), all networks on the statistics of the batch, w ← w − η_s ∇L with
 
     transfer = "combine":    L = 1/K Σ_i KL(C(z; w_i) → S(z; w))
     transfer = "ensemble":   L = KL(max_i σ(C(z; w_i)) ‖ σ(S(z; w)))
 
-Nothing is averaged: w never sees data, and knows what the noise told it.
+No weights are averaged: w is trained on noise alone.
 
 Deviations, with their switches:
-- The maximum of distributions is none; we divide it by its sum (``noise.max-norm``).
-- How the frozen teacher normalises is not said. Its running statistics are those of no data, so it
-  uses the batch's (``teacher-bn``); dropout is off.
-- In round 1 the teacher is the untrained w, as printed.
-- The paper prints the arguments of KL in two orders; ours is always KL(teacher ‖ student).
-- No setting is given; batches, epochs and rates of the distillation are FedORION's. w sees no data,
-  so its running statistics mean nothing: with networks that have BatchNorm set
-  ``score.bn = "recalibrated"``, with which w also works as saved, or ``"batch"`` (transductive), as
-  in the paper's experiments here.
+- The maximum of distributions is not a distribution, so it is divided by its sum
+  (``noise.max-norm``).
+- The paper does not define the frozen teacher's normalisation. Its running statistics do not match
+  any data, so it uses the statistics of the batch (``teacher-bn``); dropout is off.
+- In round 1 the teacher is the untrained w, as in the paper.
+- The paper prints the arguments of KL in two orders; here it is always KL(teacher ‖ student).
+- The paper gives no settings; batches, epochs and rates of the distillation are FedORION's. The
+  running statistics of w do not match any data. With BatchNorm set ``score.bn = "recalibrated"``,
+  which also makes the saved w usable, or ``"batch"`` (transductive, as in our experiments).
 """
 
 from typing import Literal, final
@@ -41,9 +41,9 @@ class Options(MethodOptions):
     uses = ("noise",)
 
     transfer: Literal["combine", "ensemble"] = "combine"
-    """Every client's divergence on its own, or the divergence from their ensemble."""
+    """Loss of the server: the mean divergence from every client, or that from their ensemble."""
     teacher_bn: Literal["batch", "running"] = "batch"
-    """BatchNorm of the server's model while it teaches a client."""
+    """BatchNorm statistics of the server's model when it is a client's teacher."""
 
 
 @final

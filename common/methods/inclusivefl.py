@@ -42,7 +42,7 @@ class Options(Averaging):
     schemes = ("depth",)
 
     lr_factors: str = ""
-    """What the learning rate is multiplied by at clients of some sizes: ``cnn2=1,cnn4=0.5``."""
+    """Factors of the learning rate for clients of some sizes: ``cnn2=1,cnn4=0.5``."""
 
     @property
     def factors(self) -> dict[str, str]:

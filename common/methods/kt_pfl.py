@@ -1,4 +1,4 @@
-"""KT-pFL: as FedMD, but every client learns from a mixture of the others that is learnt for it.
+"""KT-pFL: FedMD with a learnt mixture of the clients' predictions as each client's target.
 
 Zhang, Guo, Ma, Wang, Xu, Wu, "Parameterized Knowledge Transfer for Personalized Federated
 Learning", NeurIPS 2021. The released code (cugzj/KT-pFL) settles what the paper leaves open.
@@ -49,7 +49,7 @@ from common.section import NonNegative, Positive
 
 CLIENT = "fedmd"
 GRADIENT = 0.01
-"""The mean absolute gradient around which the step is looked for."""
+"""Mean absolute gradient that the step search aims at."""
 
 
 @final
@@ -67,14 +67,14 @@ class Options(Speaking):
     temperature: Positive = 10.0
     """T of the softmax on both sides."""
     rho: NonNegative = 0.7
-    """ρ, what draws the coefficients towards 1/N."""
+    """ρ, the weight of the term that pulls the coefficients towards 1/N."""
     c_scale: NonNegative = 5.0
-    """What the coefficients are multiplied by before the softmax over clients; 0: they stay 1/N."""
+    """Factor of the coefficients before the softmax over clients; 0: they stay 1/N."""
     kl: Literal["mean", "batchmean"] = "mean"
-    """KL is divided by samples and classes, as released, or by samples alone."""
+    """Divisor of KL: samples and classes, as released, or samples alone."""
     grow: bool = True
-    """Round t has min(t, ``train.epochs``) epochs on the own samples, as released; or always
-    ``train.epochs``."""
+    """Whether round t has min(t, ``train.epochs``) epochs on the client's samples, as released;
+    false: always ``train.epochs``."""
 
     @property
     def probabilities(self) -> bool:
@@ -84,14 +84,14 @@ class Options(Speaking):
         return torch.softmax(z / self.temperature, dim=1)
 
     def distance(self, z: Tensor, target: Tensor) -> Tensor:
-        found = kl_from(target, z, self.temperature)
-        return found / z.shape[1] if self.kl == "mean" else found
+        divergence = kl_from(target, z, self.temperature)
+        return divergence / z.shape[1] if self.kl == "mean" else divergence
 
     def private_epochs(self, t: int, epochs: int) -> int:
         return min(t, epochs) if self.grow else epochs
 
     def learnt(self, c: Tensor, p: Tensor, k: int) -> Tensor:
-        """The coefficients [N] that client k's become, of what all say, p [N, samples · classes].
+        """Return client k's new coefficients [N] from predictions p [N, samples · classes].
 
         ``c`` [N] and the result sum to 1.
         """
@@ -100,7 +100,7 @@ class Options(Speaking):
 
 
 def step(m: float) -> float:
-    """r for coefficients whose absolute gradient has the mean m ≥ 0."""
+    """Return r for a mean absolute gradient m ≥ 0 of the coefficients."""
     r = 1.0
     for _ in range(5):
         if m > GRADIENT:

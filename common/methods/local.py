@@ -1,13 +1,13 @@
-"""Local training: nothing is exchanged, every client trains a model of its own.
+"""Local training: every client trains its own model, without exchange.
 
-The baseline of every comparison: what clients reach alone.
+This is the baseline of every comparison.
 
-Round t: each selected client k goes on with its own model θ_k, of its own architecture, by E epochs
-of CE(f(θ_k; x), y) on its own samples, and keeps it for good.
+Round t: each selected client k trains its own model θ_k, of its own architecture, for E epochs of
+CE(f(θ_k; x), y) on its own samples, and stores it across rounds.
 
-There is no global model. What is scored is θ_k on the client's own test share: in the summary the
-clients' accuracies and, as ``fairness``, their mean (``amp``), variance and worst. For tables whose
-other rows are scored on the whole test set, ``whole-test`` measures θ_k there.
+There is no global model. Each client scores θ_k on its own test share. The summary has the clients'
+accuracies and, as ``fairness``, their mean (``amp``), variance and minimum. ``whole-test`` also
+scores θ_k on the whole test set, for comparison with other methods.
 
 Deviations: none. Every method of private models whose further terms have weight 0 must give the
 same θ_k.
@@ -20,15 +20,15 @@ from common.protocol import Down, Up
 
 
 class OwnModels(MethodOptions):
-    """Options of methods that have no models but the clients' own."""
+    """Options of methods that have no models except the clients' own."""
 
     whole_test: bool = False
-    """Each client also tests its model on the whole test set, if it has that; the journal has the
-    mean as ``client_test_accuracy``."""
+    """Whether clients that have the whole test set also score on it; the journal has the mean as
+    ``client_test_accuracy``."""
 
 
 @final
 class Options(OwnModels):
-    """None of its own."""
+    """Options of local training."""
 
     leaks = "models of clients alone, nothing is averaged"

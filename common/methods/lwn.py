@@ -1,10 +1,10 @@
-"""LWN: a light-weight network travels, the clients' own models stay at home.
+"""LWN: clients exchange a light-weight network and keep their own models.
 
 "Cost Effective Federated Learning for Heterogeneous Systems", Light Weight Network: FedORION's
 ancestor.
 
-Client i holds its own model w_i of any architecture, for good, and gets a copy of the small network
-w (the global architecture). Deep mutual learning on each batch (x, y), with C(x) = C(x; w_i) and
+Client i stores its own model w_i of any architecture and receives a copy of the small network w
+(the global architecture). Deep mutual learning on each batch (x, y), with C(x) = C(x; w_i) and
 S(x) = S(x; w), both losses from the same two forward passes:
 
     L_c = CE(C(x), y) + KL(S(x) → C(x))        w_i ← w_i − η ∇L_c
@@ -45,7 +45,7 @@ class Options(Averaging):
     dml: ClassVar = "kl"
     order: ClassVar = "joint"
     init: Literal["previous", "average"] = "previous"
-    """Where the server's distillation starts."""
+    """Start of the server's distillation: the previous w, or the mean of the s_i."""
 
     @property
     def averages_nothing(self) -> str:

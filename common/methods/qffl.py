@@ -31,7 +31,7 @@ class Options(Averaging):
     leaks = "losses beside the weights"
 
     q: NonNegative = 0.0001
-    """q; 0: every client the same weight; larger: fairer."""
+    """q, exponent of the loss in the weights; 0: uniform weights; larger values: fairer."""
 
     def check(self, config: Config) -> None:
         super().check(config)

@@ -1,4 +1,4 @@
-"""SCAFFOLD: federated averaging whose clients correct their drift by control variates.
+"""SCAFFOLD: federated averaging with control variates against client drift.
 
 Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020,
 Algorithm 1 with option II.
@@ -18,9 +18,9 @@ p_k is uniform unless ``average.weights = "samples"``. In round 1 all variates a
 Where clients train their own architectures (``average.across``), N counts for each layer the
 clients that have it; η_g is then 1.
 
-c is the mean of the c_k that the server has counted. A client whose reply was lost has moved its
-c_k, and the server does not know it. So what goes down tells each client the last round whose reply
-was accepted; the client goes on from the c_k of exactly that round, which its store keeps.
+c is the mean of the c_k that the server has counted. A client whose reply was lost has changed its
+c_k, but the server has not counted the change. The request therefore names the client's last
+accepted round, and the client continues from its stored c_k of exactly that round.
 
 Deviations, with their switches:
 - The variates are of the parameters; BatchNorm's buffers are averaged as in FedAvg.
@@ -58,11 +58,11 @@ class Options(Averaging):
     schemes = ("none", "layerwise", "same")
 
     server_lr: Positive = 1.0
-    """η_g, the server's step towards the mean; of the parameters."""
+    """η_g, the server's step size towards the mean, for parameters."""
     correction: Literal["gradient", "after"] = "gradient"
-    """Where c − c_k enters: the gradient, or the weights after each step."""
+    """Place of c − c_k: in the gradient, or in the weights after each step."""
     divisor: Literal["effective", "steps"] = "effective"
-    """What w − y_k is divided by besides η: steps as momentum lengthens them, or as they are."""
+    """Divisor of w − y_k besides η: K̃, which includes momentum, or K."""
 
     def check(self, config: Config) -> None:
         super().check(config)
@@ -79,7 +79,7 @@ class Options(Averaging):
             raise not_allowed("average.robust", "clip", why, "none", "median", "trimmed")
 
     def change(self, task: Task, t: int, n: int, sent: Down, y: Mapping[str, Tensor]) -> StateDict:
-        """Δc_k = (w − y_k) / (K η) − c of a client with n samples; all on the CPU."""
+        """Return Δc_k = (w − y_k) / (K η) − c of a client with n samples, on the CPU."""
         steps = task.effective_steps(n) if self.divisor == "effective" else task.steps(n)
         far = steps * task.lr(t)
         return {name: (sent.w[name] - y[name]) / far - c for name, c in sent.c.items()}
@@ -87,8 +87,8 @@ class Options(Averaging):
 
 @final
 class Down(protocol.Model):
-    c: StateDict  #: of the parameters
-    accepted: Round  #: of the last reply of this client that the server counted into c; 0: none
+    c: StateDict  #: the server's control variate, for parameters
+    accepted: Round  #: round of this client's last reply that the server counted into c; 0: none
 
 
 @final

@@ -1,9 +1,8 @@
-"""The JSON skeleton of a payload: everything but the numbers, and which tensor goes where.
+"""JSON schema of a payload: all values except the tensors' numbers, and the place of each tensor.
 
-What comes from the network is believed in nothing. Text is inflated only up to a bound, integers
-have at most 19 digits, nesting and the numbers of tensors and of other values are limited, and a
-claimed shape is checked before anything is made of it. Each refusal is a ``ValueError`` of one
-line.
+Treat every incoming byte as hostile. Text is inflated only up to a limit, and integers have at most
+19 digits. Nesting, the number of tensors and the number of other values are limited. A shape is
+checked before memory is allocated for it. Each error is a one-line ``ValueError``.
 """
 
 import itertools
