@@ -1,4 +1,4 @@
-"""What computation costs, the same in every run: floating-point operations, and peak memory.
+"""Deterministic costs of computation: floating-point operations and peak memory.
 
 Operations are those of matrix products and convolutions, forward and backward; a multiplication and
 an addition are two. What is done element by element (activations, normalisation, the optimiser's
@@ -25,14 +25,14 @@ FLOPS, MEMORY = "flops", "memory"  #: among a client's metrics, the latter in by
 
 @final
 class Flops(TorchDispatchMode):
-    """Counts, in ``total``, inside its ``with`` block and in what autograd runs for it."""
+    """Counter of operations (``total``) in its ``with`` block, including autograd's backward."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.total = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Do as told, and count it where there is a formula."""
+        """Run the operation, and count it if there is a formula."""
         named, formula = kwargs or {}, flop_registry.get(func.overloadpacket)
         if formula is None:
             with self:  # in inference mode operations arrive whole that have parts to count
@@ -60,7 +60,7 @@ class Peak(TorchDispatchMode):
         self.held = self.most = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Do as told; what the result takes that no argument took is new."""
+        """Run the operation, and count the storages of its result that no argument uses."""
         named = kwargs or {}
         there = [tensor.untyped_storage() for tensor in _tensors((args, named))]
         known = set(map(id, there))  # ``there`` keeps them, so that no number is used again

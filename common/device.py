@@ -1,4 +1,4 @@
-"""Where the numbers are computed, and that they come out the same every time."""
+"""Choice of the device, and settings that make computation on it deterministic."""
 
 import os
 import re

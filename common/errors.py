@@ -1,8 +1,8 @@
-"""One line for every error, wherever it is told; the traceback goes to a file.
+"""Format every error as one line, and write tracebacks to a file.
 
-An error of a plug-in, the user's own code, is told with its place: the hook that was called, the
-file and the line. ``report`` also writes the traceback of such an error, and of one that nobody
-foresaw, to ``errors.log`` in the run's folder.
+The line for an error in a plug-in, the user's own code, also has the called hook, the file and the
+line number. ``report`` writes the traceback of such an error, and of every unexpected error, to
+``errors.log`` in the run's folder.
 """
 
 import inspect

@@ -25,15 +25,12 @@ def write_atomically(
 
 @contextlib.contextmanager
 def replaced(path: Path, *, private: bool = False) -> Iterator[Path]:
-    """An empty file to be written in this context, so that a reader, or a crash, sees the old or
-    the new one under ``path``, never half of it.
+    """Yield an empty temporary file that replaces ``path`` atomically at the end of the context.
 
-    ``private``: nobody but its owner may read it.
+    ``private``: only the owner may read the file. A failed write removes its temporary file. The
+    next write of the same path removes the temporary file of a killed process.
 
-    Nothing stays behind of a write that failed, nor of one whose process was killed: the next
-    write of the same file removes what that one left.
-
-    Raises ``OSError`` naming ``path``; the old file, if there was one, is whole.
+    Raises ``OSError`` naming ``path``; an old file is then unchanged.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     _remove_abandoned(path)

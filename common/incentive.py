@@ -1,4 +1,4 @@
-"""What clients get back in a second exchange of a round, and what they answer to it."""
+"""Messages of a round's second exchange, in which clients receive predictions to learn from."""
 
 from typing import final
 
@@ -11,7 +11,7 @@ from common.protocol import Share
 
 @final
 class Reward(protocol.Down):
-    """The second exchange, to one client."""
+    """Request of the second exchange to one client."""
 
     y: Integer[Tensor, " N"] | None  #: indices into the client's d; None where theta is sent
     theta: Shaped[Tensor, "N C"] | None  #: θ in the wire's dtype; None where labels are sent
@@ -19,7 +19,7 @@ class Reward(protocol.Down):
 
 @final
 class Gain(protocol.Up):
-    """The client's answer: accuracies on the whole test set."""
+    """Reply of the second exchange: accuracies on the whole test set before and after it."""
 
     before: Share
     after: Share

@@ -1,4 +1,4 @@
-"""What a network says about public images, as it travels: probabilities, or logits with their span.
+"""Encoding of predictions for public images: probabilities, or logits with their range.
 
 The numbers are coded by ``common/quantise.py`` in the wire's dtype.
 """

@@ -1,4 +1,4 @@
-"""Client-level differential privacy: what is added to an update, and where its randomness is from.
+"""Client-level differential privacy: clipping of updates, noise and its secret randomness.
 
 McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private Recurrent Language Models", ICLR
 2018: an update Δ_k = w_k − w is shortened as a whole to norm C and enters a sum of equal weights

@@ -1,4 +1,4 @@
-"""What server and clients have in common where they speak about public images.
+"""Public-set functions that server and clients share.
 
 The images themselves come from ``common/data`` (``divide``).
 """
@@ -33,7 +33,7 @@ class OnPublicSet(MethodOptions):
             )
 
     def check_labels(self, config: Config, setting: str) -> None:
-        """Raise ``ValueError`` for a ``setting`` where nobody knows the public images' classes."""
+        """Raise ``ValueError`` for a ``setting`` that needs labels if the public set has none."""
         if divide(config.data, config.partition_seed).labels is None:
             raise ValueError(
                 f"{config.run.method}.{setting} needs a public set with the task's classes"
@@ -56,11 +56,11 @@ def subset(task: Task, t: int, size: int) -> Tensor:
 def digest(
     task: Task, t: int, net: Classifier, x: Tensor, targets: Tensor, loss: Loss, *name: str | int
 ) -> float:
-    """``net`` learns ``targets`` [n, ...] about public images x [n, C, H, W] as [public] says.
+    """Train ``net`` on ``targets`` [n, ...] for public images x [n, C, H, W]; return the mean loss.
 
-    ``loss`` takes the network's logits and the targets of a batch. ``name``: of the draws, with t.
-    The images are not augmented, since the targets are about them as they are. The mean loss; 0
-    where nothing is learnt (``public.learn = false``).
+    The settings are those of [public]; with ``public.learn = false`` the loss is 0. ``loss`` takes
+    the network's logits and the targets of a batch. ``name`` and t name the random streams. Images
+    are not augmented, because the targets hold for the original images.
     """
     o = task.config.public
     if not o.learn:

@@ -1,4 +1,4 @@
-"""Every random draw has a name: the same seed and name give the same numbers on every runtime.
+"""Named random streams: the same seed and name give the same numbers on every runtime.
 
 Nothing in the project draws from torch's, numpy's or Python's global generators. A draw takes
 ``stream(seed, "noise", k, t)`` (torch) or ``rng(seed, "select", t)`` (numpy) instead; code of

@@ -1,4 +1,4 @@
-"""Blocks of a wide network: what a narrower one of the same architecture takes of every entry.
+"""Blocks of a wide network: the part of every entry that a narrower network uses.
 
 Of a layer with m output channels a narrower network has n. A ``Window`` says which: the first n, in
 HeteroFL and wherever ``average.across = "width"``, or others (FedRolex). It depends on m, n and the
@@ -22,7 +22,7 @@ from common import models, seeds, tree
 from common.records import StateDict
 
 Window = Callable[[int, int], Tensor]
-"""Of m and n < m: which n of m channels, int64 [n], each once."""
+"""Function of m and n < m that returns n distinct channels of m, int64 [n]."""
 
 
 @final

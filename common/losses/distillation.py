@@ -1,4 +1,4 @@
-"""How far a student's output is from a teacher's, or from the largest opinion of several."""
+"""Distillation losses between a student and a teacher, and targets from several teachers."""
 
 from collections.abc import Iterable, Sequence
 from typing import Literal
@@ -62,26 +62,26 @@ def max_ensemble(teachers: Sequence[Tensor], norm: str, T: float = 1.0) -> Tenso
 def opinion(
     answers: Iterable[Tensor], how: Literal["logits", "mean", "max", "vote"], T: float = 1.0
 ) -> Tensor:
-    """One distribution for each image, [n, C], from the logits z_i [n, C] of several teachers.
+    """Return one distribution for each image, [n, C], from logits z_i [n, C] of several teachers.
 
     ``logits``: softmax(mean_i z_i / T); ``mean``: mean_i softmax(z_i / T); ``max``: as
-    ``max_ensemble`` with norm "sum"; ``vote``: the share of the teachers whose first largest logit
-    it is. ``answers``, at least one, are gone through once, and not held together.
+    ``max_ensemble`` with norm "sum"; ``vote``: the share of the teachers that predict the class.
+    ``answers`` has at least one element; it is consumed once, one element in memory at a time.
 
-    ``kl_from`` the ``mean`` is the mean of ``kl`` over the teachers, less what no student changes:
-    how far they are from each other.
+    ``kl_from`` with the ``mean`` is the mean of ``kl`` over the teachers, minus a term that does
+    not depend on the student.
     """
     total, count = torch.zeros(()), 0
     for z in answers:
         if how == "logits":
-            said = z
+            output = z
         elif how == "vote":
-            said = F.one_hot(z.argmax(1), z.shape[1]).to(z.dtype)
+            output = F.one_hot(z.argmax(1), z.shape[1]).to(z.dtype)
         else:
-            said = F.softmax(z / T, dim=1)
-        total = torch.maximum(total, said) if how == "max" else total + said
+            output = F.softmax(z / T, dim=1)
+        total = torch.maximum(total, output) if how == "max" else total + output
         count += 1
-    assert count, "nobody was asked"
+    assert count, "at least one teacher is required"
     if how == "logits":
         return F.softmax(total / count / T, dim=1)
     return total / total.sum(1, keepdim=True)

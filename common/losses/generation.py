@@ -1,7 +1,7 @@
-"""What generators are trained on where there are no data.
+"""Losses of generators that are trained without data.
 
-The answers of a teacher: DAFL (Chen et al., "Data-free learning of student networks", 2019, section
-3.2) and FedKF (section IV-C). Images that teachers know and the student does not: FedFTG (Zhang et
+Outputs of a teacher: DAFL (Chen et al., "Data-free learning of student networks", 2019, section
+3.2) and FedKF (section IV-C). Images on which teachers and student differ: FedFTG (Zhang et
 al. 2022, "Fine-tuning Global Model via Data-Free Knowledge Distillation for Non-IID Federated
 Learning", section 3, with the released code's distances). Images of given labels on which an
 ensemble and its student differ: DENSE (Zhang et al. 2022) and Co-Boosting (Dai et al. 2024).
@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 def one_hot(logits: Tensor) -> Tensor:
-    """L_OH = CE(p̂, argmax p̂), mean over the batch: be sure of one class.
+    """Return L_OH = CE(p̂, argmax p̂), mean over the batch; small for confident predictions.
 
     ``logits``: the teacher's [n, C]. FedKF eq. 2.
     """
@@ -24,7 +24,7 @@ def one_hot(logits: Tensor) -> Tensor:
 
 
 def information_entropy(logits: Tensor, *, normalised: bool) -> Tensor:
-    """L_IE = −H(mean_n p̂) in nats: cover all classes.
+    """Return L_IE = −H(mean_n p̂) in nats; small if the batch covers all classes.
 
     ``logits``: the teacher's [n, C], C ≥ 2. FedKF eq. 3. ``normalised``: 1 − H / log C, in [0, 1],
     0 where the classes are balanced (the released code).
@@ -35,7 +35,7 @@ def information_entropy(logits: Tensor, *, normalised: bool) -> Tensor:
 
 
 def activation(features: Tensor, reduction: Literal["mean", "sum"]) -> Tensor:
-    """L_A = −‖f̂‖₁: excite the teacher as real images do.
+    """Return L_A = −‖f̂‖₁; small for large activations, which real images cause in the teacher.
 
     ``features``: the teacher's [n, a]. ``sum``: the norm of each row, mean over the batch (FedKF
     eq. 4); ``mean``: the mean of |f̂| over batch and entries (the released code).

@@ -1,4 +1,4 @@
-"""Terms added to gradient descent, gradients that are given, and how two gradients differ."""
+"""Proximal terms, losses with a prescribed gradient, and comparisons of two gradients."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
@@ -24,9 +24,9 @@ def alleviated(g_in: Sequence[Tensor], g_local: Sequence[Tensor]) -> list[Tensor
 
 @final
 class Divergence:
-    """How two gradients of the same weights lie to each other, every so many steps.
+    """Comparison of two gradients of the same weights at regular steps.
 
-    ``every``: steps from one comparison to the next, the first step being one; 0: never.
+    ``every``: steps from one comparison to the next, starting at the first step; 0: never.
     """
 
     def __init__(self, every: int) -> None:
@@ -34,7 +34,7 @@ class Divergence:
         self.seen: list[tuple[float, float]] = []
 
     def compare(self, first: Tensor, second: Tensor, at: Sequence[nn.Parameter]) -> None:
-        """At a step that is compared: the gradients of two losses, which keep their graphs."""
+        """Record the gradients' cosine and norm ratio if this step is due; graphs are kept."""
         due = self.every > 0 and self.steps % self.every == 0
         self.steps += 1
         if not due:

@@ -1,12 +1,12 @@
-"""What a message holds, encrypted under a key of its own.
+"""Encryption of a message's content under a one-time key.
 
-A body is encrypted once, whoever gets it: its key is drawn anew, used for nothing else, and handed
-to each receiver in a wrap of his own (``session.py``). A receiver of a body that many get could
-make another one under the same key, so a wrap holds for the body's digest too.
+A body is encrypted once for all receivers. Its random key is used for nothing else, and each
+receiver gets a separately wrapped copy (``session.py``). A receiver could encrypt another body
+under the same key, so the wrap is also bound to the body's digest.
 
-The pieces of a body are the skeleton and the flat arrays of a packed payload, each encrypted in
-place of itself; a first piece says what they are. All of them are one stream of AES-256-GCM, and
-none of it is believed before the tag behind the last one.
+The pieces of a body are the JSON schema and the flat arrays of a packed payload, encrypted one by
+one; the first piece names them. All pieces form one stream of AES-256-GCM. No piece is used before
+the tag at the end of the stream is verified.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ ZERO = bytes(NONCE)  #: the nonce of a key that encrypts one stream
 
 
 class NotAuthentic(ValueError):
-    """It is not what the other side sent, here and now."""
+    """Error for a message that is not authentic at its place in the exchange."""
 
 
 @final
@@ -63,7 +63,7 @@ def decrypt(pieces: ArrayRecord, tag: bytes, key: bytes) -> RecordDict:
         stream.finalize()
     except InvalidTag:
         raise NotAuthentic("its content was altered") from None
-    try:  # who sent it is certain by now, but not that he means well
+    try:  # the sender is authenticated, but may be malicious
         match json.loads(opened[0]):
             case {"kind": str(kind), "arrays": [*names]}:
                 arrays = {str(name): data for name, data in zip(names, opened[2:], strict=True)}

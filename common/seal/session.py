@@ -1,4 +1,4 @@
-"""How the ServerApp and client k agree on keys, and what binds a message to its place.
+"""Key agreement between the ServerApp and client k, and the binding of messages to their place.
 
 The hello carries an *offer*: a fresh X25519 share of the ServerApp's, a nonce, the experiment, the
 time, and digests of the run config, the app bundle and the hello itself, all signed with the
@@ -47,7 +47,7 @@ MAX_OFFER = 20_000  #: bytes
 @final
 @dataclass(frozen=True)
 class Offer:
-    """What the ServerApp says of itself and of the run. ``at``: when, in ns since 1970."""
+    """The ServerApp's statement about itself and the run. ``at``: its time in ns since 1970."""
 
     experiment: str
     share: str
@@ -96,7 +96,7 @@ class Keys:
 @final
 @dataclass(frozen=True)
 class Place:
-    """Where a message belongs; ``n``: its number in the session; ``request``: its nonce."""
+    """Place of a message; ``n``: its number in the session; ``request``: its nonce."""
 
     experiment: str
     t: int
