@@ -13,8 +13,8 @@ from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
 if TYPE_CHECKING:
-    from client_app.seal import Opened
-    from common.protocol import ToClient, ToServer
+    from client_app.seal import OpenedMessage
+    from common.exchange.protocol import ToClient, ToServer
 
 log = logging.getLogger("flwr.fedmosaic")
 
@@ -33,23 +33,23 @@ def answer(message: Message, context: Context) -> Message:
     """Unpack, work, stamp, pack. An exception becomes an error reply of one line, everywhere."""
     from client_app import methods
     from client_app.participant import Participant
-    from client_app.seal import opened
-    from common import protocol
+    from client_app.seal import open_message
     from common.errors import LONGEST, line
+    from common.exchange import protocol
     from common.files import Damaged
-    from common.parse import parse
+    from common.settings.parse import parse
 
-    received: Opened | None = None
+    received: OpenedMessage | None = None
     try:
-        received = opened(message, context)
+        received = open_message(message, context)
         config = parse(context.run_config)
         half = methods.half(config.run.method)
         kinds: dict[str, tuple[type[ToClient] | None, Callable[..., ToServer]]] = {
-            "query.hello": (protocol.Hello, half.hello),
-            "train": (half.receives, half.trained),
-            "train.second": (half.receives_second, half.trained_second),
-            "evaluate": (protocol.Ask, half.scored),
-            "evaluate.statistics": (protocol.Measure, half.measure),
+            "query.hello": (protocol.CensusRequest, half.hello),
+            "train": (half.request_type, half.trained),
+            "train.second": (half.second_request_type, half.trained_second),
+            "evaluate": (protocol.ScoreRequest, half.scored),
+            "evaluate.statistics": (protocol.StatisticsRequest, half.measure),
         }
         expected, work = kinds[message.metadata.message_type]
         if expected is None:
@@ -61,7 +61,9 @@ def answer(message: Message, context: Context) -> Message:
         participant = Participant(config, context.node_config, question.experiment)
         received.admit(participant.folder)
         reply = work(half(participant), question)
-        asked = question.t + isinstance(question, protocol.Hello)  # a hello is after that round
+        asked = question.t + isinstance(
+            question, protocol.CensusRequest
+        )  # a hello is after that round
         reply = reply.stamped(question, participant.k, participant.kept(asked))
         return Message(received.answer(reply.pack()), reply_to=message)
     except Exception as error:  # whatever it was, the server must hear of it

@@ -5,37 +5,38 @@ from collections.abc import Callable
 from typing import ClassVar, Generic, TypeVar, cast, final
 
 from client_app.participant import Participant
-from common import costs, models, tree
-from common.config import MethodOptions
-from common.models.classifier import Classifier
-from common.names import version_of
-from common.privacy import averaged, clipped, flattened, moved, noised
-from common.protocol import (
-    Ask,
-    Down,
-    Hello,
-    Measure,
-    Model,
-    Peer,
-    Score,
-    Statistics,
-    Trained,
-    Up,
+from common import models
+from common.exchange.protocol import (
+    CensusRequest,
+    ClientInfo,
+    ModelReply,
+    ModelRequest,
+    Reply,
+    Request,
+    ScoreReply,
+    ScoreRequest,
+    StatisticsReply,
+    StatisticsRequest,
 )
-from common.records import StateDict, tensors
+from common.exchange.records import StateDict, tensors
+from common.models.classifier import Classifier
+from common.settings.config import MethodOptions
+from common.settings.names import version_of
+from common.techniques.privacy import averaged, clipped, flattened, moved, noised
+from common.training import costs, tree
 
 O = TypeVar("O", bound=MethodOptions)  # noqa: E741 - a method's options
-D = TypeVar("D", bound=Down)
-Q = TypeVar("Q", bound=Down)
-U = TypeVar("U", bound=Up)
+D = TypeVar("D", bound=Request)
+Q = TypeVar("Q", bound=Request)
+U = TypeVar("U", bound=Reply)
 
 
 class Handler(ABC, Generic[O, D]):
-    """One per message; what must outlive it goes through ``participant.remember``."""
+    """One per message; what must outlive it goes through ``participant.save_state``."""
 
-    receives: ClassVar[type[Down]]
+    request_type: ClassVar[type[Request]]
     """What a round begins with."""
-    receives_second: ClassVar[type[Down] | None] = None
+    second_request_type: ClassVar[type[Request] | None] = None
     """The message of a second exchange in a round, where the method has one."""
 
     def __init__(self, participant: Participant) -> None:
@@ -70,7 +71,7 @@ class Handler(ABC, Generic[O, D]):
         """Fingerprint of the public set as this client sees it; empty if the method has none."""
         return ""
 
-    def hello(self, hello: Hello) -> Peer:
+    def hello(self, hello: CensusRequest) -> ClientInfo:
         """Who this client is; under ``privacy.mode = "local"`` without sizes and classes.
 
         Raises ``ValueError`` if it cannot take part.
@@ -80,7 +81,7 @@ class Handler(ABC, Generic[O, D]):
             raise ValueError(f"this client expects {p.clients} clients, the server {hello.clients}")
         models.check(p.spec, task.shape, task.num_classes, stem=task.stem)
         self.admit()
-        peer = Peer(
+        info = ClientInfo(
             n=p.n,
             n_test=self.n_test,
             model=self.spec,
@@ -92,15 +93,15 @@ class Handler(ABC, Generic[O, D]):
             version=version_of(self.config),
         )
         if self.config.privacy.mode != "local":
-            return peer
+            return info
         classes = list(range(task.num_classes))
-        return peer.model_copy(update={"n": 1, "n_test": 0, "classes": classes, "counts": None})
+        return info.model_copy(update={"n": 1, "n_test": 0, "classes": classes, "counts": None})
 
     @abstractmethod
-    def train(self, down: D) -> Up:
+    def train(self, request: D) -> Reply:
         """Round t's local work."""
 
-    def second(self, down: Down) -> Up:
+    def second(self, request: Request) -> Reply:
         """The work of the second exchange of round t, after the server's step."""
         raise ValueError(f"{type(self).__name__} has no second exchange in a round")
 
@@ -114,13 +115,13 @@ class Handler(ABC, Generic[O, D]):
         """
         return self.task.shown(spec or self.shared_spec, w)
 
-    def score(self, ask: Ask) -> Score:
+    def score(self, ask: ScoreRequest) -> ScoreReply:
         """Accuracies of the client's own and of the global model on the client's test share."""
         p = self.participant
         shared = p.accuracy(self.shared(ask.w, ask.spec)) if ask.w is not None else None
         own = self.own_model(ask.t)
         further = {n: p.accuracy(self.shared(w, ask.spec)) for n, w in ask.models.items()}
-        return Score(
+        return ScoreReply(
             n=p.n_test,
             accuracy=shared if own is None else p.accuracy(own),
             accuracy_global=shared,
@@ -128,27 +129,29 @@ class Handler(ABC, Generic[O, D]):
         )
 
     @final
-    def trained(self, down: D) -> Up:
+    def trained(self, request: D) -> Reply:
         """Round t's local work as it is sent: with noise where [privacy] says so."""
-        return private(self.participant, self.shared_spec, down, self._measured(self.train, down))
+        return private(
+            self.participant, self.shared_spec, request, self._with_costs(self.train, request)
+        )
 
     @final
-    def trained_second(self, down: Down) -> Up:
+    def trained_second(self, request: Request) -> Reply:
         """``second``, as it is sent."""
-        return self._measured(self.second, down)
+        return self._with_costs(self.second, request)
 
-    def _measured(self, work: Callable[[Q], Up], down: Q) -> Up:
+    def _with_costs(self, work: Callable[[Q], Reply], request: Q) -> Reply:
         """What ``work`` makes of ``down``; with what it cost, where the run asks for that."""
         run, told = self.config.run, {}
         if run.memory:
             _ = self.participant.train_set  # what a process keeps is not of the first message alone
         with costs.counting(run.flops) as spent, costs.following(run.memory) as held:
-            up = work(down)
+            reply = work(request)
         if run.flops:
             told[costs.FLOPS] = float(spent.total)
         if run.memory:
-            told[costs.MEMORY] = float(held.most + sum(t.nbytes for _, t in tensors(down)))
-        return up.model_copy(update={"metrics": {**up.metrics, **told}}) if told else up
+            told[costs.MEMORY] = float(held.most + sum(t.nbytes for _, t in tensors(request)))
+        return reply.model_copy(update={"metrics": {**reply.metrics, **told}}) if told else reply
 
     def _refuse(self, what: str) -> None:
         """Raise ``ValueError`` if the client was asked for ``what``, which has no noise."""
@@ -156,23 +159,23 @@ class Handler(ABC, Generic[O, D]):
             raise ValueError(f'privacy.mode = "local": a client sends no {what}')
 
     @final
-    def scored(self, ask: Ask) -> Score:
+    def scored(self, ask: ScoreRequest) -> ScoreReply:
         """``score``, unless the server may not have it."""
         self._refuse("scores")
         return self.score(ask)
 
     @final
-    def measure(self, asked: Measure) -> Statistics:
+    def measure(self, asked: StatisticsRequest) -> StatisticsReply:
         """What the BatchNorm layers of the server's models see of the client's training data."""
         p, found = self.participant, {}
         self._refuse("statistics")
         for name, w in asked.models.items():
             net = p.model(asked.specs[name], w)
             found[name] = p.statistics(asked.t, net, by_batch=asked.by_batch)
-        return Statistics(n=p.n, models=found)
+        return StatisticsReply(n=p.n, models=found)
 
 
-def private(participant: Participant, spec: str, down: object, up: U) -> U:
+def private(participant: Participant, spec: str, request: object, reply: U) -> U:
     """What client k sends in place of ``up``, trained in ``spec`` from what ``down`` brought.
 
     Under ``privacy.mode = "local"`` the server is not trusted with updates: this one is bounded and
@@ -182,12 +185,12 @@ def private(participant: Participant, spec: str, down: object, up: U) -> U:
     config = participant.config
     o = config.privacy
     if o.mode != "local":
-        return up
-    if up.__class__.model_fields.keys() != Trained.model_fields.keys():
-        raise ValueError(f'privacy.mode = "local" is for copies of one model, not {up.kind}')
-    assert isinstance(down, Model) and isinstance(up, Trained)
-    parameters = tree.parameters_only(participant.model(spec, down.w))
-    names = averaged(down.w, parameters, buffers=config.average.bn_buffers)
-    update = clipped(flattened(up.w, names) - flattened(down.w, names), o.clip)
-    update = noised(update, o.noise_multiplier * o.clip, participant.secret, down.t)
-    return up.model_copy(update={"metrics": {}, "w": moved(down.w, names, update)})
+        return reply
+    if reply.__class__.model_fields.keys() != ModelReply.model_fields.keys():
+        raise ValueError(f'privacy.mode = "local" is for copies of one model, not {reply.kind}')
+    assert isinstance(request, ModelRequest) and isinstance(reply, ModelReply)
+    parameters = tree.parameters_only(participant.model(spec, request.w))
+    names = averaged(request.w, parameters, buffers=config.average.bn_buffers)
+    update = clipped(flattened(reply.w, names) - flattened(request.w, names), o.clip)
+    update = noised(update, o.noise_multiplier * o.clip, participant.secret, request.t)
+    return reply.model_copy(update={"metrics": {}, "w": moved(request.w, names, update)})

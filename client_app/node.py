@@ -7,8 +7,8 @@ import resource
 import sys
 from collections.abc import Mapping
 
-from common.config import Node
-from common.section import Value, kebab, value_kind
+from common.settings.config import Node
+from common.settings.section import Value, kebab, value_kind
 
 KINDS: dict[str, type] = {
     "partition-id": int,  #: which client this is: 0 … num-partitions − 1; required

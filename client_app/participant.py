@@ -15,18 +15,19 @@ from torch.optim.optimizer import ParamsT
 
 from client_app.node import check, limit_memory
 from client_app.store import Store
-from common import device, models, seeds, tree
-from common.config import OWN, Config, Value
+from common import models
 from common.data import divide, pool_of
 from common.data.dataset import Dataset
 from common.data.shares import Share, for_testing, share
-from common.fit import Loss
+from common.exchange.records import Records, StateDict
 from common.models.batchnorm import measure
 from common.models.classifier import Classifier
-from common.privacy import NAME as KEY
-from common.privacy import Secret
-from common.records import Records, StateDict
-from common.task import Extend, Task, epochs, evaluate, global_spec
+from common.settings.config import OWN, Config, Value
+from common.techniques.privacy import NAME as KEY
+from common.techniques.privacy import Secret
+from common.training import device, seeds, tree
+from common.training.fit import Loss
+from common.training.task import Extend, Task, epochs, evaluate, global_spec
 
 R = TypeVar("R", bound=Records)
 
@@ -173,17 +174,17 @@ class Participant:
         with seeds.scope(self.task.seed, name, self.k, t):
             return self.task.fit(t, net.parameters(), epochs(batches, times), loss)
 
-    def recall(self, t: int, kind: type[R]) -> R | None:
+    def load_state(self, t: int, kind: type[R]) -> R | None:
         """What this client kept in the newest round before t."""
-        return self._store.recall(t, kind)
+        return self._store.load_state(t, kind)
 
-    def recall_of(self, t: int, kind: type[R]) -> R:
+    def load_state_of(self, t: int, kind: type[R]) -> R:
         """What this client kept in round t and no other; ``ValueError`` if it is not there."""
-        return self._store.recall_of(t, kind)
+        return self._store.load_state_of(t, kind)
 
-    def remember(self, t: int, state: Records, also: int = 0) -> None:
+    def save_state(self, t: int, state: Records, also: int = 0) -> None:
         """Keep ``state`` for later rounds, durably; ``also``: a round not to be dropped for it."""
-        self._store.remember(t, state, also)
+        self._store.save_state(t, state, also)
         self._remembered = t
 
     def kept(self, t: int) -> int:

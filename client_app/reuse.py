@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import final
 
 from client_app.participant import Participant, upload
+from common.exchange.records import Records, StateDict
 from common.files import Damaged, write_atomically
 from common.model_file import digest
 from common.models.classifier import Classifier
-from common.names import version_of
-from common.records import Records, StateDict
+from common.settings.names import version_of
 
 NOT_HERE = {"partition-id", "num-partitions", "state-dir", "learnt-dir", "key", "ca"}
 """Settings of a node that its training does not depend on, or that stand in the name anyway."""
 
 
 @final
-class Learnt(Records):
+class TrainingResult(Records, kind="reuse.Learnt"):
     """A client's network after training, and what the journal heard of it."""
 
     w: StateDict
@@ -46,13 +46,15 @@ def once(
     path = Path(p.learnt) / f"{_name(p, t, net, labels)}.safetensors"
     with contextlib.suppress(Damaged, OSError):
         if path.exists():
-            learnt = Learnt.load(path)
+            learnt = TrainingResult.load(path)
             net.load_state_dict(learnt.w)
             return learnt.metrics
     metrics = train()
     with contextlib.suppress(OSError):  # a full disk costs time, not the run
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, Learnt(w=upload(net), metrics=metrics).pieces(), private=True)
+        write_atomically(
+            path, TrainingResult(w=upload(net), metrics=metrics).pieces(), private=True
+        )
     return metrics
 
 

@@ -15,11 +15,11 @@ from typing import final
 import filelock
 from flwr.app import Context, Message, RecordDict
 
+from common.exchange.seal import body, files, session
+from common.exchange.seal.body import NotAuthentic
+from common.exchange.seal.session import Keys, Offer, Place, Signed
 from common.files import write_atomically
-from common.seal import body, files, session
-from common.seal.body import NotAuthentic
-from common.seal.session import Keys, Offer, Place, Signed
-from common.section import Value
+from common.settings.section import Value
 
 ROOT = Path(__file__).resolve().parents[1]  #: of the bundle
 
@@ -30,7 +30,7 @@ def _app() -> str:
     return session.app_digest(ROOT)
 
 
-class Opened(ABC):
+class OpenedMessage(ABC):
     """An opened message: its payload ``content``, and how the reply to it is packed."""
 
     content: RecordDict
@@ -57,7 +57,7 @@ class Opened(ABC):
 
 @final
 @dataclass(frozen=True)
-class Plain(Opened):
+class PlainMessage(OpenedMessage):
     """A message from a server without a key, to a client without one."""
 
     content: RecordDict
@@ -75,7 +75,7 @@ class Plain(Opened):
 
 @final
 @dataclass(frozen=True)
-class Sealed(Opened):
+class SealedMessage(OpenedMessage):
     """A message from a ServerApp of this client's authority.
 
     ``accept``: fields that the reply to a hello carries.
@@ -126,7 +126,7 @@ class Sealed(Opened):
         return self.answer(session.failure(reason))
 
 
-def opened(message: Message, context: Context) -> Opened:
+def open_message(message: Message, context: Context) -> OpenedMessage:
     """Open a message.
 
     Raises ``ValueError``, one line, for a message that this client must not accept.
@@ -138,7 +138,7 @@ def opened(message: Message, context: Context) -> Opened:
                 "the ServerApp seals its messages and this node has no key: name it in the node's "
                 "config, key = clients/K.key and ca = ca.crt"
             )
-        return Plain(content)
+        return PlainMessage(content)
     for name in ("key", "ca"):
         if name not in node:
             raise ValueError(f"node config {name} is missing: sealing needs both key and ca")
@@ -150,7 +150,7 @@ def opened(message: Message, context: Context) -> Opened:
     return _unsealed(message, int(node.get("partition-id", -1)), node)
 
 
-def _unsealed(message: Message, k: int, node: Mapping[str, Value]) -> Sealed:
+def _unsealed(message: Message, k: int, node: Mapping[str, Value]) -> SealedMessage:
     content = message.content
     try:
         key = files.ssh_key(Path(str(node["key"])))
@@ -158,7 +158,7 @@ def _unsealed(message: Message, k: int, node: Mapping[str, Value]) -> Sealed:
     except OSError as error:
         raise ValueError(f"{error.filename} cannot be read: {error.strerror}") from None
     about, kind = session.header(content), message.metadata.message_type
-    signed = Signed(session.told(about, "offer", bytes), session.told(about, "signature", bytes))
+    signed = Signed(session.field(about, "offer", bytes), session.field(about, "signature", bytes))
     offer = Offer.from_bytes(signed.text)
     try:
         server = files.server_app_key(session.from_text(offer.certificate), authority)
@@ -168,7 +168,7 @@ def _unsealed(message: Message, k: int, node: Mapping[str, Value]) -> Sealed:
     own = session.own_share(key, offer.experiment)
     share = session.public(own)
     keys = session.agree(own, session.from_text(offer.share), signed, k, share)
-    request = session.told(about, "request", bytes)
+    request = session.field(about, "request", bytes)
     if kind == "query.hello":
         if session.hello_digest(content) != offer.hello:
             raise NotAuthentic("the hello is not what the ServerApp signed")
@@ -176,7 +176,7 @@ def _unsealed(message: Message, k: int, node: Mapping[str, Value]) -> Sealed:
         parts = [*signed.parts, str(k).encode(), share, request]
         signature = session.sign(key, "accept", parts)
         accept: dict[str, int | bytes] = {"k": k, "share": share, "signature": signature}
-        return Sealed(content, offer, keys, place, accept)
-    t, n = session.told(about, "t", int), session.told(about, "n", int)
+        return SealedMessage(content, offer, keys, place, accept)
+    t, n = session.field(about, "t", int), session.field(about, "n", int)
     place = Place(offer.experiment, t, k, kind, n, request)
-    return Sealed(session.unseal(content, keys, place, "down"), offer, keys, place, None)
+    return SealedMessage(session.unseal(content, keys, place, "down"), offer, keys, place, None)

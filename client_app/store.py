@@ -15,8 +15,8 @@ import shutil
 from pathlib import Path
 from typing import TypeVar, final
 
+from common.exchange.records import Records
 from common.files import Damaged, write_atomically
-from common.records import Records
 
 T = TypeVar("T", bound=Records)
 
@@ -48,7 +48,7 @@ class Store:
         """The newest round ≤ t with state; 0: none."""
         return max((past for past in self.rounds() if past <= t), default=0)
 
-    def recall(self, t: int, kind: type[T]) -> T | None:
+    def load_state(self, t: int, kind: type[T]) -> T | None:
         """The newest ``kind`` of a round < t, or None if there is none yet.
 
         Raises ``ValueError`` naming the file if it is damaged.
@@ -60,7 +60,7 @@ class Store:
                 return kind.load(path)
         return None
 
-    def recall_of(self, t: int, kind: type[T]) -> T:
+    def load_state_of(self, t: int, kind: type[T]) -> T:
         """The ``kind`` of round t and no other.
 
         Raises ``ValueError`` naming the file if it is not there or damaged.
@@ -70,7 +70,7 @@ class Store:
             raise Damaged(f"{path} is missing: what this client kept of round {t}")
         return kind.load(path)
 
-    def remember(self, t: int, state: Records, also: int = 0) -> None:
+    def save_state(self, t: int, state: Records, also: int = 0) -> None:
         """Keep ``state`` as of round t, atomically; drop what no repeated round can ask for.
 
         ``also``: a round that is kept beside them as long as this one may be repeated. Rounds after

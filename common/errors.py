@@ -18,7 +18,7 @@ from typing import cast
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from common.extras import missing
+from common.settings.extras import missing
 
 LOG = "errors.log"  #: in a run's folder; of what happens outside a run, in ``HOME``
 HOME = Path.home() / ".fedmosaic"

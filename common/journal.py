@@ -119,7 +119,7 @@ class Incentive(Part):
 
 @final
 class Magnitude(Part):
-    """How far out a client's numbers are (``server_app/talk/sanity.py``)."""
+    """How far out a client's numbers are (``server_app/messaging/sanity.py``)."""
 
     largest: float  #: the largest absolute value
     change: float | None = None  #: of the parameters per step, over the median ...
@@ -145,20 +145,20 @@ class Failure(Part):
 
 
 @final
-class Memory(Part):
+class PeakMemory(Part):
     """Most bytes that tensors took at once: each client's, by client, and the server's."""
 
     clients: dict[int, float] = {}
     server: float = 0.0
 
     @staticmethod
-    def most(found: Sequence[Memory]) -> Memory:
+    def most(found: Sequence[PeakMemory]) -> PeakMemory:
         """The most of several times."""
         clients: dict[int, float] = {}
         for each in found:
             for k, held in each.clients.items():
                 clients[k] = max(held, clients.get(k, 0.0))
-        return Memory(clients=clients, server=max((each.server for each in found), default=0.0))
+        return PeakMemory(clients=clients, server=max((each.server for each in found), default=0.0))
 
     def told(self) -> dict[str, float]:
         """The clients' mean, the largest of theirs, and the server's."""
@@ -208,7 +208,7 @@ class Entry(Part):
     bytes: dict[str, int] = {}  #: down, up, and the numbers alone: arrays_down, arrays_up
     seconds: dict[str, float] = {}  #: wall clock by phase
     flops: dict[str, int] = {}  #: of training: clients, server; where they are counted
-    memory: Memory | None = None  #: where it is measured
+    memory: PeakMemory | None = None  #: where it is measured
 
     def line(self) -> str:
         """The entry as the journal has it, without the line's end."""

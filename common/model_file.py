@@ -15,8 +15,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from common.errors import first_line
+from common.exchange.records import StateDict
 from common.files import Damaged, replaced
-from common.records import StateDict
 
 OS_ERROR = re.compile(r"os error (\d+)")
 """How safetensors tells which error of the system kept it from writing."""

@@ -54,7 +54,7 @@ Folders = Annotated[list[Path], typer.Argument(help="Folders of runs.")]
 def show_version(wanted: bool) -> None:
     """Print what the census compares, and end."""
     if wanted:
-        from common.version import code_version
+        from common.settings.version import code_version
 
         print(code_version())
         raise typer.Exit
@@ -100,13 +100,13 @@ def run(
     ] = -1,
 ) -> None:
     """Run an experiment; without one, the default: FedORION on digits, six clients."""
-    from deploy.run import ahead
+    from deploy.run import preload
     from deploy.run import settings as given
 
     given.check_runtime(runtime, workers)
     asked = given.read(experiment or given.DEFAULT, settings or [])
     if resume is None and workers != 0 and (runtime or asked.runtime) == "loopback":
-        ahead.begin()  # it imports what clients need while this process imports what follows
+        preload.begin()  # it imports what clients need while this process imports what follows
     from deploy.run import launch, preflight, progress
 
     if resume is not None:
@@ -252,13 +252,13 @@ def list_(
     """List methods, models, datasets, partitions or trackers; or every setting."""
     from deploy.report.listing import LISTINGS, described, settings
     from deploy.report.table import terminal
-    from deploy.run import beside
+    from deploy.run import user_modules
 
     if what not in LISTINGS:
         raise ValueError(f"list {what} is unknown; allowed: {', '.join(LISTINGS)}")
     if method and what != "settings":
         raise ValueError(f"list {what} takes no method, but {method!r} is given")
-    beside.look_in(Path(), {"method": method})
+    user_modules.look_in(Path(), {"method": method})
     listed = settings(method) if method else LISTINGS[what]()
     out.print(*terminal(listed, ruled=False))
     every = [each._asdict() for each in described(method)] if what == "settings" else None
@@ -291,7 +291,7 @@ def noise(
     to: Annotated[Path, place("The picture.")] = Path("noise.png"),
 ) -> None:
     """Draw eight samples of each kind of noise, and time each in the experiment's server step."""
-    from common.parse import parse
+    from common.settings.parse import parse
     from deploy.report.table import terminal
     from deploy.study import noise as study
 
@@ -319,7 +319,7 @@ def information(
     if known:
         plain(f"{len(known)} teachings are recorded in {to / study.FILE}")
 
-    def tell(one: study.Found) -> None:
+    def tell(one: study.Measurement) -> None:
         known.append(one)
         study.keep_found(known, flat, to)
         plain(

@@ -14,7 +14,7 @@ from rich.console import Console
 from typer.core import TyperCommand, TyperOption
 
 if TYPE_CHECKING:
-    from common.section import Value
+    from common.settings.section import Value
 
 out, err = Console(), Console(stderr=True)
 INTERRUPTED = 130  #: exit status

@@ -15,21 +15,21 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """One run. Raises ``ValueError`` or ``Stopped`` with one clear line."""
-    from common import device
     from common.data.shares import for_testing
     from common.errors import reported
-    from common.parse import parse
-    from common.task import Task, check_fleet
-    from server_app.keep import checkpoint
-    from server_app.keep.lock import hold
-    from server_app.keep.summary import place
-    from server_app.record import Record
+    from common.settings.parse import parse
+    from common.training import device
+    from common.training.task import Task, check_fleet
+    from server_app.messaging.channel import Channel, PlainChannel
+    from server_app.messaging.messenger import Messenger
+    from server_app.messaging.sealed import TRUST, SealedChannel, Trust
+    from server_app.storage import checkpoint
+    from server_app.storage.lock import hold
+    from server_app.storage.run_record import Record
+    from server_app.storage.summary import place
     from server_app.strategy import MethodStrategy
-    from server_app.talk.channel import Channel, PlainChannel
-    from server_app.talk.post import Post
-    from server_app.talk.sealed import TRUST, SealedChannel, Trust
-    from server_app.track import numbers
-    from server_app.track.sink import Sink
+    from server_app.tracking import numbers
+    from server_app.tracking.sink import Sink
 
     settings = context.run_config
     config = parse(settings)
@@ -52,4 +52,4 @@ def main(grid: Grid, context: Context) -> None:
         channel: Channel = PlainChannel(config, experiment)
         if folder := os.environ.get(TRUST):
             channel = SealedChannel(config, experiment, Trust(Path(folder)), settings)
-        MethodStrategy(task, dataset, Post(channel), record).start(grid)
+        MethodStrategy(task, dataset, Messenger(channel), record).start(grid)

@@ -1,8 +1,8 @@
 """Server halves around a global model, and those whose model is a mean of what clients trained.
 
-``Averaged`` is the base of an averaging method; it overrides how the copies are combined, or what
-follows the combination. The classes in ``combine/`` are derived from it too, and go in front of a
-method: across architectures, and over the cached uploads of all clients (OCA).
+``Averaged`` is the base of an averaging method, which overrides how the copies are combined, or
+what follows. The classes in ``aggregation/`` derive from it too and wrap a method: they average
+across architectures, or over the cached uploads of all clients (OCA).
 """
 
 from abc import ABC
@@ -12,18 +12,18 @@ from typing import ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from common import tree
+from common.exchange.protocol import ModelReply, ModelRequest, Request
+from common.exchange.records import Records, StateDict
 from common.models.classifier import Classifier
-from common.models.rest import Rest
-from common.protocol import Down, Model, Trained
-from common.records import Records, StateDict
-from common.widths import Taken
-from server_app.combine.mean import average
-from server_app.method import Client, Method, Metrics, Models, O, U, Ups
-from server_app.privacy import Privately
+from common.models.offloaded import OffloadedModel
+from common.techniques.widths import Submodel
+from common.training import tree
+from server_app.aggregation.mean import average
+from server_app.aggregation.privacy import NoisyMean
+from server_app.method import Client, Method, Metrics, Models, O, Replies, U
 
 
-class Weights(Records):
+class Weights(Records, kind="global_model.Weights"):
     """What round t + 1 depends on where w is all there is."""
 
     w: StateDict
@@ -32,11 +32,11 @@ class Weights(Records):
 class GlobalModel(Method[O, U], ABC):
     """Holds w in the architecture ``global_spec``, first drawn for the server; sends and scores it.
 
-    A method that keeps more names it in ``keeps``. ``net`` is for computing with w; while clients
-    work it takes no memory, and whoever asks for it then finds w in it.
+    A method that keeps more names it in ``state_type``. ``net`` is for computing with w; while
+    clients work it takes no memory, and whoever asks for it then finds w in it.
     """
 
-    keeps: ClassVar[type[Records]] = Weights
+    state_type: ClassVar[type[Records]] = Weights
 
     def prepare(self) -> None:
         super().prepare()
@@ -51,19 +51,19 @@ class GlobalModel(Method[O, U], ABC):
 
     @net.setter
     def net(self, net: Classifier) -> None:
-        self._rest = Rest(net)
+        self._rest = OffloadedModel(net)
 
     @property
     def parameter_names(self) -> frozenset[str]:
         """Names of the entries of w that are parameters, not buffers."""
         return tree.parameters_only(self._rest.net)
 
-    def rest(self) -> None:
-        super().rest()
+    def release_memory(self) -> None:
+        super().release_memory()
         self._rest.begin()
 
-    def down(self, t: int) -> Down | Callable[[Client], Down]:
-        return Model(w=self.w)
+    def request(self, t: int) -> Request | Callable[[Client], Request]:
+        return ModelRequest(w=self.w)
 
     def model(self) -> Classifier | None:
         self.net.load_state_dict(self.w)
@@ -75,7 +75,7 @@ class GlobalModel(Method[O, U], ABC):
         return torch.softmax(self.task.logits(self.net, x), dim=1)
 
 
-T = TypeVar("T", bound=Trained)
+T = TypeVar("T", bound=ModelReply)
 
 
 class Averaged(GlobalModel[O, T], ABC):
@@ -83,7 +83,7 @@ class Averaged(GlobalModel[O, T], ABC):
 
     overall: Models
     """The combination of every client's latest upload (OCA); nothing where nothing caches them."""
-    private: Privately | None = None  #: under differential privacy
+    private: NoisyMean | None = None  #: under differential privacy
     widest: bool = False
     """``average.across = "width"``: the widest network is ``main``."""
     by_width: bool = False
@@ -93,7 +93,7 @@ class Averaged(GlobalModel[O, T], ABC):
         super().prepare()
         self.begin_overall()
         if self.config.privacy.on:
-            self.private = Privately(self.config)
+            self.private = NoisyMean(self.config)
 
     def begin_overall(self) -> None:
         """ŵ before anybody has sent an upload; nobody looks for it where uploads are not cached."""
@@ -113,47 +113,49 @@ class Averaged(GlobalModel[O, T], ABC):
     def models(self, models: Models) -> None:
         self.w = models[self.global_spec]
 
-    def check(self, client: Client, up: T) -> None:
+    def check(self, client: Client, reply: T) -> None:
         spec = self.trains(client)
-        tree.check_like(up.w, self.task.expected(spec), f"w ({spec})")
+        tree.check_like(reply.w, self.task.expected(spec), f"w ({spec})")
 
     # A round.
 
-    def step(self, t: int, ups: Ups[T]) -> Metrics:
+    def step(self, t: int, replies: Replies[T]) -> Metrics:
         self.t = t
-        self.models, found = self.refine(t, ups, self.aggregate(ups, self.models))
-        return {**found, **self.after(t, ups)}
+        self.models, found = self.refine(t, replies, self.aggregate(replies, self.models))
+        return {**found, **self.after(t, replies)}
 
-    def aggregate(self, ups: Ups[T], previous: Models) -> Models:
+    def aggregate(self, replies: Replies[T], previous: Models) -> Models:
         """The method's combination of the uploads; ``previous``: of the round before."""
-        return {spec: self.combine(ups, w) for spec, w in previous.items()}
+        return {spec: self.combine(replies, w) for spec, w in previous.items()}
 
-    def combine(self, ups: Ups[T], previous: StateDict) -> StateDict:
+    def combine(self, replies: Replies[T], previous: StateDict) -> StateDict:
         """The new w of one architecture from at least one upload; with noise, from any number."""
         names = self.parameter_names
-        states = self.states(ups, previous, names)
+        states = self.states(replies, previous, names)
         if self.private is not None:
             return self.private.mean(self.t, states, previous, names, len(self.clients))
-        return average(states, ups.sizes, previous, self.config.average, names)
+        return average(states, replies.sizes, previous, self.config.average, names)
 
-    def states(self, ups: Ups[T], previous: StateDict, parameters: Set[str]) -> Iterable[StateDict]:
+    def states(
+        self, replies: Replies[T], previous: StateDict, parameters: Set[str]
+    ) -> Iterable[StateDict]:
         """What of the uploads is averaged; ``previous``: the model before, with its parameters."""
-        found = (up.w for _, up in ups)
-        return list(found) if ups.here else found
+        found = (reply.w for _, reply in replies)
+        return list(found) if replies.here else found
 
-    def refine(self, t: int, ups: Ups[T], models: Models) -> tuple[Models, Metrics]:
-        """What the method makes of the combination of ``ups``, such as students of theirs; numbers
-        for the journal.
+    def refine(self, t: int, replies: Replies[T], models: Models) -> tuple[Models, Metrics]:
+        """What the method makes of the combination of ``replies``, such as students of theirs;
+        numbers for the journal.
         """
         return models, {}
 
-    def after(self, t: int, ups: Ups[T]) -> Metrics:
+    def after(self, t: int, replies: Replies[T]) -> Metrics:
         """What the method does once round t's uploads are combined."""
         return {}
 
-    def cached(self, up: T) -> T:
+    def cached(self, reply: T) -> T:
         """What of an upload a later combination needs."""
-        return up.model_copy(update={"metrics": {}})
+        return reply.model_copy(update={"metrics": {}})
 
     # The models, and what clients train of them.
 
@@ -181,7 +183,7 @@ class Averaged(GlobalModel[O, T], ABC):
             found[spec].load_state_dict(w)
         return found
 
-    def ask(self) -> StateDict | None:
+    def weights_to_score(self) -> StateDict | None:
         return self.flat(self.models)
 
     def trains(self, client: Client) -> str:
@@ -192,7 +194,7 @@ class Averaged(GlobalModel[O, T], ABC):
         """The weights in global models that a client trains from."""
         return self.parts(models)[self.trains(client)]
 
-    def part(self, client: Client, sent: Down, w: StateDict) -> Down:
+    def part(self, client: Client, sent: Request, w: StateDict) -> Request:
         """What a client is sent that trains its own architecture, which has ``w``."""
         return sent.model_copy(update={"w": w})
 
@@ -200,6 +202,6 @@ class Averaged(GlobalModel[O, T], ABC):
         """All that clients may train, where each trains its own; after the census."""
         return sorted({client.model for client in self.clients})
 
-    def taken(self, client: Client, t: int) -> Taken:
+    def taken(self, client: Client, t: int) -> Submodel:
         """What a client takes of the widest network in round t (``average.across = "width"``)."""
-        return Taken(self.trains(client))
+        return Submodel(self.trains(client))

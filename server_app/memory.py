@@ -36,7 +36,7 @@ def sending(far: bool) -> Iterator[None]:
         _set(COMPUTING)
 
 
-def sweep(moved: int) -> None:
+def free_memory(moved: int) -> None:
     """Free what is left of exchanges of so many bytes."""
     if moved >= MUCH:
         gc.collect()

@@ -1,6 +1,6 @@
 """A server half: the hooks of one method.
 
-What sends, opens and checks messages is ``talk/post.py``; the rounds are in ``strategy.py``.
+``messaging/messenger.py`` sends, opens and checks messages; the rounds are in ``strategy.py``.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import ClassVar, Generic, TypeVar, cast, final
 
 from torch import Tensor, nn
 
-from common import seeds, tree
-from common.config import MethodOptions
+from common.exchange.protocol import ClientInfo, ModelReply, ModelRequest, Reply, Request
+from common.exchange.records import Records, StateDict
 from common.journal import Entry
 from common.models.classifier import Classifier
-from common.protocol import Down, Model, Peer, Trained, Up
-from common.records import Records, StateDict
-from common.task import Task
+from common.settings.config import MethodOptions
+from common.training import seeds, tree
+from common.training.task import Task
 
 O = TypeVar("O", bound=MethodOptions)  # noqa: E741 - a method's options
-U = TypeVar("U", bound=Up)
+U = TypeVar("U", bound=Reply)
 Metrics = dict[str, float]
 Models = dict[str, StateDict]
 """Weights by architecture."""
@@ -32,25 +32,25 @@ Models = dict[str, StateDict]
 class Client:
     """Client k as the census found it, and the node that runs it now."""
 
-    peer: Peer
+    info: ClientInfo
     node: int
 
     @property
     def k(self) -> int:
-        return self.peer.k
+        return self.info.k
 
     @property
     def n(self) -> int:
         """Local training samples n_k."""
-        return self.peer.n
+        return self.info.n
 
     @property
     def model(self) -> str:
-        return self.peer.model
+        return self.info.model
 
 
 @final
-class Ups(Generic[U]):
+class Replies(Generic[U]):
     """What clients sent, with the clients: in order of k, never empty; gone through with ``for``.
 
     ``load`` supplies a client's upload each time it is asked for, so that uploads which lie in
@@ -63,9 +63,9 @@ class Ups(Generic[U]):
         self.clients, self._load, self.here = clients, load, here
 
     @classmethod
-    def of(cls, pairs: Sequence[tuple[Client, U]]) -> Ups[U]:
+    def of(cls, pairs: Sequence[tuple[Client, U]]) -> Replies[U]:
         """The good replies of a round."""
-        held = {client.k: up for client, up in pairs}
+        held = {client.k: reply for client, reply in pairs}
         return cls([client for client, _ in pairs], lambda client: held[client.k], here=True)
 
     def __len__(self) -> int:
@@ -79,9 +79,9 @@ class Ups(Generic[U]):
         """n_k of each client."""
         return [client.n for client in self.clients]
 
-    def where(self, wanted: Callable[[Client], bool]) -> Ups[U]:
+    def where(self, wanted: Callable[[Client], bool]) -> Replies[U]:
         """Those of some of the clients, possibly none."""
-        return Ups([c for c in self.clients if wanted(c)], self._load, here=self.here)
+        return Replies([c for c in self.clients if wanted(c)], self._load, here=self.here)
 
 
 class Method(ABC, Generic[O, U]):
@@ -91,9 +91,9 @@ class Method(ABC, Generic[O, U]):
     server's own architecture.
     """
 
-    answers: ClassVar[type[Up]]
+    reply_type: ClassVar[type[Reply]]
     """What clients answer a round with."""
-    keeps: ClassVar[type[Records]]
+    state_type: ClassVar[type[Records]]
     """Everything that round t + 1 depends on: attributes of the method by their names."""
 
     def __init__(self, task: Task, global_spec: str) -> None:
@@ -126,37 +126,37 @@ class Method(ABC, Generic[O, U]):
         return [trusted[i] for i in sorted(int(i) for i in chosen)]
 
     @abstractmethod
-    def down(self, t: int) -> Down | Callable[[Client], Down]:
+    def request(self, t: int) -> Request | Callable[[Client], Request]:
         """What round t sends: one payload for everybody, or a function of the client."""
 
-    def check(self, client: Client, up: U) -> None:
+    def check(self, client: Client, reply: U) -> None:
         """Raise ``ValueError`` if a reply of the right type is not to be used."""
 
-    def change(self, sent: Down, up: U) -> Iterator[tuple[str, Tensor]]:
+    def change(self, sent: Request, reply: U) -> Iterator[tuple[str, Tensor]]:
         """What training changed of the parameters that were sent, one by one; nothing where none
         came back.
         """
-        if isinstance(sent, Model) and isinstance(up, Trained):
-            yield from tree.steps(sent.w, up.w)
+        if isinstance(sent, ModelRequest) and isinstance(reply, ModelReply):
+            yield from tree.steps(sent.w, reply.w)
 
     @abstractmethod
-    def step(self, t: int, ups: Ups[U]) -> Metrics:
+    def step(self, t: int, replies: Replies[U]) -> Metrics:
         """Aggregate, distil, sample or mask; numbers for the journal beside the clients' own."""
 
-    gains: ClassVar[type[Up] | None] = None
+    second_reply_type: ClassVar[type[Reply] | None] = None
     """What clients answer a second exchange of a round with, where the method has one."""
     trains_second: ClassVar[bool] = False
     """Whether clients train in the second exchange: ``min-replies`` holds for it too then, and
     those have replied who answered both."""
 
-    def second(self, t: int, ups: Ups[U]) -> dict[int, Down]:
+    def second(self, t: int, replies: Replies[U]) -> dict[int, Request]:
         """What is sent to clients k in a second exchange of round t, after ``step``."""
         return {}
 
-    def receive_second(self, gains: Sequence[tuple[Client, Up]], entry: Entry) -> None:
+    def aggregate_second(self, gains: Sequence[tuple[Client, Reply]], entry: Entry) -> None:
         """Take in the good answers of the second exchange."""
 
-    def numbers(self, ups: Ups[U]) -> int | None:
+    def numbers(self, replies: Replies[U]) -> int | None:
         """How many numbers the literature's cost formula counts for one round of these clients."""
         return None
 
@@ -200,31 +200,33 @@ class Method(ABC, Generic[O, U]):
         """
         return {}
 
-    def ask(self) -> StateDict | None:
+    def weights_to_score(self) -> StateDict | None:
         """The global weights that clients score on their own data."""
         net = self.model()
         return None if net is None else tree.snapshot(net)
 
-    def rest(self) -> None:
+    def release_memory(self) -> None:
         """Let go of memory that the method can have again; called when clients are to work."""
 
     def uncovered(self) -> list[int]:
         """Classes of which no client of the census has a training sample, ascending; none under
         [privacy], which does not tell what clients hold.
         """
-        held = {c for client in self.clients for c in client.peer.classes}
+        held = {c for client in self.clients for c in client.info.classes}
         classes = range(self.task.num_classes)
         return [] if self.config.privacy.on else [c for c in classes if c not in held]
 
     # Checkpoints.
 
     def state(self) -> Records:
-        """What ``keeps`` declares."""
-        return self.keeps(**{name: getattr(self, name) for name in self.keeps.model_fields})
+        """What ``state_type`` declares."""
+        return self.state_type(
+            **{name: getattr(self, name) for name in self.state_type.model_fields}
+        )
 
     def restore(self, state: Mapping[str, object]) -> None:
         """Inverse of ``state``: its fields, checked here."""
-        for name, value in self.keeps.model_validate(state):
+        for name, value in self.state_type.model_validate(state):
             setattr(self, name, value)
 
     # What every method can use.
@@ -244,11 +246,13 @@ class Method(ABC, Generic[O, U]):
                 )
 
 
-def mean_metrics(ups: Ups[U]) -> Metrics:
+def mean_metrics(replies: Replies[U]) -> Metrics:
     """The clients' scalars averaged with their training samples as weights."""
-    names = sorted({name for _, up in ups for name in up.metrics})
+    names = sorted({name for _, reply in replies for name in reply.metrics})
     result = {}
     for name in names:
-        having = [(client.n, up.metrics[name]) for client, up in ups if name in up.metrics]
+        having = [
+            (client.n, reply.metrics[name]) for client, reply in replies if name in reply.metrics
+        ]
         result[f"client_{name}"] = sum(n * v for n, v in having) / sum(n for n, _ in having)
     return result

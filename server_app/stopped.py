@@ -9,7 +9,7 @@ class Stopped(RuntimeError):
 
 
 @final
-class Absurd(Stopped):
+class DivergedRound(Stopped):
     """The server's model after round ``t`` is useless, and that round may be undone.
 
     ``suspects``: the clients whose numbers in that round are further out than any honest one's.

@@ -11,25 +11,27 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from common import seeds
 from common.data.dataset import Dataset
+from common.exchange.protocol import Reply, Request, ScoreReply, StatisticsReply
 from common.flower.rpc import over_grpc
 from common.journal import Cost, Entry, Failure, Undone
-from common.protocol import Down, Score, Statistics, Up
-from common.task import Task, global_spec
-from server_app import costs, drift, resume
-from server_app.keep.checkpoint import Checkpoint
-from server_app.keep.journal import clock
-from server_app.memory import sending, sweep
-from server_app.method import Client, Ups, mean_metrics
+from common.training import seeds
+from common.training.task import Task, global_spec
+from server_app import costs
+from server_app.memory import free_memory, sending
+from server_app.messaging import census, sanity
+from server_app.messaging.messenger import Messenger
+from server_app.messaging.readmission import Readmission, check_bound
+from server_app.method import Client, Replies, mean_metrics
 from server_app.methods import make
-from server_app.recalibrate import Recalibration
-from server_app.record import Record
-from server_app.score import Scorer, asks, checking, write_scores
-from server_app.stopped import Absurd, Stopped
-from server_app.talk import census, sanity
-from server_app.talk.post import Post
-from server_app.talk.readmission import Readmission, check_bound
+from server_app.scoring import drift
+from server_app.scoring.recalibrate import Recalibration
+from server_app.scoring.score import Scorer, asks, checking, write_scores
+from server_app.stopped import DivergedRound, Stopped
+from server_app.storage import resume
+from server_app.storage.checkpoint import Checkpoint
+from server_app.storage.journal import clock
+from server_app.storage.run_record import Record
 
 log = logging.getLogger("flwr.fedmosaic")
 
@@ -43,14 +45,14 @@ class MethodStrategy(Strategy):
     clients.
     """
 
-    def __init__(self, task: Task, dataset: Dataset, post: Post, record: Record) -> None:
-        self.task, self.dataset, self.post, self.record = task, dataset, post, record
-        self.config, self.traffic = task.config, post.channel.traffic
+    def __init__(self, task: Task, dataset: Dataset, messenger: Messenger, record: Record) -> None:
+        self.task, self.dataset, self.messenger, self.record = task, dataset, messenger, record
+        self.config, self.traffic = task.config, messenger.channel.traffic
         self.private = self.config.privacy.on  #: clients' own numbers are kept to the server
         self.clients: list[Client] = []  #: with the nodes where they are now, in order of k
         self.entry = self.before = Entry(round=0)  #: of the round at hand, and the one before
-        self.sent: dict[int, Down] = {}  #: what the clients of the round were sent, by client
-        self.good: list[tuple[Client, Up]] = []  #: and what they answered
+        self.sent: dict[int, Request] = {}  #: what the clients of the round were sent, by client
+        self.good: list[tuple[Client, Reply]] = []  #: and what they answered
         self.undone: list[Undone] = []
         self.recalibration: Recalibration | None = None
         self._make()
@@ -74,7 +76,7 @@ class MethodStrategy(Strategy):
             self._begin(saved)
             while not self._over():
                 self.play_round(self.entry.round + 1)
-            record.add_summary(self.scorer.shown.ask())
+            record.add_summary(self.scorer.shown.weights_to_score())
         if not config.run.runtime:  # our commands make it themselves
             log.info("completed; for its report: fedmosaic report %s", record.folder)
         return Result()
@@ -91,14 +93,14 @@ class MethodStrategy(Strategy):
         try:
             with clock(self.entry, "total"):
                 self._exchange(self.configure_train, self.aggregate_train, "clients")
-                if self.method.gains is not None:
+                if self.method.second_reply_type is not None:
                     self._exchange(self.configure_second, self.aggregate_second, "clients")
-                if (numbers := self.method.numbers(self.ups)) is not None:
+                if (numbers := self.method.numbers(self.replies)) is not None:
                     self.entry.cost = Cost(numbers=numbers, bytes=self._moved)
                 self._measure_statistics()
                 self._score()
                 self._score_at_clients()
-        except Absurd as absurd:
+        except DivergedRound as absurd:
             self._go_back(absurd)
         else:
             self._record(strangers)
@@ -110,20 +112,20 @@ class MethodStrategy(Strategy):
         phase: str,
     ) -> None:
         """Send messages to clients, if there are any, collect the replies, and aggregate them."""
-        entry, channel, run = self.entry, self.post.channel, self.config.run
+        entry, channel, run = self.entry, self.messenger.channel, self.config.run
         ks = {client.node: client.k for client in self.clients}
         sent = {ks[message.metadata.dst_node_id]: message for message in configure(entry.round)}
         if not sent and not self.private:  # there noise is added though nobody was selected
             return
-        self.method.rest()
+        self.method.release_memory()
         with clock(entry, phase), sending(over_grpc(self.grid)):
             replies, lost = channel.exchange(self.grid, sent, run.timeout, entry.round)
         entry.failures = entry.failures + lost
         del sent  # in packed form it takes as much memory again
-        sweep(self.traffic.get("down", 0))
+        free_memory(self.traffic.get("down", 0))
         with costs.of_server(entry, run):
             aggregate(entry.round, _handed_over(replies))
-        sweep(self.traffic.get("up", 0))
+        free_memory(self.traffic.get("up", 0))
 
     # Training.
 
@@ -133,45 +135,47 @@ class MethodStrategy(Strategy):
         with clock(entry, "select"), costs.of_server(entry, self.config.run):
             selected = [self.clients[client.k] for client in method.select(t)]
             entry.selected = [client.k for client in selected]
-            down = method.down(t)
-            self.sent = {c.k: down(c) if callable(down) else down for c in selected}
+            request = method.request(t)
+            self.sent = {c.k: request(c) if callable(request) else request for c in selected}
             payloads = [(client, self.sent[client.k]) for client in selected]
-            return self.post.letters(t, "train", payloads).values()
+            return self.messenger.make_messages(t, "train", payloads).values()
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Open and check the replies, and take the method's step with the good ones.
 
-        Raises ``Stopped`` if there are fewer than ``min-replies`` asks for; ``Absurd`` if they, or
-        those of the round before, are beyond use.
+        Raises ``Stopped`` if there are fewer than ``min-replies`` asks for; ``DivergedRound`` if
+        they, or those of the round before, are beyond use.
         """
         t, entry, method = server_round, self.entry, self.method
         with clock(entry, "clients"):
             self._check(t, replies)
         sanity.check_before(entry, self.before)
         self._check_enough(len(self.good), len(entry.selected), "replies", entry.failures)
-        ups = self.ups
+        uploads = self.replies
         with clock(entry, "step"), seeds.scope(self.task.seed, "step", t):
             try:
-                own = method.step(t, ups)
+                own = method.step(t, uploads)
             except FloatingPointError as error:
                 suspects = sanity.suspects(entry.magnitudes)
-                raise Absurd(f"round {t}: {error}", t, suspects) from error
-        entry.replied = [client.k for client in ups.clients]
-        entry.metrics = own if self.private else {**mean_metrics(ups), **own}
-        entry.client_metrics = {client.k: up.metrics for client, up in ups}
-        costs.of_clients(entry, self.config.run, ups)
+                raise DivergedRound(f"round {t}: {error}", t, suspects) from error
+        entry.replied = [client.k for client in uploads.clients]
+        entry.metrics = own if self.private else {**mean_metrics(uploads), **own}
+        entry.client_metrics = {client.k: reply.metrics for client, reply in uploads}
+        costs.of_clients(entry, self.config.run, uploads)
         return None, MetricRecord(dict(entry.metrics))
 
     def _check(self, t: int, replies: Iterable[Message]) -> None:
         """Keep the replies that are to be used, and note why others are not."""
         entry, method, config = self.entry, self.method, self.config
-        good, refused = self.post.open(t, replies, method.answers, self.clients, method.check)
+        good, refused = self.messenger.open(
+            t, replies, method.reply_type, self.clients, method.check
+        )
         entry.magnitudes = sanity.measure(method, self.sent, good)
         beyond = sanity.beyond(entry.magnitudes, config.run.sanity)
         refused += [Failure(k=k, round=t, reason=f"reply refused: {beyond[k]}") for k in beyond]
-        self.good = [(client, up) for client, up in good if client.k not in beyond]
+        self.good = [(client, reply) for client, reply in good if client.k not in beyond]
         if config.score.drift:
             entry.drift = drift.measure(method, self.sent, self.good)
         self.sent = {}
@@ -193,9 +197,9 @@ class MethodStrategy(Strategy):
     def configure_second(self, t: int) -> Iterable[Message]:
         """Messages of the second exchange of round t, for methods that have one."""
         with costs.of_server(self.entry, self.config.run):
-            sent = self.method.second(t, self.ups)
+            sent = self.method.second(t, self.replies)
             payloads = [(self.clients[k], payload) for k, payload in sent.items()]
-            return self.post.letters(t, "train.second", payloads).values()
+            return self.messenger.make_messages(t, "train.second", payloads).values()
 
     def aggregate_second(self, t: int, replies: Iterable[Message]) -> None:
         """Open the answers and hand the good ones to the method.
@@ -203,10 +207,12 @@ class MethodStrategy(Strategy):
         Raises ``Stopped`` if clients train there and fewer are good than ``min-replies`` asks for.
         """
         entry, method = self.entry, self.method
-        assert method.gains is not None, "somebody was asked"
+        assert method.second_reply_type is not None, "somebody was asked"
         with clock(entry, "clients"):
-            gains, refused = self.post.open(t, replies, method.gains, self.clients, what="gain")
-            method.receive_second(gains, entry)
+            gains, refused = self.messenger.open(
+                t, replies, method.second_reply_type, self.clients, what="gain"
+            )
+            method.aggregate_second(gains, entry)
             costs.of_clients(entry, self.config.run, gains)
         entry.failures = entry.failures + refused
         if method.trains_second:
@@ -219,7 +225,7 @@ class MethodStrategy(Strategy):
         """Have them measured before a score, where the run asks for that (``score.bn``)."""
         score, last = self.config.score, self.entry.round == self.config.run.rounds
         if score.bn == "recalibrated" and (self._due(score.every) or self._asks_for_scores()):
-            asked = self._trusted() if last else self.ups.clients
+            asked = self._trusted() if last else self.replies.clients
             self.recalibration = Recalibration(self.scorer.shown, asked)
             for _ in range(score.passes if self.recalibration.measuring else 0):
                 self._exchange(self.configure_statistics, self.aggregate_statistics, "statistics")
@@ -227,7 +233,9 @@ class MethodStrategy(Strategy):
     def configure_statistics(self, t: int) -> Iterable[Message]:
         """Messages of the next pass, to those who were good in the pass before."""
         assert self.recalibration is not None
-        return self.post.letters(t, "evaluate.statistics", self.recalibration.down()).values()
+        return self.messenger.make_messages(
+            t, "evaluate.statistics", self.recalibration.request()
+        ).values()
 
     def aggregate_statistics(self, t: int, replies: Iterable[Message]) -> None:
         """Combine the good answers of a pass.
@@ -236,8 +244,8 @@ class MethodStrategy(Strategy):
         """
         anew, entry = self.recalibration, self.entry
         assert anew is not None
-        found, refused = self.post.open(
-            t, replies, Statistics, self.clients, anew.check, "statistics"
+        found, refused = self.messenger.open(
+            t, replies, StatisticsReply, self.clients, anew.check, "statistics"
         )
         entry.failures = entry.failures + refused
         self._check_enough(len(found), anew.measuring, "measurements", entry.failures[::-1])
@@ -246,14 +254,14 @@ class MethodStrategy(Strategy):
     # Scores, by the server and by clients.
 
     def _score(self) -> None:
-        """Score the server's model, if it is time to; raises ``Absurd`` if it is useless."""
+        """Score the server's model, if it is time to; raises ``DivergedRound`` if it is useless."""
         entry, score = self.entry, self.config.score
         if self._due(score.every):
             with clock(entry, "score"):
                 self.scorer.score(entry)
         self.scorer.check_sound(entry, self.first_loss)
-        self.method.rest()
-        sweep(self.traffic.get("up", 0))
+        self.method.release_memory()
+        free_memory(self.traffic.get("up", 0))
         if score.ends(entry.accuracy):
             entry.reached = score.target
 
@@ -266,7 +274,7 @@ class MethodStrategy(Strategy):
         """Messages that ask the clients of ``score.clients`` to score models."""
         with clock(self.entry, "client scores"):
             asked = asks(self.scorer.shown, self.clients)
-            return self.post.letters(server_round, "evaluate", asked).values()
+            return self.messenger.make_messages(server_round, "evaluate", asked).values()
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -274,7 +282,9 @@ class MethodStrategy(Strategy):
         """Write down the clients' scores and how even they are; their mean accuracy."""
         t, entry, check = server_round, self.entry, checking(self.method)
         with clock(entry, "client scores"):
-            found, refused = self.post.open(t, replies, Score, self.clients, check, "score")
+            found, refused = self.messenger.open(
+                t, replies, ScoreReply, self.clients, check, "score"
+            )
         entry.failures = entry.failures + refused
         write_scores([score for _, score in found], self.method.name, entry)
         values = [score.accuracy for _, score in found if score.accuracy is not None]
@@ -289,7 +299,7 @@ class MethodStrategy(Strategy):
         """Complete the round's entry, and have it kept with the state after the round."""
         entry = self.entry
         entry.bytes, self.good = dict(self.traffic), []  # the replies' files are gone with them
-        sweep(self._moved)
+        free_memory(self._moved)
         entry.failures = strangers + entry.failures
         resume.note(entry, self.undone)
         self._keep()
@@ -299,9 +309,9 @@ class MethodStrategy(Strategy):
             self.entry,
             self.method.state,
             self.undone,
-            experiment=self.post.experiment,
+            experiment=self.messenger.experiment,
             nodes={client.k: client.node for client in self.clients},
-            kept=self.post.kept,
+            kept=self.messenger.kept,
         )
 
     # What comes before a round: the census, a checkpoint, or a round that is undone.
@@ -313,40 +323,40 @@ class MethodStrategy(Strategy):
         entry, record = self.entry, self.record
         with clock(entry, "total"), clock(entry, "census"):
             nodes = census.wait_for_nodes(self.grid, self.config)
-            self.clients = census.take_census(self.grid, nodes, self.post, self.task)
+            self.clients = census.take_census(self.grid, nodes, self.messenger, self.task)
             check_bound(self.clients, saved.nodes if saved else {}, self.config.run.rebind)
             self.method.begin(self.clients)
-        record.add_settings(self.post.experiment, len(self.clients))
-        self.readmission = Readmission(self.post, self.grid)
+        record.add_settings(self.messenger.experiment, len(self.clients))
+        self.readmission = Readmission(self.messenger, self.grid)
         if saved is None:
             with clock(entry, "total"), clock(entry, "score"):
                 self.scorer.score(entry)
-            self.method.rest()
+            self.method.release_memory()
             census.describe(entry, self.method)
             self._keep()
         past = record.journal.entries()
         self.first_loss = past[0].loss
 
-    def _go_back(self, absurd: Absurd) -> None:
+    def _go_back(self, absurd: DivergedRound) -> None:
         """Undo a round and go on before it; raises ``absurd`` if that cannot be."""
         saved = resume.undo(absurd, self.config, self._trusted(), self.undone)
         self._make()
         self._restore(saved)
         self.method.begin(self.clients)
-        self.readmission = Readmission(self.post, self.grid)
+        self.readmission = Readmission(self.messenger, self.grid)
 
     def _restore(self, saved: Checkpoint) -> None:
         """Go on after the round of a checkpoint."""
         self.entry, self.undone = resume.restore(self.method, self.record.journal, saved)
-        self.post.channel.experiment = saved.experiment
-        self.post.kept, self.post.after = dict(saved.kept), saved.t
+        self.messenger.channel.experiment = saved.experiment
+        self.messenger.kept, self.messenger.after = dict(saved.kept), saved.t
 
     # When, and who.
 
     @property
-    def ups(self) -> Ups[Up]:
+    def replies(self) -> Replies[Reply]:
         """The good replies of the round at hand."""
-        return Ups.of(self.good)
+        return Replies.of(self.good)
 
     @property
     def _moved(self) -> int:

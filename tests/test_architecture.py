@@ -103,7 +103,7 @@ def test_there_is_one_training_loop() -> None:
     for package in ("common", "server_app", "client_app"):
         for path in (ROOT / package).rglob("*.py"):
             calls = ".backward(" in path.read_text()
-            assert not calls or path == ROOT / "common/fit.py", path
+            assert not calls or path == ROOT / "common/training/fit.py", path
 
 
 def test_the_client_app_imports_nothing_heavy_before_a_message_comes() -> None:

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 import torch
 
-from common import optimise, tree
 from common.data.embedded import toy
-from common.datafree import DataFree, is_adversarial, new_generator
-from common.fit import fit
 from common.losses.distillation import kl
 from common.models import build
-from common.public_set import digest, subset
-from common.task import Task
+from common.techniques.datafree import DataFree, is_adversarial, new_generator
+from common.techniques.public_set import digest, subset
+from common.training import optimise, tree
+from common.training.fit import fit
+from common.training.task import Task
 from tests.support import halves
 from tests.support.halves import task
 

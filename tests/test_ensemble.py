@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from common.ensemble import (
+from common.models.masked import narrowed, widened
+from common.techniques.ensemble import (
     by_cross_entropy,
     by_factorisation,
     check_schema,
@@ -19,7 +20,6 @@ from common.ensemble import (
     to_local,
     weighted_sum,
 )
-from common.models.masked import narrowed, widened
 
 
 def test_weights_are_a_softmax_over_clients_of_w_over_t():

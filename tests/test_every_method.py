@@ -16,10 +16,10 @@ import client_app.app
 import client_app.methods
 import server_app.methods
 from client_app.handler import Handler
-from common.config import MethodOptions
+from common.exchange.records import Records, tensors
 from common.methods import names, options
-from common.records import Records, tensors
-from common.version import ROOT
+from common.settings.config import MethodOptions
+from common.settings.version import ROOT
 from server_app.method import Method
 from server_app.stopped import Stopped
 from tests.support.battery import (

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from common import fit as loop
-from common import seeds, tree
+from common.exchange.protocol import ModelReply, ModelRequest
 from common.journal import Entry
-from common.optimise import make
-from common.protocol import Model, Trained
+from common.training import fit as loop
+from common.training import seeds, tree
+from common.training.optimise import make
 from deploy.report import read
-from server_app.drift import measure
-from server_app.track import numbers
+from server_app.scoring.drift import measure
+from server_app.tracking import numbers
 from tests.support.tiny import flat, play
 
 fit = partial(loop.fit, precision="fp32")
@@ -164,14 +164,14 @@ def test_one_number_that_is_not_finite_is_found(
     assert not tree.finite(w)
 
 
-METHOD: Any = SimpleNamespace(change=lambda sent, up: tree.steps(sent.w, up.w))
+METHOD: Any = SimpleNamespace(change=lambda sent, reply: tree.steps(sent.w, reply.w))
 
 
 def drift(*updates: list[float]) -> float | None:
     """Of clients that all start from 0 and move so."""
-    sent: Any = {k: Model(w={"w": torch.zeros(len(x))}) for k, x in enumerate(updates)}
+    sent: Any = {k: ModelRequest(w={"w": torch.zeros(len(x))}) for k, x in enumerate(updates)}
     good: Any = [
-        (SimpleNamespace(k=k), Trained(w={"w": torch.tensor(x)})) for k, x in enumerate(updates)
+        (SimpleNamespace(k=k), ModelReply(w={"w": torch.tensor(x)})) for k, x in enumerate(updates)
     ]
     return measure(METHOD, sent, good)
 

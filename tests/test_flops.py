@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from common.costs import counting
 from common.journal import Entry
+from common.training.costs import counting
 from deploy.report.pages import write_report
 from deploy.report.table import operations, size
 from deploy.run.loopback import Loopback
-from server_app.track import numbers
+from server_app.tracking import numbers
 from tests.support.tiny import TinyRun, flat, play
 
 MEASURED = {"flops": True, "memory": True}

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from common import noise, seeds
 from common.losses.distillation import kl
-from common.noise import (
+from common.techniques import noise
+from common.techniques.noise import (
     LARGEST,
     LEAVES,
     NOISES,
@@ -20,7 +20,8 @@ from common.noise import (
     radii,
     standard,
 )
-from server_app.distil.noise import largest, weighted
+from common.training import seeds
+from server_app.distillation.noise import largest, weighted
 
 every_kind = pytest.mark.parametrize("kind", sorted(NOISES))
 
@@ -97,9 +98,9 @@ def test_dead_leaves_are_patches_of_one_colour() -> None:
 def test_the_leaf_laid_first_lies_on_top() -> None:
     # 5 × 4 pixels: a circle of radius 1.5 around (2, 2), whose corners at distance √2.5 are out,
     # in front of a square of half-side 1 around (3, 2)
-    across, down = torch.arange(5) + 0.5, torch.arange(4) + 0.5
+    across, request = torch.arange(5) + 0.5, torch.arange(4) + 0.5
     dx2 = torch.stack([(across - 2).square(), (across - 3).square()])[None]
-    dy2 = torch.stack([(down - 2).square(), (down - 2).square()])[None]
+    dy2 = torch.stack([(request - 2).square(), (request - 2).square()])[None]
     front = torch.full((1, 4, 5), 9, dtype=torch.uint8)
     depth = torch.arange(2, dtype=torch.uint8)
     _lay(front, depth, dx2, dy2, torch.tensor([[2.25, 1.0]]))

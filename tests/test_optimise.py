@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn, optim
 
-from common import optimise
-from common.fit import fit
-from common.options import Descent, NoiseTraining
-from common.parse import parse
+from common.settings.options import Descent, NoiseTraining
+from common.settings.parse import parse
+from common.training import optimise
+from common.training.fit import fit
 from server_app.stopped import Stopped
 from tests.support.battery import config
 from tests.support.halves import task

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from client_app.methods.i_dl_mh import IDLMH
-from common.costs import counting, following
-from common.journal import Memory
-from common.protocol import Down
+from common.exchange.protocol import Request
+from common.journal import PeakMemory
+from common.training.costs import counting, following
 from deploy.run.loopback import Loopback
 from tests.support.tiny import flat, play
 
@@ -96,11 +96,14 @@ def test_the_largest_client_is_told_apart(tmp_path: Path) -> None:
 
 
 def test_a_clients_most_is_that_of_its_hungriest_round() -> None:
-    rounds = [Memory(clients={0: 1.0, 1: 5.0}, server=2.0), Memory(clients={0: 3.0, 2: 4.0})]
-    most = Memory.most(rounds)
-    assert most == Memory(clients={0: 3.0, 1: 5.0, 2: 4.0}, server=2.0)
+    rounds = [
+        PeakMemory(clients={0: 1.0, 1: 5.0}, server=2.0),
+        PeakMemory(clients={0: 3.0, 2: 4.0}),
+    ]
+    most = PeakMemory.most(rounds)
+    assert most == PeakMemory(clients={0: 3.0, 1: 5.0, 2: 4.0}, server=2.0)
     assert most.told() == {"clients": 4.0, "largest": 5.0, "server": 2.0}
-    assert Memory.most([]).told() == {"clients": 0.0, "largest": 0.0, "server": 0.0}
+    assert PeakMemory.most([]).told() == {"clients": 0.0, "largest": 0.0, "server": 0.0}
 
 
 def test_the_second_exchange_of_a_round_is_measured(
@@ -108,9 +111,9 @@ def test_the_second_exchange_of_a_round_is_measured(
 ) -> None:
     second = IDLMH.second
 
-    def hungry(self: IDLMH, down: Down) -> Any:
+    def hungry(self: IDLMH, request: Request) -> Any:
         torch.ones(10**6)
-        return second(self, down)
+        return second(self, request)
 
     monkeypatch.setattr(IDLMH, "second", hungry)
     settings = {"rounds": 1, "fleet": "mlp@0.25", "data__public": 0.4, "memory": True}

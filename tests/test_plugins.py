@@ -9,21 +9,22 @@ import pytest
 
 import client_app.methods
 import server_app.methods
-from common import methods, plugins
-from common.config import MethodOptions, Value
+from common import methods
 from common.data import load, source
 from common.data.partition import rule
 from common.models import architecture, parameters
-from common.names import check_brought, shadowed, version_of
-from common.parse import defaults, parse, tables
-from common.version import code_version
+from common.settings import plugins
+from common.settings.config import MethodOptions, Value
+from common.settings.names import check_brought, shadowed, version_of
+from common.settings.parse import defaults, parse, tables
+from common.settings.version import code_version
 from deploy.report.listing import LISTINGS
 from deploy.run.loopback import Loopback
+from server_app.messaging.census import check_peers
 from server_app.stopped import Stopped
-from server_app.talk.census import check_peers
 from tests.support.battery import EXAMPLE, config
 from tests.support.own_modules import ONE_MODULE, distribution, importing_from, module, package
-from tests.support.peers import TASK, peer
+from tests.support.peers import TASK, info
 from tests.support.tiny import TinyRun, flat, play
 
 
@@ -53,7 +54,10 @@ LOOK_UPS: dict[str, Callable[[str], object]] = {
         ("lab.nets:Shalow", "{what}: module 'lab.nets' has no attribute 'Shalow'; did you mean 'S"),
         ("lab:haflway", "{what}: module 'lab' has no attribute 'haflway'; did you mean 'halfway'?"),
         ("os:abort", "{what}: 'os' is not allowed; it is Python's own name"),
-        ("common.tree:mean", "{what}: 'common' is not allowed; it is fedmosaic's own name"),
+        (
+            "common.training.tree:mean",
+            "{what}: 'common' is not allowed; it is fedmosaic's own name",
+        ),
         ("two words:x", "{what} is not allowed; it should be module:attribute"),
         ("../up:x", "{what} is not allowed; it should be module:attribute"),
         (":x", "{what} is not allowed; it should be module:attribute"),
@@ -146,7 +150,7 @@ def test_an_installed_plugin_with_a_name_of_ours_changes_nothing_and_is_told(fol
     assert shadowed({"data.name": "digits"}) == []
 
 
-OPTIONS = "from common.config import MethodOptions\nclass Options(MethodOptions):\n    "
+OPTIONS = "from common.settings.config import MethodOptions\nclass Options(MethodOptions):\n    "
 
 
 @pytest.mark.parametrize(
@@ -176,7 +180,10 @@ def test_a_method_cannot_have_the_table_of_another_or_an_odd_one(last: str, fold
     ("server", "reason"),
     [
         ("", "must define one whole Method; it has 0"),
-        ("from server_app.method import Method\nclass A(Method): ...", "A lacks down, model, step"),
+        (
+            "from server_app.method import Method\nclass A(Method): ...",
+            "A lacks model, request, step",
+        ),
         (None, "no module named"),
     ],
 )
@@ -254,7 +261,7 @@ def test_a_plugin_that_is_missing_at_a_client_is_named_by_the_census(tmp_path: P
 def test_a_client_makes_the_server_import_nothing(tmp_path: Path) -> None:
     brought = {"model": "lab.nets:Shallow@1"}
     with pytest.raises(Stopped, match="client 0: its model .* is a module that the run does not"):
-        check_peers([peer(**brought)], 1, "e", TASK)
+        check_peers([info(**brought)], 1, "e", TASK)
     check_brought("lab.nets:Shallow", parse(flat(tmp_path, fleet="mlp,lab.nets:Shallow")))
     check_brought("torchvision:resnet18", TASK.config)
 

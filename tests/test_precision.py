@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from client_app.methods.fedgkt import FedGKT as Speaker
-from common.ensemble import odin_score
 from common.models.batchnorm import measure
 from common.models.split import feature_shape
-from common.task import Task, evaluate
+from common.techniques.ensemble import odin_score
+from common.training.task import Task, evaluate
 from server_app.methods.fedgkt import FedGKT as Answerer
 from tests.support.battery import METHODS, config
 from tests.support.tiny import play

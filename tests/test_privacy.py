@@ -12,14 +12,15 @@ from torch import nn
 from client_app.handler import private
 from client_app.methods import make
 from client_app.participant import Participant
-from common import methods, privacy
-from common.parse import parse
-from common.privacy import NAME, Secret, averaged, clipped, flattened, moved, noised
-from common.protocol import Ask, Hello, Model, Trained
-from common.records import StateDict
+from common import methods
+from common.exchange.protocol import CensusRequest, ModelReply, ModelRequest, ScoreRequest
+from common.exchange.records import StateDict
+from common.settings.parse import parse
+from common.techniques import privacy
+from common.techniques.privacy import NAME, Secret, averaged, clipped, flattened, moved, noised
 from deploy.report import sections
 from deploy.report.read import read
-from server_app.privacy import Privately, delta, spent
+from server_app.aggregation.privacy import NoisyMean, delta, spent
 from server_app.stopped import Stopped
 from tests.support.adversary import Largest
 from tests.support.tiny import TinyRun, flat, play
@@ -102,9 +103,9 @@ def test_keys_come_from_the_operating_system(monkeypatch: pytest.MonkeyPatch) ->
     assert len(keys) == 3 and {len(key) for key in keys} == {32}
 
 
-def server(folder: Path, **changes: Any) -> Privately:
+def server(folder: Path, **changes: Any) -> NoisyMean:
     given = {"method": "fedavg", "privacy__mode": "central", **changes}
-    return Privately(parse(flat(folder, **given)))
+    return NoisyMean(parse(flat(folder, **given)))
 
 
 def states(*rows: list[float]) -> list[StateDict]:
@@ -113,20 +114,22 @@ def states(*rows: list[float]) -> list[StateDict]:
 
 def test_the_mean_is_over_those_expected_not_over_those_who_came(tmp_path: Path) -> None:
     """Four clients, two a round: (0.6, 0.8) and (0, 5) clipped to (0, 1), then halved."""
-    before, *ups = states([0.0, 0.0], [0.6, 0.8], [0.0, 5.0])
+    before, *replies = states([0.0, 0.0], [0.6, 0.8], [0.0, 5.0])
     of = server(tmp_path, per_round=2, privacy__noise_multiplier=0.01)
     parameters, noise = {"weight", "bias"}, Secret(KEY)
 
-    def mean(ups: list[StateDict]) -> tuple[list[float], torch.Tensor]:
-        found = of.mean(1, ups, before, parameters, 4)
+    def mean(replies: list[StateDict]) -> tuple[list[float], torch.Tensor]:
+        found = of.mean(1, replies, before, parameters, 4)
         names = ["weight", "bias"]
-        steps = [clipped(flattened(up, names) - flattened(before, names), 1.0) for up in ups]
+        steps = [
+            clipped(flattened(reply, names) - flattened(before, names), 1.0) for reply in replies
+        ]
         total = sum(steps, torch.zeros(3, dtype=torch.float64))
         added = noised(total, 0.01, noise, 1) - total
         return (flattened(found, names) - added / 2).tolist(), added
 
-    assert mean(ups)[0] == pytest.approx([0.3, 0.9, 0.0], abs=1e-7)
-    assert mean(ups[:1])[0] == pytest.approx([0.3, 0.4, 0.0], abs=1e-7), "the other is lost"
+    assert mean(replies)[0] == pytest.approx([0.3, 0.9, 0.0], abs=1e-7)
+    assert mean(replies[:1])[0] == pytest.approx([0.3, 0.4, 0.0], abs=1e-7), "the other is lost"
     nobody, added = mean([])
     assert nobody == pytest.approx([0.0, 0.0, 0.0], abs=1e-7) and bool((added != 0).all())
 
@@ -297,9 +300,9 @@ def test_a_client_bounds_and_blurs_its_update_before_it_leaves(tmp_path: Path) -
     participant = Participant(config, {"partition-id": 1}, "test")
     w = participant.model("mlp@0.25").state_dict()
     far = {name: value + 1 for name, value in w.items()}
-    down = Model(w=w).stamped("test", 3)
-    up = Trained(w=far, metrics={"loss": 1.0})
-    sent = private(participant, "mlp@0.25", down, up)
+    request = ModelRequest(w=w).stamped("test", 3)
+    reply = ModelReply(w=far, metrics={"loss": 1.0})
+    sent = private(participant, "mlp@0.25", request, reply)
     names = averaged(w, set(w), buffers=True)
     update = clipped(flattened(far, names) - flattened(w, names), 0.5)
     assert float(update.norm()) == pytest.approx(0.5)
@@ -313,7 +316,7 @@ def test_a_client_bounds_and_blurs_its_update_before_it_leaves(tmp_path: Path) -
 def test_a_client_whose_server_is_not_trusted_sends_no_scores_and_no_sizes(tmp_path: Path) -> None:
     config = parse(flat(tmp_path, method="fedavg", fleet="mlp@0.25", privacy__mode="local"))
     half = make(Participant(config, {"partition-id": 1}, "test"))
-    peer = half.hello(Hello(clients=4))
-    assert (peer.n, peer.n_test, peer.counts) == (1, 0, None) and len(peer.classes) > 1
+    info = half.hello(CensusRequest(clients=4))
+    assert (info.n, info.n_test, info.counts) == (1, 0, None) and len(info.classes) > 1
     with pytest.raises(ValueError, match="a client sends no scores"):
-        half.scored(Ask(w=None))
+        half.scored(ScoreRequest(w=None))

@@ -9,13 +9,13 @@ import torch
 from flwr.app import Message
 
 from client_app.participant import Participant
+from common.exchange.protocol import StatisticsReply, StatisticsRequest
+from common.exchange.records import StateDict
 from common.models.batchnorm import measure, statistics
-from common.parse import parse
-from common.protocol import Measure, Statistics
-from common.records import StateDict
-from common.task import evaluate
+from common.settings.parse import parse
+from common.training.task import evaluate
 from deploy.run.loopback import Loopback
-from server_app.recalibrate import pooled
+from server_app.scoring.recalibrate import pooled
 from server_app.stopped import Stopped
 from tests.support.halves import task
 from tests.support.tiny import Run, TinyRun, flat, play, under
@@ -147,7 +147,7 @@ class Listening(Loopback):  # type: ignore[misc]
             t = int(sent[0].metadata.group_id)
             self.asked.append((t, [m.metadata.dst_node_id - 1 for m in sent]))
             for message in sent:
-                Measure.unpack(message.content)
+                StatisticsRequest.unpack(message.content)
         return list(super().push_messages(sent))
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -155,13 +155,13 @@ class Listening(Loopback):  # type: ignore[misc]
         for reply in replies:
             mine = reply.metadata.src_node_id == 2 and self.change is not None
             if mine and reply.metadata.message_type == "evaluate.statistics":
-                told = Statistics.unpack(reply.content)
+                told = StatisticsReply.unpack(reply.content)
                 reply.content = told.model_copy(update=type(self).change(told)).pack()
         return replies
 
 
 def listened(
-    folder: Path, change: Callable[[Statistics], dict[str, Any]] | None = None, **changes: Any
+    folder: Path, change: Callable[[StatisticsReply], dict[str, Any]] | None = None, **changes: Any
 ) -> tuple[TinyRun, list[tuple[int, list[int]]]]:
     config = flat(folder, **{**FEDAVG, **changes})
     kind = type("Grid", (Listening,), {"asked": [], "change": change and staticmethod(change)})
@@ -192,7 +192,7 @@ def test_the_bytes_are_counted(tmp_path: Path) -> None:
 
 
 def in_the_first(change: Callable[[torch.Tensor], torch.Tensor], entry: str) -> Any:
-    def changed(told: Statistics) -> dict[str, Any]:
+    def changed(told: StatisticsReply) -> dict[str, Any]:
         found = dict(told.models[NET])
         found[entry] = change(found[entry].clone())
         return {"models": {NET: found}}
@@ -201,7 +201,7 @@ def in_the_first(change: Callable[[torch.Tensor], torch.Tensor], entry: str) -> 
 
 
 MEAN, VARIANCE = "stem.bn.running_mean", "stem.bn.running_var"
-LIES: dict[str, tuple[Callable[[Statistics], dict[str, Any]], str]] = {
+LIES: dict[str, tuple[Callable[[StatisticsReply], dict[str, Any]], str]] = {
     "n": (lambda told: {"n": told.n + 1}, "training samples, in the census the client had"),
     "models": (lambda told: {"models": {}}, r"it is of the models \[\], expected \['cnn3@0.5'\]"),
     "more": (lambda told: {"models": {**told.models, "x": {}}}, "it is of the models"),

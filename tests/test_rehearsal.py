@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from common import seeds
-from common.version import ROOT
-from deploy.run import ahead, loopback
+from common.settings.version import ROOT
+from common.training import seeds
+from deploy.run import loopback, preload
 from tests.support import battery
 from tests.support.rehearsal import NAME, rehearsing, told
 from tests.support.tiny import play
@@ -55,7 +55,7 @@ def test_it_gives_the_cpus_bits(method: str, tmp_path: Path) -> None:
 
 @there
 def test_two_workers_share_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "MODULES", [*ahead.MODULES, "tests.support.rehearsed"])
+    monkeypatch.setattr(preload, "MODULES", [*preload.MODULES, "tests.support.rehearsed"])
     here = play(battery.config("fedavg", tmp_path / "cpu", rounds=2))
     config = battery.config("fedavg", tmp_path / NAME, rounds=2)
     with rehearsing() as device:

@@ -3,10 +3,10 @@
 from client_app.handler import Handler
 from client_app.participant import Participant
 from common import methods
-from common.config import MethodOptions
-from common.protocol import Down
+from common.exchange.protocol import Request
+from common.settings.config import MethodOptions
 
-AnyHandler = Handler[MethodOptions, Down]
+AnyHandler = Handler[MethodOptions, Request]
 
 
 def half(name: str) -> type[AnyHandler]:

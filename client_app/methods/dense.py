@@ -2,16 +2,16 @@
 
 from typing import final
 
-from client_app.private import Private
-from common.methods.dense import Down, OneShot, Up
+from client_app.bases.own_model import OwnModel
+from common.methods.dense import OneShot, Reply, Request
 
 
 @final
-class Dense(Private[OneShot, Down]):
+class Dense(OwnModel[OneShot, Request]):
     """CE(f(w_k; x), y); w_k goes to the server."""
 
-    receives = Down
+    request_type = Request
 
-    def train(self, down: Down) -> Up:
-        net = self.local(down.t).train()
-        return Up(metrics=self.learn(down.t, net), w=self.keep(down.t, net))
+    def train(self, request: Request) -> Reply:
+        net = self.local(request.t).train()
+        return Reply(metrics=self.learn(request.t, net), w=self.keep(request.t, net))

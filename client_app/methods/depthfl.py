@@ -7,30 +7,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from client_app.copy import Copy
+from client_app.bases.global_copy import GlobalCopy
 from client_app.participant import upload
-from common import tree
-from common.fit import Loss
+from common.exchange.records import Records, StateDict
 from common.losses.distillation import kl
 from common.losses.gradients import held_near, slope
-from common.methods.depthfl import Down, Options, Up, deepest
+from common.methods.depthfl import Options, Reply, Request, deepest
 from common.models.classifier import Classifier
 from common.models.exits import Exits
-from common.records import Records, StateDict
+from common.training import tree
+from common.training.fit import Loss
 
 
 @final
-class Memory(Records):
+class ClientState(Records, kind="depthfl.Memory"):
     """What client k keeps of a round."""
 
     g: StateDict  #: g_k
 
 
 @final
-class DepthFL(Copy[Options, Down]):
+class DepthFL(GlobalCopy[Options, Request]):
     """Σ_i [CE(z_i, y) + r_t/(d−1) Σ_{j≠i} KL(σ(z_j) ‖ σ(z_i))] − ⟨g_k, w_k⟩ + α/2 ‖w_k − w‖²."""
 
-    receives, answers = Down, Up
+    request_type, reply_type = Request, Reply
 
     @property
     def spec(self) -> str:
@@ -42,17 +42,17 @@ class DepthFL(Copy[Options, Down]):
     def shared(self, w: StateDict, spec: str) -> Classifier:
         return self.participant.model(self.spec, tree.cut(w, self.task.expected(self.spec)))
 
-    def learn(self, down: Down, net: Classifier) -> dict[str, float]:
-        metrics = super().learn(down, net)
+    def learn(self, request: Request, net: Classifier) -> dict[str, float]:
+        metrics = super().learn(request, net)
         if self.options.feddyn:
             w, alpha = upload(net), self.options.alpha
-            g = {name: g - alpha * (w[name] - down.w[name]) for name, g in self.g.items()}
-            self.participant.remember(down.t, Memory(g=g), down.accepted)
+            g = {name: g - alpha * (w[name] - request.w[name]) for name, g in self.g.items()}
+            self.participant.save_state(request.t, ClientState(g=g), request.accepted)
         return metrics
 
-    def loss(self, down: Down, net: Classifier) -> Loss:
+    def loss(self, request: Request, net: Classifier) -> Loss:
         assert isinstance(net, Exits)
-        o, weight = self.options, self.options.weight(down.t)
+        o, weight = self.options, self.options.weight(request.t)
 
         def exits(x: Tensor, y: Tensor) -> Tensor:
             return mutual(net.each(x), y, weight, alone=o.exits == "last")
@@ -60,7 +60,7 @@ class DepthFL(Copy[Options, Down]):
         if not o.feddyn:
             return exits
         weights, near = dict(net.named_parameters()), held_near(net)
-        self.g = self._own(down, list(weights))
+        self.g = self._own(request, list(weights))
         here = {name: g.to(self.task.device) for name, g in self.g.items()}
 
         def dynamic(x: Tensor, y: Tensor) -> Tensor:
@@ -69,11 +69,11 @@ class DepthFL(Copy[Options, Down]):
 
         return dynamic
 
-    def _own(self, down: Down, names: Sequence[str]) -> StateDict:
+    def _own(self, request: Request, names: Sequence[str]) -> StateDict:
         """g_k as the server knows it."""
-        if down.accepted == 0:
-            return {name: torch.zeros_like(down.w[name]) for name in names}
-        return self.participant.recall_of(down.accepted, Memory).g
+        if request.accepted == 0:
+            return {name: torch.zeros_like(request.w[name]) for name in names}
+        return self.participant.load_state_of(request.accepted, ClientState).g
 
 
 def mutual(exits: Sequence[Tensor], y: Tensor, weight: float, *, alone: bool = False) -> Tensor:

@@ -2,12 +2,12 @@
 
 from typing import final
 
-from client_app.public_set import Teacher
-from common.methods.dl_mh import Down, Options, Up
+from client_app.bases.public_set import Teacher
+from common.methods.dl_mh import Options, Reply, Request
 
 
 @final
-class DLMH(Teacher[Options, Down]):
+class DLMH(Teacher[Options, Request]):
     """Predictions and confidences, with the schema d."""
 
-    receives, answers = Down, Up
+    request_type, reply_type = Request, Reply

@@ -4,17 +4,17 @@ from typing import final
 
 import torch
 
-from client_app.incentive import Taught
-from common.methods.dl_sh import Down, Options, Up
+from client_app.bases.incentive import RewardedClient
+from common.exchange.predictions import spoken
+from common.methods.dl_sh import Options, Reply, Request
 from common.models.classifier import Classifier
-from common.predictions import spoken
 
 
 @final
-class DLSH(Taught[Options, Down]):
+class DLSH(RewardedClient[Options, Request]):
     """Predictions and confidences, about all classes."""
 
-    receives, answers = Down, Up
+    request_type, reply_type = Request, Reply
 
     @property
     def d(self) -> list[int]:

@@ -4,43 +4,43 @@ from typing import final
 
 import torch
 
-from client_app.copy import cross_entropy
-from client_app.private import Private
-from client_app.public_set import Seeing
-from common import quantise
+from client_app.bases.global_copy import cross_entropy
+from client_app.bases.own_model import OwnModel
+from client_app.bases.public_set import SharedPublicSet
+from common.exchange import quantise
 from common.losses.distillation import kl_from
-from common.methods.ds_fl import Agreeing, Down, Up
+from common.methods.ds_fl import Agreeing, Reply, Request
 from common.models.classifier import Classifier
-from common.public_set import digest, subset
+from common.techniques.public_set import digest, subset
 
 
 @final
-class DSFL(Seeing[Agreeing, Down], Private[Agreeing, Down]):
+class DSFL(SharedPublicSet[Agreeing, Request], OwnModel[Agreeing, Request]):
     """KL(Ŷ ‖ σ(f(θ_k; x))) over A of the round before; CE; σ(f(θ_k; x)) over A_t."""
 
-    receives = Down
+    request_type = Request
 
-    def train(self, down: Down) -> Up:
-        p, t, net = self.participant, down.t, self.local(down.t)
-        digested = self._learn(down, net)
+    def train(self, request: Request) -> Reply:
+        p, t, net = self.participant, request.t, self.local(request.t)
+        digested = self._learn(request, net)
         metrics = p.train(t, net.train().parameters(), cross_entropy(net))
         self.keep(t, net)
-        images = self.images(t) if down.rows is None else p.public[down.rows.long()]
+        images = self.images(t) if request.rows is None else p.public[request.rows.long()]
         theta = torch.softmax(self.task.logits(net, images), dim=1)
-        return Up(
+        return Reply(
             metrics={**metrics, **digested}, theta=quantise.encode(theta, self.config.wire.dtype)
         )
 
-    def _learn(self, down: Down, net: Classifier) -> dict[str, float]:
+    def _learn(self, request: Request, net: Classifier) -> dict[str, float]:
         """Digest the newest Ŷ, if there is one."""
         p = self.participant
-        if down.y is None:
+        if request.y is None:
             return {}
-        rows = down.y_rows
+        rows = request.y_rows
         if rows is None:
-            rows = subset(self.task, down.since, len(p.public))
-        targets, images = quantise.decode_probabilities(down.y), p.public[rows.long()]
+            rows = subset(self.task, request.since, len(p.public))
+        targets, images = quantise.decode_probabilities(request.y), p.public[rows.long()]
         loss = digest(
-            self.task, down.t, net, images, targets, lambda z, y: kl_from(y, z), "digest", p.k
+            self.task, request.t, net, images, targets, lambda z, y: kl_from(y, z), "digest", p.k
         )
         return {"digest_loss": loss}

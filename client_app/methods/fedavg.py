@@ -2,12 +2,12 @@
 
 from typing import final
 
-from client_app.copy import Copy
-from common.methods.fedavg import Averaging, Down, Up
+from client_app.bases.global_copy import GlobalCopy
+from common.methods.fedavg import Averaging, Reply, Request
 
 
 @final
-class FedAvg(Copy[Averaging, Down]):
+class FedAvg(GlobalCopy[Averaging, Request]):
     """Copies, trained by cross-entropy."""
 
-    receives, answers = Down, Up
+    request_type, reply_type = Request, Reply

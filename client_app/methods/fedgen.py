@@ -6,23 +6,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from client_app.copy import Copy
-from common import seeds
-from common.fit import Loss
+from client_app.bases.global_copy import GlobalCopy
+from common.exchange.records import StateDict
 from common.losses.distillation import kl
-from common.methods.fedgen import Down, Options, Up
+from common.methods.fedgen import Options, Reply, Request
 from common.models.classifier import Classifier
 from common.models.generator import FeatureGenerator, new_feature_generator
-from common.records import StateDict
+from common.training import seeds
+from common.training.fit import Loss
 
 
 @final
-class FedGen(Copy[Options, Down]):
+class FedGen(GlobalCopy[Options, Request]):
     """CE(f(w_k; x), y) + α_t CE(h_k(G(z, ŷ)), ŷ) + β_t KL(h_k(G(z, y)) ‖ f(w_k; x))."""
 
-    receives, answers = Down, Up
+    request_type, reply_type = Request, Reply
 
-    def more(self, down: Down) -> dict[str, object]:
+    def more(self, request: Request) -> dict[str, object]:
         return {"counts": self.participant.counts}
 
     def _generator(self, state: StateDict, net: Classifier) -> FeatureGenerator:
@@ -31,14 +31,14 @@ class FedGen(Copy[Options, Down]):
         generator.load_state_dict(state)
         return generator.eval().requires_grad_(False)
 
-    def loss(self, down: Down, net: Classifier) -> Loss:
-        if down.generator is None or down.histogram is None:
-            return super().loss(down, net)
+    def loss(self, request: Request, net: Classifier) -> Loss:
+        if request.generator is None or request.histogram is None:
+            return super().loss(request, net)
         o, p, device = self.options, self.participant, self.task.device
-        generator = self._generator(down.generator, net)
-        draw = seeds.stream(self.task.seed, "features", p.k, down.t, device=device)
-        histogram, size = down.histogram.to(device), self.config.train.batch_size
-        alpha, beta = o.alpha * o.decay**down.t, o.beta * o.decay**down.t
+        generator = self._generator(request.generator, net)
+        draw = seeds.stream(self.task.seed, "features", p.k, request.t, device=device)
+        histogram, size = request.histogram.to(device), self.config.train.batch_size
+        alpha, beta = o.alpha * o.decay**request.t, o.beta * o.decay**request.t
         step = 0
 
         def loss(x: Tensor, y: Tensor) -> Tensor:

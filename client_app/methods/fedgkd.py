@@ -5,25 +5,25 @@ from typing import final
 import torch.nn.functional as F
 from torch import Tensor
 
-from client_app.copy import Copy
-from client_app.private import answers
-from common.fit import Loss
+from client_app.bases.global_copy import GlobalCopy
+from client_app.bases.own_model import frozen_logits
 from common.losses.distillation import kl
-from common.methods.fedgkd import Down, Options, Up
+from common.methods.fedgkd import Options, Reply, Request
 from common.models.classifier import Classifier
+from common.training.fit import Loss
 
 
 @final
-class FedGKD(Copy[Options, Down]):
+class FedGKD(GlobalCopy[Options, Request]):
     """CE(f(w_k; x), y) + γ/2 · s · KL(f(w̄; x)/T ‖ f(w_k; x)/T)."""
 
-    receives, answers = Down, Up
+    request_type, reply_type = Request, Reply
 
-    def loss(self, down: Down, net: Classifier) -> Loss:
-        if down.teacher is None:
-            return super().loss(down, net)
+    def loss(self, request: Request, net: Classifier) -> Loss:
+        if request.teacher is None:
+            return super().loss(request, net)
         o = self.options
-        teacher = answers(self.participant.model(self.spec, down.teacher).eval())
+        teacher = frozen_logits(self.participant.model(self.spec, request.teacher).eval())
         factor = o.gamma / 2 * (o.temperature**2 if o.t_squared else 1.0)
 
         def loss(x: Tensor, y: Tensor) -> Tensor:

@@ -6,43 +6,43 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from client_app.copy import cross_entropy
+from client_app.bases.global_copy import cross_entropy
 from client_app.handler import Handler
 from client_app.participant import upload
+from common.exchange.protocol import ScoreReply, ScoreRequest
+from common.exchange.records import Records, StateDict
 from common.losses.distillation import kl
-from common.methods.fedgkt import Down, Options, Up
+from common.methods.fedgkt import Options, Reply, Request
 from common.models.classifier import Classifier
-from common.models.split import Edge, Whole, splittable
-from common.protocol import Ask, Score
-from common.records import Records, StateDict
+from common.models.split import Edge, EdgeServerModel, splittable
 
 
 @final
-class Memory(Records):
+class ClientState(Records, kind="fedgkt.Memory"):
     """What client k keeps: f_e and f_c."""
 
     w: StateDict
 
 
 @final
-class FedGKT(Handler[Options, Down]):
+class FedGKT(Handler[Options, Request]):
     """CE(z_c, y) + α T² KL(z_s → z_c), z_c = f_c(f_e(x))."""
 
-    receives = Down
+    request_type = Request
 
     def admit(self) -> None:
         self._edge(0)
 
-    def train(self, down: Down) -> Up:
+    def train(self, request: Request) -> Reply:
         p = self.participant
-        edge = self._edge(down.t).train()
-        if down.z is None:
-            metrics = p.train(down.t, edge.trained(), cross_entropy(edge))
+        edge = self._edge(request.t).train()
+        if request.z is None:
+            metrics = p.train(request.t, edge.trained(), cross_entropy(edge))
         else:
-            metrics = self._transfer(down.t, edge, down.z.to(p.device))
-        p.remember(down.t, Memory(w=upload(edge)))
+            metrics = self._transfer(request.t, edge, request.z.to(p.device))
+        p.save_state(request.t, ClientState(w=upload(edge)))
         h, z = self._speak(edge)
-        return Up(metrics=metrics, h=h, z=z, y=p.train_set[1].cpu())
+        return Reply(metrics=metrics, h=h, z=z, y=p.train_set[1].cpu())
 
     def _transfer(self, t: int, edge: Edge, z_s: Tensor) -> dict[str, float]:
         """E epochs of equation 3."""
@@ -71,7 +71,7 @@ class FedGKT(Handler[Options, Down]):
     def _edge(self, t: int) -> Edge:
         p, task = self.participant, self.task
         edge = Edge(splittable(p.model(p.spec)), task.num_classes, task.shape, task.seed)
-        memory = p.recall(t, Memory)
+        memory = p.load_state(t, ClientState)
         if memory is not None:
             edge.load_state_dict(memory.w)
         return task.place(edge)
@@ -84,9 +84,9 @@ class FedGKT(Handler[Options, Down]):
         p = self.participant
         return p.n_task_test if self.options.whole_test else p.n_test
 
-    def score(self, ask: Ask) -> Score:
+    def score(self, ask: ScoreRequest) -> ScoreReply:
         p, edge, whole = self.participant, self._edge(ask.t + 1), None
         accuracy = p.test_accuracy if self.options.whole_test else p.accuracy
         if ask.w is not None:
-            whole = accuracy(self.task.place(Whole(edge, p.model(p.global_spec, ask.w))))
-        return Score(n=self.n_test, accuracy=accuracy(edge), accuracy_global=whole)
+            whole = accuracy(self.task.place(EdgeServerModel(edge, p.model(p.global_spec, ask.w))))
+        return ScoreReply(n=self.n_test, accuracy=accuracy(edge), accuracy_global=whole)

@@ -8,41 +8,41 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from client_app.copy import Copy
+from client_app.bases.global_copy import GlobalCopy
 from client_app.participant import upload
-from common import seeds
-from common.fit import fit
 from common.losses.gradients import Divergence, held_near, opposed
-from common.methods.fedin import Down, Options, Up
+from common.methods.fedin import Options, Reply, Request
 from common.models import split
 from common.models.classifier import Classifier, Split
+from common.training import seeds
+from common.training.fit import fit
 
 
 @final
-class FedIN(Copy[Options, Down]):
+class FedIN(GlobalCopy[Options, Request]):
     """Steps along Z, made of the gradients of l_local and l_IN."""
 
-    receives, answers = Down, Up
+    request_type, reply_type = Request, Reply
 
     def admit(self) -> None:
         split.shapes(self.spec, self.task.shape, self.task.num_classes, stem=self.task.stem)
 
-    def train(self, down: Down) -> Up:
-        net = self.participant.model(self.spec, down.w).train()
+    def train(self, request: Request) -> Reply:
+        net = self.participant.model(self.spec, request.w).train()
         assert isinstance(net, Split)
         self.local = Local(net, self.options.mu)
-        metrics = self.learn(down, net)
-        s_in, s_out = self._features(down.t) if self.options.in_training else (None, None)
-        return Up(metrics=metrics, w=upload(net), s_in=s_in, s_out=s_out)
+        metrics = self.learn(request, net)
+        s_in, s_out = self._features(request.t) if self.options.in_training else (None, None)
+        return Reply(metrics=metrics, w=upload(net), s_in=s_in, s_out=s_out)
 
-    def learn(self, down: Down, net: Classifier) -> dict[str, float]:
-        if down.s_in is None or down.s_out is None:
-            return self.participant.train(down.t, net.parameters(), self.local)
+    def learn(self, request: Request, net: Classifier) -> dict[str, float]:
+        if request.s_in is None or request.s_out is None:
+            return self.participant.train(request.t, net.parameters(), self.local)
         device = self.task.device
-        in_training = INTraining(self.local.net, down.s_in.to(device), down.s_out.to(device))
+        in_training = INTraining(self.local.net, request.s_in.to(device), request.s_out.to(device))
         modes = {"sequential": self._sequential, "phases": self._phases}
         work = modes.get(self.options.grad_mode, self._together)
-        return {**work(down.t, in_training), "in_loss": in_training.mean_loss}
+        return {**work(request.t, in_training), "in_loss": in_training.mean_loss}
 
     def _features(self, t: int) -> tuple[Tensor, Tensor]:
         """(s_in, s_out) as they leave the client: clipped sample by sample, blurred, float32."""

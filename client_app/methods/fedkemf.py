@@ -8,17 +8,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from client_app.private import Mutual
+from client_app.bases.own_model import Mutual
 from common.losses.distillation import kl
-from common.methods.fedkemf import Down, Options
+from common.methods.fedkemf import Options, Request
 from common.models.classifier import Classifier
 
 
 @final
-class FedKEMF(Mutual[Options, Down]):
+class FedKEMF(Mutual[Options, Request]):
     """CE + D both ways; only the knowledge network's copy goes back."""
 
-    receives = Down
+    request_type = Request
 
     def losses(self, own: Tensor, shared: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         apart = F.mse_loss if self.options.dml == "mse" else kl

@@ -6,18 +6,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from client_app.copy import Copy
+from client_app.bases.global_copy import GlobalCopy
 from client_app.participant import upload
-from common import optimise
-from common.datafree import DataFree, new_generator, resumed_generator
-from common.methods.fedkf import Down, Options, Up
+from common.exchange.records import Records, StateDict
+from common.methods.fedkf import Options, Reply, Request
 from common.models.classifier import Classifier
 from common.models.generator import Generator
-from common.records import Records, StateDict
+from common.techniques.datafree import DataFree, new_generator, resumed_generator
+from common.training import optimise
 
 
 @final
-class Memory(Records):
+class ClientState(Records, kind="fedkf.Memory"):
     """What client k keeps for good."""
 
     generator: StateDict  #: θ_k
@@ -25,18 +25,18 @@ class Memory(Records):
 
 
 @final
-class FedKF(Copy[Options, Down]):
+class FedKF(GlobalCopy[Options, Request]):
     """From round 2: CE(h(w_k; x), y) + γ KL(h(ŵ; x̂) ‖ h(w_k; x̂)), x̂ = g(θ_k; z)."""
 
-    receives, answers = Down, Up
+    request_type, reply_type = Request, Reply
 
-    def learn(self, down: Down, net: Classifier) -> dict[str, float]:
+    def learn(self, request: Request, net: Classifier) -> dict[str, float]:
         """Equations 2-8."""
-        if down.t == 1:
-            return super().learn(down, net)
-        p, gamma, t = self.participant, self.options.gamma, down.t
-        teacher = p.model(self.spec, down.w if down.w_hat is None else down.w_hat)
-        generator, optimizer = self._generator(down)
+        if request.t == 1:
+            return super().learn(request, net)
+        p, gamma, t = self.participant, self.options.gamma, request.t
+        teacher = p.model(self.spec, request.w if request.w_hat is None else request.w_hat)
+        generator, optimizer = self._generator(request)
         datafree = DataFree(
             self.task,
             generator,
@@ -55,24 +55,24 @@ class FedKF(Copy[Options, Down]):
         if optimizer is None:
             return metrics
         adam = optimise.moments(optimizer)
-        p.remember(t, Memory(generator=upload(generator), adam=adam))
+        p.save_state(t, ClientState(generator=upload(generator), adam=adam))
         return {**metrics, "generator_loss": datafree.mean_loss}
 
     def own_generator(self, t: int) -> Generator | None:
         """θ_k after round t, on the CPU; None if this client has trained none."""
-        memory = self.participant.recall(t + 1, Memory)
+        memory = self.participant.load_state(t + 1, ClientState)
         if memory is None:
             return None
         generator = new_generator(self.task)
         generator.load_state_dict(memory.generator)
         return generator
 
-    def _generator(self, down: Down) -> tuple[Generator, torch.optim.Optimizer | None]:
+    def _generator(self, request: Request) -> tuple[Generator, torch.optim.Optimizer | None]:
         """θ_k and its optimiser, or the server's θ, which none moves."""
-        memory = self.participant.recall(down.t, Memory)
-        if down.theta is not None:
+        memory = self.participant.load_state(request.t, ClientState)
+        if request.theta is not None:
             generator = new_generator(self.task)
-            generator.load_state_dict(down.theta)
+            generator.load_state_dict(request.theta)
             return self.task.place(generator), None
         kept = (memory.generator, memory.adam) if memory else (None, {})
-        return resumed_generator(self.task, down.t, *kept)
+        return resumed_generator(self.task, request.t, *kept)

@@ -5,23 +5,23 @@ from typing import final
 import torch.nn.functional as F
 from torch import Tensor
 
-from client_app.copy import Copy
-from client_app.private import answers
-from common.fit import Loss
+from client_app.bases.global_copy import GlobalCopy
+from client_app.bases.own_model import frozen_logits
 from common.losses.distillation import not_true
-from common.methods.fedntd import Down, Options, Up
+from common.methods.fedntd import Options, Reply, Request
 from common.models.classifier import Classifier
+from common.training.fit import Loss
 
 
 @final
-class FedNTD(Copy[Options, Down]):
+class FedNTD(GlobalCopy[Options, Request]):
     """CE(z, y) + β τ² KL(σ_τ(z_g without y) ‖ σ_τ(z without y))."""
 
-    receives, answers = Down, Up
+    request_type, reply_type = Request, Reply
 
-    def loss(self, down: Down, net: Classifier) -> Loss:
+    def loss(self, request: Request, net: Classifier) -> Loss:
         tau = self.options.temperature
-        received = answers(self.participant.model(self.spec, down.w).eval())
+        received = frozen_logits(self.participant.model(self.spec, request.w).eval())
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
             z, factor = net(x), self.options.beta * tau**2

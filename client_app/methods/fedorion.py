@@ -6,34 +6,34 @@ from typing import final
 import torch.nn.functional as F
 from torch import Tensor
 
-from client_app.copy import cross_entropy
+from client_app.bases.global_copy import cross_entropy
+from client_app.bases.own_model import Mutual
 from client_app.participant import upload
-from client_app.private import Mutual
-from common import seeds
 from common.losses.distillation import KD_LOSSES
-from common.methods.fedorion import Down, Options, Up
+from common.methods.fedorion import Options, Reply, Request
+from common.training import seeds
 
 
 @final
-class FedORION(Mutual[Options, Down]):
+class FedORION(Mutual[Options, Request]):
     """θ_i and θ_gi teach each other, unless this client skips it and trains θ_gi alone."""
 
-    receives = Down
+    request_type = Request
 
     @property
     def spec(self) -> str:
         p = self.participant
         return p.global_spec if self._is_spared else p.spec
 
-    def train(self, down: Down) -> Up:
+    def train(self, request: Request) -> Reply:
         p = self.participant
-        copy = p.model(p.global_spec, down.w).train()
+        copy = p.model(p.global_spec, request.w).train()
         if self._skips_dml:
-            metrics = p.train(down.t, copy.parameters(), cross_entropy(copy))
-            return Up(metrics=metrics, w=self.keep(down.t, copy), local=None)
-        local = self.local(down.t).train()
-        metrics = self.learn_mutually(down.t, local, copy)
-        return Up(metrics=metrics, w=upload(copy), local=self.keep(down.t, local))
+            metrics = p.train(request.t, copy.parameters(), cross_entropy(copy))
+            return Reply(metrics=metrics, w=self.keep(request.t, copy), local=None)
+        local = self.local(request.t).train()
+        metrics = self.learn_mutually(request.t, local, copy)
+        return Reply(metrics=metrics, w=upload(copy), local=self.keep(request.t, local))
 
     def losses(self, own: Tensor, shared: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Equations 1 and 2."""

@@ -8,20 +8,20 @@ from typing import final
 import torch.nn.functional as F
 from torch import Tensor
 
-from client_app.copy import Copy
-from common.fit import Loss
+from client_app.bases.global_copy import GlobalCopy
 from common.losses.gradients import held_near
-from common.methods.fedprox import Down, Options, Up
+from common.methods.fedprox import Options, Reply, Request
 from common.models.classifier import Classifier
+from common.training.fit import Loss
 
 
 @final
-class FedProx(Copy[Options, Down]):
+class FedProx(GlobalCopy[Options, Request]):
     """CE(f(w_k; x), y) + μ/2 ‖w_k − w‖²."""
 
-    receives, answers = Down, Up
+    request_type, reply_type = Request, Reply
 
-    def loss(self, down: Down, net: Classifier) -> Loss:
+    def loss(self, request: Request, net: Classifier) -> Loss:
         mu, proximal = self.options.mu, held_near(net)
 
         def loss(x: Tensor, y: Tensor) -> Tensor:

@@ -9,16 +9,16 @@ from torch.func import functional_call
 
 from client_app.handler import Handler
 from client_app.participant import upload
-from common import importance
-from common.methods.fiarse import Down, Options, Up
+from common.methods.fiarse import Options, Reply, Request
 from common.models.classifier import Classifier
+from common.techniques import importance
 
 
 @final
-class FIARSE(Handler[Options, Down]):
+class FIARSE(Handler[Options, Request]):
     """CE(f(w·m(|w|); x), y)."""
 
-    receives = Down
+    request_type = Request
 
     @property
     def spec(self) -> str:
@@ -30,17 +30,19 @@ class FIARSE(Handler[Options, Down]):
         shares, k = self.options.shares, self.participant.k
         return float(self.participant.node.get("size", shares[k % len(shares)]))
 
-    def train(self, down: Down) -> Up:
+    def train(self, request: Request) -> Reply:
         net = self.participant.model(self.spec).train()
         names, before = importance.entries(net), upload(net)
-        masks = importance.from_bitmap(down.bitmap, {name: before[name] for name in names})
-        before |= importance.spread(down.kept, masks) | down.rest
+        masks = importance.from_bitmap(request.bitmap, {name: before[name] for name in names})
+        before |= importance.spread(request.kept, masks) | request.rest
         net.load_state_dict(before)
         groups = importance.groups(names, self.options.scope)
-        metrics = self.learn(down.t, net, importance.by_name(down.theta, groups))
+        metrics = self.learn(request.t, net, importance.by_name(request.theta, groups))
         after = upload(net)
-        delta = down.kept - importance.kept(after, masks)
-        return Up(metrics=metrics, delta=delta, rest={name: after[name] for name in down.rest})
+        delta = request.kept - importance.kept(after, masks)
+        return Reply(
+            metrics=metrics, delta=delta, rest={name: after[name] for name in request.rest}
+        )
 
     def learn(self, t: int, net: Classifier, theta: dict[str, float]) -> dict[str, float]:
         """Local training; θ by tensor."""

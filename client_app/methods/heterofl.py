@@ -6,34 +6,36 @@ from typing import final
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from client_app.copy import Copy
-from common.fit import Loss
-from common.methods.heterofl import Down, Partial, Up
+from client_app.bases.global_copy import GlobalCopy
+from common.exchange.protocol import ScoreReply, ScoreRequest
+from common.methods.heterofl import Partial, Reply, Request
 from common.models.classifier import Classifier
 from common.models.layers import normalisations
 from common.models.masked import Zeroed
-from common.protocol import Ask, Score
+from common.training.fit import Loss
 
 
 @final
-class HeteroFL(Copy[Partial, Down]):
+class HeteroFL(GlobalCopy[Partial, Request]):
     """CE(z with the logits of absent classes 0, y)."""
 
-    receives, answers = Down, Up
+    request_type, reply_type = Request, Reply
 
     def admit(self) -> None:
         if self.options.rates == "redrawn" and self.participant.node.get("model"):
             raise ValueError(f'{self.spec} is its own, but rates = "redrawn" gives it others')
 
-    def trains(self, down: Down) -> str:
-        if down.spec not in (known := {*self.config.brought, self.spec}):
-            raise ValueError(f"{down.spec} is not configured; there are {', '.join(sorted(known))}")
-        return down.spec
+    def trains(self, request: Request) -> str:
+        if request.spec not in (known := {*self.config.brought, self.spec}):
+            raise ValueError(
+                f"{request.spec} is not configured; there are {', '.join(sorted(known))}"
+            )
+        return request.spec
 
-    def loss(self, down: Down, net: Classifier) -> Loss:
-        if self.options.scaler and down.rate < 1:
+    def loss(self, request: Request, net: Classifier) -> Loss:
+        if self.options.scaler and request.rate < 1:
             for norm in normalisations(net):
-                norm.register_forward_pre_hook(divided_by(down.rate))
+                norm.register_forward_pre_hook(divided_by(request.rate))
         masked = self.masked(net)
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
@@ -46,7 +48,7 @@ class HeteroFL(Copy[Partial, Down]):
             return net
         return Zeroed(net, [c for c, count in enumerate(self.participant.counts) if count])
 
-    def score(self, ask: Ask) -> Score:
+    def score(self, ask: ScoreRequest) -> ScoreReply:
         """A client's own figure is of the widest network, on its own classes."""
         p, found = self.participant, super().score(ask)
         assert ask.w is not None, "the widest network"

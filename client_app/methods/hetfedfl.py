@@ -6,22 +6,22 @@ from typing import final
 import torch.nn.functional as F
 from torch import Tensor
 
-from client_app.private import Private, answers
+from client_app.bases.own_model import OwnModel, frozen_logits
 from common.losses.distillation import kl
-from common.methods.hetfedfl import Down, Options, Up
+from common.methods.hetfedfl import Options, Reply, Request
 from common.models.batchnorm import batch_statistics
 
 
 @final
-class HetFedFL(Private[Options, Down]):
+class HetFedFL(OwnModel[Options, Request]):
     """CE(C(x; w_i), y) + KL(S(x; w) → C(x; w_i))."""
 
-    receives = Down
+    request_type = Request
 
-    def train(self, down: Down) -> Up:
+    def train(self, request: Request) -> Reply:
         p = self.participant
-        local, teacher = self.local(down.t).train(), p.model(p.global_spec, down.w).eval()
-        taught = answers(teacher)
+        local, teacher = self.local(request.t).train(), p.model(p.global_spec, request.w).eval()
+        taught = frozen_logits(teacher)
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
             target, own = taught(x), local(x)
@@ -29,5 +29,5 @@ class HetFedFL(Private[Options, Down]):
 
         by_batch = self.options.teacher_bn == "batch"
         with batch_statistics(teacher) if by_batch else nullcontext():
-            metrics = p.train(down.t, local.parameters(), loss)
-        return Up(metrics=metrics, local=self.keep(down.t, local))
+            metrics = p.train(request.t, local.parameters(), loss)
+        return Reply(metrics=metrics, local=self.keep(request.t, local))

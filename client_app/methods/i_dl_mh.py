@@ -2,16 +2,16 @@
 
 from typing import final
 
-from client_app.incentive import Taught
-from common.methods.i_dl_mh import Down, Options, Up
+from client_app.bases.incentive import RewardedClient
+from common.methods.i_dl_mh import Options, Reply, Request
 from common.models.classifier import Classifier
 
 
 @final
-class IDLMH(Taught[Options, Down]):
+class IDLMH(RewardedClient[Options, Request]):
     """DL-MH's client, which may want the incentive."""
 
-    receives, answers = Down, Up
+    request_type, reply_type = Request, Reply
 
     @property
     def wants(self) -> bool:

@@ -2,18 +2,18 @@
 
 from typing import final
 
-from client_app.copy import Copy
-from common.methods.inclusivefl import Down, Options, Up
+from client_app.bases.global_copy import GlobalCopy
+from common.methods.inclusivefl import Options, Reply, Request
 from common.models.classifier import Classifier
 
 
 @final
-class InclusiveFL(Copy[Options, Down]):
+class InclusiveFL(GlobalCopy[Options, Request]):
     """Copies, trained by cross-entropy."""
 
-    receives, answers = Down, Up
+    request_type, reply_type = Request, Reply
 
-    def learn(self, down: Down, net: Classifier) -> dict[str, float]:
-        lr = self.task.lr(down.t) * self.options.factor(self.spec)
+    def learn(self, request: Request, net: Classifier) -> dict[str, float]:
+        lr = self.task.lr(request.t) * self.options.factor(self.spec)
         group = {"params": list(net.parameters()), "lr": lr}
-        return self.participant.train(down.t, [group], self.loss(down, net))
+        return self.participant.train(request.t, [group], self.loss(request, net))

@@ -2,20 +2,20 @@
 
 from typing import final
 
-from client_app.private import Private
-from common.methods.local import Down, Options, Up
+from client_app.bases.own_model import OwnModel
+from common.methods.local import Options, Reply, Request
 
 
 @final
-class Local(Private[Options, Down]):
+class Local(OwnModel[Options, Request]):
     """CE(f(θ_k; x), y)."""
 
-    receives = Down
+    request_type = Request
 
-    def train(self, down: Down) -> Up:
-        p, net = self.participant, self.local(down.t).train()
-        metrics = self.learn(down.t, net)
-        self.keep(down.t, net)
+    def train(self, request: Request) -> Reply:
+        p, net = self.participant, self.local(request.t).train()
+        metrics = self.learn(request.t, net)
+        self.keep(request.t, net)
         if self.options.whole_test:
             metrics = {**metrics, "test_accuracy": p.test_accuracy(net)}
-        return Up(metrics=metrics)
+        return Reply(metrics=metrics)

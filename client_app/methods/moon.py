@@ -6,37 +6,37 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from client_app.copy import Copy
+from client_app.bases.global_copy import GlobalCopy
 from client_app.participant import upload
-from common.fit import Loss
-from common.methods.moon import Down, Options, Up
+from common.exchange.records import Records, StateDict
+from common.methods.moon import Options, Reply, Request
 from common.models.classifier import Classifier
-from common.records import Records, StateDict
+from common.training.fit import Loss
 
 
 @final
-class Memory(Records):
+class ClientState(Records, kind="moon.Memory"):
     """What client k keeps of its last round."""
 
     w: StateDict  #: w_k
 
 
 @final
-class MOON(Copy[Options, Down]):
+class MOON(GlobalCopy[Options, Request]):
     """CE(z, y) + μ CE([cos(q, q_g), cos(q, q_p)] / τ, 0)."""
 
-    receives, answers = Down, Up
+    request_type, reply_type = Request, Reply
 
-    def learn(self, down: Down, net: Classifier) -> dict[str, float]:
-        metrics = super().learn(down, net)
-        self.participant.remember(down.t, Memory(w=upload(net)))
+    def learn(self, request: Request, net: Classifier) -> dict[str, float]:
+        metrics = super().learn(request, net)
+        self.participant.save_state(request.t, ClientState(w=upload(net)))
         return metrics
 
-    def loss(self, down: Down, net: Classifier) -> Loss:
+    def loss(self, request: Request, net: Classifier) -> Loss:
         o, p = self.options, self.participant
-        memory = p.recall(down.t, Memory)
-        received = p.model(self.spec, down.w).eval()
-        past = p.model(self.spec, memory.w if memory else down.w).eval()
+        memory = p.load_state(request.t, ClientState)
+        received = p.model(self.spec, request.w).eval()
+        past = p.model(self.spec, memory.w if memory else request.w).eval()
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
             q = net.features(x)

@@ -2,18 +2,18 @@
 
 from typing import final
 
-from client_app.copy import Copy
-from common.methods.qffl import Down, Options, Up
-from common.task import evaluate
+from client_app.bases.global_copy import GlobalCopy
+from common.methods.qffl import Options, Reply, Request
+from common.training.task import evaluate
 
 
 @final
-class QFFL(Copy[Options, Down]):
+class QFFL(GlobalCopy[Options, Request]):
     """F_k is the mean cross-entropy of w on the client's training samples."""
 
-    receives, answers = Down, Up
+    request_type, reply_type = Request, Reply
 
-    def more(self, down: Down) -> dict[str, object]:
+    def more(self, request: Request) -> dict[str, object]:
         p = self.participant
-        received = p.model(self.spec, down.w)
+        received = p.model(self.spec, request.w)
         return {"loss": evaluate(received, *p.train_set, self.task, bn="running").loss}

@@ -5,46 +5,50 @@ from typing import final
 import torch
 from torch import Tensor
 
-from client_app.copy import Copy
+from client_app.bases.global_copy import GlobalCopy
 from client_app.participant import upload
+from common.exchange.records import Records, StateDict
 from common.losses.gradients import slope
-from common.methods.scaffold import Down, Options, Up
+from common.methods.scaffold import Options, Reply, Request
 from common.models.classifier import Classifier
-from common.records import Records, StateDict
 
 
 @final
-class Memory(Records):
+class ClientState(Records, kind="scaffold.Memory"):
     """What client k keeps of a round."""
 
     c: StateDict  #: c_k
 
 
 @final
-class Scaffold(Copy[Options, Down]):
+class Scaffold(GlobalCopy[Options, Request]):
     """y ← y − η (∇CE(f(y; x), y) − c_k + c)."""
 
-    receives, answers = Down, Up
+    request_type, reply_type = Request, Reply
 
-    def train(self, down: Down) -> Up:
-        p, t = self.participant, down.t
-        net = p.model(self.spec, down.w).train()
-        own = self._own(down)
-        self.correction = {name: (c - own[name]).to(self.task.device) for name, c in down.c.items()}
-        metrics, w = self.learn(down, net), upload(net)
-        dc = self.options.change(self.task, t, p.n, down, w)
-        p.remember(t, Memory(c={name: own[name] + d for name, d in dc.items()}), down.accepted)
-        return Up(metrics=metrics, w=w, dc=dc)
+    def train(self, request: Request) -> Reply:
+        p, t = self.participant, request.t
+        net = p.model(self.spec, request.w).train()
+        own = self._own(request)
+        self.correction = {
+            name: (c - own[name]).to(self.task.device) for name, c in request.c.items()
+        }
+        metrics, w = self.learn(request, net), upload(net)
+        dc = self.options.change(self.task, t, p.n, request, w)
+        p.save_state(
+            t, ClientState(c={name: own[name] + d for name, d in dc.items()}), request.accepted
+        )
+        return Reply(metrics=metrics, w=w, dc=dc)
 
-    def _own(self, down: Down) -> StateDict:
+    def _own(self, request: Request) -> StateDict:
         """c_k as the server knows it."""
-        if down.accepted == 0:
-            return {name: torch.zeros_like(c) for name, c in down.c.items()}
-        return self.participant.recall_of(down.accepted, Memory).c
+        if request.accepted == 0:
+            return {name: torch.zeros_like(c) for name, c in request.c.items()}
+        return self.participant.load_state_of(request.accepted, ClientState).c
 
-    def learn(self, down: Down, net: Classifier) -> dict[str, float]:
-        p, weights, plain = self.participant, dict(net.named_parameters()), self.loss(down, net)
-        lr = self.task.lr(down.t)
+    def learn(self, request: Request, net: Classifier) -> dict[str, float]:
+        p, weights, plain = self.participant, dict(net.named_parameters()), self.loss(request, net)
+        lr = self.task.lr(request.t)
 
         def shifted(x: Tensor, y: Tensor) -> Tensor:
             corrected = [weights[name] for name in self.correction]
@@ -56,5 +60,5 @@ class Scaffold(Copy[Options, Down]):
                 weights[name].sub_(a, alpha=lr)
 
         if self.options.correction == "after":
-            return p.train(down.t, net.parameters(), plain, after=after)
-        return p.train(down.t, net.parameters(), shifted)
+            return p.train(request.t, net.parameters(), plain, after=after)
+        return p.train(request.t, net.parameters(), shifted)

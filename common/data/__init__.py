@@ -15,9 +15,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from common import plugins
-from common.config import NATURAL, OWN, SERVER, WHO, Data
-from common.data import outside
+from common.data import external
 from common.data.arrays import load_leaf, load_npz
 from common.data.dataset import Dataset, fitted, merged, resize, stratified
 from common.data.embedded import digits, points, toy
@@ -32,7 +30,9 @@ from common.data.published import (
     MNIST,
     SVHN,
 )
-from common.seeds import rng
+from common.settings import plugins
+from common.settings.config import NATURAL, OWN, SERVER, WHO, Data
+from common.training.seeds import rng
 
 __all__ = ["DATASETS", "PARTITIONS", "Dataset", "Source", "load", "source"]
 
@@ -87,9 +87,9 @@ def source(name: str) -> Source:
         there = plugins.choices("datasets", name, DATASETS)
         raise ValueError(f"unknown data.name {name!r}: choose from {there}")
     if isinstance(found, Source):
-        return replace(found, load=outside.loader(name, found.load))
+        return replace(found, load=external.loader(name, found.load))
     about = (inspect.getdoc(found) or "").partition("\n")[0]
-    return Source(outside.loader(name, found), about)
+    return Source(external.loader(name, found), about)
 
 
 _DECIDE = {
@@ -144,7 +144,7 @@ def _check(name: str, dataset: Dataset, *, every_class: bool) -> None:
     ``every_class``: it is all there is, so each class needs samples; a client's own need not have
     them.
     """
-    outside.check(name, dataset)
+    external.check(name, dataset)
     counts = torch.bincount(dataset.y, minlength=dataset.num_classes)
     for label, count in zip(dataset.classes, counts.tolist(), strict=True):
         if count == 0 and every_class:

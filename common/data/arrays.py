@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.config import Data
 from common.data import decoded
 from common.data.dataset import Dataset, measured
 from common.data.unpickle import read_npz
 from common.files import in_order
+from common.settings.config import Data
 
 CHANNELS = (1, 3)  #: of an image whose last axis is taken for its channels
 NOBODY = -1  #: owner of the test samples of a user who does not train

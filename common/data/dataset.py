@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.seeds import rng
+from common.training.seeds import rng
 
 LUMA = (0.299, 0.587, 0.114)
 """Red, green and blue in grey (ITU-R BT.601)."""

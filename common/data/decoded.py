@@ -16,8 +16,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from common.config import Data
 from common.files import replaced
+from common.settings.config import Data
 
 VERSION = 1  #: raised whenever the same files would be decoded differently
 SMALL = 2**20  #: bytes of source files that are decoded every time rather than kept

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from common.data.dataset import Dataset, halved, measured
-from common.extras import missing
-from common.seeds import rng
+from common.settings.extras import missing
+from common.training.seeds import rng
 
 
 def digits() -> Dataset:

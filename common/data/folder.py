@@ -17,11 +17,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from common.config import Data
 from common.data import decoded
 from common.data.dataset import Dataset, halved, holdout, measured
 from common.files import in_order
-from common.seeds import rng
+from common.settings.config import Data
+from common.training.seeds import rng
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".webp")
 ANNOTATIONS = "val_annotations.txt"  #: TinyImageNet: "<file> <class> <box>" per line

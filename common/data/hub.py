@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.config import Data
 from common.data import decoded
 from common.data.dataset import Dataset, halved, measured
 from common.data.folder import GREY, as_bytes
-from common.extras import imported
 from common.files import in_order
+from common.settings.config import Data
+from common.settings.extras import imported
 
 
 def load_hub(data: Data) -> Dataset:

@@ -23,13 +23,13 @@ from typing import final
 
 import numpy as np
 
-from common import plugins
-from common.config import NATURAL, OWN, Data
 from common.data.dataset import Dataset
 from common.data.dirichlet import fedkf_dirichlet, label_dirichlet, quantity_dirichlet
-from common.data.outside import check_shares, guarded, placed
-from common.extras import imported
-from common.seeds import rng
+from common.data.external import check_shares, guarded, placed
+from common.settings import plugins
+from common.settings.config import NATURAL, OWN, Data
+from common.settings.extras import imported
+from common.training.seeds import rng
 
 SLOTS = 10  #: of DL-MH's patterns
 PERIOD = 5  #: devices of DL-MH's patterns

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.config import Data
 from common.data import decoded
 from common.data.dataset import Dataset
+from common.settings.config import Data
 
 UNSIGNED_BYTE = 0x08  #: the type in an IDX file's header
 

@@ -20,11 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.config import NATURAL, OWN, Data
 from common.data import check_test_owners, load, pool_of
 from common.data.dataset import Dataset
 from common.data.partition import local_split, local_train, split
-from common.seeds import rng
+from common.settings.config import NATURAL, OWN, Data
+from common.training.seeds import rng
 
 LEAST = 2  #: training samples of a client: one alone would break BatchNorm
 

@@ -4,7 +4,7 @@ A reply stops halfway where its client died while it sent it, or keeps a part ba
 reply out when its description is there and asks for each of its parts again and again, for up to 83
 minutes whatever the run's timeout, and every other reply waits behind it. The grid has no knob for
 this, so the function that it pulls with is replaced while an exchange goes on, and with it the
-one that puts the parts together, where large parts are to go to a file (``Spool``).
+one that puts the parts together, where large parts are to go to a file (``ChunkFile``).
 
 What is sent Flower writes out as a whole before it sends the first part, so that it is in memory
 twice. ``few_at_once`` hands it a few parts after the other.
@@ -56,7 +56,7 @@ def over_grpc(grid: Grid) -> bool:
 
 
 @final
-class Spool:
+class ChunkFile:
     """The large chunks of one reply, of ``most`` bytes together: what is more stays in memory.
 
     Flower pulls the parts of a reply (chunks of at most 20 MB of an array), joins them and copies
@@ -171,11 +171,11 @@ class _Halfway(Exception):
 class _Parts(dict[str, bytes]):
     """Those of one reply; the large ones are in ``spool``."""
 
-    spool: Spool
+    chunk_file: ChunkFile
 
 
 @contextmanager
-def whole_by(deadline: float, spool: Callable[[], Spool] | None = None) -> Iterator[None]:
+def whole_by(deadline: float, spool: Callable[[], ChunkFile] | None = None) -> Iterator[None]:
     """Replies pulled in this context must be whole by ``deadline``, a ``time.monotonic()``, and
     may not stand still for ``STALLED`` seconds; one that is not becomes an error reply.
 
@@ -210,15 +210,15 @@ def whole_by(deadline: float, spool: Callable[[], Spool] | None = None) -> Itera
             raise error from None
         if kept:
             parts = _Parts(parts)
-            parts.spool = kept
+            parts.chunk_file = kept
         return parts
 
     def put_together(name: str, parts: dict[str, bytes]) -> InflatableObject:
         if not isinstance(parts, _Parts):
             return inflate(name, parts)
-        message = inflate(name, parts, objects=parts.spool.objects(parts))
+        message = inflate(name, parts, objects=parts.chunk_file.objects(parts))
         if isinstance(message, Message) and message.has_content():
-            parts.spool.settle(message.content)
+            parts.chunk_file.settle(message.content)
         return message
 
     theirs |= {"pull_objects": pull_objects, "inflate_object_from_contents": put_together}

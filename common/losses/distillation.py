@@ -66,7 +66,7 @@ def opinion(
 
     ``logits``: softmax(mean_i z_i / T); ``mean``: mean_i softmax(z_i / T); ``max``: as
     ``max_ensemble`` with norm "sum"; ``vote``: the share of the teachers that predict the class.
-    ``answers`` has at least one element; it is consumed once, one element in memory at a time.
+    ``reply_type`` has at least one element; it is consumed once, one element in memory at a time.
 
     ``kl_from`` with the ``mean`` is the mean of ``kl`` over the teachers, minus a term that does
     not depend on the student.

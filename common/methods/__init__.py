@@ -5,8 +5,8 @@ server and client halves have the same file name in ``server_app/methods`` and
 ``client_app/methods``. A contract that reuses a half of another method has no such file; it sets
 ``SERVER = "fedavg"`` or ``CLIENT = "fedprox"``.
 
-A method in a plug-in (``common/plugins.py``) is a package with the modules ``contract``, ``server``
-and ``client``, or one module that contains all three.
+A method in a plug-in (``common/settings/plugins.py``) is a package with the modules ``contract``,
+``server`` and ``client``, or one module that contains all three.
 """
 
 import functools
@@ -16,9 +16,9 @@ import pkgutil
 import re
 from types import ModuleType
 
-from common import plugins
-from common.config import SECTIONS, MethodOptions
-from common.section import value_kind
+from common.settings import plugins
+from common.settings.config import SECTIONS, MethodOptions
+from common.settings.section import value_kind
 
 
 @functools.cache

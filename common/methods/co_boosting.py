@@ -37,8 +37,8 @@ from typing import Annotated, Literal, final
 
 from pydantic import Field
 
-from common.methods.dense import Down, OneShot, Up
-from common.section import NonNegative, Positive
+from common.methods.dense import OneShot, Reply, Request
+from common.settings.section import NonNegative, Positive
 
 CLIENT = "dense"
 

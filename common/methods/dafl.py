@@ -23,8 +23,8 @@ from typing import Annotated, final
 
 from pydantic import Field
 
-from common.methods.fedavg import AVERAGED, Averaging, Down, Up
-from common.section import AtLeastOne, Momentum, Positive
+from common.methods.fedavg import AVERAGED, Averaging, Reply, Request
+from common.settings.section import AtLeastOne, Momentum, Positive
 
 CLIENT = "fedavg"
 

@@ -48,10 +48,10 @@ from typing import Annotated, Literal, final
 
 from pydantic import Field
 
-from common.config import MethodOptions
-from common.protocol import Down as Down
-from common.protocol import Trained as Up
-from common.section import AtLeastOne, Momentum, NonNegative, Positive
+from common.exchange.protocol import ModelReply as Reply
+from common.exchange.protocol import Request as Request
+from common.settings.config import MethodOptions
+from common.settings.section import AtLeastOne, Momentum, NonNegative, Positive
 
 
 class OneShot(MethodOptions):

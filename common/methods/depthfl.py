@@ -43,13 +43,14 @@ import math
 from collections.abc import Sequence
 from typing import Literal, final
 
-from common import models, protocol
-from common.config import Config, not_allowed
+from common import models
+from common.exchange import protocol
+from common.exchange.protocol import ModelReply as Reply
+from common.exchange.protocol import Round
 from common.methods.fedavg import Averaging
-from common.protocol import Round
-from common.protocol import Trained as Up
-from common.section import AtLeastOne, Positive
-from common.task import Task
+from common.settings.config import Config, not_allowed
+from common.settings.section import AtLeastOne, Positive
+from common.training.task import Task
 
 
 @final
@@ -100,7 +101,7 @@ def deepest(specs: Sequence[str]) -> str:
 
 
 @final
-class Down(protocol.Model):
+class Request(protocol.ModelRequest, kind="depthfl.Down"):
     """Request with ``w``, the client's part of the network."""
 
     accepted: Round  #: round of this client's last reply that the server counted into h; 0: none

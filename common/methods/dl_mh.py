@@ -33,9 +33,9 @@ from typing import final
 from jaxtyping import Shaped
 from torch import Tensor
 
-from common import protocol
-from common.methods.dl_sh import Distilling, Down
-from common.protocol import Count
+from common.exchange import protocol
+from common.exchange.protocol import Count
+from common.methods.dl_sh import Distilling, Request
 
 
 class Masking(Distilling):
@@ -51,7 +51,7 @@ class Options(Masking):
     leaks = "predictions about public images"
 
 
-class Schemed(protocol.Up):
+class SchemeReply(protocol.Reply, kind="dl_mh.Schemed"):
     """Reply of a client whose head has only the client's own classes."""
 
     theta: Shaped[Tensor, "N d"]  #: M_i(X_dist), probabilities in the wire's dtype
@@ -60,5 +60,5 @@ class Schemed(protocol.Up):
 
 
 @final
-class Up(Schemed):
+class Reply(SchemeReply, kind="dl_mh.Up"):
     """Reply of DL-MH."""

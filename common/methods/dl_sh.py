@@ -65,11 +65,11 @@ from jaxtyping import Shaped
 from pydantic import Field
 from torch import Tensor
 
-from common import protocol
-from common.config import Config, not_allowed
-from common.predictions import Predictions
-from common.public_set import OnPublicSet
-from common.section import AtLeastOne
+from common.exchange import protocol
+from common.exchange.predictions import Predictions
+from common.settings.config import Config, not_allowed
+from common.settings.section import AtLeastOne
+from common.techniques.public_set import OnPublicSet
 
 
 class Distilling(OnPublicSet):
@@ -116,12 +116,12 @@ class Options(Distilling):
 
 
 @final
-class Down(protocol.Down):
+class Request(protocol.Request, kind="dl_sh.Down"):
     """Request without content: all other information is in the configuration."""
 
 
 @final
-class Up(Predictions, protocol.Up):
+class Reply(Predictions, protocol.Reply, kind="dl_sh.Up"):
     """Reply with theta = M_i(X_dist)."""
 
     w: Shaped[Tensor, " N"] | None  #: w_i on the wire; None under confidence.kind = "uniform"

@@ -39,10 +39,10 @@ from typing import Literal, final
 from jaxtyping import Integer, Shaped
 from torch import Tensor
 
-from common import protocol
-from common.protocol import Round
-from common.public_set import OnPublicSet
-from common.section import Positive
+from common.exchange import protocol
+from common.exchange.protocol import Round
+from common.settings.section import Positive
+from common.techniques.public_set import OnPublicSet
 
 
 class Agreeing(OnPublicSet):
@@ -66,7 +66,7 @@ class Options(Agreeing):
 
 
 @final
-class Down(protocol.Down):
+class Request(protocol.Request, kind="ds_fl.Down"):
     """Request with the public samples to predict (``rows``) and the newest targets."""
 
     rows: Integer[Tensor, " m"] | None  #: indices of A_t; None if A_t is random
@@ -76,5 +76,5 @@ class Down(protocol.Down):
 
 
 @final
-class Up(protocol.Up):
+class Reply(protocol.Reply, kind="ds_fl.Up"):
     theta: Shaped[Tensor, "n C"]  #: p_k, probabilities in the wire's dtype

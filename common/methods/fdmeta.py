@@ -19,7 +19,7 @@ with ``aggregation = "mean"`` to the bit.
 
 from typing import Literal, final
 
-from common.methods.ds_fl import Agreeing, Down, Up
+from common.methods.ds_fl import Agreeing, Reply, Request
 
 SERVER, CLIENT = "ds-fl", "ds-fl"
 

@@ -17,15 +17,16 @@ Two options extend this and every other averaging method:
 - ``oca.aggregate = "on"``: the server stores every client's latest w_k and also takes the same mean
   over all of them. This is the OCA model ŵ (overall clients aggregated; FedKF, section IV-A,
   technique T1). The server still sends the ACA model w (active clients aggregated). ŵ is the run's
-  model, and both are scored (``server_app/combine/oca.py``).
+  model, and both are scored (``server_app/aggregation/cached.py``).
 - ``average.across`` (methods that list the value in ``schemes``): every client trains its own
   architecture, and the run's accuracy is the mean over the architectures' models.
   - ``layerwise`` averages each layer over all clients that have it. The server holds the largest
     network, and all other networks must be its sub-models.
-  - ``depth`` does the same, except for each size's own layers (``server_app/combine/depth.py``).
-  - ``same`` averages only within equal architectures (``server_app/combine/across.py``).
+  - ``depth`` does the same, except for each size's own layers
+    (``server_app/aggregation/depth.py``).
+  - ``same`` averages only within equal architectures (``server_app/aggregation/across.py``).
   - ``width`` averages each number over all clients that have it. The networks are one architecture
-    in several widths, each the leading block of the widest (``server_app/combine/width.py``).
+    in several widths, each the leading block of the widest (``server_app/aggregation/width.py``).
 
 Deviations: the paper has no BatchNorm. Floating-point buffers are averaged like parameters
 (``average.bn-buffers``), as in all implementations that we examined. For integer counters the
@@ -34,13 +35,13 @@ aggregate is the maximum.
 
 from typing import ClassVar, final
 
-from common.config import Config, MethodOptions, not_allowed
+from common.exchange.protocol import ModelReply as Reply
+from common.exchange.protocol import ModelRequest as Request
 from common.models.blocks import check_blocks
-from common.protocol import Model as Down
-from common.protocol import Trained as Up
-from common.task import Task
-from common.tree import check_nested
-from common.widths import check_widths
+from common.settings.config import Config, MethodOptions, not_allowed
+from common.techniques.widths import check_widths
+from common.training.task import Task
+from common.training.tree import check_nested
 
 AVERAGED = ("average", "oca", "privacy")
 """Settings tables of a method that uses the clients' models only for the mean."""

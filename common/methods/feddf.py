@@ -49,9 +49,9 @@ Deviations, with their switches:
 
 from typing import Literal, final
 
-from common.methods.fedavg import Averaging, Down, Up
-from common.public_set import OnPublicSet
-from common.section import Positive
+from common.methods.fedavg import Averaging, Reply, Request
+from common.settings.section import Positive
+from common.techniques.public_set import OnPublicSet
 
 CLIENT = "fedavg"
 

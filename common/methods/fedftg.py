@@ -47,8 +47,8 @@ from typing import Annotated, Literal, final
 
 from pydantic import Field
 
-from common.methods.fedavg import Averaging, Down, Up
-from common.section import AtLeastOne, Momentum, NonNegative, Positive
+from common.methods.fedavg import Averaging, Reply, Request
+from common.settings.section import AtLeastOne, Momentum, NonNegative, Positive
 
 CLIENT = "fedprox"
 

@@ -20,8 +20,8 @@ Deviations, with their switches:
 
 from typing import final
 
-from common.methods.fedavg import Averaging, Down, Up
-from common.section import NonNegative, Positive
+from common.methods.fedavg import Averaging, Reply, Request
+from common.settings.section import NonNegative, Positive
 
 CLIENT = "fedprox"
 

@@ -36,11 +36,11 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from common import protocol
+from common.exchange import protocol
+from common.exchange.protocol import Count
+from common.exchange.records import StateDict
 from common.methods.fedavg import Averaging
-from common.protocol import Count
-from common.records import StateDict
-from common.section import AtLeastOne, NonNegative
+from common.settings.section import AtLeastOne, NonNegative
 
 
 @final
@@ -74,7 +74,7 @@ class Options(Averaging):
 
 
 @final
-class Down(protocol.Model):
+class Request(protocol.ModelRequest, kind="fedgen.Down"):
     """Request with w, the generator and the label histogram."""
 
     generator: StateDict | None  #: G; None in round 1
@@ -82,7 +82,7 @@ class Down(protocol.Model):
 
 
 @final
-class Up(protocol.Trained):
+class Reply(protocol.ModelReply, kind="fedgen.Up"):
     """Reply with w_k and the client's label counts."""
 
     counts: list[Count]  #: training samples of each class

@@ -21,10 +21,10 @@ from typing import Annotated, final
 
 from pydantic import Field
 
-from common import protocol
-from common.methods.fedavg import AVERAGED, Averaging, Up
-from common.records import StateDict
-from common.section import NonNegative, Positive
+from common.exchange import protocol
+from common.exchange.records import StateDict
+from common.methods.fedavg import AVERAGED, Averaging, Reply
+from common.settings.section import NonNegative, Positive
 
 
 @final
@@ -44,7 +44,7 @@ class Options(Averaging):
 
 
 @final
-class Down(protocol.Model):
+class Request(protocol.ModelRequest, kind="fedgkd.Down"):
     """Request with w and the teacher."""
 
     teacher: StateDict | None  #: w̄; None before distillation starts

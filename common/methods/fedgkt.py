@@ -30,9 +30,9 @@ from typing import final
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from common import protocol
-from common.config import MethodOptions
-from common.section import AtLeastOne, NonNegative, Positive
+from common.exchange import protocol
+from common.settings.config import MethodOptions
+from common.settings.section import AtLeastOne, NonNegative, Positive
 
 
 @final
@@ -53,14 +53,14 @@ class Options(MethodOptions):
 
 
 @final
-class Down(protocol.Down):
+class Request(protocol.Request, kind="fedgkt.Down"):
     """Request with the server's logits of the previous round."""
 
     z: Float[Tensor, "n C"] | None  #: z_s of the client's samples in its order; None in round 1
 
 
 @final
-class Up(protocol.Up):
+class Reply(protocol.Reply, kind="fedgkt.Up"):
     """Reply with features, logits and labels of all samples of the client."""
 
     h: Float[Tensor, "n c h w"]  #: H

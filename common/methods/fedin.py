@@ -21,7 +21,7 @@ batch. On each batch (x, y), with the same S for the whole round, the client com
 where G_IN and G_local are the gradients of l_IN and l_local; G_IN = 0 outside w_in
 (``grad-mode = "eq14"``). Without S (in the first round) the step is along G_local. The client sends
 w_k and the (s_in, s_out) of its last full batch. The server adds the features to the pool and
-averages the weights across depths (``average.across``, see ``server_app/combine/mean.py``).
+averages the weights across depths (``average.across``, see ``server_app/aggregation/mean.py``).
 
 ``grad-mode = "eq13"``: on w_in, Z is the vector nearest to G_IN that does not oppose G_local,
 
@@ -61,11 +61,11 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from common import protocol
+from common.exchange import protocol
 from common.methods.fedavg import Averaging
 from common.models.split import common_shapes
-from common.section import AtLeastOne, NonNegative, Positive
-from common.task import Task
+from common.settings.section import AtLeastOne, NonNegative, Positive
+from common.training.task import Task
 
 
 @final
@@ -104,7 +104,7 @@ class Options(Averaging):
 
 
 @final
-class Down(protocol.Model):
+class Request(protocol.ModelRequest, kind="fedin.Down"):
     """Request with ``w``, the mean w̄ for the client's architecture, and S."""
 
     s_in: Float[Tensor, "n c h w"] | None  #: feature inputs of S; None: no IN training
@@ -112,7 +112,7 @@ class Down(protocol.Model):
 
 
 @final
-class Up(protocol.Trained):
+class Reply(protocol.ModelReply, kind="fedin.Up"):
     """Reply with w_k and the features of the client's last full batch."""
 
     s_in: Float[Tensor, "n c h w"] | None  #: feature inputs

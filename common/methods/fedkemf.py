@@ -50,10 +50,10 @@ Deviations, with their switches:
 
 from typing import Literal, final
 
-from common.methods.fedavg import Down, Up
-from common.public_set import OnPublicSet
-from common.section import Positive
-from common.task import Task
+from common.methods.fedavg import Reply, Request
+from common.settings.section import Positive
+from common.techniques.public_set import OnPublicSet
+from common.training.task import Task
 
 
 @final

@@ -44,11 +44,11 @@ code:
 
 from typing import Literal, final
 
-from common import protocol
-from common.config import Config, not_allowed
-from common.methods.fedavg import Averaging, Up
-from common.records import StateDict
-from common.section import AtLeastOne, NonNegative
+from common.exchange import protocol
+from common.exchange.records import StateDict
+from common.methods.fedavg import Averaging, Reply
+from common.settings.config import Config, not_allowed
+from common.settings.section import AtLeastOne, NonNegative
 
 
 @final
@@ -73,7 +73,7 @@ class Options(Averaging):
 
 
 @final
-class Down(protocol.Model):
+class Request(protocol.ModelRequest, kind="fedkf.Down"):
     """Request with ``w``, the ACA model that the student starts from."""
 
     w_hat: StateDict | None  #: ŵ, the OCA model; None in round 1 and if w is the teacher

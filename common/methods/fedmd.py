@@ -48,16 +48,16 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from common import protocol
-from common.config import Value
+from common.exchange import protocol
+from common.exchange.predictions import Predictions
 from common.losses.distillation import kl_from
 from common.methods.local import OwnModels
-from common.predictions import Predictions
-from common.public_set import OnPublicSet
-from common.task import Task
+from common.settings.config import Value
+from common.techniques.public_set import OnPublicSet
+from common.training.task import Task
 
 
-class Speaking(OnPublicSet, OwnModels, ABC):
+class PredictionExchange(OnPublicSet, OwnModels, ABC):
     """Options of methods whose clients send predictions for A_t and learn aggregated targets."""
 
     public_epochs: Annotated[int, Field(ge=0)] = 0
@@ -90,7 +90,7 @@ class Speaking(OnPublicSet, OwnModels, ABC):
 
 
 @final
-class Options(Speaking):
+class Options(PredictionExchange):
     leaks = "logits of public images"
     auto: ClassVar[Mapping[str, Value]] = {
         "public.optimizer": "adam",
@@ -119,20 +119,20 @@ class Options(Speaking):
 
 
 @final
-class Down(protocol.Down):
+class Request(protocol.Request, kind="fedmd.Down"):
     """Request for predictions on A_t; it has no further content."""
 
 
 @final
-class Up(Predictions, protocol.Up):
+class Reply(Predictions, protocol.Reply, kind="fedmd.Up"):
     """Reply with theta = z_k, or its softmax."""
 
 
 @final
-class Answer(Predictions, protocol.Down):
+class ConsensusRequest(Predictions, protocol.Request, kind="fedmd.Answer"):
     """Request of the second exchange to one client, with theta = ẑ."""
 
 
 @final
-class Learnt(protocol.Up):
+class ConsensusReply(protocol.Reply, kind="fedmd.Learnt"):
     """Reply of the second exchange, after digestion and training."""

@@ -28,7 +28,7 @@ as if they had started from the last ŵ.
 
 from typing import final
 
-from common.methods.fedavg import Averaging, Down, Up
+from common.methods.fedavg import Averaging, Reply, Request
 
 CLIENT = "fedavg"
 

@@ -18,8 +18,8 @@ configuration.
 
 from typing import final
 
-from common.methods.fedavg import Copying, Down, Up
-from common.section import NonNegative, Positive
+from common.methods.fedavg import Copying, Reply, Request
+from common.settings.section import NonNegative, Positive
 
 SERVER = "fedavg"
 

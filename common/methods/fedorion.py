@@ -52,9 +52,9 @@ from typing import Annotated, Literal, final
 
 from pydantic import Field
 
-from common import protocol
-from common.methods.fedavg import Averaging, Down
-from common.records import StateDict
+from common.exchange import protocol
+from common.exchange.records import StateDict
+from common.methods.fedavg import Averaging, Request
 
 
 @final
@@ -87,7 +87,7 @@ class Options(Averaging):
 
 
 @final
-class Up(protocol.Trained):
+class Reply(protocol.ModelReply, kind="fedorion.Up"):
     """Reply with ``w`` = θ_gi."""
 
     local: StateDict | None  #: θ_i; None if the client skipped DML and θ_gi is θ_i

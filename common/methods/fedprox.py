@@ -14,8 +14,8 @@ solutions.
 
 from typing import final
 
-from common.methods.fedavg import Copying, Down, Up
-from common.section import NonNegative
+from common.methods.fedavg import Copying, Reply, Request
+from common.settings.section import NonNegative
 
 SERVER = "fedavg"
 

@@ -24,8 +24,8 @@ leading blocks of the other widths are scored.
 
 from typing import Literal, final
 
-from common.methods.heterofl import Down, Partial, Up
-from common.widths import LEADING, Drawn, Roll, Window
+from common.methods.heterofl import Partial, Reply, Request
+from common.techniques.widths import LEADING, Drawn, Roll, Window
 
 SERVER = CLIENT = "heterofl"
 

@@ -43,10 +43,10 @@ from jaxtyping import Float32, UInt8
 from pydantic import Field
 from torch import Tensor
 
-from common import protocol
-from common.config import Config, MethodOptions, not_allowed
-from common.records import StateDict
-from common.section import Positive
+from common.exchange import protocol
+from common.exchange.records import StateDict
+from common.settings.config import Config, MethodOptions, not_allowed
+from common.settings.section import Positive
 
 
 @final
@@ -103,7 +103,7 @@ Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 @final
-class Down(protocol.Down):
+class Request(protocol.Request, kind="fiarse.Down"):
     """Request with the client's sub-model."""
 
     theta: dict[str, Share]  #: θ of each group
@@ -113,7 +113,7 @@ class Down(protocol.Down):
 
 
 @final
-class Up(protocol.Up):
+class Reply(protocol.Reply, kind="fiarse.Up"):
     """Reply with the client's update."""
 
     delta: Float32[Tensor, " K"]  #: Δ_k on the entries of the request

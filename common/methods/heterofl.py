@@ -44,13 +44,14 @@ from typing import Annotated, Literal, final
 import torch
 from pydantic import Field
 
-from common import protocol, seeds
-from common.config import Config, not_allowed
-from common.methods.fedavg import Averaging, Up
+from common.exchange import protocol
+from common.exchange.protocol import ClientInfo, Name
+from common.methods.fedavg import Averaging, Reply
 from common.models.batchnorm import MEAN
-from common.protocol import Name, Peer
-from common.task import Task
-from common.widths import LEADING, Taken, Window
+from common.settings.config import Config, not_allowed
+from common.techniques.widths import LEADING, Submodel, Window
+from common.training import seeds
+from common.training.task import Task
 
 
 class Partial(Averaging):
@@ -79,17 +80,17 @@ class Partial(Averaging):
             why = f'method = "{task.config.run.method}", whose BatchNorm has no running statistics'
             raise not_allowed("score.bn", "running", why, "recalibrated", "batch")
 
-    def taken(self, task: Task, peer: Peer, t: int) -> Taken:
+    def taken(self, task: Task, info: ClientInfo, t: int) -> Submodel:
         """Return the part that a client trains in round t; t = 0: its leading block."""
-        classes = set(peer.classes) if self.mask == "zero" else set(range(task.num_classes))
+        classes = set(info.classes) if self.mask == "zero" else set(range(task.num_classes))
         rows = tuple(sorted(classes)) if len(classes) < task.num_classes else None
         if t == 0:
-            return Taken(peer.model, LEADING, rows)
-        spec, fleet = peer.model, task.config.fleet
+            return Submodel(info.model, LEADING, rows)
+        spec, fleet = info.model, task.config.fleet
         if self.rates == "redrawn":
-            drawn = seeds.stream(task.seed, "rate", peer.k, t)
+            drawn = seeds.stream(task.seed, "rate", info.k, t)
             spec = fleet[int(torch.randint(len(fleet), (), generator=drawn))]
-        return Taken(spec, self.window(task.seed, peer.k, t), rows)
+        return Submodel(spec, self.window(task.seed, info.k, t), rows)
 
     def window(self, seed: int, k: int, t: int) -> Window:
         """Return the channels that client k takes in round t ≥ 1."""
@@ -109,6 +110,6 @@ class Options(Partial):
 
 
 @final
-class Down(protocol.Model):
+class Request(protocol.ModelRequest, kind="heterofl.Down"):
     spec: Name  #: the architecture of w
     rate: Annotated[float, Field(gt=0, le=1)]  #: r_k, its width over the widest's

@@ -29,10 +29,10 @@ Deviations, with their switches:
 
 from typing import Literal, final
 
-from common import protocol
-from common.config import MethodOptions
-from common.protocol import Model as Down
-from common.records import StateDict
+from common.exchange import protocol
+from common.exchange.protocol import ModelRequest as Request
+from common.exchange.records import StateDict
+from common.settings.config import MethodOptions
 
 
 @final
@@ -47,5 +47,5 @@ class Options(MethodOptions):
 
 
 @final
-class Up(protocol.Up):
+class Reply(protocol.Reply, kind="hetfedfl.Up"):
     local: StateDict  #: w_i

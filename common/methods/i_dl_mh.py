@@ -28,8 +28,8 @@ Deviations: as DL-MH; in addition
 
 from typing import Literal, final
 
-from common.methods.dl_mh import Down, Masking, Schemed
-from common.section import AtLeastOne
+from common.methods.dl_mh import Masking, Request, SchemeReply
+from common.settings.section import AtLeastOne
 
 
 @final
@@ -47,5 +47,5 @@ class Options(Masking):
 
 
 @final
-class Up(Schemed):
+class Reply(SchemeReply, kind="i_dl_mh.Up"):
     incentive: bool  #: whether the client takes part in the second exchange

@@ -6,10 +6,10 @@ Sizes s_1 < … < s_m are parts of one network, cut by depth. Round t: the serve
 client the network of its size; each trains it as in FedAvg; the server averages every layer over
 the sizes that have it, but each size keeps its last block and its head, which it averages among its
 own clients. The last blocks of a smaller size also learn from what the next larger size does from
-there on (momentum distillation, β). ``server_app/combine/depth.py`` has the equations: this method
-is FedAvg under ``average.across = "depth"``, whose knobs are ``average.own``, ``average.beta`` and
-``average.stages``. Weights are the clients' samples, renormalised over those that share a layer.
-β = 0 and nothing of one's own is ``average.across = "layerwise"``.
+there on (momentum distillation, β). ``server_app/aggregation/depth.py`` has the equations: this
+method is FedAvg under ``average.across = "depth"``, whose knobs are ``average.own``,
+``average.beta`` and ``average.stages``. Weights are the clients' samples, renormalised over those
+that share a layer. β = 0 and nothing of one's own is ``average.across = "layerwise"``.
 
 The run's accuracy is the mean over the sizes' models, each of which is logged too.
 
@@ -29,8 +29,8 @@ Deviations:
 
 from typing import final
 
-from common.config import Config
-from common.methods.fedavg import Averaging, Down, Up
+from common.methods.fedavg import Averaging, Reply, Request
+from common.settings.config import Config
 
 SERVER = "fedavg"
 

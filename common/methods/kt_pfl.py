@@ -42,10 +42,16 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from common.config import Value
 from common.losses.distillation import kl_from
-from common.methods.fedmd import Answer, Down, Learnt, Speaking, Up
-from common.section import NonNegative, Positive
+from common.methods.fedmd import (
+    ConsensusReply,
+    ConsensusRequest,
+    PredictionExchange,
+    Reply,
+    Request,
+)
+from common.settings.config import Value
+from common.settings.section import NonNegative, Positive
 
 CLIENT = "fedmd"
 GRADIENT = 0.01
@@ -53,7 +59,7 @@ GRADIENT = 0.01
 
 
 @final
-class Options(Speaking):
+class Options(PredictionExchange):
     leaks = "predictions about public images"
     auto: ClassVar[Mapping[str, Value]] = {
         "public.lr": 0.02,

@@ -15,8 +15,8 @@ same θ_k.
 
 from typing import final
 
-from common.config import MethodOptions
-from common.protocol import Down, Up
+from common.exchange.protocol import Reply, Request
+from common.settings.config import MethodOptions
 
 
 class OwnModels(MethodOptions):

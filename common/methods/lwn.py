@@ -29,7 +29,7 @@ Deviations, with their switches:
 
 from typing import ClassVar, Literal, final
 
-from common.methods.fedavg import Averaging, Down, Up
+from common.methods.fedavg import Averaging, Reply, Request
 
 CLIENT = "fedkemf"
 

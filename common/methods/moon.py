@@ -20,8 +20,8 @@ kept. μ = 1 is the code's, the paper tunes it (5 on CIFAR-10).
 
 from typing import final
 
-from common.methods.fedavg import Copying, Down, Up
-from common.section import NonNegative, Positive
+from common.methods.fedavg import Copying, Reply, Request
+from common.settings.section import NonNegative, Positive
 
 SERVER = "fedavg"
 

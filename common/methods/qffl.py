@@ -20,10 +20,10 @@ from typing import Annotated, final
 
 from pydantic import Field
 
-from common import protocol
-from common.config import Config, not_allowed
-from common.methods.fedavg import Averaging, Down
-from common.section import NonNegative
+from common.exchange import protocol
+from common.methods.fedavg import Averaging, Request
+from common.settings.config import Config, not_allowed
+from common.settings.section import NonNegative
 
 
 @final
@@ -44,5 +44,5 @@ class Options(Averaging):
 
 
 @final
-class Up(protocol.Trained):
+class Reply(protocol.ModelReply, kind="qffl.Up"):
     loss: Annotated[float, Field(ge=0, allow_inf_nan=False)]  #: F_k, in nats

@@ -42,13 +42,14 @@ from typing import Literal, final
 
 from torch import Tensor
 
-from common import optimise, protocol
-from common.config import Config, not_allowed
+from common.exchange import protocol
+from common.exchange.protocol import Round
+from common.exchange.records import StateDict
 from common.methods.fedavg import Averaging
-from common.protocol import Round
-from common.records import StateDict
-from common.section import Positive
-from common.task import Task
+from common.settings.config import Config, not_allowed
+from common.settings.section import Positive
+from common.training import optimise
+from common.training.task import Task
 
 
 @final
@@ -78,7 +79,9 @@ class Options(Averaging):
             why += ": a shortened step is not what the client's variate is made of"
             raise not_allowed("average.robust", "clip", why, "none", "median", "trimmed")
 
-    def change(self, task: Task, t: int, n: int, sent: Down, y: Mapping[str, Tensor]) -> StateDict:
+    def change(
+        self, task: Task, t: int, n: int, sent: Request, y: Mapping[str, Tensor]
+    ) -> StateDict:
         """Return Δc_k = (w − y_k) / (K η) − c of a client with n samples, on the CPU."""
         steps = task.effective_steps(n) if self.divisor == "effective" else task.steps(n)
         far = steps * task.lr(t)
@@ -86,11 +89,11 @@ class Options(Averaging):
 
 
 @final
-class Down(protocol.Model):
+class Request(protocol.ModelRequest, kind="scaffold.Down"):
     c: StateDict  #: the server's control variate, for parameters
     accepted: Round  #: round of this client's last reply that the server counted into c; 0: none
 
 
 @final
-class Up(protocol.Trained):
+class Reply(protocol.ModelReply, kind="scaffold.Up"):
     dc: StateDict  #: Δc_k

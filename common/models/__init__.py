@@ -19,8 +19,7 @@ from typing import final
 import torch
 from torch import nn
 
-from common import plugins, seeds
-from common.models import outside
+from common.models import external
 from common.models.classifier import Classifier, Projected, Split
 from common.models.convolutional import (
     CifarDenseNet,
@@ -35,6 +34,8 @@ from common.models.exits import Exits, Kind
 from common.models.layers import RoundedUp, Shape, single, sixteen
 from common.models.small import CNN, MLP, LeNet5
 from common.models.weights import load_published
+from common.settings import plugins
+from common.training import seeds
 
 WIDEST = 16.0  #: the largest width factor
 UP = "-up"  #: behind one by which channels are rounded up
@@ -205,7 +206,7 @@ def architecture(name: str) -> Architecture:
         return _with_exits(name, cut[1], int(cut[3]))
     family, _, network = name.partition(":")
     if family in plugins.FAMILIES:
-        build, published = outside.of_family(family, network)
+        build, published = external.of_family(family, network)
         return _outside(build, build, pretrained=published)
     found = plugins.find("models", name)
     if found is None:
@@ -220,7 +221,7 @@ def architecture(name: str) -> Architecture:
             "that makes an nn.Module"
         )
     whole = isinstance(found, type) and issubclass(found, Classifier)
-    tried = outside.of_plugin(name, found)
+    tried = external.of_plugin(name, found)
     return _outside(tried, found if whole else tried, scales=whole)
 
 
@@ -263,7 +264,7 @@ def _stages(net: Classifier) -> list[nn.Module]:
 
 
 def _outside(
-    tried: outside.Outside,
+    tried: external.ExternalModel,
     build: Callable[..., Classifier],
     *,
     pretrained: str = "",

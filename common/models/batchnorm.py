@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from common.records import StateDict
+from common.exchange.records import StateDict
 
 MEAN, VARIANCE = "running_mean", "running_var"
 

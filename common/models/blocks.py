@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
-from common.options import Average
+from common.settings.options import Average
 
 _BLOCK = re.compile(r"((?:.+\.)?layer\d+)\.(\d+)\.(.+)")
 HEADS = ("head.", "projection.")

@@ -105,11 +105,11 @@ class Exits(Classifier):
         return self.leave(-1).head
 
     def within(self) -> dict[str, Classifier]:
-        return {f"exit{i + 1}": One(self, i) for i in range(len(self.exits))}
+        return {f"exit{i + 1}": SingleExit(self, i) for i in range(len(self.exits))}
 
 
 @final
-class One(Classifier):
+class SingleExit(Classifier):
     """What exit ``i`` of a network says alone."""
 
     def __init__(self, net: Exits, i: int) -> None:

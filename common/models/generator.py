@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from common import seeds
 from common.models.classifier import Classifier
 from common.models.layers import Shape
-from common.task import Task
+from common.training import seeds
+from common.training.task import Task
 
 WIDTH = 128  #: channels of DAFL and FedKF
 EPS = 0.8  #: DAFL passes .8 as BatchNorm's second argument, which is eps, and FedKF inherits it

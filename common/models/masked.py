@@ -7,8 +7,8 @@ from typing import final
 import torch
 from torch import Tensor
 
+from common.exchange.records import StateDict
 from common.models.classifier import Classifier
-from common.records import StateDict
 
 NEVER = -1e9
 """Logit of a class that the client does not have."""

@@ -7,9 +7,10 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor, nn
 
-from common import models, seeds
+from common import models
 from common.models.classifier import Classifier, Split, pooled
 from common.models.layers import Shape
+from common.training import seeds
 
 
 def splittable(net: Classifier) -> Split:
@@ -58,7 +59,7 @@ def behind(net: Split, h: Tensor) -> Tensor:
 
 
 @final
-class Whole(Classifier):
+class EdgeServerModel(Classifier):
     """f_s(f_e(x)): the client's extractor before the server's half."""
 
     def __init__(self, edge: Edge, server: Classifier) -> None:

@@ -69,7 +69,7 @@ def main() -> NoReturn:
 def __getattr__(name: str) -> object:
     """What is imported when it is first used: ``import fedmosaic`` alone loads no torch."""
     if name == "__version__":
-        from common.version import VERSION
+        from common.settings.version import VERSION
 
         return VERSION
     if name not in __all__:

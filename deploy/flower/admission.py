@@ -18,8 +18,8 @@ from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
 from flwr.proto.fleet_pb2_grpc import FleetStub
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
+from common.exchange.seal.files import ssh_key
 from common.flower.rpc import details
-from common.seal.files import ssh_key
 from deploy.machines.certificates import Certificates
 
 NOTICED = 60.0  #: seconds until the server notices a lost SuperNode: two of Flower's heartbeats

@@ -17,10 +17,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from common.errors import first_line
-from common.names import shadowed
-from common.section import Value
+from common.settings.names import shadowed
+from common.settings.section import Value
 from deploy.flower import pinned
-from deploy.run import beside
+from deploy.run import user_modules
 from deploy.run.settings import app_folder, flatten, with_app_config
 
 TAKEN = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}
@@ -95,7 +95,7 @@ def stage_app(app: Path, to: Path, run_config: Mapping[str, Value]) -> Path:
             shutil.copytree(app / name, to / name, ignore=skip)
         elif (app / name).exists():
             shutil.copy2(app / name, to / name)
-    beside.copy(run_config, to, TAKEN)
+    user_modules.copy(run_config, to, TAKEN)
     pyproject = to / "pyproject.toml"
     more = "".join(f", {json.dumps(pattern)}" for pattern in _of_modules(to, run_config))
     text = re.sub(
@@ -136,7 +136,7 @@ def told(run_config: Mapping[str, Value], *, bundled: bool) -> list[str]:
     Raises ``ValueError``, one line: the bundle cannot be made, or a module would not be in it.
     """
     lines = shadowed(run_config)
-    if bundled and beside.carried(run_config) and (left := _left_out(run_config)):
+    if bundled and user_modules.carried(run_config) and (left := _left_out(run_config)):
         more = f" and {len(left) - 5} more" if len(left) > 5 else ""
         lines.append(
             f"not in the bundle, so not at the clients: {', '.join(left[:5])}{more}; Flower takes "
@@ -164,7 +164,7 @@ def built(app: Path) -> bytes:
 def _of_modules(to: Path, run_config: Mapping[str, Value]) -> list[str]:
     """Patterns for what Flower can take of the modules in ``to``; others would be an error."""
     patterns = []
-    for name in sorted(place.name for place in beside.carried(run_config).values()):
+    for name in sorted(place.name for place in user_modules.carried(run_config).values()):
         files = [to / name] if name.endswith(".py") else [*(to / name).rglob("*.*")]
         ends = sorted({file.suffix for file in files} & TAKEN)
         patterns += [f"/{name}"] if name.endswith(".py") else [f"/{name}/**/*{end}" for end in ends]
@@ -233,7 +233,7 @@ def _left_out(run_config: Mapping[str, Value]) -> list[str]:
         why = first_line(error)
         raise ValueError(f"the modules cannot travel to the clients: {why}") from None
     left = []
-    for name, original in beside.carried(run_config).items():
+    for name, original in user_modules.carried(run_config).items():
         files = [p for p in (original, *original.rglob("*")) if p.is_file()]
         named = [file.relative_to(original.parent).as_posix() for file in sorted(files)]
         named = [file for file in named if "__pycache__" not in file and "/." not in file]

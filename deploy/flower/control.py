@@ -23,7 +23,7 @@ from flwr.proto.control_pb2_grpc import ControlStub
 
 from common.errors import first_line
 from common.flower.rpc import details
-from common.section import Value
+from common.settings.section import Value
 from deploy.flower.admission import OTHER_API, channel, check_tls
 from deploy.flower.bundle import check_app, config_arguments, run_config_toml, stage_app
 from deploy.flower.processes import Processes, environment, executable, free_ports, plain

@@ -21,8 +21,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from common.exchange.seal.files import (
+    SERVER_APP,
+    USE,
+    pem_key,
+    read_certificate,
+    ssh_key,
+    ssh_public_key,
+)
 from common.files import write_atomically
-from common.seal.files import SERVER_APP, USE, pem_key, read_certificate, ssh_key, ssh_public_key
 
 ALWAYS = ("localhost", "127.0.0.1")  #: names that the server's own programs use
 SECRET, PUBLIC = 0o600, 0o644

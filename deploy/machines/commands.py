@@ -367,7 +367,7 @@ def _alone(place: Path) -> contextlib.ExitStack:
 
     Raises ``ValueError``: there is one already. ``OSError``: the folder cannot be made.
     """
-    from server_app.keep.lock import hold
+    from server_app.storage.lock import hold
 
     below, held = place / "home", contextlib.ExitStack()
     below.mkdir(parents=True, exist_ok=True)
@@ -419,7 +419,7 @@ def _trust(ca: Path | None) -> str:
 
 def _trusted(ca: Path | None, insecure: bool) -> Path | None:
     """The authority's certificate; raises ``ValueError`` for what is none."""
-    from common.seal.files import read_certificate
+    from common.exchange.seal.files import read_certificate
 
     if (ca is None) == (not insecure):
         raise ValueError("say whom to trust: either --ca FILE (TLS) or --insecure")

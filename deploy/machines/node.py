@@ -12,7 +12,7 @@ from typing import NoReturn
 import filelock
 
 from client_app.node import KINDS, check
-from common.section import Value
+from common.settings.section import Value
 from deploy.flower import pinned, warm
 from deploy.flower.processes import Processes, environment, executable
 from deploy.machines.certificates import Certificates
@@ -70,7 +70,9 @@ def check_here(more: Mapping[str, Value]) -> None:
 
     Else only the census finds them, and stops the run for everybody.
     """
-    from common import device, models, plugins  # torch takes a second
+    from common import models
+    from common.settings import plugins  # torch takes a second
+    from common.training import device
 
     if "model" in more and not plugins.is_reference(str(more["model"])):
         models.parse(str(more["model"]))  # a module may yet come with the run

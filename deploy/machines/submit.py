@@ -5,13 +5,13 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from common.config import Value
-from common.parse import parse
+from common.settings.config import Value
+from common.settings.parse import parse
 from deploy.machines.certificates import general_name
 from deploy.run.preflight import check_names, counted, name_of
-from server_app.keep import checkpoint
-from server_app.keep.places import places
-from server_app.keep.summary import complete
+from server_app.storage import checkpoint
+from server_app.storage.relative_paths import places
+from server_app.storage.summary import complete
 
 HOST_PORT = "HOST:PORT, such as fed.example.org:9092 or [::1]:9092, with a port of 1 to 65535"
 _PORT = re.compile("[0-9]{1,5}")

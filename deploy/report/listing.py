@@ -6,9 +6,9 @@ from typing import Literal, NamedTuple, final, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from common import methods as methods_
-from common import plugins
-from common.names import OURS
-from common.section import Value, value_kind
+from common.settings import plugins
+from common.settings.names import OURS
+from common.settings.section import Value, value_kind
 from deploy.report.table import Table
 
 
@@ -61,7 +61,7 @@ def partitions() -> Table:
 
 
 def trackers() -> Table:
-    from server_app.track.tracker import TRACKERS
+    from server_app.tracking.tracker import TRACKERS
 
     rows = [(name, f"{at}, with the package {needs}") for name, (at, needs) in TRACKERS.items()]
     rows += [(name, f"{about}: {at}") for name, about, at in _plugged("trackers")]
@@ -94,9 +94,9 @@ def described(method: str = "") -> list[Setting]:
 
     Raises ``ValueError`` for a method that does not exist, and for an installed one that is none.
     """
-    from common.config import Node
-    from common.parse import tables, usual
-    from common.section import Section, kebab, meaning
+    from common.settings.config import Node
+    from common.settings.parse import tables, usual
+    from common.settings.section import Section, kebab, meaning
 
     known: dict[str, type[Section]] = {**tables(method), "node.K": Node}
     for name in () if method else plugins.installed("methods"):

@@ -17,7 +17,16 @@ from typing import Any, final
 from pydantic import ValidationError
 
 from common.errors import invalid
-from common.journal import ClientScore, Entry, Failure, Member, Memory, Part, Privacy, read_lines
+from common.journal import (
+    ClientScore,
+    Entry,
+    Failure,
+    Member,
+    Part,
+    PeakMemory,
+    Privacy,
+    read_lines,
+)
 from common.metrics import LAST, MANY, SHARES, fairness, over_rounds, quantiles
 from deploy.report.table import Cell, Table, clean, number, percent
 
@@ -135,9 +144,9 @@ class Run:
         """Operations of training by ``clients`` or ``server``; 0 where they were not counted."""
         return sum(e.flops.get(whose, 0) for e in self.entries)
 
-    def memory(self) -> Memory:
+    def memory(self) -> PeakMemory:
         """Most bytes of tensors in any round; none where they were not measured."""
-        return Memory.most([e.memory for e in self.entries if e.memory])
+        return PeakMemory.most([e.memory for e in self.entries if e.memory])
 
     def seconds(self) -> float:
         return sum(total(e) for e in self.entries)

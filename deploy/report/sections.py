@@ -2,12 +2,12 @@
 
 from collections import Counter
 
-from common.config import SECTIONS
 from common.methods import names as methods
 from common.methods import options
 from common.metrics import MANY
 from common.metrics import fairness as measures
-from common.parse import auto_of, usual
+from common.settings.config import SECTIONS
+from common.settings.parse import auto_of, usual
 from deploy.report import plots
 from deploy.report.groups import Group, named
 from deploy.report.plots import Groups

@@ -19,10 +19,10 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from common.config import Value
 from common.errors import first_line
-from common.version import code_version
-from deploy.run import beside
+from common.settings.config import Value
+from common.settings.version import code_version
+from deploy.run import user_modules
 from deploy.run.loopback import Letter, Nodes, Work, serve
 
 RETRIES = 3  #: further attempts at a message whose process or node is gone
@@ -84,7 +84,7 @@ class Cluster(Nodes):
 def answer(content: bytes, letters: list[Letter], run_config: dict[str, Value]) -> list[bytes]:
     """On a node: what clients answer to messages; modules of the user's own are found."""
     if plugins := run_config["plugins"]:
-        beside.look_in(Path(str(plugins)), run_config)
+        user_modules.look_in(Path(str(plugins)), run_config)
     return serve(content, letters, run_config)
 
 

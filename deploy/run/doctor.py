@@ -15,10 +15,10 @@ import torch
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from common.config import Data
 from common.data import DATASETS
 from common.errors import first_line
-from common.version import code_version
+from common.settings.config import Data
+from common.settings.version import code_version
 from deploy.flower.processes import executable, free_ports
 from deploy.report.table import Cell, Table, terminal
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from common import device
-from common.config import Config
 from common.data.shares import for_testing
-from common.task import Task
+from common.settings.config import Config
+from common.training import device
+from common.training.task import Task
 
 CONTEXT = 512 * 2**20
 """Bytes that CUDA takes in a process before its first tensor; assumed, as drivers differ."""

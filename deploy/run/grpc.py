@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from common.section import Value
+from common.settings.section import Value
 from deploy.flower import supernode, warm
 from deploy.flower.bundle import check_app, config_arguments
 from deploy.flower.control import Control, start_superlink
 from deploy.flower.processes import Processes, environment
 from deploy.machines.certificates import Certificates
-from server_app.talk.sealed import TRUST
+from server_app.messaging.sealed import TRUST
 
 
 @final

@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from common.config import Config, Value
 from common.errors import LOG, logged_to
-from common.extras import missing
 from common.journal import follow
+from common.settings.config import Config, Value
+from common.settings.extras import missing
 from deploy.flower.bundle import told
 from deploy.machines.submit import address
-from deploy.run import ahead, beside
+from deploy.run import preload, user_modules
 from deploy.run.preflight import fresh, preflight, resumed
 from deploy.run.progress import Progress, summary_since
 from deploy.run.settings import app_folder
-from server_app.keep import checkpoint
-from server_app.keep.lock import held
-from server_app.keep.summary import check_incomplete
 from server_app.stopped import Stopped
+from server_app.storage import checkpoint
+from server_app.storage.lock import held
+from server_app.storage.summary import check_incomplete
 
 if TYPE_CHECKING:
     from deploy.run.loopback import Nodes
@@ -55,13 +55,13 @@ def launch(
     not go on; each with one line.
     """
     if flat["runtime"] == "loopback" and workers != 0:
-        ahead.begin()
+        preload.begin()
     if ray_address:
         if flat["runtime"] != "ray":
             raise ValueError(f"--ray-address is for --runtime ray, not {flat['runtime']}")
         address(ray_address, "--ray-address")
-    own = beside.carried(flat)
-    sent = {**flat, "plugins": str(folder / beside.COPIES)} if own else flat
+    own = user_modules.carried(flat)
+    sent = {**flat, "plugins": str(folder / user_modules.COPIES)} if own else flat
     config, runtime = preflight(sent), flat["runtime"]
     if runtime == "ray" and find_spec("ray") is None:
         raise ValueError(missing(ModuleNotFoundError(name="ray")))
@@ -78,7 +78,7 @@ def launch(
         raise ValueError(
             f"out = {str(folder)!r} cannot be a folder for results: {error.strerror}"
         ) from None
-    beside.copy(flat, folder / beside.COPIES)
+    user_modules.copy(flat, folder / user_modules.COPIES)
     flat = sent
     started = time.time()
     with _told_how_to_go_on(folder, started), _watched(config, folder, console) as progress:
@@ -146,7 +146,7 @@ def _loopback(
 def _cluster(flat: Mapping[str, Value], config: Config, folder: Path, address: str) -> None:
     from deploy.run.cluster import Cluster
 
-    shared = {Path(str(flat["state-dir"])), *([folder] if beside.carried(flat) else [])}
+    shared = {Path(str(flat["state-dir"])), *([folder] if user_modules.carried(flat) else [])}
     gpu = config.run.device.startswith("cuda")
     _serve(flat, Cluster(config.run.clients, flat, address, shared=sorted(shared), gpu=gpu))
 
@@ -157,13 +157,13 @@ def _serve(flat: Mapping[str, Value], nodes: Nodes) -> None:
 
     from deploy.run.loopback import RUN_ID
     from server_app.app import app
-    from server_app.talk.sealed import TRUST
+    from server_app.messaging.sealed import TRUST
 
     log = logging.getLogger("flwr")
     level = log.level
     log.setLevel(logging.ERROR)  # the progress display says it better
     try:
-        with logged_to(str(flat["out"])), ahead.environment(TRUST, ""), nodes as grid:
+        with logged_to(str(flat["out"])), preload.environment(TRUST, ""), nodes as grid:
             app(grid, Context(RUN_ID, 0, {}, RecordDict(), dict(flat)))
     finally:
         log.setLevel(level)

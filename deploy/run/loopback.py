@@ -23,10 +23,10 @@ from typing import Self, final
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from common.config import Value
 from common.errors import first_line, logged_to
+from common.settings.config import Value
 from deploy.flower.messages import empty, from_bytes, head, nameless_run, packed, to_bytes
-from deploy.run import ahead
+from deploy.run import preload
 
 RUN_ID = 1
 WORKER_LOST = 5
@@ -227,7 +227,7 @@ def _start_pool(
 
     The server is the process's own, for all of its runs.
     """
-    ahead.begin()
+    preload.begin()
     return ProcessPoolExecutor(
         workers,
         mp_context=multiprocessing.get_context("forkserver"),
@@ -247,7 +247,7 @@ def _begin_worker(run_config: dict[str, Value], shares: dict[str, float]) -> Non
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if shares:
-        from common import device  # imports torch
+        from common.training import device  # imports torch
 
         for name, share in shares.items():
             device.limit(device.choose(name), share)

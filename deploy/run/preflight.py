@@ -10,19 +10,19 @@ from pathlib import Path
 
 import client_app.methods
 import server_app.methods
-from common import device
-from common.config import NATURAL, OWN, Config, Value, entries
 from common.data import divide, load, source
 from common.data.batches import check_augment
 from common.data.dataset import Dataset, fingerprint
 from common.data.partition import rule
 from common.data.shares import check_share, for_testing, share
-from common.parse import data_of, parse
-from common.task import Task, check_architectures, check_fleet, global_spec
+from common.settings.config import NATURAL, OWN, Config, Value, entries
+from common.settings.parse import data_of, parse
+from common.training import device
+from common.training.task import Task, check_architectures, check_fleet, global_spec
 from deploy.run.settings import RUNTIMES, load_run
-from server_app.keep import checkpoint
-from server_app.keep.places import places
-from server_app.track.tracker import check as check_trackers
+from server_app.storage import checkpoint
+from server_app.storage.relative_paths import places
+from server_app.tracking.tracker import check as check_trackers
 
 
 def fresh(

@@ -21,13 +21,13 @@ from rich.spinner import Spinner
 from rich.table import Table as Lines
 from rich.text import Text
 
-from common.extras import missing
 from common.journal import Entry
-from common.section import Value
+from common.settings.extras import missing
+from common.settings.section import Value
 from deploy.report.read import Run, of_clients, read
 from deploy.report.table import NONE, clean, duration, percent, size, terminal
-from server_app.keep.summary import place
-from server_app.track import sink
+from server_app.storage.summary import place
+from server_app.tracking import sink
 
 FEW = 20  #: failures that are told, of a round and of a run
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from common.section import Value
+from common.settings.section import Value
 from deploy.flower.bundle import check_app
 from deploy.flower.control import RunStatus, start_superlink
 from deploy.flower.processes import Processes

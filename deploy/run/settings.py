@@ -17,11 +17,11 @@ from pydantic_core import ErrorDetails
 
 from common.errors import refusal
 from common.files import write_atomically
-from common.parse import defaults, kind_of, tables
-from common.plugins import nearest, table_of
-from common.section import Value, kebab
-from deploy.run import beside
-from server_app.keep.places import to_absolute
+from common.settings.parse import defaults, kind_of, tables
+from common.settings.plugins import nearest, table_of
+from common.settings.section import Value, kebab
+from deploy.run import user_modules
+from server_app.storage.relative_paths import to_absolute
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 DEFAULT = EXPERIMENTS / "default.toml"
@@ -99,8 +99,8 @@ class Experiment:
         said = Path(str(chosen.get("plugins", ""))).expanduser()
         beside_it = Path() if self.file.parent == EXPERIMENTS else self.file.parent
         asked = said if chosen.get("plugins") else beside_it
-        for folder in (asked, beside_it / beside.COPIES):
-            if folder.is_dir() and beside.look_in(folder, chosen):
+        for folder in (asked, beside_it / user_modules.COPIES):
+            if folder.is_dir() and user_modules.look_in(folder, chosen):
                 return str(folder.resolve())
         if not said.is_dir():
             raise ValueError(f"plugins = {chosen['plugins']!r} is not a folder")
@@ -158,8 +158,8 @@ def load(experiment: Path) -> dict[str, Value]:
 def load_run(folder: Path) -> dict[str, Value]:
     """The run config of the run in ``folder``, whose plug-ins can be imported then."""
     flat = to_absolute(load(folder / "config.toml"), folder)
-    copies = folder / beside.COPIES
-    if beside.look_in(copies, flat):
+    copies = folder / user_modules.COPIES
+    if user_modules.look_in(copies, flat):
         flat["plugins"] = str(copies)
     return flat
 

@@ -13,10 +13,10 @@ from typing import Literal, final
 
 from common import model_file
 from common.errors import first_line
+from common.exchange.records.arrays import prove
 from common.journal import Entry, read_lines
-from common.records.arrays import prove
 from deploy.run.settings import load_run
-from server_app.keep import checkpoint
+from server_app.storage import checkpoint
 
 
 @final

@@ -21,25 +21,25 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn import Module
 
-from common import tree
-from common.cka import centred_gram, pairwise
-from common.costs import following
 from common.data.dataset import Dataset
+from common.exchange.protocol import Reply
+from common.exchange.records import Records, tensors
 from common.files import write_atomically
 from common.models import count
 from common.models.classifier import Split
-from common.protocol import Up
-from common.records import Records, tensors
-from common.section import Value
-from common.task import Task
+from common.settings.section import Value
+from common.techniques.cka import centred_gram, pairwise
+from common.training import tree
+from common.training.costs import following
+from common.training.task import Task
 from deploy.report.groups import grouped, mean_with_interval
 from deploy.report.read import read
 from deploy.report.style import frame, frames, save, series, style
 from deploy.report.table import NONE, Table, clean, markdown
 from deploy.run.loopback import Loopback
 from deploy.study.finished import Further, further_round
+from server_app.messaging.exchange import exchange
 from server_app.method import Client
-from server_app.talk.exchange import exchange
 
 NOTE = (
     "mean CKA of two clients by stage; apart: silhouette of the architectures in one class; "
@@ -162,26 +162,26 @@ def _told(values: Sequence[float]) -> str:
 
 def overheads(further: Further) -> Overheads:
     """Count what travelled in the further round, and train once more to see the memory."""
-    counts = [_counts(further, client, up) for client, up in further.ups]
-    firsts = {client.model: client.k for client, _ in reversed(further.ups)}
+    counts = [_counts(further, client, reply) for client, reply in further.replies]
+    firsts = {client.model: client.k for client, _ in reversed(further.replies)}
     memory = [_memory(further, k) for k in firsts.values()]
     means = {name: fmean(count[name] for count in counts) for name in counts[0]}
     return Overheads(memory_mb=fmean(memory) / 1e6, **means)
 
 
-def _counts(further: Further, client: Client, up: Up) -> dict[str, int]:
+def _counts(further: Further, client: Client, reply: Reply) -> dict[str, int]:
     """Floating-point numbers of one client's round."""
     net = further.method.build(client.model)
     named = tree.parameters_only(net)
     state = {k: v for k, v in net.state_dict().items() if v.is_floating_point()}
     parameters = sum(v.numel() for k, v in state.items() if k in named)
     weights = sum(v.numel() for v in state.values())
-    down = further.method.down(up.t)
-    sent = down(client) if callable(down) else down
+    request = further.method.request(reply.t)
+    sent = request(client) if callable(request) else request
     return {
         "parameters": parameters,
         "buffers": weights - parameters,
-        "further_up": _numbers(up) - weights,
+        "further_up": _numbers(reply) - weights,
         "further_down": _numbers(sent) - weights,
     }
 

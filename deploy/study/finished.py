@@ -15,26 +15,27 @@ from flwr.app import Message
 import client_app.methods
 from client_app.methods import AnyHandler
 from client_app.participant import Participant
-from common import device, model_file
-from common.config import Config
+from common import model_file
 from common.data.dataset import Dataset
 from common.data.shares import for_testing
+from common.exchange.protocol import Reply
+from common.exchange.records import StateDict
 from common.models.classifier import Classifier, Projected, Split
-from common.parse import parse
-from common.protocol import Up
-from common.records import StateDict
-from common.section import Value
-from common.task import Task, global_spec
+from common.settings.config import Config
+from common.settings.parse import parse
+from common.settings.section import Value
+from common.training import device
+from common.training.task import Task, global_spec
 from deploy.run.loopback import Loopback
 from deploy.run.settings import load_run
-from server_app.keep import checkpoint
-from server_app.keep.checkpoint import Checkpoint
+from server_app.messaging.census import take_census
+from server_app.messaging.channel import PlainChannel
+from server_app.messaging.exchange import exchange
+from server_app.messaging.messenger import Messenger
 from server_app.method import Client
 from server_app.methods import AnyMethod, make
-from server_app.talk.census import take_census
-from server_app.talk.channel import PlainChannel
-from server_app.talk.exchange import exchange
-from server_app.talk.post import Post
+from server_app.storage import checkpoint
+from server_app.storage.checkpoint import Checkpoint
 
 
 @final
@@ -104,7 +105,7 @@ class Further:
     dataset: Dataset
     method: AnyMethod
     messages: dict[int, Message]
-    ups: list[tuple[Client, Up]]
+    replies: list[tuple[Client, Reply]]
 
     def networks(self) -> list[tuple[Client, Split]]:
         """Each client's own network as it uploaded it, in eval mode; a projection is left out.
@@ -112,8 +113,8 @@ class Further:
         Raises ``ValueError`` if the method uploads none, or a network has no stages.
         """
         found = []
-        for client, up in self.ups:
-            whole = self.method.build(client.model, _own(client, up, self.method)).eval()
+        for client, reply in self.replies:
+            whole = self.method.build(client.model, _own(client, reply, self.method)).eval()
             net = whole.base if isinstance(whole, Projected) else whole
             if not isinstance(net, Split):
                 raise ValueError(f"model {client.model!r} of client {client.k} has no stages")
@@ -144,26 +145,28 @@ def _play(run: Finished, size: int, workers: int) -> Further:
     config, flat, dataset = run.config, run.flat, run.dataset()
     device.settle(config.run.threads)
     task = Task.of(config, dataset, device.choose(config.run.device))
-    method, post = run.method(task), Post(PlainChannel(config, run.saved.experiment))
+    method, messenger = run.method(task), Messenger(PlainChannel(config, run.saved.experiment))
     with Loopback(config.run.clients, flat, workers=workers) as grid:
-        clients = take_census(grid, sorted(grid.get_node_ids()), post, task)
+        clients = take_census(grid, sorted(grid.get_node_ids()), messenger, task)
         method.begin(clients)
         t = run.saved.t + 1
-        down = method.down(t)
-        sent = ((c, down(c) if callable(down) else down) for c in clients[:size])
-        messages = post.letters(t, "train", sent)
+        request = method.request(t)
+        sent = ((c, request(c) if callable(request) else request) for c in clients[:size])
+        messages = messenger.make_messages(t, "train", sent)
         replies, failures = exchange(grid, dict(messages), config.run.timeout, t)
-        ups, refused = post.open(t, replies.values(), method.answers, clients, method.check)
+        uploads, refused = messenger.open(
+            t, replies.values(), method.reply_type, clients, method.check
+        )
     for failure in [*failures, *refused]:
         raise ValueError(f"client {failure.k} failed in the further round: {failure.reason}")
-    return Further(flat, dataset, method, messages, ups)
+    return Further(flat, dataset, method, messages, uploads)
 
 
-def _own(client: Client, up: Up, method: AnyMethod) -> StateDict:
+def _own(client: Client, reply: Reply, method: AnyMethod) -> StateDict:
     """The weights of the client's own architecture in its upload."""
     expected = method.task.expected(client.model)
     for name in ("local", "w"):
-        state = getattr(up, name, None)
+        state = getattr(reply, name, None)
         if isinstance(state, dict) and state.keys() == expected.keys():
             return {key: torch.as_tensor(value) for key, value in state.items()}
     raise ValueError(f"method {method.config.run.method!r} uploads no network of client {client.k}")

@@ -29,21 +29,22 @@ from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from common import device, noise, seeds, tree
 from common.data import load
 from common.files import write_atomically
 from common.losses.distillation import kl
 from common.models.batchnorm import batch_statistics, norms
 from common.models.classifier import Classifier
-from common.noise import NOISES
-from common.parse import parse
-from common.section import Value
-from common.task import Task, epochs, evaluate, global_spec
+from common.settings.parse import parse
+from common.settings.section import Value
+from common.techniques import noise
+from common.techniques.noise import NOISES
+from common.training import device, seeds, tree
+from common.training.task import Task, epochs, evaluate, global_spec
 from deploy.report.groups import mean_with_interval
 from deploy.report.style import frame, frames, save, series, style
 from deploy.report.table import Table, markdown
 from deploy.run.settings import chosen
-from server_app.distil.noise import distil, weighted
+from server_app.distillation.noise import distil, weighted
 from server_app.methods.fedorion import FedORION
 
 BatchNorm = Literal["batch", "running"]
@@ -134,7 +135,7 @@ def _task(flat: Mapping[str, Value]) -> Task:
 
 @final
 @dataclass(frozen=True)
-class Found:
+class Measurement:
     """One teacher, one kind of noise, one way of normalising it, one seed."""
 
     seed: int
@@ -152,9 +153,9 @@ class Found:
 def study(
     flat: Mapping[str, Value],
     repeats: Sequence[int],
-    known: Sequence[Found] = (),
-    on_found: Callable[[Found], object] = lambda found: None,
-) -> list[Found]:
+    known: Sequence[Measurement] = (),
+    on_found: Callable[[Measurement], object] = lambda found: None,
+) -> list[Measurement]:
     """Train the fleet's architectures on all the data, each as a teacher, and distil each into the
     global architecture on every kind of noise, ``flat`` saying how; once for each seed.
 
@@ -162,7 +163,7 @@ def study(
     What is ``known`` is not measured again; ``on_found`` hears of everything else.
     """
     before = {(one.seed, one.model, one.kind, one.bn): one for one in known}
-    found: list[Found] = []
+    found: list[Measurement] = []
     for seed in repeats:
         task = _task({**flat, "seed": seed})
         for spec in dict.fromkeys(task.config.fleet):
@@ -174,7 +175,7 @@ def study(
                     net, accuracy = teacher = teacher or _teacher(task, spec)
                     there = _task({**task.config.flat, "noise.kind": kind, "noise.teacher-bn": bn})
                     told = mutual_information(_answers(net, there))
-                    one = Found(seed, spec, kind, bn, accuracy, told, _student(net, there))
+                    one = Measurement(seed, spec, kind, bn, accuracy, told, _student(net, there))
                     on_found(one)
                 found.append(one)
     return found
@@ -223,7 +224,7 @@ def _student(net: Classifier, task: Task) -> float:
     return evaluate(student, data.x_test, data.y_test, task, bn="batch").accuracy
 
 
-def correlations(found: Sequence[Found]) -> list[float]:
+def correlations(found: Sequence[Measurement]) -> list[float]:
     """Spearman's rank correlation of information and the student's accuracy, seed by seed."""
     result = []
     for seed in dict.fromkeys(one.seed for one in found):
@@ -233,9 +234,9 @@ def correlations(found: Sequence[Found]) -> list[float]:
     return result
 
 
-def table(found: Sequence[Found]) -> Table:
+def table(found: Sequence[Measurement]) -> Table:
     """Means over the seeds, ± half of the 95 % interval."""
-    groups: dict[tuple[str, str, str], list[Found]] = defaultdict(list)
+    groups: dict[tuple[str, str, str], list[Measurement]] = defaultdict(list)
     for one in found:
         groups[one.model, one.kind, one.bn].append(one)
     rows = []
@@ -255,7 +256,7 @@ def table(found: Sequence[Found]) -> Table:
 
 
 @style()
-def draw(found: Sequence[Found]) -> Figure:
+def draw(found: Sequence[Measurement]) -> Figure:
     """The student's accuracy over the information, a colour for each architecture; hollow where
     BatchNorm normalises by running statistics."""
     figure, axes = frame((5.2, 3.6))
@@ -271,7 +272,7 @@ def draw(found: Sequence[Found]) -> Figure:
     return figure
 
 
-def load_found(flat: Mapping[str, Value], folder: Path) -> list[Found]:
+def load_found(flat: Mapping[str, Value], folder: Path) -> list[Measurement]:
     """What ``folder`` holds of this experiment from before, if anything.
 
     Raises ``ValueError`` if it is of another experiment, or damaged.
@@ -281,7 +282,7 @@ def load_found(flat: Mapping[str, Value], folder: Path) -> list[Found]:
         return []
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
-        experiment, found = told["experiment"], [Found(**one) for one in told["found"]]
+        experiment, found = told["experiment"], [Measurement(**one) for one in told["found"]]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is no record of this study: {error}") from error
     now = chosen(flat)
@@ -291,14 +292,14 @@ def load_found(flat: Mapping[str, Value], folder: Path) -> list[Found]:
     return found
 
 
-def keep_found(found: Sequence[Found], flat: Mapping[str, Value], folder: Path) -> None:
+def keep_found(found: Sequence[Measurement], flat: Mapping[str, Value], folder: Path) -> None:
     """Write ``information.json``: the experiment and all that was found."""
     folder.mkdir(parents=True, exist_ok=True)
     told = {"experiment": chosen(flat), "found": [asdict(one) for one in found]}
     write_atomically(folder / FILE, f"{json.dumps(told, indent=1)}\n".encode())
 
 
-def write(found: Sequence[Found], folder: Path) -> list[Path]:
+def write(found: Sequence[Measurement], folder: Path) -> list[Path]:
     """The table as Markdown and the picture, in ``folder``, beside what ``keep_found`` wrote."""
     text = folder / "information.md"
     write_atomically(text, f"{markdown(table(found))}\n".encode())

@@ -21,14 +21,14 @@ from typing import Literal, final
 from pydantic import BaseModel, ConfigDict, Field
 
 from common.files import write_atomically
-from common.parse import defaults
+from common.settings.parse import defaults
 from deploy.report import table as rendering
 from deploy.report.groups import half_width, mean_with_interval
 from deploy.report.style import png
 from deploy.report.table import NONE, Cell, Table, clean
-from deploy.run.beside import look_in
 from deploy.run.preflight import counted
 from deploy.run.settings import checked, find, flatten, numbers, read_toml
+from deploy.run.user_modules import look_in
 from deploy.study import records
 from deploy.study.records import Flat, Recorded
 

@@ -20,9 +20,9 @@ from typing import Any, final
 import filelock
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from common.config import Value
 from common.journal import Entry
 from common.metrics import rounds_to
+from common.settings.config import Value
 from deploy.report import read as report
 from deploy.run.settings import chosen
 

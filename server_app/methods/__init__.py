@@ -3,17 +3,17 @@
 from typing import Any
 
 from common import methods
-from common.config import MethodOptions
-from common.protocol import Up
-from common.task import Task
-from server_app.combine.across import Same
-from server_app.combine.depth import Depth
-from server_app.combine.oca import Oca
-from server_app.combine.width import Width
+from common.exchange.protocol import Reply
+from common.settings.config import MethodOptions
+from common.training.task import Task
+from server_app.aggregation.across import Same
+from server_app.aggregation.cached import Oca
+from server_app.aggregation.depth import Depth
+from server_app.aggregation.width import Width
 from server_app.global_model import Averaged
 from server_app.method import Method
 
-AnyMethod = Method[MethodOptions, Up]
+AnyMethod = Method[MethodOptions, Reply]
 ACROSS: dict[str, type[Averaged[Any, Any]]] = {
     "layerwise": Depth,
     "depth": Depth,

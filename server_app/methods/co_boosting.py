@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from common.fit import forward
 from common.losses import generation
-from common.methods.co_boosting import Options, Up
+from common.methods.co_boosting import Options, Reply
 from common.models.classifier import Classifier
 from common.models.ensemble import Ensemble, weighted
-from server_app.distil.one_shot import OneShot, Pool
-from server_app.method import Metrics, Ups
+from common.training.fit import forward
+from server_app.distillation.one_shot import OneShot, Pool
+from server_app.method import Metrics, Replies
 
 DOUBT = 4.0  #: temperature of the ensemble whose doubts are sought
 FADING = 0.99  #: what an epoch leaves of μ
@@ -23,8 +23,8 @@ FADING = 0.99  #: what an epoch leaves of μ
 class CoBoosting(OneShot[Options]):
     """DENSE with (1 − p)^hs CE,  w ← clip(w − μ sign ∂CE(z̄, y)/∂w)  and  x ← x + ε sign ∇_x."""
 
-    def step(self, t: int, ups: Ups[Up]) -> Metrics:
-        metrics = super().step(t, ups)
+    def step(self, t: int, replies: Replies[Reply]) -> Metrics:
+        metrics = super().step(t, replies)
         w = self.ensemble.weights
         return {**metrics, "least_weight": float(w.min()), "largest_weight": float(w.max())}
 

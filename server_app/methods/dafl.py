@@ -2,18 +2,18 @@
 
 from typing import final
 
-from common import optimise, tree
-from common.datafree import DataFree, new_generator
-from common.fit import fit
-from common.methods.dafl import Options, Up
+from common.exchange.records import Records, StateDict
+from common.methods.dafl import Options, Reply
 from common.models.classifier import Classifier
-from common.records import Records, StateDict
+from common.techniques.datafree import DataFree, new_generator
+from common.training import optimise, tree
+from common.training.fit import fit
 from server_app.global_model import Averaged
-from server_app.method import Metrics, Models, Ups
+from server_app.method import Metrics, Models, Replies
 
 
 @final
-class State(Records):
+class State(Records, kind="dafl.State"):
     w: StateDict
     v: StateDict
     generator: StateDict
@@ -22,10 +22,10 @@ class State(Records):
 
 
 @final
-class DAFL(Averaged[Options, Up]):
+class DAFL(Averaged[Options, Reply]):
     """w ← Σ_k p_k w_k;  v learns what w says to g(θ; z)."""
 
-    answers, keeps, name = Up, State, "student"
+    reply_type, state_type, name = Reply, State, "student"
 
     def prepare(self) -> None:
         super().prepare()
@@ -34,7 +34,7 @@ class DAFL(Averaged[Options, Up]):
         self.adam: dict[int, StateDict] = {}
         self.sgd: dict[int, StateDict] = {}
 
-    def after(self, t: int, ups: Ups[Up]) -> Metrics:
+    def after(self, t: int, replies: Replies[Reply]) -> Metrics:
         o, task = self.options, self.task
         if t < o.start:
             return {}
@@ -66,7 +66,7 @@ class DAFL(Averaged[Options, Up]):
         self.net.load_state_dict(self.v)
         return self.net
 
-    def ask(self) -> StateDict:
+    def weights_to_score(self) -> StateDict:
         return self.v
 
     def further(self) -> dict[str, Models]:

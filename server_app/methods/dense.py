@@ -3,7 +3,7 @@
 from typing import final
 
 from common.methods.dense import Options
-from server_app.distil.one_shot import OneShot
+from server_app.distillation.one_shot import OneShot
 
 
 @final

@@ -6,29 +6,29 @@ from typing import final
 
 import torch
 
-from common import tree
-from common.methods.depthfl import Down, Options, Up, deepest
-from common.records import Records, StateDict
-from server_app.combine.mean import average_layers
+from common.exchange.records import Records, StateDict
+from common.methods.depthfl import Options, Reply, Request, deepest
+from common.training import tree
+from server_app.aggregation.mean import average_layers
 from server_app.global_model import Averaged
-from server_app.method import Client, Metrics, Models, Ups
+from server_app.method import Client, Metrics, Models, Replies
 
 
 @final
-class State(Records):
+class State(Records, kind="depthfl.State"):
     w: StateDict
     h: StateDict
     accepted: dict[int, int]
 
 
 @final
-class DepthFL(Averaged[Options, Up]):
+class DepthFL(Averaged[Options, Reply]):
     """w ← m − h/α, m the layer-wise mean; h ← h − α/N Σ_k (w_k − w).
 
     The global architecture is the deepest client's, known by the census.
     """
 
-    answers, keeps = Up, State
+    reply_type, state_type = Reply, State
 
     def prepare(self) -> None:
         self.w: StateDict = {}
@@ -59,28 +59,32 @@ class DepthFL(Averaged[Options, Up]):
     def start(self, models: Models, client: Client) -> StateDict:
         return tree.cut(models[self.global_spec], self.task.expected(client.model))
 
-    def down(self, t: int) -> Callable[[Client], Down]:
+    def request(self, t: int) -> Callable[[Client], Request]:
         """Equal payloads are one object, which is packed once."""
 
         @cache
-        def payload(spec: str, accepted: int) -> Down:
-            return Down(w=tree.cut(self.w, self.task.expected(spec)), accepted=accepted)
+        def payload(spec: str, accepted: int) -> Request:
+            return Request(w=tree.cut(self.w, self.task.expected(spec)), accepted=accepted)
 
         return lambda client: payload(client.model, self.accepted.get(client.k, 0))
 
-    def step(self, t: int, ups: Ups[Up]) -> Metrics:
+    def step(self, t: int, replies: Replies[Reply]) -> Metrics:
         if self.options.feddyn:
             share = self.options.alpha / len(self.clients)
-            for _, up in ups:
-                own = {n: h - share * (up.w[n] - self.w[n]) for n, h in self.h.items() if n in up.w}
+            for _, reply in replies:
+                own = {
+                    n: h - share * (reply.w[n] - self.w[n])
+                    for n, h in self.h.items()
+                    if n in reply.w
+                }
                 self.h = {**self.h, **own}
-            self.accepted = {**self.accepted, **{client.k: t for client in ups.clients}}
-        return super().step(t, ups)
+            self.accepted = {**self.accepted, **{client.k: t for client in replies.clients}}
+        return super().step(t, replies)
 
-    def combine(self, ups: Ups[Up], previous: StateDict) -> StateDict:
-        states = [up.w for _, up in ups]
+    def combine(self, replies: Replies[Reply], previous: StateDict) -> StateDict:
+        states = [reply.w for _, reply in replies]
         options, parameters = self.config.average, self.parameter_names
-        mean = average_layers(states, ups.sizes, previous, options, parameters)
+        mean = average_layers(states, replies.sizes, previous, options, parameters)
         if not self.options.feddyn:
             return mean
         there = set().union(*states)

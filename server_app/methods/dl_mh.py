@@ -2,12 +2,12 @@
 
 from typing import final
 
-from common.methods.dl_mh import Options, Up
-from server_app.distil.public_set import OwnClasses
+from common.methods.dl_mh import Options, Reply
+from server_app.distillation.public_set import OwnClasses
 
 
 @final
-class DLMH(OwnClasses[Options, Up]):
+class DLMH(OwnClasses[Options, Reply]):
     """Y_g = Σ_i W_i M_i', where M_i' is M_i in the places of its classes and 0 elsewhere."""
 
-    answers = Up
+    reply_type = Reply

@@ -5,19 +5,20 @@ from typing import final
 import torch
 from torch import Tensor
 
-from common import quantise, tree
-from common.ensemble import entropy_reduced
+from common.exchange import quantise
+from common.exchange.records import Records, StateDict
 from common.losses.distillation import kl_from
-from common.methods.ds_fl import Agreeing, Down, Up
-from common.public_set import digest, subset
-from common.records import Records, StateDict
-from server_app.distil.public_set import Seeing
+from common.methods.ds_fl import Agreeing, Reply, Request
+from common.techniques.ensemble import entropy_reduced
+from common.techniques.public_set import digest, subset
+from common.training import tree
+from server_app.distillation.public_set import SharedPublicSet
 from server_app.global_model import GlobalModel
-from server_app.method import Client, Metrics, Ups
+from server_app.method import Client, Metrics, Replies
 
 
 @final
-class State(Records):
+class State(Records, kind="ds_fl.State"):
     w: StateDict
     y: Tensor | None  #: the newest Ŷ [n, C] as it travels
     since: int  #: the round it comes of
@@ -25,10 +26,10 @@ class State(Records):
 
 
 @final
-class DSFL(Seeing[Agreeing, Up], GlobalModel[Agreeing, Up]):
+class DSFL(SharedPublicSet[Agreeing, Reply], GlobalModel[Agreeing, Reply]):
     """Ŷ = σ(p̄ / T), or p̄;  w ← w − η ∇ KL(Ŷ ‖ σ(f(w; x)))."""
 
-    answers, keeps = Up, State
+    reply_type, state_type = Reply, State
 
     def prepare(self) -> None:
         super().prepare()
@@ -36,9 +37,9 @@ class DSFL(Seeing[Agreeing, Up], GlobalModel[Agreeing, Up]):
         self.y: Tensor | None = None
         self.y_rows: Tensor | None = None
 
-    def down(self, t: int) -> Down:
+    def request(self, t: int) -> Request:
         self.rows = self._chosen(t)
-        return Down(rows=self.rows, y=self.y, since=self.since, y_rows=self.y_rows)
+        return Request(rows=self.rows, y=self.y, since=self.since, y_rows=self.y_rows)
 
     def _chosen(self, t: int) -> Tensor | None:
         """Numbers of A_t, int32 ascending; None where everybody draws it by lot."""
@@ -48,14 +49,14 @@ class DSFL(Seeing[Agreeing, Up], GlobalModel[Agreeing, Up]):
         chosen = unsure(self.predicted(self.public), choose).topk(n).indices
         return chosen.sort().values.int()
 
-    def check(self, client: Client, up: Up) -> None:
+    def check(self, client: Client, reply: Reply) -> None:
         dtype, shape = self.config.wire.dtype, (self.of_a_round, self.task.num_classes)
-        quantise.check_dtype(up.theta, shape, dtype, "theta")
-        quantise.check_rows(up.theta, dtype, "theta")
+        quantise.check_dtype(reply.theta, shape, dtype, "theta")
+        quantise.check_rows(reply.theta, dtype, "theta")
 
-    def step(self, t: int, ups: Ups[Up]) -> Metrics:
-        theta = (quantise.decode_probabilities(up.theta) for _, up in ups)
-        y = sum(theta, torch.zeros(())) / len(ups)
+    def step(self, t: int, replies: Replies[Reply]) -> Metrics:
+        theta = (quantise.decode_probabilities(reply.theta) for _, reply in replies)
+        y = sum(theta, torch.zeros(())) / len(replies)
         if self.options.aggregation == "era":
             y = entropy_reduced(y, self.options.temperature)
         rows = subset(self.task, t, self.samples) if self.rows is None else self.rows.long()
@@ -67,9 +68,9 @@ class DSFL(Seeing[Agreeing, Up], GlobalModel[Agreeing, Up]):
         self.w = tree.snapshot(student)
         return {"distill_loss": loss, "entropy": float(unsure(y, "entropy").mean())}
 
-    def numbers(self, ups: Ups[Up]) -> int:
+    def numbers(self, replies: Replies[Reply]) -> int:
         """n C up and, from the second round on, n C down for each client."""
-        return 2 * self.of_a_round * self.task.num_classes * len(ups)
+        return 2 * self.of_a_round * self.task.num_classes * len(replies)
 
 
 def unsure(p: Tensor, by: str) -> Tensor:

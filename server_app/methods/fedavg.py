@@ -2,17 +2,17 @@
 
 from typing import final
 
-from common.methods.fedavg import Averaging, Up
+from common.methods.fedavg import Averaging, Reply
 from server_app.global_model import Averaged
-from server_app.method import Ups
+from server_app.method import Replies
 
 
 @final
-class FedAvg(Averaged[Averaging, Up]):
+class FedAvg(Averaged[Averaging, Reply]):
     """w ← Σ_{k∈S_t} p_k w_k."""
 
-    answers = Up
+    reply_type = Reply
 
-    def numbers(self, ups: Ups[Up]) -> int:
+    def numbers(self, replies: Replies[Reply]) -> int:
         """DL-MH's equation 8 for one round: each client's parameters down and up."""
-        return sum(2 * self.task.parameters(self.trains(client)) for client in ups.clients)
+        return sum(2 * self.task.parameters(self.trains(client)) for client in replies.clients)

@@ -7,29 +7,29 @@ from typing import final
 from torch import nn
 
 from common.losses.distillation import kl_from, opinion
-from common.methods.feddf import Options, Up
+from common.methods.feddf import Options, Reply
 from common.models.classifier import Classifier
 from common.models.ensemble import Ensemble
-from server_app.distil.public_set import Holding
+from server_app.distillation.public_set import ServerPublicSet
 from server_app.global_model import Averaged
-from server_app.method import Metrics, Models, Ups
+from server_app.method import Metrics, Models, Replies
 
 
 @final
-class FedDF(Holding[Options, Up], Averaged[Options, Up]):
+class FedDF(ServerPublicSet[Options, Reply], Averaged[Options, Reply]):
     """w_a ← w_a − η_s ∇ KL(σ(mean_k f(x; w_k) / T) ‖ σ(f(x; w_a) / T)), from the mean on."""
 
-    answers = Up
+    reply_type = Reply
 
-    def refine(self, t: int, ups: Ups[Up], models: Models) -> tuple[Models, Metrics]:
+    def refine(self, t: int, replies: Replies[Reply], models: Models) -> tuple[Models, Metrics]:
         if not self.config.public.learn:
             return models, {}
         o, T = self.options, self.options.temperature
-        teachers = self.asked(t, ((self.trains(client), up.w) for client, up in ups))
+        teachers = self.asked(t, ((self.trains(client), reply.w) for client, reply in replies))
         targets = opinion(teachers, "logits" if o.average == "logits" else "mean", T)
         students = {
             spec: self.taught(t, spec, models[spec], targets, lambda z, y: kl_from(y, z, T))
-            for spec in sorted({self.trains(client) for client in ups.clients})
+            for spec in sorted({self.trains(client) for client in replies.clients})
         }
         losses = [loss for _, loss in students.values()]
         refined = {spec: w for spec, (w, _) in students.items()}

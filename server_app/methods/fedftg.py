@@ -8,19 +8,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common import optimise, seeds, tree
-from common.fit import fit
+from common.exchange.records import Records, StateDict
 from common.losses import generation
-from common.methods.fedftg import Options, Up
+from common.methods.fedftg import Options, Reply
 from common.models.batchnorm import batch_statistics
 from common.models.generator import Generator
-from common.records import Records, StateDict
+from common.training import optimise, seeds, tree
+from common.training.fit import fit
 from server_app.global_model import Averaged
-from server_app.method import Client, Metrics, Ups
+from server_app.method import Client, Metrics, Replies
 
 
 @final
-class State(Records):
+class State(Records, kind="fedftg.State"):
     """What round t + 1 depends on."""
 
     w: StateDict
@@ -28,10 +28,10 @@ class State(Records):
 
 
 @final
-class FedFTG(Averaged[Options, Up]):
+class FedFTG(Averaged[Options, Reply]):
     """w ← Σ p_k w_k, then θ learns what w does not know and w learns it from the w_k."""
 
-    answers, keeps = Up, State
+    reply_type, state_type = Reply, State
 
     def prepare(self) -> None:
         super().prepare()
@@ -45,20 +45,22 @@ class FedFTG(Averaged[Options, Up]):
 
     def begin(self, clients: Sequence[Client]) -> None:
         for client in clients:
-            if client.peer.counts is None:
+            if client.info.counts is None:
                 raise ValueError(
                     f"client {client.k} tells no class counts; set share-counts = true"
                 )
         super().begin(clients)
 
-    def after(self, t: int, ups: Ups[Up]) -> Metrics:
+    def after(self, t: int, replies: Replies[Reply]) -> Metrics:
         """Algorithm 1, the server's iterations."""
         o, g, task = self.options, self.config.generator, self.task
         if not o.iterations:
             return {}
-        counts = torch.tensor([client.peer.counts for client in ups.clients], dtype=torch.float64)
+        counts = torch.tensor(
+            [client.info.counts for client in replies.clients], dtype=torch.float64
+        )
         p, alpha = (x.to(task.device) for x in label_weights(counts))
-        teachers = [self.build(self.global_spec, up.w).eval() for _, up in ups]
+        teachers = [self.build(self.global_spec, reply.w).eval() for _, reply in replies]
         for teacher in teachers:
             teacher.requires_grad_(False)
         student = self.build(self.global_spec, self.w)

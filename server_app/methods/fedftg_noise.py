@@ -2,26 +2,26 @@
 
 from typing import final
 
+from common.exchange.records import StateDict
 from common.losses.distillation import kl
-from common.methods.fedftg_noise import Options, Up
-from common.records import StateDict
-from server_app.distil.noise import distil, weighted
+from common.methods.fedftg_noise import Options, Reply
+from server_app.distillation.noise import distil, weighted
 from server_app.global_model import Averaged
-from server_app.method import Metrics, Ups
+from server_app.method import Metrics, Replies
 
 
 @final
-class FedFTGNoise(Averaged[Options, Up]):
+class FedFTGNoise(Averaged[Options, Reply]):
     """w ← w + η Σ (w_i − w), then w ← w − η_s ∇ 1/K Σ_i KL(C(z; w_i) → S(z; w))."""
 
-    answers = Up
+    reply_type = Reply
 
-    def combine(self, ups: Ups[Up], previous: StateDict) -> StateDict:
-        return towards(previous, super().combine(ups, previous), self.options.aggregate_lr)
+    def combine(self, replies: Replies[Reply], previous: StateDict) -> StateDict:
+        return towards(previous, super().combine(replies, previous), self.options.aggregate_lr)
 
-    def after(self, t: int, ups: Ups[Up]) -> Metrics:
-        teachers = [(self.global_spec, up.w) for _, up in ups]
-        transfer = weighted(kl, [1 / len(ups)] * len(ups), self.config.noise.temperature)
+    def after(self, t: int, replies: Replies[Reply]) -> Metrics:
+        teachers = [(self.global_spec, reply.w) for _, reply in replies]
+        transfer = weighted(kl, [1 / len(replies)] * len(replies), self.config.noise.temperature)
         return {"distill_loss": distil(self, t, teachers, transfer)}
 
 

@@ -7,18 +7,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common import optimise, seeds, tree
-from common.fit import Loss, fit
+from common.exchange.records import Records, StateDict
 from common.losses.generation import diversity
-from common.methods.fedgen import Down, Options, Up
+from common.methods.fedgen import Options, Reply, Request
 from common.models.generator import FeatureGenerator, new_feature_generator
-from common.records import Records, StateDict
+from common.training import optimise, seeds, tree
+from common.training.fit import Loss, fit
 from server_app.global_model import Averaged
-from server_app.method import Client, Metrics, Ups
+from server_app.method import Client, Metrics, Replies
 
 
 @final
-class State(Records):
+class State(Records, kind="fedgen.State"):
     w: StateDict
     generator: StateDict
     adam: dict[int, StateDict]
@@ -26,10 +26,10 @@ class State(Records):
 
 
 @final
-class FedGen(Averaged[Options, Up]):
+class FedGen(Averaged[Options, Reply]):
     """w ← Σ_k p_k w_k;  G learns features that the clients' heads call ŷ."""
 
-    answers, keeps = Up, State
+    reply_type, state_type = Reply, State
 
     def prepare(self) -> None:
         super().prepare()
@@ -42,39 +42,42 @@ class FedGen(Averaged[Options, Up]):
         generator = new_feature_generator(self.task, self.net, o.noise_size, o.hidden)
         return generator.to(self.task.device)
 
-    def down(self, t: int) -> Down:
+    def request(self, t: int) -> Request:
         if t == 1:
-            return Down(w=self.w, generator=None, histogram=None)
+            return Request(w=self.w, generator=None, histogram=None)
         histogram = self._histogram().float()
-        return Down(w=self.w, generator=self.generator, histogram=histogram)
+        return Request(w=self.w, generator=self.generator, histogram=histogram)
 
-    def check(self, client: Client, up: Up) -> None:
-        super().check(client, up)
+    def check(self, client: Client, reply: Reply) -> None:
+        super().check(client, reply)
         classes = self.task.num_classes
-        if len(up.counts) != classes or sum(up.counts) != client.n:
+        if len(reply.counts) != classes or sum(reply.counts) != client.n:
             raise ValueError(
-                f"counts {up.counts} are not those of {client.n} samples of {classes} classes"
+                f"counts {reply.counts} are not those of {client.n} samples of {classes} classes"
             )
 
-    def after(self, t: int, ups: Ups[Up]) -> Metrics:
-        self.counts |= {client.k: up.counts for client, up in ups}
+    def after(self, t: int, replies: Replies[Reply]) -> Metrics:
+        self.counts |= {client.k: reply.counts for client, reply in replies}
         generator = self._new_generator()
         generator.load_state_dict(self.generator)
         adam = self.task.generator_optimizer(t, generator.parameters())
         optimise.restore_moments(adam, self.adam)
-        loss, noise = self._loss(ups, generator), self._noise(t, generator)
+        loss, noise = self._loss(replies, generator), self._noise(t, generator)
         trained = fit(adam, noise, loss, precision=self.config.run.precision)
         self.generator, self.adam = tree.snapshot(generator), optimise.moments(adam)
         return {"generator_loss": trained["loss"]}
 
-    def _loss(self, ups: Ups[Up], generator: FeatureGenerator) -> Loss:
+    def _loss(self, replies: Replies[Reply], generator: FeatureGenerator) -> Loss:
         """What G descends, given the heads of the active clients."""
         o, device = self.options, self.task.device
-        heads = [(up.w["head.weight"].to(device), up.w["head.bias"].to(device)) for _, up in ups]
+        heads = [
+            (reply.w["head.weight"].to(device), reply.w["head.bias"].to(device))
+            for _, reply in replies
+        ]
         by_samples = self.config.average.weights == "samples"
-        sizes = [float(n if by_samples else 1) for n in ups.sizes]
+        sizes = [float(n if by_samples else 1) for n in replies.sizes]
         p = torch.tensor(sizes, device=device) / sum(sizes)
-        counts = torch.tensor([up.counts for _, up in ups], device=device)
+        counts = torch.tensor([reply.counts for _, reply in replies], device=device)
         alpha = counts / counts.sum(0).clamp_min(1)  # [k, C]
 
         def loss(z: Tensor, y: Tensor) -> Tensor:

@@ -2,35 +2,35 @@
 
 from typing import final
 
-from common import tree
-from common.methods.fedgkd import Down, Options, Up
-from common.records import Records, StateDict
+from common.exchange.records import Records, StateDict
+from common.methods.fedgkd import Options, Reply, Request
+from common.training import tree
 from server_app.global_model import Averaged
-from server_app.method import Metrics, Ups
+from server_app.method import Metrics, Replies
 
 
 @final
-class State(Records):
+class State(Records, kind="fedgkd.State"):
     w: StateDict
     buffer: list[StateDict]
 
 
 @final
-class FedGKD(Averaged[Options, Up]):
+class FedGKD(Averaged[Options, Reply]):
     """w ← Σ_{k∈S_t} p_k w_k;  w̄ ← the mean of the last M of these."""
 
-    answers, keeps = Up, State
+    reply_type, state_type = Reply, State
 
     def prepare(self) -> None:
         super().prepare()
         self.buffer: list[StateDict] = []  #: oldest first
 
-    def down(self, t: int) -> Down:
+    def request(self, t: int) -> Request:
         full = len(self.buffer) == self.options.buffer
         teaches = bool(self.buffer) and (full or not self.options.wait_full)
         teacher = tree.mean(self.buffer, [1] * len(self.buffer)) if teaches else None
-        return Down(w=self.w, teacher=teacher)
+        return Request(w=self.w, teacher=teacher)
 
-    def after(self, t: int, ups: Ups[Up]) -> Metrics:
+    def after(self, t: int, replies: Replies[Reply]) -> Metrics:
         self.buffer = [*self.buffer, self.w][-self.options.buffer :]
         return {}

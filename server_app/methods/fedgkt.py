@@ -8,26 +8,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common import seeds, tree
+from common.exchange.records import Records, StateDict
 from common.losses.distillation import kl
-from common.methods.fedgkt import Down, Options, Up
+from common.methods.fedgkt import Options, Reply, Request
 from common.models.classifier import Split
 from common.models.split import behind, feature_shape, splittable
-from common.records import Records, StateDict
-from server_app.method import Client, Method, Metrics, Ups
+from common.training import seeds, tree
+from server_app.method import Client, Method, Metrics, Replies
 
 
 @final
-class State(Records):
+class State(Records, kind="fedgkt.State"):
     w: StateDict  #: the global architecture; f_s is what lies behind its extractor
     z: dict[int, Tensor]  #: z_s by client, [n_k, C]
 
 
 @final
-class FedGKT(Method[Options, Up]):
+class FedGKT(Method[Options, Reply]):
     """f_s ← f_s − η ∇ Σ_k T² KL(z_c → f_s(H)) + α CE(f_s(H), y);  z_s = f_s(H)."""
 
-    answers, keeps = Up, State
+    reply_type, state_type = Reply, State
 
     def prepare(self) -> None:
         super().prepare()
@@ -47,22 +47,22 @@ class FedGKT(Method[Options, Up]):
                     f"{self.global_spec} takes {self.features}"
                 )
 
-    def down(self, t: int) -> Callable[[Client], Down]:
-        return lambda client: Down(z=self.z.get(client.k))
+    def request(self, t: int) -> Callable[[Client], Request]:
+        return lambda client: Request(z=self.z.get(client.k))
 
-    def check(self, client: Client, up: Up) -> None:
+    def check(self, client: Client, reply: Reply) -> None:
         n, classes = client.n, self.task.num_classes
         like = {"h": torch.empty(n, *self.features), "z": torch.empty(n, classes)}
         like["y"] = torch.empty(n, dtype=torch.int64)
-        tree.check_like({"h": up.h, "z": up.z, "y": up.y}, like, "the reply")
-        if int(up.y.min()) < 0 or int(up.y.max()) >= classes:
-            raise ValueError(f"y has label {int(up.y.max())}; there are 0 to {classes - 1}")
+        tree.check_like({"h": reply.h, "z": reply.z, "y": reply.y}, like, "the reply")
+        if int(reply.y.min()) < 0 or int(reply.y.max()) >= classes:
+            raise ValueError(f"y has label {int(reply.y.max())}; there are 0 to {classes - 1}")
 
-    def step(self, t: int, ups: Ups[Up]) -> Metrics:
+    def step(self, t: int, replies: Replies[Reply]) -> Metrics:
         o, device = self.options, self.task.device
-        h = torch.cat([up.h for _, up in ups]).to(device)
-        z_c = torch.cat([up.z for _, up in ups]).to(device)
-        y = torch.cat([up.y for _, up in ups]).to(device)
+        h = torch.cat([reply.h for _, reply in replies]).to(device)
+        z_c = torch.cat([reply.z for _, reply in replies]).to(device)
+        y = torch.cat([reply.y for _, reply in replies]).to(device)
         self.net.load_state_dict(self.w)
         self.net.train()
         named = self.net.named_parameters()
@@ -74,8 +74,8 @@ class FedGKT(Method[Options, Up]):
 
         metrics = self.task.fit(t, behind_it, self._rows(t, len(y)), loss)
         self.w = tree.snapshot(self.net)
-        for client, up in ups:
-            self.z[client.k] = self._logits(up.h)
+        for client, reply in replies:
+            self.z[client.k] = self._logits(reply.h)
         return {"server_loss": metrics["loss"]}
 
     def _rows(self, t: int, n: int) -> Iterator[tuple[Tensor]]:
@@ -92,12 +92,12 @@ class FedGKT(Method[Options, Up]):
         parts = (part.to(self.task.device) for part in h.split(self.config.score.batch_size))
         return torch.cat([behind(self.net, part).float().cpu() for part in parts])
 
-    def numbers(self, ups: Ups[Up]) -> int:
+    def numbers(self, replies: Replies[Reply]) -> int:
         """DL-MH's equation 7 for one round: features and both sides' logits of every sample."""
-        return (math.prod(self.features) + 2 * self.task.num_classes) * sum(ups.sizes)
+        return (math.prod(self.features) + 2 * self.task.num_classes) * sum(replies.sizes)
 
     def model(self) -> None:
         return None
 
-    def ask(self) -> StateDict:
+    def weights_to_score(self) -> StateDict:
         return self.w

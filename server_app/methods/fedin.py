@@ -1,6 +1,6 @@
 """FedIN, server half: average across architectures, keep features, hand out samples of them.
 
-The average is the work of ``server_app/combine/across.py``.
+The average is the work of ``server_app/aggregation/across.py``.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,16 +9,16 @@ from typing import final
 import torch
 from torch import Tensor
 
-from common import seeds
-from common.methods.fedin import Down, Options, Up
+from common.exchange.records import Records, StateDict
+from common.methods.fedin import Options, Reply, Request
 from common.models.split import Shapes, common_shapes
-from common.records import Records, StateDict
+from common.training import seeds
 from server_app.global_model import Averaged
-from server_app.method import Client, Metrics, Ups
+from server_app.method import Client, Metrics, Replies
 
 
 @final
-class State(Records):
+class State(Records, kind="fedin.State"):
     w: StateDict
     s_in: dict[int, Tensor]
     s_out: dict[int, Tensor]
@@ -26,10 +26,10 @@ class State(Records):
 
 
 @final
-class FedIN(Averaged[Options, Up]):
+class FedIN(Averaged[Options, Reply]):
     """w̄ ← layer-wise mean of the w_k;  S ← ``samples`` pairs (s_in, s_out) of the pool."""
 
-    answers, keeps = Up, State
+    reply_type, state_type = Reply, State
 
     def prepare(self) -> None:
         super().prepare()
@@ -44,10 +44,10 @@ class FedIN(Averaged[Options, Up]):
             [client.model for client in clients], task.shape, task.num_classes, stem=task.stem
         )
 
-    def down(self, t: int) -> Callable[[Client], Down]:
-        def to(client: Client) -> Down:
+    def request(self, t: int) -> Callable[[Client], Request]:
+        def to(client: Client) -> Request:
             s_in, s_out = self._sample(t, client.k) or (None, None)
-            return Down(w=self.w, s_in=s_in, s_out=s_out)
+            return Request(w=self.w, s_in=s_in, s_out=s_out)
 
         return to
 
@@ -82,10 +82,10 @@ class FedIN(Averaged[Options, Up]):
             gone = min(self.rounds, key=lambda k: (self.rounds[k], -k))
             del self.s_in[gone], self.s_out[gone], self.rounds[gone]
 
-    def check(self, client: Client, up: Up) -> None:
-        super().check(client, up)
-        self._check_features("s_in", up.s_in, self.shapes.s_in)
-        self._check_features("s_out", up.s_out, self.shapes.s_out)
+    def check(self, client: Client, reply: Reply) -> None:
+        super().check(client, reply)
+        self._check_features("s_in", reply.s_in, self.shapes.s_in)
+        self._check_features("s_out", reply.s_out, self.shapes.s_out)
 
     def _check_features(self, name: str, s: Tensor | None, shape: tuple[int, ...]) -> None:
         limit = self.config.train.batch_size
@@ -101,11 +101,11 @@ class FedIN(Averaged[Options, Up]):
         if not 1 <= len(s) <= limit:
             raise ValueError(f"{name} has {len(s)} samples, a batch has 1 to {limit}")
 
-    def cached(self, up: Up) -> Up:
-        return super().cached(up).model_copy(update={"s_in": None, "s_out": None})
+    def cached(self, reply: Reply) -> Reply:
+        return super().cached(reply).model_copy(update={"s_in": None, "s_out": None})
 
-    def after(self, t: int, ups: Ups[Up]) -> Metrics:
-        for client, up in ups:
-            if up.s_in is not None and up.s_out is not None:
-                self.put(t, client.k, up.s_in, up.s_out)
+    def after(self, t: int, replies: Replies[Reply]) -> Metrics:
+        for client, reply in replies:
+            if reply.s_in is not None and reply.s_out is not None:
+                self.put(t, client.k, reply.s_in, reply.s_out)
         return {}

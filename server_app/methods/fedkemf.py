@@ -6,29 +6,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common import tree
 from common.losses.distillation import kl_from, opinion
-from common.methods.fedkemf import Options, Up
-from common.public_set import subset
-from server_app.distil.public_set import Holding
+from common.methods.fedkemf import Options, Reply
+from common.techniques.public_set import subset
+from common.training import tree
+from server_app.distillation.public_set import ServerPublicSet
 from server_app.global_model import GlobalModel
-from server_app.method import Client, Metrics, Ups
+from server_app.method import Client, Metrics, Replies
 
 
 @final
-class FedKEMF(Holding[Options, Up], GlobalModel[Options, Up]):
+class FedKEMF(ServerPublicSet[Options, Reply], GlobalModel[Options, Reply]):
     """w ← w − η_s ∇ KL(mean_k σ(f(x; w_k) / T) ‖ σ(f(x; w) / T))."""
 
-    answers = Up
+    reply_type = Reply
 
-    def check(self, client: Client, up: Up) -> None:
-        tree.check_like(up.w, self.task.expected(self.global_spec), "w")
+    def check(self, client: Client, reply: Reply) -> None:
+        tree.check_like(reply.w, self.task.expected(self.global_spec), "w")
 
-    def step(self, t: int, ups: Ups[Up]) -> Metrics:
+    def step(self, t: int, replies: Replies[Reply]) -> Metrics:
         if not self.config.public.learn:
             return {}
         o = self.options
-        copies = self.asked(t, ((self.global_spec, up.w) for _, up in ups))
+        copies = self.asked(t, ((self.global_spec, reply.w) for _, reply in replies))
         targets = opinion(copies, o.ensemble, 1.0 if o.labels else o.temperature)
         if self.labels is not None and o.labels:
             y = self.labels[subset(self.task, t, self.samples)]

@@ -1,20 +1,20 @@
 """FedKF, server half: the means over the active clients and over everybody's latest upload.
 
-ŵ is the work of ``server_app/combine/oca.py``.
+ŵ is the work of ``server_app/aggregation/cached.py``.
 """
 
 from typing import final
 
-from common import optimise, tree
-from common.datafree import DataFree, resumed_generator
-from common.methods.fedkf import Down, Options, Up
-from common.records import Records, StateDict
+from common.exchange.records import Records, StateDict
+from common.methods.fedkf import Options, Reply, Request
+from common.techniques.datafree import DataFree, resumed_generator
+from common.training import optimise, tree
 from server_app.global_model import Averaged
-from server_app.method import Metrics, Ups
+from server_app.method import Metrics, Replies
 
 
 @final
-class State(Records):
+class State(Records, kind="fedkf.State"):
     """What round t + 1 depends on."""
 
     w: StateDict
@@ -23,10 +23,10 @@ class State(Records):
 
 
 @final
-class FedKF(Averaged[Options, Up]):
+class FedKF(Averaged[Options, Reply]):
     """w ← Σ_{k∈S_t} (n_k/Σn) w_k (ACA);  ŵ ← the same over every client's last upload (OCA)."""
 
-    answers, keeps = Up, State
+    reply_type, state_type = Reply, State
 
     def prepare(self) -> None:
         super().prepare()
@@ -34,13 +34,13 @@ class FedKF(Averaged[Options, Up]):
         self.adam: dict[int, StateDict] = {}
         self.told: Metrics = {}
 
-    def down(self, t: int) -> Down:
+    def request(self, t: int) -> Request:
         if t == 1:
-            return Down(w=self.w, w_hat=None, theta=None)
+            return Request(w=self.w, w_hat=None, theta=None)
         w_hat = self.flat(self.overall) if self.options.teacher == "oca" else None
         if self.options.generator_at == "server":
             self._train_generator(t, w_hat or self.w)
-        return Down(w=self.w, w_hat=w_hat, theta=self.theta)
+        return Request(w=self.w, w_hat=w_hat, theta=self.theta)
 
     def _train_generator(self, t: int, teacher: StateDict) -> None:
         """θ ← Adam along L_G on the answers of ``teacher`` (equations 2-5)."""
@@ -60,5 +60,5 @@ class FedKF(Averaged[Options, Up]):
         self.theta, self.adam = tree.snapshot(generator), optimise.moments(optimizer)
         self.told = {"generator_loss": datafree.mean_loss}
 
-    def after(self, t: int, ups: Ups[Up]) -> Metrics:
+    def after(self, t: int, replies: Replies[Reply]) -> Metrics:
         return self.told

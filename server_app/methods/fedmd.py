@@ -4,17 +4,17 @@ from typing import final
 
 import torch
 
-from common.methods.fedmd import Options, Up
-from common.protocol import Down
-from server_app.distil.agreement import Agreement
-from server_app.method import Ups
+from common.exchange.protocol import Request
+from common.methods.fedmd import Options, Reply
+from server_app.distillation.agreement import Agreement
+from server_app.method import Replies
 
 
 @final
 class FedMD(Agreement[Options]):
     """ẑ = 1/|S_t| Σ_k z_k, the same for all."""
 
-    def second(self, t: int, ups: Ups[Up]) -> dict[int, Down]:
-        uniform = torch.full((len(ups),), 1 / len(ups))
-        consensus = self.answer(self.said(ups), uniform)
-        return {client.k: consensus for client in ups.clients}
+    def second(self, t: int, replies: Replies[Reply]) -> dict[int, Request]:
+        uniform = torch.full((len(replies),), 1 / len(replies))
+        consensus = self.answer(self.said(replies), uniform)
+        return {client.k: consensus for client in replies.clients}

@@ -6,28 +6,28 @@ from typing import final
 
 import torch
 
-from common.methods.fednova import Options, Up
-from common.records import StateDict
+from common.exchange.records import StateDict
+from common.methods.fednova import Options, Reply
 from server_app.global_model import Averaged
-from server_app.method import Ups
+from server_app.method import Replies
 
 
 @final
-class FedNova(Averaged[Options, Up]):
+class FedNova(Averaged[Options, Reply]):
     """w ← w − (Σ_k p_k a_k) Σ_k p_k (w − w_k) / a_k."""
 
-    answers = Up
+    reply_type = Reply
 
     def states(
-        self, ups: Ups[Up], previous: StateDict, parameters: Set[str]
+        self, replies: Replies[Reply], previous: StateDict, parameters: Set[str]
     ) -> Iterable[StateDict]:
         """w + (Σ_j p_j a_j / a_k) (w_k − w), j over the clients that have the layer."""
-        a = [self.task.effective_steps(n) for n in ups.sizes]
+        a = [self.task.effective_steps(n) for n in replies.sizes]
         if min(a) == max(a):
-            return super().states(ups, previous, parameters)
-        p = ups.sizes if self.config.average.weights == "samples" else [1] * len(ups)
+            return super().states(replies, previous, parameters)
+        p = replies.sizes if self.config.average.weights == "samples" else [1] * len(replies)
         layerwise = self.config.average.across == "layerwise"
-        has = [self.task.expected(c.model) if layerwise else parameters for c in ups.clients]
+        has = [self.task.expected(c.model) if layerwise else parameters for c in replies.clients]
         mean = {}
         for name in parameters:
             owners = [k for k, names in enumerate(has) if name in names]
@@ -41,4 +41,4 @@ class FedNova(Averaged[Options, Up]):
                 scaled[name] = (w + mean[name] / a_k * (w_k[name] - w)).to(w_k[name].dtype)
             return scaled
 
-        return (normalised(up.w, a_k) for (_, up), a_k in zip(ups, a, strict=True))
+        return (normalised(reply.w, a_k) for (_, reply), a_k in zip(replies, a, strict=True))

@@ -6,21 +6,23 @@ from typing import final
 
 import torch
 
-from common import importance, protocol, tree
-from common.importance import Masks
-from common.methods.fiarse import Down, Options, Up
+from common.exchange import protocol
+from common.exchange.records import StateDict
+from common.methods.fiarse import Options, Reply, Request
 from common.models.batchnorm import statistics
 from common.models.classifier import Classifier
-from common.records import StateDict
+from common.techniques import importance
+from common.techniques.importance import Masks
+from common.training import tree
 from server_app.global_model import GlobalModel
-from server_app.method import Client, Metrics, Ups
+from server_app.method import Client, Metrics, Replies
 
 
 @final
-class FIARSE(GlobalModel[Options, Up]):
+class FIARSE(GlobalModel[Options, Reply]):
     """w ← w − η_g Σ_k Δ_k / |{k has it}|."""
 
-    answers = Up
+    reply_type = Reply
 
     def prepare(self) -> None:
         super().prepare()
@@ -34,51 +36,51 @@ class FIARSE(GlobalModel[Options, Up]):
         """Raises ``ValueError`` for a size that is not configured."""
         super().begin(clients)
         for client in clients:
-            size, allowed = client.peer.size, self.options.allowed(self.config, client.k)
+            size, allowed = client.info.size, self.options.allowed(self.config, client.k)
             if size not in allowed:
                 told = ", ".join(f"{each:g}" for each in allowed)
                 raise ValueError(
                     f"census: client {client.k} claims the size {size:g}; configured are {told}"
                 )
 
-    def down(self, t: int) -> Callable[[Client], Down]:
+    def request(self, t: int) -> Callable[[Client], Request]:
         """Equal payloads are one object, which is packed once."""
         self.masks = {}
 
         @cache
-        def payload(size: float) -> Down:
+        def payload(size: float) -> Request:
             theta, masks = self._extract(size)
             self.masks[size] = masks
             kept, bits = importance.kept(self.w, masks), importance.bitmap(masks)
-            return Down(theta=theta, kept=kept, bitmap=bits, rest=tree.cut(self.w, self.whole))
+            return Request(theta=theta, kept=kept, bitmap=bits, rest=tree.cut(self.w, self.whole))
 
-        return lambda client: payload(client.peer.size)
+        return lambda client: payload(client.info.size)
 
     def _extract(self, size: float) -> tuple[dict[str, float], Masks]:
         theta = importance.thresholds(self.w, self.groups, size)
         return theta, importance.masks(self.w, importance.by_name(theta, self.groups))
 
-    def check(self, client: Client, up: Up) -> None:
-        size = client.peer.size
+    def check(self, client: Client, reply: Reply) -> None:
+        size = client.info.size
         expected = sum(int(mask.sum()) for mask in self.masks[size].values())
-        if len(up.delta) != expected:
+        if len(reply.delta) != expected:
             raise ValueError(
-                f"delta has {len(up.delta)} numbers, the mask of size {size:g} keeps {expected}"
+                f"delta has {len(reply.delta)} numbers, the mask of size {size:g} keeps {expected}"
             )
-        tree.check_like(up.rest, tree.cut(self.w, self.whole), "rest")
+        tree.check_like(reply.rest, tree.cut(self.w, self.whole), "rest")
 
-    def change(self, sent: protocol.Down, up: Up) -> Iterator[tuple[str, torch.Tensor]]:
-        yield "delta", up.delta
+    def change(self, sent: protocol.Request, reply: Reply) -> Iterator[tuple[str, torch.Tensor]]:
+        yield "delta", reply.delta
 
-    def step(self, t: int, ups: Ups[Up]) -> Metrics:
+    def step(self, t: int, replies: Replies[Reply]) -> Metrics:
         zeros = {name: torch.zeros_like(self.w[name], dtype=torch.float64) for name in self.entries}
         total, having = zeros, {name: torch.zeros_like(x) for name, x in zeros.items()}
-        for client, up in ups:
-            masks = self.masks[client.peer.size]
-            for name, delta in importance.spread(up.delta, masks).items():
+        for client, reply in replies:
+            masks = self.masks[client.info.size]
+            for name, delta in importance.spread(reply.delta, masks).items():
                 total[name] += delta
                 having[name] += delta != 0 if self.options.count == "nonzero" else masks[name]
-        rest = tree.mean((up.rest for _, up in ups), [1] * len(ups))
+        rest = tree.mean((reply.rest for _, reply in replies), [1] * len(replies))
         step, new = self.options.server_lr, dict(self.w)
         for name in self.entries:
             new[name] = self._moved(name, total[name] / having[name].clamp(min=1), step)
@@ -95,17 +97,17 @@ class FIARSE(GlobalModel[Options, Up]):
 
     def networks(self) -> dict[str, Classifier]:
         found = {}
-        for size in sorted({client.peer.size for client in self.clients}):
+        for size in sorted({client.info.size for client in self.clients}):
             masks = self._extract(size)[1]
             inside: StateDict = {name: self.w[name] * mask for name, mask in masks.items()}
             found[named(size)] = self.build(self.global_spec, self.w | inside)
         return found
 
     def scored_by(self, client: Client) -> str:
-        return named(client.peer.size)
+        return named(client.info.size)
 
     def measured_by(self, name: str) -> Sequence[Client]:
-        return [client for client in self.clients if named(client.peer.size) == name]
+        return [client for client in self.clients if named(client.info.size) == name]
 
 
 def named(size: float) -> str:

@@ -4,41 +4,41 @@ from typing import final
 
 import torch
 
-from common.ensemble import nearest_class
-from common.incentive import Gain, Reward
-from common.methods.i_dl_mh import Options, Up
-from common.protocol import Down
-from server_app.distil.public_set import OwnClasses
-from server_app.method import Metrics, Ups
+from common.exchange.protocol import Request
+from common.methods.i_dl_mh import Options, Reply
+from common.techniques.ensemble import nearest_class
+from common.techniques.incentive import IncentiveReply, IncentiveRequest
+from server_app.distillation.public_set import OwnClasses
+from server_app.method import Metrics, Replies
 
 SMALL = 256
 """Up to so many classes a label travels as one byte."""
 
 
 @final
-class IDLMH(OwnClasses[Options, Up]):
+class IDLMH(OwnClasses[Options, Reply]):
     """As DL-MH; then y_k = argmax_{j∈d} θ[k][j], or all of θ, to every client that wants it."""
 
-    answers, gains = Up, Gain
+    reply_type, second_reply_type = Reply, IncentiveReply
 
-    def step(self, t: int, ups: Ups[Up]) -> Metrics:
-        metrics = super().step(t, ups)
+    def step(self, t: int, replies: Replies[Reply]) -> Metrics:
+        metrics = super().step(t, replies)
         ensemble = self.options.reward == "ensemble"
         self.theta = self.targets if ensemble else self.predicted(self.public)
         return metrics
 
-    def second(self, t: int, ups: Ups[Up]) -> dict[int, Down]:
-        return {client.k: self._lesson(up) for client, up in ups if up.incentive}
+    def second(self, t: int, replies: Replies[Reply]) -> dict[int, Request]:
+        return {client.k: self._lesson(reply) for client, reply in replies if reply.incentive}
 
-    def _lesson(self, up: Up) -> Reward:
+    def _lesson(self, reply: Reply) -> IncentiveRequest:
         """Algorithm 5, lines 9-36, or everything."""
         if self.options.incentive == "masked":
-            dtype = torch.uint8 if len(up.d) <= SMALL else torch.int16
-            return Reward(y=nearest_class(self.theta, up.d).to(dtype), theta=None)
+            dtype = torch.uint8 if len(reply.d) <= SMALL else torch.int16
+            return IncentiveRequest(y=nearest_class(self.theta, reply.d).to(dtype), theta=None)
         return self.reward(self.theta)
 
-    def numbers(self, ups: Ups[Up]) -> int:
+    def numbers(self, replies: Replies[Reply]) -> int:
         """Equation 10 for what goes up; down a label of each sample, or all of θ (section 5.3)."""
         theta = 1 if self.options.incentive == "masked" else self.classes
-        wanting = sum(up.incentive for _, up in ups)
-        return super().numbers(ups) + self.samples * theta * wanting
+        wanting = sum(reply.incentive for _, reply in replies)
+        return super().numbers(replies) + self.samples * theta * wanting

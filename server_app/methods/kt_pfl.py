@@ -7,20 +7,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from common.exchange.protocol import Reply as AnyUp
+from common.exchange.protocol import Request
+from common.exchange.records import Records
 from common.journal import Entry
-from common.methods.kt_pfl import Options, Up
-from common.protocol import Down
-from common.protocol import Up as AnyUp
-from common.records import Records
-from server_app.distil.agreement import Agreement
-from server_app.method import Client, Metrics, Ups
+from common.methods.kt_pfl import Options, Reply
+from server_app.distillation.agreement import Agreement
+from server_app.method import Client, Metrics, Replies
 
 MOST = 100
 """Clients up to whose number the coefficients stand in the journal."""
 
 
 @final
-class Coefficients(Records):
+class Coefficients(Records, kind="kt_pfl.Coefficients"):
     c: Float[Tensor, "N N"]
 
 
@@ -28,7 +28,7 @@ class Coefficients(Records):
 class KTpFL(Agreement[Options]):
     """c_k ← σ(s (c_k − r ∂L/∂c_k)), then Σ_j c_kj p_j to client k."""
 
-    keeps = Coefficients
+    state_type = Coefficients
 
     def prepare(self) -> None:
         super().prepare()
@@ -39,9 +39,9 @@ class KTpFL(Agreement[Options]):
         if not self.c.numel():  # a resumed run has them
             self.c = torch.full((len(clients), len(clients)), 1 / len(clients))
 
-    def step(self, t: int, ups: Ups[Up]) -> Metrics:
-        p = torch.stack([said.flatten() for said in self.said(ups)])
-        present = torch.tensor([client.k for client in ups.clients])
+    def step(self, t: int, replies: Replies[Reply]) -> Metrics:
+        p = torch.stack([said.flatten() for said in self.said(replies)])
+        present = torch.tensor([client.k for client in replies.clients])
         c = self.c.clone()
         for i, k in enumerate(present):
             own = c[k, present]
@@ -49,13 +49,13 @@ class KTpFL(Agreement[Options]):
         self.c = c
         return {}
 
-    def second(self, t: int, ups: Ups[Up]) -> dict[int, Down]:
-        said, present = self.said(ups), [client.k for client in ups.clients]
+    def second(self, t: int, replies: Replies[Reply]) -> dict[int, Request]:
+        said, present = self.said(replies), [client.k for client in replies.clients]
         own = self.c[present][:, present]
         rows = own / own.sum(1, keepdim=True)
         return {k: self.answer(said, row) for k, row in zip(present, rows, strict=True)}
 
-    def receive_second(self, gains: Sequence[tuple[Client, AnyUp]], entry: Entry) -> None:
-        super().receive_second(gains, entry)
+    def aggregate_second(self, gains: Sequence[tuple[Client, AnyUp]], entry: Entry) -> None:
+        super().aggregate_second(gains, entry)
         if len(self.c) <= MOST:
             entry.coefficients = [[round(x, 4) for x in row] for row in self.c.tolist()]

@@ -2,26 +2,26 @@
 
 from typing import final
 
-from common.methods.local import Down, Options, Up
-from common.records import Records
-from server_app.method import Method, Metrics, Ups
+from common.exchange.records import Records
+from common.methods.local import Options, Reply, Request
+from server_app.method import Method, Metrics, Replies
 
 
 @final
-class State(Records):
+class State(Records, kind="local.State"):
     """Nothing: all that there is lies with the clients."""
 
 
 @final
-class Local(Method[Options, Up]):
+class Local(Method[Options, Reply]):
     """No model, no step."""
 
-    answers, keeps = Up, State
+    reply_type, state_type = Reply, State
 
-    def down(self, t: int) -> Down:
-        return Down()
+    def request(self, t: int) -> Request:
+        return Request()
 
-    def step(self, t: int, ups: Ups[Up]) -> Metrics:
+    def step(self, t: int, replies: Replies[Reply]) -> Metrics:
         return {}
 
     def model(self) -> None:

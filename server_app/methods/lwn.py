@@ -2,24 +2,24 @@
 
 from typing import final
 
-from common.methods.lwn import Options, Up
-from common.records import StateDict
-from server_app.distil.noise import distil, largest
+from common.exchange.records import StateDict
+from common.methods.lwn import Options, Reply
+from server_app.distillation.noise import distil, largest
 from server_app.global_model import Averaged
-from server_app.method import Metrics, Ups
+from server_app.method import Metrics, Replies
 
 
 @final
-class LWN(Averaged[Options, Up]):
+class LWN(Averaged[Options, Reply]):
     """w ← w − η_s ∇ KL(max_i σ(S(z; s_i)) ‖ σ(S(z; w)))."""
 
-    answers = Up
+    reply_type = Reply
 
-    def combine(self, ups: Ups[Up], previous: StateDict) -> StateDict:
-        return super().combine(ups, previous) if self.options.init == "average" else previous
+    def combine(self, replies: Replies[Reply], previous: StateDict) -> StateDict:
+        return super().combine(replies, previous) if self.options.init == "average" else previous
 
-    def after(self, t: int, ups: Ups[Up]) -> Metrics:
+    def after(self, t: int, replies: Replies[Reply]) -> Metrics:
         noise = self.config.noise
-        small = [(self.global_spec, up.w) for _, up in ups]
+        small = [(self.global_spec, reply.w) for _, reply in replies]
         loss = distil(self, t, small, largest(noise.max_norm, noise.temperature))
         return {"distill_loss": loss}

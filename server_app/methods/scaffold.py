@@ -7,26 +7,27 @@ from typing import final
 
 import torch
 
-from common import protocol, tree
-from common.methods.scaffold import Down, Options, Up
-from common.records import Records, StateDict
-from server_app.combine.mean import average_layers
+from common.exchange import protocol
+from common.exchange.records import Records, StateDict
+from common.methods.scaffold import Options, Reply, Request
+from common.training import tree
+from server_app.aggregation.mean import average_layers
 from server_app.global_model import Averaged
-from server_app.method import Client, Metrics, Ups
+from server_app.method import Client, Metrics, Replies
 
 
 @final
-class State(Records):
+class State(Records, kind="scaffold.State"):
     w: StateDict
     c: StateDict
     accepted: dict[int, int]
 
 
 @final
-class Scaffold(Averaged[Options, Up]):
+class Scaffold(Averaged[Options, Reply]):
     """w ← w + η_g Σ_k p_k (y_k − w);  c ← c + 1/N Σ_k Δc_k."""
 
-    answers, keeps = Up, State
+    reply_type, state_type = Reply, State
 
     def prepare(self) -> None:
         super().prepare()
@@ -44,52 +45,52 @@ class Scaffold(Averaged[Options, Up]):
             self.keys[spec] = {name: apart + name for name in zeros}
             self.c = {apart + name: zero for name, zero in zeros.items()} | self.c
 
-    def down(self, t: int) -> Callable[[Client], Down]:
+    def request(self, t: int) -> Callable[[Client], Request]:
         """Equal payloads are one object, which is packed once."""
         self.t = t
-        self.sent = {self.global_spec: Down(w=self.w, c=self.c, accepted=0)}
+        self.sent = {self.global_spec: Request(w=self.w, c=self.c, accepted=0)}
 
         @cache
-        def payload(accepted: int) -> Down:
-            return Down(w=self.w, c=self.c, accepted=accepted)
+        def payload(accepted: int) -> Request:
+            return Request(w=self.w, c=self.c, accepted=accepted)
 
         return lambda client: payload(self.accepted.get(client.k, 0))
 
-    def part(self, client: Client, sent: protocol.Down, w: StateDict) -> protocol.Down:
+    def part(self, client: Client, sent: protocol.Request, w: StateDict) -> protocol.Request:
         c = {name: self.c[key] for name, key in self.keys[client.model].items()}
         told = sent.model_copy(update={"w": w, "c": c})
-        assert isinstance(told, Down)
+        assert isinstance(told, Request)
         self.sent[client.model] = told
         return told
 
-    def check(self, client: Client, up: Up) -> None:
-        super().check(client, up)
+    def check(self, client: Client, reply: Reply) -> None:
+        super().check(client, reply)
         sent = self.sent[self.trains(client)]
-        tree.check_like(up.dc, sent.c, "dc")
-        expected = self.options.change(self.task, self.t, client.n, sent, up.w)
+        tree.check_like(reply.dc, sent.c, "dc")
+        expected = self.options.change(self.task, self.t, client.n, sent, reply.w)
         for name, value in expected.items():
-            apart = (up.dc[name] - value).abs()
+            apart = (reply.dc[name] - value).abs()
             rounding = 1e-5 * (value.abs() + sent.c[name].abs())
             if not bool((apart.isfinite() & (apart <= rounding)).all()):
                 raise ValueError(f"dc: {name!r} does not follow from w")
 
-    def combine(self, ups: Ups[Up], previous: StateDict) -> StateDict:
-        mean, step = super().combine(ups, previous), self.options.server_lr
+    def combine(self, replies: Replies[Reply], previous: StateDict) -> StateDict:
+        mean, step = super().combine(replies, previous), self.options.server_lr
         if step == 1:
             return mean
         moved = tree.mean([previous, mean], [1 - step, step])
         return {name: moved[name] if name in self.c else mean[name] for name in mean}
 
-    def after(self, t: int, ups: Ups[Up]) -> Metrics:
+    def after(self, t: int, replies: Replies[Reply]) -> Metrics:
         keys = {client.k: self.keys[self.trains(client)] for client in self.clients}
-        moves = [{keys[c.k][name]: d for name, d in up.dc.items()} for c, up in ups]
+        moves = [{keys[c.k][name]: d for name, d in reply.dc.items()} for c, reply in replies]
         options, names = self.config.average, self.c.keys()
         mean = average_layers(moves, [1] * len(moves), self.c, options, names)
         moved = Counter(key for move in moves for key in move)
         having = Counter(key for own in keys.values() for key in own.values())
         self.c = {key: c + moved[key] / having[key] * mean[key] for key, c in self.c.items()}
-        self.accepted = {**self.accepted, **{client.k: t for client in ups.clients}}
+        self.accepted = {**self.accepted, **{client.k: t for client in replies.clients}}
         return {}
 
-    def cached(self, up: Up) -> Up:
-        return super().cached(up).model_copy(update={"dc": {}})
+    def cached(self, reply: Reply) -> Reply:
+        return super().cached(reply).model_copy(update={"dc": {}})

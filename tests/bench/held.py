@@ -19,9 +19,9 @@ from typing import Any
 
 from flwr.app import Context, Message, RecordDict
 
+from common.exchange.protocol import ModelReply
 from common.methods import fedavg, fedorion
-from common.parse import defaults
-from common.protocol import Trained
+from common.settings.parse import defaults
 from deploy.flower.messages import empty, head
 from deploy.run import preflight
 from deploy.run.loopback import RUN_ID, Loopback
@@ -34,9 +34,9 @@ CASES: dict[str, dict[str, Any]] = {
     "OCA": {"method": "fedavg", "oca.aggregate": "on"},
     "noise distillation": {"method": "fedorion"},
 }
-KINDS: dict[str, tuple[Any, type[Trained]]] = {
-    "fedavg": (fedavg.Down, fedavg.Up),
-    "fedorion": (fedorion.Down, fedorion.Up),
+KINDS: dict[str, tuple[Any, type[ModelReply]]] = {
+    "fedavg": (fedavg.Request, fedavg.Reply),
+    "fedorion": (fedorion.Request, fedorion.Reply),
 }
 WORK: dict[str, Any] = {
     "data.name": "digits",
@@ -78,7 +78,7 @@ class Parrot(Loopback):  # type: ignore[misc]
             if name in self.asked:
                 question = self.asked.pop(name)
                 k = question.metadata.dst_node_id - 1
-                further: dict[str, Any] = {"local": None} if self.kinds[1] is fedorion.Up else {}
+                further: dict[str, Any] = {"local": None} if self.kinds[1] is fedorion.Reply else {}
                 up = self.kinds[1](w=self.w.w, **further).stamped(self.w, k)
                 found.append(Message(up.pack(), reply_to=question))
         return found

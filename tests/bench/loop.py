@@ -9,10 +9,11 @@ from typing import final
 import torch
 import torch.nn.functional as F
 
-from common import models, optimise, seeds
+from common import models
 from common.data.batches import Batches
-from common.device import arrange
-from common.fit import fit
+from common.training import optimise, seeds
+from common.training.device import arrange
+from common.training.fit import fit
 
 MEAN, STD = 0.4, 0.25
 

@@ -22,14 +22,14 @@ from flwr.app import Context, Message, RecordDict
 from rich.console import Console
 from rich.table import Table
 
-from client_app.seal import opened
+from client_app.seal import open_message
 from common import models
-from common.parse import parse
-from common.protocol import Hello, Model, Trained
-from common.records import StateDict, count_bytes
-from common.section import Value
+from common.exchange.protocol import CensusRequest, ModelReply, ModelRequest
+from common.exchange.records import StateDict, count_bytes
+from common.settings.parse import parse
+from common.settings.section import Value
 from deploy.machines.certificates import Certificates, make
-from server_app.talk.sealed import TRUST, SealedChannel, Trust
+from server_app.messaging.sealed import TRUST, SealedChannel, Trust
 from tests.support.sealed import Keyed
 from tests.support.tiny import flat, play
 
@@ -137,11 +137,11 @@ def whole(out: Path, spec: str, clients: int, images: int, *, sealed: bool) -> W
 def exchange(w: StateDict) -> tuple[int, float]:
     """Bytes and seconds without a seal."""
     start = time.process_time()
-    down = Model(w=w).stamped(RUN, 1)
+    down = ModelRequest(w=w).stamped(RUN, 1)
     there = down.pack()
-    question = Model.unpack(there)
-    back = Trained(w=question.w).stamped(question, 0).pack()
-    Trained.unpack(back)
+    question = ModelRequest.unpack(there)
+    back = ModelReply(w=question.w).stamped(question, 0).pack()
+    ModelReply.unpack(back)
     return count_bytes(there) + count_bytes(back), time.process_time() - start
 
 
@@ -153,8 +153,8 @@ class Pair:
         self.context = Context(1, NODE, node, RecordDict(), {})
         config = parse(flat(keys.folder, clients=1))
         self.channel = SealedChannel(config, RUN, Trust(keys.folder), {})
-        hello = Hello(clients=1).stamped(RUN, 0).pack()
-        letter = opened(
+        hello = CensusRequest(clients=1).stamped(RUN, 0).pack()
+        letter = open_message(
             self.message(self.channel.hello(hello, [NODE])[NODE], "query.hello"), self.context
         )
         self.channel.open_hello(NODE, letter.answer(hello))
@@ -165,11 +165,11 @@ class Pair:
     def exchange(self, w: StateDict) -> tuple[int, float]:
         """Bytes and seconds with a seal."""
         start = time.process_time()
-        there = self.channel.wrap(Model(w=w).stamped(RUN, 1).pack(), 1, "train")(0)
-        letter = opened(self.message(there, "train"), self.context)
-        question = Model.unpack(letter.content)
-        back = letter.answer(Trained(w=question.w).stamped(question, 0).pack())
-        Trained.unpack(self.channel.open(0, back))
+        there = self.channel.wrap(ModelRequest(w=w).stamped(RUN, 1).pack(), 1, "train")(0)
+        letter = open_message(self.message(there, "train"), self.context)
+        question = ModelRequest.unpack(letter.content)
+        back = letter.answer(ModelReply(w=question.w).stamped(question, 0).pack())
+        ModelReply.unpack(self.channel.open(0, back))
         return count_bytes(there) + count_bytes(back), time.process_time() - start
 
 

@@ -66,7 +66,7 @@ def test_the_tap_marks_begin_and_end_of_what_it_knows(tmp_path: Path) -> None:
     marks = tmp_path / "marks"
     path = os.pathsep.join([str(timeline.TAP), str(tmp_path)])
     env = {**os.environ, "PYTHONPATH": path, "FEDMOSAIC_TIMELINE": str(marks)}
-    code = "from server_app.talk.exchange import exchange; print(exchange(1))"
+    code = "from server_app.messaging.exchange import exchange; print(exchange(1))"
     done = subprocess.run(
         [sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True
     )

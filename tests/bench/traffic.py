@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from common.methods import names
-from common.parse import defaults
+from common.settings.parse import defaults
 from deploy.run import launch, preflight
 from deploy.run.settings import numbers
 from tests.bench.runs import FASHION

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from client_app.participant import Participant
-from common import models, seeds, task
-from common.config import Value
-from common.parse import defaults, parse
-from common.task import evaluate
+from common import models
+from common.settings.config import Value
+from common.settings.parse import defaults, parse
+from common.training import seeds, task
+from common.training.task import evaluate
 from deploy.run.loopback import Loopback
 from server_app.stopped import Stopped
 from tests.support import halves

@@ -9,7 +9,7 @@ import pytest
 from client_app import reuse
 from client_app.node import check
 from client_app.participant import Participant
-from common.parse import parse
+from common.settings.parse import parse
 from tests.support.commandline import typed
 from tests.support.tiny import TINY, TinyRun, flat, play
 from tests.support.watching import watched

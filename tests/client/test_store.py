@@ -11,8 +11,8 @@ import torch
 
 from client_app.store import Store
 from common import model_file
+from common.exchange.records import Records, StateDict
 from common.files import write_atomically
-from common.records import Records, StateDict
 
 
 class Memory(Records):
@@ -24,15 +24,15 @@ def memory(value: float) -> Memory:
 
 
 def recalled(store: Store, t: int) -> float | None:
-    found = store.recall(t, Memory)
+    found = store.load_state(t, Memory)
     return None if found is None else found.w["w"].item()
 
 
 def test_a_round_reads_the_newest_state_before_it(tmp_path: Path) -> None:
     store = Store(tmp_path, "e", 0)
     assert recalled(store, 1) is None
-    store.remember(2, memory(2.0))
-    store.remember(5, memory(5.0))
+    store.save_state(2, memory(2.0))
+    store.save_state(5, memory(5.0))
     assert (recalled(store, 2), recalled(store, 5), recalled(store, 9)) == (None, 2.0, 5.0)
     assert [store.newest(t) for t in (1, 2, 4, 9)] == [0, 2, 2, 5]
 
@@ -40,9 +40,9 @@ def test_a_round_reads_the_newest_state_before_it(tmp_path: Path) -> None:
 def test_repeating_the_newest_round_starts_from_the_same_state(tmp_path: Path) -> None:
     store = Store(tmp_path, "e", 0)
     for t in (1, 2, 3):
-        store.remember(t, memory(t))
+        store.save_state(t, memory(t))
     assert recalled(store, 3) == 2.0
-    store.remember(3, memory(33.0))
+    store.save_state(3, memory(33.0))
     assert (recalled(store, 3), recalled(store, 4)) == (2.0, 33.0)
     assert store.rounds() == [2, 3]
 
@@ -50,41 +50,41 @@ def test_repeating_the_newest_round_starts_from_the_same_state(tmp_path: Path) -
 def test_a_round_that_is_named_is_kept_beside_the_newest_two(tmp_path: Path) -> None:
     store = Store(tmp_path, "e", 0)
     for t in (1, 2, 3, 4):
-        store.remember(t, memory(t), also=1)
-    assert store.rounds() == [1, 3, 4] and store.recall_of(1, Memory).w["w"].item() == 1.0
-    store.remember(5, memory(5), also=4)
+        store.save_state(t, memory(t), also=1)
+    assert store.rounds() == [1, 3, 4] and store.load_state_of(1, Memory).w["w"].item() == 1.0
+    store.save_state(5, memory(5), also=4)
     assert store.rounds() == [4, 5]
     with pytest.raises(ValueError, match=r"/e/0/3/.*Memory.safetensors is missing: .* of round 3"):
-        store.recall_of(3, Memory)
+        store.load_state_of(3, Memory)
 
 
 def test_an_earlier_run_under_the_same_name_is_not_remembered(tmp_path: Path) -> None:
     store = Store(tmp_path, "e", 0)
     for t in (8, 9):
-        store.remember(t, memory(t))
+        store.save_state(t, memory(t))
     assert recalled(store, 1) is None
-    store.remember(1, memory(1.0))
+    store.save_state(1, memory(1.0))
     assert store.rounds() == [1] and recalled(store, 2) == 1.0
 
 
 def test_clients_and_experiments_are_apart_and_a_damaged_file_is_named(tmp_path: Path) -> None:
     store = Store(tmp_path, "e", 0)
-    store.remember(1, memory(1.0))
+    store.save_state(1, memory(1.0))
     assert recalled(Store(tmp_path, "e", 1), 2) is None
     assert recalled(Store(tmp_path, "f", 0), 2) is None
     (path,) = tmp_path.rglob("*.safetensors")
     path.write_bytes(b"rubbish")
     with pytest.raises(ValueError, match=r"Memory.safetensors cannot be read"):
-        store.recall(2, Memory)
+        store.load_state(2, Memory)
     with pytest.raises(ValueError, match="state-dir .* cannot be written"):
-        Store(path, "e", 0).recall(1, Memory)
+        Store(path, "e", 0).load_state(1, Memory)
 
 
 def test_a_full_disk_is_one_line_and_leaves_the_last_state_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store(tmp_path, "e", 0)
-    store.remember(1, memory(1.0))
+    store.save_state(1, memory(1.0))
     (kept,) = store.folder.glob("1/*")
     before = kept.read_bytes()
 
@@ -94,11 +94,11 @@ def test_a_full_disk_is_one_line_and_leaves_the_last_state_whole(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(ValueError, match=r"state-dir .* cannot be written: No space left"):
-            store.remember(2, memory(2.0))
+            store.save_state(2, memory(2.0))
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [kept]
     assert kept.read_bytes() == before
     assert store.rounds() == [1] and recalled(store, 3) == 1.0
-    store.remember(2, memory(2.0))
+    store.save_state(2, memory(2.0))
     assert recalled(store, 3) == 2.0
 
 
@@ -107,10 +107,10 @@ def test_a_round_that_was_never_written_does_not_push_out_the_state_before_it(
 ) -> None:
     store = Store(tmp_path, "e", 0)
     for t in (1, 2):
-        store.remember(t, memory(t))
+        store.save_state(t, memory(t))
     (store.folder / "3").mkdir()  # as after a kill between making the folder and filling it
     (store.folder / "3" / ".Memory.safetensors.99").write_bytes(b"half")
-    store.remember(4, memory(4.0))
+    store.save_state(4, memory(4.0))
     assert recalled(store, 4) == 2.0 and store.rounds() == [2, 4]
     assert not (store.folder / "3").exists()
 
@@ -119,11 +119,11 @@ def test_a_round_that_was_never_written_does_not_push_out_the_state_before_it(
 def test_a_process_that_comes_too_late_changes_nothing(t: int, tmp_path: Path) -> None:
     """One that slept while its successor went on, or that was asked the same round again."""
     late = Store(tmp_path, "e", 0)
-    late.remember(1, memory(1.0))
+    late.save_state(1, memory(1.0))
     for done in range(2, t + 1):
-        Store(tmp_path, "e", 0).remember(done, memory(done))
+        Store(tmp_path, "e", 0).save_state(done, memory(done))
     with pytest.raises(ValueError, match="written by another process .* comes too late"):
-        late.remember(2, memory(-1.0))
+        late.save_state(2, memory(-1.0))
     assert recalled(Store(tmp_path, "e", 0), 4) == float(t)
 
 
@@ -163,7 +163,7 @@ def test_nobody_else_can_read_what_a_client_keeps(tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
         store = Store(tmp_path / "state", "e", 0)
-        store.remember(1, memory(1.0))
+        store.save_state(1, memory(1.0))
     finally:
         os.umask(before)
     (kept,) = store.folder.glob("*/*.safetensors")
@@ -174,8 +174,8 @@ def test_nobody_else_can_read_what_a_client_keeps(tmp_path: Path) -> None:
 def test_a_store_keeps_what_a_server_that_goes_back_asks_for(tmp_path: Path) -> None:
     store = Store(tmp_path, "e", 0, keep=3)
     for t in (1, 2, 5, 6, 7):
-        store.remember(t, memory(t))
+        store.save_state(t, memory(t))
     assert store.rounds() == [2, 5, 6, 7]  # back to 4 at most: that reads round 2's
     assert recalled(Store(tmp_path, "e", 0, keep=3), 5) == 2.0
-    store.remember(5, memory(55.0))
+    store.save_state(5, memory(55.0))
     assert store.rounds() == [2, 5] and recalled(store, 6) == 55.0

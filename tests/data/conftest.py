@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from common.config import Data
+from common.settings.config import Data
 
 
 @pytest.fixture(scope="session")

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from common.config import Data
 from common.data import Dataset
 from common.data.embedded import toy
-from common.data.outside import check, check_shares, guarded, loader
+from common.data.external import check, check_shares, guarded, loader
 from common.data.partition import rule
+from common.settings.config import Data
 
 
 def test_a_plugin_is_a_data_set_or_a_function_of_the_settings_or_of_nothing() -> None:

@@ -7,7 +7,7 @@ import torch
 from common.data import DATASETS, embedded, load
 from common.data.dataset import channel_statistics, fingerprint, holdout, resize, stratified
 from common.data.embedded import points, toy
-from common.seeds import rng
+from common.training.seeds import rng
 
 
 @pytest.mark.parametrize("name", ["digits", "toy", "points"])

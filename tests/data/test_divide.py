@@ -5,11 +5,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from common.config import Data
 from common.data import divide, load, pool_of, set_aside, shares
 from common.data.dataset import fingerprint, fitted
 from common.data.embedded import toy
-from common.parse import defaults, parse
+from common.settings.config import Data
+from common.settings.parse import defaults, parse
 
 
 def data(**changes):

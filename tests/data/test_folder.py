@@ -11,10 +11,10 @@ import pytest
 import torch
 from PIL import Image
 
-from common.config import Data
 from common.data import decoded, load, set_aside
 from common.data.folder import load_folder
 from common.data.shares import share
+from common.settings.config import Data
 
 
 def picture(path: Path, value: int = 0, size: tuple[int, int] = (8, 8), mode: str = "RGB") -> None:

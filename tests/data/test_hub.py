@@ -9,8 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from common.config import Data
 from common.data import Dataset, load
+from common.settings.config import Data
 
 Options = Callable[..., Data]
 datasets: Any = pytest.importorskip("datasets")

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from common.config import Data
 from common.data import Dataset, decoded, load
 from common.data.arrays import load_npz
 from common.data.unpickle import read_npz
+from common.settings.config import Data
 from tests.support.npz import clients, write
 
 Options = Callable[..., Data]

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from common.config import Data
 from common.data import DATASETS, Dataset, Source, divide, load
 from common.data.embedded import toy
 from common.data.shares import for_testing, share
+from common.settings.config import Data
 
 OWNERS = torch.arange(360) % 5  #: owner k has 72 training samples
 TESTERS = torch.arange(120) // 40  #: owners 0, 1 and 2 have 40 test samples each, 3 and 4 none

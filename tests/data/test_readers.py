@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from common.config import Data
 from common.data import load
 from common.data.published import FASHION_MNIST, read_idx
+from common.settings.config import Data
 from tests.support.idx import idx, write
 
 

@@ -124,8 +124,8 @@ def test_the_image_holds_its_own_python_and_the_project_and_no_build_tools(
 def test_clients_talk_tls_with_the_server_whose_certificate_was_made(finished: Topology) -> None:
     assert python(finished, SHAKE, "superlink").stdout == "TLSv1.3\n"
     served = ssl.PEM_cert_to_DER_cert((finished.volume("server-certs") / "server.crt").read_text())
-    peer = SHAKE.replace("secured.version()", "secured.getpeercert(True).hex()")
-    assert python(finished, peer, "superlink").stdout.strip() == served.hex()
+    info = SHAKE.replace("secured.version()", "secured.getpeercert(True).hex()")
+    assert python(finished, info, "superlink").stdout.strip() == served.hex()
     plain = "import grpc; grpc.channel_ready_future(grpc.insecure_channel('superlink:9092'))"
     assert "TimeoutError" in python(finished, f"{plain}.result(timeout=2)").stderr.replace(
         "FutureTimeoutError", "TimeoutError"

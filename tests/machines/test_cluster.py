@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from common.parse import to_toml
+from common.settings.parse import to_toml
 from tests.support import namespaces
 from tests.support.cluster import environment, start
 from tests.support.commandline import typed

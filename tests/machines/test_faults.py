@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from deploy.report.table import markdown
-from server_app.keep.checkpoint import Checkpoint
+from server_app.storage.checkpoint import Checkpoint
 from tests.bench import faults
 from tests.support import namespaces
 from tests.support.faults import (

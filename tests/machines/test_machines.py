@@ -29,7 +29,7 @@ from deploy.machines import node, submit
 from deploy.machines.certificates import make, read_public_key
 from deploy.machines.node import check_here, command
 from deploy.run.settings import resolve
-from server_app.keep.lock import hold
+from server_app.storage.lock import hold
 from tests.support.commandline import command_line, fedmosaic, typed
 from tests.support.listening import listening, reachable
 from tests.support.tiny import flat

@@ -22,7 +22,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from common.config import Value
+from common.settings.config import Value
 from deploy.flower.control import RunStatus
 from deploy.flower.processes import environment, plain
 from deploy.machines import certificates

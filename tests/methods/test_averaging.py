@@ -9,24 +9,25 @@ import torch
 import torch.nn.functional as F
 from rich.console import Console
 
-from client_app.methods.moon import Memory, contrast
+from client_app.methods.moon import ClientState, contrast
 from client_app.methods.qffl import QFFL
 from client_app.participant import Participant
-from common import models, tree
+from common import models
 from common.losses.distillation import not_true
 from common.losses.gradients import proximal
 from common.methods import qffl as contract
-from common.methods.fednova import Up
+from common.methods.fednova import Reply
 from common.models import build
 from common.models.classifier import Projected
-from common.options import Average
-from common.task import Task, evaluate
-from common.tree import parameters_only
+from common.settings.options import Average
+from common.training import tree
+from common.training.task import Task, evaluate
+from common.training.tree import parameters_only
 from deploy.report.pages import write_report
 from deploy.report.read import read
 from deploy.run.progress import show_summary
-from server_app.combine.mean import average
-from server_app.method import Ups
+from server_app.aggregation.mean import average
+from server_app.method import Replies
 from server_app.methods.fedgkd import FedGKD
 from tests.support.battery import Changing
 from tests.support.halves import client, server, task
@@ -135,7 +136,7 @@ def test_the_teacher_is_the_mean_of_the_last_models(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     models = watched(monkeypatch, FedGKD, "step", lambda _, half, *given: half.w)
-    teachers = watched(monkeypatch, FedGKD, "down", lambda sent, *_: sent.teacher)
+    teachers = watched(monkeypatch, FedGKD, "request", lambda sent, *_: sent.teacher)
     run(method="fedgkd", rounds=4, fedgkd__buffer=2)
     assert teachers[0] is None and teachers[1] is None
     for t in (2, 3):
@@ -143,15 +144,15 @@ def test_the_teacher_is_the_mean_of_the_last_models(
         assert all(torch.equal(teachers[t][name], expected[name]) for name in expected)
 
 
-def q_step(q: float, lr: float, w: float, ups: list[tuple[float, float]]) -> float:
-    """The server's step on one weight; ``ups``: each client's (weight, loss)."""
+def q_step(q: float, lr: float, w: float, replies: list[tuple[float, float]]) -> float:
+    """The server's step on one weight; ``replies``: each client's (weight, loss)."""
     half = server(method="qffl", qffl__q=q, train__lr=lr)
     half.net, half.w = torch.nn.Linear(1, 1, bias=False), {"weight": torch.tensor([[w]])}
     sent = [
-        (client(k), contract.Up(w={"weight": torch.tensor([[v]])}, loss=loss))
-        for k, (v, loss) in enumerate(ups)
+        (client(k), contract.Reply(w={"weight": torch.tensor([[v]])}, loss=loss))
+        for k, (v, loss) in enumerate(replies)
     ]
-    half.step(1, Ups.of(sent))
+    half.step(1, Replies.of(sent))
     return float(half.w["weight"])
 
 
@@ -172,9 +173,9 @@ def test_a_loss_of_zero_is_no_accident() -> None:
 
 
 def test_the_loss_sent_is_that_of_the_model_received(run: Run, monkeypatch: Any) -> None:
-    def losses(up: Any, half: Any, down: Any) -> tuple[float, float]:
+    def losses(reply: Any, half: Any, request: Any) -> tuple[float, float]:
         p = half.participant
-        return up.loss, evaluate(p.model(p.global_spec, down.w), *p.train_set, p.task).loss
+        return reply.loss, evaluate(p.model(p.global_spec, request.w), *p.train_set, p.task).loss
 
     seen = watched(monkeypatch, QFFL, "train", losses)
     run(method="qffl", rounds=1)
@@ -210,11 +211,13 @@ def test_the_first_round_is_fedavgs_to_rounding(run: Run) -> None:
 def test_the_past_is_what_the_client_left_in_its_last_round(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recalled = watched(monkeypatch, Participant, "recall", lambda found, p, t, _: (p.k, t, found))
+    recalled = watched(
+        monkeypatch, Participant, "load_state", lambda found, p, t, _: (p.k, t, found)
+    )
     played = run(method="moon", rounds=2)
     (first, nothing), (second, past) = (call[1:] for call in recalled if call[0] == 0)
     assert (first, nothing, second) == (1, None, 2)
-    held = Memory.load(kept(played.folder, 1, 0, Memory.kind)).w
+    held = ClientState.load(kept(played.folder, 1, 0, ClientState.kind)).w
     assert all(torch.equal(past.w[name], held[name]) for name in held)
 
 
@@ -301,11 +304,11 @@ def step(sizes: tuple[int, ...], sent: tuple[float, ...], **changes: Any) -> flo
     fednova = server(method="fednova", average__weights="uniform", **PLAIN_SGD | changes)
     fednova.net, fednova.w = torch.nn.Linear(1, 1, bias=False), {"weight": torch.zeros(1, 1)}
     fednova.task = task(**PLAIN_SGD | changes)
-    ups = [
-        (client(k, n), Up(w={"weight": torch.tensor([[w]])}))
+    replies = [
+        (client(k, n), Reply(w={"weight": torch.tensor([[w]])}))
         for k, (n, w) in enumerate(zip(sizes, sent, strict=True))
     ]
-    fednova.step(1, Ups.of(ups))
+    fednova.step(1, Replies.of(replies))
     return float(fednova.w["weight"])
 
 
@@ -343,12 +346,12 @@ def test_a_whole_round_by_hand(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_steps_that_a_client_claims_are_not_believed(tmp_path: Path) -> None:
-    def lie(up: Up) -> dict[str, Any]:
-        return {"metrics": {**up.metrics, "steps": 1e6}}
+    def lie(reply: Reply) -> dict[str, Any]:
+        return {"metrics": {**reply.metrics, "steps": 1e6}}
 
     settings = {"method": "fednova", "data__partition": "quantity_dirichlet", "rounds": 1}
     honest = play(flat(tmp_path / "a", **settings))
-    lied = play(flat(tmp_path / "b", **settings), Changing.by(Up, lie))
+    lied = play(flat(tmp_path / "b", **settings), Changing.by(Reply, lie))
     assert lied.weights == honest.weights
 
 
@@ -375,7 +378,7 @@ def test_across_depths_a_layer_is_normalised_over_those_who_have_it() -> None:
         (fednova.task.expected(c.model), w) for c, w in zip(clients, (1.0, 6.0, 4.0), strict=True)
     ]
     sent = [{name: torch.full(like.shape, w) for name, like in own.items()} for own, w in told]
-    fednova.step(1, Ups.of([(c, Up(w=w)) for c, w in zip(clients, sent, strict=True)]))
+    fednova.step(1, Replies.of([(c, Reply(w=w)) for c, w in zip(clients, sent, strict=True)]))
     (after,) = fednova.models.values()
     parameters = parameters_only(fednova.build("cnn3@0.5"))
     shared, deep = parameters & sent[0].keys(), parameters - sent[0].keys()

@@ -7,13 +7,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from client_app.copy import Copy
-from client_app.methods.depthfl import Memory, mutual
-from common.methods.depthfl import Options, Up
-from common.parse import defaults, parse
-from server_app.keep.checkpoint import Checkpoint, path_in
-from server_app.method import Ups
+from client_app.bases.global_copy import GlobalCopy
+from client_app.methods.depthfl import ClientState, mutual
+from common.methods.depthfl import Options, Reply
+from common.settings.parse import defaults, parse
+from server_app.method import Replies
 from server_app.methods.depthfl import DepthFL, State
+from server_app.storage.checkpoint import Checkpoint, path_in
 from tests.support.battery import Losing
 from tests.support.halves import client, server
 from tests.support.scalar import kept
@@ -75,16 +75,16 @@ def halves(**changes: Any) -> DepthFL:
     return found
 
 
-def upload(ours: DepthFL, k: int, shared: float, deep: float = 0.0) -> tuple[Any, Up]:
+def upload(ours: DepthFL, k: int, shared: float, deep: float = 0.0) -> tuple[Any, Reply]:
     own, shallow = (ours.task.expected(spec) for spec in (ours.clients[k].model, SPECS[0]))
     values = {n: shared if n in shallow else deep for n in own}
     w = {n: torch.full(v.shape, values[n], dtype=v.dtype) for n, v in own.items()}
-    return ours.clients[k], Up(w=w)
+    return ours.clients[k], Reply(w=w)
 
 
 def test_the_server_by_hand() -> None:
     ours = halves()
-    ours.step(1, Ups.of([upload(ours, 0, 3, 5), upload(ours, 1, 1)]))
+    ours.step(1, Replies.of([upload(ours, 0, 3, 5), upload(ours, 1, 1)]))
     shallow = ours.task.expected(SPECS[0])
     for name, h in ours.h.items():
         expected = (-0.1, 3.0) if name in shallow else (-0.125, 6.25)
@@ -95,13 +95,13 @@ def test_the_server_by_hand() -> None:
     assert ours.accepted == {0: 1, 1: 1}
     # a round without a deep client leaves what only they have
     before = dict(ours.w)
-    ours.step(2, Ups.of([upload(ours, 1, 3)]))
+    ours.step(2, Replies.of([upload(ours, 1, 3)]))
     assert all(torch.equal(ours.w[n], before[n]) for n in ours.w if n not in shallow)
 
 
 def test_without_dynamic_regularisation_it_is_the_mean() -> None:
     ours = halves(**PLAIN)
-    ours.step(1, Ups.of([upload(ours, 0, 3, 5), upload(ours, 1, 1)]))
+    ours.step(1, Replies.of([upload(ours, 0, 3, 5), upload(ours, 1, 1)]))
     shallow = ours.task.expected(SPECS[0])
     assert {n in shallow: float(ours.w[n].mean()) for n in ours.h} == {True: 2, False: 5}
     assert ours.accepted == {} and not any(bool(h.any()) for h in ours.h.values())
@@ -110,10 +110,10 @@ def test_without_dynamic_regularisation_it_is_the_mean() -> None:
 def test_the_last_exit_alone_is_layerwise_averaging_with_a_head_for_each_depth(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def last(self: Copy[Any, Any], down: Any, net: Any) -> Any:
+    def last(self: GlobalCopy[Any, Any], request: Any, net: Any) -> Any:
         return lambda x, y: F.cross_entropy(net.each(x)[-1], y)
 
-    monkeypatch.setattr(Copy, "loss", last)
+    monkeypatch.setattr(GlobalCopy, "loss", last)
     given = {**FLEET, "per_round": 3, "rounds": 3, **UNEVEN}
     alone = {"depthfl__exits": "last", "depthfl__distil": False}
     ours = run(method="depthfl", **alone, **PLAIN, **given)
@@ -123,7 +123,7 @@ def test_the_last_exit_alone_is_layerwise_averaging_with_a_head_for_each_depth(
 
 def held(run: TinyRun, t: int, k: int) -> dict[str, torch.Tensor]:
     """g_k as client k kept it in round t."""
-    return Memory.load(kept(run.folder, t, k, Memory.kind)).g
+    return ClientState.load(kept(run.folder, t, k, ClientState.kind)).g
 
 
 def check_sum(run: TinyRun, rounds: list[int]) -> None:
@@ -154,7 +154,7 @@ def test_a_client_keeps_minus_alpha_times_its_way(run: Run) -> None:
     assert all(bool(g.any()) for g in held(played, 1, 0).values())
     plain = run(**given, rounds=1, depthfl__feddyn=False)
     assert plain.journal[1]["client_metrics"] != played.journal[1]["client_metrics"]
-    assert not kept(plain.folder, 1, 0, Memory.kind).exists()
+    assert not kept(plain.folder, 1, 0, ClientState.kind).exists()
 
 
 def test_the_deepest_networks_exits_are_scored_and_every_client_scores_its_depth(run: Run) -> None:

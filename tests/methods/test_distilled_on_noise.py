@@ -10,8 +10,8 @@ import client_app.methods
 from client_app.methods.fedkemf import FedKEMF
 from client_app.participant import Participant
 from common.losses.distillation import kl, soft_cross_entropy
-from common.methods.lwn import Up
-from common.parse import parse
+from common.methods.lwn import Reply
+from common.settings.parse import parse
 from server_app.methods.fedftg_noise import towards
 from tests.support.tiny import Run, TinyRun, flat
 
@@ -133,8 +133,8 @@ def test_the_first_server_starts_from_what_it_sent(run: Run) -> None:
 
 
 def test_only_the_small_network_travels() -> None:
-    assert set(Up.model_fields) == {"experiment", "t", "k", "kept", "metrics", "w"}
-    assert FedKEMF.receives.model_fields.keys() == {"experiment", "t", "w"}
+    assert set(Reply.model_fields) == {"experiment", "t", "k", "kept", "metrics", "w"}
+    assert FedKEMF.request_type.model_fields.keys() == {"experiment", "t", "w"}
 
 
 @pytest.mark.parametrize("method", ["lwn", "hetfedfl"])

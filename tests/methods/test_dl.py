@@ -9,10 +9,10 @@ import torch
 from client_app.methods import dl_mh, dl_sh
 from client_app.methods.i_dl_mh import IDLMH
 from common.data import Divided, divide
-from common.ensemble import client_weights, weighted_sum
-from common.methods.dl_sh import Up
+from common.methods.dl_sh import Reply
+from common.techniques.ensemble import client_weights, weighted_sum
 from deploy.run.loopback import Loopback
-from server_app.distil.public_set import PublicSet
+from server_app.distillation.public_set import PublicSet
 from server_app.stopped import Stopped
 from tests.support.tiny import TinyRun, flat, play, under
 from tests.support.watching import watched
@@ -47,7 +47,7 @@ def test_a_public_set_that_differs_in_one_sample_is_refused_with_the_clients_nam
 
 
 def test_a_server_with_another_public_set_than_all_clients_stops(tmp_path, monkeypatch):
-    import server_app.distil.public_set as module
+    import server_app.distillation.public_set as module
 
     def other(*args):
         divided = divide(*args)
@@ -68,42 +68,48 @@ def exchanged(
 ) -> tuple[list[Any], torch.Tensor, TinyRun]:
     """What the clients sent, what the server learnt from it, and the run."""
     with monkeypatch.context() as patch:
-        seen = watched(patch, half, "train", lambda up, half, down: (half.participant.k, up))
+        seen = watched(
+            patch, half, "train", lambda reply, half, request: (half.participant.k, reply)
+        )
         targets = watched(patch, PublicSet, "distil", lambda _, public_set, t, y: y)
         run = play(flat(tmp_path, **{**SH, **changes}))
-    ups = dict(seen)
-    return [ups[k] for k in sorted(ups)], targets[0], run
+    replies = dict(seen)
+    return [replies[k] for k in sorted(replies)], targets[0], run
 
 
 def test_the_server_learns_the_weighted_sum_of_what_the_clients_sent(tmp_path, monkeypatch):
-    ups, targets, _ = exchanged(tmp_path, monkeypatch)
-    W = client_weights(torch.stack([up.w for up in ups]), 0.1)
-    expected = weighted_sum([up.theta for up in ups], W)
+    replies, targets, _ = exchanged(tmp_path, monkeypatch)
+    W = client_weights(torch.stack([reply.w for reply in replies]), 0.1)
+    expected = weighted_sum([reply.theta for reply in replies], W)
     assert torch.allclose(targets, expected, atol=1e-6)
     assert torch.allclose(targets.sum(1), torch.ones(120), atol=1e-5)
 
 
 def test_plain_distillation_takes_the_mean_and_sends_no_confidence(tmp_path, monkeypatch):
-    ups, targets, result = exchanged(tmp_path, monkeypatch, **{"confidence.kind": "uniform"})
-    assert all(up.w is None for up in ups)
-    assert torch.allclose(targets, torch.stack([up.theta for up in ups]).mean(0), atol=1e-6)
+    replies, targets, result = exchanged(tmp_path, monkeypatch, **{"confidence.kind": "uniform"})
+    assert all(reply.w is None for reply in replies)
+    assert torch.allclose(
+        targets, torch.stack([reply.theta for reply in replies]).mean(0), atol=1e-6
+    )
     assert result.journal[1]["cost"]["numbers"] == 4 * 120 * 3
 
 
 def test_a_huge_temperature_is_plain_distillation(tmp_path, monkeypatch):
-    ups, targets, _ = exchanged(tmp_path, monkeypatch, **{"confidence.temperature": 1e6})
-    assert torch.allclose(targets, torch.stack([up.theta for up in ups]).mean(0), atol=1e-5)
+    replies, targets, _ = exchanged(tmp_path, monkeypatch, **{"confidence.temperature": 1e6})
+    assert torch.allclose(
+        targets, torch.stack([reply.theta for reply in replies]).mean(0), atol=1e-5
+    )
 
 
 def test_weighted_logits_become_a_distribution_after_the_sum(tmp_path, monkeypatch):
-    ups, targets, _ = exchanged(tmp_path, monkeypatch, **{"dl-sh.exchange": "logits"})
-    assert float(ups[0].theta.min()) < 0
+    replies, targets, _ = exchanged(tmp_path, monkeypatch, **{"dl-sh.exchange": "logits"})
+    assert float(replies[0].theta.min()) < 0
     assert torch.allclose(targets.sum(1), torch.ones(120), atol=1e-5)
 
 
 def test_odin_scores_fill_zero_to_one(tmp_path, monkeypatch):
-    ups, _, _ = exchanged(tmp_path, monkeypatch, **{"confidence.kind": "odin"})
-    assert all(float(up.w.min()) == 0 and float(up.w.max()) == 1 for up in ups)
+    replies, _, _ = exchanged(tmp_path, monkeypatch, **{"confidence.kind": "odin"})
+    assert all(float(reply.w.min()) == 0 and float(reply.w.max()) == 1 for reply in replies)
 
 
 def test_the_upper_bound_learns_the_true_classes(tmp_path, monkeypatch):
@@ -113,7 +119,7 @@ def test_the_upper_bound_learns_the_true_classes(tmp_path, monkeypatch):
 
 def public_labels(result) -> torch.Tensor:
     """The public labels of the tiny run's configuration."""
-    from common.parse import parse
+    from common.settings.parse import parse
 
     config = parse(flat(result.folder, **SH))
     labels = divide(config.data, config.partition_seed).labels
@@ -122,7 +128,7 @@ def public_labels(result) -> torch.Tensor:
 
 
 def test_the_upper_bound_needs_classes_that_are_known(tmp_path, monkeypatch):
-    import server_app.distil.public_set as module
+    import server_app.distillation.public_set as module
 
     def unlabelled(*args):
         return Divided(*divide(*args)[:2], None)
@@ -138,18 +144,20 @@ def test_every_way_to_grow_a_confidence_gives_another_one(
     tmp_path, monkeypatch, balance: str, start: str
 ):
     plain, _, _ = exchanged(tmp_path / "a", monkeypatch)
-    ups, _, _ = exchanged(
+    replies, _, _ = exchanged(
         tmp_path / "b", monkeypatch, **{"confidence.balance": balance, "confidence.init": start}
     )
-    assert not torch.equal(ups[0].w, plain[0].w)
-    assert torch.equal(ups[0].theta, plain[0].theta)  # the classifier is none of its business
+    assert not torch.equal(replies[0].w, plain[0].w)
+    assert torch.equal(replies[0].theta, plain[0].theta)  # the classifier is none of its business
 
 
 def test_a_confidence_is_higher_on_images_like_the_clients_own(tmp_path, monkeypatch):
-    ups, _, result = exchanged(tmp_path, monkeypatch, **{**ONE_CLASS_EACH, "confidence__epochs": 5})
+    replies, _, result = exchanged(
+        tmp_path, monkeypatch, **{**ONE_CLASS_EACH, "confidence__epochs": 5}
+    )
     labels = public_labels(result)
-    for k, up in enumerate(ups):  # client k holds class k alone
-        assert float(up.w[labels == k].mean()) > 5 * float(up.w[labels != k].mean())
+    for k, reply in enumerate(replies):  # client k holds class k alone
+        assert float(reply.w[labels == k].mean()) > 5 * float(reply.w[labels != k].mean())
 
 
 @pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("float16", 2), ("uint8", 1)])
@@ -158,8 +166,8 @@ def test_a_number_takes_as_many_bytes_as_the_wire_says(tmp_path, dtype: str, siz
     numbers = 4 * (120 * 3 + 120)
     assert result.journal[1]["cost"]["numbers"] == numbers
     assert result.summary["cost"]["bytes_per_number"] >= size
-    ups = result.journal[1]["bytes"]["arrays_up"]
-    assert numbers * size <= ups < numbers * size + 200  # and the scores' few numbers
+    replies = result.journal[1]["bytes"]["arrays_up"]
+    assert numbers * size <= replies < numbers * size + 200  # and the scores' few numbers
 
 
 def test_eight_bits_change_the_targets_by_less_than_a_hundredth(tmp_path, monkeypatch):
@@ -258,7 +266,7 @@ def test_the_reward_is_counted_as_the_paper_does(tmp_path, kind: str, each: int)
 
 
 def test_masked_labels_travel_as_one_byte_each(tmp_path, monkeypatch):
-    seen = watched(monkeypatch, IDLMH, "second", lambda _, half, down: down)
+    seen = watched(monkeypatch, IDLMH, "second", lambda _, half, request: request)
     play(flat(tmp_path, **LONG, **{"i-dl-mh.incentive": "masked"}))
     assert len(seen) == 4
     assert all(reward.y.dtype == torch.uint8 and reward.theta is None for reward in seen)
@@ -269,10 +277,10 @@ def test_a_client_that_fails_in_the_second_exchange_is_named_and_the_round_count
 ):
     honest = IDLMH.second
 
-    def second(self, down):
+    def second(self, request):
         if self.participant.k == 3:
             raise OSError("disk full")
-        return honest(self, down)
+        return honest(self, request)
 
     monkeypatch.setattr(IDLMH, "second", second)
     result = play(flat(tmp_path, **LONG))
@@ -294,13 +302,13 @@ def test_the_next_round_goes_on_from_the_rewarded_model(tmp_path, monkeypatch):
 def test_a_method_without_a_second_exchange_says_so(tmp_path):
     from client_app.methods.dl_mh import DLMH
     from client_app.participant import Participant
-    from common.parse import parse
-    from common.protocol import Down
+    from common.exchange.protocol import Request
+    from common.settings.parse import parse
 
     given = MH
     one = Participant(parse(flat(tmp_path, **given)), {"partition-id": 0}, "test")
     with pytest.raises(ValueError, match="DLMH has no second exchange"):
-        DLMH(one).second(Down())
+        DLMH(one).second(Request())
 
 
 def test_where_every_client_has_every_class_the_incentive_is_that_of_i_dl_mh(tmp_path):
@@ -332,7 +340,7 @@ def test_a_client_without_most_classes_gains_and_its_next_round_begins_there(tmp
 
 
 def test_the_reward_of_the_ensemble_is_what_the_servers_model_learnt(tmp_path, monkeypatch):
-    rewards = watched(monkeypatch, dl_sh.DLSH, "second", lambda _, half, down: down)
+    rewards = watched(monkeypatch, dl_sh.DLSH, "second", lambda _, half, request: request)
     _, targets, _ = exchanged(tmp_path, monkeypatch, **{"dl-sh.incentive": "ensemble"})
     assert len(rewards) == 4
     assert all(reward.y is None and torch.equal(reward.theta, targets) for reward in rewards)
@@ -363,8 +371,8 @@ def test_a_free_riders_answer_passes_the_servers_check(
 ):
     settings = {"dl-sh.exchange": exchange, "wire.dtype": dtype, "dl-sh.free-riders": 1}
     sent, targets, _ = exchanged(tmp_path, monkeypatch, **settings)
-    up: Up = sent[0]
-    told = up.said(probabilities=exchange == "probs")
+    reply: Reply = sent[0]
+    told = reply.said(probabilities=exchange == "probs")
     assert torch.allclose(told, torch.full((120, 3), said), atol=1e-6)
     assert bool(targets.isfinite().all())
 

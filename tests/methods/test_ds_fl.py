@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from common import quantise
-from common.ensemble import entropy_reduced
-from common.methods.ds_fl import Up
-from server_app.method import Ups
+from common.exchange import quantise
+from common.methods.ds_fl import Reply
+from common.techniques.ensemble import entropy_reduced
+from server_app.method import Replies
 from server_app.methods.ds_fl import unsure
 from tests.support import battery, halves
 from tests.support.tiny import Run
@@ -47,29 +47,29 @@ def server(**more: Any) -> Any:
 @pytest.mark.parametrize("aggregation", ["era", "mean"])
 def test_the_mean_of_the_predictions_is_agreed_on_and_goes_down(aggregation: str) -> None:
     method = server(ds_fl__aggregation=aggregation, public__learn=False)
-    assert method.down(1).y is None
+    assert method.request(1).y is None
     rows = torch.tensor([[[0.8, 0.1, 0.1]], [[0.2, 0.5, 0.3]]]).expand(2, 40, 3)
-    ups = [(halves.client(k), Up(theta=rows[k].contiguous())) for k in range(2)]
-    method.step(1, Ups.of(ups))
+    replies = [(halves.client(k), Reply(theta=rows[k].contiguous())) for k in range(2)]
+    method.step(1, Replies.of(replies))
     mean = torch.tensor([0.5, 0.3, 0.2])
     agreed = mean if aggregation == "mean" else torch.softmax(mean / 0.1, 0)
-    down = method.down(2)
-    assert_close(down.y, agreed.expand(40, 3))
-    assert (down.since, down.rows, down.y_rows) == (1, None, None)
-    assert method.numbers(Ups.of(ups)) == 2 * 40 * 3 * 2
+    request = method.request(2)
+    assert_close(request.y, agreed.expand(40, 3))
+    assert (request.since, request.rows, request.y_rows) == (1, None, None)
+    assert method.numbers(Replies.of(replies)) == 2 * 40 * 3 * 2
 
 
 def test_what_the_server_chooses_it_tells_for_this_round_and_the_next() -> None:
     method = server(method="fdmeta")
-    assert method.down(1).rows is None, "by lot, since nobody has learnt anything"
-    up = Up(theta=torch.full((40, 3), 1 / 3))
-    method.step(1, Ups.of([(halves.client(), up)]))
-    second = method.down(2)
+    assert method.request(1).rows is None, "by lot, since nobody has learnt anything"
+    reply = Reply(theta=torch.full((40, 3), 1 / 3))
+    method.step(1, Replies.of([(halves.client(), reply)]))
+    second = method.request(2)
     doubt = unsure(method.predicted(method.public), "entropy")
     assert second.rows.dtype == torch.int32 and len(second.rows.unique()) == 40
     assert float(doubt[second.rows].min()) >= float(doubt.sort().values[-40])
-    method.step(2, Ups.of([(halves.client(), up)]))
-    assert torch.equal(method.down(3).y_rows, second.rows) and second.y_rows is None
+    method.step(2, Replies.of([(halves.client(), reply)]))
+    assert torch.equal(method.request(3).y_rows, second.rows) and second.y_rows is None
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_what_the_server_chooses_it_tells_for_this_round_and_the_next() -> None:
 )
 def test_predictions_that_are_none_are_refused(theta: torch.Tensor, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        server().check(halves.client(), Up(theta=theta))
+        server().check(halves.client(), Reply(theta=theta))
 
 
 def test_who_does_not_digest_is_alone(run: Run) -> None:

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common import tree
-from common.methods.feddf import Up
-from common.records import StateDict
-from server_app.method import Ups
+from common.exchange.records import StateDict
+from common.methods.feddf import Reply
+from common.training import tree
+from server_app.method import Replies
 from tests.support.halves import client, server
 from tests.support.tiny import Run, under
 
@@ -33,8 +33,8 @@ def uploads(half: Any, *names: str) -> dict[str, StateDict]:
     return dict(zip(names, map(tree.snapshot, built), strict=True))
 
 
-def received(*states: StateDict) -> Ups[Up]:
-    return Ups.of([(each, Up(w=w)) for each, w in zip(FLEET, states, strict=False)])
+def received(*states: StateDict) -> Replies[Reply]:
+    return Replies.of([(each, Reply(w=w)) for each, w in zip(FLEET, states, strict=False)])
 
 
 def moved(before: StateDict, after: StateDict) -> float:
@@ -110,7 +110,9 @@ def test_every_switch_does_something(spec: str, switch: dict[str, Any]) -> None:
         half = server(**{**ONE_STEP, "fleet": spec, "public__batch_size": 20, **changes})
         half.begin([client(k, 10 * (k + 1), model=spec) for k in range(2)])
         w = [tree.snapshot(half.task.build(spec, name=("init", k))) for k in range(2)]
-        half.step(1, Ups.of(list(zip(half.clients, [Up(w=each) for each in w], strict=True))))
+        half.step(
+            1, Replies.of(list(zip(half.clients, [Reply(w=each) for each in w], strict=True)))
+        )
         found.append(half.models[spec])
     assert moved(*found) > 0
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from common.methods.fedgen import Up
+from common.methods.fedgen import Reply
 from common.models.generator import FeatureGenerator
-from server_app.method import Ups
+from server_app.method import Replies
 from tests.support.halves import client, server
 from tests.support.tiny import Run
 
@@ -52,10 +52,10 @@ def test_the_regularisation_stops_after_its_steps(run: Run) -> None:
 def test_the_ensembles_by_hand(ensemble: str, expected: float) -> None:
     # Features are 1. Client 0 (n = 10, all of class 0) has logits (2, 0); client 1 (n = 30, of
     # which 10 of class 0) has (0, 2). Asked for class 0.
-    up0 = Up(w=head(2.0, 0.0), counts=[10, 0])
-    up1 = Up(w=head(0.0, 2.0), counts=[10, 20])
+    up0 = Reply(w=head(2.0, 0.0), counts=[10, 0])
+    up1 = Reply(w=head(0.0, 2.0), counts=[10, 20])
     fedgen = server(method="fedgen", fedgen__ensemble=ensemble, fedgen__diversity=0.0)
-    loss = fedgen._loss(Ups.of([(client(0, 10), up0), (client(1, 30), up1)]), Ones())
+    loss = fedgen._loss(Replies.of([(client(0, 10), up0), (client(1, 30), up1)]), Ones())
     value = loss(torch.zeros(2, 1), torch.tensor([0, 0])).item()
     ce = [torch.log1p(torch.tensor(d).exp()).item() for d in (-2.0, 2.0)]
     if ensemble == "logits":  # ¼ (2, 0) + ¾ (0, 2) = (.5, 1.5): CE = log(1 + e)

@@ -40,10 +40,10 @@ def test_one_round_costs_what_equation_7_counts(tmp_path):
 
 
 def test_in_the_second_round_the_clients_learn_from_the_servers_logits(tmp_path, monkeypatch):
-    downs = watched(monkeypatch, FedGKT, "train", lambda _, half, down: down)
+    downs = watched(monkeypatch, FedGKT, "train", lambda _, half, request: request)
     play(flat(tmp_path, **{**SMALL, "rounds": 2}))
-    assert [down.z for down in downs if down.t == 1] == [None] * 4
-    assert [tuple(down.z.shape) for down in downs if down.t == 2] == [(24, 3)] * 4
+    assert [request.z for request in downs if request.t == 1] == [None] * 4
+    assert [tuple(request.z.shape) for request in downs if request.t == 2] == [(24, 3)] * 4
 
 
 def test_with_alpha_zero_the_clients_do_not_look_at_the_server(tmp_path):

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from client_app.methods.fedin import FedIN, INTraining, Local, bounded
-from common import models, seeds, tree
+from common import models
+from common.exchange.records import Records
 from common.losses.gradients import Divergence
-from common.methods.fedin import Down, Options, Up
+from common.methods.fedin import Options, Reply, Request
 from common.models.classifier import Split
 from common.models.split import common_shapes, shapes
-from common.records import Records
+from common.training import seeds, tree
 from deploy.run.loopback import Loopback
 from server_app.stopped import Stopped
 from tests.support.halves import server, task
@@ -318,15 +319,15 @@ def test_nobody_is_sent_its_own_features_unless_allowed(
 ) -> None:
     for others_only in (True, False):
         changes = {"rounds": 2, "fedin__others_only": others_only, "fedin__samples": 64}
-        downs = [d for d in sent(run, monkeypatch, Down, **changes) if d.t == 2]
+        downs = [d for d in sent(run, monkeypatch, Request, **changes) if d.t == 2]
         assert len(downs) == 4
         # 4 clients uploaded 16 pairs each: 48 are others'
         assert [len(d.s_in) for d in downs] == [48 if others_only else 64] * 4
 
 
 def test_without_in_training_no_features_travel(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    ups = sent(run, monkeypatch, Up, fedin__in_training=False)
-    assert ups and all(up.s_in is None and up.s_out is None for up in ups)
+    replies = sent(run, monkeypatch, Reply, fedin__in_training=False)
+    assert replies and all(reply.s_in is None and reply.s_out is None for reply in replies)
 
 
 def test_sixteen_samples_cost_73728_numbers_and_the_mean_model_is_12_28_million() -> None:
@@ -340,7 +341,7 @@ def test_sixteen_samples_cost_73728_numbers_and_the_mean_model_is_12_28_million(
 
 
 def test_the_sub_model_that_travels_is_the_servers(run: Run, monkeypatch: Any) -> None:
-    downs = [d for d in sent(run, monkeypatch, Down, rounds=1) if d.t == 1]
+    downs = [d for d in sent(run, monkeypatch, Request, rounds=1) if d.t == 1]
     small, large = sorted(downs, key=lambda d: len(d.w))[:1][0], max(downs, key=lambda d: len(d.w))
     assert len(small.w) < len(large.w)
     tree.check_like(small.w, {name: large.w[name] for name in small.w}, "w")

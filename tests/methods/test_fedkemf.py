@@ -10,16 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from client_app.bases.own_model import ClientState
 from client_app.methods.fedkemf import FedKEMF
 from client_app.participant import Participant
-from client_app.private import Memory
 from client_app.store import Store
-from common import tree
+from common.exchange.records import StateDict
 from common.losses.distillation import kl
-from common.methods.fedkemf import Options, Up
-from common.parse import parse
-from common.records import StateDict
-from server_app.method import Ups
+from common.methods.fedkemf import Options, Reply
+from common.settings.parse import parse
+from common.training import tree
+from server_app.method import Replies
 from tests.support.halves import client, server
 from tests.support.tiny import Run, flat, under
 
@@ -52,11 +52,11 @@ def test_its_clients_learn_what_those_of_lwn_learn(run: Run) -> None:
     kept = []
     for one in (run(**given), run(**{**given, **noise, "method": "lwn"})):
         store = Store(one.folder / "state", "test", 1)
-        memory = store.recall(9, Memory)
+        memory = store.load_state(9, ClientState)
         assert memory is not None
         kept.append((memory.local, one.journal[-1]["bytes"]["arrays_up"]))
-    (ours, up), (theirs, same) = kept
-    assert all(torch.equal(value, theirs[name]) for name, value in ours.items()) and up == same
+    (ours, reply), (theirs, same) = kept
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items()) and reply == same
 
 
 @pytest.mark.parametrize("order", ["joint", "sequential"])
@@ -101,8 +101,8 @@ def stepped(*names: str, **changes: Any) -> tuple[Any, StateDict, list[StateDict
     before = half.w
     built = [half.task.build(half.global_spec, name=("init", name)) for name in names]
     copies = [tree.snapshot(net) for net in built]
-    ups = [Up(w=w) for w in copies]
-    half.step(1, Ups.of(list(zip(half.clients, ups, strict=True))))
+    replies = [Reply(w=w) for w in copies]
+    half.step(1, Replies.of(list(zip(half.clients, replies, strict=True))))
     return half, before, copies
 
 

@@ -7,21 +7,21 @@ from typing import Any
 import pytest
 import torch
 
-from client_app.methods.fedkf import Memory
+from client_app.methods.fedkf import ClientState
 from client_app.participant import Participant
 from client_app.store import Store
-from common import optimise
-from common.datafree import DataFree, new_generator
-from common.fit import fit
+from common.exchange.protocol import ModelReply
 from common.journal import Fairness
 from common.models import build
 from common.models.classifier import Classifier
-from common.parse import to_toml
-from common.protocol import Trained
-from common.task import Task
+from common.settings.parse import to_toml
+from common.techniques.datafree import DataFree, new_generator
+from common.training import optimise
+from common.training.fit import fit
+from common.training.task import Task
 from deploy.study.pictures import imagine, samples
-from server_app.combine.oca import Upload
-from server_app.method import Ups
+from server_app.aggregation.cached import Upload
+from server_app.method import Replies
 from tests.support.cost import PassCounter, Passes
 from tests.support.halves import client, server, task
 from tests.support.tiny import Run, TinyRun, flat
@@ -95,18 +95,18 @@ def test_the_servers_generator_travels_and_stands_still_at_the_clients(
 
     at_client = run(**given)
     assert at_server.weights != at_client.weights
-    down = [r.journal[2]["bytes"]["arrays_down"] for r in (at_server, at_client)]
+    request = [r.journal[2]["bytes"]["arrays_down"] for r in (at_server, at_client)]
     generator = new_generator(task(method="fedkf", **SMALL))
     size = sum(v.numel() * v.element_size() for v in generator.state_dict().values())
-    assert down[0] - down[1] == 4 * size
+    assert request[0] - request[1] == 4 * size
 
 
 def test_the_oca_model_is_the_mean_over_the_latest_uploads(tmp_path: Path) -> None:
     clients = [client(0, 10), client(1, 30), client(2, 60)]
 
-    def sent(*values: tuple[int, float]) -> Ups[Trained]:
-        return Ups.of(
-            [(clients[k], Trained(experiment="e", w=weight(value))) for k, value in values]
+    def sent(*values: tuple[int, float]) -> Replies[ModelReply]:
+        return Replies.of(
+            [(clients[k], ModelReply(experiment="e", w=weight(value))) for k, value in values]
         )
 
     def overall(init: str) -> float:
@@ -121,7 +121,7 @@ def test_the_oca_model_is_the_mean_over_the_latest_uploads(tmp_path: Path) -> No
         oca.step(1, sent((0, 1.0), (1, 2.0)))
         oca.step(2, sent((0, 6.0)))
         assert oca.w["weight"].item() == 6.0, "the active client's"
-        return float(oca.ask()["weight"])
+        return float(oca.weights_to_score()["weight"])
 
     # client 2 never uploaded: (10·6 + 30·2) / 40 = 3
     assert overall("uploaded") == 3.0
@@ -157,12 +157,13 @@ def test_every_client_scores_both_models_in_one_exchange(run: Run) -> None:
 
 def test_generators_start_alike_and_become_each_clients_own(run: Run) -> None:
     result = run(method="fedkf", rounds=3, **SMALL)
-    kept = [Store(result.folder / "state", "test", k).recall(99, Memory) for k in range(4)]
+    kept = [Store(result.folder / "state", "test", k).load_state(99, ClientState) for k in range(4)]
     a, b = kept[0], kept[1]
     assert a is not None and b is not None
     run(method="fedkf", rounds=2, **SMALL, generator__lr=1e-12)
     unmoved = [
-        Store(result.folder.parent / "run1" / "state", "test", k).recall(9, Memory) for k in (0, 1)
+        Store(result.folder.parent / "run1" / "state", "test", k).load_state(9, ClientState)
+        for k in (0, 1)
     ]
     alike = [memory.generator["fc.weight"] for memory in unmoved if memory is not None]
     assert len(alike) == 2 and torch.allclose(*alike, atol=1e-9)
@@ -294,7 +295,7 @@ def test_equal_steps_give_every_client_the_same_work(run: Run) -> None:
     )
     taken = {m["steps"] for e in result.journal[1:] for m in e["client_metrics"].values()}
     assert taken == {5.0}
-    assert len({peer["n"] for peer in result.journal[0]["clients"]}) > 1
+    assert len({info["n"] for info in result.journal[0]["clients"]}) > 1
 
 
 def test_the_samples_of_a_finished_run_are_drawn_class_by_class(run: Run, tmp_path: Path) -> None:

@@ -9,13 +9,13 @@ import torch
 from flwr.app import Message
 from torch import Tensor
 
+from client_app.bases.own_model import ClientState
 from client_app.methods.fedmd import FedMD
-from client_app.private import Memory
-from common.methods.fedmd import Up
-from common.predictions import LARGEST, Predictions, spoken
-from common.task import check_fleet
+from common.exchange.predictions import LARGEST, Predictions, spoken
+from common.methods.fedmd import Reply
+from common.training.task import check_fleet
 from deploy.run.loopback import Loopback
-from server_app.method import Ups
+from server_app.method import Replies
 from tests.support import battery, halves
 from tests.support.battery import Crash
 from tests.support.tiny import Run, TinyRun, flat, play
@@ -29,16 +29,16 @@ def server(**more: Any) -> Any:
     return halves.server(**{**SMALL, **more})
 
 
-def ups(*said: Any, probabilities: bool = False) -> Ups[Up]:
+def replies(*said: Any, probabilities: bool = False) -> Replies[Reply]:
     """What clients 0, 1, … say, each a list of rows."""
     told = [spoken(torch.tensor(x), "float32", probabilities=probabilities) for x in said]
-    return Ups.of([(halves.client(k), Up(**fields)) for k, fields in enumerate(told)])
+    return Replies.of([(halves.client(k), Reply(**fields)) for k, fields in enumerate(told)])
 
 
 def kept(run: TinyRun, t: int) -> list[dict[str, Tensor]]:
     """The own models of all clients, as they kept them in round t."""
-    files = sorted((run.folder / "state" / "test").glob(f"*/{t}/{Memory.kind}.safetensors"))
-    return [Memory.load(file).local for file in files]
+    files = sorted((run.folder / "state" / "test").glob(f"*/{t}/{ClientState.kind}.safetensors"))
+    return [ClientState.load(file).local for file in files]
 
 
 def same(ours: list[dict[str, Tensor]], theirs: list[dict[str, Tensor]]) -> bool:
@@ -58,7 +58,7 @@ def test_two_clients_meet_in_the_middle_by_hand(
 ) -> None:
     method = server(fedmd__align=align)
     o, z = method.options, torch.tensor([[[2.0, 0.0]], [[0.0, 2.0]]])
-    told = method.second(1, ups(*(o.speak(x).tolist() for x in z), probabilities=align == "kl"))
+    told = method.second(1, replies(*(o.speak(x).tolist() for x in z), probabilities=align == "kl"))
     assert told[0] is told[1], "packed once"
     answer = told[0].said(probabilities=align == "kl")
     assert torch.allclose(answer, torch.tensor([agreed]))
@@ -69,7 +69,7 @@ def test_two_clients_meet_in_the_middle_by_hand(
 def test_alone_a_client_hears_itself_and_has_nothing_to_learn(align: str) -> None:
     method, z = server(fedmd__align=align), torch.randn(4, 3, requires_grad=True)
     said, probabilities = method.options.speak(z).detach(), align == "kl"
-    answer = method.second(1, ups(said.tolist(), probabilities=probabilities))[0]
+    answer = method.second(1, replies(said.tolist(), probabilities=probabilities))[0]
     target = answer.said(probabilities=probabilities)
     assert torch.allclose(target, said, atol=0 if align != "kl" else 1e-7)
     (gradient,) = torch.autograd.grad(method.options.distance(z, target), z)
@@ -106,13 +106,13 @@ def test_who_did_not_hear_the_answer_goes_on_from_its_model(
 ) -> None:
     second = FedMD.second
 
-    def place(up: Up, half: FedMD, down: Any) -> tuple[tuple[int, int], Tensor]:
-        return (half.participant.k, down.t), up.theta
+    def place(reply: Reply, half: FedMD, request: Any) -> tuple[tuple[int, int], Tensor]:
+        return (half.participant.k, request.t), reply.theta
 
-    def deaf(self: FedMD, down: Any) -> Any:
-        if (self.participant.k, down.t) == (1, 1):
+    def deaf(self: FedMD, request: Any) -> Any:
+        if (self.participant.k, request.t) == (1, 1):
             raise OSError("cut off")
-        return second(self, down)
+        return second(self, request)
 
     replies = watched(monkeypatch, FedMD, "train", place)
     monkeypatch.setattr(FedMD, "second", deaf)

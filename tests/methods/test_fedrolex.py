@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from common.protocol import Trained
-from common.records import StateDict
-from common.widths import LEADING, Roll, block, cut
-from server_app.combine.width import Block, average_blocks
-from server_app.method import Ups
+from common.exchange.protocol import ModelReply
+from common.exchange.records import StateDict
+from common.techniques.widths import LEADING, Roll, block, cut
+from server_app.aggregation.width import Block, average_blocks
+from server_app.method import Replies
 from tests.support.halves import client, server
 from tests.support.tiny import Run
 
@@ -61,11 +61,11 @@ def test_what_is_sent_rolls_and_comes_back_where_it_was() -> None:
     half, members = half_with()
     whole = half.models["cnn2@0.5"]
     for t, rows in ((1, [0, 1, 2, 3, 4, 5, 6, 7]), (3, [14, 15, 0, 1, 2, 3, 4, 5])):
-        sent = half.down(t)(members[1]).w
+        sent = half.request(t)(members[1]).w
         stem = whole["stem.conv.weight"]
         assert torch.equal(sent["stem.conv.weight"].sort(0).values, stem[rows].sort(0).values)
-    ups = Ups.of([(members[1], Trained(t=3, w={n: w + 1 for n, w in sent.items()}))])
-    half.step(3, ups)
+    replies = Replies.of([(members[1], ModelReply(t=3, w={n: w + 1 for n, w in sent.items()}))])
+    half.step(3, replies)
     moved = (half.models["cnn2@0.5"]["stem.conv.weight"] != stem).flatten(1).any(1)
     assert moved.nonzero().flatten().tolist() == sorted(rows)
     conv = (half.models["cnn2@0.5"]["layer1.0.conv.weight"] != whole["layer1.0.conv.weight"]).any(
@@ -93,12 +93,12 @@ def test_oca_pastes_an_upload_where_it_was_taken(windows: str) -> None:
     half.models = half.overall = {"cnn2@0.5": before}
     ones = {n: torch.ones_like(w) for n, w in half.task.expected("cnn2@0.25").items()}
     ones = {n: torch.ones(w.shape, dtype=w.dtype) for n, w in ones.items()}
-    half.step(1, Ups.of([(members[1], Trained(t=1, w=ones))]))
+    half.step(1, Replies.of([(members[1], ModelReply(t=1, w=ones))]))
     first = half.overall["cnn2@0.5"]["stem.bn.weight"]
     window = half.taken(members[1], 1).window(16, 8)
     assert first.nonzero().flatten().tolist() == sorted(window.tolist())
     zeros = {n: torch.zeros_like(w) for n, w in before.items()}
-    half.step(2, Ups.of([(members[0], Trained(t=2, w=zeros))]))
+    half.step(2, Replies.of([(members[0], ModelReply(t=2, w=zeros))]))
     second = half.overall["cnn2@0.5"]["stem.bn.weight"]
     assert second.nonzero().flatten().tolist() == sorted(window.tolist())
     assert second[window].unique().tolist() == [0.5]

@@ -13,12 +13,21 @@ from torch import Tensor, nn
 from client_app.methods.fiarse import FIARSE, effective
 from client_app.node import check
 from client_app.participant import Participant
-from common import importance
-from common.importance import bitmap, entries, from_bitmap, groups, kept, masks, spread, thresholds
-from common.methods.fiarse import Down, Up
-from common.parse import parse
-from common.records import array_bytes
-from server_app.method import Ups
+from common.exchange.records import array_bytes
+from common.methods.fiarse import Reply, Request
+from common.settings.parse import parse
+from common.techniques import importance
+from common.techniques.importance import (
+    bitmap,
+    entries,
+    from_bitmap,
+    groups,
+    kept,
+    masks,
+    spread,
+    thresholds,
+)
+from server_app.method import Replies
 from tests.support.halves import client, server, task
 from tests.support.tiny import Run, flat
 
@@ -60,18 +69,18 @@ def test_at_threshold_0_nothing_is_masked_and_the_gradient_is_plain() -> None:
     assert out.tolist() == [0.0, 2.0] and w.grad is not None and w.grad.tolist() == [3.0, 5.0]
 
 
-def aggregated(count: str, *ups: tuple[float, list[float]], **changes: Any) -> list[float]:
+def aggregated(count: str, *replies: tuple[float, list[float]], **changes: Any) -> list[float]:
     """The server's w after steps Δ of clients of these sizes."""
     half = server(**{**TINY, "fiarse__sizes": "1, 0.5", "fiarse__count": count, **changes})
     half.w, half.entries, half.groups, half.whole = {"x": W}, ["x"], GROUPS, []
-    clients = [client(k, size=size) for k, (size, _) in enumerate(ups)]
-    sent = half.down(1)
+    clients = [client(k, size=size) for k, (size, _) in enumerate(replies)]
+    sent = half.request(1)
     for each in clients:
         sent(each)
-    answers = [Up(delta=torch.tensor(delta), rest={}) for _, delta in ups]
-    for each, up in zip(clients, answers, strict=True):
-        half.check(each, up)
-    half.step(1, Ups.of(list(zip(clients, answers, strict=True))))
+    answers = [Reply(delta=torch.tensor(delta), rest={}) for _, delta in replies]
+    for each, reply in zip(clients, answers, strict=True):
+        half.check(each, reply)
+    half.step(1, Replies.of(list(zip(clients, answers, strict=True))))
     return half.w["x"].tolist()  # type: ignore[no-any-return]
 
 
@@ -84,10 +93,10 @@ def test_two_sizes_together() -> None:
 
 
 def test_an_unchanged_entry_counts_by_mask_alone() -> None:
-    ups = ((1.0, [0.2, 0.0, 0.0, 0.0]), (0.5, [0.0, 0.4]))
-    assert aggregated("nonzero", *ups) == pytest.approx([0.3, -0.2, 0.1, -0.8])
-    assert aggregated("mask", *ups) == pytest.approx([0.4, -0.2, 0.1, -0.6])
-    half_way = aggregated("mask", *ups, fiarse__server_lr=0.5)
+    replies = ((1.0, [0.2, 0.0, 0.0, 0.0]), (0.5, [0.0, 0.4]))
+    assert aggregated("nonzero", *replies) == pytest.approx([0.3, -0.2, 0.1, -0.8])
+    assert aggregated("mask", *replies) == pytest.approx([0.4, -0.2, 0.1, -0.6])
+    half_way = aggregated("mask", *replies, fiarse__server_lr=0.5)
     assert half_way == pytest.approx([0.45, -0.2, 0.1, -0.5])
 
 
@@ -146,16 +155,16 @@ def test_entries_are_those_of_convolutions_and_linear_layers_by_stage() -> None:
 def test_a_share_of_the_entries_and_a_bit_for_each_travels(size: float) -> None:
     half = server(**{**TINY, "fleet": "lenet5"})
     parameters = sum(w.numel() for w in half.w.values())  # no normalisation
-    down = half.down(1)(client(size=size))
+    request = half.request(1)(client(size=size))
     held = 4 * int(size * parameters) + -(-parameters // 8)
-    assert array_bytes(down.pack()) == pytest.approx(held, abs=8)
-    assert down.rest == {} and len(down.kept) == int(size * parameters)
+    assert array_bytes(request.pack()) == pytest.approx(held, abs=8)
+    assert request.rest == {} and len(request.kept) == int(size * parameters)
 
 
 def test_a_client_changes_what_it_was_sent_and_nothing_else(tmp_path: Path) -> None:
     settings = {**TINY, "train__weight_decay": 0.1, "fiarse__sizes": "0.25"}
     half = server(**settings)
-    down = half.down(1)(client(size=0.25))
+    request = half.request(1)(client(size=0.25))
     p = Participant(parse(flat(tmp_path, **settings)), {"partition-id": 1, "device": "cpu"}, "e")
     seen: list[dict[str, Tensor]] = []
     handler = FIARSE(p)
@@ -167,14 +176,14 @@ def test_a_client_changes_what_it_was_sent_and_nothing_else(tmp_path: Path) -> N
         return found
 
     handler.learn = learning  # type: ignore[method-assign]
-    up = handler.train(down.stamped("e", 1))
-    held = from_bitmap(down.bitmap, {name: half.w[name] for name in half.entries})
+    reply = handler.train(request.stamped("e", 1))
+    held = from_bitmap(request.bitmap, {name: half.w[name] for name in half.entries})
     for name, mask in held.items():
         assert bool((seen[0][name][~mask] == 0).all()), "what was not sent stays 0"
-    moved = spread(up.delta, held)
+    moved = spread(reply.delta, held)
     after = {name: half.w[name] * mask - moved[name] for name, mask in held.items()}
     assert all(torch.allclose(after[name], seen[0][name], atol=1e-6) for name in held)
-    assert up.delta.count_nonzero() > 0.9 * len(up.delta)
+    assert reply.delta.count_nonzero() > 0.9 * len(reply.delta)
 
 
 def test_with_all_sizes_1_and_no_threshold_it_is_uniform_fedavg(
@@ -212,8 +221,8 @@ def test_every_switch_does_something(switch: dict[str, Any], run: Run) -> None:
 
 def test_without_running_statistics_none_travel_and_the_servers_stay() -> None:
     half = server(**TINY, fiarse__running=False, score__bn="batch")
-    sent = half.down(1)(client())
-    assert isinstance(sent, Down)
+    sent = half.request(1)(client())
+    assert isinstance(sent, Request)
     assert sorted(sent.rest) == [
         *("layer1.0.bn.bias", "layer1.0.bn.num_batches_tracked", "layer1.0.bn.weight"),
         *("stem.bn.bias", "stem.bn.num_batches_tracked", "stem.bn.weight"),

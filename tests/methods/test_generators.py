@@ -6,11 +6,11 @@ import torch
 from client_app.methods import half
 from common.methods import fedavg, fedftg
 from common.models.generator import Generator
-from common.parse import to_toml
+from common.settings.parse import to_toml
 from deploy.study.pictures import imagine
-from server_app.keep.checkpoint import Checkpoint
 from server_app.methods.fedftg import apportioned, label_weights
 from server_app.stopped import Stopped
+from server_app.storage.checkpoint import Checkpoint
 from tests.support.tiny import Run, TinyRun, flat, under
 from tests.support.watching import watched
 
@@ -71,7 +71,7 @@ def test_fakes_leave_the_averaged_running_statistics_alone(run: Run) -> None:
 
 
 def test_a_client_s_answer_is_fedavg_s() -> None:
-    assert fedftg.Up is fedavg.Up and fedftg.Down is fedavg.Down
+    assert fedftg.Reply is fedavg.Reply and fedftg.Request is fedavg.Request
     assert half("fedftg") is half("fedprox"), "whose loss is FedAvg's where μ is 0"
 
 

@@ -9,14 +9,15 @@ from torch import nn
 
 from client_app.methods.heterofl import divided_by
 from client_app.participant import Participant
-from common import protocol, tree
-from common.methods.heterofl import Down
+from common.exchange import protocol
+from common.exchange.protocol import ModelReply
+from common.methods.heterofl import Request
 from common.models.layers import normalisations
 from common.models.masked import Zeroed
-from common.parse import defaults, parse
-from common.protocol import Trained
-from common.widths import block, cut
-from server_app.method import Ups
+from common.settings.parse import defaults, parse
+from common.techniques.widths import block, cut
+from common.training import tree
+from server_app.method import Replies
 from tests.support.halves import client, server, task
 from tests.support.tiny import Run
 
@@ -46,12 +47,12 @@ def test_rows_of_the_head_come_from_clients_that_have_the_class() -> None:
     for mask in ("zero", "none"):
         held = ([0, 2], [2])
         half, members = half_with(*specs, classes=held, heterofl__mask=mask)
-        whole, sent = half.models["cnn2@0.5"], half.down(1)
-        ups = []
+        whole, sent = half.models["cnn2@0.5"], half.request(1)
+        replies = []
         for member, value in zip(members, (2.0, 4.0), strict=True):
             filled = {n: torch.full_like(w, value) for n, w in sent(member).w.items()}
-            ups.append((member, Trained(t=1, w=filled)))
-        half.step(1, Ups.of(ups))
+            replies.append((member, ModelReply(t=1, w=filled)))
+        half.step(1, Replies.of(replies))
         head, bias = (half.models["cnn2@0.5"][f"head.{name}"] for name in ("weight", "bias"))
         if mask == "zero":
             assert torch.equal(head[1], whole["head.weight"][1]), "nobody's class"
@@ -94,38 +95,41 @@ def test_it_stands_before_every_norm_at_a_rate_below_1(monkeypatch: pytest.Monke
     handler = heterofl.HeteroFL(participant)
     for spec, rate in (("cnn2@0.5", 1.0), ("cnn2@0.25", 0.5)):
         net = participant.model(spec)
-        handler.loss(Down(w={}, spec=spec, rate=rate), net)
+        handler.loss(Request(w={}, spec=spec, rate=rate), net)
         assert len(normalisations(net)) == 2
     assert seen == [0.5, 0.5]
 
 
 def test_the_rate_is_over_the_widest() -> None:
     half, members = half_with("cnn2@0.5", "cnn2@0.25")
-    down = half.down(1)
-    assert [(down(m).spec, down(m).rate) for m in members] == [("cnn2@0.5", 1), ("cnn2@0.25", 0.5)]
+    request = half.request(1)
+    assert [(request(m).spec, request(m).rate) for m in members] == [
+        ("cnn2@0.5", 1),
+        ("cnn2@0.25", 0.5),
+    ]
 
 
 def test_rates_are_drawn_anew_in_each_round_by_their_shares() -> None:
     fleet = "cnn2@0.5,cnn2@0.25,cnn2@0.25"
     half, members = half_with("cnn2@0.5", "cnn2@0.25", **{**REDRAWN, "fleet": fleet})
-    drawn = [[half.down(t)(m).spec for m in members] for t in range(1, 201)]
-    again = [[half.down(t)(m).spec for m in members] for t in range(1, 201)]
+    drawn = [[half.request(t)(m).spec for m in members] for t in range(1, 201)]
+    again = [[half.request(t)(m).spec for m in members] for t in range(1, 201)]
     assert drawn == again and [a for a, _ in drawn] != [b for _, b in drawn]
     counts = Counter(spec for pair in drawn for spec in pair)
     assert counts["cnn2@0.25"] == pytest.approx(400 * 2 / 3, abs=40)
     for member in members:
-        sent = half.down(3)(member)
+        sent = half.request(3)(member)
         tree.check_like(sent.w, half.task.expected(sent.spec), "w")
 
 
 def test_an_upload_is_checked_against_the_rate_that_was_sent() -> None:
     half, members = half_with("cnn2@0.5", "cnn2@0.25", **REDRAWN)
-    t = next(t for t in range(1, 50) if half.down(t)(members[0]).spec == "cnn2@0.25")
-    sent = half.down(t)(members[0])
-    half.check(members[0], Trained(t=t, w=sent.w))
+    t = next(t for t in range(1, 50) if half.request(t)(members[0]).spec == "cnn2@0.25")
+    sent = half.request(t)(members[0])
+    half.check(members[0], ModelReply(t=t, w=sent.w))
     own = cut(half.models["cnn2@0.5"], block(half.models["cnn2@0.5"], half.models["cnn2@0.5"]))
     with pytest.raises(ValueError, match=r"w \(cnn2@0.25\): .* is float32\[16, 1"):
-        half.check(members[0], Trained(t=t, w=own))
+        half.check(members[0], ModelReply(t=t, w=own))
 
 
 def test_a_client_refuses_a_rate_that_is_not_configured() -> None:
@@ -133,7 +137,7 @@ def test_a_client_refuses_a_rate_that_is_not_configured() -> None:
 
     participant = Participant(task(**METHOD).config, {"partition-id": 0, "num-partitions": 4}, "e")
     with pytest.raises(ValueError, match=r"cnn2@0.125 is not configured; there are cnn2@0.25, cnn"):
-        HeteroFL(participant).train(Down(w={}, spec="cnn2@0.125", rate=0.25))
+        HeteroFL(participant).train(Request(w={}, spec="cnn2@0.125", rate=0.25))
 
 
 def test_the_widest_is_the_runs_model_and_a_clients_own_figure_knows_its_classes(run: Run) -> None:
@@ -164,7 +168,7 @@ def test_bytes_are_those_of_the_rates_that_were_sent(run: Run) -> None:
         for spec in ("cnn2@0.5", "cnn2@0.25")
     }
     for entry in played.journal[1:]:
-        specs = [half.down(entry["round"])(member).spec for member in members]
+        specs = [half.request(entry["round"])(member).spec for member in members]
         assert entry["bytes"]["arrays_up"] == sum(sizes[spec] for spec in specs)
 
 
@@ -192,4 +196,4 @@ def test_a_node_with_a_model_of_its_own_cannot_be_given_others() -> None:
     node = {"partition-id": 0, "num-partitions": 4, "model": "cnn2@0.25"}
     handler = HeteroFL(Participant(task(**REDRAWN).config, node, "e"))
     with pytest.raises(ValueError, match=r'cnn2@0.25 is its own, but rates = "redrawn"'):
-        handler.hello(protocol.Hello(clients=4))
+        handler.hello(protocol.CensusRequest(clients=4))

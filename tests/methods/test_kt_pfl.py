@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 import server_app.methods.kt_pfl as half
-from client_app.private import Memory
+from client_app.bases.own_model import ClientState
+from common.exchange.predictions import spoken
 from common.journal import Entry
-from common.methods.kt_pfl import Options, Up, step
-from common.predictions import spoken
+from common.methods.kt_pfl import Options, Reply, step
 from deploy.report import sections
 from deploy.report.read import read
 from deploy.report.style import inline
-from server_app.method import Ups
+from server_app.method import Replies
 from tests.support import battery, halves
 from tests.support.battery import Changing
 from tests.support.tiny import Run, TinyRun, flat, play
@@ -32,9 +32,9 @@ def server(clients: int = 2, **more: Any) -> Any:
     return method
 
 
-def ups(said: dict[int, Tensor]) -> Ups[Up]:
-    pairs = ((k, Up(**spoken(p, "float32", probabilities=True))) for k, p in said.items())
-    return Ups.of([(halves.client(k), up) for k, up in pairs])
+def replies(said: dict[int, Tensor]) -> Replies[Reply]:
+    pairs = ((k, Reply(**spoken(p, "float32", probabilities=True))) for k, p in said.items())
+    return Replies.of([(halves.client(k), reply) for k, reply in pairs])
 
 
 def said(n: int, seed: int = 0) -> Tensor:
@@ -52,9 +52,9 @@ def test_the_step_is_looked_for_five_times(m: float, r: float) -> None:
 
 def test_one_step_by_hand() -> None:
     method = server()
-    method.step(1, ups({k: row[None] for k, row in enumerate(HAND)}))
+    method.step(1, replies({k: row[None] for k, row in enumerate(HAND)}))
     assert method.c[0].tolist() == pytest.approx([0.5399, 0.4601], abs=5e-5)
-    told = method.second(1, ups({k: row[None] for k, row in enumerate(HAND)}))
+    told = method.second(1, replies({k: row[None] for k, row in enumerate(HAND)}))
     target = method.c[0, 0] * HAND[0] + method.c[0, 1] * HAND[1]
     assert told[0].said(probabilities=True)[0].tolist() == pytest.approx(target.tolist(), abs=1e-6)
 
@@ -73,17 +73,17 @@ def test_what_is_descended_is_the_papers_objective(rho: float) -> None:
 
 def test_only_who_takes_part_moves_and_rows_always_sum_to_one() -> None:
     method, p = server(clients=4), said(4)
-    method.step(1, ups(dict(enumerate(p))))
+    method.step(1, replies(dict(enumerate(p))))
     before = method.c.clone()
     assert not torch.allclose(before, torch.full((4, 4), 0.25))
-    method.step(2, ups({0: p[1], 2: p[3]}))
+    method.step(2, replies({0: p[1], 2: p[3]}))
     now = method.c
     assert torch.allclose(now.sum(1), torch.ones(4))
     present = torch.zeros(4, 4, dtype=torch.bool)
     present[[0, 0, 2, 2], [0, 2, 0, 2]] = True
     assert torch.equal(now[~present], before[~present])
     assert not torch.allclose(now[present], before[present])
-    told = method.second(2, ups({0: p[1], 2: p[3]}))
+    told = method.second(2, replies({0: p[1], 2: p[3]}))
     share = now[2, [0, 2]] / now[2, [0, 2]].sum()
     target = share[0] * p[1] + share[1] * p[3]
     assert sorted(told) == [0, 2]
@@ -99,8 +99,8 @@ def test_everybody_speaks_at_the_temperature() -> None:
 
 
 def kept(run: TinyRun) -> list[dict[str, Tensor]]:
-    files = sorted((run.folder / "state" / "test").glob(f"*/2/{Memory.kind}.safetensors"))
-    return [Memory.load(file).local for file in files]
+    files = sorted((run.folder / "state" / "test").glob(f"*/2/{ClientState.kind}.safetensors"))
+    return [ClientState.load(file).local for file in files]
 
 
 def test_uniform_coefficients_at_temperature_one_are_fedmd_bit_for_bit(run: Run) -> None:
@@ -125,7 +125,7 @@ def test_private_epochs_grow_by_one_a_round(run: Run) -> None:
 
 def test_a_lying_client_is_left_out_and_learns_nothing_in_that_round(tmp_path: Path) -> None:
     settings = flat(tmp_path, **{**SMALL, "rounds": 1, "min_replies": 0.5})
-    done = play(settings, Changing.by(Up, lambda up: {"theta": up.theta * 0.5}))
+    done = play(settings, Changing.by(Reply, lambda reply: {"theta": reply.theta * 0.5}))
     entry = done.journal[1]
     assert entry["replied"] == [0, 2]
     (failure,) = entry["failures"]
@@ -149,5 +149,5 @@ def test_the_page_shows_the_coefficients_unless_clients_are_many(
     assert sections.coefficients(read(done.folder)) is None
     monkeypatch.setattr(half, "MOST", 1)
     entry = Entry(round=1)
-    server().receive_second([], entry)
+    server().aggregate_second([], entry)
     assert entry.coefficients == []

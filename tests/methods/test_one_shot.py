@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from common import optimise, seeds, tree
+from common.exchange.protocol import ModelReply
 from common.losses import generation
 from common.models.batchnorm import distances
 from common.models.ensemble import Ensemble, weighted
-from common.parse import parse
-from common.protocol import Trained
-from server_app.distil.one_shot import Pool
-from server_app.method import Ups
+from common.settings.parse import parse
+from common.training import optimise, seeds, tree
+from server_app.distillation.one_shot import Pool
+from server_app.method import Replies
 from server_app.methods.co_boosting import perturbed, reweighed
 from tests.support.halves import client, server
 from tests.support.tiny import Run, flat, under
@@ -137,7 +137,7 @@ def test_the_pool_only_grows_by_a_batch_an_epoch() -> None:
         seen.append(pool.images.clone())
 
     made.improve, seen = improve, list[Tensor]()
-    made.step(1, ups(made, DENSE, 0.0))
+    made.step(1, replies(made, DENSE, 0.0))
     seen.append(pools[-1].images)
     assert [len(images) for images in seen] == [0, 6, 12, 18]
     assert all(torch.equal(now[: len(was)], was) for was, now in pairwise(seen))
@@ -184,10 +184,10 @@ def test_a_further_round_begins_anew_with_the_models_it_is_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one, two = (server(**TINY) for _ in range(2))
-    one.step(2, ups(one, DENSE, 0.0))
-    two.step(1, ups(two, DENSE, 0.0))
+    one.step(2, replies(one, DENSE, 0.0))
+    two.step(1, replies(two, DENSE, 0.0))
     first = two.w
-    two.step(2, ups(two, DENSE, 0.0))
+    two.step(2, replies(two, DENSE, 0.0))
     assert all(torch.equal(one.w[name], two.w[name]) for name in one.w)
     assert any(not torch.equal(first[name], two.w[name]) for name in first)
 
@@ -202,7 +202,7 @@ def boosting(method: str = "co-boosting", **changes: Any) -> Any:
     return server(method=method, fleet=fleet, **under(method, **{**SMALL, **changes}))
 
 
-def ups(made: Any, specs: tuple[str, ...] = SPECS, rate: float = 0.5) -> Ups[Trained]:
+def replies(made: Any, specs: tuple[str, ...] = SPECS, rate: float = 0.5) -> Replies[ModelReply]:
     """What clients send who have trained a little, each on one class alone."""
     pairs = []
     for k, spec in enumerate(specs):
@@ -213,8 +213,8 @@ def ups(made: Any, specs: tuple[str, ...] = SPECS, rate: float = 0.5) -> Ups[Tra
             net.parameters(), torch.autograd.grad(loss, [*net.parameters()]), strict=True
         ):
             p.data.sub_(rate * g)
-        pairs.append((client(k, model=spec), Trained(w=tree.snapshot(net))))
-    return Ups.of(pairs)
+        pairs.append((client(k, model=spec), ModelReply(w=tree.snapshot(net))))
+    return Replies.of(pairs)
 
 
 def test_the_generator_s_loss_of_co_boosting_by_hand() -> None:
@@ -297,14 +297,14 @@ def test_without_what_is_its_own_it_is_dense() -> None:
     dense = boosting("dense", **same)
     ours = boosting(**same, hs=0.0, mu=0.0, epsilon=0.0)
     for made in (dense, ours):
-        made.step(1, ups(made))
+        made.step(1, replies(made))
     for name, value in dense.w.items():
         torch.testing.assert_close(ours.w[name], value, rtol=1e-5, atol=1e-6)
 
 
 def test_a_client_whose_labels_are_wrong_loses_its_weight() -> None:
     made = boosting(mu=0.05)
-    made.step(1, ups(made))
+    made.step(1, replies(made))
     ensemble = made.ensemble
     ensemble.weights = torch.full((2,), 0.5)
     x = torch.rand(6, *made.task.shape, generator=seeds.stream(0, "x"))
@@ -353,7 +353,7 @@ def test_every_switch_does_something(method: str, switch: dict[str, Any]) -> Non
 def trained(method: str, **changes: Any) -> dict[str, Tensor]:
     """The student after two epochs with other settings."""
     made = boosting(method, epochs=2, generator_steps=2, **changes)
-    made.step(1, ups(made, DENSE, 0.0) if method == "dense" else ups(made))
+    made.step(1, replies(made, DENSE, 0.0) if method == "dense" else replies(made))
     w: dict[str, Tensor] = made.w
     return w
 

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from common.exchange.protocol import ModelReply, Reply
 from common.methods import dl_sh, fedgkt, fedin, fiarse, inclusivefl, scaffold
-from common.methods.depthfl import Up as DepthUp
-from common.protocol import Trained, Up
+from common.methods.depthfl import Reply as DepthUp
 from tests.support.battery import Changing
 from tests.support.tiny import flat, play
 
 Change = Callable[[Any], dict[str, Any]]
-Case = tuple[dict[str, Any], type[Up], Change, str]
+Case = tuple[dict[str, Any], type[Reply], Change, str]
 
 DEPTHS = {"method": "depthfl", "fleet": ",".join(f"cnn4-exits{d}@0.5" for d in (1, 2, 3))}
 DEPTHS |= {"clients": 3}
@@ -31,32 +31,32 @@ SCAFFOLD = {"method": "scaffold", "rounds": 2}
 
 
 def without(*begins: str) -> Change:
-    return lambda up: {"w": {n: w for n, w in up.w.items() if not n.startswith(begins)}}
+    return lambda reply: {"w": {n: w for n, w in reply.w.items() if not n.startswith(begins)}}
 
 
 def put(name: str, value: torch.Tensor) -> Change:
-    return lambda up: {"w": {**up.w, name: value}}
+    return lambda reply: {"w": {**reply.w, name: value}}
 
 
-def other_rate(up: Trained) -> dict[str, Any]:
-    wide = len(up.w["stem.bn.weight"]) > 8
-    return put("stem.bn.weight", torch.ones(8 if wide else 16))(up)
+def other_rate(reply: ModelReply) -> dict[str, Any]:
+    wide = len(reply.w["stem.bn.weight"]) > 8
+    return put("stem.bn.weight", torch.ones(8 if wide else 16))(reply)
 
 
-def repeated(up: fedin.Up) -> dict[str, Any]:
-    return {"s_in": up.s_in.repeat(2, 1, 1, 1), "s_out": up.s_out.repeat(2, 1, 1, 1)}
+def repeated(reply: fedin.Reply) -> dict[str, Any]:
+    return {"s_in": reply.s_in.repeat(2, 1, 1, 1), "s_out": reply.s_out.repeat(2, 1, 1, 1)}
 
 
-def other_variate(up: scaffold.Up) -> dict[str, Any]:
-    if up.t == 1:
-        return {"dc": {name: 1.01 * d for name, d in up.dc.items()}}
-    name = next(iter(up.dc))  # so large that Δc is no number
-    return put(name, torch.full_like(up.w[name], 3e38))(up)
+def other_variate(reply: scaffold.Reply) -> dict[str, Any]:
+    if reply.t == 1:
+        return {"dc": {name: 1.01 * d for name, d in reply.dc.items()}}
+    name = next(iter(reply.dc))  # so large that Δc is no number
+    return put(name, torch.full_like(reply.w[name], 3e38))(reply)
 
 
 CASES: dict[str, Case] = {
     "a network of another size": (
-        *(INCLUSIVE, inclusivefl.Up, without("layer1.1.")),
+        *(INCLUSIVE, inclusivefl.Reply, without("layer1.1.")),
         r"w \(cnn3@0.5\) lacks 6 entries, first 'layer1.1.bn.bias'",
     ),
     "a shallower network": (
@@ -68,54 +68,69 @@ CASES: dict[str, Case] = {
         r"w \(cnn4-exits2@0.5\) has 1 unknown entries",
     ),
     "a wider network": (
-        *(ACROSS, Trained, put("head.weight", torch.zeros(3, 32))),
+        *(ACROSS, ModelReply, put("head.weight", torch.zeros(3, 32))),
         r"w \(cnn2@0.25\): 'head.weight' is float32\[3, 32\], expected float32\[3, 16\]$",
     ),
     **{
         f"another rate, {rates}": (
-            *({**HETEROFL, "heterofl__rates": rates}, Trained, other_rate),
+            *({**HETEROFL, "heterofl__rates": rates}, ModelReply, other_rate),
             r"'stem.bn.weight' is float32\[",
         )
         for rates in ("fixed", "redrawn")
     },
     **{
         f"another variate, robust = {robust}": (
-            *({**SCAFFOLD, "average__robust": robust}, scaffold.Up, other_variate),
+            *({**SCAFFOLD, "average__robust": robust}, scaffold.Reply, other_variate),
             "does not follow from w",
         )
         for robust in ("none", "median")
     },
     "half a distribution": (
-        *(DL_SH, dl_sh.Up, lambda up: {"theta": up.theta * 0.5}),
+        *(DL_SH, dl_sh.Reply, lambda reply: {"theta": reply.theta * 0.5}),
         "sums to 0.5, not to 1",
     ),
     **{
-        f"FedGKT, {reason}": (FEDGKT, fedgkt.Up, change, reason)
+        f"FedGKT, {reason}": (FEDGKT, fedgkt.Reply, change, reason)
         for change, reason in (
-            (lambda up: {"y": up.y + 3}, "y has label"),
-            (lambda up: {"h": up.h[:, :8]}, r"'h' is .*\[24, 8, 4, 4\], expected .*\[24, 16, 4, 4"),
-            (lambda up: {"z": up.z[:, :2]}, r"'z' is float32\[24, 2\], expected float32\[24, 3\]"),
+            (lambda reply: {"y": reply.y + 3}, "y has label"),
+            (
+                lambda reply: {"h": reply.h[:, :8]},
+                r"'h' is .*\[24, 8, 4, 4\], expected .*\[24, 16, 4, 4",
+            ),
+            (
+                lambda reply: {"z": reply.z[:, :2]},
+                r"'z' is float32\[24, 2\], expected float32\[24, 3\]",
+            ),
         )
     },
     **{
-        f"FedIN, {reason}": (FEDIN, fedin.Up, change, reason)
+        f"FedIN, {reason}": (FEDIN, fedin.Reply, change, reason)
         for change, reason in (
-            (lambda up: {"s_in": up.s_in[:, :1]}, r"s_in is float32\[16, 1, 4, 4\], expected"),
-            (lambda up: {"s_out": up.s_out.double()}, "s_out is float64"),
-            (lambda up: {"s_in": up.s_in * float("inf")}, "not finite"),
-            (lambda up: {"s_in": None, "s_out": None}, "s_in is missing"),
-            (lambda up: {"s_in": up.s_in[:3]}, "refused"),
+            (
+                lambda reply: {"s_in": reply.s_in[:, :1]},
+                r"s_in is float32\[16, 1, 4, 4\], expected",
+            ),
+            (lambda reply: {"s_out": reply.s_out.double()}, "s_out is float64"),
+            (lambda reply: {"s_in": reply.s_in * float("inf")}, "not finite"),
+            (lambda reply: {"s_in": None, "s_out": None}, "s_in is missing"),
+            (lambda reply: {"s_in": reply.s_in[:3]}, "refused"),
             (repeated, "s_in has 32 samples, a batch has 1 to 16"),
         )
     },
     **{
-        f"FIARSE, {reason}": (FIARSE, fiarse.Up, change, reason)
+        f"FIARSE, {reason}": (FIARSE, fiarse.Reply, change, reason)
         for change, reason in (
-            (lambda up: {"delta": torch.cat([up.delta, up.delta[:1]])}, "the mask of size 0.25 ke"),
-            (lambda up: {"delta": up.delta[:-1]}, "the mask of size 0.25 keeps"),
-            (lambda up: {"delta": up.delta * torch.nan}, "not finite"),
-            (lambda up: {"rest": {}}, "rest lacks"),
-            (lambda up: {"rest": {n: -x - 1 for n, x in up.rest.items()}}, "negative variances"),
+            (
+                lambda reply: {"delta": torch.cat([reply.delta, reply.delta[:1]])},
+                "the mask of size 0.25 ke",
+            ),
+            (lambda reply: {"delta": reply.delta[:-1]}, "the mask of size 0.25 keeps"),
+            (lambda reply: {"delta": reply.delta * torch.nan}, "not finite"),
+            (lambda reply: {"rest": {}}, "rest lacks"),
+            (
+                lambda reply: {"rest": {n: -x - 1 for n, x in reply.rest.items()}},
+                "negative variances",
+            ),
         )
     },
 }
@@ -123,9 +138,9 @@ CASES: dict[str, Case] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_reply_that_does_not_fit_is_refused_by_name(case: str, tmp_path: Path) -> None:
-    settings, up, change, reason = CASES[case]
+    settings, reply, change, reason = CASES[case]
     config = flat(tmp_path, **{"rounds": 1, "min_replies": 0.5, **settings})
-    for entry in play(config, Changing.by(up, change)).journal[1:]:
+    for entry in play(config, Changing.by(reply, change)).journal[1:]:
         (failure,) = entry["failures"]
         assert failure["k"] == 1 and failure["reason"].startswith("reply refused: ")
         assert re.search(reason, failure["reason"]), failure["reason"]

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from client_app.methods.scaffold import Memory
-from common import optimise
-from server_app.keep.checkpoint import Checkpoint, path_in
+from client_app.methods.scaffold import ClientState
+from common.training import optimise
 from server_app.methods.scaffold import State
+from server_app.storage.checkpoint import Checkpoint, path_in
 from tests.support.battery import Losing, lost, whole
 from tests.support.scalar import PLAIN, descend, kept, result
 from tests.support.tiny import Run, TinyRun, flat, play
@@ -23,7 +23,7 @@ def state(run: TinyRun) -> State:
 
 def variate(run: TinyRun, t: int, k: int) -> float:
     """c_k as client k kept it in round t."""
-    return float(Memory.load(kept(run.folder, t, k, Memory.kind)).c["w"])
+    return float(ClientState.load(kept(run.folder, t, k, ClientState.kind)).c["w"])
 
 
 @pytest.mark.parametrize("correction", ["gradient", "after"])
@@ -73,7 +73,7 @@ def test_the_store_keeps_the_round_that_the_server_counts_on(
 
 def test_with_everybody_in_c_is_the_mean_of_the_clients_variates(run: Run) -> None:
     played = run(method="scaffold", rounds=3, data__partition="quantity_dirichlet")
-    held = [Memory.load(kept(played.folder, 3, k, Memory.kind)).c for k in range(4)]
+    held = [ClientState.load(kept(played.folder, 3, k, ClientState.kind)).c for k in range(4)]
     for name, c in state(played).c.items():
         mean = torch.stack([c_k[name] for c_k in held]).mean(0)
         assert torch.allclose(c, mean, atol=1e-5 * float(mean.abs().max())), name
@@ -103,7 +103,7 @@ def test_across_depths_a_variate_is_the_mean_of_those_who_have_the_layer(
     fedavg = run(method="fedavg", rounds=1, average__weights="uniform", **settings)
     assert first.weights == fedavg.weights
     played = run(method="scaffold", rounds=3, **settings)
-    held = [Memory.load(kept(played.folder, 3, k, Memory.kind)).c for k in range(4)]
+    held = [ClientState.load(kept(played.folder, 3, k, ClientState.kind)).c for k in range(4)]
     assert len(held[0]) < len(held[1])
     inner: Any = Checkpoint.load(path_in(played.folder)).state["inner"]
     models = [client["model"] for client in played.journal[0]["clients"]]

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from common.task import check_fleet
+from common.training.task import check_fleet
 from tests.support.halves import task
 from tests.support.tiny import Run
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from common import seeds
 from common.models import MODELS, Classifier, build, check, parameters, parse, smallest
 from common.models.small import LeNet5, enlarge
+from common.training import seeds
 
 INPUTS = [(1, 8, 8), (3, 8, 8), (1, 28, 28), (3, 32, 32)]
 OPEN = [name for name in MODELS if not name.startswith("points")]

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from common import seeds
-from common.config import MemoryFormat
-from common.device import FEWEST_CHANNELS, arrange
 from common.models import build
 from common.models.batchnorm import Moments, batch_statistics, distances, measure, statistics
+from common.settings.config import MemoryFormat
+from common.training import seeds
+from common.training.device import FEWEST_CHANNELS, arrange
 
 
 def is_last(net: nn.Module) -> bool:
@@ -57,7 +57,7 @@ def test_a_1x1_convolution_with_a_stride_needs_eight_channels(layer: nn.Conv2d, 
 STEP = """
 import sys, torch
 from torch.nn import functional as F
-from common.device import arrange, settle
+from common.training.device import arrange, settle
 from common.models import build
 
 settle(1)

@@ -10,7 +10,7 @@ import torch
 
 from common.methods.fedin import Options as FedIN
 from common.models import architecture, build, check, count, parameters, parse, smallest
-from common.models.outside import Headed
+from common.models.external import Headed
 from common.models.split import splittable
 from common.vision import torchvision
 from tests.support.halves import task

@@ -9,16 +9,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from common import models, seeds
+from common import models
 from common.models import Split, build
 from common.models.classifier import Classifier
 from common.models.ensemble import Ensemble
 from common.models.exits import Exit, Exits, separable
-from common.models.rest import Rest
-from common.tree import check_nested, parameters_only, snapshot
+from common.models.offloaded import OffloadedModel
+from common.training import seeds
+from common.training.tree import check_nested, parameters_only, snapshot
 from common.vision import torchvision
+from server_app.messaging.channel import PlainChannel
 from server_app.methods.fedavg import FedAvg
-from server_app.talk.channel import PlainChannel
 from tests.support.cost import macs
 from tests.support.tiny import flat, play
 from tests.support.watching import watched
@@ -232,7 +233,7 @@ def held(net: nn.Module) -> int:
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_it_gives_its_memory_back_and_has_it_again(layout: torch.memory_format) -> None:
     net = build("cnn2", (3, 8, 8), 4, seed=1).to(memory_format=layout)  # type: ignore[call-overload]
-    x, w, rest = torch.rand(5, 3, 8, 8), snapshot(net), Rest(net)
+    x, w, rest = torch.rand(5, 3, 8, 8), snapshot(net), OffloadedModel(net)
     net(x).sum().backward()
     before, strides, taken = net(x), [p.stride() for p in net.parameters()], held(net)
     ours, names = list(net.parameters()), parameters_only(net)
@@ -268,7 +269,7 @@ def test_a_methods_network_rests_while_clients_work(
     whole = sum(p.numel() for p in made[0].net.parameters()) * 4
     assert len(inside) >= 4 and max(inside) < whole / 100
     assert bool(torch.equal(snapshot(made[0].net)["head.weight"], made[0].w["head.weight"]))
-    monkeypatch.setattr(Rest, "begin", lambda self: None)
+    monkeypatch.setattr(OffloadedModel, "begin", lambda self: None)
     awake = play(config | {"out": str(tmp_path / "awake")})
     assert awake.weights == rests.weights and awake.timeless == rests.timeless
 

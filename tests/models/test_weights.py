@@ -13,8 +13,8 @@ from torch import Tensor
 from common.models import MODELS, build, check
 from common.models.weights import fitted, path_of, read
 from common.vision import torchvision
-from deploy.run.beside import look_in
 from deploy.run.preflight import preflight
+from deploy.run.user_modules import look_in
 from tests.support.battery import PLUGIN
 from tests.support.halves import server, task
 from tests.support.tiny import flat, play

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from common import quantise
+from common.exchange import quantise
 
 
 def test_a_byte_holds_255_steps_of_the_range():

@@ -14,11 +14,11 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from common.exchange.records import Records, StateDict, array_bytes, count_bytes
+from common.exchange.records.arrays import digest, prove
 from common.files import Damaged
 from common.models import build
-from common.records import Records, StateDict, array_bytes, count_bytes
-from common.records.arrays import digest, prove
-from common.tree import snapshot
+from common.training.tree import snapshot
 
 
 class Parcel(Records):
@@ -232,7 +232,7 @@ def counted(n: int, each: str) -> bytes:
 def test_values_are_counted_before_any_of_them_is_made(
     text: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("common.records.parse", None)
+    monkeypatch.setattr("common.exchange.records.parse", None)
     with pytest.raises(ValueError, match="skeleton has more than 50000 values"):
         Parcel.unpack(forged(text))
 
@@ -322,7 +322,7 @@ def test_a_file_is_measured_before_its_header_is_believed(
     path = tmp_path / "crafted.safetensors"
     path.write_bytes(data)
     if "end at byte 8" not in message and "multiple" not in message:
-        monkeypatch.setattr("common.records.arrays.Flat", None)
+        monkeypatch.setattr("common.exchange.records.arrays.Flat", None)
     with pytest.raises(ValueError, match=f"crafted.safetensors cannot be read: .*{message}") as got:
         Parcel.load(path)
     assert "\n" not in str(got.value)

@@ -14,13 +14,13 @@ from rich.console import Console
 
 from common.journal import ClientScore, Entry, Failure, Member
 from common.metrics import MANY, fairness, over_mixtures, quantiles, thinned
-from common.parse import defaults, parse
+from common.settings.parse import defaults, parse
 from deploy.report import read
 from deploy.report.pages import write_report
 from deploy.run.progress import FEW, Progress, show_summary
 from deploy.study import paper_table as table
-from server_app.keep import summary
-from server_app.keep.journal import Journal
+from server_app.storage import summary
+from server_app.storage.journal import Journal
 from tests.support.tiny import Run, flat
 from tests.support.watching import watched
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from common.model_file import digest
-from common.version import ROOT, VERSION
+from common.settings.version import ROOT, VERSION
 from deploy import api
 from tests.support.tiny import TinyRun
 from tests.support.waiting import PATIENCE

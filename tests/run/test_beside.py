@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.run import beside
+from deploy.run import user_modules
 from deploy.run.settings import DEFAULT, resolve
 from tests.support.battery import EXAMPLE, PLUGIN
 from tests.support.commandline import fedmosaic, typed
@@ -58,7 +58,7 @@ def test_modules_are_looked_for_in_the_current_folder_where_no_file_is_given(
 def test_the_folder_can_be_named(tmp_path: Path) -> None:
     name = package(tmp_path, {"factor": ONE_MODULE})
     given = resolve(None, [f"method={name}:factor", f"plugins={tmp_path}"])
-    assert given["plugins"] == str(tmp_path) and list(beside.carried(given)) == [name]
+    assert given["plugins"] == str(tmp_path) and list(user_modules.carried(given)) == [name]
 
 
 def test_a_folder_called_plugins_is_in_nobodys_way(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_nothing_beside_an_experiment_takes_the_place_of_an_installed_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "colorsys.py").write_text("1 / 0\n")
-    assert beside.look_in(tmp_path, {"method": f"{module(tmp_path, 'import colorsys')}:x"})
+    assert user_modules.look_in(tmp_path, {"method": f"{module(tmp_path, 'import colorsys')}:x"})
     assert sys.path[-1] == str(tmp_path)
     sys.modules.pop("colorsys", None)
     import colorsys
@@ -95,7 +95,7 @@ def test_a_module_named_as_an_installed_one_is_refused(name: str, tmp_path: Path
     user = module(tmp_path, f"import {name}\nx = 3\n")
     given = {"plugins": str(tmp_path), "data.name": f"{user}:x"}
     with pytest.raises(ValueError, match=rf"/{name}\.py has the name of"):
-        beside.carried(given)
+        user_modules.carried(given)
 
 
 def test_a_module_of_another_folder_that_is_imported_already_is_not_taken_for_this_one(

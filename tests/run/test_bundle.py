@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from common.parse import parse
-from common.section import Value
+from common.settings.parse import parse
+from common.settings.section import Value
 from deploy.flower.bundle import built, told
 from deploy.run.settings import flatten, resolve
 from tests.support.battery import EXAMPLE, PLUGIN

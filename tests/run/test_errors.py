@@ -12,23 +12,23 @@ from tests.support.tiny import TinyRun
 
 METHOD = """
 import sys
-from client_app.copy import Copy
-from common.methods.fedavg import Averaging, Down, Up
+from client_app.bases.global_copy import GlobalCopy
+from common.methods.fedavg import Averaging, Request, Reply
 from server_app.global_model import Averaged
 
 class Options(Averaging):
     uses = ("average",)
 
-class Server(Averaged[Options, Up]):
-    answers = Up
+class Server(Averaged[Options, Reply]):
+    reply_type = Reply
     {server}
 
-class Client(Copy[Options, Down]):
-    receives, answers = Down, Up
+class Client(GlobalCopy[Options, Request]):
+    request_type, reply_type = Request, Reply
     {client}
 """
 TRACKER = """
-from server_app.track.tracker import Tracker
+from server_app.tracking.tracker import Tracker
 
 class T(Tracker):
     def start(self, folder, settings, known): return "x"
@@ -77,19 +77,39 @@ def check(done: Done, *said: str, log: Path | None) -> None:
 @pytest.mark.parametrize(
     ("half", "hook", "said"),
     [
-        ("Client", "def loss(self, down, net): return lambda x, y: 1 / 0", "ZeroDivisionError: d"),
-        ("Client", "def loss(self, down, net): raise ValueError('odd')", "ValueError: odd"),
-        ("Client", "def loss(self, down, net): return lambda x, y: 3", "gives int; it should be"),
+        (
+            "Client",
+            "def loss(self, request, net): return lambda x, y: 1 / 0",
+            "ZeroDivisionError: d",
+        ),
+        ("Client", "def loss(self, request, net): raise ValueError('odd')", "ValueError: odd"),
+        (
+            "Client",
+            "def loss(self, request, net): return lambda x, y: 3",
+            "gives int; it should be",
+        ),
         ("Client", "def admit(self): {}['x']", "KeyError: 'x'"),
-        ("Client", "def train(self, down): return Up(w={'a': 3})", "Trained: field 'w.a': Input"),
-        ("Client", "def train(self, down): return Up()", "Trained: field 'w': Field required"),
-        ("Client", "def train(self, down): return {'w': {}}", "type dict; it should be Trained"),
+        (
+            "Client",
+            "def train(self, request): return Reply(w={'a': 3})",
+            "ModelReply: field 'w.a': Input",
+        ),
+        (
+            "Client",
+            "def train(self, request): return Reply()",
+            "ModelReply: field 'w': Field required",
+        ),
+        ("Client", "def train(self, request): return {'w': {}}", "dict; it should be ModelReply"),
         ("Server", "def prepare(self): 1 / 0", "ZeroDivisionError: division by zero"),
         ("Server", "def begin(self, clients): {}['x']", "KeyError: 'x'"),
-        ("Server", "def combine(self, ups, previous): raise ValueError('odd')", "error: odd"),
-        ("Server", "def down(self, t): sys.exit('away')", "SystemExit: away"),
-        ("Server", "def down(self, t): return Down(w=3)", "field 'w': Input should be a valid"),
-        ("Server", "def check(self, client, up): 1 / 0", "refused: ZeroDivisionError: division"),
+        ("Server", "def combine(self, replies, previous): raise ValueError('odd')", "error: odd"),
+        ("Server", "def request(self, t): sys.exit('away')", "SystemExit: away"),
+        (
+            "Server",
+            "def request(self, t): return Request(w=3)",
+            "field 'w': Input should be a valid",
+        ),
+        ("Server", "def check(self, client, reply): 1 / 0", "refused: ZeroDivisionError: division"),
     ],
 )
 def test_an_exception_in_a_hook_is_one_line_with_its_place(
@@ -104,11 +124,14 @@ def test_an_exception_in_a_hook_is_one_line_with_its_place(
 @pytest.mark.parametrize(
     ("hook", "said"),
     [
-        ("def down(self, t): return {'w': 1}", "is of type dict; it should be Down | Callable"),
-        ("def select(self, t): return None", "is of type NoneType; it should be list[Client]"),
-        ("def step(self, t, ups): return {'a': 'b'}", "has the field 'a' that is of type str"),
         (
-            "def combine(self, ups, previous): return {'a': 1}",
+            "def request(self, t): return {'w': 1}",
+            "is of type dict; it should be Request | Callable",
+        ),
+        ("def select(self, t): return None", "is of type NoneType; it should be list[Client]"),
+        ("def step(self, t, replies): return {'a': 'b'}", "has the field 'a' that is of type str"),
+        (
+            "def combine(self, replies, previous): return {'a': 1}",
             "has the field 'a' that is of type int; it should be Te",
         ),
         ("def model(self): return 3", "is of type int; it should be Classifier | None"),
@@ -166,7 +189,7 @@ def test_a_neighbour_that_is_no_python_stops_no_run(tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("runtime", ["loopback", "grpc"])
 def test_a_clients_error_comes_through_other_processes(runtime: str, tmp_path: Path) -> None:
-    hook = "def loss(self, down, net): return lambda x, y: 1 / 0"
+    hook = "def loss(self, request, net): return lambda x, y: 1 / 0"
     file, where = method(tmp_path, "Client", hook)
     more = ("-s", "clients=2", "-s", "min-replies=0.5", "--runtime", runtime)
     done = fedmosaic("run", file, "--out", tmp_path / "out", *more)

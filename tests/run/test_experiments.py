@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.config import Config, Value
 from common.data import DATASETS
 from common.data.partition import PARTITIONS
 from common.models import count
 from common.models.generator import Generator
-from common.parse import parse
-from common.task import Task, check_fleet
+from common.settings.config import Config, Value
+from common.settings.parse import parse
+from common.training.task import Task, check_fleet
 from deploy.run.settings import EXPERIMENTS, resolve
 from deploy.study import paper_table as table
 

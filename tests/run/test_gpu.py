@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from common import device
 from common.data.shares import for_testing
-from common.parse import parse
-from common.task import Task
+from common.settings.parse import parse
+from common.training import device
+from common.training.task import Task
 from deploy.run import gpu
 from tests.support.tiny import flat
 

@@ -17,7 +17,7 @@ import grpc
 import pytest
 from flwr.common.config import parse_config_args
 
-from common.section import Value
+from common.settings.section import Value
 from deploy.flower import warm, watchdog
 from deploy.flower.bundle import check_app, config_arguments, run_config_toml, stage_app
 from deploy.flower.control import RunStatus, run_id_from, superlink_command

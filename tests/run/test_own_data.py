@@ -8,10 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
-from common.config import Value
 from common.data import load
 from common.data.partition import split
-from common.parse import parse
+from common.settings.config import Value
+from common.settings.parse import parse
 from deploy.machines.submit import prepared
 from deploy.run.loopback import Loopback
 from deploy.run.preflight import fresh

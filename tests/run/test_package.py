@@ -3,8 +3,8 @@
 import re
 import tomllib
 
-from common.extras import EXTRAS, missing
-from common.version import ROOT, VERSION
+from common.settings.extras import EXTRAS, missing
+from common.settings.version import ROOT, VERSION
 from tests.support.battery import PLUGIN
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())

@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from common.config import Value
-from common.parse import to_toml
+from common.settings.config import Value
+from common.settings.parse import to_toml
 from deploy.flower.messages import from_bytes, to_bytes
 from deploy.flower.watchdog import living
-from deploy.run import ahead
+from deploy.run import preload
 from deploy.run.grpc import start_federation
 from deploy.run.loopback import Loopback, Nodes, Work
 from deploy.run.ray import run_simulation
 from deploy.run.settings import app_folder, load
-from server_app.track.sink import told
+from server_app.tracking.sink import progress_of
 from tests.support.battery import EXAMPLE, METHODS, PLUGIN, config
 from tests.support.commandline import typed
 from tests.support.listening import reachable, watched
@@ -61,7 +61,7 @@ def launch(folder: Path, runtime: str, end: int, **changes: object) -> TinyRun:
     assert listeners[runtime] <= {name for name, _ in sockets}, "they were looked at"
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert (out / "report.html").exists() and (out / "model.safetensors").exists()
-    assert not track or told(out, track).round == end
+    assert not track or progress_of(out, track).round == end
     assert load(out / "config.toml")["runtime"] == runtime
     return TinyRun(out)
 
@@ -85,7 +85,7 @@ def test_loopback_ray_and_grpc_give_the_same_bits_and_end_with_the_same_round(
 
 
 def test_what_workers_import_ahead_is_there() -> None:
-    assert [name for name in ahead.MODULES if find_spec(name) is None] == [], "passed over"
+    assert [name for name in preload.MODULES if find_spec(name) is None] == [], "passed over"
 
 
 BEGUN = """

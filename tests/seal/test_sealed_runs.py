@@ -10,8 +10,8 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, Metadata, RecordDict
 
 from client_app.participant import Participant
-from common.config import Value
-from common.seal.body import packed
+from common.exchange.seal.body import packed
+from common.settings.config import Value
 from deploy.flower.messages import empty
 from deploy.machines.certificates import Certificates, make
 from server_app.stopped import Stopped

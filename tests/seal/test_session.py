@@ -16,18 +16,18 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 import client_app.seal
-from client_app.seal import Sealed, opened
-from common.parse import parse
-from common.protocol import Hello
-from common.seal import body, files, session
-from common.seal.body import NotAuthentic
-from common.seal.session import Keys, Place, Signed
+from client_app.seal import SealedMessage, open_message
+from common.exchange.protocol import CensusRequest
+from common.exchange.seal import body, files, session
+from common.exchange.seal.body import NotAuthentic
+from common.exchange.seal.session import Keys, Place, Signed
+from common.settings.parse import parse
 from deploy.machines.certificates import Certificates, make
-from server_app.talk.sealed import SealedChannel, Trust
+from server_app.messaging.sealed import SealedChannel, Trust
 from tests.support.tiny import flat
 
 RUN, NODE = "run", 7
-HELLO = Hello(clients=2).stamped(RUN, 0).pack()
+HELLO = CensusRequest(clients=2).stamped(RUN, 0).pack()
 PAYLOAD = body.packed("protocol.Trained", b"skeleton", {"float32": b"1234", "int64": b""})
 PLACE = Place(RUN, 3, 1, "train", 5, b"r" * 16)
 KEYS = Keys(b"d" * 32, b"u" * 32, b"t" * 32)
@@ -43,9 +43,9 @@ def context(keys: Certificates, k: int = 0, **changes: str) -> Context:
     return Context(1, NODE, node, RecordDict(), {"rounds": 2})
 
 
-def letter(content: RecordDict, kind: str, of: Context) -> Sealed:
-    found = opened(Message(content, NODE, kind), of)
-    assert isinstance(found, Sealed)
+def letter(content: RecordDict, kind: str, of: Context) -> SealedMessage:
+    found = open_message(Message(content, NODE, kind), of)
+    assert isinstance(found, SealedMessage)
     return found
 
 
@@ -252,7 +252,7 @@ def test_a_client_believes_a_server_app_of_its_authority_only(
         "its offer is malformed": with_header(hello, offer=b"[]"),
         "its seal has no offer": with_header(hello, offer="text"),
         "the hello is not what the ServerApp signed": RecordDict(
-            {**hello, **Hello(clients=3).stamped(RUN, 0).pack()}
+            {**hello, **CensusRequest(clients=3).stamped(RUN, 0).pack()}
         ),
     }
     for said, content in cases.items():
@@ -291,7 +291,7 @@ def test_a_client_takes_each_message_once_and_no_older_session(
 ) -> None:
     first, second = met(keys), met(keys)
 
-    def message(seal: SealedChannel) -> Sealed:
+    def message(seal: SealedChannel) -> SealedMessage:
         content = seal.wrap(PAYLOAD, 1, "train")(0)
         return letter(content, "train", context(keys))
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from common import models
-from common.cka import alignment, centred_gram
 from common.data import load
 from common.data.batches import normalise
 from common.models.classifier import Split
-from common.parse import parse, to_toml
-from common.task import Task
+from common.settings.parse import parse, to_toml
+from common.techniques.cka import alignment, centred_gram
+from common.training.task import Task
 from deploy.study.analyse import analyse, features, mean_pair, overheads, similarity
 from deploy.study.finished import further_round
 from tests.support.tiny import TinyRun, flat, play
@@ -44,8 +44,8 @@ def test_the_further_round_is_the_next_and_leaves_the_run_as_it_was(
     folder = finished()
     before = {p: p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
     with further_round(folder, 4, 0) as further:
-        assert [client.k for client, _ in further.ups] == [0, 1, 2, 3]
-        metrics = [up.metrics for _, up in further.ups]
+        assert [client.k for client, _ in further.replies] == [0, 1, 2, 3]
+        metrics = [reply.metrics for _, reply in further.replies]
     assert {p: p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()} == before
     third = TinyRun(finished(rounds=3)).journal[3]["client_metrics"]
     assert metrics == [third[str(k)] for k in range(4)]

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from common.cka import alignment, centred_gram, pairwise
-from common.seeds import stream
+from common.techniques.cka import alignment, centred_gram, pairwise
+from common.training.seeds import stream
 
 
 def cka(x: torch.Tensor, y: torch.Tensor) -> float:

@@ -10,7 +10,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from deploy.cli import app
-from deploy.study.noise import Found, correlations, mutual_information, table
+from deploy.study.noise import Measurement, correlations, mutual_information, table
 
 SURE = 1000.0  #: a logit beside zeros that makes its class certain
 
@@ -25,8 +25,8 @@ def test_information_by_hand() -> None:
     assert mutual_information([p.log()]) == pytest.approx(0.130812, abs=1e-6)
 
 
-def found(seed: int, information: float, student: float, kind: str = "gaussian") -> Found:
-    return Found(seed, "cnn2", kind, "batch", 0.9, information, student)
+def found(seed: int, information: float, student: float, kind: str = "gaussian") -> Measurement:
+    return Measurement(seed, "cnn2", kind, "batch", 0.9, information, student)
 
 
 def test_correlation_is_of_ranks_and_seed_by_seed() -> None:

@@ -8,7 +8,7 @@ import torch
 
 from common.data.embedded import points
 from common.models.classifier import Classifier
-from common.parse import to_toml
+from common.settings.parse import to_toml
 from deploy.study import noise, pictures
 from tests.support.tiny import flat, play, under
 

@@ -16,8 +16,8 @@ import torch
 from flwr.app import Message, RecordDict
 from torch import Tensor
 
-from common.protocol import Peer, ToServer
-from common.records import Records
+from common.exchange.protocol import ClientInfo, ToServer
+from common.exchange.records import Records
 from deploy.run.loopback import Loopback
 from server_app.methods import half
 from tests.support.battery import config
@@ -56,7 +56,7 @@ class Lying(Loopback, ABC):  # type: ignore[misc]
             if not reply.has_content():
                 continue
             if about.message_type == "query.hello" and about.src_node_id == LIAR + 1:
-                reply.content = self.hello(Peer.unpack(reply.content)).pack()
+                reply.content = self.hello(ClientInfo.unpack(reply.content)).pack()
             elif about.message_type in TRAINING:
                 self._answer(reply)
         return replies
@@ -64,7 +64,7 @@ class Lying(Loopback, ABC):  # type: ignore[misc]
     def _answer(self, reply: Message) -> None:
         about, t, k = reply.metadata, int(reply.metadata.group_id), reply.metadata.src_node_id - 1
         method = half(str(self._run_config["method"]))
-        kind = method.answers if about.message_type == "train" else method.gains
+        kind = method.reply_type if about.message_type == "train" else method.second_reply_type
         assert kind is not None
         self.heard(about.message_type, t, k, reply.content)
         if k == LIAR and t == ROUND:
@@ -72,14 +72,14 @@ class Lying(Loopback, ABC):  # type: ignore[misc]
             envelope = {"experiment": str(self._run_config["experiment"]), "t": t, "k": k}
             reply.content = changed.model_copy(update=envelope).pack()
 
-    def hello(self, peer: Peer) -> Peer:
-        return peer
+    def hello(self, info: ClientInfo) -> ClientInfo:
+        return info
 
     def heard(self, about: str, t: int, k: int, content: RecordDict) -> None:
         """Client k's honest answer."""
 
-    def lie(self, about: str, up: ToServer) -> ToServer:
-        return up
+    def lie(self, about: str, reply: ToServer) -> ToServer:
+        return reply
 
 
 @final
@@ -90,8 +90,8 @@ class Nobody(Lying):
 class Numbers(Lying):
     """Every number of the answer is another one."""
 
-    def lie(self, about: str, up: ToServer) -> ToServer:
-        changed: ToServer = mapped(up, self.change)
+    def lie(self, about: str, reply: ToServer) -> ToServer:
+        changed: ToServer = mapped(reply, self.change)
         return changed
 
     @staticmethod
@@ -169,8 +169,8 @@ class Remembering(Lying):
         if (k, t) == (self.whom, self.when):
             self.kept[about] = copy.deepcopy(content)
 
-    def lie(self, about: str, up: ToServer) -> ToServer:
-        return type(up).unpack(self.kept[about]) if about in self.kept else up
+    def lie(self, about: str, reply: ToServer) -> ToServer:
+        return type(reply).unpack(self.kept[about]) if about in self.kept else reply
 
 
 @final
@@ -193,16 +193,16 @@ class Labels(Lying):
 
     told = "labels of one class"
 
-    def hello(self, peer: Peer) -> Peer:
-        first = peer.classes[:1]
-        counts = None if peer.counts is None else [0] * len(peer.counts)
+    def hello(self, info: ClientInfo) -> ClientInfo:
+        first = info.classes[:1]
+        counts = None if info.counts is None else [0] * len(info.counts)
         if counts is not None:
-            counts[first[0]] = peer.n
-        return peer.model_copy(update={"classes": first, "counts": counts})
+            counts[first[0]] = info.n
+        return info.model_copy(update={"classes": first, "counts": counts})
 
-    def lie(self, about: str, up: ToServer) -> ToServer:
-        shares = {name: _all_first(v) for name, v in dict(up).items() if name in LABELS}
-        return up.model_copy(update=shares)
+    def lie(self, about: str, reply: ToServer) -> ToServer:
+        shares = {name: _all_first(v) for name, v in dict(reply).items() if name in LABELS}
+        return reply.model_copy(update=shares)
 
 
 LABELS = ("counts", "y")  #: fields of answers that tell labels
@@ -218,16 +218,16 @@ def _all_first(value: Any) -> Any:
 class Boast(Lying):
     told = "10¹⁸ samples"
 
-    def hello(self, peer: Peer) -> Peer:
-        return peer.model_copy(update={"n": 10**18})
+    def hello(self, info: ClientInfo) -> ClientInfo:
+        return info.model_copy(update={"n": 10**18})
 
 
 @final
 class Pretender(Lying):
     told = "another's k"
 
-    def hello(self, peer: Peer) -> Peer:
-        return peer.model_copy(update={"k": 0})
+    def hello(self, info: ClientInfo) -> ClientInfo:
+        return info.model_copy(update={"k": 0})
 
 
 ATTEMPTS: tuple[type[Lying], ...] = (

@@ -10,10 +10,10 @@ import pytest
 import torch
 from flwr.app import Error, Message, RecordDict
 
+from common.exchange.protocol import Reply
 from common.methods import names
-from common.protocol import Up
-from deploy.run.beside import look_in
 from deploy.run.loopback import Loopback
+from deploy.run.user_modules import look_in
 from tests.support.tiny import flat, under
 
 PLUGIN = Path(__file__).parents[1] / "example_plugin"
@@ -209,17 +209,17 @@ def fail_client(monkeypatch: pytest.MonkeyPatch, k: int) -> None:
 class Changing(Loopback):  # type: ignore[misc]
     """Client 1's upload, which is of type ``up``, goes through ``change`` on its way."""
 
-    up: type[Up] = Up
+    up: type[Reply] = Reply
     change: Any = None
 
     @classmethod
-    def by(cls, up: type[Up], change: Callable[[Any], dict[str, Any]]) -> type[Changing]:
-        return type("Grid", (cls,), {"up": up, "change": staticmethod(change)})
+    def by(cls, upload: type[Reply], change: Callable[[Any], dict[str, Any]]) -> type[Changing]:
+        return type("Grid", (cls,), {"up": upload, "change": staticmethod(change)})
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         replies = list(super().pull_messages(list(message_ids)))
         for reply in replies:
             if reply.metadata.src_node_id == 2 and reply.metadata.message_type == "train":
-                up = self.up.unpack(reply.content)
-                reply.content = up.model_copy(update=type(self).change(up)).pack()
+                upload = self.up.unpack(reply.content)
+                reply.content = upload.model_copy(update=type(self).change(upload)).pack()
         return replies

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from common.version import ROOT
+from common.settings.version import ROOT
 from tests.support.namespaces import Host
 from tests.support.waiting import until
 

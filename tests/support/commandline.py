@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from common.version import ROOT
+from common.settings.version import ROOT
 from deploy.cli import main
 from tests.support.waiting import PATIENCE
 

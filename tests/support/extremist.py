@@ -18,7 +18,7 @@ patched: list[bool] = []
 def lie(self: ClientApp, message: Any, context: Any) -> Any:
     if not patched:
         patched.append(True)
-        protocol = importlib.import_module("common.protocol")  # of the bundle
+        protocol = importlib.import_module("common.exchange.protocol")  # of the bundle
         stamp = protocol.ToServer.stamped
 
         def stamped(payload: Any, question: Any, *rest: Any) -> Any:

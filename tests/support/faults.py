@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from client_app.private import Memory
-from common.config import Value
+from client_app.bases.own_model import ClientState
 from common.model_file import digest
-from common.parse import to_toml
+from common.settings.config import Value
+from common.settings.parse import to_toml
 from deploy.flower.control import superlink_command
 from deploy.flower.processes import environment, free_ports
 from deploy.flower.watchdog import end
@@ -49,7 +49,7 @@ def private_models(state: Path, clients: int = CLIENTS) -> dict[int, str]:
         assert files, f"client {folder.name} has no private model"
         left = [path for path in folder.rglob("*") if path.is_file() and path.name.startswith(".")]
         assert not left, f"left behind: {left}"
-        found[int(folder.name)] = digest(Memory.load(files[-1]).local)
+        found[int(folder.name)] = digest(ClientState.load(files[-1]).local)
     assert sorted(found) == list(range(clients))
     return found
 

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 
 from common.data.embedded import toy
-from common.parse import parse
-from common.task import Task, global_spec
+from common.settings.parse import parse
+from common.training.task import Task, global_spec
 from server_app.method import Client
 from server_app.methods import AnyMethod, make
-from tests.support.peers import peer
+from tests.support.peers import info
 from tests.support.tiny import flat
 
 
@@ -29,4 +29,4 @@ def server(**changes: Any) -> Any:
 
 def client(k: int = 0, n: int = 10, **changes: Any) -> Client:
     """Client k with n samples, at node k + 1."""
-    return Client(peer(k=k, n=n, **changes), k + 1)
+    return Client(info(k=k, n=n, **changes), k + 1)

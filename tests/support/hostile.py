@@ -15,11 +15,11 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from hypothesis import strategies as st
 
-from common.protocol import Peer, Score, Statistics
-from common.records import Records
+from common.exchange.protocol import ClientInfo, ScoreReply, StatisticsReply
+from common.exchange.records import Records
+from server_app.messaging import messenger
 from server_app.method import Method
 from server_app.strategy import MethodStrategy
-from server_app.talk import post
 from tests.support.battery import config
 from tests.support.tiny import play
 
@@ -34,7 +34,7 @@ class Seen:
     strategy: MethodStrategy
     up: RecordDict
     score: RecordDict
-    peer: RecordDict
+    info: RecordDict
     gain: RecordDict | None  #: of the second exchange, where there is one
     statistics: RecordDict | None  #: of BatchNorm's inputs, where clients measure them
 
@@ -67,17 +67,17 @@ def seen(method: str) -> Seen:
             caught[kind] = content
         return payload
 
-    original_open = post.open_reply
+    original_open = messenger.open_reply
     original_aggregate = MethodStrategy.aggregate_train
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
         patch.setattr(MethodStrategy, "aggregate_train", aggregating)
-        patch.setattr(post, "open_reply", opening)
+        patch.setattr(messenger, "open_reply", opening)
         play(config(method, Path(folder), rounds=1))
     of = caught["strategy"].method
     return Seen(
         caught["strategy"],
-        *(caught[kind] for kind in (of.answers, Score, Peer)),
-        *(caught.get(kind) for kind in (of.gains, Statistics)),
+        *(caught[kind] for kind in (of.reply_type, ScoreReply, ClientInfo)),
+        *(caught.get(kind) for kind in (of.second_reply_type, StatisticsReply)),
     )
 
 

@@ -72,10 +72,10 @@ def lie(self: ClientApp, message: Message, context: Any) -> Message:
     seal = importlib.import_module("client_app.seal")  # of the bundle
     received = seal.opened(message, context)
     if kind == "train":
-        down = received.content
-        fields = json.loads(zlib.decompress(down.config_records["fields"]["skeleton"]))
+        request = received.content
+        fields = json.loads(zlib.decompress(request.config_records["fields"]["skeleton"]))
         fields = {**fields, "k": K, "kept": 0, "metrics": {}}
-        more = dict(down.array_records["arrays"])
+        more = dict(request.array_records["arrays"])
         w = more.pop("float32").numpy().copy()
         garbage = ROUNDS.get(message.metadata.group_id, bomb)
         return Message(received.answer(garbage(fields, w, more)), reply_to=message)

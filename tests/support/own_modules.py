@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from common.parse import to_toml
+from common.settings.parse import to_toml
 from tests.support.tiny import flat
 
 _NUMBERS = itertools.count()
@@ -56,9 +56,9 @@ def distribution(folder: Path, name: str, entry_points: str) -> None:
 
 ONE_MODULE = '''
 """A method in one module: FedAvg with a factor of the loss."""
-from client_app.copy import Copy
-from common.methods.fedavg import Averaging, Down, Up
-from common.section import Positive
+from client_app.bases.global_copy import GlobalCopy
+from common.methods.fedavg import Averaging, Request, Reply
+from common.settings.section import Positive
 
 SERVER = "fedavg"
 
@@ -68,11 +68,11 @@ class Options(Averaging):
     """Of the loss."""
 
 
-class Factor(Copy[Options, Down]):
-    receives, answers = Down, Up
+class Factor(GlobalCopy[Options, Request]):
+    request_type, reply_type = Request, Reply
 
-    def loss(self, down, net):
-        plain = super().loss(down, net)
+    def loss(self, request, net):
+        plain = super().loss(request, net)
         return lambda x, y: self.options.factor * plain(x, y)
 '''
 """A module that is a method, whose server half is FedAvg's."""

@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from common.parse import parse
-from common.protocol import Peer
-from common.task import Task
-from common.version import code_version
+from common.exchange.protocol import ClientInfo
+from common.settings.parse import parse
+from common.settings.version import code_version
+from common.training.task import Task
 from tests.support.tiny import flat
 
 TASK = Task(
@@ -16,7 +16,7 @@ TASK = Task(
 )
 
 
-def peer(**changes: Any) -> Peer:
+def info(**changes: Any) -> ClientInfo:
     fields: dict[str, Any] = {
         "experiment": "e",
         "k": 0,
@@ -29,4 +29,4 @@ def peer(**changes: Any) -> Peer:
         "public": "p",
         "version": code_version(),
     }
-    return Peer(**{**fields, **changes})
+    return ClientInfo(**{**fields, **changes})

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from client_app.copy import Copy
+from client_app.bases.global_copy import GlobalCopy
 from common import models
 from common.models import Architecture
 from common.models.classifier import Classifier
@@ -40,13 +40,13 @@ class Scalar(Classifier):
 def descend(monkeypatch: pytest.MonkeyPatch, targets: Sequence[float]) -> None:
     """From now on ``scalar`` is an architecture, and client k's loss is ½ (w − targets_k)²."""
 
-    def loss(self: Copy[Any, Any], down: Any, net: Classifier) -> Any:
+    def loss(self: GlobalCopy[Any, Any], request: Any, net: Classifier) -> Any:
         a = targets[self.participant.k]
         return lambda x, y: 0.5 * (net.w - a).square().sum()
 
     row = Architecture(Scalar, 1, "a test", (1, 8, 8), {"own": 1})
     monkeypatch.setitem(models.MODELS, "scalar", row)
-    monkeypatch.setattr(Copy, "loss", loss)
+    monkeypatch.setattr(GlobalCopy, "loss", loss)
 
 
 def result(run: TinyRun) -> float:

@@ -2,7 +2,7 @@
 
 from flwr.app import Array, ArrayRecord, RecordDict
 
-from common.config import Value
+from common.settings.config import Value
 from deploy.machines.certificates import Certificates
 from deploy.run.loopback import Loopback
 

@@ -15,7 +15,7 @@ from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.interceptors import RuntimeVersionClientInterceptor
 
-from common.seal.files import ssh_key
+from common.exchange.seal.files import ssh_key
 from deploy.machines.certificates import Certificates
 
 

@@ -28,8 +28,8 @@ import numpy as np
 import torch
 
 from common import models
-from common.config import Data
 from common.data import load
+from common.settings.config import Data
 from deploy.run.settings import app_folder
 from tests.bench import page
 from tests.bench.memory import own

@@ -19,7 +19,7 @@ FILE = os.environ.get("FEDMOSAIC_TIMELINE", "")
 
 #: module -> (function, or method as Class.name, or "" for the import itself; mark before; after)
 PLACES: dict[str, list[tuple[str, str, str]]] = {
-    "server_app.talk.exchange": [("exchange", "pushed", "collected")],
+    "server_app.messaging.exchange": [("exchange", "pushed", "collected")],
     "flwr.supernode.start_client_internal": [
         ("pull_objects", "", "pulled"),
         ("_push_messages", "", "sent"),

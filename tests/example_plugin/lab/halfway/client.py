@@ -4,17 +4,17 @@ from typing import final
 
 import torch.nn.functional as F
 
-from client_app.copy import Copy
-from common.fit import Loss
+from client_app.bases.global_copy import GlobalCopy
 from common.models.classifier import Classifier
-from lab.halfway.contract import Down, Options, Up
+from common.training.fit import Loss
+from lab.halfway.contract import Options, Reply, Request
 
 
 @final
-class Halfway(Copy[Options, Down]):
+class Halfway(GlobalCopy[Options, Request]):
     """CE(f(w_k; x), y), the labels smoothed by ε."""
 
-    receives, answers = Down, Up
+    request_type, reply_type = Request, Reply
 
-    def loss(self, down: Down, net: Classifier) -> Loss:
+    def loss(self, request: Request, net: Classifier) -> Loss:
         return lambda x, y: F.cross_entropy(net(x), y, label_smoothing=self.options.smoothing)

@@ -11,10 +11,10 @@ s = 1 and ε = 0 is FedAvg.
 
 from typing import final
 
-from common.methods.fedavg import Averaging, Down, Up
-from common.section import Fraction, Momentum
+from common.methods.fedavg import Averaging, Reply, Request
+from common.settings.section import Fraction, Momentum
 
-__all__ = ["Down", "Options", "Up"]
+__all__ = ["Options", "Reply", "Request"]
 
 
 @final

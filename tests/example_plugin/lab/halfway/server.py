@@ -2,19 +2,19 @@
 
 from typing import final
 
-from common import tree
-from common.records import StateDict
-from lab.halfway.contract import Options, Up
+from common.exchange.records import StateDict
+from common.training import tree
+from lab.halfway.contract import Options, Reply
 from server_app.global_model import Averaged
-from server_app.method import Ups
+from server_app.method import Replies
 
 
 @final
-class Halfway(Averaged[Options, Up]):
+class Halfway(Averaged[Options, Reply]):
     """w ← (1 − s) w + s Σ_{k∈S_t} p_k w_k."""
 
-    answers = Up
+    reply_type = Reply
 
-    def combine(self, ups: Ups[Up], previous: StateDict) -> StateDict:
+    def combine(self, replies: Replies[Reply], previous: StateDict) -> StateDict:
         s = self.options.step
-        return tree.mean([previous, super().combine(ups, previous)], [1 - s, s])
+        return tree.mean([previous, super().combine(replies, previous)], [1 - s, s])

@@ -1,0 +1,1 @@
+"""Base classes of client halves, by the model that the client trains."""

@@ -1,0 +1,1 @@
+"""What server and clients exchange: messages, their encoding, predictions, and sealing."""

@@ -1,0 +1,1 @@
+"""The settings of a run: their tables, how text becomes values, names and plug-ins."""

@@ -1,0 +1,213 @@
+"""From Flower's flat run config to a ``Config``, or to one line that says what is wrong with it.
+
+The launcher checks every table. The apps check the shared ones and the chosen method's, so that a
+ClientApp imports one method and not all of them.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import TypeVar
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from common import methods
+from common.errors import refusal
+from common.files import in_order
+from common.settings.config import SECTIONS, Config, Data, Node, Run
+from common.settings.options import Descent
+from common.settings.plugins import nearest, table_of
+from common.settings.section import Auto, Section, Value, kebab, value_kind
+
+S = TypeVar("S", bound=Section)
+
+NODE = re.compile(r"node\.(0|[1-9][0-9]{0,6})")
+"""A table of a single client, by its number."""
+
+PATTERNS = {
+    "device": "auto, cpu, cuda or cuda:N",
+    "experiment": "letters, digits, '.', '_' and '-', beginning with a letter or digit",
+    "milestones": "rounds, such as 100,150",
+}
+
+
+def parse(flat: Mapping[str, Value], *, every: bool = False) -> Config:
+    """Return the typed configuration of a flat run config; ``auto`` is that of the chosen method.
+
+    A process that asks again for the same run config gets the same object. ``every``: check the
+    tables of the other methods too.
+
+    Raises ``ValueError``, one line: an unknown key (with the nearest known one), a missing key, a
+    value of the wrong type or out of bounds, a method that does not exist.
+    """
+    values = flat.values()  # 1, 1.0 and True are equal, their types are not
+    config = _parsed(tuple(flat), tuple(values), tuple(map(type, values)))
+    if every:
+        found = _by_table(flat)
+        for name in set(methods.names()) - {config.run.method}:
+            _section(methods.options(name), name, found)
+    return config
+
+
+@lru_cache(maxsize=2)
+def _parsed(keys: tuple[str, ...], values: tuple[Value, ...], _: tuple[type[Value], ...]) -> Config:
+    from common.training import (
+        optimise,  # it imports torch, which who only asks for the keys does without
+    )
+
+    found = _by_table(dict(zip(keys, values, strict=True)))
+    run = _section(Run, "", found)
+    options = _section(methods.options(run.method), table_of(run.method), found)
+    auto = dict(options.auto)
+    if found["privacy"].get("mode", "off") != "off":  # one client then counts as another
+        auto["average.weights"] = "uniform"
+    shared = {
+        name: _resolved(_section(kind, name, found), name, auto) for name, kind in SECTIONS.items()
+    }
+    nodes = {
+        int(number[1]): _section(Node, table, found)
+        for table in found
+        if (number := NODE.fullmatch(table))
+    }
+    run = _resolved(run, "", options.auto)
+    config = Config.model_validate({"run": run, **shared, "method": options, "nodes": nodes})
+    if run.clients and max(nodes, default=0) >= run.clients:
+        raise ValueError(
+            f"[node.{max(nodes)}] is not allowed with clients = {run.clients}; it should be "
+            f"[node.0] to [node.{run.clients - 1}]"
+        )
+    config.data.check()
+    config.score.check()
+    if run.clients and run.per_round > run.clients:
+        raise ValueError(f"per-round = {run.per_round} is more than clients = {run.clients}")
+    if not config.fleet:
+        raise ValueError(f'fleet = "{run.fleet}" names no architecture')
+    for name, section in config.tables.items():
+        if isinstance(section, Descent):
+            optimise.check(name, section)
+    options.check_privacy(config)
+    options.check(config)
+    return config
+
+
+def data_of(flat: Mapping[str, Value]) -> Data:
+    """Return the table [data] alone; raises ``ValueError`` as ``parse`` does."""
+    data = _section(Data, "data", _by_table(flat))
+    data.check()
+    return data
+
+
+def _by_table(flat: Mapping[str, Value]) -> dict[str, dict[str, Value]]:
+    """Return the keys of each table that a run config may have, with their values."""
+    own = table_of(str(flat.get("method", "")))
+    found: dict[str, dict[str, Value]] = {n: {} for n in ["", *SECTIONS, *methods.names(), own]}
+    for key, value in flat.items():
+        table, _, leaf = key.rpartition(".")
+        if NODE.fullmatch(table):
+            found.setdefault(table, {})
+        if table not in found:
+            raise ValueError(_unknown(key, defaults()))
+        found[table][leaf] = value
+    return found
+
+
+def tables(method: str = "") -> dict[str, type[Section]]:
+    """Every table of the run config by its name; the top level has none.
+
+    ``method``: with the table of this one too, if it is a plug-in's.
+
+    Raises ``ValueError``, one line, for a method that does not exist.
+    """
+    ours = {name: methods.options(name) for name in methods.names()}
+    own = {table_of(method): methods.options(method)} if method else {}
+    return {"": Run, **SECTIONS, **ours, **own}
+
+
+def defaults(method: str = "") -> dict[str, Value]:
+    """Every key with its default, flat; ``auto`` stays. ``method``: as for ``tables``."""
+    return {
+        f"{table}.{kebab(name)}".lstrip("."): field.default
+        for table, kind in tables(method).items()
+        for name, field in kind.model_fields.items()
+    }
+
+
+def to_toml(flat: Mapping[str, Value]) -> str:
+    """Return a flat config as the text of ``config.toml``: known keys in order, then all others."""
+    known = [key for key in defaults() if key in flat]
+    tables: dict[str, list[str]] = {"": []}
+    for key in (*known, *sorted(flat.keys() - set(known), key=in_order)):
+        table, _, leaf = key.rpartition(".")
+        line = f"{leaf} = {json.dumps(flat[key], ensure_ascii=False)}"
+        tables.setdefault(table, []).append(line)
+    parts = ["\n".join([f"[{table}]"] * bool(table) + lines) for table, lines in tables.items()]
+    return "\n\n".join(parts) + "\n"
+
+
+def auto_of(field: FieldInfo) -> Auto | None:
+    """What marks a knob as one whose default is the method's."""
+    return next((mark for mark in field.metadata if isinstance(mark, Auto)), None)
+
+
+def usual(key: str, field: FieldInfo, auto: Mapping[str, Value]) -> Value:
+    """A knob's default, resolved with a method's ``auto``."""
+    mark = auto_of(field)
+    default: Value = field.default if mark is None else auto.get(key, mark.usual)
+    return default
+
+
+def kind_of(key: str, method: str = "") -> type[Value]:
+    """The Python type (bool, int, float or str) that a key's value has.
+
+    ``method``: as for ``tables``. Raises ``ValueError`` for an unknown key.
+    """
+    table, _, leaf = key.rpartition(".")
+    known, name = tables(method), leaf.replace("-", "_")
+    if NODE.fullmatch(table):
+        known[table] = Node
+    if table not in known or name not in known[table].model_fields:
+        raise ValueError(_unknown(key, defaults(method)))
+    kind = value_kind(known[table].model_fields[name])
+    assert kind is not None, key
+    return kind
+
+
+def _resolved(section: S, table: str, auto: Mapping[str, Value]) -> S:
+    found = {
+        name: usual(f"{table}.{kebab(name)}".lstrip("."), field, auto)
+        for name, field in type(section).model_fields.items()
+        if auto_of(field) and getattr(section, name) in ("auto", 0)
+    }
+    return section.model_copy(update=found)
+
+
+def _section(kind: type[S], name: str, tables: Mapping[str, Mapping[str, Value]]) -> S:
+    prefix, table = f"{name}." if name else "", tables[name]
+    try:
+        needed = {kebab(field) for field, f in kind.model_fields.items() if f.default is not None}
+        if missing := sorted(needed - table.keys()):
+            raise ValueError(f"key {prefix + missing[0]!r} is missing")
+        return kind.model_validate(table)
+    except ValidationError as found:
+        error = found.errors()[0]
+        key = prefix + kebab(str(error["loc"][0]))
+        line = refusal(error, key, PATTERNS.get(key.rpartition(".")[2], ""))
+        if error["type"] == "extra_forbidden":
+            known = [*defaults(), *(prefix + kebab(name) for name in kind.model_fields)]
+            line = _unknown(key, known)
+        raise ValueError(line) from None
+
+
+def _unknown(key: str, known: Iterable[str]) -> str:
+    """The refusal, with what may be meant: keys of this name in a table, else the nearest one."""
+    table = key.rpartition(".")[0]
+    own = table if NODE.fullmatch(table) else "node.K"
+    known = [*known, *(f"{own}.{kebab(name)}" for name in Node.model_fields)]
+    meant = [each for each in known if each.rpartition(".")[2] == key]
+    *others, last = map(repr, meant or [""])
+    asked = f"{', '.join(others)} or {last}" if others else last
+    return f"key {key!r} is unknown" + (
+        f"; did you mean {asked}?" if meant else nearest(key, known)
+    )

@@ -1,0 +1,1 @@
+"""Parts of methods that several methods share, on the server or on a client."""

@@ -1,0 +1,143 @@
+"""Data-free distillation: a generator learns what excites a teacher, a student what it answers.
+
+FedKF's clients do it beside their own data, DAFL's server in place of data. The loop over batches
+is ``fit``'s: ``DataFree`` turns the owner's batches into batches with images and answers added, and
+trains the generator between them.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import final
+
+import torch
+from torch import Tensor
+
+from common.exchange.records import StateDict
+from common.losses import generation
+from common.losses.distillation import kl
+from common.models.batchnorm import batch_statistics
+from common.models.classifier import Classifier
+from common.models.generator import Generator
+from common.models.layers import he_convolutions
+from common.training import optimise, seeds
+from common.training.fit import fit, forward
+from common.training.task import Task
+
+CIFAR = ("cifar10", "cifar100")
+"""Data sets for which FedKF's released code adds the adversarial term."""
+
+
+@final
+class DataFree:
+    """A generator, a frozen teacher and a student at their common work.
+
+    ``optimizer``: of the generator, None if it stands still; ``student``: takes its steps
+    elsewhere, by an optimiser of the owner; ``gamma``: γ, the weight of the student's distillation,
+    with which the adversarial term is weighed too; ``size``: images in a batch; ``name``: of the
+    stream that z comes from; ``protect``: the student's BatchNorm layers keep their running
+    statistics for real images.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        generator: Generator,
+        teacher: Classifier,
+        student: Classifier,
+        optimizer: torch.optim.Optimizer | None,
+        *name: str | int,
+        gamma: float,
+        size: int,
+        protect: bool = True,
+    ) -> None:
+        self.options, self.precision = task.config.generator, task.config.run.precision
+        self.generator, self.student = generator.train(), student
+        self.teacher = teacher.eval().requires_grad_(False)
+        self.optimizer, self.gamma, self.size, self.protect = optimizer, gamma, size, protect
+        self.adversarial = is_adversarial(task)
+        self.draw = seeds.stream(task.seed, *name, device=task.device)
+        self.losses: list[float] = []  #: L_G of every step
+
+    def batches(self, real: Iterable[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]:
+        """Every batch of ``real`` with x̂ [size, C, H, W] and the teacher's logits added.
+
+        The student's step on a batch is taken by whoever iterates, between two of them.
+        """
+        optimizer = self.optimizer
+        for batch in real:
+            z = self.generator.latents(self.size, self.draw)
+            with torch.set_grad_enabled(optimizer is not None), forward(self.precision, z.device):
+                images = self.generator(z)
+                logits, features = self.teacher.with_activations(images)
+            if optimizer is not None and self.options.update_order == "generator":
+                self._step(optimizer, images, logits, features)
+                with torch.no_grad(), forward(self.precision, z.device):
+                    images = self.generator(z)
+                    logits = self.teacher(images)
+            yield *batch, images.detach(), logits.detach()
+            if optimizer is not None and self.options.update_order == "student":
+                self._step(optimizer, images, logits, features)
+
+    def distance(self, images: Tensor, logits: Tensor) -> Tensor:
+        """KL(teacher ‖ student) on generated images (FedKF eq. 6).
+
+        The student's BatchNorm layers normalise by the batch, and its dropout is off.
+        """
+        with batch_statistics(self.student, protect=self.protect):
+            return kl(logits, self.student(images))
+
+    def _step(self, optimizer: torch.optim.Optimizer, *batch: Tensor) -> None:
+        """One step of the generator on L_G = L_IE + λ₁ L_OH + λ₂ L_A (FedKF eq. 5)."""
+        o = self.options
+
+        def loss(images: Tensor, logits: Tensor, features: Tensor) -> Tensor:
+            value = generation.information_entropy(logits, normalised=o.ie_norm)
+            value = value + o.lambda_oh * generation.one_hot(logits)
+            value = value + o.lambda_a * generation.activation(features, o.act_reduction)
+            if self.adversarial:
+                value = value - self.gamma * self.distance(images, logits.detach())
+            return value
+
+        # The graph from z to the features is there already; ``fit`` only descends it.
+        frozen = [p for p in self.student.parameters() if p.requires_grad and self.adversarial]
+        for p in frozen:
+            p.requires_grad_(False)
+        self.losses.append(fit(optimizer, [batch], loss, precision=self.precision)["loss"])
+        for p in frozen:
+            p.requires_grad_(True)
+
+    @property
+    def mean_loss(self) -> float:
+        """Mean L_G over the steps so far."""
+        return sum(self.losses) / len(self.losses)
+
+
+def new_generator(task: Task) -> Generator:
+    """The generator all owners start from, its weights drawn as in FedKF's released code.
+
+    With torch's own, smaller ones it begins with images that are grey and nearly all alike.
+    """
+    options = task.config.generator
+    with seeds.scope(task.seed, "init", "generator"):
+        generator = Generator(
+            options.latent, task.shape, mean=task.mean, std=task.std, width=options.width
+        )
+        he_convolutions(generator)
+        return generator
+
+
+def resumed_generator(
+    task: Task, t: int, theta: StateDict | None, adam: dict[int, StateDict]
+) -> tuple[Generator, torch.optim.Optimizer]:
+    """Return a generator with θ, if given, and round t's optimiser with the moments ``adam``."""
+    generator = new_generator(task)
+    if theta is not None:
+        generator.load_state_dict(theta)
+    optimizer = task.generator_optimizer(t, task.place(generator).parameters())
+    optimise.restore_moments(optimizer, adam)
+    return generator, optimizer
+
+
+def is_adversarial(task: Task) -> bool:
+    """Whether the adversarial term is on for this task's data set."""
+    chosen, data = task.config.generator.adversarial, task.config.data.name
+    return chosen == "on" or (chosen == "cifar" and data in CIFAR)

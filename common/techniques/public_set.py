@@ -1,0 +1,82 @@
+"""Public-set functions that server and clients share.
+
+The images themselves come from ``common/data`` (``divide``).
+"""
+
+from contextlib import nullcontext
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import CosineAnnealingLR
+
+from common.data import divide
+from common.models.batchnorm import batch_statistics
+from common.models.classifier import Classifier
+from common.settings.config import Config, MethodOptions
+from common.training import optimise, seeds
+from common.training.fit import Loss, fit
+from common.training.task import Task, epochs
+
+
+class OnPublicSet(MethodOptions):
+    """Options of methods whose server or clients use public images."""
+
+    uses: ClassVar[tuple[str, ...]] = ("public",)
+
+    def check(self, config: Config) -> None:
+        super().check(config)
+        if not (config.data.public or config.data.elsewhere):
+            raise ValueError(
+                f"method = {config.run.method!r} needs a public set: set data.public (0.8 in "
+                "DL-MH's paper), data.public-name or data.public-dir"
+            )
+
+    def check_labels(self, config: Config, setting: str) -> None:
+        """Raise ``ValueError`` for a ``setting`` that needs labels if the public set has none."""
+        if divide(config.data, config.partition_seed).labels is None:
+            raise ValueError(
+                f"{config.run.method}.{setting} needs a public set with the task's classes"
+            )
+
+
+def subset(task: Task, t: int, size: int) -> Tensor:
+    """A_t, the public samples of round t: int64 [n], ascending, of ``size``.
+
+    ``public.subset`` of them, all where there are no more or it is 0, from the stream "subset":
+    server and clients draw the same, so that indices need not travel.
+    """
+    n = task.config.public.subset
+    if not 0 < n < size:
+        return torch.arange(size)
+    chosen = seeds.rng(task.seed, "subset", t).choice(size, size=n, replace=False)
+    return torch.from_numpy(chosen).sort().values
+
+
+def digest(
+    task: Task, t: int, net: Classifier, x: Tensor, targets: Tensor, loss: Loss, *name: str | int
+) -> float:
+    """Train ``net`` on ``targets`` [n, ...] for public images x [n, C, H, W]; return the mean loss.
+
+    The settings are those of [public]; with ``public.learn = false`` the loss is 0. ``loss`` takes
+    the network's logits and the targets of a batch. ``name`` and t name the random streams. Images
+    are not augmented, because the targets hold for the original images.
+    """
+    o = task.config.public
+    if not o.learn:
+        return 0.0
+    batches = task.batches(x, targets, *name, t, size=o.batch_size, augment="none")
+    optimizer = optimise.of(net.parameters(), o, t, task.config.run.rounds)
+    if o.anneal:
+        falling = CosineAnnealingLR(optimizer, o.epochs * len(batches))
+        optimizer.register_step_post_hook(lambda *_: falling.step())
+    net.train()
+    protected = batch_statistics(net) if o.protect_running_stats else nullcontext()
+    with seeds.scope(task.seed, *name, t), protected:
+        metrics = fit(
+            optimizer,
+            epochs(batches, o.epochs),
+            lambda images, y: loss(net(images), y),
+            precision=task.config.run.precision,
+        )
+    return metrics["loss"]

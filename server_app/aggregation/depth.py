@@ -1,0 +1,132 @@
+"""Networks of several depths, each a part of the largest (``average.across``).
+
+``layerwise``: every entry is averaged over all clients that have it (``mean.py``).
+
+``depth``: Liu et al., "No One Left Behind: Inclusive Federated Learning over Heterogeneous
+Devices", KDD 2022. Sizes s_1 < … < s_m by their number of entries. Each size keeps what
+``average.own`` lists, averaged among its own clients; every other entry is averaged over the
+clients for whose size it is not such an own one. Weights are renormalised over those that share an
+entry, and what nobody shares this round stays.
+
+Before that, momentum distillation: let Δ^(i) be what the clients of size s_i change on average. In
+each stage let L_i be the last block of s_i. The clients of s_i change it by
+
+    Δ_{L_i} ← (1 − β) Δ_{L_i} + β mean(Δ^(i+1)_{L_i}, …, Δ^(i+1)_{L_{i+1}})
+
+in place of Δ_{L_i}, for the parameters that have one shape in all these blocks, shortcuts left out;
+nothing if no client of size s_{i+1} replied. The larger size's Δ are those that came, before its
+own distillation.
+"""
+
+from collections.abc import Mapping, Sequence, Set
+from itertools import pairwise
+from typing import final
+
+import torch
+
+from common.exchange.records import StateDict
+from common.models.blocks import check_blocks, onward, own_entries
+from common.training import tree
+from common.training.tree import check_nested, cut
+from server_app.aggregation.across import Across
+from server_app.aggregation.mean import average_layers, bounded, combine
+from server_app.global_model import T
+from server_app.method import Models, O, Replies
+
+Uploads = Sequence[tuple[str, StateDict]]
+"""Of clients, in order of k, each with the architecture."""
+
+
+@final
+class Depth(Across[O, T]):
+    """The largest network, and under ``depth`` what every size keeps of its own.
+
+    Models are the largest one's entries by its name, and by the names of the others their own.
+    """
+
+    def hold(self, distinct: Mapping[str, StateDict]) -> list[str]:
+        average = self.config.average
+        self.layers = {spec: distinct[spec] for spec in self.specs}
+        self.largest = check_nested(self.layers, average.across)
+        check_blocks(self.layers, average)
+        own = average.own if average.across == "depth" else "none"
+        self.own = {spec: own_entries(self.layers[spec], own) for spec in self.specs}
+        smaller = [spec for spec in self.specs if spec != self.largest and self.own[spec]]
+        return [*smaller, self.largest]
+
+    def drawn(self) -> Models:
+        return self.whole(tree.snapshot(self.build(self.largest)))
+
+    def whole(self, w: StateDict) -> Models:
+        """Every size as the part of ``w`` that it is."""
+        return {**{spec: cut(w, self.own[spec]) for spec in self.held}, self.largest: w}
+
+    def parts(self, models: Models) -> Models:
+        whole = models[self.largest]
+        return {
+            spec: cut({**whole, **models.get(spec, {})}, layers)
+            for spec, layers in self.layers.items()
+        }
+
+    def flat(self, models: Models) -> StateDict:
+        """The largest network's entries, and the others' own behind their names."""
+        smaller = [(spec, own) for spec, own in models.items() if spec != self.largest]
+        named = {f"{spec}/{name}": v for spec, own in smaller for name, v in own.items()}
+        return {**models[self.largest], **named}
+
+    def aggregate(self, replies: Replies[T], previous: Models) -> Models:
+        parameters = tree.parameters_only(self.nets[self.largest])
+        states = self.states(replies, previous[self.largest], parameters)
+        uploads = [(client.model, w) for client, w in zip(replies.clients, states, strict=True)]
+        return self.average(uploads, replies.sizes, previous, parameters)
+
+    def average(
+        self, uploads: Uploads, sizes: Sequence[int], previous: Models, parameters: Set[str]
+    ) -> Models:
+        """The new models from clients' uploads, each with its architecture, in order of k.
+
+        ``sizes``: their training samples; ``previous``: the models before; ``parameters``: names of
+        the entries that are no buffers.
+        """
+        options, before = self.config.average, self.parts(previous)
+        if options.across == "depth":
+            if options.robust == "clip":  # each upload as a whole
+                names = previous[self.largest].keys() if options.bn_buffers else parameters
+                most = options.clip_norm
+                uploads = [(spec, bounded(w, before[spec], most, names)) for spec, w in uploads]
+                options = options.model_copy(update={"robust": "none"})
+            uploads = self._distilled(uploads, sizes, before, parameters)
+        found: Models = {}
+        for spec in self.held[:-1]:
+            members = [i for i, (theirs, _) in enumerate(uploads) if theirs == spec]
+            own = [cut(uploads[i][1], self.own[spec]) for i in members]
+            n = [sizes[i] for i in members]
+            found[spec] = average_layers(own, n, previous[spec], options, parameters)
+        kept = {**self.own, self.largest: ()}
+        shared = [{n: v for n, v in w.items() if n not in kept[spec]} for spec, w in uploads]
+        whole = average_layers(shared, sizes, previous[self.largest], options, parameters)
+        return {**found, self.largest: whole}
+
+    def _distilled(
+        self, uploads: Uploads, sizes: Sequence[int], before: Models, parameters: Set[str]
+    ) -> Uploads:
+        """The uploads, the last blocks of all sizes but the largest by momentum distillation."""
+        options, changed = self.config.average, [(spec, dict(w)) for spec, w in uploads]
+        if options.beta == 0:
+            return changed
+        for small, large in pairwise(self.specs):
+            theirs = [i for i, (spec, _) in enumerate(uploads) if spec == large]
+            ours = [w for spec, w in changed if spec == small]
+            if not theirs or not ours:
+                continue
+            weights = [sizes[i] if options.weights == "samples" else 1 for i in theirs]
+            mean = combine([uploads[i][1] for i in theirs], weights, options)
+            for name, onwards in onward(before[small], before[large], options.stages).items():
+                if name not in parameters:
+                    continue
+                steps = [mean[n].double() - before[large][n].double() for n in onwards]
+                step, start = torch.stack(steps).mean(0), before[small][name].double()
+                for w in ours:
+                    own = w[name].double() - start
+                    w[name] = (start + own + options.beta * (step - own)).to(w[name].dtype)
+        return changed

@@ -1,0 +1,136 @@
+"""The mean of the clients' copies, as [average] says: of one architecture, or layer by layer.
+
+Layer-wise: Liu et al., "No One Left Behind: Inclusive Federated Learning over Heterogeneous
+Devices", 2022 (without its momentum), which FedIN and its baselines use (FedIN, section 4.3). The
+server holds the largest network w; client k's is a sub-model (``common/training/tree.py``). For
+every entry e of w
+
+    w[e] ← Σ_{k has e} p_k w_k[e] / Σ_{k has e} p_k
+
+and what no selected client has stays. With one architecture it is the ordinary average.
+
+Robust means, that one poisoned client moves only so far: Yin, Chen, Ramchandran, Bartlett,
+"Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML 2018: the
+coordinate-wise median (Algorithm 1, option I) and the coordinate-wise trimmed mean (option II).
+Both count every client alike.
+
+Sun, Kairouz, Suresh, McMahan, "Can You Really Backdoor Federated Learning?", 2019: norm clipping,
+w_k ← w + (w_k − w) · min(1, M / ‖w_k − w‖), after which the clients are weighed as usual.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+
+import numpy as np
+import torch
+from flwr.serverapp.strategy.fedtrimmedavg import trim_mean
+from torch import Tensor
+
+from common.exchange.records import StateDict
+from common.settings.options import Average
+from common.training import tree
+
+
+def average(
+    states: Iterable[StateDict],
+    sizes: Sequence[int],
+    previous: StateDict,
+    options: Average,
+    parameters: Set[str],
+) -> StateDict:
+    """Σ_k p_k w_k with p_k ∝ n_k or uniform.
+
+    Without ``bn-buffers`` only the entries named in ``parameters`` are averaged, the others stay as
+    they are in ``previous``. ``robust`` puts something sturdier in place of the mean (``combine``).
+    """
+    weights = sizes if options.weights == "samples" else [1] * len(sizes)
+    names = previous.keys() if options.bn_buffers else parameters
+    mean = combine(clipped(states, previous, options, names), weights, options)
+    return {name: mean[name] if name in names else previous[name] for name in mean}
+
+
+def average_layers(
+    states: Sequence[StateDict],
+    sizes: Sequence[int],
+    previous: StateDict,
+    options: Average,
+    parameters: Set[str],
+) -> StateDict:
+    """w of the largest network, from its ``previous`` and the clients' ``states`` in order of k.
+
+    p_k ∝ ``sizes`` or uniform; without ``bn-buffers`` only the entries named in ``parameters`` are
+    averaged. ``robust`` works among the owners of each entry.
+    """
+    weights = sizes if options.weights == "samples" else [1] * len(sizes)
+    names = previous.keys() if options.bn_buffers else parameters
+    states = list(clipped(states, previous, options, names))
+    result: StateDict = {}
+    for name, before in previous.items():
+        owners = [k for k, state in enumerate(states) if name in state]
+        if owners and name in names:
+            parts = [{name: states[k][name]} for k in owners]
+            result[name] = combine(parts, [weights[k] for k in owners], options)[name]
+        else:
+            result[name] = before
+    return result
+
+
+def combine(states: Iterable[StateDict], weights: Sequence[float], options: Average) -> StateDict:
+    """One state from the clients': the weighted mean, or under ``median`` and ``trimmed`` those,
+    coordinate by coordinate, with equal weights and all states in memory together. Integer
+    counters keep the largest.
+    """
+    if options.robust not in ("median", "trimmed"):
+        return tree.mean(states, weights)
+    held = list(states)
+    if not held:
+        raise ValueError("cannot combine 0 states")
+    return {name: _centre([state[name] for state in held], options) for name in held[0]}
+
+
+def _centre(values: list[Tensor], options: Average) -> Tensor:
+    if not values[0].is_floating_point():
+        return torch.stack(values).amax(0)
+    stacked = torch.stack([value.to(torch.float64) for value in values]).numpy()
+    if options.robust == "median":
+        centre = np.median(stacked, axis=0)
+    else:  # the half keeps Flower's int(fraction · m) from losing one to rounding
+        m = len(values)
+        centre = trim_mean(stacked, (trimmed(m, options.trim) + 0.5) / m)
+    return torch.as_tensor(centre).to(values[0].dtype)
+
+
+def trimmed(m: int, share: float) -> int:
+    """How many of m values are left out at each end: ⌈share · m⌉, but at least one value stays."""
+    return min(int(np.ceil(share * m - 1e-9)), (m - 1) // 2)
+
+
+def clipped(
+    states: Iterable[StateDict], previous: Mapping[str, Tensor], options: Average, names: Set[str]
+) -> Iterable[StateDict]:
+    """The states, under ``robust = "clip"`` each moved to within ``clip-norm`` of ``previous``.
+
+    The norm runs over the floating-point entries that are averaged, which ``names`` has; a state
+    within it passes as it is, bit for bit.
+    """
+    if options.robust != "clip":
+        return states
+    return (bounded(state, previous, options.clip_norm, names) for state in states)
+
+
+def bounded(
+    state: StateDict, previous: Mapping[str, Tensor], most: float, names: Set[str]
+) -> StateDict:
+    """``state`` moved to within ``most`` of ``previous``; the arguments are as in ``clipped``."""
+    moved = {
+        name: value.to(torch.float64) - previous[name].to(torch.float64)
+        for name, value in state.items()
+        if name in names and value.is_floating_point()
+    }
+    norm = sum(float(step.square().sum()) for step in moved.values()) ** 0.5
+    if norm <= most:
+        return state
+    near = {
+        name: (previous[name].to(torch.float64) + step * (most / norm)).to(state[name].dtype)
+        for name, step in moved.items()
+    }
+    return {**state, **near}

@@ -1,0 +1,155 @@
+"""The mean across widths (``average.across = "width"``): number by number, among its owners.
+
+Diao, Ding, Tarokh, "HeteroFL: Computation and Communication Efficient Federated Learning for
+Heterogeneous Clients", ICLR 2021, section 3.1. The server holds the widest network w; client k has
+a block of it (``common/techniques/widths.py``), by default the leading one. For every number e of w
+
+    w[e] ← Σ_{k has e} p_k w_k[e] / Σ_{k has e} p_k
+
+and what no selected client has stays. With one width it is the ordinary mean, bit for bit.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from common.exchange.records import StateDict
+from common.settings.options import Average
+from common.techniques.widths import Places, Submodel, block, check_widths, cut, grid
+from common.training import tree
+from server_app.aggregation.across import Across
+from server_app.aggregation.mean import clipped, combine
+from server_app.global_model import T
+from server_app.method import Client, Models, O, Replies
+
+HEAD = ("head.weight", "head.bias")
+
+
+@final
+@dataclass(frozen=True)
+class Block:
+    """What one client contributes: entries, where they lie in the whole, and its weight p_k."""
+
+    w: StateDict
+    places: Mapping[str, Places]
+    weight: float
+
+
+@final
+class Width(Across[O, T]):
+    """One network, the widest, of which every client trains a block."""
+
+    def begin(self, clients: Sequence[Client]) -> None:
+        super().begin(clients)
+        self.main = self.specs[-1] if self.widest else ""
+
+    def measured_by(self, name: str) -> Sequence[Client]:
+        """Where all score the widest network, all measure."""
+        return self.clients if self.widest else super().measured_by(name)
+
+    def hold(self, distinct: Mapping[str, StateDict]) -> list[str]:
+        self.whole = check_widths(distinct)
+        return [self.whole]
+
+    def drawn(self) -> Models:
+        return {self.whole: tree.snapshot(self.build(self.whole))}
+
+    def parts(self, models: Models) -> Models:
+        return {spec: self.entries(models, Submodel(spec)) for spec in self.specs}
+
+    def flat(self, models: Models) -> StateDict:
+        return models[self.whole]
+
+    def entries(self, models: Models, taken: Submodel) -> StateDict:
+        whole = models[self.whole]
+        return cut(whole, block(whole, self.task.expected(taken.spec), taken.window))
+
+    def aggregate(self, replies: Replies[T], previous: Models) -> Models:
+        options, before = self.config.average, previous[self.whole]
+        weights = replies.sizes if options.weights == "samples" else [1] * len(replies)
+        blocks = [
+            self._block(self.taken(client, reply.t), reply.w, before, p)
+            for (client, reply), p in zip(replies, weights, strict=True)
+        ]
+        parameters = tree.parameters_only(self.nets[self.whole])
+        names = before.keys() if options.bn_buffers else parameters
+        mean = average_blocks(blocks, before, options, names, by_width=self.by_width)
+        return {self.whole: mean}
+
+    def _block(self, taken: Submodel, w: StateDict, whole: StateDict, weight: float) -> Block:
+        """Without the rows of the head that are of other classes than the client's."""
+        places = block(whole, self.task.expected(taken.spec), taken.window)
+        if taken.classes is None:
+            return Block(w, places, weight)
+        rows = torch.tensor(taken.classes)
+        for name in HEAD:
+            columns = places[name][1:] or tuple(torch.arange(n) for n in whole[name].shape[1:])
+            places[name] = (rows, *columns)
+        return Block({**w, **{name: w[name][rows] for name in HEAD}}, places, weight)
+
+
+def average_blocks(
+    blocks: Sequence[Block],
+    previous: StateDict,
+    options: Average,
+    names: Iterable[str],
+    *,
+    by_width: bool = False,
+) -> StateDict:
+    """The whole from its ``previous`` and the clients' blocks in order of k.
+
+    Only the entries ``names`` are averaged; ``robust`` works among the owners of each number.
+    ``by_width``: in a convolution p_k is multiplied by the client's output channels.
+    """
+    names = frozenset(names)
+    states = [next(iter(clipped([b.w], cut(previous, b.places), options, names))) for b in blocks]
+    result = dict(previous)
+    for name in previous:
+        if name in names:
+            parts = [(state[name], b.places[name]) for state, b in zip(states, blocks, strict=True)]
+            weights = [
+                b.weight * (len(value) if by_width and value.dim() == 4 else 1)
+                for b, (value, _) in zip(blocks, parts, strict=True)
+            ]
+            result[name] = _entry(previous[name], parts, weights, options)
+    return result
+
+
+def _entry(
+    before: Tensor,
+    parts: Sequence[tuple[Tensor, Places]],
+    weights: Sequence[float],
+    options: Average,
+) -> Tensor:
+    if not any(axes for _, axes in parts):
+        return combine([{"": value} for value, _ in parts], weights, options)[""]
+    if options.robust in ("median", "trimmed"):
+        return _by_owners(before, parts, options)
+    sums = torch.zeros_like(before, dtype=torch.float64)
+    totals = torch.zeros(before.shape[:2], dtype=torch.float64)
+    for (value, axes), weight in zip(parts, weights, strict=True):
+        where = grid(axes) or ...
+        sums[where] += weight * value.to(torch.float64)
+        totals[where] += weight
+    totals = totals.view(*before.shape[:2], *[1] * (before.dim() - 2))
+    return torch.where(totals > 0, sums / totals, before).to(before.dtype)
+
+
+def _by_owners(before: Tensor, parts: Sequence[tuple[Tensor, Places]], options: Average) -> Tensor:
+    """One entry, in groups of numbers with the same owners."""
+    owned = torch.zeros(len(parts), *before.shape[:2], dtype=torch.bool)
+    values = torch.zeros(len(parts), *before.shape, dtype=before.dtype)
+    for (value, axes), own, whole in zip(parts, owned, values, strict=True):
+        where = grid(axes) or ...
+        own[where], whole[where] = True, value
+    result = before.clone()
+    groups, group = torch.unique(owned.flatten(1), dim=1, return_inverse=True)
+    for i, owners in enumerate(groups.T):
+        if owners.any():
+            where = (group == i).view(owned.shape[1:])
+            found = [{"": whole[where]} for whole in values[owners]]
+            result[where] = combine(found, [1] * len(found), options)[""]
+    return result

@@ -1,0 +1,74 @@
+"""Distillation on noise: the server's network learns what the clients' networks say about nothing.
+
+Raikwar and Mishra 2022, "Discovering and overcoming limitations of noise-engineered data-free
+knowledge distillation": networks with BatchNorm answer noise usefully when they normalise by the
+noise batch's own statistics.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+import torch
+from torch import Tensor
+
+from common.exchange.records import StateDict
+from common.losses.distillation import kl_from, max_ensemble
+from common.models.batchnorm import batch_statistics
+from common.techniques import noise
+from common.training import optimise, seeds, tree
+from common.training.fit import fit
+from server_app.global_model import GlobalModel
+from server_app.method import O, U
+
+Transfer = Callable[[list[Tensor], Tensor], Tensor]
+"""Teachers' logits and the student's, each [n, C], to the loss that the student descends."""
+
+
+def distil(
+    method: GlobalModel[O, U], t: int, teachers: Sequence[tuple[str, StateDict]], transfer: Transfer
+) -> float:
+    """Round t's distillation of ``teachers`` (architecture, weights) into w, on fresh noise.
+
+    The settings are [noise]'s. The mean loss; the teachers are left as they are.
+    """
+    o, task = method.config.noise, method.task
+    nets = {spec: method.build(spec, weights).eval() for spec, weights in teachers}
+    student = method.build(method.global_spec, method.w)
+    optimizer = optimise.of(student.parameters(), o, t, method.config.run.rounds)
+
+    def loss(z: Tensor) -> Tensor:
+        with torch.no_grad():
+            targets = []
+            for spec, weights in teachers:  # one network of each architecture, to take less memory
+                nets[spec].load_state_dict(weights)
+                targets.append(nets[spec](z))
+        return transfer(targets, student(z))
+
+    draw = seeds.stream(task.seed, "noise", t, device=task.device)
+    zs = noise.batches(o.kind, o.epochs * o.batches, o.batch_size, task.shape, draw)
+    with ExitStack() as stack:
+        stack.enter_context(seeds.scope(task.seed, "distil", t))
+        stack.enter_context(batch_statistics(student, protect=o.protect_running_stats))
+        if o.teacher_bn == "batch":
+            for teacher in nets.values():
+                stack.enter_context(batch_statistics(teacher))
+        metrics = fit(optimizer, zs, loss, precision=task.config.run.precision)
+    method.w = tree.snapshot(student)
+    return metrics["loss"]
+
+
+def weighted(
+    kd: Callable[[Tensor, Tensor, float], Tensor], weights: Sequence[float], T: float
+) -> Transfer:
+    """Σ_i weights_i · kd(teacher_i → student): every teacher is heard (FedORION, equation 3)."""
+
+    def transfer(teachers: list[Tensor], student: Tensor) -> Tensor:
+        losses = [p * kd(y, student, T) for p, y in zip(weights, teachers, strict=True)]
+        return torch.stack(losses).sum()
+
+    return transfer
+
+
+def largest(norm: str, T: float) -> Transfer:
+    """KL(max_i softmax(teacher_i) ‖ student): for each class the most convinced teacher counts."""
+    return lambda teachers, student: kl_from(max_ensemble(teachers, norm, T), student, T)

@@ -1,0 +1,228 @@
+"""Server halves that distil clients' models into one on generated images: DENSE, Co-Boosting.
+
+``common/methods/dense.py`` says what is computed. Every round has streams of its own for what is
+drawn: ``generated`` (weights, latents, labels and views of the generator), ``pool`` (the student's
+passes), and what a method adds.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import TypeVar, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from common.data.batches import AUGMENTS, Batches, crop, standardise, views
+from common.losses import generation
+from common.losses.distillation import kl
+from common.methods.dense import OneShot as Settings
+from common.methods.dense import Reply, Request
+from common.models.batchnorm import distances
+from common.models.classifier import Classifier
+from common.models.ensemble import Ensemble
+from common.models.generator import Generator, redraw
+from common.training import optimise, seeds, tree
+from common.training.fit import fit
+from common.training.task import Task
+from server_app.global_model import GlobalModel
+from server_app.method import Client, Metrics, Replies
+
+S = TypeVar("S", bound=Settings)
+ADAM = "betas = [0.5, 0.999]"  #: of the generator's Adam
+
+
+class OneShot(GlobalModel[S, Reply], ABC):
+    """w is the student, taught by the clients of a round on images that a generator makes up."""
+
+    reply_type = Reply
+    ensemble: Ensemble
+    """Ensemble of round ``t``; there is none before the first round of this process."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        o, task = self.options, self.task
+        self.t, self._streams = 0, dict[str, torch.Generator]()
+        with seeds.scope(task.seed, "init", "generator"):
+            net = Generator(
+                o.latent,
+                task.shape,
+                mean=task.mean,
+                std=task.std,
+                width=o.width,
+                eps=1e-5,
+                bias=False,
+            )
+        self.generator = net.to(task.device).train()
+
+    def begin(self, clients: Sequence[Client]) -> None:
+        self.check_sizes(clients)
+        super().begin(clients)
+
+    def request(self, t: int) -> Request:
+        return Request()
+
+    def check(self, client: Client, reply: Reply) -> None:
+        tree.check_like(reply.w, self.task.expected(client.model), f"w ({client.model})")
+
+    def step(self, t: int, replies: Replies[Reply]) -> Metrics:
+        o, task = self.options, self.task
+        self.t, self._streams = t, {}
+        self.ensemble = Ensemble([self.build(client.model, reply.w) for client, reply in replies])
+        student = self.build(self.global_spec)
+        sgd = optimise.make(
+            student.parameters(),
+            "sgd",
+            o.student_lr,
+            momentum=o.student_momentum,
+            weight_decay=o.student_decay,
+        )
+        pool = Pool(task, o)
+        generated = taught = 0.0
+        for e in range(o.epochs):
+            images, y, least = self.imagine(student)
+            generated += least / o.epochs
+            self.improve(e, pool)
+            pool.add(images, y)
+            if o.student_cosine:
+                for group in sgd.param_groups:
+                    group["lr"] = o.student_lr * 0.5 * (1 + math.cos(math.pi * e / o.epochs))
+            taught = self.teach(student, sgd, pool.batches(o.augment, self.stream("pool")))
+        self.w = tree.snapshot(student)
+        return {"generator_loss": generated, "distill_loss": taught}
+
+    def stream(self, name: str) -> torch.Generator:
+        """Round t's stream of this name, on the CPU; it goes on where it was left."""
+        if name not in self._streams:
+            self._streams[name] = seeds.stream(self.task.seed, "one-shot", name, self.t)
+        return self._streams[name]
+
+    def imagine(self, student: Classifier) -> tuple[Tensor, Tensor, float]:
+        """A new generator's batch of least loss: images [B, C, H, W] with pixels in (0, 1), the
+        labels [B] that they are to have, ascending, and that loss.
+        """
+        o, task, net, draw = self.options, self.task, self.generator, self.stream("generated")
+        redraw(net, draw)
+        z = nn.Parameter(net.latents(o.generated, draw).to(task.device))
+        y = torch.randint(task.num_classes, (o.generated,), generator=draw).sort().values
+        adam = optimise.make([z, *net.parameters()], "adam", o.generator_lr, options=ADAM)
+        if o.clip:
+            adam.register_step_pre_hook(lambda *_: _clip(net, o.clip))
+        least, best = math.inf, torch.empty(0)
+
+        def loss(y: Tensor) -> Tensor:
+            nonlocal least, best
+            images = net.pixels(z)
+            x = self.seen(images)
+            with distances(self.ensemble) if o.bn else nullcontext(list[Tensor]()) as apart:
+                taught = self.ensemble(x)
+            value = self.generator_loss(taught, y, student(x), apart)
+            if (now := float(value.detach())) < least:
+                least, best = now, images.detach()
+            return value
+
+        student.eval().requires_grad_(False)
+        y = y.to(task.device)
+        fit(adam, [(y,)] * o.generator_steps, loss, precision=self.config.run.precision)
+        student.requires_grad_(True)
+        return best, y, least
+
+    def seen(self, images: Tensor) -> Tensor:
+        """What classifiers see of images with pixels in [0, 1] while the generator trains."""
+        o, task = self.options, self.task
+        how = AUGMENTS[o.augment]
+        if o.view == "augmented" and (how.flip or how.pad):
+            size = images.shape[2], images.shape[3]
+            rows, columns = views(len(images), size, how, self.stream("generated"))
+            images = crop(images, rows.to(task.device), columns.to(task.device), how.pad)
+        return standardise(images, task.mean, task.std, self.config.data.standardize)
+
+    def generator_loss(
+        self, taught: Tensor, y: Tensor, said: Tensor, apart: Sequence[Tensor]
+    ) -> Tensor:
+        """What the generator descends: ``taught`` [B, C] are the ensemble's logits, ``said`` the
+        student's, ``apart`` the terms of L_BN, none of them without it.
+        """
+        o = self.options
+        everywhere = o.adversarial == "all"
+        value = o.oh * self.one_hot(taught, y)
+        value = value - o.adv * generation.divergence(
+            taught, said, o.adv_temperature, everywhere=everywhere
+        )
+        return value + o.bn * torch.stack(list(apart)).sum() if apart else value
+
+    def one_hot(self, logits: Tensor, y: Tensor) -> Tensor:
+        """How badly the ensemble's logits [B, C] fit the labels [B]."""
+        return F.cross_entropy(logits, y)
+
+    def improve(self, e: int, pool: Pool) -> None:
+        """What epoch e ≥ 0 does to the ensemble, before its batch joins the pool."""
+
+    def teach(self, student: Classifier, sgd: torch.optim.Optimizer, batches: Batches) -> float:
+        """One pass of the student over the pool; its mean loss."""
+        T = self.options.temperature
+
+        def loss(x: Tensor, _: Tensor) -> Tensor:
+            x = self.harder(x)
+            with torch.no_grad():
+                taught = self.ensemble(x)
+            return T**2 * kl(taught, student(x), T)
+
+        student.train()
+        precision = self.config.run.precision
+        return fit(sgd, batches, loss, clip=self.options.clip, precision=precision)["loss"]
+
+    def harder(self, x: Tensor) -> Tensor:
+        """What the student sees of a batch of images as classifiers read them."""
+        return x
+
+    def ensembles(self, nets: Sequence[Classifier]) -> dict[str, nn.Module]:
+        return {"ensemble": self.ensemble} if self.t else {}
+
+
+@final
+class Pool:
+    """Generated images and the labels that they were made for; they only become more.
+
+    Pixels in [0, 1], float32, on the device. The memory for all epochs is taken at once: 4 ·
+    epochs · generated · C·H·W bytes.
+    """
+
+    def __init__(self, task: Task, o: Settings) -> None:
+        self.task, self.size, self.count = task, o.batch_size, 0
+        most = o.epochs * o.generated
+        self._x = torch.empty(most, *task.shape, device=task.device)
+        self._y = torch.empty(most, dtype=torch.int64, device=task.device)
+
+    def add(self, images: Tensor, y: Tensor) -> None:
+        """Images [n, C, H, W] and labels [n] more."""
+        end = self.count + len(y)
+        self._x[self.count : end], self._y[self.count : end] = images, y
+        self.count = end
+
+    @property
+    def images(self) -> Tensor:
+        """All of them [n, C, H, W], in the order in which they came."""
+        return self._x[: self.count]
+
+    def batches(self, augment: str, draw: torch.Generator) -> Batches:
+        """One pass in a random order, as classifiers read images."""
+        return Batches(
+            self.images,
+            self._y[: self.count],
+            batch_size=self.size,
+            mean=self.task.mean,
+            std=self.task.std,
+            augment=augment,
+            standardize=self.task.config.data.standardize,
+            generator=draw,
+        )
+
+
+def _clip(net: nn.Module, norm: float) -> None:
+    """Shorten the gradient of a network's weights, without that of its inputs."""
+    nn.utils.clip_grad_norm_(net.parameters(), norm)

@@ -1,0 +1,197 @@
+"""Server halves that see a public set; those that distil clients' predictions on it into a model of
+their own: DL-SH, DL-MH, I-DL-MH.
+"""
+
+from abc import ABC
+from collections.abc import Iterable, Iterator, Sequence
+from typing import ClassVar, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from common import journal
+from common.data import divide
+from common.data.dataset import fingerprint
+from common.exchange import quantise
+from common.exchange.protocol import Reply as AnyUp
+from common.exchange.records import Records, StateDict
+from common.journal import Entry, Incentive
+from common.methods.dl_mh import SchemeReply
+from common.methods.dl_sh import Distilling, Request
+from common.techniques.ensemble import (
+    by_cross_entropy,
+    by_factorisation,
+    check_schema,
+    client_weights,
+    literal_product,
+    scatter,
+    weighted_sum,
+)
+from common.techniques.incentive import IncentiveReply, IncentiveRequest
+from common.techniques.public_set import digest, subset
+from common.training import tree
+from common.training.fit import Loss
+from common.training.task import epochs
+from server_app.global_model import GlobalModel, Weights
+from server_app.method import Client, Method, Metrics, O, Replies, U
+
+D = TypeVar("D", bound=Distilling)
+S = TypeVar("S", bound=SchemeReply)
+
+
+class ServerPublicSet(Method[O, U], ABC):
+    """Holds the public set, of which clients need to know nothing."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        divided = divide(self.config.data, self.config.partition_seed)
+        assert divided.public is not None, "the configuration is checked for a public set"
+        self.public, self.labels = divided.public, divided.labels
+
+    @property
+    def samples(self) -> int:
+        """N, the public samples."""
+        return len(self.public)
+
+    @property
+    def of_a_round(self) -> int:
+        """n, the samples of A_t."""
+        return min(self.config.public.subset or self.samples, self.samples)
+
+    def images(self, t: int) -> Tensor:
+        """A_t [n, C, H, W], the public images of round t."""
+        return self.public[subset(self.task, t, self.samples)]
+
+    def asked(self, t: int, models: Iterable[tuple[str, StateDict]]) -> Iterator[Tensor]:
+        """What networks, by architecture and weights, say of A_t: the logits [n, C] of one after
+        the other, of which one is in memory.
+        """
+        images = self.images(t)
+        return (self.task.logits(self.build(spec, w), images) for spec, w in models)
+
+    def taught(
+        self, t: int, spec: str, w: StateDict, targets: Tensor, loss: Loss
+    ) -> tuple[StateDict, float]:
+        """Weights w of an architecture once it has learnt ``targets`` [n, ...] about A_t, and the
+        mean loss. ``loss`` takes its logits and the targets of a batch.
+        """
+        student = self.build(spec, w)
+        found = digest(self.task, t, student, self.images(t), targets, loss, "distil", spec)
+        return tree.snapshot(student), found
+
+
+class SharedPublicSet(ServerPublicSet[O, U], ABC):
+    """Holds the public set, the same as every client's."""
+
+    def begin(self, clients: Sequence[Client]) -> None:
+        super().begin(clients)
+        own = fingerprint(self.public)
+        for client in clients:
+            if client.info.public != own:
+                raise ValueError(f"client {client.k} has another public set than the server")
+
+
+class PublicSet(SharedPublicSet[D, U], GlobalModel[D, U], ABC):
+    """w is M_tgt, trained on X_dist with targets that the clients' predictions make up."""
+
+    state_type: ClassVar[type[Records]] = Weights
+
+    @property
+    def classes(self) -> int:
+        return self.task.num_classes
+
+    def request(self, t: int) -> Request:
+        return Request()
+
+    def check_confidence(self, w: Tensor | None) -> None:
+        """Raise ``ValueError`` unless w_i is there as configured, [N], within [0, 1]."""
+        kind = self.config.confidence.kind
+        if (w is None) != (kind == "uniform"):
+            there = "missing" if w is None else "there"
+            raise ValueError(f'w is {there}, but confidence.kind = "{kind}"')
+        if w is not None:
+            quantise.check_dtype(w, (self.samples,), self.config.wire.dtype, "w")
+            quantise.check_unit(w, "w")
+
+    def ensemble(self, predictions: Sequence[Tensor], w: Sequence[Tensor | None]) -> Tensor:
+        """Y_g [N, C] from each client's M_i(x) [N, C] and w_i [N]; without w_i all count alike."""
+        o = self.config.confidence
+        known = [
+            torch.zeros(self.samples) if w_i is None else quantise.decode(w_i).clamp(0, 1)
+            for w_i in w
+        ]
+        W = client_weights(torch.stack(known), o.temperature, o.space)
+        literal = self.config.ensemble.aggregation == "literal_product"
+        return (literal_product if literal else weighted_sum)(predictions, W)
+
+    def distil(self, t: int, targets: Tensor) -> float:
+        """E_g epochs of CE between targets [N, C] or labels [N] and M_tgt on X_dist; mean loss."""
+        student = self.build(self.global_spec, self.w).train()
+        batches = self.task.batches(self.public, targets, "distil", t)
+        metrics = self.task.fit(
+            t,
+            student.parameters(),
+            epochs(batches, self.config.ensemble.epochs),
+            lambda x, y: F.cross_entropy(student(x), y),
+        )
+        self.w = tree.snapshot(student)
+        return metrics["loss"]
+
+    def reward(self, theta: Tensor) -> IncentiveRequest:
+        """All of θ [N, C], probabilities, in the wire's dtype."""
+        return IncentiveRequest(
+            y=None, theta=quantise.encode(theta.clamp(0, 1), self.config.wire.dtype)
+        )
+
+    def aggregate_second(self, gains: Sequence[tuple[Client, AnyUp]], entry: Entry) -> None:
+        """Each client's accuracy before and after, and the means, as ``entry.incentive``."""
+        told = {client.k: gain for client, gain in gains if isinstance(gain, IncentiveReply)}
+        if told:
+            entry.incentive = Incentive(
+                before=sum(gain.before for gain in told.values()) / len(told),
+                after=sum(gain.after for gain in told.values()) / len(told),
+                clients={
+                    k: journal.Gain(before=gain.before, after=gain.after)
+                    for k, gain in told.items()
+                },
+            )
+
+
+class OwnClasses(PublicSet[D, S], ABC):
+    """Y_g = Σ_i W_i M_i', where M_i' is M_i in the places of its classes and 0 elsewhere."""
+
+    def check(self, client: Client, reply: S) -> None:
+        check_schema(reply.d, self.classes)
+        dtype = self.config.wire.dtype
+        quantise.check_dtype(reply.theta, (self.samples, len(reply.d)), dtype, "theta")
+        quantise.check_rows(reply.theta, dtype, "theta")
+        self.check_confidence(reply.w)
+
+    def step(self, t: int, replies: Replies[S]) -> Metrics:
+        self.targets = self._targets(replies)
+        return {"distill_loss": self.distil(t, self.targets)}
+
+    def _targets(self, replies: Replies[S]) -> Tensor:
+        """Y_g [N, C]."""
+        o = self.config.ensemble
+        predictions = [
+            scatter(quantise.decode_probabilities(reply.theta), reply.d, self.classes)
+            for _, reply in replies
+        ]
+        if not o.aggregation.startswith("uhc"):
+            return self.ensemble(predictions, [reply.w for _, reply in replies])
+        held = torch.zeros(len(replies), self.classes, dtype=torch.bool)
+        for row, (_, reply) in zip(held, replies, strict=True):
+            row[torch.tensor(reply.d)] = True
+        p = torch.stack(predictions)
+        if o.aggregation == "uhc-ce":
+            return by_cross_entropy(p, held, o.uhc_steps, o.uhc_lr)
+        return by_factorisation(p, held, o.uhc_steps)
+
+    def numbers(self, replies: Replies[S]) -> int:
+        """Equation 10: logits of a client's own classes, its confidences and its schema."""
+        N = self.samples
+        return sum(
+            N * (len(reply.d) + (reply.w is not None)) + len(reply.d) for _, reply in replies
+        )

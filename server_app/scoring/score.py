@@ -1,0 +1,201 @@
+"""How good models are: the server's on its test set, and what clients say on their own data."""
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import fmean
+from typing import final
+
+import torch
+
+from common.data.dataset import Dataset
+from common.exchange.protocol import Reply, ScoreReply, ScoreRequest
+from common.exchange.records import StateDict
+from common.journal import ClientScore, Entry, Fairness, Spread
+from common.metrics import fairness
+from common.models.batchnorm import norms
+from common.models.classifier import Classifier
+from common.settings.config import MethodOptions
+from common.training import seeds, tree
+from common.training.task import evaluate
+from server_app.messaging.sanity import suspects
+from server_app.method import Client, Method
+from server_app.scoring.recalibrate import ScoredModels
+from server_app.stopped import DivergedRound
+
+ABSURD = 1e4
+"""Times the loss of the first model, or that of a guess: above it a model has learnt nothing."""
+GLANCE = 64  #: images that are enough to see whether a model computes numbers at all
+
+
+@final
+class Scorer:
+    """Scores ``method``'s models on the test part of ``dataset``."""
+
+    def __init__(self, method: Method[MethodOptions, Reply], dataset: Dataset) -> None:
+        self.method, self.task, self.shown = method, method.task, ScoredModels(method)
+        self.x, self.y = dataset.x_test, dataset.y_test
+
+    def score(self, entry: Entry) -> None:
+        """Write accuracy and loss of the server's model, the mean where there are several."""
+        method, nets = self.method, self.shown.nets()
+        if not nets:
+            entry.accuracy = entry.loss = None
+            return
+        results = {net: evaluate(net, self.x, self.y, self.task) for net in nets}
+        main = self.main(nets)
+        entry.accuracy = fmean(results[net].accuracy for net in main)
+        entry.loss = fmean(results[net].loss for net in main)
+        if any(norms(net) for net in nets):
+            entry.accuracy_bn = self._by_statistics(entry.accuracy)
+        if (covered := self._covered(main)) is not None:
+            entry.accuracy_covered = covered
+        several = method.networks().keys()
+        every = zip(several, results.values(), strict=False)
+        named = {spec: result.accuracy for spec, result in every}
+        further, ensembles = self.shown.further(), method.ensembles(nets)
+        if (further or ensembles) and not named:
+            named[method.name] = entry.accuracy
+        within = {} if several else {n: part for net in nets for n, part in net.within().items()}
+        for name, one in (*within.items(), *ensembles.items()):
+            named[name] = evaluate(one, self.x, self.y, self.task).accuracy
+        for name, models in further.items():
+            kept = [method.main] if method.main else models
+            scored = [method.build(spec, models[spec]) for spec in kept]
+            named[name] = fmean(evaluate(n, self.x, self.y, self.task).accuracy for n in scored)
+        if named:
+            entry.accuracies = named
+
+    def main(self, nets: Sequence[Classifier]) -> list[Classifier]:
+        """Those whose mean is the run's score."""
+        return [net for net in nets if self.method.main in ("", net.spec)]
+
+    def _by_statistics(self, accuracy: float) -> dict[str, float]:
+        """The run's accuracy by what BatchNorm normalises with: as ``score.bn`` says, which
+        is ``accuracy``, and by the method's own running statistics and by the test batch's.
+        """
+        ours = self.task.config.score.bn
+        if ours == "recalibrated" and not self.shown.statistics:
+            ours = "running"  # before round 1
+        found = {"running": 0.0, "batch": 0.0, ours: accuracy}
+        for bn in found.keys() - {ours}:
+            nets = self.main(list(self.shown.raw().values()))
+            results = [evaluate(net, self.x, self.y, self.task, bn=bn) for net in nets]
+            found[bn] = fmean(result.accuracy for result in results)
+        return found
+
+    def _covered(self, nets: list[Classifier]) -> float | None:
+        """Accuracy on the classes that can be learnt; None if all can, or none."""
+        missing = self.method.uncovered()
+        if not missing or len(missing) == self.task.num_classes:
+            return None
+        kept = ~torch.isin(self.y, torch.tensor(missing))
+        if not bool(kept.any()):
+            return None
+        x, y = self.x[kept], self.y[kept]
+        return fmean(evaluate(net, x, y, self.task).accuracy for net in nets)
+
+    def check_sound(self, entry: Entry, first: float | None) -> None:
+        """Raise ``DivergedRound`` if the loss after a round is no finite number, or one that no
+        model has that was only just drawn, naming whom to look at. ``first``: the loss before round
+        1.
+
+        One client's finite but enormous weights can make an average useless. No client could train
+        from it again, so the round is not kept, and resuming starts before it.
+        """
+        loss = entry.loss if "loss" in entry.model_fields_set else self._glance()
+        most = ABSURD * max(first or 0.0, math.log(self.task.num_classes))
+        if loss is None or loss <= most:
+            return
+        line = f"round {entry.round}: the loss of the server's model is {loss:.3g}, so the round "
+        line += "is not kept"
+        if entry.magnitudes and not self.task.config.privacy.on:
+            size, k = max((told.largest, k) for k, told in entry.magnitudes.items())
+            line += f"; the largest number that a client sent is {size:.3g}, from client {k}"
+        raise DivergedRound(line, entry.round, suspects(entry.magnitudes))
+
+    def _glance(self) -> float | None:
+        """The loss on a few test images; None where the server has no model."""
+        found: list[Classifier | None] = [*self.method.networks().values()]
+        x, y = self.x[:GLANCE], self.y[:GLANCE]
+        nets = [net for net in found or [self.method.model()] if net is not None]
+        losses = [evaluate(net, x, y, self.task).loss for net in nets]
+        return fmean(losses) if losses else None
+
+
+def asks(shown: ScoredModels, clients: Sequence[Client]) -> list[tuple[Client, ScoreRequest]]:
+    """What the clients of ``score.clients`` are asked to score."""
+    networks, further, own = shown.networks(), shown.further(), shown.method.global_spec
+
+    def ask(spec: str, w: StateDict | None) -> ScoreRequest:
+        return ScoreRequest(
+            spec=spec, w=w, models={name: of[spec or own] for name, of in further.items()}
+        )
+
+    each = {name: ask(net.spec, tree.snapshot(net)) for name, net in networks.items()}
+    one = None if each else ask("", shown.weights_to_score())
+    scoring = _sample(shown, clients)
+    return [(client, one or each[shown.method.scored_by(client)]) for client in scoring]
+
+
+def _sample(shown: ScoredModels, clients: Sequence[Client]) -> Sequence[Client]:
+    """Those that score, in order of k: the same ones every time."""
+    size, seed = shown.method.config.score.clients, shown.method.task.seed
+    if not 0 < size < len(clients):
+        return clients
+    drawn = seeds.rng(seed, "score-clients").permutation(len(clients))[:size]
+    return [clients[k] for k in sorted(drawn.tolist())]
+
+
+def checking(method: Method[MethodOptions, Reply]) -> Callable[[Client, ScoreReply], None]:
+    """Raises ``ValueError`` unless a client's score is over its test samples of the census, and of
+    the models that were asked for.
+    """
+    further, shared = sorted(method.further()), method.weights_to_score() is not None
+
+    def check(client: Client, score: ScoreReply) -> None:
+        n = client.info.n_test
+        if score.n != n:
+            raise ValueError(f"it is over {score.n} test samples, in the census the client had {n}")
+        for what, got, expected in (
+            ("own", score.accuracy, n > 0),
+            ("global", score.accuracy_global, n > 0 and shared),
+        ):
+            if (got is not None) != expected:
+                there = "is missing" if expected else "was not asked for"
+                raise ValueError(f"the accuracy of the {what} model {there}")
+        if sorted(score.accuracies) != (names := further if n else []):
+            raise ValueError(f"it scores the models {sorted(score.accuracies)}, expected {names}")
+
+    return check
+
+
+def write_scores(scores: Sequence[ScoreReply], name: str, entry: Entry) -> None:
+    """Write down what clients scored and how even it is; ``name``: of the run's own model."""
+    always = {"k", "n", "accuracy", "accuracy_global"}
+    entry.scores = [
+        ClientScore(**s.model_dump(include=always | ({"accuracies"} if s.accuracies else set())))
+        for s in scores
+    ]
+    if tested := [score for score in scores if score.n > 0]:
+        entry.fairness = _fairness(tested, name)
+
+
+def _fairness(tested: Sequence[ScoreReply], name: str) -> Fairness:
+    """AMP, FM and WLP: of the global model, or of the clients' own where there is none; then of
+    every model by its name.
+    """
+    sizes = [score.n for score in tested]
+    named: dict[str, list[float | None]] = {
+        name: [score.accuracy_global for score in tested],
+        "own": [score.accuracy for score in tested],
+        **{each: [s.accuracies.get(each) for s in tested] for each in tested[0].accuracies},
+    }
+    known = {
+        each: Spread(**fairness([value for value in values if value is not None], sizes))
+        for each, values in named.items()
+        if None not in values
+    }
+    main = known.get(name) or known["own"]
+    if known.get("own") == known.get(name):
+        known.pop("own", None)
+    return Fairness(main=main, models=known)

@@ -1,0 +1,193 @@
+"""The server's state after the last rounds, written atomically: a run can go on, or back."""
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, final
+
+from common.exchange.records import Records
+from common.exchange.records.arrays import prove
+from common.files import Damaged, write_atomically
+from common.journal import Entry, Undone
+from common.settings.config import Config
+from common.settings.options import Descent
+from common.settings.plugins import table_of
+from server_app.storage.relative_paths import relative
+
+Tables = dict[str, dict[str, Any]]
+
+FREE = {
+    "run": {
+        *("resume", "runtime", "out", "state_dir", "rounds", "timeout", "wait", "experiment"),
+        *("max_samples", "rebind", "track", "plugins", "from_round", "keep", "sanity"),
+        "window",
+    },
+    "score": {"stop"},
+    "wire": {"max_mb"},
+    "node": {"device", "memory_mb", "state_dir"},
+}
+"""What a resumed run may change; all else decides the numbers, and so do ``rounds`` if a learning
+rate falls over the whole run (``cosine``)."""
+
+
+@final
+class Checkpoint(Records, kind="checkpoint.Checkpoint"):
+    """Method state after round t, and the configuration that it belongs to."""
+
+    t: int
+    experiment: str
+    config: str
+    entry: str
+    """The journal's line of round t, which a crash may have kept from the journal itself."""
+    state: dict[str, object]
+    nodes: dict[int, int] = {}
+    """Which node each client was."""
+    kept: dict[int, int] = {}
+    """Round of each client's newest state, by client; clients without state are left out."""
+    undone: list[str] = []
+    """The rounds that were undone, as the journal tells of them (``Undone``, JSON)."""
+
+
+def path_in(folder: Path) -> Path:
+    """The newest."""
+    return folder / "checkpoint.safetensors"
+
+
+def older(folder: Path) -> dict[int, Path]:
+    """Those of rounds before the newest, by round, ascending."""
+    paths = _place(folder, 0).parent.glob("*.safetensors")
+    return dict(sorted((int(path.stem), path) for path in paths if path.stem.isdecimal()))
+
+
+def _place(folder: Path, t: int) -> Path:
+    return folder / "checkpoints" / f"{t}.safetensors"
+
+
+def write(
+    config: Config, entry: Entry, state: Records, undone: Sequence[Undone], **more: Any
+) -> None:
+    """Keep the state after the round of ``entry``; before the journal has that entry.
+
+    The newest ``keep`` stay, the one before under its round in ``checkpoints``. ``more``: further
+    fields of a ``Checkpoint``.
+    """
+    folder, t, keep = Path(config.run.out), entry.round, config.run.keep
+    rounds = [each.model_dump_json() for each in undone]
+    own, line = _identity(config), entry.line()
+    checkpoint = Checkpoint(t=t, config=own, entry=line, state=dict(state), undone=rounds, **more)
+    newest, before = path_in(folder), _place(folder, t - 1)
+    if keep > 1 and newest.exists():  # it is of round t - 1, which every run goes on from
+        before.parent.mkdir(exist_ok=True)
+        before.unlink(missing_ok=True)
+        try:
+            os.link(newest, before)
+        except OSError:  # a file has one name only here
+            shutil.copy2(newest, before)
+    write_atomically(newest, checkpoint.pieces(), private=True)
+    for past, path in older(folder).items():
+        if past <= t - keep or past >= t:
+            path.unlink(missing_ok=True)
+
+
+def go_back(folder: Path, t: int) -> None:
+    """Make the checkpoint of round t the newest again; those of later rounds go, and the summary
+    with them.
+    """
+    if (path := _place(folder, t)).exists():
+        (folder / "summary.json").unlink(missing_ok=True)
+        os.replace(path, path_in(folder))
+    for past, path in older(folder).items():
+        if past >= t:
+            path.unlink(missing_ok=True)
+
+
+def undo(folder: Path, undone: Undone) -> None:
+    """Go back to before a round, and note in the checkpoint that it was undone.
+
+    Raises ``ValueError`` if the checkpoint before it is not kept.
+    """
+    saved = load(folder, undone.round - 1)
+    go_back(folder, saved.t)
+    noted = [*saved.undone, undone.model_dump_json()]
+    after = saved.model_copy(update={"undone": noted})
+    write_atomically(path_in(folder), after.pieces(), private=True)
+
+
+def advice(folder: Path, most: int | None = None) -> str:
+    """What can be done without the newest state, or without that of rounds after ``most``."""
+    for t, path in reversed(older(folder).items()):
+        with contextlib.suppress(OSError, ValueError):
+            if most is None or t <= most:
+                prove(path)
+                return f"go back to round {t}: fedmosaic run --resume {folder} --from-round {t}"
+    return "no earlier checkpoint is kept, so --resume cannot go on: start the run anew"
+
+
+def load(folder: Path, t: int = -1) -> Checkpoint:
+    """The checkpoint of round t, or the newest.
+
+    Raises ``ValueError``, one line: none there; ``Damaged`` if it is, with what can still be done.
+    """
+    path, past = path_in(folder), older(folder)
+    if not path.exists() and not past:
+        raise ValueError(f"{folder} has no checkpoint to resume from")
+    path = past.get(t, path)
+    try:
+        checkpoint = Checkpoint.load(path)
+    except Damaged as error:
+        raise Damaged(f"{error}; {advice(folder, t - 1 if t in past else None)}") from error
+    if t not in (-1, checkpoint.t):
+        kept = ", ".join(str(each) for each in [*past, checkpoint.t])
+        raise ValueError(f"from-round = {t}: {folder} has no checkpoint of it; kept are {kept}")
+    return checkpoint
+
+
+def read(folder: Path, config: Config) -> Checkpoint:
+    """The checkpoint in ``folder`` that a run goes on from.
+
+    Raises ``ValueError``, one line: none there, damaged, or of another configuration (first
+    differing key, both values).
+    """
+    checkpoint = load(folder, config.run.from_round)
+    path = path_in(folder)
+    theirs = _located(json.loads(checkpoint.config), Path(config.run.out))
+    ours = json.loads(_identity(config))
+    for each in (theirs["run"], ours["run"]):  # 0: as many as were connected
+        each["clients"] = each["clients"] or len(checkpoint.nodes)
+    for table in sorted(theirs.keys() | ours.keys()):
+        a, b = theirs.get(table, {}), ours.get(table, {})
+        for key in sorted(a.keys() | b.keys()):
+            if a.get(key) != b.get(key):
+                name = key if table == "run" else f"{table}.{key}"
+                raise ValueError(
+                    f"{path} was written with {name.replace('_', '-')} = {a.get(key)!r}, "
+                    f"this run has {b.get(key)!r}"
+                )
+    return checkpoint
+
+
+def _identity(config: Config) -> str:
+    """What decides the numbers: the tables that the method reads, without what is free."""
+    own = table_of(config.run.method)
+    needed = {"run", "data", "train", "score", "wire", own, *config.method.uses}
+    tables = {name: section for name, section in config.tables.items() if name in needed}
+    falls = any(isinstance(each, Descent) and each.cosine for each in tables.values())
+    fixed = {"rounds"} if falls else set()
+    dumped = {
+        name: section.model_dump(exclude=FREE.get(name, set()) - fixed)
+        for name, section in tables.items()
+    }
+    for k, node in config.nodes.items():
+        dumped[f"node.{k}"] = node.model_dump(exclude=FREE["node"], exclude_none=True)
+    return json.dumps(_located(dumped, Path(config.run.out)), sort_keys=True)
+
+
+def _located(tables: Tables, folder: Path) -> Tables:
+    """Return the tables with paths inside ``folder`` as relative to it."""
+    return {
+        name: {k: relative(v, folder) if isinstance(v, str) else v for k, v in table.items()}
+        for name, table in tables.items()
+    }

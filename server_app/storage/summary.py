@@ -1,0 +1,196 @@
+"""summary.json and model.safetensors: what a finished or stopped run comes down to."""
+
+import json
+import platform
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from common import model_file
+from common.exchange.records import StateDict
+from common.files import write_atomically
+from common.journal import ClientScore, Entry, PeakMemory
+from common.metrics import MANY, over_rounds, quantiles, rounds_to
+from common.settings.config import Config
+from common.settings.version import VERSION
+
+N = TypeVar("N", int, float)
+SOMETIMES = {"clients_in_all", "drift", "flops", "memory", "further_failures", "privacy"}
+"""What a summary leaves out where there is nothing of it; of all else it says ``null``."""
+
+
+def write(
+    folder: Path,
+    config: Config,
+    entries: list[Entry],
+    weights: StateDict | None,
+    error: str = "",
+) -> None:
+    """Write both files from the journal's entries; ``error``: why the run stopped, if it did."""
+    if weights is not None:
+        model_file.write(folder / "model.safetensors", weights)
+    rounds = [entry for entry in entries if entry.round > 0]
+    last = rounds[-1] if rounds else Entry(round=0)
+    accuracies = [entry.accuracy for entry in rounds if entry.accuracy is not None]
+    fair = next((entry.fairness for entry in reversed(rounds) if entry.fairness), None)
+    drifts = [entry.drift for entry in rounds if entry.drift is not None]
+    failures = [failure.model_dump() for entry in entries for failure in entry.failures]
+    flops = _sums(entry.flops for entry in entries)
+    memory = [entry.memory for entry in entries if entry.memory]
+    settings = config.privacy.model_dump(by_alias=True)
+    summary: dict[str, object] = {
+        "status": "stopped" if error else "completed",
+        "error": error,
+        "ended": "error" if error else "rounds" if last.reached is None else "target",
+        "method": config.run.method,
+        "dataset": config.data.name,
+        "runtime": config.run.runtime,
+        "rounds": len(rounds),
+        "seed": config.run.seed,
+        "accuracy": over_rounds(accuracies) if accuracies else None,
+        "accuracies": _named_accuracies([entry.accuracies for entry in rounds]),
+        "accuracy_bn": _named_accuracies([entry.accuracy_bn for entry in rounds]),
+        "rounds_to_target": _rounds_to_target(rounds, config.score.target),
+        "fairness": fair.flat() if fair else None,
+        "accuracy_covered": last.accuracy_covered,
+        "uncovered": entries[0].uncovered if entries else [],
+        "metrics": last.metrics,
+        "incentive": last.incentive.model_dump() if last.incentive else None,
+        "coefficients": last.coefficients or None,
+        "cost": _cost(rounds),
+        "clients": _clients(entries),
+        "clients_in_all": _of_many(entries),
+        "bytes": _sums(entry.bytes for entry in entries),
+        "drift": statistics.fmean(drifts) if drifts else None,
+        "flops": {**flops, "total": sum(flops.values())} if flops else None,
+        "memory": PeakMemory.most(memory).told() if memory else None,
+        "seconds": round(sum(entry.seconds.get("total", 0.0) for entry in entries), 3),
+        "seconds_by_phase": {
+            phase: round(spent, 3) for phase, spent in _sums(e.seconds for e in entries).items()
+        },
+        "failures": failures[:MANY],
+        "further_failures": len(failures) - MANY if len(failures) > MANY else None,
+        "weights_sha256": model_file.digest(weights) if weights is not None else None,
+        "privacy": last.privacy and {**settings, **last.privacy.model_dump()},
+        "versions": {
+            "fedmosaic": VERSION,
+            "torch": torch.__version__,
+            "flwr": version("flwr"),
+            "python": platform.python_version(),
+        },
+    }
+    told = {k: v for k, v in summary.items() if v is not None or k not in SOMETIMES}
+    write_atomically(folder / "summary.json", (json.dumps(told, indent=1) + "\n").encode())
+
+
+def place(out: str, experiment: str) -> Path:
+    """The folder of a run's results: ``out``, or one named after the run, of the server's user."""
+    return Path(out).expanduser() if out else Path.home() / ".fedmosaic" / "runs" / experiment
+
+
+def complete(folder: Path, config: Config) -> str:
+    """Why the completed run in the folder does not go on under ``config``; empty if it would, or
+    there is none.
+    """
+    if config.run.from_round >= 0:
+        return ""
+    try:
+        found = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        status, rounds, accuracy = found["status"], found["rounds"], found["accuracy"]
+    except (OSError, ValueError, KeyError):
+        return ""
+    if status != "completed":
+        return ""
+    if rounds >= config.run.rounds:
+        return f"rounds = {config.run.rounds}, all of them done; for more: -s rounds=N"
+    if config.score.ends(accuracy and accuracy["final"]):
+        target = f"score.target = {config.score.target:g}"
+        return f"{target} was reached in round {rounds}; for more: -s score.stop=false"
+    return ""
+
+
+def check_incomplete(folder: Path, config: Config) -> None:
+    """Raise ``ValueError`` if the folder has a completed run that ends as ``config`` says."""
+    if why := complete(folder, config):
+        raise ValueError(f"the run is complete: {why}")
+
+
+def _clients(entries: list[Entry]) -> list[dict[str, object]]:
+    """k, model, n of every client, with its last scores; none of more than ``MANY``."""
+    if not entries or len(entries[0].clients) > MANY:
+        return []
+    by_k = {score.k: score for score in _scores(entries)}
+    nothing = ClientScore(k=-1)
+    return [
+        {
+            "k": client.k,
+            "model": client.model,
+            "n": client.n,
+            **by_k.get(client.k, nothing).model_dump(
+                include={"accuracy", "accuracy_global", "accuracies"}
+            ),
+        }
+        for client in entries[0].clients
+    ]
+
+
+def _scores(entries: list[Entry]) -> list[ClientScore]:
+    """The clients' last ones."""
+    return next((entry.scores for entry in reversed(entries) if entry.scores), [])
+
+
+def _of_many(entries: list[Entry]) -> dict[str, object] | None:
+    """What stands for ``clients`` where there are many: the journal has each one."""
+    if not entries or len(entries[0].clients) <= MANY:
+        return None
+    members, scores = entries[0].clients, _scores(entries)
+    return {
+        "count": len(members),
+        "scored": len(scores),
+        "models": Counter(member.model for member in members),
+        "n": quantiles(member.n for member in members),
+        "accuracy": quantiles(score.accuracy for score in scores),
+        "accuracy_global": quantiles(score.accuracy_global for score in scores),
+    }
+
+
+def _named_accuracies(rounds: list[dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Final, best and last-10 test accuracy of all that was scored last, by name."""
+    scored = [accuracies for accuracies in rounds if accuracies]
+    return {
+        name: over_rounds([accuracies[name] for accuracies in scored if name in accuracies])
+        for name in (scored[-1] if scored else {})
+    }
+
+
+def _rounds_to_target(rounds: list[Entry], target: float) -> dict[str, float | None] | None:
+    """The round of the first hit, and the first in which the mean of five scores hits; or None."""
+    if not target:
+        return None
+    scored = [(entry.round, entry.accuracy) for entry in rounds if entry.accuracy is not None]
+    accuracies = [accuracy for _, accuracy in scored]
+    hits = {"first": rounds_to(accuracies, target), "mean5": rounds_to(accuracies, target, 5)}
+    reached = {name: scored[i - 1][0] if i else None for name, i in hits.items()}
+    return {"target": target, **reached}
+
+
+def _cost(rounds: list[Entry]) -> dict[str, float] | None:
+    """Numbers by the literature's formula, bytes that travelled for them, bytes per number."""
+    costs = [entry.cost for entry in rounds if entry.cost]
+    if not costs:
+        return None
+    numbers, sent = sum(cost.numbers for cost in costs), sum(cost.bytes for cost in costs)
+    return {"numbers": numbers, "bytes": sent, "bytes_per_number": round(sent / numbers, 4)}
+
+
+def _sums(parts: Iterable[Mapping[str, N]]) -> dict[str, N]:
+    total: dict[str, N] = {}
+    for part in parts:
+        for name, value in part.items():
+            total[name] = total[name] + value if name in total else value
+    return total

@@ -1,0 +1,215 @@
+"""Robust means: hand-computed, and what one poisoned client can do to each."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Message, RecordDict
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from common.exchange.records import StateDict
+from common.settings.options import Average
+from common.settings.parse import parse
+from common.training import tree
+from server_app.aggregation.mean import average, combine, trimmed
+from server_app.aggregation.mean import average_layers as aggregate
+from server_app.stopped import Stopped
+from tests.support.battery import Tampering, changed_tensor
+from tests.support.tiny import Run, flat, play
+
+PARAMETERS = {"weight", "bias"}
+
+
+def options(robust: str, **changes: Any) -> Average:
+    given = {"weights": "samples", "bn_buffers": True, "trim": 0.1, "clip_norm": 1.0, **changes}
+    return Average.model_validate({"robust": robust, **given})
+
+
+def states(*rows: list[float]) -> list[StateDict]:
+    return [
+        {"weight": torch.tensor([row]), "bias": torch.zeros(1), "seen": torch.tensor(i)}
+        for i, row in enumerate(rows)
+    ]
+
+
+def of(clients: list[StateDict], robust: str, **changes: Any) -> list[float]:
+    sizes = changes.pop("sizes", [1] * len(clients))
+    before = changes.pop("before", states([0.0, 0.0])[0])
+    result = average(clients, sizes, before, options(robust, **changes), PARAMETERS)
+    weight: list[float] = result["weight"][0].tolist()
+    return weight
+
+
+def test_the_median_of_an_odd_number_is_the_middle_one_in_each_coordinate() -> None:
+    clients = states([1.0, 30.0], [2.0, 10.0], [900.0, 20.0])
+    assert of(clients, "median") == [2.0, 20.0]
+
+
+def test_the_median_of_an_even_number_is_the_mean_of_the_middle_two() -> None:
+    clients = states([1.0, 0.0], [2.0, 0.0], [4.0, 8.0], [900.0, 8.0])
+    assert of(clients, "median") == [3.0, 4.0]
+
+
+def test_the_trimmed_mean_leaves_out_both_ends_of_each_coordinate() -> None:
+    clients = states([1.0, -900.0], [2.0, 6.0], [3.0, 7.0], [4.0, 8.0], [900.0, 9.0])
+    assert of(clients, "trimmed", trim=0.2) == [3.0, 7.0]
+    assert of(clients, "trimmed", trim=0.4) == [3.0, 7.0]
+    assert of(clients, "trimmed", trim=0.0) == [182.0, -174.0]
+
+
+@pytest.mark.parametrize(
+    ("m", "share", "count"),
+    [(1, 0.1, 0), (2, 0.4, 0), (3, 0.1, 1), (10, 0.1, 1), (11, 0.1, 2), (10, 0.3, 3), (5, 0.49, 2)],
+)
+def test_so_many_are_left_out_at_each_end(m: int, share: float, count: int) -> None:
+    assert trimmed(m, share) == count
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 40), st.floats(0, 0.49))
+def test_the_trimmed_mean_is_that_of_the_sorted_middle(m: int, share: float) -> None:
+    values = torch.randperm(m, generator=torch.Generator().manual_seed(m)).double() ** 2
+    clients = [{"w": value[None]} for value in values]
+    cut = trimmed(m, share)
+    expected = values.sort().values[cut : m - cut].mean()
+    got = combine(clients, [1] * m, options("trimmed", trim=share))["w"]
+    assert float(got) == pytest.approx(float(expected)) and m - 2 * cut >= 1
+
+
+def test_one_of_49_is_left_out_although_a_49th_times_49_is_less_than_1() -> None:
+    assert 1 / 49 * 49 < 1
+    clients = states(*[[1.0, 1.0]] * 47, [900.0, 1.0], [-900.0, 1.0])
+    assert of(clients, "trimmed", trim=0.02) == [1.0, 1.0]
+
+
+def test_a_long_step_is_shortened_and_a_short_one_is_not() -> None:
+    before = states([1.0, 1.0])[0]
+    clients = states([4.0, 5.0], [1.0, 1.5])  # steps (3, 4) and (0, 0.5)
+    # the first becomes 5 -> 1: (0.6, 0.8); means of (1.6, 1.8) and (1, 1.5)
+    assert of(clients, "clip", before=before) == pytest.approx([1.3, 1.65])
+    assert of(clients, "clip", before=before, sizes=[1, 3]) == pytest.approx([1.15, 1.575])
+
+
+def test_a_client_that_has_not_moved_is_no_division_by_zero() -> None:
+    assert of(states([2.0, 3.0]), "clip", before=states([2.0, 3.0])[0]) == [2.0, 3.0]
+
+
+def test_clipping_that_never_binds_is_the_mean_to_the_bit() -> None:
+    clients = [{k: torch.randn(5) for k in "ab"} for _ in range(4)]
+    before = {k: torch.zeros(5) for k in "ab"}
+    plain = average(clients, [1, 2, 3, 4], before, options("none"), PARAMETERS)
+    wide = average(clients, [1, 2, 3, 4], before, options("clip", clip_norm=1e9), PARAMETERS)
+    direct = tree.mean(clients, [1, 2, 3, 4])
+    assert all(torch.equal(plain[k], wide[k]) and torch.equal(plain[k], direct[k]) for k in "ab")
+
+
+def test_the_norm_leaves_out_buffers_that_are_not_averaged() -> None:
+    net = nn.BatchNorm1d(1)
+    before = tree.snapshot(net)
+    sent = {**before, "weight": torch.tensor([1.5]), "running_var": torch.tensor([1e6])}
+    names = tree.parameters_only(net)
+    kept = average([sent], [1], before, options("clip", bn_buffers=False), names)
+    assert float(kept["weight"]) == 1.5 and float(kept["running_var"]) == 1.0
+    averaged = average([sent], [1], before, options("clip"), names)
+    assert float(averaged["running_var"]) == pytest.approx(2.0)
+    assert float(averaged["weight"]) == pytest.approx(1.0, abs=1e-5)
+
+
+@pytest.mark.parametrize("robust", ["median", "trimmed"])
+def test_counters_keep_the_largest_and_dtypes_stay(robust: str) -> None:
+    clients = states([1.0, 1.0], [2.0, 2.0], [3.0, 3.0])
+    result = average(clients, [1, 1, 1], clients[0], options(robust), PARAMETERS)
+    assert result["seen"].dtype == torch.int64 and int(result["seen"]) == 2
+    assert result["weight"].dtype == torch.float32
+
+
+def test_the_largest_numbers_do_not_overflow_in_the_median() -> None:
+    most = torch.finfo(torch.float32).max
+    assert of(states([most, most], [most, most]), "median") == [most, most]
+
+
+def test_across_depths_each_entry_is_combined_among_its_owners() -> None:
+    before = {"a": torch.zeros(1), "deep": torch.zeros(1)}
+    clients = [
+        {"a": torch.tensor([1.0]), "deep": torch.tensor([7.0])},
+        {"a": torch.tensor([2.0])},
+        {"a": torch.tensor([900.0])},
+    ]
+    result = aggregate(clients, [1, 1, 1], before, options("median"), before.keys())
+    assert float(result["a"]) == 2.0 and float(result["deep"]) == 7.0
+    close = aggregate(clients, [1, 1, 1], before, options("clip"), before.keys())
+    assert float(close["a"]) <= 1.0
+
+
+HONEST = [[1.0, 2.0], [1.1, 2.1], [0.9, 1.9], [1.05, 2.05]]
+POISONS = {"scaled": [1e6, 2e6], "flipped": [-1e6, -2e6]}
+
+
+@pytest.mark.parametrize("poison", POISONS)
+def test_one_poisoned_client_of_five_moves_the_mean_and_no_robust_one(poison: str) -> None:
+    honest = torch.tensor(HONEST).mean(0)
+    clients = states(*HONEST, POISONS[poison])
+
+    def off(robust: str) -> float:
+        return float((torch.tensor(of(clients, robust, clip_norm=3.0)) - honest).norm())
+
+    assert off("none") > 1e5
+    assert off("median") < 0.2 and off("trimmed") < 0.2
+    assert off("clip") <= 2 * 3.0 / 5 + 1e-5  # its step counts a fifth, and so does one left out
+
+
+class Poisoning(Tampering):
+    """Client 1 answers every round with its weights times −10⁴."""
+
+    def _changed(self, reply: Message) -> Message:
+        return reply if reply.has_error() else super()._changed(reply)
+
+    @staticmethod
+    def tamper(content: RecordDict) -> RecordDict:
+        return changed_tensor(content, lambda flat: flat * -1e4)
+
+
+def poisoned(out: Path, **changes: Any) -> float:
+    """The final loss of a run with one poisoned client of six."""
+    settings = flat(
+        out, clients=6, fleet="lenet5@0.5", rounds=3, train__lr=0.1, sanity=0, **changes
+    )
+    try:
+        result = play(settings, Poisoning)
+    except Stopped as stopped:  # an honest client cannot train from such a model
+        assert "training diverged" in str(stopped)
+        return math.inf
+    if any("undone" in entry for entry in result.journal):
+        return math.inf
+    assert result.summary["failures"] == []
+    return float(result.journal[-1]["loss"])
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedgkd"])
+def test_a_run_with_a_poisoned_client_learns_under_every_robust_mean(
+    method: str, tmp_path: Path
+) -> None:
+    chance = math.log(3)
+    assert poisoned(tmp_path / "none", method=method) > 2 * chance
+    for robust in ("median", "trimmed", "clip"):
+        changes = {"average__robust": robust, "average__clip_norm": 1.0}
+        assert poisoned(tmp_path / robust, method=method, **changes) < chance, robust
+
+
+@pytest.mark.parametrize("robust", ["median", "clip"])
+def test_a_median_is_another_model_and_a_bound_of_10_is_far_for_a_tiny_network(
+    robust: str, played: Run
+) -> None:
+    ours, plain = played(method="fedavg", average__robust=robust), played(method="fedavg")
+    assert (robust == "clip") == (plain.weights == ours.weights)
+
+
+def test_a_wrong_share_is_refused() -> None:
+    wrong = {"average.trim": 0.5, "average.clip-norm": 0.0, "average.robust": "krum"}
+    for key, value in wrong.items():
+        with pytest.raises(ValueError, match=key):
+            parse({**flat(Path("out"), method="fedavg"), key: value})

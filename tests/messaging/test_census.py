@@ -1,0 +1,111 @@
+"""The server refuses a federation that does not fit, naming the client."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.run.loopback import Loopback
+from server_app.messaging.census import check_peers
+from server_app.stopped import Stopped
+from tests.support.battery import failed
+from tests.support.peers import TASK, info
+from tests.support.tiny import flat, play
+
+
+def test_a_federation_that_fits_is_welcome() -> None:
+    check_peers([info(k=1, n=1000, n_test=1000), info()], 2, "e", TASK, 1000)
+    check_peers([info(), info(k=1, counts=[5, 0, 0])], 2, "e", TASK, 1000)
+
+
+@pytest.mark.parametrize(
+    ("second", "reason"),
+    [
+        ({"k": 0}, "2 nodes claim to be client 0"),
+        ({"k": 7}, "client 7 in a federation of 2"),
+        ({"experiment": "x"}, "client 1 has experiment 'x', the server 'e'"),
+        ({"version": "0.0.9"}, "client 1 has code version '0.0.9'"),
+        ({"task": "u"}, "client 1 has task"),
+        ({"public": "q"}, "client . has another public set"),
+        ({"n": 2**39}, "client 1 claims 549755813888 training samples, max-samples = 1000"),
+        ({"n": 1001}, "client 1 claims 1001 training samples"),
+        ({"n_test": 1001}, "client 1 claims 1001 test samples"),
+        ({"classes": [0, 3]}, r"client 1 claims classes \[0, 3\], allowed are 0 to 2"),
+        ({"classes": [1, 0]}, "client 1 claims classes"),
+        ({"classes": [0, 0]}, "client 1 claims classes"),
+        ({"classes": []}, "client 1 claims classes"),
+        ({"counts": [5, 0]}, "client 1 claims class counts that are not those of its 5"),
+        ({"counts": [4, 0, 0]}, "client 1 claims class counts"),
+        ({"counts": [4, 1, 0]}, "client 1 claims class counts"),
+    ],
+)
+def test_a_client_that_does_not_fit_is_named(second: dict[str, Any], reason: str) -> None:
+    with pytest.raises(Stopped, match=reason):
+        check_peers([info(), info(**{"k": 1, **second})], 2, "e", TASK, 1000)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "reason", "settings"),
+    [
+        (3, r"3 of 4 clients connected within wait = 0.3 s", {"wait": 0.3}),
+        (3, "3 clients are connected, but clients = 2", {"clients": 2}),
+        ({2: {"partition-id": 1}}, "2 nodes claim to be client 1", {}),
+        ({3: {"model": "resnet99"}}, "no architecture 'resnet99'", {}),
+        (4, "client 0 claims .* training samples, max-samples = 10", {"max_samples": 10}),
+    ],
+)
+def test_a_federation_that_does_not_fit_is_refused(
+    nodes: Any, reason: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    config = flat(tmp_path, **settings)
+    size, own = (nodes, {}) if isinstance(nodes, int) else (4, nodes)
+    with pytest.raises(Stopped, match=reason):
+        play(config, Loopback(size, config, workers=0, node_configs=own))
+
+
+def test_a_node_brings_its_own_model(tmp_path: Path) -> None:
+    settings = flat(tmp_path, method="fedorion", rounds=1)
+    result = play(settings, Loopback(4, settings, workers=0, node_configs={1: {"model": "lenet5"}}))
+    models = [client["model"] for client in result.summary["clients"]]
+    assert models == ["mlp@0.25", "lenet5", "mlp@0.25", "cnn2@0.5"]
+
+
+class Flickering(Loopback):  # type: ignore[misc]
+    """Its first node has left again when it is asked for the first ``times`` times."""
+
+    def __init__(self, *given: Any, times: int, reason: str, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self.left, self.reason, self.asked = times, reason, list[int]()
+
+    def pull_messages(self, message_ids: Any) -> Any:
+        for reply in super().pull_messages(message_ids):
+            self.asked.append(reply.metadata.src_node_id)
+            if self.asked[-1] == 1 and self.left > 0:
+                self.left -= 1
+                yield failed(reply, 5, self.reason)
+            else:
+                yield reply
+
+
+UNAVAILABLE = "Error: Node Unavailable — The destination node failed to report a heartbeat"
+
+
+def test_a_node_that_leaves_while_it_starts_is_asked_again(tmp_path: Path) -> None:
+    settings = flat(tmp_path, rounds=1)
+    grid = Flickering(4, settings, workers=0, times=2, reason=UNAVAILABLE)
+    assert play(settings, grid).summary["status"] == "completed"
+    assert grid.asked[:6] == [1, 2, 3, 4, 1, 1], "the others are asked once"
+
+
+@pytest.mark.parametrize(
+    ("times", "reason", "said"),
+    [(10_000, UNAVAILABLE, "Node Unavailable"), (1, "out of memory", "out of memory")],
+    ids=["it stays away", "it fails for another reason"],
+)
+def test_a_node_that_does_not_answer_the_census_stops_the_run(
+    times: int, reason: str, said: str, tmp_path: Path
+) -> None:
+    settings = flat(tmp_path, wait=0.3)
+    grid = Flickering(4, settings, workers=0, times=times, reason=reason)
+    with pytest.raises(Stopped, match=f"census: node 1 answered: .*{said}"):
+        play(settings, grid)

@@ -1,0 +1,79 @@
+"""However many clients an exchange has, only so many messages are out at once."""
+
+from collections.abc import Iterable
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+from deploy.flower.messages import nameless_run
+from server_app.messaging.exchange import exchange
+
+
+class Slow(Grid):
+    """Nodes that answer the three oldest messages at every look; ``deaf`` ones never do."""
+
+    def __init__(self, deaf: frozenset[int] = frozenset()) -> None:
+        self.deaf = deaf
+        self.out: dict[str, Message] = {}
+        self.most = self.looks = 0
+
+    def set_run(self, run: object) -> None: ...
+
+    run = property(lambda _: nameless_run(1))
+
+    def create_message(self, *args: object, **named: object) -> Message:
+        raise NotImplementedError
+
+    def get_node_ids(self) -> Iterable[int]:
+        return []
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        names = []
+        for message in messages:
+            name = f"m{message.metadata.dst_node_id}"
+            message.metadata.__dict__["_message_id"] = name
+            self.out[name] = message
+            names.append(name)
+        self.most = max(self.most, len(self.out))
+        return names
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        asked = list(message_ids)
+        self.looks += len(asked)
+        ready = [n for n in asked if self.out[n].metadata.dst_node_id not in self.deaf][:3]
+        return [Message(RecordDict(), reply_to=self.out.pop(name)) for name in ready]
+
+    def send_and_receive(self, *args: object, **named: object) -> Iterable[Message]:
+        raise NotImplementedError
+
+
+def letters(count: int) -> dict[int, Message]:
+    return {k: Message(RecordDict(), k + 1, "train") for k in range(count)}
+
+
+def test_no_more_than_the_window_is_out_and_the_looks_grow_with_the_clients_alone() -> None:
+    looks = {}
+    for count in (50, 100, 200):
+        grid = Slow()
+        replies, failures = exchange(grid, letters(count), 60, 1, 10)
+        assert list(replies) == list(range(count)) and not failures
+        assert all(reply.metadata.src_node_id == k + 1 for k, reply in replies.items())
+        assert grid.most == 10
+        looks[count] = grid.looks
+    assert looks[200] - looks[100] < 2.2 * (looks[100] - looks[50])
+
+
+def test_silent_clients_take_their_places_until_the_time_is_over() -> None:
+    grid = Slow(frozenset({1, 2}))
+    replies, failures = exchange(grid, letters(6), 0.2, 3, 2)
+    assert replies == {}
+    reasons = {failure.k: failure.reason for failure in failures}
+    assert list(reasons) == list(range(6)) and {failure.round for failure in failures} == {3}
+    assert reasons[0] == reasons[1] == "no reply within 0.2 s"
+    assert reasons[5] == "not asked within 0.2 s, window = 2 others were waited for"
+
+
+def test_one_silent_client_holds_nobody_up() -> None:
+    replies, failures = exchange(Slow(frozenset({1})), letters(6), 0.3, 1, 2)
+    assert list(replies) == [1, 2, 3, 4, 5]
+    assert [failure.k for failure in failures] == [0]

@@ -1,0 +1,181 @@
+"""Checkpoints: what cannot be resumed is refused in one line, and nothing is lost."""
+
+import errno
+import logging
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Context, RecordDict
+
+from deploy.run.loopback import RUN_ID, Loopback
+from deploy.run.preflight import fresh
+from deploy.run.settings import load
+from server_app.app import app
+from server_app.stopped import Stopped
+from server_app.storage import checkpoint
+from tests.support.battery import fail_client
+from tests.support.commandline import typed
+from tests.support.tiny import TinyRun, flat, play
+
+SAME: dict[str, Any] = {"method": "fedavg", "node__1__model": "mlp", "score__clients_every": 1}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> TinyRun:
+    """Three rounds without an interruption."""
+    return play(flat(tmp_path_factory.mktemp("whole"), **SAME, rounds=3))
+
+
+@pytest.fixture(scope="module")
+def two_rounds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return play(flat(tmp_path_factory.mktemp("two"), **SAME, node__0__memory_mb=30_000)).folder
+
+
+@pytest.fixture
+def part(two_rounds: Path, tmp_path: Path) -> Path:
+    """A finished run of two rounds."""
+    return shutil.copytree(two_rounds, tmp_path / "part")
+
+
+def on(folder: Path, **changes: Any) -> TinyRun:
+    return play(flat(folder, **{**SAME, "rounds": 3, "resume": True, **changes}))
+
+
+def test_more_rounds_go_on_where_the_run_ended(
+    part: Path, whole: TinyRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a full disk and a torn line, with clients on other machines."""
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(Stopped, match=r"No space left on device; .* go on with --resume"):
+            on(part)
+    journal = part / "journal.jsonl"
+    journal.write_text(journal.read_text() + '{"round": 3, "accu')
+    longer = on(part, node__1__device="cpu", node__2__memory_mb=20_000)
+    assert longer.timeless == whole.timeless and longer.weights == whole.weights
+
+
+DEPTHS = {"fleet": "cnn2@0.5,cnn3@0.5", "per_round": 2}
+UNEVEN = {"data__partition": "quantity_dirichlet"}
+KEEPING: dict[str, dict[str, Any]] = {
+    **{robust: {"method": "fedavg", "average__robust": robust} for robust in ("median", "clip")},
+    **{
+        across: {"method": "fedavg", "average__across": across, **DEPTHS}
+        for across in ("layerwise", "same")
+    },
+    "variates": {"method": "scaffold", "average__across": "layerwise", **DEPTHS, **UNEVEN},
+    "sizes": {"method": "inclusivefl", **DEPTHS, "fleet": "cnn2@0.5,cnn3@0.5,cnn4@0.5"},
+    "a generator": {"method": "fedkf", "fedkf__generator_at": "server", "fleet": "lenet5@0.5"}
+    | {"generator__latent": 8, "generator__width": 4},
+}
+"""Runs whose server keeps more than one mean of weights, by what it keeps."""
+
+
+@pytest.mark.parametrize("what", KEEPING)
+def test_whatever_a_server_keeps_a_run_goes_on_to_the_same_bits(what: str, tmp_path: Path) -> None:
+    straight = play(flat(tmp_path / "straight", **KEEPING[what], rounds=3))
+    play(flat(tmp_path / "part", **KEEPING[what], rounds=2))
+    resumed = play(flat(tmp_path / "part", **KEEPING[what], rounds=3, resume=True))
+    assert resumed.weights == straight.weights and resumed.timeless[-1] == straight.timeless[-1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"train__lr": 0.5}, r"was written with train.lr = 0.05, this run has 0.5"),
+        ({"seed": 9}, r"was written with seed = 1, this run has 9"),
+        ({"method": "fedprox"}, r"was written with"),
+        ({"rounds": 2}, r"the run is complete: rounds = 2"),
+        ({"node__1__model": "cnn3"}, r"was written with node.1.model = 'mlp', this run has 'cnn3'"),
+        ({"node__3__data_dir": "/x"}, r"was written with node.3.data-dir = None"),
+        ({"data__test": "merge"}, r"was written with data.test = 'split', this run has 'merge'"),
+    ],
+)
+def test_another_configuration_is_refused(changes: dict[str, Any], reason: str, part: Path) -> None:
+    with pytest.raises(Stopped, match=reason):
+        on(part, **changes)
+
+
+def test_a_complete_run_that_is_resumed_stays_as_it_is(part: Path) -> None:
+    before = {path: path.read_bytes() for path in part.rglob("*") if path.is_file()}
+    with pytest.raises(Stopped, match="the run is complete: rounds = 2, all of them done") as told:
+        on(part, rounds=2)
+    assert "for more: -s rounds=N" in str(told.value) and "--resume" not in str(told.value)
+    again = typed("run", "--resume", part, "--workers", "0", "--runtime", "loopback")
+    assert again.returncode == 1 and again.stderr == f"error: {told.value}\n"
+    assert {path: path.read_bytes() for path in part.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_started_by_flower_alone_is_resumed_from_the_config_that_it_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    settings = flat(tmp_path, method="fedorion", rounds=1)
+    settings |= {"clients": 0, "out": "", "state-dir": "", "experiment": ""}
+    with caplog.at_level(logging.INFO, "flwr.fedmosaic"), Loopback(4, settings, workers=0) as grid:
+        app(grid, Context(RUN_ID, 0, {}, RecordDict(), settings))
+    folder = tmp_path / ".fedmosaic/runs/run-1"
+    assert f"for its report: fedmosaic report {folder}" in caplog.text
+    left = load(folder / "config.toml")
+    assert (left["clients"], left["experiment"], left["out"]) == (4, "run-1", ".")
+    assert left.keys() == settings.keys()
+    assert typed("report", folder).returncode == 0
+    more = typed("run", "--resume", folder, "-s", "rounds=2", "--workers", "0")
+    assert more.returncode == 0, more.stderr
+    whole = play(flat(tmp_path / "whole", method="fedorion"))
+    assert TinyRun(folder).weights == whole.weights
+
+
+def test_a_checkpoint_that_is_corrupt_or_missing_is_named(part: Path, tmp_path: Path) -> None:
+    path = checkpoint.path_in(part)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(Stopped, match=r"checkpoint.safetensors cannot be read"):
+        on(part)
+    with pytest.raises(Stopped, match=r"has no checkpoint to resume from"):
+        on(tmp_path / "empty")
+
+
+def test_a_new_run_does_not_overwrite_an_old_one(part: Path) -> None:
+    before = (part / "journal.jsonl").read_bytes()
+    with pytest.raises(ValueError, match="holds a run already"):
+        on(part, resume=False)
+    assert (part / "journal.jsonl").read_bytes() == before
+
+
+def test_a_stopped_run_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        fail_client(patch, 0)
+        with pytest.raises(Stopped, match=rf"go on with --resume {tmp_path}"):
+            on(tmp_path, resume=False)
+    assert TinyRun(tmp_path).summary["error"].startswith("round 1: 3 of 4 replies are good")
+    assert on(tmp_path).summary["status"] == "completed"
+
+
+def test_a_run_killed_before_its_summary_was_written_is_finished(part: Path) -> None:
+    before = TinyRun(part)
+    weights = before.weights
+    (part / "summary.json").unlink()
+    (part / "model.safetensors").unlink()
+    mended = on(part, rounds=2)
+    assert mended.summary["status"] == "completed" and mended.weights == weights
+    assert mended.timeless == before.timeless and (part / "model.safetensors").exists()
+
+
+def test_a_run_of_the_same_settings_leaves_the_private_models_of_a_stopped_one_alone(
+    tmp_path: Path,
+) -> None:
+    named = {"out": "", "experiment": "", "state-dir": str(tmp_path / "shared")}
+    given = flat(tmp_path, method="fedorion", rounds=4) | named
+    stopped, _ = fresh({**given, "rounds": 2}, "loopback", tmp_path / "stopped")
+    play(stopped)
+    between, _ = fresh(given, "loopback", tmp_path / "between")
+    whole = play(between)
+    assert play({**stopped, "rounds": 4, "resume": True}).weights == whole.weights
+    assert len(list((tmp_path / "shared").iterdir())) == 2
