@@ -18,6 +18,7 @@ from typing import cast
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from common.renamed import hint
 from common.settings.extras import missing
 
 LOG = "errors.log"  #: in a run's folder; of what happens outside a run, in ``HOME``
@@ -52,7 +53,7 @@ def line(error: BaseException, most: int | None = None, *, typed: bool = False) 
     ``most``: characters of the first line at most; ``typed``: with the type of the error, which one
     that nobody foresaw always has.
     """
-    said = first_line(error, most)
+    said = first_line(error, most) + hint(error)
     if not isinstance(error, FORESEEN) or (typed and not isinstance(error, ValidationError)):
         said = f"{type(error).__name__}: {said}"
     where = place(error)

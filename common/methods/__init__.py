@@ -16,6 +16,7 @@ import pkgutil
 import re
 from types import ModuleType
 
+from common.renamed import HOOKS
 from common.settings import plugins
 from common.settings.config import SECTIONS, MethodOptions
 from common.settings.section import value_kind
@@ -59,6 +60,9 @@ def half(package: str, name: str, kind: type) -> type:
     own = [c for c in classes if c.__module__ == module.__name__ and issubclass(c, kind)]
     if owner in names():
         assert len(own) == 1, f"{module.__name__} must define one {kind.__name__}, it has {own}"
+    elif own and (old := HOOKS.keys() & vars(own[0]).keys()):
+        was, now = min(old), HOOKS[min(old)]
+        raise ValueError(f"method {owner!r}: {own[0].__name__}.{was} is now called {now}")
     elif len(own) != 1 or inspect.isabstract(own[0]):
         open_ = sorted(getattr(own[0], "__abstractmethods__", ())) if len(own) == 1 else []
         lacks = f"{own[0].__name__} lacks {', '.join(open_)}" if open_ else f"it has {len(own)}"
