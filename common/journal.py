@@ -276,7 +276,7 @@ def read_lines(path: Path) -> list[Line]:
         if entry is None:
             due += 1
         elif digest and hashlib.sha256(_DIGEST.sub(b"}", raw)).hexdigest().encode() != digest[1]:
-            why, due = "its digest is not that of its text", due + 1
+            why, due = "its digest does not match its text", due + 1
         elif proven and not digest:
             why, due = "it has no digest, and a line before it has one", due + 1
         else:

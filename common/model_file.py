@@ -58,7 +58,7 @@ def read(path: Path) -> tuple[StateDict, str]:
         line = first_line(error)
         raise Damaged(f"{path} is damaged or no safetensors file: {line}") from error
     if said and said != digest(weights):
-        raise Damaged(f"{path} is damaged: its digest is not that of its weights")
+        raise Damaged(f"{path} is damaged: its digest does not match its weights")
     return weights, said
 
 

@@ -79,7 +79,7 @@ def test_a_flipped_bit_in_the_checkpoint_is_named_and_the_round_before_goes_on(r
     before = TinyRun(run)
     assert before.weights
     flip(run / "checkpoint.safetensors")
-    line = "checkpoint.safetensors cannot be read: it is damaged: its digest is not that of what"
+    line = "checkpoint.safetensors cannot be read: it is damaged: its digest does not match its"
     back = f"go back to round 3: fedmosaic run --resume {run} --from-round 3"
     with pytest.raises(Stopped, match=f"{line} it holds; {back}"):
         again(run, rounds=5)
@@ -107,7 +107,7 @@ def test_a_flipped_bit_in_the_model_is_named(run: Path) -> None:
     done = typed("verify", run)
     assert done.returncode == 1 and "Traceback" not in done.stdout + done.stderr
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("damaged"))
-    assert "model.safetensors: is damaged: its digest is not that of its weights; remove" in line
+    assert "model.safetensors: is damaged: its digest does not match its weights; remove" in line
     (run / "summary.json").unlink()
     again(run)
     assert all(one.state != "damaged" for one in verify(run))
@@ -133,7 +133,7 @@ def replaced(i: int, line: bytes) -> Callable[[list[bytes]], list[bytes]]:
         (lambda x: x[:1], "lacks rounds before 4", "cannot go on: start the run anew"),
         (
             lambda x: [line.replace(b'"loss": ', b'"loss": 1') for line in x],
-            "line 1 is damaged: its digest is not that of its text",
+            "line 1 is damaged: its digest does not match its text",
             "cannot go on: start the run anew",
         ),
     ],
