@@ -189,7 +189,7 @@ LYING = Array("float32", (4,), "numpy.ndarray", Array(np.zeros(4, np.float64)).d
             ),
             "only 4 numbers are left",
         ),
-        (forged({"n": 1, "w": {}}, {"float32": Array(np.zeros(4, np.float32))}), "belong to no field"),
+        (forged({"n": 1, "w": {}}, {"float32": Array(np.zeros(4, np.float32))}), "to no field"),
         (forged({"n": 1, "w": {}}, {"float32": LYING}), "claims 4 numbers '<f8'"),
         (forged({"n": 1, "w": {}}, {"weird": Array(np.zeros(4, np.float32))}), "no known dtype"),
         (forged(b"\xff"), "not JSON"),
