@@ -79,9 +79,9 @@ def test_a_flipped_bit_in_the_checkpoint_is_named_and_the_round_before_goes_on(r
     before = TinyRun(run)
     assert before.weights
     flip(run / "checkpoint.safetensors")
-    line = "checkpoint.safetensors cannot be read: it is damaged: its digest does not match its"
+    line = "cannot be read: it is damaged: its digest does not match its content"
     back = f"go back to round 3: fedmosaic run --resume {run} --from-round 3"
-    with pytest.raises(Stopped, match=f"{line} it holds; {back}"):
+    with pytest.raises(Stopped, match=f"checkpoint.safetensors {line}; {back}"):
         again(run, rounds=5)
     ((state, told),) = state_of(run, "checkpoint.safetensors")
     assert state == "damaged" and told.endswith(back)
@@ -127,8 +127,8 @@ def replaced(i: int, line: bytes) -> Callable[[list[bytes]], list[bytes]]:
         (replaced(2, b"[1,2]\n"), "line 3 is damaged: it is no entry", "--from-round 2"),
         (replaced(2, b'{"x":1}\n'), "line 3 is damaged: it is no entry", "--from-round 2"),
         (replaced(3, b'{"round":\xff}\n'), "line 4 is damaged: .*byte 0xff", "round 3"),
-        (lambda x: [*x[:2], *x[3:]], "line 3 is damaged: it is of round 3", "--from-round 2"),
-        (lambda x: [*x[:3], *x[2:]], "line 4 is damaged: it is of round 2", "--from-round 3"),
+        (lambda x: [*x[:2], *x[3:]], "line 3 is damaged: it is for round 3", "--from-round 2"),
+        (lambda x: [*x[:3], *x[2:]], "line 4 is damaged: it is for round 2", "--from-round 3"),
         (lambda x: x[:3], "lacks rounds before 4", "--from-round 3"),
         (lambda x: x[:1], "lacks rounds before 4", "cannot go on: start the run anew"),
         (
