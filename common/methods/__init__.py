@@ -64,7 +64,7 @@ def half(package: str, name: str, kind: type) -> type:
         open_ = sorted(getattr(halves[0], "__abstractmethods__", ())) if count == 1 else []
         lacks = f"{halves[0].__name__} lacks {', '.join(open_)}" if open_ else f"it has {count}"
         raise ValueError(
-            f"method {owner!r}: {module.__name__} must define one whole {kind.__name__}; {lacks}"
+            f"method {owner!r}: {module.__name__} must define one complete {kind.__name__}; {lacks}"
         )
     return halves[0] if owner in names() else plugins.checked(halves[0])
 
