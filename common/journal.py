@@ -58,9 +58,9 @@ class ClientScore(Part):
 
     k: int
     n: int | None = None
-    accuracy: float | None = None  #: of its own model, or of the global one without an own model
+    accuracy: float | None = None  #: accuracy of its own model, or else of the global one
     accuracy_global: float | None = None
-    accuracies: dict[str, float] = {}  #: of further global models, by name
+    accuracies: dict[str, float] = {}  #: accuracies of further global models, by name
 
 
 @final
@@ -183,7 +183,7 @@ class Entry(Part):
     replied: list[int] = []
     metrics: dict[str, float] = {}
     client_metrics: dict[int, dict[str, float]] = {}
-    magnitudes: dict[int, Magnitude] = {}  #: of received replies, by client
+    magnitudes: dict[int, Magnitude] = {}  #: sizes of the received replies, by client
     drift: float | None = None  #: difference of the clients' updates, in [0, 1] (``score.drift``)
     undone: list[Undone] = []  #: earlier attempts at this round
     cost: Cost | None = None
@@ -195,8 +195,10 @@ class Entry(Part):
     accuracy: float | None = None
     loss: float | None = None
     accuracy_covered: float | None = None  #: on the classes that at least one client has
-    accuracies: dict[str, float] = {}  #: of every model by its name, if there are several
-    accuracy_bn: dict[str, float] = {}  #: by BatchNorm statistics: running, batch, recalibrated
+    accuracies: dict[str, float] = {}  #: accuracies of all models by name, if several
+    accuracy_bn: dict[
+        str, float
+    ] = {}  #: accuracies by BatchNorm statistics (running, batch, recalibrated)
     reached: float | None = None  #: the target that ends the run (``score.stop``)
 
     # The clients' scores, in rounds with scores.
@@ -207,7 +209,7 @@ class Entry(Part):
     notes: list[str] = []  #: remarks for the reader of the run
     bytes: dict[str, int] = {}  #: down, up, and of the numbers only: arrays_down, arrays_up
     seconds: dict[str, float] = {}  #: wall clock by phase
-    flops: dict[str, int] = {}  #: of training: clients, server; if counted
+    flops: dict[str, int] = {}  #: operations in training: clients, server; if counted
     memory: PeakMemory | None = None  #: if measured
 
     def line(self) -> str:
@@ -271,9 +273,9 @@ def read_lines(path: Path) -> list[Line]:
     Raises ``OtherVersion``, with the path, for a journal that another release wrote.
     """
     lines: list[Line] = []
-    *whole, rest = path.read_bytes().split(b"\n")
+    *complete, rest = path.read_bytes().split(b"\n")
     due, proven = 0, False
-    for number, raw in enumerate([*whole, rest] if rest else whole, start=1):
+    for number, raw in enumerate([*complete, rest] if rest else complete, start=1):
         entry, why = _entry(raw, path)
         digest = _DIGEST.search(raw)
         if entry is None:
@@ -287,7 +289,7 @@ def read_lines(path: Path) -> list[Line]:
                 why = f"it is for round {entry.round}, expected {due}"
             due = entry.round + 1
         proven = proven or digest is not None
-        cut = entry is None and number > len(whole)
+        cut = entry is None and number > len(complete)
         lines.append(Line(number, raw, entry, why, digest is not None, cut))
     return lines
 

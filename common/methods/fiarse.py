@@ -66,7 +66,7 @@ class Options(MethodOptions):
 
     @property
     def shares(self) -> list[float]:
-        """The sizes as numbers. Raises ``ValueError`` for a value outside (0, 1]."""
+        """Sizes as numbers. Raises ``ValueError`` for a value outside (0, 1]."""
         try:
             shares = [float(size) for size in self.sizes.split(",")]
         except ValueError:

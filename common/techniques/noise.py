@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-LEAVES = 64  #: in an image; they leave 2 % of it to the background, which is one more leaf
+LEAVES = 64  #: leaves in an image; the background, one more leaf, covers 2 % of it
 SMALLEST, LARGEST = 1 / 16, 1 / 2  #: radii of leaves in units of the longer side
 TOGETHER = 16  #: leaves painted at a time; limits memory and does not change results
 
