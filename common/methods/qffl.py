@@ -28,7 +28,7 @@ from common.settings.section import NonNegative
 
 @final
 class Options(Averaging):
-    leaks = "losses beside the weights"
+    leaks = "losses in addition to the weights"
 
     q: NonNegative = 0.0001
     """q, exponent of the loss in the weights; 0: uniform weights; larger values: fairer."""

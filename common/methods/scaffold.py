@@ -55,7 +55,7 @@ from common.training.task import Task
 
 @final
 class Options(Averaging):
-    leaks = "changes of control variates beside the weights"
+    leaks = "changes of control variates in addition to the weights"
     auto = {"average.weights": "uniform"}
     schemes = ("none", "layerwise", "same")
 
