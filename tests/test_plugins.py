@@ -181,7 +181,7 @@ def test_a_method_cannot_have_the_table_of_another_or_an_odd_one(last: str, fold
 @pytest.mark.parametrize(
     ("server", "reason"),
     [
-        ("", "must define one whole Method; it has 0"),
+        ("", "must define one complete Method; it has 0"),
         (
             "from server_app.method import Method\nclass A(Method): ...",
             "A lacks model, request, step",

@@ -194,7 +194,7 @@ def test_a_clients_share_is_its_own_and_another_in_each_experiment(keys: Certifi
 
 
 def test_a_share_of_low_order_is_refused() -> None:
-    with pytest.raises(NotAuthentic, match="its X25519 share is none"):
+    with pytest.raises(NotAuthentic, match="its X25519 share is invalid"):
         session.agree(X25519PrivateKey.generate(), bytes(32), Signed(b"", b""), 0, bytes(32))
 
 
@@ -244,7 +244,7 @@ def test_a_client_believes_a_server_app_of_its_authority_only(
     others = make(tmp_path / "others", [], 1)
     offer = json.loads(about["offer"])
     cases = {
-        "the signature of its offer is not good": with_header(hello, signature=b"none"),
+        "the signature of its offer is invalid": with_header(hello, signature=b"none"),
         "signature of its offer": with_header(
             hello, offer=json.dumps({**offer, "experiment": "other"}).encode()
         ),
