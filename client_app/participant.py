@@ -175,7 +175,7 @@ class Participant:
             return self.task.fit(t, net.parameters(), epochs(batches, times), loss)
 
     def load_state(self, t: int, kind: type[R]) -> R | None:
-        """Return this client's newest state of type ``kind`` of a round < t; None: there is none."""
+        """Return the newest state of type ``kind`` of a round < t; None if there is none."""
         return self._store.load_state(t, kind)
 
     def load_state_of(self, t: int, kind: type[R]) -> R:
