@@ -63,13 +63,11 @@ class FedMD(SharedPublicSet[PredictionExchange, Request], OwnModel[PredictionExc
         if o.public_epochs:
             if (labels := p.public_labels) is None:
                 raise ValueError("the classes of the public set are not the task's")
-            scalars = p.train_on(
-                t, net, p.public, labels, loss, times=o.public_epochs, name="public"
-            )
-            metrics["public_loss"] = scalars["loss"]
+            fit = p.train_on(t, net, p.public, labels, loss, times=o.public_epochs, name="public")
+            metrics["public_loss"] = fit["loss"]
         if o.first_epochs:
-            scalars = p.train_on(t, net, *p.train_set, loss, times=o.first_epochs, name="first")
-            metrics["first_loss"] = scalars["loss"]
+            fit = p.train_on(t, net, *p.train_set, loss, times=o.first_epochs, name="first")
+            metrics["first_loss"] = fit["loss"]
         p.save_state(t, Started(local=upload(net)))
         return metrics
 
