@@ -147,23 +147,18 @@ class Handler(ABC, Generic[O, D]):
         return self._with_costs(self.second, request)
 
     def _with_costs(self, work: Callable[[Q], Reply], request: Q) -> Reply:
-        """Return ``work(request)``; if the run measures costs, add FLOPs and bytes to its metrics.
-
-        FLOPs: ``run.flops``. Peak memory: ``run.memory``.
-        """
-        run, metrics = self.config.run, {}
+        """Return ``work(request)``, with FLOPs (``run.flops``) and bytes (``run.memory``)."""
+        run, cost = self.config.run, {}
         if run.memory:
             # A process keeps the data, so the first message must not be charged for loading it.
             _ = self.participant.train_set
         with costs.counting(run.flops) as flops, costs.following(run.memory) as memory:
             reply = work(request)
         if run.flops:
-            metrics[costs.FLOPS] = float(flops.total)
+            cost[costs.FLOPS] = float(flops.total)
         if run.memory:
-            metrics[costs.MEMORY] = float(memory.most + sum(t.nbytes for _, t in tensors(request)))
-        if not metrics:
-            return reply
-        return reply.model_copy(update={"metrics": {**reply.metrics, **metrics}})
+            cost[costs.MEMORY] = float(memory.most + sum(t.nbytes for _, t in tensors(request)))
+        return reply.model_copy(update={"metrics": {**reply.metrics, **cost}}) if cost else reply
 
     def _refuse(self, what: str) -> None:
         """Raise ``ValueError`` under ``privacy.mode = "local"``, because ``what`` has no noise."""

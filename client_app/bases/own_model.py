@@ -49,10 +49,7 @@ class OwnModel(Handler[O, D], ABC):
 
 
 class Mutual(OwnModel[O, M], ABC):
-    """Client with deep mutual learning of its private model and a copy of the global model.
-
-    It sends the copy.
-    """
+    """Client with mutual learning of its private model and a global copy, which it sends."""
 
     def train(self, request: M) -> ModelReply:
         p = self.participant
@@ -63,9 +60,9 @@ class Mutual(OwnModel[O, M], ABC):
 
     @abstractmethod
     def losses(self, own: Tensor, shared: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the losses of private model and copy from their logits [n, C].
+        """Return the losses of private model and copy from their logits [n, C] before either step.
 
-        Both logits are from before either step. Each loss detaches the logits of its teacher.
+        Each loss detaches the other network's logits.
         """
 
     def learn_mutually(self, t: int, local: Classifier, copy: Classifier) -> dict[str, float]:

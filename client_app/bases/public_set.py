@@ -1,7 +1,4 @@
-"""Base classes of clients with the public set, and of those that send predictions for it.
-
-``Teacher`` is the base for DL-SH, DL-MH and I-DL-MH.
-"""
+"""Base classes of clients with the public set; ``Teacher`` serves DL-SH, DL-MH and I-DL-MH."""
 
 from abc import ABC
 from typing import ClassVar, TypeVar, final
@@ -134,10 +131,7 @@ def confidence(p: Participant, t: int, net: Classifier, masked: Classifier) -> T
 
 
 def _private(p: Participant, t: int, net: Classifier) -> Tensor:
-    """Return P(label 0) [N] on X_dist of C_i, trained on X_i (0) and X_dist (1).
-
-    Algorithm 1, lines 9-20.
-    """
+    """Return P(0) [N] on X_dist of C_i, trained on X_i (0) and X_dist (1) (Algorithm 1, 9-20)."""
     o = p.config.confidence
     private, public = p.train_set[0], p.public.to(p.device)
     classifier = p.model(p.spec, classes=2, part="confidence")

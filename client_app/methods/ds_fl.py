@@ -16,10 +16,7 @@ from common.techniques.public_set import digest, subset
 
 @final
 class DSFL(SharedPublicSet[Agreeing, Request], OwnModel[Agreeing, Request]):
-    """Client that minimises KL(Ŷ ‖ σ(f(θ_k; x))) over the previous A, then CE on its samples.
-
-    It sends σ(f(θ_k; x)) over A_t.
-    """
+    """Client that distils Ŷ on the previous A, trains on CE, and sends σ(f(θ_k; x)) for A_t."""
 
     request_type = Request
 

@@ -26,10 +26,7 @@ class ClientState(Records, kind="fedkf.Memory"):
 
 @final
 class FedKF(GlobalCopy[Options, Request]):
-    """Client with the loss CE(h(w_k; x), y) + γ KL(h(ŵ; x̂) ‖ h(w_k; x̂)), x̂ = g(θ_k; z).
-
-    In round 1 the loss is CE alone.
-    """
+    """Client with CE(h(w_k; x), y) and, from round 2, γ KL(h(ŵ; x̂) ‖ h(w_k; x̂)), x̂ = g(θ_k; z)."""
 
     request_type, reply_type = Request, Reply
 

@@ -23,9 +23,7 @@ class HeteroFL(GlobalCopy[Partial, Request]):
 
     def admit(self) -> None:
         if self.options.rates == "redrawn" and self.participant.node.get("model"):
-            raise ValueError(
-                f'the node config sets model = {self.spec}, but rates = "redrawn" draws the models'
-            )
+            raise ValueError(f'the node sets model = {self.spec}, but rates = "redrawn" draws it')
 
     def trains(self, request: Request) -> str:
         if request.spec not in (known := {*self.config.brought, self.spec}):

@@ -47,9 +47,7 @@ class DepthFL(Averaged[Options, Reply]):
             self.h = {name: torch.zeros_like(self.w[name]) for name in parameters}
             self.begin_overall()
         elif self.w.keys() != self.task.expected(self.global_spec).keys():
-            raise ValueError(
-                f"the checkpoint does not fit {self.global_spec}, the deepest client's architecture"
-            )
+            raise ValueError(f"the checkpoint does not fit {self.global_spec}, the deepest model")
 
     def measured_by(self, spec: str) -> Sequence[Client]:
         """Return the clients of the same depth: a client never uses a deeper network."""

@@ -29,10 +29,7 @@ class State(Records, kind="fedftg.State"):
 
 @final
 class FedFTG(Averaged[Options, Reply]):
-    """Server with w ← Σ p_k w_k; w then distils the w_k on images where they disagree with w.
-
-    θ is trained to generate these images.
-    """
+    """Server with w ← Σ p_k w_k; w then distils the w_k on images of θ where w and w_k differ."""
 
     reply_type, state_type = Reply, State
 
@@ -129,8 +126,10 @@ class FedFTG(Averaged[Options, Reply]):
                 for_student = latents(o.student_steps)
                 distilled += fit(sgd, for_student, student_loss, precision=precision)["loss"]
         self.w, self.theta = tree.snapshot(student), tree.snapshot(self.generator)
-        count = o.iterations
-        return {"generator_loss": generated / count, "distill_loss": distilled / count}
+        return {
+            "generator_loss": generated / o.iterations,
+            "distill_loss": distilled / o.iterations,
+        }
 
 
 def apportioned(p: Tensor, number: int, draw: torch.Generator) -> Tensor:

@@ -93,10 +93,7 @@ class FedGKT(Method[Options, Reply]):
         return torch.cat([behind(self.net, part).float().cpu() for part in parts])
 
     def numbers(self, replies: Replies[Reply]) -> int:
-        """Return DL-MH's equation 7 for one round.
-
-        It counts each sample's features and its logits of the client and the server.
-        """
+        """Return DL-MH's equation 7 for one round: features and two sets of logits per sample."""
         return (math.prod(self.features) + 2 * self.task.num_classes) * sum(replies.sizes)
 
     def model(self) -> None:

@@ -40,9 +40,7 @@ class FedORION(Averaged[Options, Reply]):
             expected = self.task.expected(client.model)
             tree.check_like(reply.local, expected, f"local ({client.model})")
         elif client.model != self.global_spec:
-            raise ValueError(
-                f"local is missing: a client with {client.model} cannot skip mutual learning"
-            )
+            raise ValueError(f"local is missing: {client.model} cannot skip mutual learning")
 
     def cached(self, reply: Reply) -> Reply:
         return super().cached(reply).model_copy(update={"local": None})
@@ -65,8 +63,6 @@ class FedORION(Averaged[Options, Reply]):
         """Return the teachers' weights in equation 3."""
         if self.options.kd_weights == "uniform":
             return [1 / len(replies)] * len(replies)
-        if self.options.kd_weights == "participants":
-            total = sum(replies.sizes)
-        else:
-            total = sum(client.n for client in self.clients)
+        participants = self.options.kd_weights == "participants"
+        total = sum(client.n for client in (replies.clients if participants else self.clients))
         return [n / total for n in replies.sizes]

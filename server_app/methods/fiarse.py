@@ -51,9 +51,8 @@ class FIARSE(GlobalModel[Options, Reply]):
             theta, masks = self._extract(size)
             self.masks[size] = masks
             kept, bits = importance.kept(self.w, masks), importance.bitmap(masks)
-            return Request(
-                theta=theta, kept=kept, bitmap=bits, rest=tree.cut(self.w, self.complete)
-            )
+            rest = tree.cut(self.w, self.complete)
+            return Request(theta=theta, kept=kept, bitmap=bits, rest=rest)
 
         return lambda client: payload(client.info.size)
 

@@ -1,7 +1,4 @@
-"""HeteroFL and FedRolex, server half: choose the sub-model of each client.
-
-``aggregation/width.py`` extracts the sub-models and averages them.
-"""
+"""HeteroFL and FedRolex, server half: choose each client's part for ``aggregation/width.py``."""
 
 from collections.abc import Callable
 from functools import cache

@@ -17,10 +17,7 @@ BYTE_CLASSES = 256
 
 @final
 class IDLMH(OwnClasses[Options, Reply]):
-    """DL-MH's server, which then sends y_k = argmax_{j∈d} θ[k][j] or all of θ.
-
-    Only clients that opt in receive it.
-    """
+    """DL-MH's server, which sends y_k = argmax_{j∈d} θ[k][j] or all of θ to clients that opt in."""
 
     reply_type, second_reply_type = Reply, IncentiveReply
 
@@ -31,11 +28,9 @@ class IDLMH(OwnClasses[Options, Reply]):
         return metrics
 
     def second(self, t: int, replies: Replies[Reply]) -> dict[int, Request]:
-        return {
-            client.k: self._incentive_request(reply) for client, reply in replies if reply.incentive
-        }
+        return {client.k: self._reward(reply) for client, reply in replies if reply.incentive}
 
-    def _incentive_request(self, reply: Reply) -> IncentiveRequest:
+    def _reward(self, reply: Reply) -> IncentiveRequest:
         """Return the labels of Algorithm 5, lines 9-36, or all of θ."""
         if self.options.incentive == "masked":
             dtype = torch.uint8 if len(reply.d) <= BYTE_CLASSES else torch.int16

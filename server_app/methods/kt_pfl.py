@@ -21,9 +21,7 @@ MAX_LOGGED = 100
 
 @final
 class Coefficients(Records, kind="kt_pfl.Coefficients"):
-    """Knowledge coefficients, one row for each client."""
-
-    c: Float[Tensor, "N N"]
+    c: Float[Tensor, "N N"]  #: knowledge coefficients, one row for each client
 
 
 @final

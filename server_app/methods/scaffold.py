@@ -36,7 +36,7 @@ class Scaffold(Averaged[Options, Reply]):
         self.keys: dict[str, dict[str, str]] = {}  #: key in c, by architecture and parameter
 
     def begin(self, clients: Sequence[Client]) -> None:
-        """Create the variates of every trained architecture; with ``same`` none are shared."""
+        """Create the variates of every trained architecture; under ``same`` each has its own."""
         super().begin(clients)
         for spec in sorted({self.trains(client) for client in clients}):
             prefix = f"{spec}/" if self.config.average.across == "same" else ""
