@@ -251,7 +251,7 @@ def test_a_client_believes_a_server_app_of_its_authority_only(
         "its certificate is not one of this node's authority": server(others).hello(HELLO, [1])[1],
         "its offer is malformed": with_header(hello, offer=b"[]"),
         "its seal has no offer": with_header(hello, offer="text"),
-        "the hello is not what the ServerApp signed": RecordDict(
+        "the census request differs from the one that the ServerApp signed": RecordDict(
             {**hello, **CensusRequest(clients=3).stamped(RUN, 0).pack()}
         ),
     }
@@ -302,7 +302,7 @@ def test_a_client_takes_each_message_once_and_no_older_session(
         with pytest.raises(ValueError, match="message [12] of the session came after message 2"):
             late.admit(tmp_path / "k")
     newer.admit(tmp_path / "k")
-    with pytest.raises(ValueError, match="older than one that this client has had"):
+    with pytest.raises(ValueError, match="older than one that this client received"):
         message(first).admit(tmp_path / "k")
     assert (tmp_path / "k" / "seal.json").stat().st_mode & 0o777 == 0o600
 
@@ -312,12 +312,12 @@ def test_a_run_config_or_a_bundle_that_a_relay_changed_is_found(
 ) -> None:
     asked = letter(server(keys).hello(HELLO, [1])[1], "query.hello", context(keys))
     asked.check({"rounds": 2}, RUN)
-    with pytest.raises(ValueError, match="the run config that came is not the ServerApp's"):
+    with pytest.raises(ValueError, match="the received run config differs from the ServerApp's"):
         asked.check({"rounds": 3}, RUN)
     with pytest.raises(ValueError, match="the offer is for the experiment 'run'"):
         asked.check({"rounds": 2}, "other")
     monkeypatch.setattr(client_app.seal, "_app", lambda: "other")
-    with pytest.raises(ValueError, match="the app bundle that came is not the ServerApp's"):
+    with pytest.raises(ValueError, match="the received app bundle differs from the ServerApp's"):
         asked.check({"rounds": 2}, RUN)
 
 
