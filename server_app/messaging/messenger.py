@@ -76,7 +76,7 @@ class Messenger:
         check: Callable[[Client, R], None] = lambda client, payload: None,
         what: str = "reply",
     ) -> tuple[list[tuple[Client, R]], list[Failure]]:
-        """Return the valid replies of type ``kind`` in order of k, and a failure for each other.
+        """Return the valid replies of type ``kind`` in order of k, and failures for the others.
 
         The first reply of each client's node counts; replies of other nodes are ignored. Every
         exception that a reply causes is a failure of that reply, so that no reply can end a run.

@@ -28,7 +28,7 @@ log = logging.getLogger("flwr.fedmosaic")
 
 @final
 class Readmission:
-    """Finds the node of each client before a round."""
+    """Finder of the clients' nodes before a round."""
 
     def __init__(self, messenger: Messenger, grid: Grid) -> None:
         self.messenger, self.grid, self.run = messenger, grid, messenger.config.run
