@@ -258,7 +258,7 @@ def test_a_methods_network_rests_while_clients_work(
 
     def exchanged(*given: Any) -> Any:
         if given[-1] > 0:  # the census is before
-            inside.extend(held(method._rest.net) for method in made)
+            inside.extend(held(method._offloaded.net) for method in made)
         return exchange(*given)
 
     exchange = PlainChannel.exchange
