@@ -318,7 +318,7 @@ def _lines(
 ) -> None:
     """Draw a line for each group: the mean over the rounds that all its runs have, and its band.
 
-    A hover text has the round and the value, with ``at`` also x, and the group if there are several.
+    A hover text has the round and the value, with ``at`` also x, and the group if not the only one.
     """
     for i, group in enumerate(groups):
         prefix = f"{clean(group.label, 36)}, " if len(groups) > 1 else ""
@@ -358,7 +358,7 @@ def _curves(
 def _stacked(
     run: Run, stacks: Mapping[str, np.ndarray], write: Callable[[float], str]
 ) -> tuple[Figure, Axes]:
-    """Draw the amounts of each round stacked: as bars, or as areas for more than ``BARS`` rounds."""
+    """Draw the amounts of each round stacked, as bars, or as areas above ``BARS`` rounds."""
     figure, axes = frame(HALF)
     t, base = np.array([e.round for e in run.entries], dtype=float), np.zeros(len(run.entries))
     rounds, sums = [f"round {x:.0f}" for x in t], sum(stacks.values(), start=base)
