@@ -137,7 +137,7 @@ def keep(
     tell: Callable[[str], None],
     of: Sequence[CellRun] = (),
 ) -> None:
-    """Run this machine's canaries and compare or add them to the record in ``folder``.
+    """Run this machine's canaries, compare them with the record in ``folder`` and add missing ones.
 
     With ``of`` only the methods of these cells run.
 

@@ -60,7 +60,7 @@ class Finished:
         return method
 
     def client(self, k: int) -> AnyHandler:
-        """Return the method's half of client k on the CPU, with its client state at the run's end."""
+        """Return the method's half of client k on the CPU, with its client state after the run."""
         node: dict[str, Value] = {"partition-id": k, "device": "cpu"}
         return client_app.methods.make(Participant(self.config, node, self.config.run.experiment))
 
