@@ -131,7 +131,7 @@ def _one(further: Further, images: int, label: int) -> tuple[Analysis, dict[str,
 
 
 def _three(networks: list[tuple[Client, Split]]) -> dict[str, Split]:
-    """Return the smallest, a middle and the largest architecture: name -> first client's network."""
+    """Return the smallest, a middle and the largest architecture: name -> a client's network."""
     firsts = {client.model: net for client, net in reversed(networks)}
     ordered = sorted(firsts, key=lambda spec: (count(firsts[spec]), spec))
     chosen = dict.fromkeys([ordered[0], ordered[len(ordered) // 2], ordered[-1]])

@@ -191,7 +191,7 @@ class Comparison:
         return Table(header, rows, title=title, notes=self.footnotes())
 
     def numbers(self) -> Table:
-        """Return a line of bare numbers for each cell, for a spreadsheet; missing ones are empty."""
+        """Return a row of bare numbers for each cell, for a spreadsheet; missing ones are empty."""
         header = ("row", "column", "mean", "std", "interval", "seeds", "paper")
         rows = []
         for row, column in itertools.product(self.rows, self.columns):
@@ -253,8 +253,8 @@ def cells(file: TableFile) -> Iterator[CellRun]:
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"{what} {name!r} stands twice; every {what} needs its name")
-    for row_name, numbers_of_row in file.expected.items():
-        for name in numbers_of_row:
+    for row_name, expected in file.expected.items():
+        for name in expected:
             if row_name not in rows or name not in columns:
                 raise ValueError(f"expected.{row_name}.{name} stands for no cell")
     for column in file.column:
@@ -350,7 +350,7 @@ def whole(some: Sequence[CellRun], folder: Path) -> bool:
 def collect(file: TableFile, folder: Path) -> Comparison:
     """Return the table with the numbers recorded so far."""
     rows, columns = [row.name for row in file.row], [column.name for column in file.column]
-    numbers: dict[tuple[str, str], list[float]] = {(r, c): [] for r in rows for c in columns}
+    results: dict[tuple[str, str], list[float]] = {(r, c): [] for r in rows for c in columns}
     all_cells, usual = list(cells(file)), 100.0 if file.unit == "%" else 1.0
     known = recorded(all_cells, folder)
     goals = {(c.row, c.column, c.seed): c for c in all_cells}
@@ -367,13 +367,13 @@ def collect(file: TableFile, folder: Path) -> Comparison:
             value = cell.value(record)
         if value is not None:
             scale = usual if cell.line.scale is None else cell.line.scale
-            numbers[cell.row, cell.column].append(value * scale)
+            results[cell.row, cell.column].append(value * scale)
     measured = {
         (row, column): Measured(tuple(values), file.expected.get(row, {}).get(column))
-        for (row, column), values in numbers.items()
+        for (row, column), values in results.items()
     }
     better_in = {c.name: c.better for c in file.column if c.better != "as the table"}
-    notes = (*_differences(file, numbers), *([file.note] if file.note else []))
+    notes = (*_differences(file, results), *([file.note] if file.note else []))
     layout = (file.unit, file.format, file.better, better_in, notes)
     return Comparison(file.title, tuple(rows), tuple(columns), measured, *layout)
 
