@@ -34,6 +34,7 @@ def answer(message: Message, context: Context) -> Message:
     from client_app import methods
     from client_app.participant import Participant
     from client_app.seal import open_message
+    from common import progress
     from common.errors import LONGEST, line
     from common.exchange import protocol
     from common.files import Damaged
@@ -60,7 +61,8 @@ def answer(message: Message, context: Context) -> Message:
         received.check(context.run_config, question.experiment)
         participant = Participant(config, context.node_config, question.experiment)
         received.admit(participant.folder)
-        reply = work(half(participant), question)
+        with progress.block(f"client {participant.k}"):
+            reply = work(half(participant), question)
         asked = question.t + isinstance(
             question, protocol.CensusRequest
         )  # a hello is after that round

@@ -11,6 +11,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from common import progress
 from common.exchange.records import StateDict
 from common.losses import generation
 from common.losses.distillation import kl
@@ -63,7 +64,7 @@ class DataFree:
         The student's step on a batch is taken by whoever iterates, between two of them.
         """
         optimizer = self.optimizer
-        for batch in real:
+        for batch in progress.steps(real, "generator step"):
             z = self.generator.latents(self.size, self.draw)
             with torch.set_grad_enabled(optimizer is not None), forward(self.precision, z.device):
                 images = self.generator(z)

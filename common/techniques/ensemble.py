@@ -23,6 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from common import progress
+
 EDGE = 1 / 510
 """Confidences stay this far from 0 and 1 before their logit is taken: half a step of 8 bits."""
 TINY = 1e-12
@@ -149,7 +151,7 @@ def by_cross_entropy(p: Tensor, held: Tensor, steps: int, lr: float) -> Tensor:
     outside = ~held[:, None, :]
     u = torch.zeros_like(p[0])
     size = lr / max(int(held.sum(0).max()), 1)
-    for _ in range(steps):
+    for _ in progress.steps(range(steps), "step"):
         own = torch.softmax(u.masked_fill(outside, -torch.inf), dim=2)
         u = u - size * (own - p).sum(0)
     return torch.softmax(u.masked_fill(~held.any(0), -torch.inf), dim=1)
@@ -162,7 +164,7 @@ def by_factorisation(p: Tensor, held: Tensor, steps: int) -> Tensor:
     """
     mask = held[:, None, :].to(p.dtype)
     v = torch.ones_like(p[0])
-    for _ in range(steps):
+    for _ in progress.steps(range(steps), "step"):
         u = (p * v).sum(2) / (mask * v.square()).sum(2).clamp_min(TINY)
         v = (p * u[:, :, None]).sum(0) / (mask * u.square()[:, :, None]).sum(0).clamp_min(TINY)
     return v / v.sum(1, keepdim=True).clamp_min(TINY)

@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from common import progress
 from common.errors import at
 
 Loss = Callable[..., Tensor]
@@ -48,7 +49,7 @@ def fit(
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     total, steps = None, 0
-    for batch in batches:
+    for batch in progress.steps(batches, "step"):
         optimizer.zero_grad(set_to_none=True)
         with forward(precision, batch[0].device):
             value = loss(*batch)

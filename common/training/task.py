@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
-from common import models
+from common import models, progress
 from common.data.batches import Batches, check_augment, lengths, standardise
 from common.data.dataset import Dataset
 from common.exchange.records import StateDict
@@ -209,7 +209,7 @@ class Task:
         """Yield all samples in order, normalised; ``size``: of a batch, 0: score.batch-size."""
         y = torch.zeros(len(x), dtype=torch.int64) if y is None else y
         size, how = size or self.config.score.batch_size, self.config.data.standardize
-        for start in range(0, len(x), size):
+        for start in progress.steps(range(0, len(x), size), "batch"):
             part = slice(start, start + size)
             images = standardise(x[part].to(self.device), self.mean, self.std, how)
             yield images, y[part].to(self.device)
@@ -261,7 +261,8 @@ class Task:
 
 def epochs(batches: Iterable[tuple[Tensor, ...]], count: int) -> Iterator[tuple[Tensor, ...]]:
     """``batches`` gone through ``count`` times."""
-    return (batch for _ in range(count) for batch in batches)
+    for _ in progress.steps(range(count), "epoch"):
+        yield from progress.steps(batches, "batch")
 
 
 @lru_cache(maxsize=64)

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor
 
+from common import progress
 from common.exchange.records import StateDict
 from common.losses.distillation import kl_from, max_ensemble
 from common.models.batchnorm import batch_statistics
@@ -52,7 +53,8 @@ def distil(
         if o.teacher_bn == "batch":
             for teacher in nets.values():
                 stack.enter_context(batch_statistics(teacher))
-        metrics = fit(optimizer, zs, loss, precision=task.config.run.precision)
+        counted = progress.steps(zs, "noise batch", o.epochs * o.batches)
+        metrics = fit(optimizer, counted, loss, precision=task.config.run.precision)
     method.w = tree.snapshot(student)
     return metrics["loss"]
 

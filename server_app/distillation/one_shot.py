@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from common import progress
 from common.data.batches import AUGMENTS, Batches, crop, standardise, views
 from common.losses import generation
 from common.losses.distillation import kl
@@ -83,7 +84,7 @@ class OneShot(GlobalModel[S, Reply], ABC):
         )
         pool = Pool(task, o)
         generated = taught = 0.0
-        for e in range(o.epochs):
+        for e in progress.steps(range(o.epochs), "epoch"):
             images, y, least = self.imagine(student)
             generated += least / o.epochs
             self.improve(e, pool)
