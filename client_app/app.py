@@ -35,6 +35,7 @@ def answer(message: Message, context: Context) -> Message:
     from client_app import methods
     from client_app.participant import Participant
     from client_app.seal import open_message
+    from common import progress
     from common.errors import LONGEST, line
     from common.exchange import protocol
     from common.files import Damaged
@@ -61,7 +62,8 @@ def answer(message: Message, context: Context) -> Message:
         received.check(context.run_config, request.experiment)
         participant = Participant(config, context.node_config, request.experiment)
         received.admit(participant.folder)
-        reply = work(half(participant), request)
+        with progress.block(f"client {participant.k}"):
+            reply = work(half(participant), request)
         # The census of round t comes after that round.
         t = request.t + isinstance(request, protocol.CensusRequest)
         reply = reply.stamped(request, participant.k, participant.kept(t))

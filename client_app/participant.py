@@ -15,7 +15,7 @@ from torch.optim.optimizer import ParamsT
 
 from client_app.node import check, limit_memory
 from client_app.store import Store
-from common import models
+from common import models, progress
 from common.data import divide, pool_of
 from common.data.dataset import Dataset
 from common.data.shares import Share, for_testing, share
@@ -158,7 +158,8 @@ class Participant:
         """
         train = self.config.train
         one = self.task.batches(*self.train_set, self.k, t, drop_last=train.steps > 0)
-        batches = one.take(train.steps) if train.steps else epochs(one, times or train.epochs)
+        some = progress.steps(one.take(train.steps), "step", train.steps)
+        batches = some if train.steps else epochs(one, times or train.epochs)
         with seeds.scope(self.task.seed, "train", self.k, t):
             return self.task.fit(t, parameters, extend(batches) if extend else batches, loss, after)
 

@@ -8,6 +8,7 @@ from typing import final
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
+from common import progress
 from common.exchange.records import array_bytes, count_bytes
 from common.journal import Failure
 from common.settings.config import Config
@@ -59,7 +60,9 @@ class Channel(ABC):
         """Send messages and return packed replies; for the arguments see ``exchange.exchange``."""
 
     def _exchange(self, grid: Grid, messages: Messages, timeout: float, t: int) -> Exchanged:
-        return exchange(grid, messages, timeout, t, self.config.run.window, self.store)
+        window = self.config.run.window
+        with progress.block("replies", len(messages)) as report:
+            return exchange(grid, messages, timeout, t, window, self.store, report)
 
 
 @final

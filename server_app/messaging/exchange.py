@@ -7,7 +7,7 @@ Replies are matched by the id of their request: the source id of an error reply 
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import grpc
 from flwr.app import Message, RecordDict
@@ -37,6 +37,7 @@ def exchange(
     t: int,
     window: int = WINDOW,
     store: ReplyStore | None = None,
+    report: Callable[[int], None] = lambda done: None,
 ) -> tuple[dict[int, Message], list[Failure]]:
     """Send ``messages``, and return replies by client and failures, both in ascending order of k.
 
@@ -44,6 +45,7 @@ def exchange(
     ``timeout``: seconds until a missing reply counts as lost. At most ``window`` messages wait for
     a reply at once, so that memory and polling do not grow with the number of clients. Each reply
     is moved to the ``store`` immediately; ``portion`` bounds how many are fetched together.
+    ``report`` is called with the number of good replies after each fetch.
 
     Raises ``Stopped`` if the SuperLink fails while it receives the messages.
     """
@@ -97,6 +99,7 @@ def exchange(
                     most = min(most, portion(size))
                     store.keep(reply.content, size)
                     replies[k] = reply
+        report(len(replies))
         pause = FIRST_POLL if any_reply else min(1.5 * pause, LAST_POLL)
         if waiting and not over:
             time.sleep(pause)

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from common import progress
 from common.losses import generation
 from common.methods.co_boosting import Options, Reply
 from common.models.classifier import Classifier
@@ -48,7 +49,8 @@ class CoBoosting(OneShot[Options]):
     def improve(self, e: int, pool: Pool) -> None:
         step = self.options.mu * STEP_DECAY**e
         if e and step:
-            for x, y in pool.batches("none", self.stream("weights")):
+            batches = pool.batches("none", self.stream("weights"))
+            for x, y in progress.steps(batches, "weight step"):
                 with torch.no_grad(), forward(self.config.run.precision, x.device):
                     logits = self.ensemble.each(x)
                 self.ensemble.weights = reweighed(self.ensemble.weights, logits.float(), y, step)

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from common import progress
 from common.exchange.records import Records, StateDict
 from common.losses import generation
 from common.methods.fedftg import Options, Reply
@@ -117,7 +118,7 @@ class FedFTG(Averaged[Options, Reply]):
             stack.enter_context(seeds.scope(task.seed, "fine-tune", t))
             for net in [student, *(teachers if o.kd_teacher_bn == "batch" else [])]:
                 stack.enter_context(batch_statistics(net))
-            for _ in range(o.iterations):
+            for _ in progress.steps(range(o.iterations), "iteration"):
                 fixed = next(noise) if o.draw == "iteration" else None
                 student.requires_grad_(False)
                 for_generator = latents(len(teachers))

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from common import progress
 from common.exchange.records import Records, StateDict
 from common.losses.generation import diversity
 from common.methods.fedgen import Options, Reply, Request
@@ -97,7 +98,7 @@ class FedGen(Averaged[Options, Reply]):
         o, device = self.options, self.task.device
         draw = seeds.stream(self.task.seed, "noise", t, device=device)
         p = self._histogram().to(device)
-        for _ in range(o.server_steps):
+        for _ in progress.steps(range(o.server_steps), "generator step"):
             z = generator.latents(o.server_batch_size, o.noise, draw)
             yield z, torch.multinomial(p, o.server_batch_size, replacement=True, generator=draw)
 

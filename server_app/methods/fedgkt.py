@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from common import progress
 from common.exchange.records import Records, StateDict
 from common.losses.distillation import kl
 from common.methods.fedgkt import Options, Reply, Request
@@ -81,7 +82,7 @@ class FedGKT(Method[Options, Reply]):
     def _rows(self, t: int, n: int) -> Iterator[tuple[Tensor]]:
         """Yield batches of row indices, without batches of one row, which BatchNorm cannot use."""
         generator = seeds.stream(self.task.seed, "batches", "server", t)
-        for _ in range(self.options.server_epochs):
+        for _ in progress.steps(range(self.options.server_epochs), "epoch"):
             for rows in torch.randperm(n, generator=generator).split(self.config.train.batch_size):
                 if len(rows) > 1:
                     yield (rows.to(self.task.device),)
