@@ -285,5 +285,8 @@ def with_app_config(pyproject: str, flat: Mapping[str, Value]) -> str:
 
 
 if __name__ == "__main__":
+    from deploy.report import listing
+
     path = app_folder() / "pyproject.toml"
     write_atomically(path, with_app_config(path.read_text(encoding="utf-8"), defaults()).encode())
+    write_atomically(listing.FILE, listing.built_text().encode())
