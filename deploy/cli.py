@@ -143,8 +143,8 @@ def table(
         bool,
         typer.Option(
             "--canaries",
-            help="Run no cell: only add this machine's canaries (short runs for claims --check) to a "
-            "record that this code made elsewhere.",
+            help="Run no cell: only add this machine's canaries (short runs for claims --check) "
+            "to a record that this code made elsewhere.",
         ),
     ] = False,
 ) -> None:
