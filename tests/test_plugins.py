@@ -20,7 +20,7 @@ from common.settings.config import MethodOptions, Value
 from common.settings.names import check_brought, shadowed, version_of
 from common.settings.parse import defaults, parse, tables
 from common.settings.version import code_version
-from deploy.report.listing import LISTINGS
+from deploy.report.listing import LISTINGS, described
 from deploy.run.loopback import Loopback
 from server_app.messaging.census import check_peers
 from server_app.stopped import Stopped
@@ -131,10 +131,10 @@ def test_an_installed_plugin_is_found_by_its_name_and_listed(folder: Path) -> No
     assert f"{name}.factor" in defaults(name) and tables(name)[name] is methods.options(name)
     assert parse(defaults(name) | {"method": name, f"{name}.factor": 2.0}).method.factor == 2.0  # type: ignore[attr-defined]
     assert parameters(f"{own}-net", (1, 8, 8), 3) == 64 * 16 + 16 + 16 * 3 + 3
-    listed = {kind: LISTINGS[kind]().rows for kind in ("methods", "models", "settings")}
+    listed = {kind: LISTINGS[kind]().rows for kind in ("methods", "models")}
     assert any(row[0] == name and f"plug-in of {own}" in str(row) for row in listed["methods"])
     assert any(row[0] == f"{own}-net" for row in listed["models"])
-    assert any(row[0] == f"{name}.factor" for row in listed["settings"])
+    assert any(row[0] == f"{name}.factor" for row in described())
 
 
 def test_a_name_that_two_packages_offer_is_refused(folder: Path) -> None:

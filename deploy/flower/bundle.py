@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from common.errors import first_line
-from common.settings.names import shadowed
 from common.settings.section import Value
 from deploy.flower import pinned
 from deploy.run import user_modules
@@ -136,6 +135,8 @@ def told(run_config: Mapping[str, Value], *, bundled: bool) -> list[str]:
 
     Raises ``ValueError``, one line, if the bundle cannot be built or would lack a module.
     """
+    from common.settings.names import shadowed  # it imports torch
+
     lines = shadowed(run_config)
     if bundled and user_modules.carried(run_config) and (left_out := _left_out(run_config)):
         more = f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
