@@ -44,7 +44,9 @@ def executable(name: str) -> str:
 
 
 def write_program(path: Path, command: Sequence[str]) -> Path:
-    """Write an executable that runs ``command`` with its own arguments appended; return its path."""
+    """Write an executable that runs ``command`` with its own arguments appended; return its
+    path.
+    """
     path.parent.mkdir(0o700, parents=True, exist_ok=True)
     path.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
     path.chmod(0o700)

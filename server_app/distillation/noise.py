@@ -72,5 +72,7 @@ def weighted(
 
 
 def largest(norm: str, T: float) -> Transfer:
-    """Return the loss KL(max_i softmax(teacher_i) ‖ student): the largest probability of each class."""
+    """Return the loss KL(max_i softmax(teacher_i) ‖ student): the largest probability of each
+    class.
+    """
     return lambda teachers, student: kl_from(max_ensemble(teachers, norm, T), student, T)

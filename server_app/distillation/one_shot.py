@@ -148,8 +148,8 @@ class OneShot(GlobalModel[S, Reply], ABC):
     ) -> Tensor:
         """Return the generator's loss from the logits [B, C] of ensemble and student.
 
-        ``taught``: the ensemble's logits; ``said``: the student's; ``apart``: the terms of L_BN, empty
-        without it.
+        ``taught``: the ensemble's logits; ``said``: the student's; ``apart``: the terms of L_BN,
+        empty without it.
         """
         o = self.options
         everywhere = o.adversarial == "all"

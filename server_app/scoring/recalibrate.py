@@ -2,13 +2,13 @@
 
 A network that was trained on noise, or only normalised by batches, has running statistics that do
 not match any client's data. Before the global models are scored, clients send statistics over their
-training data: n_k, and for each channel of each BatchNorm layer's input the mean μ_k and the variance
-σ²_k. The server computes the statistics over all the data, in float64 and in order of k:
+training data: n_k, and for each channel of each BatchNorm layer's input the mean μ_k and the
+variance σ²_k. The server computes the statistics over all the data, in float64 and in order of k:
 
     μ = Σ n_k μ_k / n      σ² = Σ n_k (σ²_k + (μ_k − μ)²) / n      n = Σ n_k
 
-In pass 1 of ``score.passes`` the layers normalise by each batch, in pass p by the statistics of pass
-p − 1. The first layer is exact after pass 1, a layer behind i others after pass i + 1.
+In pass 1 of ``score.passes`` the layers normalise by each batch, in pass p by the statistics of
+pass p − 1. The first layer is exact after pass 1, a layer behind i others after pass i + 1.
 
 The clients whose replies were used in the round measure; after the last round, all clients do. A
 client that fails or is refused is left out of the next passes, and ``min-replies`` applies to the
@@ -31,7 +31,9 @@ from common.training import tree
 from server_app.method import Client, Method, Models
 
 FARTHEST = 1e15
-"""Largest mean; its square is the largest variance. The pooled variance is then a finite float32."""
+"""Largest mean; its square is the largest variance. The pooled variance is then a finite
+float32.
+"""
 
 
 class ScoredModel(NamedTuple):
@@ -47,8 +49,8 @@ class ScoredModel(NamedTuple):
 class ScoredModels:
     """The global models of ``method`` as they are scored and saved.
 
-    ``statistics``: those measured in the current round, by the name of the run's models; for further
-    models by ``name/architecture``.
+    ``statistics``: those measured in the current round, by the name of the run's models; for
+    further models by ``name/architecture``.
     """
 
     def __init__(self, method: Method[MethodOptions, Reply]) -> None:

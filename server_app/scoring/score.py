@@ -96,10 +96,11 @@ class Scorer:
         return fmean(evaluate(net, x, y, self.task).accuracy for net in nets)
 
     def check_sound(self, entry: Entry, first: float | None) -> None:
-        """Raise ``DivergedRound``, with the suspect clients, if the loss is not finite or too large.
+        """Raise ``DivergedRound``, with the suspect clients, if the loss is not finite or too
+        large.
 
-        ``first``: the loss before round 1, by which the limit is set. Finite but enormous weights of
-        one client can make an average useless. No client can train from it, so the round is not
+        ``first``: the loss before round 1, by which the limit is set. Finite but enormous weights
+        of one client can make an average useless. No client can train from it, so the round is not
         kept, and resuming starts before it.
         """
         loss = entry.loss if "loss" in entry.model_fields_set else self._glance()

@@ -139,7 +139,11 @@ def test_subsets_resizing_and_the_public_set_keep_owners_with_their_samples(owne
         ({"owner": OWNERS[:300]}, 5, r"owner is int64 \(300,\); .* int64 \(360,\)"),
         ({"owner": OWNERS - 1}, 5, "owner is -1"),
         ({"owner": OWNERS.int()}, 5, "owner is int32"),
-        ({"test": "merge", "partition": "iid_draw", "per_client": 4000}, 12, "no sample is outside all"),
+        (
+            {"test": "merge", "partition": "iid_draw", "per_client": 4000},
+            12,
+            "no sample is outside all",
+        ),
     ],
 )
 def test_what_cannot_be_followed_is_one_line(

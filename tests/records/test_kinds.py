@@ -35,8 +35,8 @@ KINDS = """
     oca: State Upload
     predictions: Predictions
     private: Memory
-    protocol: Ask Down Envelope Hello Measure Model Peer Score Statistics ToClient ToServer Trained Up
-    public_set: Local
+    protocol: Ask Down Envelope Hello Measure Model Peer Score Statistics ToClient ToServer Trained
+    Up public_set: Local
     qffl: Up
     reuse: Learnt
     scaffold: Down Memory State Up
