@@ -14,7 +14,7 @@ from common.techniques.noise import (
     LEAVES,
     NOISES,
     SMALLEST,
-    _lay,
+    _paint,
     images,
     modulated,
     radii,
@@ -103,7 +103,7 @@ def test_the_leaf_laid_first_lies_on_top() -> None:
     dy2 = torch.stack([(request - 2).square(), (request - 2).square()])[None]
     front = torch.full((1, 4, 5), 9, dtype=torch.uint8)
     depth = torch.arange(2, dtype=torch.uint8)
-    _lay(front, depth, dx2, dy2, torch.tensor([[2.25, 1.0]]))
+    _paint(front, depth, dx2, dy2, torch.tensor([[2.25, 1.0]]))
     assert front[0].tolist() == [
         [9, 9, 9, 9, 9],
         [9, 0, 0, 1, 9],

@@ -25,7 +25,7 @@ EXACT = {
         feature_shape,
         odin_score,
         Task.logits,
-        Speaker._speak,
+        Speaker._features_and_logits,
         Answerer._logits,
     )
 }

@@ -155,7 +155,7 @@ def addresses(keys: Certificates) -> Iterator[dict[bool, str]]:
         server.stop(None).wait()
 
 
-SAID = {True: "speaks TLS: give --ca FILE", False: "does not speak TLS: is it the right port?"}
+SAID = {True: "uses TLS: pass --ca FILE", False: "does not use TLS: check the port"}
 
 
 @pytest.mark.parametrize("spoken", [True, False])

@@ -261,7 +261,7 @@ def test_the_digest_is_of_names_and_contents_and_not_of_their_compression(fab: b
         file.writestr("of_tiny.py", CODE)
     assert pinned.digest(twice.getvalue()) != pinned.digest(fab)
     for odd in (b"", b"no archive", fab[: len(fab) // 2]):
-        with pytest.raises(ValueError, match="the app bundle that came cannot be read"):
+        with pytest.raises(ValueError, match="the received app bundle cannot be read"):
             pinned.digest(odd)
 
 
@@ -324,7 +324,7 @@ def test_another_bundle_is_not_even_unpacked(
     with pytest.raises(ValueError) as refused:
         program(other, pin)
     assert str(refused.value) == (
-        f"the app bundle that came has the digest {pinned.digest(other)}, --app-digest is {pin}"
+        f"the received app bundle has the digest {pinned.digest(other)}, --app-digest is {pin}"
     )
     assert not (tmp_path / "home").exists() and "of_tiny" not in sys.modules
 
@@ -339,7 +339,7 @@ def test_a_bundle_under_another_versions_name_is_not_loaded(
 def test_what_was_not_installed_here_is_not_loaded(
     fab: bytes, program: Callable[..., object]
 ) -> None:
-    with pytest.raises(RuntimeError, match="nothing was checked"):
+    with pytest.raises(RuntimeError, match="its digest was not checked"):
         program(fab, pinned.digest(fab), install=False)
 
 

@@ -35,15 +35,16 @@ KINDS = """
     oca: State Upload
     predictions: Predictions
     private: Memory
-    protocol: Ask Down Envelope Hello Measure Model Peer Score Statistics ToClient ToServer Trained
-    Up public_set: Local
+    protocol: Ask Down Envelope Hello Measure Model Peer Score Statistics ToClient ToServer
+    protocol: Trained Up
+    public_set: Local
     qffl: Up
     reuse: Learnt
     scaffold: Down Memory State Up
 """
-"""Of messages, clients' states and the server's states: the first word and what may follow it.
+"""Kinds of messages, client states and server states: first word, then the words that follow it.
 
-A client looks for its state under the kind, so that it would begin anew under another name.
+A client finds its state by the kind, so that a renamed kind would make it start anew.
 """
 
 

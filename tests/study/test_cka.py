@@ -53,5 +53,5 @@ def test_pairs_are_symmetric_with_ones_on_the_diagonal() -> None:
 
 def test_constant_features_are_like_nothing_and_one_sample_is_refused() -> None:
     assert cka(torch.ones(4, 2), features("x", 4)) == 0
-    with pytest.raises(ValueError, match="it takes 2 or more"):
+    with pytest.raises(ValueError, match="it needs 2 or more"):
         cka(torch.ones(1, 2), torch.ones(1, 2))

@@ -169,7 +169,7 @@ def test_a_target_never_reached_counts_as_later_than_the_last_round(scene: Scene
         ("column", 'column = ["E"]', "ours has no column 'E'; it has C, rounds"),
         ("name", 'name = "a-above-b"\nkind = "size"', "kind = 'size' needs a range"),
         ("name", 'name = "a-above-b"\nkind = "comparable"', "needs a margin above 0"),
-        ("name", 'name = "a-above-b"\nneeds = "a GPU"', "give tests, or what it needs"),
+        ("name", 'name = "a-above-b"\nneeds = "a GPU"', "give either tests or 'needs'"),
         ("column", 'colum = ["C"]', "colum' is unknown; did you mean 'column'"),
         ("name", 'name = "a-above-b"\nkind = "larger"', 'claim.0.kind = "larger"'),
     ],
