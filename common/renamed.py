@@ -68,6 +68,12 @@ ATTRIBUTES = {
     "recall_of": "load_state_of",
 }
 """Attribute that a method's half uses then: now."""
+ATTRIBUTES_OF = {
+    ("Client", "model"): "architecture",
+    ("OffloadedModel", "begin"): "release",
+    ("OffloadedModel", "wake"): "restore",
+}
+"""Class and attribute then: attribute now, for names that other classes still have."""
 _IMPORT = re.compile(r"cannot import name '(\w+)' from '([\w.]+)'")
 
 
@@ -85,5 +91,6 @@ def hint(error: BaseException) -> str:
         now = CLASSES.get(old) or MOVED.get(f"{names[2]}.{old}")
     elif isinstance(error, AttributeError):
         old = error.name or ""
-        now = ATTRIBUTES.get(old) or CLASSES.get(old)
+        now = ATTRIBUTES_OF.get((type(error.obj).__name__, old))
+        now = now or ATTRIBUTES.get(old) or CLASSES.get(old)
     return f"; {old!r} is now {now!r}" if now else ""

@@ -68,12 +68,13 @@ class OneShot(GlobalModel[S, Reply], ABC):
         return Request()
 
     def check(self, client: Client, reply: Reply) -> None:
-        tree.check_like(reply.w, self.task.expected(client.model), f"w ({client.model})")
+        spec = client.architecture
+        tree.check_like(reply.w, self.task.expected(spec), f"w ({spec})")
 
     def step(self, t: int, replies: Replies[Reply]) -> Metrics:
         o, task = self.options, self.task
         self.t, self._streams = t, {}
-        self.ensemble = Ensemble([self.build(client.model, reply.w) for client, reply in replies])
+        self.ensemble = Ensemble([self.build(c.architecture, reply.w) for c, reply in replies])
         student = self.build(self.global_spec)
         sgd = optimise.make(
             student.parameters(),
@@ -129,7 +130,8 @@ class OneShot(GlobalModel[S, Reply], ABC):
 
         student.eval().requires_grad_(False)
         y = y.to(task.device)
-        fit(adam, [(y,)] * o.generator_steps, loss, precision=self.config.run.precision)
+        batches = progress.steps([(y,)] * o.generator_steps, "generator step")
+        fit(adam, batches, loss, precision=self.config.run.precision)
         student.requires_grad_(True)
         return best, y, least
 
@@ -177,8 +179,8 @@ class OneShot(GlobalModel[S, Reply], ABC):
             return T**2 * kl(taught, student(x), T)
 
         student.train()
-        precision = self.config.run.precision
-        return fit(sgd, batches, loss, clip=self.options.clip, precision=precision)["loss"]
+        precision, counted = self.config.run.precision, progress.steps(batches, "student step")
+        return fit(sgd, counted, loss, clip=self.options.clip, precision=precision)["loss"]
 
     def harder(self, x: Tensor) -> Tensor:
         """Return the student's input for a batch of normalised images."""
