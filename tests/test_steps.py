@@ -16,7 +16,7 @@ class Clock:
     """A clock that tests set; a reporter with a pause of 2 s, and its lines."""
 
     def __init__(self) -> None:
-        self.now, self.lines = 100.0, list[str]()
+        self.now, self.lines = 100.0, list[str]()  # seconds
         self.reporter = Reporter(self.lines.append, 2.0, lambda: self.now)
 
 
@@ -48,6 +48,18 @@ def test_a_block_reports_its_own_count_and_the_line_of_another_process() -> None
         clock.now += 2.0
         report(8)
     assert clock.lines == ["replies 7/1,000, client 4, epoch 2/5", "replies 8/1,000"]
+
+
+def test_an_equal_line_comes_once_a_minute() -> None:
+    clock = Clock()
+    with reporting(clock.reporter), progress.block("replies", 10) as report:
+        for _ in range(40):
+            clock.now += 2.0
+            report(3)
+        report(4)
+        clock.now += 2.0
+        report(4)
+    assert clock.lines == ["replies 3/10", "replies 3/10", "replies 4/10"]
 
 
 def test_items_of_unknown_number_and_single_ones_are_handed_on_as_they_are() -> None:
