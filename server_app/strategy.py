@@ -28,7 +28,7 @@ from server_app.method import Client, Replies, mean_metrics
 from server_app.methods import make
 from server_app.scoring import drift
 from server_app.scoring.recalibrate import Recalibration
-from server_app.scoring.score import Scorer, asks, checking, write_scores
+from server_app.scoring.score import Scorer, score_check, score_requests, write_scores
 from server_app.stopped import DivergedRound, Stopped
 from server_app.storage import resume
 from server_app.storage.checkpoint import Checkpoint
@@ -78,7 +78,7 @@ class MethodStrategy(Strategy):
             self._begin(saved)
             while not self._over():
                 self.play_round(self.entry.round + 1)
-            record.add_summary(self.scorer.shown.weights_to_score())
+            record.add_summary(self.scorer.scored.weights_to_score())
         if not config.run.runtime:  # our commands write the report themselves
             log.info("completed; for its report: fedmosaic report %s", record.folder)
         return Result()
@@ -228,8 +228,8 @@ class MethodStrategy(Strategy):
         """Let clients measure the statistics before a score, if ``score.bn`` requires it."""
         score, last = self.config.score, self.entry.round == self.config.run.rounds
         if score.bn == "recalibrated" and (self._due(score.every) or self._asks_for_scores()):
-            asked = self._trusted() if last else self.replies.clients
-            self.recalibration = Recalibration(self.scorer.shown, asked)
+            clients = self._trusted() if last else self.replies.clients
+            self.recalibration = Recalibration(self.scorer.scored, clients)
             for _ in range(score.passes if self.recalibration.measuring else 0):
                 self._exchange(self.configure_statistics, self.aggregate_statistics, "statistics")
 
@@ -277,14 +277,14 @@ class MethodStrategy(Strategy):
     def configure_evaluate(self, server_round: int, *_: object, **__: object) -> Iterable[Message]:
         """Return the score requests for the clients of ``score.clients``."""
         with clock(self.entry, "client scores"):
-            requests = asks(self.scorer.shown, self.clients)
+            requests = score_requests(self.scorer.scored, self.clients)
             return self.messenger.make_messages(server_round, "evaluate", requests).values()
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Write the clients' scores and fairness to the entry; return their mean accuracy."""
-        t, entry, check = server_round, self.entry, checking(self.method)
+        t, entry, check = server_round, self.entry, score_check(self.method)
         with clock(entry, "client scores"):
             good, refused = self.messenger.open(
                 t, replies, ScoreReply, self.clients, check, "score"
