@@ -213,10 +213,10 @@ def show_summary(run: Run, console: Console) -> None:
     """The clients (own and global model's accuracy on their test shares), then the result."""
     if run.scores():
         console.print(*terminal(of_clients(run, parameters=False)))
-    told, summary = run.headline(), run.summary
+    headline, summary = run.headline(), run.summary
     what = f"{run.setting('method') or '?'} on {run.setting('dataset') or '?'}"
-    scored = f"final {percent(told['final'])}, best {percent(told['best'])}"
-    mean = f"mean of last {run.last()} scored {percent(told['last10'])}"
+    scored = f"final {percent(headline['final'])}, best {percent(headline['best'])}"
+    mean = f"mean of last {run.last()} scored {percent(headline['last10'])}"
     lines = [
         ("run", f"{what}, {run.done} rounds, seed {run.setting('seed')}"),
         ("runtime", f"{run.setting('runtime') or NONE}, {duration(run.seconds())}"),

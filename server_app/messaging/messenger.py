@@ -30,8 +30,8 @@ class Messenger:
 
     def __init__(self, channel: Channel) -> None:
         self.channel, self.config = channel, channel.config
-        self.after = 0  #: the last complete round of a resumed run
-        self.kept: dict[int, int] = {}  #: the round of each client's newest state
+        self.after = 0  #: last complete round of a resumed run
+        self.kept: dict[int, int] = {}  #: round of each client's newest state, by client
 
     @property
     def experiment(self) -> str:

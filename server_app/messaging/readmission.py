@@ -28,7 +28,7 @@ log = logging.getLogger("flwr.fedmosaic")
 
 @final
 class Readmission:
-    """Finder of the clients' nodes before a round."""
+    """Search for the clients' nodes before a round."""
 
     def __init__(self, messenger: Messenger, grid: Grid) -> None:
         self.messenger, self.grid, self.run = messenger, grid, messenger.config.run
