@@ -166,7 +166,7 @@ class Method(ABC, Generic[O, U]):
         """Return how many numbers the literature's cost formula counts for this round, or None."""
         return None
 
-    # What is scored.
+    # Scored models.
 
     @abstractmethod
     def model(self) -> Classifier | None:

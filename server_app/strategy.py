@@ -70,7 +70,7 @@ class MethodStrategy(Strategy):
         """Play all rounds; rounds, timeouts and hyper-parameters come from the run config.
 
         The results are in the run's folder, so the ``Result`` is empty. Raises ``Stopped`` if the
-        run cannot go on; the checkpoint of the last valid round is kept.
+        run cannot continue; the checkpoint of the last valid round is kept.
         """
         self.grid, config, record = grid, self.config, self.record
         saved = resume.newest(config) if config.run.resume else None
@@ -183,14 +183,14 @@ class MethodStrategy(Strategy):
         self.sent = {}
         entry.failures = sorted(entry.failures + refused, key=lambda failure: failure.k)
 
-    def _check_enough(self, good: int, asked: int, what: str, failures: list[Failure]) -> None:
+    def _check_enough(self, good: int, sent: int, what: str, failures: list[Failure]) -> None:
         """Raise ``Stopped`` if fewer replies are valid than ``min-replies`` requires."""
         fraction = self.config.run.min_replies
-        needed = math.ceil(fraction * asked - 1e-9)
-        if good < max(needed, 1) and (asked or not self.private):  # secret selection may be empty
+        needed = math.ceil(fraction * sent - 1e-9)
+        if good < max(needed, 1) and (sent or not self.private):  # secret selection may be empty
             first = failures[0]
             raise Stopped(
-                f"round {first.round}: {good} of {asked} {what} are good, min-replies = "
+                f"round {first.round}: {good} of {sent} {what} are good, min-replies = "
                 f"{fraction:g} needs {needed}; client {first.k}: {first.reason}"
             )
 

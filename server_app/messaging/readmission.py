@@ -48,11 +48,9 @@ class Readmission:
         lost = {client.k: client for client in clients if client.node not in online}
         known = {client.node for client in clients} | self.refused
         known |= {message.metadata.dst_node_id for message in self.pending.values()}
-        strangers = sorted(online - known) if lost else []
+        unknown = sorted(online - known) if lost else []
         requests = (
-            self.messenger.census_messages(strangers, len(clients), self.timeout)
-            if strangers
-            else {}
+            self.messenger.census_messages(unknown, len(clients), self.timeout) if unknown else {}
         )
         self._failures = []
         replies = self._exchange(requests, t) if self.run.rebind else self._poll(requests, t)
