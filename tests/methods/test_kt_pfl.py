@@ -147,7 +147,7 @@ def test_the_page_shows_the_coefficients_unless_clients_are_many(
     assert f"<title>client 0 from client 2: {c[0][2]:.3f}</title>" in drawn
     monkeypatch.setattr(sections, "MOST_CLIENTS", 2)
     assert sections.coefficients(read(done.folder)) is None
-    monkeypatch.setattr(half, "MOST", 1)
+    monkeypatch.setattr(half, "MAX_LOGGED", 1)
     entry = Entry(round=1)
     server().aggregate_second([], entry)
     assert entry.coefficients == []
