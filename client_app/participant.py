@@ -215,7 +215,8 @@ class Participant:
         The samples are not augmented. ``batchnorm.measure`` defines the means and variances.
         """
         batches = self.task.mixed(*self.train_set, "statistics", self.k, t)
-        return measure(net, (images for images, _ in batches), by_batch=by_batch)
+        counted = progress.steps(batches, "batch")
+        return measure(net, (images for images, _ in counted), by_batch=by_batch)
 
     @property
     def n_task_test(self) -> int:

@@ -1,9 +1,9 @@
-"""Progress within a round: how far the running loops are, in one line every few seconds.
+"""Progress within a round: one line every few seconds with the counts of the running loops.
 
-A loop counts itself with ``steps``, other work names itself with ``block``. A loop that advances
-puts together one line of all that run: ``round 3, server step, epoch 2/10, batch 5/40``. The line
-goes to the reporter of the thread, by default Flower's log. Reporting reads the clock and changes
-nothing else: results, random streams and memory stay the same.
+``steps`` counts a loop, ``block`` names other work. When a loop advances, the reporter of the
+thread shows one line with all running loops: ``round 3, server step, epoch 2/10, batch 5/40``. The
+default reporter writes to Flower's log. Reporting only reads the clock: results, random streams and
+memory stay the same.
 """
 
 import logging
@@ -17,14 +17,15 @@ from typing import TypeVar, final
 log = logging.getLogger("flwr.fedmosaic")
 
 T = TypeVar("T")
-MARK = "progress: "  #: what a line of progress in the log begins with
+MARK = "progress: "  #: prefix of progress lines in the log
 DISPLAY_PAUSE, LOG_PAUSE = 2.0, 10.0  #: least seconds between two lines, on a display and in a log
+REPEAT = 60.0  #: least seconds between two equal lines
 
 
 @final
 @dataclass(eq=False)
 class _Part:
-    """A running loop or block; ``total`` is 0 if it does not count."""
+    """A running loop or block; ``total`` is 0 for a block without a count."""
 
     name: str
     total: int
@@ -38,8 +39,8 @@ class _Part:
 class Reporter:
     """The running loops and blocks of one thread, outermost first.
 
-    ``show`` gets a line at most every ``pause`` seconds, and none before the outermost block has
-    lasted that long.
+    ``show`` gets a line at most every ``pause`` seconds, and an equal line at most every ``REPEAT``
+    seconds. The first line comes when the outermost block has lasted ``pause`` seconds.
     """
 
     def __init__(
@@ -50,12 +51,12 @@ class Reporter:
     ) -> None:
         self._show, self._pause, self._clock = show, pause, clock
         self._parts: list[_Part] = []
-        self._due = 0.0
+        self._due, self._shown, self._shown_at = 0.0, "", 0.0
         self.note = ""  #: line of another process, added to the reports of the running block
 
     @contextmanager
     def block(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
-        """See the function ``block``."""
+        """Name a block of work; see the function ``block``."""
         part = _Part(name, total)
         if not self._parts:
             self._due = self._clock() + self._pause
@@ -65,7 +66,10 @@ class Reporter:
             part.done = done
             if (now := self._clock()) >= self._due:
                 self._due = now + self._pause
-                self._show(", ".join(filter(None, [*map(str, self._parts), self.note])))
+                line = ", ".join(filter(None, [*map(str, self._parts), self.note]))
+                if line != self._shown or now >= self._shown_at + REPEAT:
+                    self._shown, self._shown_at = line, now
+                    self._show(line)
 
         try:
             yield report
@@ -102,15 +106,18 @@ def reporting(new: Reporter) -> Iterator[None]:
 
 
 def block(name: str, total: int = 0) -> AbstractContextManager[Callable[[int], None]]:
-    """Name a block of work; it gets a function that takes the number of items done of ``total``."""
+    """Name a block of work, and yield a function that sets how many of ``total`` items are done.
+
+    ``total`` = 0: the block has no count.
+    """
     return reporter().block(name, total)
 
 
 def steps(items: Iterable[T], name: str, total: int = 0) -> Iterable[T]:
-    """Return an iterable that yields ``items`` and reports which of them is under way.
+    """Return an iterable that yields ``items`` and reports the number of the current item.
 
-    ``total``: their number, by default ``len(items)``. A single item is not counted. Items of
-    unknown number are not counted either: the loop that yields them should count itself.
+    ``total``: the number of items, by default ``len(items)``. Returns ``items`` itself if there is
+    one item, or if the number is unknown; then count the loop that yields the items.
     """
     total = total or (len(items) if isinstance(items, Sized) else 0)
     return _counted(items, name, total) if total > 1 else items

@@ -68,6 +68,16 @@ ATTRIBUTES = {
     "recall_of": "load_state_of",
 }
 """Attribute that a method's half uses then: now."""
+ATTRIBUTES_OF = {
+    ("Client", "model"): "architecture",
+    ("OffloadedModel", "begin"): "release",
+    ("OffloadedModel", "wake"): "restore",
+    ("ServerPublicSet", "asked"): "logits_of",
+    ("ServerPublicSet", "taught"): "train_student",
+    ("Agreement", "said"): "predictions",
+    ("Agreement", "answer"): "consensus",
+}
+"""Class and attribute then: attribute now, for names that other classes may have."""
 _IMPORT = re.compile(r"cannot import name '(\w+)' from '([\w.]+)'")
 
 
@@ -85,5 +95,7 @@ def hint(error: BaseException) -> str:
         now = CLASSES.get(old) or MOVED.get(f"{names[2]}.{old}")
     elif isinstance(error, AttributeError):
         old = error.name or ""
-        now = ATTRIBUTES.get(old) or CLASSES.get(old)
+        changed = ((base.__name__, old) for base in type(error.obj).__mro__)
+        now = next((ATTRIBUTES_OF[key] for key in changed if key in ATTRIBUTES_OF), None)
+        now = now or ATTRIBUTES.get(old) or CLASSES.get(old)
     return f"; {old!r} is now {now!r}" if now else ""

@@ -39,7 +39,7 @@ def main(grid: Grid, context: Context) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"out = {out} cannot be made: {error.strerror}") from error
+        raise ValueError(f"out = {out} cannot be created: {error.strerror}") from error
     with hold(out), reported(out):
         if not config.run.resume and checkpoint.path_in(out).exists():
             raise ValueError(f"out = {out} holds a run already; resume it or choose another folder")

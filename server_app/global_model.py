@@ -45,7 +45,7 @@ class GlobalModel(Method[O, U], ABC):
 
     @property
     def net(self) -> Classifier:
-        if self._offloaded.wake():
+        if self._offloaded.restore():
             self._offloaded.net.load_state_dict(self.w)
         return self._offloaded.net
 
@@ -60,7 +60,7 @@ class GlobalModel(Method[O, U], ABC):
 
     def release_memory(self) -> None:
         super().release_memory()
-        self._offloaded.begin()
+        self._offloaded.release()
 
     def request(self, t: int) -> Request | Callable[[Client], Request]:
         return ModelRequest(w=self.w)
@@ -195,7 +195,7 @@ class Averaged(GlobalModel[O, T], ABC):
 
     def trains(self, client: Client) -> str:
         """Return the architecture that a client trains."""
-        return self.global_spec if self.config.average.across == "none" else client.model
+        return self.global_spec if self.config.average.across == "none" else client.architecture
 
     def start(self, models: Models, client: Client) -> StateDict:
         """Return the weights from which a client starts its training."""
@@ -207,7 +207,7 @@ class Averaged(GlobalModel[O, T], ABC):
 
     def architectures(self) -> list[str]:
         """Return all architectures that clients may train; call it after the census."""
-        return sorted({client.model for client in self.clients})
+        return sorted({client.architecture for client in self.clients})
 
     def taken(self, client: Client, t: int) -> Submodel:
         """Return the client's part of the widest network in round t, for ``across = "width"``."""

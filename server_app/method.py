@@ -12,6 +12,7 @@ from typing import ClassVar, Generic, TypeVar, cast, final
 
 from torch import Tensor, nn
 
+from common import progress
 from common.exchange.protocol import ClientInfo, ModelReply, ModelRequest, Reply, Request
 from common.exchange.records import Records, StateDict
 from common.journal import Entry
@@ -45,7 +46,7 @@ class Client:
         return self.info.n
 
     @property
-    def model(self) -> str:
+    def architecture(self) -> str:
         return self.info.model
 
 
@@ -72,7 +73,7 @@ class Replies(Generic[U]):
         return len(self.clients)
 
     def __iter__(self) -> Iterator[tuple[Client, U]]:
-        return ((client, self._load(client)) for client in self.clients)
+        return ((c, self._load(c)) for c in progress.steps(self.clients, "reply"))
 
     @property
     def sizes(self) -> list[int]:
@@ -165,7 +166,7 @@ class Method(ABC, Generic[O, U]):
         """Return how many numbers the literature's cost formula counts for this round, or None."""
         return None
 
-    # What is scored.
+    # Scored models.
 
     @abstractmethod
     def model(self) -> Classifier | None:
@@ -187,7 +188,7 @@ class Method(ABC, Generic[O, U]):
 
     def scored_by(self, client: Client) -> str:
         """Return the name of the one of ``networks`` that a client scores."""
-        return self.main or client.model
+        return self.main or client.architecture
 
     def measured_by(self, name: str) -> Sequence[Client]:
         """Return the clients that measure BatchNorm's running statistics (``score.bn``).
@@ -252,9 +253,10 @@ class Method(ABC, Generic[O, U]):
         """Raise ``ValueError`` if a client's model is too large to send, before it is built."""
         limit = self.config.wire.max_mb
         for client in clients:
-            if (size := 4 * self.task.parameters(client.model) / 1e6) > limit:
+            spec = client.architecture
+            if (size := 4 * self.task.parameters(spec) / 1e6) > limit:
                 raise ValueError(
-                    f"client {client.k}: {client.model} has {size:.0f} MB, wire.max-mb = {limit:g}"
+                    f"client {client.k}: {spec} has {size:.0f} MB, wire.max-mb = {limit:g}"
                 )
 
 

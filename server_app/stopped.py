@@ -5,12 +5,12 @@ from typing import final
 
 
 class Stopped(RuntimeError):
-    """The run cannot go on. The message is one line; the checkpoint keeps the last state."""
+    """Error that ends a run. The message is one line; the checkpoint keeps the last state."""
 
 
 @final
 class DivergedRound(Stopped):
-    """The server's model diverged in round ``t``, which may be undone.
+    """Error for a server model that diverged in round ``t``, which may be undone.
 
     ``suspects``: the clients whose numbers in that round exceed those of all honest clients.
     """

@@ -1,5 +1,5 @@
-"""A run, round by round: select, send, collect, check, aggregate, second exchange, statistics,
-score, record.
+"""The rounds of a run: select, send, collect, check, aggregate, second exchange, statistics, score,
+record.
 """
 
 import logging
@@ -28,7 +28,7 @@ from server_app.method import Client, Replies, mean_metrics
 from server_app.methods import make
 from server_app.scoring import drift
 from server_app.scoring.recalibrate import Recalibration
-from server_app.scoring.score import Scorer, asks, checking, write_scores
+from server_app.scoring.score import Scorer, score_check, score_requests, write_scores
 from server_app.stopped import DivergedRound, Stopped
 from server_app.storage import resume
 from server_app.storage.checkpoint import Checkpoint
@@ -40,27 +40,27 @@ log = logging.getLogger("flwr.fedmosaic")
 
 @final
 class MethodStrategy(Strategy):
-    """The rounds of a run: a method's hooks as messages, and the record of each round.
+    """Strategy that plays the rounds of a run with a method's hooks, and records each round.
 
-    Subclasses Flower's ``Strategy`` and not its ``FedAvg``, which sends everyone the same payload,
-    demands equal reply keys, turns integer buffers into floats, and averages on over failed
-    clients.
+    It derives from Flower's ``Strategy`` and not from ``FedAvg``. ``FedAvg`` sends all clients the
+    same payload, demands equal reply keys, turns integer buffers into floats, and averages without
+    the failed clients.
     """
 
     def __init__(self, task: Task, dataset: Dataset, messenger: Messenger, record: Record) -> None:
         self.task, self.dataset, self.messenger, self.record = task, dataset, messenger, record
         self.config, self.traffic = task.config, messenger.channel.traffic
-        self.private = self.config.privacy.on  #: clients' own numbers are kept to the server
-        self.clients: list[Client] = []  #: with the nodes where they are now, in order of k
-        self.entry = self.before = Entry(round=0)  #: of the round at hand, and the one before
-        self.sent: dict[int, Request] = {}  #: what the clients of the round were sent, by client
-        self.good: list[tuple[Client, Reply]] = []  #: and what they answered
+        self.private = self.config.privacy.on  #: no numbers of single clients in the journal
+        self.clients: list[Client] = []  #: all clients with their current nodes, in order of k
+        self.entry = self.before = Entry(round=0)  #: journal entry of this round, and the previous
+        self.sent: dict[int, Request] = {}  #: requests of this round, by client
+        self.good: list[tuple[Client, Reply]] = []  #: valid replies of this round
         self.undone: list[Undone] = []
         self.recalibration: Recalibration | None = None
         self._make()
 
     def _make(self) -> None:
-        """Make the method as it is before any round."""
+        """Create the method in its initial state."""
         self.method = make(self.task, global_spec(self.task))
         self.scorer = Scorer(self.method, self.dataset)
 
@@ -69,8 +69,8 @@ class MethodStrategy(Strategy):
     def start(self, grid: Grid, *_: object, **__: object) -> Result:
         """Play all rounds; rounds, timeouts and hyper-parameters come from the run config.
 
-        What comes of it is in the run's folder, and not once more in the ``Result``. Raises
-        ``Stopped`` if the run cannot go on; the checkpoint of the last good round is kept.
+        The results are in the run's folder, so the ``Result`` is empty. Raises ``Stopped`` if the
+        run cannot continue; the checkpoint of the last valid round is kept.
         """
         self.grid, config, record = grid, self.config, self.record
         saved = resume.newest(config) if config.run.resume else None
@@ -78,18 +78,18 @@ class MethodStrategy(Strategy):
             self._begin(saved)
             while not self._over():
                 self.play_round(self.entry.round + 1)
-            record.add_summary(self.scorer.shown.weights_to_score())
-        if not config.run.runtime:  # our commands make it themselves
+            record.add_summary(self.scorer.scored.weights_to_score())
+        if not config.run.runtime:  # our commands write the report themselves
             log.info("completed; for its report: fedmosaic report %s", record.folder)
         return Result()
 
     def play_round(self, t: int) -> None:
-        """Play round t and record it; if it leaves a useless model, go back to before it.
+        """Play round t and record it; if the model diverges, undo the round.
 
         ``configure_…`` selects clients and makes messages, ``_exchange`` sends them and collects
-        the replies, ``aggregate_…`` checks and uses these.
+        the replies, ``aggregate_…`` checks and uses the replies.
         """
-        self.clients, strangers = self.readmission.renew(t, self.clients)
+        self.clients, refused_nodes = self.readmission.renew(t, self.clients)
         self.before, self.entry = self.entry, Entry(round=t)
         self.traffic.clear()
         try:
@@ -102,10 +102,10 @@ class MethodStrategy(Strategy):
                 self._measure_statistics()
                 self._score()
                 self._score_at_clients()
-        except DivergedRound as absurd:
-            self._go_back(absurd)
+        except DivergedRound as diverged:
+            self._go_back(diverged)
         else:
-            self._record(strangers)
+            self._record(refused_nodes)
 
     def _exchange(
         self,
@@ -113,26 +113,26 @@ class MethodStrategy(Strategy):
         aggregate: Callable[[int, Iterable[Message]], object],
         phase: str,
     ) -> None:
-        """Send messages to clients, if there are any, collect the replies, and aggregate them."""
+        """Send the messages if there are any, collect the replies, and aggregate them."""
         entry, channel, run = self.entry, self.messenger.channel, self.config.run
         ks = {client.node: client.k for client in self.clients}
         sent = {ks[message.metadata.dst_node_id]: message for message in configure(entry.round)}
-        if not sent and not self.private:  # there noise is added though nobody was selected
+        if not sent and not self.private:  # with privacy, noise is added without any client too
             return
         self.method.release_memory()
         with _phase(entry, phase), sending(over_grpc(self.grid)):
             replies, lost = channel.exchange(self.grid, sent, run.timeout, entry.round)
         entry.failures = entry.failures + lost
-        del sent  # in packed form it takes as much memory again
+        del sent  # frees the packed payloads, which are as large as the replies
         free_memory(self.traffic.get("down", 0))
         with costs.of_server(entry, run):
-            aggregate(entry.round, _handed_over(replies))
+            aggregate(entry.round, _consumed(replies))
         free_memory(self.traffic.get("up", 0))
 
     # Training.
 
     def configure_train(self, server_round: int, *_: object, **__: object) -> Iterable[Message]:
-        """Select the clients of round t; the training messages to them."""
+        """Select the clients of round t, and return their training messages."""
         t, method, entry = server_round, self.method, self.entry
         with clock(entry, "select"), costs.of_server(entry, self.config.run):
             selected = [self.clients[client.k] for client in method.select(t)]
@@ -145,10 +145,10 @@ class MethodStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Open and check the replies, and take the method's step with the good ones.
+        """Open and check the replies, and take the method's step with the valid ones.
 
-        Raises ``Stopped`` if there are fewer than ``min-replies`` asks for; ``DivergedRound`` if
-        they, or those of the round before, are beyond use.
+        Raises ``Stopped`` if fewer are valid than ``min-replies`` requires, and ``DivergedRound``
+        if this round or the one before diverged.
         """
         t, entry, method = server_round, self.entry, self.method
         with clock(entry, "clients"):
@@ -158,18 +158,18 @@ class MethodStrategy(Strategy):
         uploads = self.replies
         with _phase(entry, "step"), seeds.scope(self.task.seed, "step", t):
             try:
-                own = method.step(t, uploads)
+                metrics = method.step(t, uploads)
             except FloatingPointError as error:
                 suspects = sanity.suspects(entry.magnitudes)
                 raise DivergedRound(f"round {t}: {error}", t, suspects) from error
         entry.replied = [client.k for client in uploads.clients]
-        entry.metrics = own if self.private else {**mean_metrics(uploads), **own}
+        entry.metrics = metrics if self.private else {**mean_metrics(uploads), **metrics}
         entry.client_metrics = {client.k: reply.metrics for client, reply in uploads}
         costs.of_clients(entry, self.config.run, uploads)
         return None, MetricRecord(dict(entry.metrics))
 
     def _check(self, t: int, replies: Iterable[Message]) -> None:
-        """Keep the replies that are to be used, and note why others are not."""
+        """Set ``good`` to the valid replies, and add a failure for each other reply."""
         entry, method, config = self.entry, self.method, self.config
         good, refused = self.messenger.open(
             t, replies, method.reply_type, self.clients, method.check
@@ -183,33 +183,34 @@ class MethodStrategy(Strategy):
         self.sent = {}
         entry.failures = sorted(entry.failures + refused, key=lambda failure: failure.k)
 
-    def _check_enough(self, good: int, asked: int, what: str, failures: list[Failure]) -> None:
-        """Raise ``Stopped`` if there are fewer good answers than ``min-replies`` asks for."""
+    def _check_enough(self, good: int, sent: int, what: str, failures: list[Failure]) -> None:
+        """Raise ``Stopped`` if fewer replies are valid than ``min-replies`` requires."""
         fraction = self.config.run.min_replies
-        needed = math.ceil(fraction * asked - 1e-9)
-        if good < max(needed, 1) and (asked or not self.private):  # secret selection may find none
+        needed = math.ceil(fraction * sent - 1e-9)
+        if good < max(needed, 1) and (sent or not self.private):  # secret selection may be empty
             first = failures[0]
             raise Stopped(
-                f"round {first.round}: {good} of {asked} {what} are good, min-replies = "
+                f"round {first.round}: {good} of {sent} {what} are good, min-replies = "
                 f"{fraction:g} needs {needed}; client {first.k}: {first.reason}"
             )
 
-    # A second exchange in a round, which Flower's strategies do not have.
+    # The second exchange of a round, which Flower's strategies do not have.
 
     def configure_second(self, t: int) -> Iterable[Message]:
-        """Messages of the second exchange of round t, for methods that have one."""
+        """Return the messages of the second exchange of round t."""
         with costs.of_server(self.entry, self.config.run):
             sent = self.method.second(t, self.replies)
             payloads = [(self.clients[k], payload) for k, payload in sent.items()]
             return self.messenger.make_messages(t, "train.second", payloads).values()
 
     def aggregate_second(self, t: int, replies: Iterable[Message]) -> None:
-        """Open the answers and hand the good ones to the method.
+        """Open the replies and pass the valid ones to the method.
 
-        Raises ``Stopped`` if clients train there and fewer are good than ``min-replies`` asks for.
+        Raises ``Stopped`` if clients train in this exchange and fewer replies are valid than
+        ``min-replies`` requires.
         """
         entry, method = self.entry, self.method
-        assert method.second_reply_type is not None, "somebody was asked"
+        assert method.second_reply_type is not None, "the method has a second exchange"
         with clock(entry, "clients"):
             gains, refused = self.messenger.open(
                 t, replies, method.second_reply_type, self.clients, what="gain"
@@ -219,44 +220,45 @@ class MethodStrategy(Strategy):
         entry.failures = entry.failures + refused
         if method.trains_second:
             entry.replied = [client.k for client, _ in gains]
-            self._check_enough(len(gains), len(entry.selected), "answers", entry.failures)
+            self._check_enough(len(gains), len(entry.selected), "replies", entry.failures)
 
-    # The running statistics of what is scored, measured by clients.
+    # BatchNorm's running statistics of the scored models, measured by clients.
 
     def _measure_statistics(self) -> None:
-        """Have them measured before a score, where the run asks for that (``score.bn``)."""
+        """Let clients measure the statistics before a score, if ``score.bn`` requires it."""
         score, last = self.config.score, self.entry.round == self.config.run.rounds
         if score.bn == "recalibrated" and (self._due(score.every) or self._asks_for_scores()):
-            asked = self._trusted() if last else self.replies.clients
-            self.recalibration = Recalibration(self.scorer.shown, asked)
+            clients = self._trusted() if last else self.replies.clients
+            self.recalibration = Recalibration(self.scorer.scored, clients)
             for _ in range(score.passes if self.recalibration.measuring else 0):
                 self._exchange(self.configure_statistics, self.aggregate_statistics, "statistics")
 
     def configure_statistics(self, t: int) -> Iterable[Message]:
-        """Messages of the next pass, to those who were good in the pass before."""
+        """Return the messages of the next pass, for clients with a valid reply in the last pass."""
         assert self.recalibration is not None
         return self.messenger.make_messages(
             t, "evaluate.statistics", self.recalibration.request()
         ).values()
 
     def aggregate_statistics(self, t: int, replies: Iterable[Message]) -> None:
-        """Combine the good answers of a pass.
+        """Combine the valid replies of a pass.
 
-        Raises ``Stopped`` if there are fewer than ``min-replies`` asks for.
+        Raises ``Stopped`` if fewer are valid than ``min-replies`` requires.
         """
-        anew, entry = self.recalibration, self.entry
-        assert anew is not None
-        found, refused = self.messenger.open(
-            t, replies, StatisticsReply, self.clients, anew.check, "statistics"
+        recalibration, entry = self.recalibration, self.entry
+        assert recalibration is not None
+        good, refused = self.messenger.open(
+            t, replies, StatisticsReply, self.clients, recalibration.check, "statistics"
         )
         entry.failures = entry.failures + refused
-        self._check_enough(len(found), anew.measuring, "measurements", entry.failures[::-1])
-        anew.take(found)
+        needed = recalibration.measuring
+        self._check_enough(len(good), needed, "measurements", entry.failures[::-1])
+        recalibration.take(good)
 
     # Scores, by the server and by clients.
 
     def _score(self) -> None:
-        """Score the server's model, if it is time to; raises ``DivergedRound`` if it is useless."""
+        """Score the server's model if a score is due; raise ``DivergedRound`` if it diverged."""
         entry, score = self.entry, self.config.score
         if self._due(score.every):
             with _phase(entry, "score"):
@@ -268,41 +270,41 @@ class MethodStrategy(Strategy):
             entry.reached = score.target
 
     def _score_at_clients(self) -> None:
-        """Have clients score models, if it is time to."""
+        """Let clients score models if a score is due."""
         if self._asks_for_scores():
             self._exchange(self.configure_evaluate, self.aggregate_evaluate, "client scores")
 
     def configure_evaluate(self, server_round: int, *_: object, **__: object) -> Iterable[Message]:
-        """Messages that ask the clients of ``score.clients`` to score models."""
+        """Return the score requests for the clients of ``score.clients``."""
         with clock(self.entry, "client scores"):
-            asked = asks(self.scorer.shown, self.clients)
-            return self.messenger.make_messages(server_round, "evaluate", asked).values()
+            requests = score_requests(self.scorer.scored, self.clients)
+            return self.messenger.make_messages(server_round, "evaluate", requests).values()
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Write down the clients' scores and how even they are; their mean accuracy."""
-        t, entry, check = server_round, self.entry, checking(self.method)
+        """Write the clients' scores and fairness to the entry; return their mean accuracy."""
+        t, entry, check = server_round, self.entry, score_check(self.method)
         with clock(entry, "client scores"):
-            found, refused = self.messenger.open(
+            good, refused = self.messenger.open(
                 t, replies, ScoreReply, self.clients, check, "score"
             )
         entry.failures = entry.failures + refused
-        write_scores([score for _, score in found], self.method.name, entry)
-        values = [score.accuracy for _, score in found if score.accuracy is not None]
+        write_scores([score for _, score in good], self.method.name, entry)
+        values = [score.accuracy for _, score in good if score.accuracy is not None]
         return MetricRecord({"accuracy": sum(values) / len(values)}) if values else None
 
     def summary(self) -> None:
-        """Nothing to log: the journal has it."""
+        """Log nothing, because the journal has all settings."""
 
     # The record.
 
-    def _record(self, strangers: list[Failure]) -> None:
-        """Complete the round's entry, and have it kept with the state after the round."""
+    def _record(self, refused_nodes: list[Failure]) -> None:
+        """Complete the round's entry, and store it with the state after the round."""
         entry = self.entry
-        entry.bytes, self.good = dict(self.traffic), []  # the replies' files are gone with them
+        entry.bytes, self.good = dict(self.traffic), []  # closes the replies' files
         free_memory(self._moved)
-        entry.failures = strangers + entry.failures
+        entry.failures = refused_nodes + entry.failures
         resume.note(entry, self.undone)
         self._keep()
 
@@ -316,10 +318,10 @@ class MethodStrategy(Strategy):
             kept=self.messenger.kept,
         )
 
-    # What comes before a round: the census, a checkpoint, or a round that is undone.
+    # Before a round: the census, a checkpoint, or the undoing of a round.
 
     def _begin(self, saved: Checkpoint | None) -> None:
-        """Find the clients; go on from the checkpoint, or score and record round 0."""
+        """Take the census; resume from the checkpoint, or score and record round 0."""
         if saved is not None:
             self._restore(saved)
         entry, record = self.entry, self.record
@@ -339,61 +341,61 @@ class MethodStrategy(Strategy):
         past = record.journal.entries()
         self.first_loss = past[0].loss
 
-    def _go_back(self, absurd: DivergedRound) -> None:
-        """Undo a round and go on before it; raises ``absurd`` if that cannot be."""
-        saved = resume.undo(absurd, self.config, self._trusted(), self.undone)
+    def _go_back(self, diverged: DivergedRound) -> None:
+        """Undo a round and restore the state before it; raise ``diverged`` if that fails."""
+        saved = resume.undo(diverged, self.config, self._trusted(), self.undone)
         self._make()
         self._restore(saved)
         self.method.begin(self.clients)
         self.readmission = Readmission(self.messenger, self.grid)
 
     def _restore(self, saved: Checkpoint) -> None:
-        """Go on after the round of a checkpoint."""
+        """Restore the state after the round of a checkpoint."""
         self.entry, self.undone = resume.restore(self.method, self.record.journal, saved)
         self.messenger.channel.experiment = saved.experiment
         self.messenger.kept, self.messenger.after = dict(saved.kept), saved.t
 
-    # When, and who.
+    # Conditions and selections.
 
     @property
     def replies(self) -> Replies[Reply]:
-        """The good replies of the round at hand."""
+        """Valid replies of this round."""
         return Replies.of(self.good)
 
     @property
     def _moved(self) -> int:
-        """Bytes that have travelled in the round at hand."""
+        """Bytes sent and received in this round."""
         return self.traffic.get("down", 0) + self.traffic.get("up", 0)
 
     def _trusted(self) -> list[Client]:
-        """All but those that are left out since a round was undone."""
+        """Return all clients except those excluded since an undone round."""
         return [client for client in self.clients if client.k not in self.method.excluded]
 
     def _over(self) -> bool:
-        """Whether no round follows the newest one; the census is none."""
+        """Return whether the newest round is the last one; the census is not a round."""
         entry, config = self.entry, self.config
         reached = entry.round > 0 and config.score.ends(entry.accuracy)
         return reached or entry.round >= config.run.rounds
 
     def _due(self, every: int) -> bool:
-        """Whether it is time for what is done every so many rounds, and after the last one."""
+        """Return whether work that is done every ``every`` rounds and after the last one is due."""
         t = self.entry.round
         return t == self.config.run.rounds or (every > 0 and t % every == 0)
 
     def _asks_for_scores(self) -> bool:
-        """Whether clients score models in this round, as far as is known."""
+        """Return whether clients score models in this round."""
         reached = self.entry.reached is not None
         return not self.private and (reached or self._due(self.config.score.clients_every))
 
 
 @contextmanager
 def _phase(entry: Entry, name: str) -> Iterator[None]:
-    """Measure the time of a phase, and name the phase in reports of progress."""
+    """Measure the time of a phase, and name the phase in progress lines."""
     with clock(entry, name), progress.block("server step" if name == "step" else name):
         yield
 
 
-def _handed_over(replies: dict[int, Message]) -> Iterator[Message]:
-    """The replies, each of which whoever takes it holds alone."""
+def _consumed(replies: dict[int, Message]) -> Iterator[Message]:
+    """Yield each reply and remove it, so that only the consumer keeps it in memory."""
     for k in list(replies):
         yield replies.pop(k)

@@ -21,17 +21,17 @@ def test_what_is_held_at_once_is_counted_and_what_was_let_go_is_not() -> None:
     before = torch.ones(1000)
     with following(True) as peak:
         first = before + 1
-        assert peak.held == 4000, "what was there before is not counted"
+        assert peak.now == 4000, "what was there before is not counted"
         first.add_(1)
         view = first.view(10, 100)[:5]
-        assert peak.held == 4000, "nor what takes nothing more"
+        assert peak.now == 4000, "nor what takes nothing more"
         del first
-        assert peak.held == 4000, "a view holds all of it"
+        assert peak.now == 4000, "a view holds all of it"
         second = view.half()
         del view
-        assert (peak.held, peak.most) == (1000, 5000)
+        assert (peak.now, peak.most) == (1000, 5000)
         del second
-        assert (peak.held, peak.most) == (0, 5000)
+        assert (peak.now, peak.most) == (0, 5000)
     torch.ones(1000)
     assert peak.most == 5000
 
@@ -40,11 +40,11 @@ def test_what_autograd_keeps_is_held_until_the_gradients_are_there() -> None:
     x = torch.ones(100, requires_grad=True)
     with following(True) as peak:
         total = x.exp().exp().sum()
-        assert peak.held == 2 * 400 + 4
+        assert peak.now == 2 * 400 + 4
         total.backward()
         assert x.grad is not None
         del total
-        assert peak.held == 400, "the gradient alone"
+        assert peak.now == 400, "the gradient alone"
         assert peak.most > 2 * 400 + 4
 
 

@@ -25,6 +25,7 @@ from deploy.run.loopback import Loopback
 from server_app.messaging.census import check_peers
 from server_app.stopped import Stopped
 from tests.support.battery import EXAMPLE, config
+from tests.support.halves import client
 from tests.support.own_modules import ONE_MODULE, distribution, importing_from, module, package
 from tests.support.peers import TASK, info
 from tests.support.tiny import TinyRun, flat, play
@@ -204,10 +205,7 @@ def test_a_half_that_is_missing_or_not_whole_is_refused(
     [
         ("from common.fit import Loss", "'common.fit' is now 'common.training.fit'"),
         ("from common import tree", "'tree' is now 'common.training.tree'"),
-        (
-            "import server_app.talk.post",
-            "'server_app.talk.post' is now 'server_app.messaging",
-        ),
+        ("import server_app.talk.post", "'server_app.talk' is now 'server_app.messaging'"),
         ("from server_app.method import Ups", "'Ups' is now 'Replies'"),
         ("from common.exchange import protocol; protocol.Model", "'Model' is now 'ModelRequest'"),
         ("from client_app.bases.global_copy import Copy", "'Copy' is now 'GlobalCopy'"),
@@ -228,6 +226,9 @@ def test_an_old_name_in_a_hook_is_refused_with_the_new_one() -> None:
     with pytest.raises(AttributeError) as raised:
         Participant.remember  # type: ignore[attr-defined]  # noqa: B018
     assert line(raised.value).endswith("; 'remember' is now 'save_state'")
+    with pytest.raises(AttributeError) as raised:
+        client(0).model  # type: ignore[attr-defined]  # noqa: B018
+    assert line(raised.value).endswith("; 'model' is now 'architecture'")
 
 
 def test_a_method_in_one_module_shares_a_half_of_ours(folder: Path, tmp_path: Path) -> None:

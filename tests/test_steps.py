@@ -2,7 +2,9 @@
 
 import gc
 import logging
+import re
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,13 +12,32 @@ import torch
 from common import progress
 from common.progress import Reporter, reporting, steps
 from common.training.task import epochs
+from tests.support.battery import config, tiers
+from tests.support.tiny import play
+
+LOOPS = {
+    "dafl": "generator step",
+    "dense": "generator step",
+    "co-boosting": "weight step",
+    "feddf": "architecture 1/2, epoch",
+    "fedftg": "student step",
+    "fedgen": "generator step",
+    "fedgkt": "batch",
+    "fedkemf": "batch",
+    "fedmd": "reply",
+    "hetfedfl": "noise batch",
+    "fedorion": "noise batch",
+    "dl-mh": "batch",
+    "kt-pfl": "reply",
+}
+"""Innermost loop of the server's work that a method reports."""
 
 
 class Clock:
     """A clock that tests set; a reporter with a pause of 2 s, and its lines."""
 
     def __init__(self) -> None:
-        self.now, self.lines = 100.0, list[str]()
+        self.now, self.lines = 100.0, list[str]()  # seconds
         self.reporter = Reporter(self.lines.append, 2.0, lambda: self.now)
 
 
@@ -48,6 +69,18 @@ def test_a_block_reports_its_own_count_and_the_line_of_another_process() -> None
         clock.now += 2.0
         report(8)
     assert clock.lines == ["replies 7/1,000, client 4, epoch 2/5", "replies 8/1,000"]
+
+
+def test_an_equal_line_comes_once_a_minute() -> None:
+    clock = Clock()
+    with reporting(clock.reporter), progress.block("replies", 10) as report:
+        for _ in range(40):
+            clock.now += 2.0
+            report(3)
+        report(4)
+        clock.now += 2.0
+        report(4)
+    assert clock.lines == ["replies 3/10", "replies 3/10", "replies 4/10"]
 
 
 def test_items_of_unknown_number_and_single_ones_are_handed_on_as_they_are() -> None:
@@ -95,3 +128,20 @@ def test_without_a_reporter_of_its_own_a_thread_writes_to_the_log(
         "progress: client 2, step 1/2",
         "progress: client 2, step 2/2",
     ]
+
+
+@pytest.mark.parametrize("name", tiers(LOOPS, first=("dense", "fedgkt")))
+def test_the_servers_long_loops_and_the_clients_epochs_report(name: str, tmp_path: Path) -> None:
+    lines: list[str] = []
+    with reporting(Reporter(lines.append, 0.0)):
+        play(config(name, tmp_path / "run"))
+    assert any(re.search(r"clients, replies 0/4, client 0, epoch 1/", line) for line in lines)
+    server = [line for line in lines if "replies" not in line]
+    assert any(f"{LOOPS[name]} 2/" in line for line in server), sorted(set(server))
+
+
+def test_fedkfs_generator_at_the_server_reports_its_steps(tmp_path: Path) -> None:
+    lines: list[str] = []
+    with reporting(Reporter(lines.append, 0.0)):
+        play(config("fedkf", tmp_path / "run", fedkf__generator_at="server"))
+    assert any(line.startswith("round 2, generator step 2/") for line in lines)

@@ -20,7 +20,7 @@ class OffloadedModel(Generic[N]):
         self.net = net
         self._strides: list[tuple[int, ...]] = []
 
-    def begin(self) -> None:
+    def release(self) -> None:
         """Free the memory of the parameters and their gradients."""
         if self._strides:
             return
@@ -29,7 +29,7 @@ class OffloadedModel(Generic[N]):
             parameter.grad = None
             parameter.data = parameter.new_full((), torch.nan).expand(parameter.shape)
 
-    def wake(self) -> bool:
+    def restore(self) -> bool:
         """Allocate the parameters again, uninitialised, with their former strides.
 
         Returns whether they were released.

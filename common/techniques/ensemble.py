@@ -9,10 +9,10 @@ list of |d| different global classes; output j is class d[j].
 UHC makes one distribution over all classes from classifiers of different class sets (Vongkulbhisal
 et al., "Unifying Heterogeneous Classifiers with Distillation", CVPR 2019). Client i's posterior
 over its classes L_i relates to the whole q by p_i(l) = q(l) / Σ_{k∈L_i} q(k); q is estimated for
-each sample. Predictions p are [M, N, C], zero where a client lacks a class. ``held`` [M, C] marks
-the classes of each client; the result is zero for classes of no client. Where no two clients share
-a class, the division of the mass between them is undetermined: cross-entropy keeps the result of
-its start and its steps, the factorisation gives each client the same mass.
+each sample. Predictions p are [M, N, C], zero where a client lacks a class. ``classes_of`` [M, C],
+bool, marks the classes of each client; the result is zero for classes of no client. Where no two
+clients share a class, the division of the mass between them is undetermined: cross-entropy keeps
+the result of its start and its steps, the factorisation gives each client the same mass.
 """
 
 from collections import Counter
@@ -119,7 +119,7 @@ def to_local(y: Tensor, d: Sequence[int]) -> Tensor:
     index = torch.full((max(d) + 1,), -1, dtype=torch.int64, device=y.device)
     index[torch.tensor(d, device=y.device)] = torch.arange(len(d), device=y.device)
     local = index[y]
-    assert bool((local >= 0).all()), "a label that the schema does not have"
+    assert bool((local >= 0).all()), "the schema lacks a label"
     return local
 
 
@@ -140,7 +140,7 @@ def nearest_class(theta: Tensor, d: Sequence[int]) -> Tensor:
     return torch.from_numpy(np.argmax(columns, axis=1))
 
 
-def by_cross_entropy(p: Tensor, held: Tensor, steps: int, lr: float) -> Tensor:
+def by_cross_entropy(p: Tensor, classes_of: Tensor, steps: int, lr: float) -> Tensor:
     """Return q = softmax(u) [N, C] after ``steps`` gradient steps from u = 0 on
 
         −Σ_i Σ_{l∈L_i} p_i(l) (u_l − log Σ_{k∈L_i} exp u_k)          (section 3.3.1)
@@ -148,21 +148,21 @@ def by_cross_entropy(p: Tensor, held: Tensor, steps: int, lr: float) -> Tensor:
     of size ``lr`` over the largest number of clients that share a class. Classes of no client get
     probability 0.
     """
-    outside = ~held[:, None, :]
+    outside = ~classes_of[:, None, :]
     u = torch.zeros_like(p[0])
-    size = lr / max(int(held.sum(0).max()), 1)
+    size = lr / max(int(classes_of.sum(0).max()), 1)
     for _ in progress.steps(range(steps), "step"):
         q = torch.softmax(u.masked_fill(outside, -torch.inf), dim=2)
         u = u - size * (q - p).sum(0)
-    return torch.softmax(u.masked_fill(~held.any(0), -torch.inf), dim=1)
+    return torch.softmax(u.masked_fill(~classes_of.any(0), -torch.inf), dim=1)
 
 
-def by_factorisation(p: Tensor, held: Tensor, steps: int) -> Tensor:
-    """Return q ∝ v [N, C], where p_i(l) ≈ u_i v_l on the entries that are ``held``.
+def by_factorisation(p: Tensor, classes_of: Tensor, steps: int) -> Tensor:
+    """Return q ∝ v [N, C], where p_i(l) ≈ u_i v_l on the entries of ``classes_of``.
 
     ``steps`` of alternating least squares from v = 1, in probability space (section 3.3.2).
     """
-    mask = held[:, None, :].to(p.dtype)
+    mask = classes_of[:, None, :].to(p.dtype)
     v = torch.ones_like(p[0])
     for _ in progress.steps(range(steps), "step"):
         u = (p * v).sum(2) / (mask * v.square()).sum(2).clamp_min(TINY)

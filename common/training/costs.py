@@ -53,11 +53,11 @@ def counting(on: bool) -> Iterator[Flops]:
 
 @final
 class Peak(TorchDispatchMode):
-    """Counter of the bytes of tensors in a ``with`` block: now (``held``), at most (``most``)."""
+    """Counter of the bytes of tensors in a ``with`` block: ``now`` and at most (``most``)."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.held = self.most = 0
+        self.now = self.most = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation, and count the storages of its result that no argument shares."""
@@ -69,13 +69,13 @@ class Peak(TorchDispatchMode):
             storage = tensor.untyped_storage()
             if id(storage) not in known:
                 known.add(id(storage))
-                self._hold(storage.nbytes())
-                weakref.finalize(storage, self._hold, -storage.nbytes())
+                self._add(storage.nbytes())
+                weakref.finalize(storage, self._add, -storage.nbytes())
         return result
 
-    def _hold(self, more: int) -> None:
-        self.held += more
-        self.most = max(self.most, self.held)
+    def _add(self, more: int) -> None:
+        self.now += more
+        self.most = max(self.most, self.now)
 
 
 def _tensors(value: object) -> list[Tensor]:

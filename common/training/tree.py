@@ -16,6 +16,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from common import progress
 from common.exchange.records import StateDict
 
 PIECE = 1 << 20  #: numbers of an entry that are processed at once
@@ -40,7 +41,8 @@ def mean(states: Iterable[Mapping[str, Tensor]], weights: Sequence[float]) -> St
         raise ValueError(f"cannot average {len(weights)} states with weights {list(weights)}")
     shares = [float(weight) / total for weight in weights]
     if isinstance(states, Sequence):  # one entry after the other
-        return {name: _mean([state[name] for state in states], shares) for name in states[0]}
+        names = progress.steps(states[0], "entry")
+        return {name: _mean([state[name] for state in states], shares) for name in names}
     sums: dict[str, _Sum] = {}
     for state, share in zip(states, shares, strict=True):
         for name in sums or state:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from common.errors import LOG, logged_to
-from common.journal import follow
+from common.journal import Entry, follow
 from common.progress import MARK, Reporter, reporting
 from common.settings.config import Config, Value
 from common.settings.extras import missing
@@ -27,6 +27,7 @@ from deploy.run.progress import Progress, summary_since
 from deploy.run.settings import app_folder
 from server_app.stopped import Stopped
 from server_app.storage import checkpoint
+from server_app.storage.journal import Journal
 from server_app.storage.lock import held
 from server_app.storage.summary import check_incomplete
 
@@ -66,12 +67,14 @@ def launch(
     config, runtime = preflight(sent), flat["runtime"]
     if runtime == "ray" and find_spec("ray") is None:
         raise ValueError(missing(ModuleNotFoundError(name="ray")))
+    start, past, later = -1, list[Entry](), ""
     if flat["resume"]:
-        checkpoint.read(folder, config)
+        start = checkpoint.read(folder, config).t
         check_incomplete(folder, config)
+        past, later = Journal(folder).entries(), f", from round {start + 1} on"
     for line in told(flat, bundled=runtime != "loopback" and not ray_address):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-    title = f"[bold]{config.run.method}[/] on {config.data.name}: results go to {folder}"
+    title = f"[bold]{config.run.method}[/] on {config.data.name}{later}: results go to {folder}"
     console.print(title, soft_wrap=True)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -82,7 +85,8 @@ def launch(
     user_modules.copy(flat, folder / user_modules.COPIES)
     flat = sent
     started = time.time()
-    with _told_how_to_go_on(folder, started), _watched(config, folder, console) as display:
+    display = Progress(config.run.rounds, console, past=past, start=start)
+    with _told_how_to_go_on(folder, started), _watched(display, folder):
         display.on_phase(f"starting {config.run.clients} clients on {runtime}")
         failure, logs = "", folder / "flower" / "logs"
         if runtime == "loopback":
@@ -115,15 +119,15 @@ def cell(
 
 
 @contextmanager
-def _watched(config: Config, folder: Path, console: Console) -> Iterator[Progress]:
-    """A display that shows the journal's new lines while a run goes on elsewhere."""
+def _watched(display: Progress, folder: Path) -> Iterator[None]:
+    """Show the new entries of the journal in ``folder``, and the steps of this thread."""
     over = threading.Event()
-    with Progress(config.run.rounds, console) as display, reporting(Reporter(display.on_step)):
-        what = (folder / "journal.jsonl", over.is_set, display.on_round, display.warn)
-        thread = threading.Thread(target=follow, args=what, daemon=True)
+    with display, reporting(Reporter(display.on_step)):
+        args = (folder / "journal.jsonl", over.is_set, display.on_round, display.warn)
+        thread = threading.Thread(target=follow, args=args, daemon=True)
         thread.start()
         try:
-            yield display
+            yield
         finally:
             over.set()
             thread.join(timeout=5)

@@ -1,14 +1,14 @@
-"""A run watched while it goes on, on a terminal or in a log, and what is shown of it at its end.
+"""Display of a running run, on a terminal or in a log, and of its result.
 
-The journal is the only source: ``common.journal.follow`` tails the file that the server writes,
-wherever the server runs, and hands each entry to ``Progress``. Reasons of failure come from clients
-and are cleaned before they reach a terminal.
+Rounds come from the journal: ``common.journal.follow`` tails the file that the server writes and
+hands each entry to ``Progress``. Reasons of failure come from clients and are cleaned before they
+reach a terminal.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -30,13 +30,13 @@ from deploy.report.table import NONE, clean, duration, percent, size, terminal
 from server_app.storage.summary import place
 from server_app.tracking import sink
 
-FEW = 20  #: failures that are told, of a round and of a run
+FEW = 20  #: most failures that are shown for a round, and for a run
 
 
 @final
 @dataclass(frozen=True)
 class Left:
-    """Seconds that a run will go on; unless ``sure``, it may well be more."""
+    """Estimated remaining seconds of a run; a lower bound unless ``sure``."""
 
     seconds: float
     sure: bool
@@ -49,22 +49,30 @@ class Left:
 
 @final
 class Progress:
-    """Shows rounds as they end: ``with Progress(rounds) as p: p.on_round(entry)``.
+    """Display of the rounds as they end: ``with Progress(rounds) as p: p.on_round(entry)``.
 
-    ``rounds`` is the number asked for. A round that comes twice (a resumed run) counts once. On
-    anything but a terminal it prints one plain line per round, phase and failure.
+    ``rounds``: the number of rounds of the run. ``past``: the journal's entries before this process
+    of a resumed run, ``start``: the round of its checkpoint; rounds up to ``start`` are not shown
+    again. A round that comes twice counts once. Without a terminal, the display prints one plain
+    line per round, phase and failure.
     """
 
     def __init__(
-        self, rounds: int, console: Console | None = None, clock: Callable[[], float] = monotonic
+        self,
+        rounds: int,
+        console: Console | None = None,
+        clock: Callable[[], float] = monotonic,
+        past: Sequence[Entry] = (),
+        start: int = -1,
     ) -> None:
         assert rounds >= 0, rounds
-        self._rounds = rounds
+        self._rounds, self._start = rounds, start
+        self._dropped = {entry.round: entry for entry in past if entry.round > start}
         self._console = console or Console()
         self._clock = clock
         self._phase = ""
         self._entries: dict[int, Entry] = {}
-        self._shown: dict[int, Entry] = {}  # what was printed, also of rounds that are repeated
+        self._shown: dict[int, Entry] = {}  # the printed entries, also of rounds that are repeated
         self._began = self._last = self._printed = clock()
         self._spinner = Spinner("dots", style="cyan")
         self._live: Live | None = None
@@ -86,13 +94,13 @@ class Progress:
 
     @property
     def best(self) -> float | None:
-        """The best accuracy (0 to 1) so far, the census left out."""
-        found = (e.accuracy for t, e in self._entries.items() if t > 0)
-        return max((a for a in found if a is not None), default=None)
+        """The best accuracy (0 to 1) so far, without the census."""
+        accuracies = (e.accuracy for t, e in self._entries.items() if t > 0)
+        return max((a for a in accuracies if a is not None), default=None)
 
     @property
     def _reached(self) -> float | None:
-        """The target with which the run has ended before its last round."""
+        """The target that ended the run before its last round."""
         newest = self._entries.get(max(self._entries, default=0))
         return newest.reached if newest else None
 
@@ -102,24 +110,24 @@ class Progress:
 
     @property
     def left(self) -> Left | None:
-        """How long the run will go on; None before the first round.
+        """Estimated remaining time, at least 0 s; None before this process's first round.
 
-        Rounds are taken to last as the last five did on average, or as the newest where that was
-        longer: with some methods later rounds cost more. A round that is under way for longer than
-        that counts as it is by now.
+        Each further round takes as long as the last five rounds of this process on average, or as
+        the newest if that took longer: with some methods later rounds cost more. If the running
+        round already takes longer, its duration so far counts.
         """
-        ended = max(self._entries, default=0)
-        if not 0 < ended < self._rounds or self._reached is not None:
+        first, ended = max(self._start, 0), max(self._entries, default=0)
+        if not first < ended < self._rounds or self._reached is not None:
             return None
-        last = [self._entries[t] for t in sorted(self._entries) if t > 0][-5:]
+        last = [self._entries[t] for t in sorted(self._entries) if t > first][-5:]
         known = [e.seconds["total"] for e in last if "total" in e.seconds]
-        known = known or [(self._last - self._began) / ended]
-        each, running = max(sum(known) / len(known), known[-1]), self._clock() - self._last
+        known = known or [(self._last - self._began) / (ended - first)]
+        expected, running = max(sum(known) / len(known), known[-1]), self._clock() - self._last
         sure = len(last) > 1 and running <= max(known)
-        return Left(max(each, running) * (self._rounds - ended) - running, sure)
+        return Left(max(expected, running) * (self._rounds - ended) - running, sure)
 
     def on_phase(self, text: str) -> None:
-        """Say what goes on between rounds: "starting 10 SuperNodes"."""
+        """Show the work between rounds: "starting 10 SuperNodes"."""
         known, self._phase = self._phase, clean(text)
         if self._live is None and self._phase not in ("", known):
             self._printed = self._clock()
@@ -133,12 +141,15 @@ class Progress:
             say(self._console, self._phase)
 
     def on_round(self, entry: Entry) -> None:
-        """Take in one journal entry; round 0 is the census.
+        """Show one journal entry; round 0 is the census.
 
-        A journal that was rewound comes once more from its start: later rounds count no longer, and
-        a line that was printed is not repeated.
+        A rewound journal is read again from its start: later rounds no longer count, and printed
+        lines are not repeated. A resumed run drops its ``past`` rounds after ``start``.
         """
-        t, again = entry.round, self._shown.get(entry.round) == entry
+        t = entry.round
+        if self._dropped.get(t) == entry:
+            return
+        again = t <= self._start or self._shown.get(t) == entry
         self._entries = {u: e for u, e in self._entries.items() if u < t} | {t: entry}
         self._shown[t] = entry
         self._last = self._printed = self._clock()
@@ -150,12 +161,12 @@ class Progress:
         for failure in entry.failures[:FEW]:
             self.warn(f"round {t}: client {failure.k} failed: {clean(failure.reason)}")
         if (more := len(entry.failures) - FEW) > 0:
-            self.warn(f"round {t}: {more} more failed; the journal says why")
+            self.warn(f"round {t}: {more} more failed; the journal has the reasons")
         if self._live is None:
             say(self._console, self._line(t, entry))
 
     def warn(self, text: str) -> None:
-        """One line that stays, whatever the run goes on with."""
+        """Print one line that stays above the live display."""
         say(self._console, clean(text, 400), "yellow")
 
     def _line(self, t: int, entry: Entry) -> str:
@@ -202,10 +213,10 @@ def show_summary(run: Run, console: Console) -> None:
     """The clients (own and global model's accuracy on their test shares), then the result."""
     if run.scores():
         console.print(*terminal(of_clients(run, parameters=False)))
-    told, summary = run.headline(), run.summary
+    headline, summary = run.headline(), run.summary
     what = f"{run.setting('method') or '?'} on {run.setting('dataset') or '?'}"
-    scored = f"final {percent(told['final'])}, best {percent(told['best'])}"
-    mean = f"mean of last {run.last()} scored {percent(told['last10'])}"
+    scored = f"final {percent(headline['final'])}, best {percent(headline['best'])}"
+    mean = f"mean of last {run.last()} scored {percent(headline['last10'])}"
     lines = [
         ("run", f"{what}, {run.done} rounds, seed {run.setting('seed')}"),
         ("runtime", f"{run.setting('runtime') or NONE}, {duration(run.seconds())}"),

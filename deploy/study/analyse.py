@@ -122,7 +122,7 @@ def _one(further: Further, images: int, label: int) -> tuple[Analysis, dict[str,
         raise ValueError(f"class {label}: the data set has 0 to {data.num_classes - 1}")
     matrices = similarity([net for _, net in networks], data.x_test[:images], task)
     tsne = class_map(_three(networks), label, data, task, CLASS_IMAGES)
-    names = [f"{client.k} {client.model}" for client, _ in networks]
+    names = [f"{client.k} {client.architecture}" for client, _ in networks]
     means = {stage: mean_pair(matrix) for stage, matrix in matrices.items()}
     pairs = {stage: matrix.tolist() for stage, matrix in matrices.items()}
     result = Analysis(task.config.run.method, names, means, pairs, tsne, overheads(further))
@@ -132,7 +132,7 @@ def _one(further: Further, images: int, label: int) -> tuple[Analysis, dict[str,
 
 def _three(networks: list[tuple[Client, Split]]) -> dict[str, Split]:
     """Return the smallest, a middle and the largest architecture: name -> a client's network."""
-    firsts = {client.model: net for client, net in reversed(networks)}
+    firsts = {client.architecture: net for client, net in reversed(networks)}
     ordered = sorted(firsts, key=lambda spec: (count(firsts[spec]), spec))
     chosen = dict.fromkeys([ordered[0], ordered[len(ordered) // 2], ordered[-1]])
     return {spec: firsts[spec] for spec in chosen}
@@ -163,7 +163,7 @@ def _cell(values: Sequence[float]) -> str:
 def overheads(further: Further) -> Overheads:
     """Count the numbers sent in the further round, and train again to measure the memory."""
     counts = [_counts(further, client, reply) for client, reply in further.replies]
-    firsts = {client.model: client.k for client, _ in reversed(further.replies)}
+    firsts = {client.architecture: client.k for client, _ in reversed(further.replies)}
     memory = [_memory(further, k) for k in firsts.values()]
     means = {name: fmean(count[name] for count in counts) for name in counts[0]}
     return Overheads(memory_mb=fmean(memory) / 1e6, **means)
@@ -171,7 +171,7 @@ def overheads(further: Further) -> Overheads:
 
 def _counts(further: Further, client: Client, reply: Reply) -> dict[str, int]:
     """Return counts of the floating-point numbers that one client exchanges in a round."""
-    net = further.method.build(client.model)
+    net = further.method.build(client.architecture)
     named = tree.parameters_only(net)
     state = {k: v for k, v in net.state_dict().items() if v.is_floating_point()}
     parameters = sum(v.numel() for k, v in state.items() if k in named)

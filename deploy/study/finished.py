@@ -115,10 +115,10 @@ class Further:
         """
         networks = []
         for client, reply in self.replies:
-            built = self.method.build(client.model, _own(client, reply, self.method)).eval()
+            built = self.method.build(client.architecture, _own(client, reply, self.method)).eval()
             net = built.base if isinstance(built, Projected) else built
             if not isinstance(net, Split):
-                raise ValueError(f"model {client.model!r} of client {client.k} has no stages")
+                raise ValueError(f"client {client.k}: model {client.architecture!r} has no stages")
             networks.append((client, net))
         return networks
 
@@ -165,7 +165,7 @@ def _run_round(run: Finished, size: int, workers: int) -> Further:
 
 def _own(client: Client, reply: Reply, method: AnyMethod) -> StateDict:
     """Return the weights of the client's own architecture in its upload."""
-    expected = method.task.expected(client.model)
+    expected = method.task.expected(client.architecture)
     for name in ("local", "w"):
         state = getattr(reply, name, None)
         if isinstance(state, dict) and state.keys() == expected.keys():

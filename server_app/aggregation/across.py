@@ -62,7 +62,7 @@ class Across(Averaged[O, T], ABC):
         return {spec: tree.snapshot(self.build(spec)) for spec in self.specs}
 
     def start(self, models: Models, client: Client) -> StateDict:
-        return self.parts(models)[client.model]
+        return self.parts(models)[client.architecture]
 
     @abstractmethod
     def model_specs(self, distinct: Mapping[str, StateDict]) -> list[str]:
@@ -92,7 +92,7 @@ class Across(Averaged[O, T], ABC):
 
     def measured_by(self, name: str) -> Sequence[Client]:
         """Return the clients of architecture ``name``: no other client can compute with it."""
-        return [client for client in self.clients if client.model == name]
+        return [client for client in self.clients if client.architecture == name]
 
     def networks(self) -> dict[str, Classifier]:
         return self.classifiers(self.models)
@@ -130,7 +130,7 @@ class Same(Across[O, T]):
         return {spec: self._aggregate(spec, replies, before) for spec, before in previous.items()}
 
     def _aggregate(self, spec: str, replies: Replies[T], before: StateDict) -> StateDict:
-        members = replies.where(lambda client: client.model == spec)
+        members = replies.where(lambda client: client.architecture == spec)
         if not len(members):
             return before
         options, parameters = self.config.average, tree.parameters_only(self.nets[spec])

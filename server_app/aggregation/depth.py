@@ -76,7 +76,7 @@ class Depth(Across[O, T]):
     def aggregate(self, replies: Replies[T], previous: Models) -> Models:
         parameters = tree.parameters_only(self.nets[self.largest])
         states = self.states(replies, previous[self.largest], parameters)
-        uploads = [(client.model, w) for client, w in zip(replies.clients, states, strict=True)]
+        uploads = [(c.architecture, w) for c, w in zip(replies.clients, states, strict=True)]
         return self.average(uploads, replies.sizes, previous, parameters)
 
     def average(

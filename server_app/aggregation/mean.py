@@ -26,6 +26,7 @@ import torch
 from flwr.serverapp.strategy.fedtrimmedavg import trim_mean
 from torch import Tensor
 
+from common import progress
 from common.exchange.records import StateDict
 from common.settings.options import Average
 from common.training import tree
@@ -65,7 +66,7 @@ def average_layers(
     names = previous.keys() if options.bn_buffers else parameters
     states = list(clipped(states, previous, options, names))
     result: StateDict = {}
-    for name, before in previous.items():
+    for name, before in progress.steps(previous.items(), "entry"):
         owners = [k for k, state in enumerate(states) if name in state]
         if owners and name in names:
             parts = [{name: states[k][name]} for k in owners]
@@ -86,7 +87,8 @@ def combine(states: Iterable[StateDict], weights: Sequence[float], options: Aver
     in_memory = list(states)
     if not in_memory:
         raise ValueError("cannot combine 0 states")
-    return {name: _centre([state[name] for state in in_memory], options) for name in in_memory[0]}
+    names = progress.steps(in_memory[0], "entry")
+    return {name: _centre([state[name] for state in in_memory], options) for name in names}
 
 
 def _centre(values: list[Tensor], options: Average) -> Tensor:

@@ -12,6 +12,7 @@ from typing import final
 
 import torch
 
+from common import progress
 from common.exchange.records import StateDict
 from common.journal import Entry, Privacy
 from common.settings.config import Config
@@ -56,7 +57,7 @@ class NoisyMean:
         names = averaged(previous, parameters, buffers=self.config.average.bn_buffers)
         start = flattened(previous, names)
         total = torch.zeros_like(start)
-        for state in states:
+        for state in progress.steps(states, "reply"):
             update = flattened(state, names) - start
             total += clipped(update, o.clip) if o.mode == "central" else update
         if o.mode == "central":

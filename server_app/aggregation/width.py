@@ -17,6 +17,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from common import progress
 from common.exchange.records import StateDict
 from common.settings.options import Average
 from common.techniques.widths import Places, Submodel, block, check_widths, cut, grid
@@ -108,7 +109,7 @@ def average_blocks(
     names = frozenset(names)
     states = [next(iter(clipped([b.w], cut(previous, b.places), options, names))) for b in blocks]
     result = dict(previous)
-    for name in previous:
+    for name in progress.steps(previous, "entry"):
         if name in names:
             parts = [(state[name], b.places[name]) for state, b in zip(states, blocks, strict=True)]
             weights = [

@@ -44,24 +44,24 @@ class Agreement(SharedPublicSet[A, Reply], ABC):
             probabilities=self.options.probabilities,
         )
 
-    def said(self, replies: Replies[Reply]) -> list[Tensor]:
+    def predictions(self, replies: Replies[Reply]) -> list[Tensor]:
         """Return each client's predictions, float32 [n, C]."""
         return [reply.said(probabilities=self.options.probabilities) for _, reply in replies]
 
-    def answer(self, said: Sequence[Tensor], weights: Tensor) -> ConsensusRequest:
-        """Return the request with Σ_k weights_k said_k; ``weights`` [|S_t|] sum to 1."""
-        mixed = weighted_sum(said, weights[:, None].expand(-1, len(said[0])))
+    def consensus(self, predictions: Sequence[Tensor], weights: Tensor) -> ConsensusRequest:
+        """Return the request with Σ_k weights_k predictions_k; ``weights`` [|S_t|] sum to 1."""
+        mixed = weighted_sum(predictions, weights[:, None].expand(-1, len(predictions[0])))
         dtype, probabilities = self.config.wire.dtype, self.options.probabilities
         return ConsensusRequest(**spoken(mixed, dtype, probabilities=probabilities))
 
     def step(self, t: int, replies: Replies[Reply]) -> Metrics:
         return {}
 
-    def aggregate_second(self, gains: Sequence[tuple[Client, AnyReply]], entry: Entry) -> None:
+    def aggregate_second(self, replies: Sequence[tuple[Client, AnyReply]], entry: Entry) -> None:
         """Add the metrics of training, which happens in this exchange, to the entry."""
-        if gains:
-            entry.metrics = {**entry.metrics, **mean_metrics(Replies.of(gains))}
-        trained = {client.k: gain.metrics for client, gain in gains}
+        if replies:
+            entry.metrics = {**entry.metrics, **mean_metrics(Replies.of(replies))}
+        trained = {client.k: reply.metrics for client, reply in replies}
         entry.client_metrics = {
             k: {**before, **trained.get(k, {})} for k, before in entry.client_metrics.items()
         }

@@ -72,7 +72,5 @@ def weighted(
 
 
 def largest(norm: str, T: float) -> Transfer:
-    """Return the loss KL(max_i softmax(teacher_i) ‖ student): the largest probability of each
-    class.
-    """
+    """Return the loss KL(max_i softmax(teacher_i) ‖ student); the maximum is over teachers."""
     return lambda teachers, student: kl_from(max_ensemble(teachers, norm, T), student, T)

@@ -68,12 +68,13 @@ class OneShot(GlobalModel[S, Reply], ABC):
         return Request()
 
     def check(self, client: Client, reply: Reply) -> None:
-        tree.check_like(reply.w, self.task.expected(client.model), f"w ({client.model})")
+        spec = client.architecture
+        tree.check_like(reply.w, self.task.expected(spec), f"w ({spec})")
 
     def step(self, t: int, replies: Replies[Reply]) -> Metrics:
         o, task = self.options, self.task
         self.t, self._streams = t, {}
-        self.ensemble = Ensemble([self.build(client.model, reply.w) for client, reply in replies])
+        self.ensemble = Ensemble([self.build(c.architecture, reply.w) for c, reply in replies])
         student = self.build(self.global_spec)
         sgd = optimise.make(
             student.parameters(),
@@ -83,18 +84,19 @@ class OneShot(GlobalModel[S, Reply], ABC):
             weight_decay=o.student_decay,
         )
         pool = Pool(task, o)
-        generated = taught = 0.0
+        generator_loss = student_loss = 0.0
         for e in progress.steps(range(o.epochs), "epoch"):
             images, y, least = self.imagine(student)
-            generated += least / o.epochs
+            generator_loss += least / o.epochs
             self.improve(e, pool)
             pool.add(images, y)
             if o.student_cosine:
                 for group in sgd.param_groups:
                     group["lr"] = o.student_lr * 0.5 * (1 + math.cos(math.pi * e / o.epochs))
-            taught = self.teach(student, sgd, pool.batches(o.augment, self.stream("pool")))
+            batches = pool.batches(o.augment, self.stream("pool"))
+            student_loss = self.teach(student, sgd, batches)
         self.w = tree.snapshot(student)
-        return {"generator_loss": generated, "distill_loss": taught}
+        return {"generator_loss": generator_loss, "distill_loss": student_loss}
 
     def stream(self, name: str) -> torch.Generator:
         """Return round t's stream of this name, on the CPU; repeated calls continue it."""
@@ -121,15 +123,16 @@ class OneShot(GlobalModel[S, Reply], ABC):
             images = net.pixels(z)
             x = self.seen(images)
             with distances(self.ensemble) if o.bn else nullcontext(list[Tensor]()) as apart:
-                taught = self.ensemble(x)
-            value = self.generator_loss(taught, y, student(x), apart)
+                logits = self.ensemble(x)
+            value = self.generator_loss(logits, y, student(x), apart)
             if (now := float(value.detach())) < least:
                 least, best = now, images.detach()
             return value
 
         student.eval().requires_grad_(False)
         y = y.to(task.device)
-        fit(adam, [(y,)] * o.generator_steps, loss, precision=self.config.run.precision)
+        batches = progress.steps([(y,)] * o.generator_steps, "generator step")
+        fit(adam, batches, loss, precision=self.config.run.precision)
         student.requires_grad_(True)
         return best, y, least
 
@@ -144,18 +147,18 @@ class OneShot(GlobalModel[S, Reply], ABC):
         return standardise(images, task.mean, task.std, self.config.data.standardize)
 
     def generator_loss(
-        self, taught: Tensor, y: Tensor, said: Tensor, apart: Sequence[Tensor]
+        self, teacher: Tensor, y: Tensor, student: Tensor, apart: Sequence[Tensor]
     ) -> Tensor:
-        """Return the generator's loss from the logits [B, C] of ensemble and student.
+        """Return the generator's loss.
 
-        ``taught``: the ensemble's logits; ``said``: the student's; ``apart``: the terms of L_BN,
-        empty without it.
+        ``teacher`` [B, C]: logits of the ensemble; ``student`` [B, C]: logits of the student;
+        ``apart``: the terms of L_BN, empty without it.
         """
         o = self.options
         everywhere = o.adversarial == "all"
-        value = o.oh * self.one_hot(taught, y)
+        value = o.oh * self.one_hot(teacher, y)
         value = value - o.adv * generation.divergence(
-            taught, said, o.adv_temperature, everywhere=everywhere
+            teacher, student, o.adv_temperature, everywhere=everywhere
         )
         return value + o.bn * torch.stack(list(apart)).sum() if apart else value
 
@@ -173,12 +176,12 @@ class OneShot(GlobalModel[S, Reply], ABC):
         def loss(x: Tensor, _: Tensor) -> Tensor:
             x = self.harder(x)
             with torch.no_grad():
-                taught = self.ensemble(x)
-            return T**2 * kl(taught, student(x), T)
+                logits = self.ensemble(x)
+            return T**2 * kl(logits, student(x), T)
 
         student.train()
-        precision = self.config.run.precision
-        return fit(sgd, batches, loss, clip=self.options.clip, precision=precision)["loss"]
+        precision, counted = self.config.run.precision, progress.steps(batches, "student step")
+        return fit(sgd, counted, loss, clip=self.options.clip, precision=precision)["loss"]
 
     def harder(self, x: Tensor) -> Tensor:
         """Return the student's input for a batch of normalised images."""

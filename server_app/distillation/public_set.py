@@ -61,7 +61,7 @@ class ServerPublicSet(Method[O, U], ABC):
         """Return A_t [n, C, H, W], the public images of round t."""
         return self.public[subset(self.task, t, self.samples)]
 
-    def asked(self, t: int, models: Iterable[tuple[str, StateDict]]) -> Iterator[Tensor]:
+    def logits_of(self, t: int, models: Iterable[tuple[str, StateDict]]) -> Iterator[Tensor]:
         """Yield the logits [n, C] on A_t of networks, each an architecture with weights.
 
         Only one network is in memory at a time.
@@ -69,12 +69,12 @@ class ServerPublicSet(Method[O, U], ABC):
         images = self.images(t)
         return (self.task.logits(self.build(spec, w), images) for spec, w in models)
 
-    def taught(
+    def train_student(
         self, t: int, spec: str, w: StateDict, targets: Tensor, loss: Loss
     ) -> tuple[StateDict, float]:
         """Train weights w of an architecture on ``targets`` [n, ...] for A_t.
 
-        ``loss`` takes logits and targets of a batch. Returns the new weights and the mean loss.
+        ``loss`` takes logits and targets of a batch. Return the new weights and the mean loss.
         """
         student = self.build(spec, w)
         mean = digest(self.task, t, student, self.images(t), targets, loss, "distil", spec)
@@ -108,7 +108,7 @@ class PublicSet(SharedPublicSet[D, U], GlobalModel[D, U], ABC):
         """Raise ``ValueError`` unless w_i matches the configuration: None, or [N] in [0, 1]."""
         kind = self.config.confidence.kind
         if (w is None) != (kind == "uniform"):
-            state = "missing" if w is None else "there"
+            state = "missing" if w is None else "present"
             raise ValueError(f'w is {state}, but confidence.kind = "{kind}"')
         if w is not None:
             quantise.check_dtype(w, (self.samples,), self.config.wire.dtype, "w")
@@ -128,7 +128,7 @@ class PublicSet(SharedPublicSet[D, U], GlobalModel[D, U], ABC):
     def distil(self, t: int, targets: Tensor) -> float:
         """Train M_tgt on X_dist for E_g epochs of CE with targets [N, C] or labels [N].
 
-        Returns the mean loss.
+        Return the mean loss.
         """
         student = self.build(self.global_spec, self.w).train()
         batches = self.task.batches(self.public, targets, "distil", t)
@@ -147,16 +147,16 @@ class PublicSet(SharedPublicSet[D, U], GlobalModel[D, U], ABC):
             y=None, theta=quantise.encode(theta.clamp(0, 1), self.config.wire.dtype)
         )
 
-    def aggregate_second(self, gains: Sequence[tuple[Client, AnyReply]], entry: Entry) -> None:
+    def aggregate_second(self, replies: Sequence[tuple[Client, AnyReply]], entry: Entry) -> None:
         """Write clients' accuracies before and after, and their means, to ``entry.incentive``."""
-        rewarded = {client.k: gain for client, gain in gains if isinstance(gain, IncentiveReply)}
+        rewarded = {c.k: reply for c, reply in replies if isinstance(reply, IncentiveReply)}
         if rewarded:
             entry.incentive = Incentive(
-                before=sum(gain.before for gain in rewarded.values()) / len(rewarded),
-                after=sum(gain.after for gain in rewarded.values()) / len(rewarded),
+                before=sum(reply.before for reply in rewarded.values()) / len(rewarded),
+                after=sum(reply.after for reply in rewarded.values()) / len(rewarded),
                 clients={
-                    k: journal.Gain(before=gain.before, after=gain.after)
-                    for k, gain in rewarded.items()
+                    k: journal.Gain(before=reply.before, after=reply.after)
+                    for k, reply in rewarded.items()
                 },
             )
 
@@ -184,13 +184,13 @@ class OwnClasses(PublicSet[D, S], ABC):
         ]
         if not o.aggregation.startswith("uhc"):
             return self.ensemble(predictions, [reply.w for _, reply in replies])
-        held = torch.zeros(len(replies), self.classes, dtype=torch.bool)
-        for row, (_, reply) in zip(held, replies, strict=True):
+        classes_of = torch.zeros(len(replies), self.classes, dtype=torch.bool)
+        for row, (_, reply) in zip(classes_of, replies, strict=True):
             row[torch.tensor(reply.d)] = True
         p = torch.stack(predictions)
         if o.aggregation == "uhc-ce":
-            return by_cross_entropy(p, held, o.uhc_steps, o.uhc_lr)
-        return by_factorisation(p, held, o.uhc_steps)
+            return by_cross_entropy(p, classes_of, o.uhc_steps, o.uhc_lr)
+        return by_factorisation(p, classes_of, o.uhc_steps)
 
     def numbers(self, replies: Replies[S]) -> int:
         """Return equation 10: clients' logits of their classes, confidences and schemas."""

@@ -95,7 +95,7 @@ def describe(entry: Entry, method: Method[MethodOptions, Reply]) -> None:
     """Write the clients, the classes and the warnings of the census into the journal entry."""
     entry.clients = [
         Member(
-            parameters=method.task.parameters(client.model),
+            parameters=method.task.parameters(client.architecture),
             **client.info.model_dump(include={*Member.model_fields}),
         )
         for client in method.clients

@@ -10,6 +10,7 @@ from typing import TypeVar, final
 
 from flwr.app import Message, RecordDict
 
+from common import progress
 from common.errors import LONGEST, line
 from common.exchange.protocol import CensusRequest, ClientInfo, ToClient, ToServer
 from common.exchange.records import Records, array_bytes, count_bytes, tensors
@@ -29,8 +30,8 @@ class Messenger:
 
     def __init__(self, channel: Channel) -> None:
         self.channel, self.config = channel, channel.config
-        self.after = 0  #: the last complete round of a resumed run
-        self.kept: dict[int, int] = {}  #: the round of each client's newest state
+        self.after = 0  #: last complete round of a resumed run
+        self.kept: dict[int, int] = {}  #: round of each client's newest state, by client
 
     @property
     def experiment(self) -> str:
@@ -88,7 +89,7 @@ class Messenger:
                 first.setdefault(ks[reply.metadata.src_node_id], reply)
         good: list[tuple[Client, R]] = []
         failures: list[Failure] = []
-        for k in sorted(first):
+        for k in progress.steps(sorted(first), f"check of {what}"):
             try:
                 payload = open_reply(first[k], kind, self.config)
                 payload.check_envelope(self.experiment, t, k)

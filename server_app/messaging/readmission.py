@@ -28,7 +28,7 @@ log = logging.getLogger("flwr.fedmosaic")
 
 @final
 class Readmission:
-    """Finder of the clients' nodes before a round."""
+    """Search for the clients' nodes before a round."""
 
     def __init__(self, messenger: Messenger, grid: Grid) -> None:
         self.messenger, self.grid, self.run = messenger, grid, messenger.config.run
@@ -48,11 +48,9 @@ class Readmission:
         lost = {client.k: client for client in clients if client.node not in online}
         known = {client.node for client in clients} | self.refused
         known |= {message.metadata.dst_node_id for message in self.pending.values()}
-        strangers = sorted(online - known) if lost else []
+        unknown = sorted(online - known) if lost else []
         requests = (
-            self.messenger.census_messages(strangers, len(clients), self.timeout)
-            if strangers
-            else {}
+            self.messenger.census_messages(unknown, len(clients), self.timeout) if unknown else {}
         )
         self._failures = []
         replies = self._exchange(requests, t) if self.run.rebind else self._poll(requests, t)

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from common import progress
 from common.exchange.protocol import Reply, Request
 from common.exchange.records import tensors
 from common.journal import Entry, Magnitude
@@ -47,7 +48,7 @@ def measure(
     """Return both measures of every reply; ``sent``: the requests by client, where known."""
     changes: dict[str, dict[int, float]] = {}
     largest = {client.k: _largest(reply) for client, reply in good}
-    for client, reply in good:
+    for client, reply in progress.steps(good, "sanity check"):
         request, shapes, squares = sent.get(client.k), list[tuple[str, torch.Size]](), 0.0
         for name, step in method.change(request, reply) if request is not None else ():
             shapes.append((name, step.shape))

@@ -39,7 +39,7 @@ class DepthFL(Averaged[Options, Reply]):
     def begin(self, clients: Sequence[Client]) -> None:
         self.check_sizes(clients)
         super().begin(clients)
-        self.global_spec = deepest([client.model for client in clients])
+        self.global_spec = deepest([client.architecture for client in clients])
         self.net = self.build(self.global_spec)
         if not self.w:
             self.w = tree.snapshot(self.net)
@@ -51,13 +51,13 @@ class DepthFL(Averaged[Options, Reply]):
 
     def measured_by(self, spec: str) -> Sequence[Client]:
         """Return the clients of the same depth: a client never uses a deeper network."""
-        return [client for client in self.clients if client.model == spec]
+        return [client for client in self.clients if client.architecture == spec]
 
     def trains(self, client: Client) -> str:
-        return client.model
+        return client.architecture
 
     def start(self, models: Models, client: Client) -> StateDict:
-        return tree.cut(models[self.global_spec], self.task.expected(client.model))
+        return tree.cut(models[self.global_spec], self.task.expected(client.architecture))
 
     def request(self, t: int) -> Callable[[Client], Request]:
         """Return a function of the client; equal payloads are one object, to pack them once."""
@@ -66,7 +66,7 @@ class DepthFL(Averaged[Options, Reply]):
         def payload(spec: str, accepted: int) -> Request:
             return Request(w=tree.cut(self.w, self.task.expected(spec)), accepted=accepted)
 
-        return lambda client: payload(client.model, self.accepted.get(client.k, 0))
+        return lambda client: payload(client.architecture, self.accepted.get(client.k, 0))
 
     def step(self, t: int, replies: Replies[Reply]) -> Metrics:
         if self.options.feddyn:

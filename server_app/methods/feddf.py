@@ -6,6 +6,7 @@ from typing import final
 
 from torch import nn
 
+from common import progress
 from common.losses.distillation import kl_from, opinion
 from common.methods.feddf import Options, Reply
 from common.models.classifier import Classifier
@@ -28,11 +29,12 @@ class FedDF(ServerPublicSet[Options, Reply], Averaged[Options, Reply]):
         if not self.config.public.learn:
             return models, {}
         o, T = self.options, self.options.temperature
-        teachers = self.asked(t, ((self.trains(client), reply.w) for client, reply in replies))
+        teachers = self.logits_of(t, ((self.trains(client), reply.w) for client, reply in replies))
         targets = opinion(teachers, "logits" if o.average == "logits" else "mean", T)
+        specs = sorted({self.trains(client) for client in replies.clients})
         students = {
-            spec: self.taught(t, spec, models[spec], targets, lambda z, y: kl_from(y, z, T))
-            for spec in sorted({self.trains(client) for client in replies.clients})
+            spec: self.train_student(t, spec, models[spec], targets, lambda z, y: kl_from(y, z, T))
+            for spec in progress.steps(specs, "architecture")
         }
         losses = [loss for _, loss in students.values()]
         refined = {spec: w for spec, (w, _) in students.items()}

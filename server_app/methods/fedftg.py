@@ -82,9 +82,9 @@ class FedFTG(Averaged[Options, Reply]):
                     z = torch.randn(o.generated, g.latent, generator=draw, device=task.device)
                     yield z, y
 
-        def latents(count: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-            """Yield z, y and the number of the batch."""
-            for i in range(count):
+        def latents(count: int, name: str) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+            """Yield z, y and the number of the batch; ``name``: name of the steps in reports."""
+            for i in progress.steps(range(count), name):
                 z, y = fixed or next(noise)
                 yield z, y, torch.tensor(i)
 
@@ -121,10 +121,10 @@ class FedFTG(Averaged[Options, Reply]):
             for _ in progress.steps(range(o.iterations), "iteration"):
                 fixed = next(noise) if o.draw == "iteration" else None
                 student.requires_grad_(False)
-                for_generator = latents(len(teachers))
+                for_generator = latents(len(teachers), "generator step")
                 generated += fit(adam, for_generator, generator_loss, precision=precision)["loss"]
                 student.requires_grad_(True)
-                for_student = latents(o.student_steps)
+                for_student = latents(o.student_steps, "student step")
                 distilled += fit(sgd, for_student, student_loss, precision=precision)["loss"]
         self.w, self.theta = tree.snapshot(student), tree.snapshot(self.generator)
         return {

@@ -41,10 +41,10 @@ class FedGKT(Method[Options, Reply]):
         super().begin(clients)
         self.check_sizes(clients)
         for client in clients:
-            shape = feature_shape(splittable(self.build(client.model)), self.task.shape)
+            shape = feature_shape(splittable(self.build(client.architecture)), self.task.shape)
             if shape != self.features:
                 raise ValueError(
-                    f"client {client.k}: {client.model} has features {shape}, "
+                    f"client {client.k}: {client.architecture} has features {shape}, "
                     f"{self.global_spec} takes {self.features}"
                 )
 
@@ -83,7 +83,8 @@ class FedGKT(Method[Options, Reply]):
         """Yield batches of row indices, without batches of one row, which BatchNorm cannot use."""
         generator = seeds.stream(self.task.seed, "batches", "server", t)
         for _ in progress.steps(range(self.options.server_epochs), "epoch"):
-            for rows in torch.randperm(n, generator=generator).split(self.config.train.batch_size):
+            batches = torch.randperm(n, generator=generator).split(self.config.train.batch_size)
+            for rows in progress.steps(batches, "batch"):
                 if len(rows) > 1:
                     yield (rows.to(self.task.device),)
 

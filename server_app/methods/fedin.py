@@ -44,7 +44,7 @@ class FedIN(Averaged[Options, Reply]):
         super().begin(clients)
         task = self.task
         self.shapes: Shapes = common_shapes(
-            [client.model for client in clients], task.shape, task.num_classes, stem=task.stem
+            [c.architecture for c in clients], task.shape, task.num_classes, stem=task.stem
         )
 
     def request(self, t: int) -> Callable[[Client], Request]:

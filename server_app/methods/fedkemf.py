@@ -28,13 +28,13 @@ class FedKEMF(ServerPublicSet[Options, Reply], GlobalModel[Options, Reply]):
         if not self.config.public.learn:
             return {}
         o = self.options
-        copies = self.asked(t, ((self.global_spec, reply.w) for _, reply in replies))
+        copies = self.logits_of(t, ((self.global_spec, reply.w) for _, reply in replies))
         targets = opinion(copies, o.ensemble, 1.0 if o.labels else o.temperature)
         if self.labels is not None and o.labels:
             y = self.labels[subset(self.task, t, self.samples)]
             classes = F.one_hot(y, self.task.num_classes).to(targets.dtype)
             targets = torch.stack([classes, targets], dim=1)
-        self.w, loss = self.taught(t, self.global_spec, self.w, targets, self.loss)
+        self.w, loss = self.train_student(t, self.global_spec, self.w, targets, self.loss)
         return {"distill_loss": loss}
 
     def loss(self, z: Tensor, targets: Tensor) -> Tensor:

@@ -16,5 +16,5 @@ class FedMD(Agreement[Options]):
 
     def second(self, t: int, replies: Replies[Reply]) -> dict[int, Request]:
         uniform = torch.full((len(replies),), 1 / len(replies))
-        consensus = self.answer(self.said(replies), uniform)
+        consensus = self.consensus(self.predictions(replies), uniform)
         return {client.k: consensus for client in replies.clients}

@@ -27,7 +27,8 @@ class FedNova(Averaged[Options, Reply]):
             return super().states(replies, previous, parameters)
         p = replies.sizes if self.config.average.weights == "samples" else [1] * len(replies)
         layerwise = self.config.average.across == "layerwise"
-        has = [self.task.expected(c.model) if layerwise else parameters for c in replies.clients]
+        specs = [client.architecture for client in replies.clients]
+        has = [self.task.expected(spec) if layerwise else parameters for spec in specs]
         mean = {}
         for name in parameters:
             owners = [k for k, names in enumerate(has) if name in names]

@@ -37,10 +37,10 @@ class FedORION(Averaged[Options, Reply]):
     def check(self, client: Client, reply: Reply) -> None:
         super().check(client, reply)
         if reply.local is not None:
-            expected = self.task.expected(client.model)
-            tree.check_like(reply.local, expected, f"local ({client.model})")
-        elif client.model != self.global_spec:
-            raise ValueError(f"local is missing: {client.model} cannot skip mutual learning")
+            expected = self.task.expected(client.architecture)
+            tree.check_like(reply.local, expected, f"local ({client.architecture})")
+        elif client.architecture != self.global_spec:
+            raise ValueError(f"local is missing: {client.architecture} cannot skip mutual learning")
 
     def cached(self, reply: Reply) -> Reply:
         return super().cached(reply).model_copy(update={"local": None})
@@ -51,7 +51,7 @@ class FedORION(Averaged[Options, Reply]):
     def after(self, t: int, replies: Replies[Reply]) -> Metrics:
         o, metrics = self.options, {}
         if o.distill:
-            teachers = [(client.model, reply.local or reply.w) for client, reply in replies]
+            teachers = [(client.architecture, reply.local or reply.w) for client, reply in replies]
             temperature = self.config.noise.temperature
             transfer = weighted(KD_LOSSES[o.kd_loss], self._shares(replies), temperature)
             metrics["distill_loss"] = distil(self, t, teachers, transfer)

@@ -20,8 +20,8 @@ class HetFedFL(GlobalModel[Options, Reply]):
     reply_type = Reply
 
     def check(self, client: Client, reply: Reply) -> None:
-        expected = self.task.expected(client.model)
-        tree.check_like(reply.local, expected, f"local ({client.model})")
+        expected = self.task.expected(client.architecture)
+        tree.check_like(reply.local, expected, f"local ({client.architecture})")
 
     def step(self, t: int, replies: Replies[Reply]) -> Metrics:
         noise = self.config.noise
@@ -29,5 +29,5 @@ class HetFedFL(GlobalModel[Options, Reply]):
             transfer = largest(noise.max_norm, noise.temperature)
         else:
             transfer = weighted(kl, [1 / len(replies)] * len(replies), noise.temperature)
-        teachers = [(client.model, reply.local) for client, reply in replies]
+        teachers = [(client.architecture, reply.local) for client, reply in replies]
         return {"distill_loss": distil(self, t, teachers, transfer)}

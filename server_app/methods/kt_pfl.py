@@ -40,7 +40,7 @@ class KTpFL(Agreement[Options]):
             self.c = torch.full((len(clients), len(clients)), 1 / len(clients))
 
     def step(self, t: int, replies: Replies[Reply]) -> Metrics:
-        p = torch.stack([p_k.flatten() for p_k in self.said(replies)])
+        p = torch.stack([p_k.flatten() for p_k in self.predictions(replies)])
         present = torch.tensor([client.k for client in replies.clients])
         c = self.c.clone()
         for i, k in enumerate(present):
@@ -50,10 +50,10 @@ class KTpFL(Agreement[Options]):
         return {}
 
     def second(self, t: int, replies: Replies[Reply]) -> dict[int, Request]:
-        predictions, present = self.said(replies), [client.k for client in replies.clients]
+        predictions, present = self.predictions(replies), [client.k for client in replies.clients]
         c = self.c[present][:, present]
         rows = c / c.sum(1, keepdim=True)
-        return {k: self.answer(predictions, row) for k, row in zip(present, rows, strict=True)}
+        return {k: self.consensus(predictions, row) for k, row in zip(present, rows, strict=True)}
 
     def aggregate_second(self, gains: Sequence[tuple[Client, AnyUp]], entry: Entry) -> None:
         super().aggregate_second(gains, entry)

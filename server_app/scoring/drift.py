@@ -16,6 +16,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from common import progress
 from common.exchange.protocol import Reply, Request
 from common.settings.config import MethodOptions
 from server_app.method import Client, Method
@@ -41,7 +42,7 @@ def measure(
     None if no two clients of one architecture changed their weights. ``sent``: requests by client.
     """
     groups: dict[str, _Group] = {}
-    for client, reply in good:
+    for client, reply in progress.steps(good, "drift"):
         named = [(name, step.double()) for name, step in method.change(sent[client.k], reply)]
         if not named:
             continue

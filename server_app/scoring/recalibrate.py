@@ -31,9 +31,7 @@ from common.training import tree
 from server_app.method import Client, Method, Models
 
 FARTHEST = 1e15
-"""Largest mean; its square is the largest variance. The pooled variance is then a finite
-float32.
-"""
+"""Largest valid mean; its square is the largest valid variance, so sums are finite in float32."""
 
 
 class ScoredModel(NamedTuple):
@@ -106,18 +104,18 @@ class ScoredModels:
 
 @final
 class Recalibration:
-    """Measurement of the statistics of the models ``shown`` by the clients ``asked``, in passes.
+    """Measurement of the statistics of the models ``scored`` by ``clients``, in passes.
 
     Raises ``ValueError`` if clients cannot build one of the models.
     """
 
-    def __init__(self, shown: ScoredModels, asked: Sequence[Client]) -> None:
-        shown.statistics = {}
-        self.shown, self.asked, self.passes = shown, list(asked), 0
-        method, task = shown.method, shown.method.task
+    def __init__(self, scored: ScoredModels, clients: Sequence[Client]) -> None:
+        scored.statistics = {}
+        self.scored, self.clients, self.passes = scored, list(clients), 0
+        method, task = scored.method, scored.method.task
         models = {
             name: ScoredModel(net.spec, tree.snapshot(net), statistics(net), name)
-            for name, net in shown.raw().items()
+            for name, net in scored.raw().items()
         }
         for further, of_name in method.further().items():
             for spec, w in of_name.items():
@@ -131,36 +129,34 @@ class Recalibration:
                 why = f'method = "{method.config.run.method}", whose model clients cannot build'
                 raise not_allowed("score.bn", "recalibrated", why, "running", "batch") from error
         self._by = {n: {c.k for c in method.measured_by(m.on)} for n, m in self.models.items()}
-        self.measuring = sum(
-            1 for client in asked if self.of(client)
-        )  #: number of clients that measure
+        self.measuring = sum(1 for c in clients if self.models_of(c))  #: clients that measure
 
-    def of(self, client: Client) -> tuple[str, ...]:
+    def models_of(self, client: Client) -> tuple[str, ...]:
         """Return the names of the models that a client measures."""
         return tuple(name for name in self.models if client.k in self._by[name])
 
     def request(self) -> list[tuple[Client, StatisticsRequest]]:
         """Return each client's request of the next pass."""
         payload = cache(self._measure)  # equal requests are one object, which is packed once
-        return [(client, payload(names)) for client in self.asked if (names := self.of(client))]
+        return [(c, payload(names)) for c in self.clients if (names := self.models_of(c))]
 
     def _measure(self, names: tuple[str, ...]) -> StatisticsRequest:
-        known = self.shown.statistics
+        known = self.scored.statistics
         return StatisticsRequest(
             specs={name: self.models[name].spec for name in names},
             models={name: self.models[name].w | known.get(name, {}) for name in names},
             by_batch=self.passes == 0,
         )
 
-    def check(self, client: Client, answer: StatisticsReply) -> None:
+    def check(self, client: Client, reply: StatisticsReply) -> None:
         """Raise ``ValueError`` for a reply that is not valid."""
-        if answer.n != client.n:
+        if reply.n != client.n:
             raise ValueError(
-                f"it is over {answer.n} training samples, in the census the client had {client.n}"
+                f"it is over {reply.n} training samples, in the census the client had {client.n}"
             )
-        if sorted(answer.models) != (names := sorted(self.of(client))):
-            raise ValueError(f"it is of the models {sorted(answer.models)}, expected {names}")
-        for name, measured in answer.models.items():
+        if sorted(reply.models) != (names := sorted(self.models_of(client))):
+            raise ValueError(f"it is of the models {sorted(reply.models)}, expected {names}")
+        for name, measured in reply.models.items():
             tree.check_like(measured, self.models[name].statistics, name)
             for entry, value in measured.items():
                 most = FARTHEST**2 if entry.endswith(VARIANCE) else FARTHEST
@@ -169,14 +165,14 @@ class Recalibration:
 
     def take(self, good: Sequence[tuple[Client, StatisticsReply]]) -> None:
         """Combine the good replies of a pass; clients without one leave the next passes."""
-        answered, self.passes = {client.k for client, _ in good}, self.passes + 1
-        self.asked = [c for c in self.asked if c.k in answered or not self.of(c)]
+        replied, self.passes = {client.k for client, _ in good}, self.passes + 1
+        self.clients = [c for c in self.clients if c.k in replied or not self.models_of(c)]
         for name in self.models:
-            parts = [(c.n, answer.models[name]) for c, answer in good if name in answer.models]
+            parts = [(c.n, reply.models[name]) for c, reply in good if name in reply.models]
             if parts:
                 w = self.models[name].w
                 pool = pooled(parts).items()
-                self.shown.statistics[name] = {entry: v.to(w[entry].dtype) for entry, v in pool}
+                self.scored.statistics[name] = {entry: v.to(w[entry].dtype) for entry, v in pool}
 
 
 def pooled(parts: Sequence[tuple[int, StateDict]]) -> StateDict:

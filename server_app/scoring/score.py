@@ -22,9 +22,9 @@ from server_app.method import Client, Method
 from server_app.scoring.recalibrate import ScoredModels
 from server_app.stopped import DivergedRound
 
-ABSURD = 1e4
-"""Factor of the loss of the first model, or of a guess, above which a model is useless."""
-GLANCE = 64  #: images for a check that a model's loss is finite
+DIVERGED = 1e4
+"""Largest loss of a model, in units of the first model's loss or of the loss of a guess."""
+SAMPLE = 64  #: test images for the loss of a round without a score
 
 
 @final
@@ -32,12 +32,12 @@ class Scorer:
     """Scorer of ``method``'s models on the test part of ``dataset``."""
 
     def __init__(self, method: Method[MethodOptions, Reply], dataset: Dataset) -> None:
-        self.method, self.task, self.shown = method, method.task, ScoredModels(method)
+        self.method, self.task, self.scored = method, method.task, ScoredModels(method)
         self.x, self.y = dataset.x_test, dataset.y_test
 
     def score(self, entry: Entry) -> None:
         """Write accuracy and loss of the server's model, or the mean of several, to the entry."""
-        method, nets = self.method, self.shown.nets()
+        method, nets = self.method, self.scored.nets()
         if not nets:
             entry.accuracy = entry.loss = None
             return
@@ -52,7 +52,7 @@ class Scorer:
         several = method.networks().keys()
         every = zip(several, results.values(), strict=False)
         named = {spec: result.accuracy for spec, result in every}
-        further, ensembles = self.shown.further(), method.ensembles(nets)
+        further, ensembles = self.scored.further(), method.ensembles(nets)
         if (further or ensembles) and not named:
             named[method.name] = entry.accuracy
         within = {} if several else {n: part for net in nets for n, part in net.within().items()}
@@ -60,8 +60,8 @@ class Scorer:
             named[name] = evaluate(one, self.x, self.y, self.task).accuracy
         for name, models in further.items():
             kept = [method.main] if method.main else models
-            scored = [method.build(spec, models[spec]) for spec in kept]
-            named[name] = fmean(evaluate(n, self.x, self.y, self.task).accuracy for n in scored)
+            built = [method.build(spec, models[spec]) for spec in kept]
+            named[name] = fmean(evaluate(n, self.x, self.y, self.task).accuracy for n in built)
         if named:
             entry.accuracies = named
 
@@ -74,18 +74,18 @@ class Scorer:
 
         ``accuracy``: with the statistics that ``score.bn`` names.
         """
-        scored = self.task.config.score.bn
-        if scored == "recalibrated" and not self.shown.statistics:
-            scored = "running"  # before round 1
-        accuracies = {"running": 0.0, "batch": 0.0, scored: accuracy}
-        for bn in accuracies.keys() - {scored}:
-            nets = self.main(list(self.shown.raw().values()))
+        chosen = self.task.config.score.bn
+        if chosen == "recalibrated" and not self.scored.statistics:
+            chosen = "running"  # before round 1
+        accuracies = {"running": 0.0, "batch": 0.0, chosen: accuracy}
+        for bn in accuracies.keys() - {chosen}:
+            nets = self.main(list(self.scored.raw().values()))
             results = [evaluate(net, self.x, self.y, self.task, bn=bn) for net in nets]
             accuracies[bn] = fmean(result.accuracy for result in results)
         return accuracies
 
     def _covered(self, nets: list[Classifier]) -> float | None:
-        """Return the accuracy on classes that some client holds; None if those are all or none."""
+        """Return the accuracy on the clients' classes; None if they are all classes or none."""
         missing = self.method.uncovered()
         if not missing or len(missing) == self.task.num_classes:
             return None
@@ -96,15 +96,14 @@ class Scorer:
         return fmean(evaluate(net, x, y, self.task).accuracy for net in nets)
 
     def check_sound(self, entry: Entry, first: float | None) -> None:
-        """Raise ``DivergedRound``, with the suspect clients, if the loss is not finite or too
-        large.
+        """Raise ``DivergedRound``, with the suspect clients, for an infinite or too large loss.
 
-        ``first``: the loss before round 1, by which the limit is set. Finite but enormous weights
-        of one client can make an average useless. No client can train from it, so the round is not
-        kept, and resuming starts before it.
+        ``first``: the loss before round 1, which sets the limit. Finite but enormous weights of one
+        client can make an average useless. No client can train from it, so the round is not kept,
+        and resuming starts before it.
         """
-        loss = entry.loss if "loss" in entry.model_fields_set else self._glance()
-        most = ABSURD * max(first or 0.0, math.log(self.task.num_classes))
+        loss = entry.loss if "loss" in entry.model_fields_set else self._loss_on_sample()
+        most = DIVERGED * max(first or 0.0, math.log(self.task.num_classes))
         if loss is None or loss <= most:
             return
         line = f"round {entry.round}: the loss of the server's model is {loss:.3g}, so the round "
@@ -114,43 +113,45 @@ class Scorer:
             line += f"; the largest number that a client sent is {size:.3g}, from client {k}"
         raise DivergedRound(line, entry.round, suspects(entry.magnitudes))
 
-    def _glance(self) -> float | None:
+    def _loss_on_sample(self) -> float | None:
         """Return the loss on a few test images; None if the server has no model."""
         networks: list[Classifier | None] = [*self.method.networks().values()]
-        x, y = self.x[:GLANCE], self.y[:GLANCE]
+        x, y = self.x[:SAMPLE], self.y[:SAMPLE]
         nets = [net for net in networks or [self.method.model()] if net is not None]
         losses = [evaluate(net, x, y, self.task).loss for net in nets]
         return fmean(losses) if losses else None
 
 
-def asks(shown: ScoredModels, clients: Sequence[Client]) -> list[tuple[Client, ScoreRequest]]:
+def score_requests(
+    scored: ScoredModels, clients: Sequence[Client]
+) -> list[tuple[Client, ScoreRequest]]:
     """Return the score request of each client of ``score.clients``."""
-    networks, further, own = shown.networks(), shown.further(), shown.method.global_spec
+    networks, further, own = scored.networks(), scored.further(), scored.method.global_spec
 
-    def ask(spec: str, w: StateDict | None) -> ScoreRequest:
+    def request(spec: str, w: StateDict | None) -> ScoreRequest:
         return ScoreRequest(
             spec=spec, w=w, models={name: of[spec or own] for name, of in further.items()}
         )
 
-    by_name = {name: ask(net.spec, tree.snapshot(net)) for name, net in networks.items()}
-    one = None if by_name else ask("", shown.weights_to_score())
-    scoring = _sample(shown, clients)
-    return [(client, one or by_name[shown.method.scored_by(client)]) for client in scoring]
+    by_name = {name: request(net.spec, tree.snapshot(net)) for name, net in networks.items()}
+    one = None if by_name else request("", scored.weights_to_score())
+    scoring = _sample(scored, clients)
+    return [(client, one or by_name[scored.method.scored_by(client)]) for client in scoring]
 
 
-def _sample(shown: ScoredModels, clients: Sequence[Client]) -> Sequence[Client]:
+def _sample(scored: ScoredModels, clients: Sequence[Client]) -> Sequence[Client]:
     """Return the clients that score, in order of k, the same in every round."""
-    size, seed = shown.method.config.score.clients, shown.method.task.seed
+    size, seed = scored.method.config.score.clients, scored.method.task.seed
     if not 0 < size < len(clients):
         return clients
     drawn = seeds.rng(seed, "score-clients").permutation(len(clients))[:size]
     return [clients[k] for k in sorted(drawn.tolist())]
 
 
-def checking(method: Method[MethodOptions, Reply]) -> Callable[[Client, ScoreReply], None]:
+def score_check(method: Method[MethodOptions, Reply]) -> Callable[[Client, ScoreReply], None]:
     """Return a function that raises ``ValueError`` for a score reply that is not valid.
 
-    A score must be over the test samples of the census, and of the requested models.
+    A score must cover the test samples of the census and the requested models.
     """
     further, shared = sorted(method.further()), method.weights_to_score() is not None
 
@@ -172,7 +173,7 @@ def checking(method: Method[MethodOptions, Reply]) -> Callable[[Client, ScoreRep
 
 
 def write_scores(scores: Sequence[ScoreReply], name: str, entry: Entry) -> None:
-    """Write clients' scores and their fairness to the entry; ``name``: of the run's own model."""
+    """Write clients' scores and their fairness to the entry; ``name``: the run's own model."""
     always = {"k", "n", "accuracy", "accuracy_global"}
     entry.scores = [
         ClientScore(**s.model_dump(include=always | ({"accuracies"} if s.accuracies else set())))

@@ -375,7 +375,8 @@ def test_across_depths_a_layer_is_normalised_over_those_who_have_it() -> None:
     before = {name: torch.zeros_like(value) for name, value in before.items()}
     fednova.models = {"cnn3@0.5": before}
     told = [
-        (fednova.task.expected(c.model), w) for c, w in zip(clients, (1.0, 6.0, 4.0), strict=True)
+        (fednova.task.expected(c.architecture), w)
+        for c, w in zip(clients, (1.0, 6.0, 4.0), strict=True)
     ]
     sent = [{name: torch.full(like.shape, w) for name, like in own.items()} for own, w in told]
     fednova.step(1, Replies.of([(c, Reply(w=w)) for c, w in zip(clients, sent, strict=True)]))

@@ -76,7 +76,7 @@ def halves(**changes: Any) -> DepthFL:
 
 
 def upload(ours: DepthFL, k: int, shared: float, deep: float = 0.0) -> tuple[Any, Reply]:
-    own, shallow = (ours.task.expected(spec) for spec in (ours.clients[k].model, SPECS[0]))
+    own, shallow = (ours.task.expected(spec) for spec in (ours.clients[k].architecture, SPECS[0]))
     values = {n: shared if n in shallow else deep for n in own}
     w = {n: torch.full(v.shape, values[n], dtype=v.dtype) for n, v in own.items()}
     return ours.clients[k], Reply(w=w)

@@ -27,7 +27,7 @@ FLEET = [
 def uploads(half: Any, *names: str) -> dict[str, StateDict]:
     """Weights as drawn under other names, for clients 0, 1 and 2 as many as there are names."""
     built = [
-        half.task.build(each.model, name=("init", name))
+        half.task.build(each.architecture, name=("init", name))
         for each, name in zip(FLEET, names, strict=False)
     ]
     return dict(zip(names, map(tree.snapshot, built), strict=True))
@@ -54,7 +54,7 @@ def test_one_step_of_each_prototype_is_that_of_the_formula(average: str) -> None
     half.begin(FLEET)
     w = list(uploads(half, "a", "b", "c").values())
     teachers = [
-        said(half, each.model, state).detach() for each, state in zip(FLEET, w, strict=True)
+        said(half, each.architecture, state).detach() for each, state in zip(FLEET, w, strict=True)
     ]
     start = {"lenet5@0.25": tree.mean(w[:2], [10, 20]), "lenet5@0.5": w[2]}
     half.step(1, received(*w))

@@ -236,17 +236,17 @@ def held(net: nn.Module) -> int:
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_it_gives_its_memory_back_and_has_it_again(layout: torch.memory_format) -> None:
     net = build("cnn2", (3, 8, 8), 4, seed=1).to(memory_format=layout)  # type: ignore[call-overload]
-    x, w, rest = torch.rand(5, 3, 8, 8), snapshot(net), OffloadedModel(net)
+    x, w, offloaded = torch.rand(5, 3, 8, 8), snapshot(net), OffloadedModel(net)
     net(x).sum().backward()
     before, strides, taken = net(x), [p.stride() for p in net.parameters()], held(net)
     ours, names = list(net.parameters()), parameters_only(net)
-    rest.begin()
-    rest.begin()
+    offloaded.release()
+    offloaded.release()
     assert held(net) == 4 * len(ours) < taken / 100
     assert parameters_only(net) == names
     assert [p.shape for p in ours] == [w[name].shape for name, _ in net.named_parameters()]
     assert bool(net(x).isnan().all())  # nobody takes them for weights
-    assert rest.wake() and not rest.wake()
+    assert offloaded.restore() and not offloaded.restore()
     net.load_state_dict(w)
     assert torch.equal(net(x), before) and held(net) == taken / 2
     assert [p.stride() for p in net.parameters()] == strides
@@ -272,7 +272,7 @@ def test_a_methods_network_rests_while_clients_work(
     whole = sum(p.numel() for p in made[0].net.parameters()) * 4
     assert len(inside) >= 4 and max(inside) < whole / 100
     assert bool(torch.equal(snapshot(made[0].net)["head.weight"], made[0].w["head.weight"]))
-    monkeypatch.setattr(OffloadedModel, "begin", lambda self: None)
+    monkeypatch.setattr(OffloadedModel, "release", lambda self: None)
     awake = play(config | {"out": str(tmp_path / "awake")})
     assert awake.weights == rests.weights and awake.timeless == rests.timeless
 

@@ -203,7 +203,7 @@ def test_the_console_tells_a_few_lines(crowd: Path) -> None:
             progress.on_round(entry)
     show_summary(run, console)
     text = console.export_text()
-    assert f"round 1: {MANY + 5 - FEW} more failed; the journal says why" in text
+    assert f"round 1: {MANY + 5 - FEW} more failed; the journal has the reasons" in text
     assert f"and {MANY + 5 - FEW} more, in the journal" in text
     assert "of 1,000 clients" in text and "49.9 %" in text
     assert len(text.splitlines()) < 3 * FEW

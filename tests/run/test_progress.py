@@ -1,7 +1,7 @@
 """A run can be watched on a terminal and in a log, from the journal alone."""
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +55,13 @@ def test_a_failure_is_named_and_cannot_steer_the_terminal() -> None:
     assert all(c.isprintable() for c in first + second)
 
 
-def watched(rounds: int, *seconds: float) -> tuple[Progress, list[float], io.StringIO]:
-    """A run of ``rounds`` of which those that took so long are done; its clock; its log."""
+def watched(
+    rounds: int, *seconds: float, past: Sequence[Entry] = (), start: int = -1
+) -> tuple[Progress, list[float], io.StringIO]:
+    """Return the progress after rounds that took ``seconds``, its clock and its log."""
     now = [100.0]
     console, file = log()
-    progress = Progress(rounds, console, clock=lambda: now[0])
+    progress = Progress(rounds, console, clock=lambda: now[0], past=past, start=start)
     assert progress.left is None
     for t, spent in enumerate(seconds, start=1):
         progress.on_round(entry(t, seconds={"total": spent}))
@@ -132,6 +134,23 @@ def test_a_journal_that_goes_back_counts_from_there_and_repeats_no_line() -> Non
     progress.on_round(entry(3, 0.8))
     (line,) = file.getvalue().splitlines()[printed:]
     assert line.startswith("round 3/6, accuracy 80.0 %") and "-" not in line
+
+
+@pytest.mark.parametrize("start", [0, 2, 4])
+def test_a_resumed_run_shows_and_counts_only_its_own_rounds(start: int) -> None:
+    past = [entry(t, 0.9 if t == 1 else 0.2, seconds={"total": 50.0}) for t in range(5)]
+    progress, now, file = watched(6, past=past, start=start)
+    for old in [*past, *past[: start + 1]]:  # the journal as it was, then rewound
+        progress.on_round(old)
+        assert progress.left is None
+    assert not file.getvalue()
+    now[0] += 3.0
+    progress.on_round(entry(start + 1, seconds={"total": 3.0}))
+    (line,) = file.getvalue().splitlines()
+    assert line.startswith(f"round {start + 1}/6, accuracy 50.0 %, best {90 if start else 50}.0 %")
+    assert progress.left == Left(3.0 * (5 - start), sure=False)
+    now[0] += 1000.0
+    assert progress.left is not None and progress.left.seconds >= 0
 
 
 def test_a_terminal_gets_a_live_line_that_is_put_away_after_an_error() -> None:

@@ -54,7 +54,7 @@ def test_the_further_round_is_the_next_and_leaves_the_run_as_it_was(
 def test_private_models_of_clients_are_found_in_copies(finished: Callable[..., Path]) -> None:
     folder = finished(method="fedorion", fleet="cnn2@0.5,cnn3@0.5")
     with further_round(folder, 2, 0) as further:
-        assert [client.model for client, _ in further.networks()] == ["cnn2@0.5", "cnn3@0.5"]
+        assert [client.architecture for client, _ in further.networks()] == ["cnn2@0.5", "cnn3@0.5"]
 
 
 def test_a_run_without_stages_or_checkpoint_is_refused(finished: Callable[..., Path]) -> None:
