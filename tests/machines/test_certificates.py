@@ -261,7 +261,7 @@ def test_the_digest_is_of_names_and_contents_and_not_of_their_compression(fab: b
         file.writestr("of_tiny.py", CODE)
     assert pinned.digest(twice.getvalue()) != pinned.digest(fab)
     for odd in (b"", b"no archive", fab[: len(fab) // 2]):
-        with pytest.raises(ValueError, match="the app bundle that came cannot be read"):
+        with pytest.raises(ValueError, match="the received app bundle cannot be read"):
             pinned.digest(odd)
 
 
@@ -324,7 +324,7 @@ def test_another_bundle_is_not_even_unpacked(
     with pytest.raises(ValueError) as refused:
         program(other, pin)
     assert str(refused.value) == (
-        f"the app bundle that came has the digest {pinned.digest(other)}, --app-digest is {pin}"
+        f"the received app bundle has the digest {pinned.digest(other)}, --app-digest is {pin}"
     )
     assert not (tmp_path / "home").exists() and "of_tiny" not in sys.modules
 

@@ -378,7 +378,7 @@ def test_certs_register_nodes_and_submit_make_a_federation_over_tls(tmp_path: Pa
         other = typed("submit", *sets, *more, *to)
         assert other.returncode == 1, other.stdout
         (line,) = [line for line in other.stderr.splitlines() if "--app-digest is" in line]
-        assert "the app bundle that came has the digest" in line and pin in line, line
+        assert "the received app bundle has the digest" in line and pin in line, line
         # a run that fails says why, and its status is not 0
         again = typed("submit", *sets, *to)
         assert again.returncode == 1 and "holds a run already" in again.stderr, again.stderr
@@ -408,7 +408,7 @@ def test_certs_register_nodes_and_submit_make_a_federation_over_tls(tmp_path: Pa
             *("--home", tmp_path / "refused"),
         )
         assert refused.returncode == 1
-        assert "does not know the key of client 1: register 1.pub" in refused.stderr
+        assert "the key of client 1 is not registered: register 1.pub" in refused.stderr
     summary = json.loads((out / "summary.json").read_text())
     assert summary["status"] == "completed"
     census = json.loads((out / "journal.jsonl").read_text().splitlines()[0])["clients"]

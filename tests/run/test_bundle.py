@@ -44,14 +44,14 @@ def test_a_bundle_that_is_too_large_is_refused_in_one_line(
 ) -> None:
     name = module(tmp_path, "def x(): ...\n")
     monkeypatch.setattr("flwr.cli.build.FAB_MAX_SIZE", 1000)
-    with pytest.raises(ValueError, match="modules cannot travel .* exceeds maximum .* 1,000 bytes"):
+    with pytest.raises(ValueError, match="modules cannot be sent .* exceeds maximum .* 1,000 bytes"):
         told(carrying(tmp_path, name), bundled=True)
 
 
 def test_a_module_whose_name_the_bundle_leaves_out_is_refused(tmp_path: Path) -> None:
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts" / "data.py").write_text("def x(): ...\n")
-    with pytest.raises(ValueError, match=r"module 'parts' cannot travel .* nothing of parts"):
+    with pytest.raises(ValueError, match=r"module 'parts' cannot be sent .* nothing of parts"):
         told(carrying(tmp_path, "parts.data"), bundled=True)
 
 
@@ -69,9 +69,9 @@ def test_the_written_app_is_a_flower_app_with_the_experiment_as_its_defaults(
     assert flatten(written) == given | {"plugins": ""}
     assert parse(flatten(written)).run.method == EXAMPLE
     again = typed("app", app, file)
-    assert again.returncode == 1 and "there is something already" in again.stderr
+    assert again.returncode == 1 and "it exists already and is not empty" in again.stderr
     odd = typed("app", tmp_path / "my_app", file)
-    assert odd.returncode == 1 and "Flower wants a folder whose name is" in odd.stderr
+    assert odd.returncode == 1 and "Flower needs a folder whose name is" in odd.stderr
     assert not (tmp_path / "my_app").exists()
     (tmp_path / "file").touch()
     below = typed("app", tmp_path / "file" / "x", file)
