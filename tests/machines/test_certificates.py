@@ -339,7 +339,7 @@ def test_a_bundle_under_another_versions_name_is_not_loaded(
 def test_what_was_not_installed_here_is_not_loaded(
     fab: bytes, program: Callable[..., object]
 ) -> None:
-    with pytest.raises(RuntimeError, match="nothing was checked"):
+    with pytest.raises(RuntimeError, match="its digest was not checked"):
         program(fab, pinned.digest(fab), install=False)
 
 
