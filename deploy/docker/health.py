@@ -1,7 +1,6 @@
-"""Exit status 0 if the gRPC health service at the given ``host:port`` says that it serves.
+"""Health check of every container: exit with 0 if the gRPC service at ``host:port`` is healthy.
 
-The health check of every container. It is a script beside the image and not part of the program,
-so that a check costs no more than the import of gRPC.
+It is a script of the image and not part of the program, so that a check imports only gRPC.
 """
 
 import sys
@@ -14,7 +13,7 @@ SECONDS = 5.0
 
 
 def main(address: str) -> int:
-    """0 if it serves, 1 if it answers otherwise or not at all."""
+    """Return 0 if the service reports that it is healthy, otherwise 1."""
     options = [("grpc.enable_http_proxy", 0)]
     with grpc.insecure_channel(address, options=options) as channel:
         stub = HealthStub(channel)

@@ -1,10 +1,10 @@
 """Pin every package of the image and of a node by version and hash.
 
-``python deploy/docker/pins.py`` writes ``requirements/base.txt``, ``report.txt`` (what the extra
-adds) and ``torch.txt`` (torch, torchvision and what torch's builds for Linux bring) beside this
-file, for Python 3.11 and newer on any platform, as uv resolves them from the ranges in
-``pyproject.toml``. What is pinned stays as it is where the ranges allow it; ``--upgrade`` takes the
-newest of everything.
+``python deploy/docker/pins.py`` writes three files to ``requirements/``: ``base.txt``,
+``report.txt`` (packages of the extra) and ``torch.txt`` (torch, torchvision and their packages for
+Linux). They are valid for Python 3.11 and newer on any platform. uv resolves them from the ranges
+in ``pyproject.toml``. Existing pins stay if the ranges allow it; ``--upgrade`` selects the newest
+version of every package.
 """
 
 import re
@@ -20,17 +20,17 @@ TORCH = re.compile(r"(torch|torchvision|triton|nvidia-.*|cuda-.*)$")
 HEAD = "# Made by deploy/docker/pins.py: pip install --require-hashes --no-deps -r FILE\n"
 
 Pins = dict[str, str]
-"""Lines of a requirements file by the name of the package."""
+"""Lines of a requirements file by package name."""
 
 
 def read(text: str) -> Pins:
-    """The packages of a requirements file, each with its lines."""
+    """Return the lines of a requirements file by package name."""
     blocks = re.finditer(r"^([A-Za-z0-9_.-]+)==(?:.*\\\n)*.*\n", text, flags=re.MULTILINE)
     return {block[1]: block[0] for block in blocks}
 
 
 def resolved(known: Path, *options: str) -> Pins:
-    """What uv makes of ``pyproject.toml``, near to the versions in the file ``known``."""
+    """Return uv's pins for ``pyproject.toml``, which keep the versions in the file ``known``."""
     command = [sys.executable, "-m", "uv", "pip", "compile", str(PROJECT), "--quiet"]
     command += ["--universal", "--python-version", "3.11", "--generate-hashes", "--no-config"]
     command += ["--no-header", "--no-annotate", "--output-file", str(known), *options]

@@ -1,8 +1,8 @@
-"""A SuperLink: start one here, and talk to its Control API, from registration to a run's real end.
+"""Start a SuperLink on this machine, and call its Control API from registration to a run's end.
 
-Runs are submitted with ``flwr run``, which builds the bundle. All other questions go to the Control
-API by gRPC: one answer takes milliseconds, one start of Flower's command line about two seconds of
-processor time. ``flwr run --stream`` would not do, since it exits with 0 when the run has failed.
+Runs are submitted with ``flwr run``, which builds the bundle. All other requests use the Control
+API over gRPC, which takes milliseconds. A start of Flower's command line takes two seconds of CPU
+time. ``flwr run --stream`` is not used, because it exits with 0 after a failed run.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ from deploy.flower.bundle import check_app, config_arguments, run_config_toml, s
 from deploy.flower.processes import Processes, environment, executable, free_ports, plain
 from deploy.machines.certificates import Certificates, read_public_key
 
-CONNECTION = "here"  #: the name of the SuperLink in the private config.toml
-ANSWER = 10.0  #: seconds for one answer
-POLL = 0.1  #: seconds between two looks at a run that ends
-PAUSE = 0.2  #: seconds without output between two looks at what else may have happened
-SILENCE = 2.0  #: seconds without output after which the SuperLink is asked how the run stands
-FINISHED, UNREGISTERED = "finished", "unregistered"  #: what Flower calls a run's, a node's end
-TAKEN = "Public key already in use"  #: Flower's answer for a key that is, or was, registered
+CONNECTION = "here"  #: name of the SuperLink in the private config.toml
+ANSWER = 10.0  #: timeout of one request in seconds
+POLL = 0.1  #: seconds between two status requests while a run ends
+PAUSE = 0.2  #: seconds without output between two checks of the processes
+SILENCE = 2.0  #: seconds without output before a status request to the SuperLink
+FINISHED, UNREGISTERED = "finished", "unregistered"  #: Flower's final status of a run and of a node
+TAKEN = "Public key already in use"  #: Flower's error for a key that is or was registered
 
 
 @final
 class Unregistered(RuntimeError):
-    """A key was unregistered, and Flower never takes such a key back."""
+    """Error for a key that was unregistered; Flower never registers such a key again."""
 
 
 @final
 @dataclass(frozen=True)
 class RunStatus:
-    """How a run stands, as the SuperLink says it (``flwr list``)."""
+    """Status of a run, as reported by the SuperLink (``flwr list``)."""
 
     run_id: int
     status: str  #: pending, starting, running, finished:completed, finished:failed, ...:stopped
-    details: str  #: why it failed, in one line; else empty
-    bytes_sent: int  #: by the SuperLink to the SuperNodes; 0 in a simulation
-    bytes_received: int  #: by the SuperLink from the SuperNodes; 0 in a simulation
+    details: str  #: reason of a failure in one line; else empty
+    bytes_sent: int  #: from the SuperLink to the SuperNodes; 0 in a simulation
+    bytes_received: int  #: from the SuperNodes to the SuperLink; 0 in a simulation
 
     @property
     def completed(self) -> bool:
@@ -60,14 +60,14 @@ class RunStatus:
 
     @property
     def failure(self) -> str:
-        """Why the run did not complete, in one line; empty if it did."""
+        """Reason why the run did not complete, in one line; empty if it did."""
         line = first_line(self.details)
         return "" if self.completed else line or f"the run ended as {self.status}"
 
 
 @final
 class Control:
-    """The Control API at ``address``, a context that ends the connection."""
+    """Client of the Control API at ``address``, and a context manager of the connection."""
 
     def __init__(
         self,
@@ -77,12 +77,12 @@ class Control:
         env: Mapping[str, str] | None = None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Ask nothing yet.
+        """Prepare the connection and Flower's configuration, without a request.
 
-        ``ca``: certificate of the authority that signed the SuperLink's; None: no TLS; ``work``:
-        absolute; below it come ``home/`` (what Flower writes), ``run.toml`` and ``app/``; ``env``:
-        the environment of ``flwr run``, if not one with a FLWR_HOME below ``work``; ``check``:
-        raises if it is of no use to go on, because a process has ended by itself.
+        ``ca``: certificate of the authority that signed the SuperLink's; None without TLS;
+        ``work``: absolute folder for ``home/`` (Flower's files), ``run.toml`` and ``app/``;
+        ``env``: environment of ``flwr run``, by default with a FLWR_HOME below ``work``; ``check``:
+        raises an error if a process has ended by itself.
         """
         self.address = address
         self._tls, self._work, self._check = ca is not None, work, check
@@ -104,18 +104,18 @@ class Control:
         self._channel.close()
 
     def await_answer(self, patience: float) -> None:
-        """Wait until the SuperLink answers.
+        """Wait until the SuperLink responds.
 
-        Raises ``RuntimeError``: it did not within ``patience`` seconds, with what gRPC says; or
-        only one of the two sides has TLS.
+        Raises ``RuntimeError`` with gRPC's message after ``patience`` seconds without a response,
+        or if only one side uses TLS.
         """
         deadline = time.monotonic() + patience
         while reason := self.silent():
             check_tls(self.address, self._tls)
             if OTHER_API in reason:
                 raise RuntimeError(
-                    f"{self.address} is not a SuperLink's Control API (port 9093 unless told "
-                    f"otherwise; 9092 is the clients'): {reason}"
+                    f"{self.address} is not a SuperLink's Control API (port 9093 by "
+                    f"default; 9092 is the clients'): {reason}"
                 )
             if time.monotonic() > deadline:
                 raise RuntimeError(
@@ -124,7 +124,7 @@ class Control:
             time.sleep(POLL)
 
     def silent(self) -> str:
-        """Why the SuperLink does not answer now, in one line; empty if it does."""
+        """Return why the SuperLink does not respond now, in one line; empty if it does."""
         try:
             self.online()
         except grpc.RpcError as error:
@@ -132,18 +132,18 @@ class Control:
         return ""
 
     def online(self) -> int:
-        """How many SuperNodes are registered and online."""
+        """Return the number of SuperNodes that are registered and online."""
         return sum(node.status == "online" for node in self._nodes(timeout=2.0))
 
     def _nodes(self, timeout: float = ANSWER) -> Any:
         return self._control.ListNodes(proto.ListNodesRequest(), timeout=timeout).nodes_info
 
     def register(self, public_key: Path) -> bool:
-        """Let the SuperNode with this key in; False if it was registered already.
+        """Register the SuperNode with this key; return False if it was registered already.
 
-        Raises ``ValueError``: the file cannot be read, or is no public key on a NIST curve.
-        ``Unregistered``: the key was unregistered before. ``RuntimeError``: the SuperLink refused;
-        with its reason.
+        Raises ``ValueError`` if the file cannot be read or is not a public key on a NIST curve,
+        ``Unregistered`` if the key was unregistered before, and ``RuntimeError`` with the
+        SuperLink's reason if it refuses the key.
         """
         key = read_public_key(public_key)
         try:
@@ -161,29 +161,29 @@ class Control:
         )
 
     def unregister(self, public_key: Path) -> bool:
-        """Let the SuperNode with this key in never again; False if it was not registered.
+        """Unregister the SuperNode with this key; return False if it was not registered.
 
-        Raises ``ValueError``: the file cannot be read, or is no public key on a NIST curve.
+        Raises ``ValueError`` if the file cannot be read or is not a public key on a NIST curve.
         """
-        found = self._registered(read_public_key(public_key))
-        for node_id in found:
+        registered = self._registered(read_public_key(public_key))
+        for node_id in registered:
             request = proto.UnregisterNodeRequest(node_id=node_id)
             self._control.UnregisterNode(request, timeout=ANSWER)
-        return bool(found)
+        return bool(registered)
 
     def _registered(self, key: bytes) -> list[int]:
-        """The nodes that are registered with this key: one or none."""
-        same = (each for each in self._nodes() if each.public_key == key)
-        return [each.node_id for each in same if each.status != UNREGISTERED]
+        """Return the ids of the nodes that are registered with this key: one or none."""
+        nodes = (node for node in self._nodes() if node.public_key == key)
+        return [node.node_id for node in nodes if node.status != UNREGISTERED]
 
     def submit(
         self, app: Path, run_config: Mapping[str, Value], federation: Mapping[str, Value]
     ) -> int:
-        """Bundle ``app``, start a run of it with these overrides, return the run's id.
+        """Bundle ``app``, start a run of it with these overrides, and return the run's id.
 
-        Raises ``ValueError``: ``app`` is no Flower app, or an override that it or Flower cannot
-        take. ``RuntimeError``: Flower refused the app or the run, with Flower's own message; or
-        what ``check`` raises.
+        Raises ``ValueError`` if ``app`` is not a Flower app or if an override is not allowed,
+        ``RuntimeError`` with Flower's message if Flower refuses the app or the run, and the error
+        of ``check``.
         """
         overrides, empty = self._work / "run.toml", self._work / "empty"
         empty.mkdir(exist_ok=True)
@@ -203,7 +203,7 @@ class Control:
         return run_id
 
     def status(self, run_id: int) -> RunStatus:
-        """How the run stands now."""
+        """Return the current status of the run."""
         run = self._runs(run_id=run_id)[run_id]
         status = ":".join(filter(None, [run.status.status, run.status.sub_status]))
         return RunStatus(run_id, status, run.status.details, run.bytes_sent, run.bytes_recv)
@@ -215,21 +215,22 @@ class Control:
         finished: Callable[[], bool] = lambda: False,
         patience: float = 60.0,
     ) -> RunStatus:
-        """Wait until the run has ended and return how.
+        """Wait until the run has ended, and return its status.
 
-        ``on_log``: gets every line that the ServerApp prints, at most a second late; ``finished``:
-        called every ``PAUSE`` seconds; once it is true, the run is known to be at its end and its
-        status is asked for every ``POLL`` seconds; ``patience``: seconds that the SuperLink may
-        stay silent, and that a run may take to end once its output has.
+        ``on_log``: receives every line that the ServerApp prints, at most a second late;
+        ``finished``: called every ``PAUSE`` seconds; after it returns True, the status is requested
+        every ``POLL`` seconds; ``patience``: longest time in seconds without a response of the
+        SuperLink, and between the end of the output and the end of the run.
 
-        Raises ``RuntimeError``: the SuperLink was silent for too long, or what ``check`` raises.
+        Raises ``RuntimeError`` if the SuperLink does not respond in time, and the error of
+        ``check``.
         """
         lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         over = threading.Event()
         reader = threading.Thread(target=self._read, args=(run_id, lines.put, over), daemon=True)
         reader.start()
         answered = asked = time.monotonic()
-        ended, said = False, f"run {run_id} does not end"
+        ended, reason = False, f"run {run_id} does not end"
         try:
             while True:
                 try:
@@ -250,11 +251,11 @@ class Control:
                             break
                         answered = answered if ended else now
                     except grpc.RpcError as error:
-                        said = details(error)
+                        reason = details(error)
                 if now - answered > patience:
                     raise RuntimeError(
                         f"waited {patience:.0f} s in vain for the SuperLink at {self.address}: "
-                        f"{said}"
+                        f"{reason}"
                     )
         finally:
             over.set()
@@ -265,21 +266,20 @@ class Control:
         return status
 
     def running(self) -> list[int]:
-        """The runs that have not ended, ascending."""
+        """Return the ids of the active runs in ascending order."""
         return sorted(i for i, run in self._runs().items() if run.status.status != FINISHED)
 
     def _runs(self, **which: int) -> Any:
         return self._control.ListRuns(proto.ListRunsRequest(**which), timeout=ANSWER).run_dict
 
     def stop(self, run_id: int) -> None:
-        """Stop the run; the federation stays up."""
+        """Stop the run; the federation keeps running."""
         self._control.StopRun(proto.StopRunRequest(run_id=run_id), timeout=ANSWER)
 
     def _read(self, run_id: int, put: Callable[[str | None], None], over: threading.Event) -> None:
-        """Put what the ServerApp prints line by line; None at its end.
+        """Pass the ServerApp's output to ``put`` line by line, and None at its end.
 
-        A SuperLink that went away and came back is read on; whether to wait for it is decided
-        elsewhere, by setting ``over``.
+        Reading continues after a restart of the SuperLink. The caller sets ``over`` to end it.
         """
         unfinished, since = "", 0.0
         while not over.is_set():
@@ -291,7 +291,7 @@ class Control:
                     for line in complete:
                         put(plain(line))
                 break
-            except (grpc.RpcError, ValueError):  # it went away, or the channel was closed
+            except (grpc.RpcError, ValueError):  # the SuperLink or the channel was closed
                 over.wait(SILENCE)
         if unfinished:
             put(plain(unfinished))
@@ -299,18 +299,17 @@ class Control:
 
 
 def run_id_from(stdout: str, stderr: str) -> int:
-    """The run id in what ``flwr run --format json`` printed.
+    """Return the run id from the output of ``flwr run --format json``.
 
-    Raises ``RuntimeError``: it reports a failure or nothing that can be read; with Flower's
-    message.
+    Raises ``RuntimeError`` with Flower's message for a failure or an unreadable output.
     """
     try:
         answer = json.loads(stdout)
     except json.JSONDecodeError:
         message = (stderr or stdout).strip() or "it printed nothing"
-        raise RuntimeError(f"flwr run gave no run: {message}") from None
+        raise RuntimeError(f"flwr run started no run: {message}") from None
     if not answer.get("success"):
-        raise RuntimeError(f"flwr run gave no run: {answer.get('error-message', stdout)}")
+        raise RuntimeError(f"flwr run started no run: {answer.get('error-message', stdout)}")
     return int(answer["run-id"])
 
 
@@ -322,13 +321,13 @@ def start_superlink(
     simulation: bool,
     certificates: Certificates | None = None,
 ) -> tuple[Control, str]:
-    """Start a SuperLink on 127.0.0.1; its Control API, and the address where SuperNodes connect.
+    """Start a SuperLink on 127.0.0.1; return its Control API and the address for SuperNodes.
 
-    ``work``: absolute, as ``Control`` takes it; ``env``: added to the environment of the SuperLink
-    and therefore of the ServerApp; ``simulation``: run the clients in Ray, inside the ServerApp's
-    process tree; ``certificates``: with them, TLS, and only registered SuperNodes may connect.
+    ``work``: as in ``Control``; ``env``: added to the environment of the SuperLink and thus of the
+    ServerApp; ``simulation``: run the clients in Ray, inside the ServerApp's process tree;
+    ``certificates``: use TLS, and admit only registered SuperNodes.
 
-    Raises ``RuntimeError``: it ended or did not answer in time; with the end of its log.
+    Raises ``RuntimeError`` with the end of its log if it ends or does not respond in time.
     """
     at, fleet = (f"127.0.0.1:{port}" for port in free_ports(2))
     full = environment(env, work / "home" / "superlink")
@@ -343,9 +342,10 @@ def start_superlink(
 def superlink_command(
     control: str, fleet: str, simulation: bool, certificates: Certificates | None = None
 ) -> Sequence[str]:
-    """The command line of a SuperLink.
+    """Return the command line of a SuperLink.
 
-    The Control API has no authentication and the ServerAppIo API no TLS: both belong on 127.0.0.1.
+    The Control API has no authentication and the ServerAppIo API no TLS, so both must be on
+    127.0.0.1.
     """
     tls = ["--insecure"]
     if certificates is not None:
@@ -353,6 +353,6 @@ def superlink_command(
         tls += ["--ssl-certfile", str(certificates.server)]
         tls += ["--ssl-keyfile", str(certificates.server_key), "--enable-supernode-auth"]
     common = ["flower-superlink", *tls, "--control-api-address", control]
-    # any free port will do where only the SuperLink's own children need to know it
+    # any free port: only the SuperLink's child processes use it
     common += ["--serverappio-api-address", "127.0.0.1:0"]
     return [*common, *(["--simulation"] if simulation else ["--fleet-api-address", fleet])]

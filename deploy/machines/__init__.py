@@ -1,1 +1,1 @@
-"""Real machines: certificates, keys, nodes, runs submitted from elsewhere."""
+"""Federations on separate machines: certificates, keys, nodes and submitted runs."""

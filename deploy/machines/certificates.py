@@ -1,9 +1,9 @@
-"""Certificates and keys of a federation: an authority, the server's two, a key pair per client.
+"""Certificates and keys of a federation: authority, SuperLink, ServerApp, and one key per client.
 
-The ServerApp has a certificate of its own, with which it seals what it sends to the clients, and
-which the SuperLink, where TLS ends, need not see. ``ca.key`` signs new certificates of the server
-and can stay on the machine that made it; a client's machine needs ``ca.crt`` and its own
-``clients/K.key``, nothing else.
+The ServerApp has its own certificate and seals its messages to the clients with it. The SuperLink,
+where TLS ends, does not need the key of this certificate. ``ca.key`` signs new certificates of the
+server and can stay on the machine that created it. A client's machine needs only ``ca.crt`` and its
+own ``clients/K.key``.
 """
 
 import contextlib
@@ -34,50 +34,50 @@ from common.files import write_atomically
 ALWAYS = ("localhost", "127.0.0.1")  #: names that the server's own programs use
 SECRET, PUBLIC = 0o600, 0o644
 MAX_CLIENTS, MAX_DAYS = 100_000, 36_500
-AUTHORITY_DAYS = 3650  #: long, since a new authority means a new ca.crt for everybody
+AUTHORITY_DAYS = 3650  #: long, because a new authority requires a new ca.crt at every client
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
 
 
 @final
 class Certificates:
-    """The files in ``folder``; they need not exist. On a client's machine they may lie elsewhere.
+    """Paths of the certificates and keys in ``folder``; the files may be missing.
 
-    ``keys``: the folder of the clients' keys, if not ``folder/clients``; ``authority``: the file of
-    the authority's certificate, if not ``folder/ca.crt``.
+    ``keys``: folder of the clients' keys, ``folder/clients`` by default; ``authority``: file of the
+    authority's certificate, ``folder/ca.crt`` by default.
     """
 
     def __init__(
         self, folder: Path, keys: Path | None = None, authority: Path | None = None
     ) -> None:
         self.folder = folder
-        self.ca = authority or folder / "ca.crt"  #: public, at the server and at every client
+        self.ca = authority or folder / "ca.crt"  #: public; the server and every client have it
         self.server, self.server_key = folder / "server.crt", folder / "server.key"
         self.app, self.app_key = folder / "serverapp.crt", folder / "serverapp.key"
         self.ca_key = folder / "ca.key"
         self.clients = keys or folder / "clients"  #: has ``K.key`` and ``K.pub``
 
     def key(self, k: int) -> Path:
-        """Client k's private key."""
+        """Return the path of client k's private key."""
         return self.clients / f"{k}.key"
 
     def public(self, k: int) -> Path:
-        """Client k's public key, which the SuperLink is told."""
+        """Return the path of client k's public key, which the SuperLink registers."""
         return self.clients / f"{k}.pub"
 
 
 def make(folder: Path, hosts: Sequence[str], clients: int, days: int = 365) -> Certificates:
-    """Make what is missing in ``folder``; a missing public key is made from the private one.
+    """Create the missing files in ``folder``; a missing public key comes from the private key.
 
-    The certificates of the server and of the ServerApp are made anew with every call, signed by
-    the same authority, so that clients need nothing new when they expire or the server moves.
+    Every call replaces the certificates of the server and the ServerApp. The same authority signs
+    them, so clients need no new file when a certificate expires or the server moves.
 
-    ``hosts``: names and addresses under which clients reach the server, beside ``ALWAYS``; empty:
-    those of the certificate that is there; ``days``: how long the server's certificate is valid,
-    but no longer than the authority's, which is made for ``AUTHORITY_DAYS``, or ``days`` if that
-    is more.
+    ``hosts``: names and addresses of the server, in addition to ``ALWAYS``; if empty, those in the
+    existing certificate; ``clients``: number of clients that need a key pair; ``days``: validity of
+    the server's certificates, limited by that of the authority. A new authority is valid for
+    ``AUTHORITY_DAYS``, or for ``days`` if that is longer.
 
-    Raises ``ValueError``: an argument is wrong, a file is damaged, or the authority has expired.
-    ``OSError``: the folder cannot be written.
+    Raises ``ValueError`` for a wrong argument, a damaged file or an expired authority, and
+    ``OSError`` if the folder cannot be written.
     """
     try:
         names = [general_name(host) for host in dict.fromkeys([*hosts, *ALWAYS])]
@@ -86,13 +86,13 @@ def make(folder: Path, hosts: Sequence[str], clients: int, days: int = 365) -> C
     _within("--clients", clients, 0, MAX_CLIENTS)
     _within("--days", days, 1, MAX_DAYS)
     files = Certificates(folder)
-    lacking, there = sorted((files.ca, files.ca_key), key=Path.is_file)
-    if there.is_file() and not lacking.is_file():
-        raise ValueError(f"{there} is there without {lacking}: bring it or name another folder")
+    missing, present = sorted((files.ca, files.ca_key), key=Path.is_file)
+    if present.is_file() and not missing.is_file():
+        raise ValueError(f"{present} exists without {missing}: copy it or name another folder")
     files.clients.mkdir(parents=True, exist_ok=True)
     files.clients.chmod(0o755)
     if not files.ca.is_file():
-        # key_cert_sign and crl_sign: its key signs certificates and lists of them, and nothing else
+        # key_cert_sign and crl_sign: the key signs only certificates and revocation lists
         uses = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
         rights = [x509.BasicConstraints(ca=True, path_length=0), uses]
         valid = timedelta(days=max(days, AUTHORITY_DAYS))
@@ -111,12 +111,13 @@ def make(folder: Path, hosts: Sequence[str], clients: int, days: int = 365) -> C
 
 
 def _new_key(form: serialization.PrivateFormat) -> tuple[ec.EllipticCurvePrivateKey, bytes]:
-    """A new key on a NIST curve, as Flower demands of clients; and what its file holds."""
+    """Return a new key on a NIST curve, which Flower requires, and the content of its file."""
     key = ec.generate_private_key(ec.SECP384R1())
     return key, key.private_bytes(Encoding.PEM, form, serialization.NoEncryption())
 
 
 def _server(files: Certificates, names: Sequence[x509.GeneralName], days: int) -> None:
+    """Write new certificates of the SuperLink and the ServerApp, signed by the authority."""
     authority = read_certificate(files.ca)
     signer = pem_key(files.ca_key)
     if signer.public_key() != authority.public_key():
@@ -125,7 +126,7 @@ def _server(files: Certificates, names: Sequence[x509.GeneralName], days: int) -
     if left <= timedelta(0):
         raise ValueError(
             f"{files.ca} expired on {authority.not_valid_after_utc:%Y-%m-%d}: make a new authority "
-            "in another folder, and give its ca.crt to all clients"
+            "in another folder and copy its ca.crt to all clients"
         )
     valid, issuer = min(timedelta(days=days), left), (authority.subject, signer)
     end = [x509.BasicConstraints(ca=False, path_length=None)]
@@ -144,7 +145,7 @@ def _issue(
     others: Sequence[x509.ExtensionType],
     issuer: tuple[x509.Name, ec.EllipticCurvePrivateKey] | None = None,
 ) -> None:
-    """Write a new key and its certificate to ``places``; without an ``issuer`` it is its own."""
+    """Write a new key and its certificate to ``places``; self-signed without an ``issuer``."""
     key, private = _new_key(serialization.PrivateFormat.PKCS8)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     by, signer = issuer or (subject, key)
@@ -170,28 +171,28 @@ def _issue(
 
 
 def read_public_key(path: Path) -> bytes:
-    """An OpenSSH public key file as the Control API takes it: PEM.
+    """Return the key of an OpenSSH public key file as PEM, the format of the Control API.
 
-    Raises ``ValueError``: the file cannot be read, or is no public key on a NIST curve.
+    Raises ``ValueError`` if the file cannot be read or is not a public key on a NIST curve.
     """
     key = ssh_public_key(path)
     return key.public_bytes(Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 def _former(files: Certificates) -> list[x509.GeneralName]:
-    """The names in the server's certificate; none, if there is none that can be read."""
+    """Return the names in the server's certificate; empty if it is missing or unreadable."""
     try:
         certificate = read_certificate(files.server)
-        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
     except (OSError, ValueError, x509.ExtensionNotFound):
         return []
-    return list(found.value)
+    return list(names.value)
 
 
 def general_name(host: str) -> x509.DNSName | x509.IPAddress:
-    """A host name or an address as certificates know it.
+    """Return a host name or an address in the form that certificates contain.
 
-    Raises ``ValueError``: it is neither, or an address with a scope; the message begins with
+    Raises ``ValueError`` if it is neither, or an address with a scope. The message begins with
     ``host``.
     """
     with contextlib.suppress(ValueError):
@@ -205,15 +206,15 @@ def general_name(host: str) -> x509.DNSName | x509.IPAddress:
             "fed.example.org or 192.0.2.7, without port, scheme or scope"
         )
     if labels[-1].isdigit():
-        raise ValueError(f"{host!r} is no valid address")
+        raise ValueError(f"{host!r} is not a valid address")
     return x509.DNSName(host)
 
 
 def _write(*files: tuple[Path, bytes, int]) -> None:
-    """Write files that belong together: path, content and mode of each.
+    """Write several files, given as path, content and mode.
 
-    If one cannot be written, for example on a full disk, all stay as they were. A secret is never
-    readable by others for a moment.
+    If writing fails, for example on a full disk, all files stay unchanged. A secret is never
+    readable by other users, not even briefly.
     """
     ready = [path.with_name(f".{path.name}.new") for path, _, _ in files]
     try:

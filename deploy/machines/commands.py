@@ -1,4 +1,4 @@
-"""The commands of ``fedmosaic`` for separate machines, from ``certs`` to ``local``."""
+"""Commands of ``fedmosaic`` for separate machines, from ``certs`` to ``local``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from deploy.console import (
 if TYPE_CHECKING:
     from deploy.flower.control import Control
 
-HOLD_PATIENCE = 2.0  #: seconds; a federation that was just stopped needs them to end
+HOLD_PATIENCE = 2.0  #: seconds to wait for the end of a federation that was just stopped
 HERE = "127.0.0.1:9093"  #: the Control API of a SuperLink on this machine
 
 
@@ -41,53 +41,53 @@ def _finite(wait: float) -> float:
 Ca = Annotated[
     Path | None, typer.Option("--ca", help="Certificate of the authority: certs/ca.crt.")
 ]
-Insecure = Annotated[bool, typer.Option("--insecure", help="No TLS: for trying out only.")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="No TLS, for tests only.")]
 ControlApi = Annotated[
-    str, typer.Option("--superlink", metavar="HOST:PORT", help="Its Control API.")
+    str, typer.Option("--superlink", metavar="HOST:PORT", help="The SuperLink's Control API.")
 ]
 NodeSettings = Annotated[
     list[str] | None,
     typer.Option(
         *("-s", "--set"),
         metavar="KEY=VALUE",
-        help="The node's own: model, device, threads, memory-mb, data-dir, state-dir, …",
+        help="Setting of this node: model, device, threads, memory-mb, data-dir, state-dir, …",
     ),
 ]
 Keys = Annotated[list[Path], typer.Argument(help="Public keys, or folders of *.pub.")]
 Wait = Annotated[
     float,
-    typer.Option(min=0, callback=_finite, help="Seconds that the SuperLink may take to answer."),
+    typer.Option(min=0, callback=_finite, help="Longest wait for the SuperLink in seconds."),
 ]
 
 
 def certs(
-    folder: Annotated[str, typer.Argument(help="The folder where they go.")] = "certs",
+    folder: Annotated[str, typer.Argument(help="Folder of the files.")] = "certs",
     host: Annotated[
         list[str] | None,
-        typer.Option(help="A name or address under which clients reach the server; repeatable."),
+        typer.Option(help="Name or address of the server for clients; repeatable."),
     ] = None,
-    clients: Annotated[int, typer.Option(help="Key pairs: one for each client.")] = 0,
-    days: Annotated[int, typer.Option(help="How long certificates are valid.")] = 365,
+    clients: Annotated[int, typer.Option(help="Number of clients that need a key pair.")] = 0,
+    days: Annotated[int, typer.Option(help="Validity of the certificates in days.")] = 365,
 ) -> None:
-    """Make an authority, certificates of server and ServerApp, and a key pair for each client."""
+    """Make an authority, certificates for server and ServerApp, and a key pair for each client."""
     from deploy.machines.certificates import make
 
     if not folder.strip():  # as a path it would be the current folder
         raise ValueError(f"certs {folder!r} is not allowed; it should be a folder")
     _folder(Path(folder), "certs")
     files = make(Path(folder), host or [], clients, days)
-    plain(f"authority      {files.ca}  (public: server and all clients)")
-    plain(f"its key        {files.ca_key}  (secret: keep it here)")
+    plain(f"authority      {files.ca}  (public: for the server and all clients)")
+    plain(f"authority key  {files.ca_key}  (secret: keep it on this machine)")
     plain(f"server         {files.server}, {files.server_key}  (secret)")
     plain(f"ServerApp      {files.app}, {files.app_key}  (secret: not for the SuperLink)")
-    if made := _in_order(files.clients, "*.key"):
+    if keys := _in_order(files.clients, "*.key"):
         plain(
-            f"{len(made)} clients      {made[0]} … {made[-1].name}  (secret: each at its client), "
+            f"{len(keys)} clients      {keys[0]} … {keys[-1].name}  (secret: one per client), "
             "*.pub (register them)"
         )
-    told = {"ca": files.ca, "ca_key": files.ca_key, "server": files.server}
-    told |= {"server_key": files.server_key, "serverapp": files.app, "serverapp_key": files.app_key}
-    answer({**told, "client_keys": made})
+    paths = {"ca": files.ca, "ca_key": files.ca_key, "server": files.server}
+    paths |= {"server_key": files.server_key, "serverapp": files.app}
+    answer({**paths, "serverapp_key": files.app_key, "client_keys": keys})
 
 
 def register(
@@ -97,7 +97,7 @@ def register(
     insecure: Insecure = False,
     wait: Wait = 60.0,
 ) -> None:
-    """Let SuperNodes with these keys connect; keys that are registered already stay so."""
+    """Allow SuperNodes with these keys to connect; registered keys stay registered."""
     from deploy.flower.control import Unregistered
 
     files = _public_keys(keys)
@@ -109,9 +109,9 @@ def register(
             except Unregistered as error:
                 if path in keys:
                     raise
-                final.append(str(error))  # the folder keeps the key of a client that has left
+                final.append(str(error))  # the folder still has the key of an unregistered client
     already = len(files) - new - len(final)
-    out.print(f"{new} of {len(files)} keys registered, {already} were already")
+    out.print(f"{new} of {len(files)} keys registered, {already} were registered already")
     for line in final:
         plain(line)
     answer({"keys": len(files), "registered": new, "already": already, "final": final})
@@ -124,34 +124,34 @@ def unregister(
     insecure: Insecure = False,
     wait: Wait = 60.0,
 ) -> None:
-    """Let SuperNodes with these keys never connect again, such as one whose key was stolen.
+    """Reject SuperNodes with these keys from now on, for example after a theft of a key.
 
-    This is final: a client that shall come back needs a new key.
+    This is final: the client needs a new key to connect again.
     """
     files = _public_keys(keys)
     with _control(at, ca, insecure, wait) as control:
-        gone = sum(control.unregister(path) for path in files)
-    out.print(f"{gone} of {len(files)} keys unregistered, {len(files) - gone} were unknown")
-    answer({"keys": len(files), "unregistered": gone})
+        count = sum(control.unregister(path) for path in files)
+    out.print(f"{count} of {len(files)} keys unregistered, {len(files) - count} were unknown")
+    answer({"keys": len(files), "unregistered": count})
 
 
 def stop(
-    run: Annotated[int | None, typer.Argument(help="Its number, as submit printed it.")] = None,
+    run: Annotated[int | None, typer.Argument(help="Run number, printed by submit.")] = None,
     at: ControlApi = HERE,
     ca: Ca = None,
     insecure: Insecure = False,
     wait: Wait = 60.0,
 ) -> None:
-    """Stop a run; without a number, say which runs go on."""
+    """Stop a run; without a number, list the active runs."""
     with _control(at, ca, insecure, wait) as control:
         running = control.running()
         if run in running:
             control.stop(run)
-    shown = ", ".join(map(str, running)) or "none"
+    listed = ", ".join(map(str, running)) or "none"
     if run is not None and run not in running:
-        raise ValueError(f"no run {run} goes on at {at}; those that do: {shown}")
-    plain(f"runs that go on: {shown}" if run is None else f"run {run} is stopped")
-    answer({"running": [each for each in running if each != run], "stopped": run})
+        raise ValueError(f"run {run} is not active at {at}; active runs: {listed}")
+    plain(f"active runs: {listed}" if run is None else f"run {run} is stopped")
+    answer({"running": [other for other in running if other != run], "stopped": run})
 
 
 def submit(
@@ -161,9 +161,9 @@ def submit(
     ca: Ca = None,
     insecure: Insecure = False,
     wait: Wait = 60.0,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from out's checkpoint.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume from out's checkpoint.")] = False,
     if_any: Annotated[
-        bool, typer.Option("--resume-if-any", help="The same if there is one here, else begin.")
+        bool, typer.Option("--resume-if-any", help="Resume if out has a checkpoint, else start.")
     ] = False,
 ) -> None:
     """Run an experiment on a SuperLink and the clients connected to it."""
@@ -176,36 +176,36 @@ def submit(
     flat = sending.prepared(flat, resume, if_any)
     started = time.time()
     if if_any and flat["resume"] and sending.done(flat):
-        plain(f"{flat['out']} holds the run already, complete")
+        plain(f"{flat['out']} already contains the complete run")
         result = progress.show(Path(str(flat["out"])), out)
         answer({"run": None, **result})
         return
     for line in told(flat, bundled=True):
         plain(line)
     with _control(at, ca, insecure, wait) as control:
-        plain(f"app digest {(sent_code := digest(flat))}")
+        plain(f"app digest {(app_code := digest(flat))}")
         run = control.submit(app_folder(), flat, {})
-        name = "goes on from its checkpoint" if flat["resume"] else flat["experiment"]
+        name = "resumes from its checkpoint" if flat["resume"] else flat["experiment"]
         try:
             out.print(f"[bold]run {run}[/]: {name}", highlight=False)
             status = control.follow(run, sending.without_tracebacks(plain), patience=wait)
         except KeyboardInterrupt:
             line = f"fedmosaic stop {run} --superlink {at} {_trust(ca)}"
-            red("left", f": the run goes on; stop it with: {line}")
+            red("detached", f": the run continues; stop it with: {line}")
             raise typer.Exit(INTERRUPTED) from None
     if status.failure:
         raise RuntimeError(status.failure)
     sent, received = status.bytes_sent, status.bytes_received
     out.print(f"completed; {sent:,} bytes to the clients, {received:,} from them")
-    result = {"run": run, "app_digest": sent_code, "bytes_sent": sent, "bytes_received": received}
+    result = {"run": run, "app_digest": app_code, "bytes_sent": sent, "bytes_received": received}
     answer({**result, **progress.show_if_here(flat, started, out)})
 
 
 def app_digest(experiment: Experiment = None, settings: Settings = None) -> None:
     """Print the digest of the code that `submit` sends, for `node --app-digest`.
 
-    It is the same on every machine with the same version; modules of your own and `[node.K]` tables
-    change it.
+    It is equal on all machines with the same version. Your own modules and `[node.K]` tables change
+    it.
     """
     from deploy.flower.bundle import digest
     from deploy.run.settings import DEFAULT, read
@@ -216,17 +216,17 @@ def app_digest(experiment: Experiment = None, settings: Settings = None) -> None
 
 
 def app(
-    folder: Annotated[Path, typer.Argument(help="The folder that is made.")],
+    folder: Annotated[Path, typer.Argument(help="New folder for the app.")],
     experiment: Experiment = None,
     settings: Settings = None,
 ) -> None:
-    """Write an experiment as an app for plain `flwr run`, with your own modules in it."""
+    """Write an experiment as an app for plain `flwr run`, including your own modules."""
     from deploy.flower.bundle import told, write_app
     from deploy.machines import submit as sending
 
     _folder(folder, "app")
     flat = sending.prepared(resolved(experiment, settings), False, False)
-    flat |= {"experiment": "", "runtime": ""}  # each run is one of its own
+    flat |= {"experiment": "", "runtime": ""}  # each run gets a name of its own
     for line in told(flat, bundled=True):
         plain(line)
     written = write_app(folder, flat)
@@ -237,26 +237,26 @@ def app(
 
 def node(
     superlink: Annotated[
-        str, typer.Option("--superlink", metavar="HOST:PORT", help="Its Fleet API.")
+        str, typer.Option("--superlink", metavar="HOST:PORT", help="The SuperLink's Fleet API.")
     ],
-    clients: Annotated[int, typer.Option(min=1, help="How many clients the federation has.")],
-    k: Annotated[int | None, typer.Option("--k", min=0, help="Which client this is.")] = None,
+    clients: Annotated[int, typer.Option(min=1, help="Number of clients in the federation.")],
+    k: Annotated[int | None, typer.Option("--k", min=0, help="Number of this client.")] = None,
     replicas: Annotated[
         Path | None,
         typer.Option(
-            "--replicas", "--seats", help="Be the lowest client that no replica sharing this is."
+            "--replicas", "--seats", help="Use the lowest free client number in this folder."
         ),
     ] = None,
     ca: Ca = None,
     keys: Annotated[
-        Path | None, typer.Option(help="Folder with K.key; default: clients beside --ca.")
+        Path | None, typer.Option(help="Folder with K.key; default: clients next to --ca.")
     ] = None,
     insecure: Insecure = False,
     more: NodeSettings = None,
     home: Annotated[
-        Path | None, typer.Option(help="Flower's own files; default: ~/.fedmosaic/nodes/K.")
+        Path | None, typer.Option(help="Flower's files; default: ~/.fedmosaic/nodes/K.")
     ] = None,
-    health: Annotated[str, typer.Option(help="HOST:PORT of a gRPC health service.")] = "",
+    health: Annotated[str, typer.Option(help="HOST:PORT for a gRPC health service.")] = "",
     digest: Annotated[
         str,
         typer.Option(
@@ -275,9 +275,9 @@ def node(
     from deploy.machines.submit import address
 
     if (k is None) == (replicas is None):
-        raise ValueError("say which client this is: either --k K or --replicas FOLDER")
+        raise ValueError("the client's number is missing: pass either --k K or --replicas FOLDER")
     if warm and sys.platform != "linux":
-        raise ValueError(f"--warm-start is for Linux, not {sys.platform}")
+        raise ValueError(f"--warm-start needs Linux, not {sys.platform}")
     if health:
         address(health, "--health")
     pin = serving.pin(digest)
@@ -310,10 +310,10 @@ def node(
 
 def local(
     experiment: Annotated[
-        Path | None, typer.Argument(help="Run this and leave; without it, stay up for submits.")
+        Path | None, typer.Argument(help="Run this and exit; without it, wait for submitted runs.")
     ] = None,
     settings: Settings = None,
-    clients: Annotated[int, typer.Option(help="SuperNodes; default: what the run needs.")] = 0,
+    clients: Annotated[int, typer.Option(help="SuperNodes; default: as the run needs.")] = 0,
     work: Annotated[Path, typer.Option(help="Logs, certificates, Flower's files.")] = Path("local"),
     insecure: Insecure = False,
     warm: WarmStart = None,
@@ -346,10 +346,10 @@ def local(
         plain(f"{count} clients are connected; logs are in {place / 'logs'}")
         if experiment is None:
             trust = _trust(files and files.ca)
-            plain("run something from another terminal (Ctrl-C here ends everything):")
+            plain("submit runs from another terminal (Ctrl-C here stops the federation):")
             plain(f"  fedmosaic submit --superlink {federation.control.address} {trust}")
             try:  # until Ctrl-C, SIGTERM or the death of the SuperLink
-                federation.processes.wait(lambda: False, "an end", float("inf"))
+                federation.processes.wait(lambda: False, "the end", float("inf"))
             except KeyboardInterrupt:
                 plain("ended")
             return
@@ -362,28 +362,28 @@ def local(
 
 
 def _alone(place: Path) -> contextlib.ExitStack:
-    """Return what keeps a second ``fedmosaic local`` out of ``place`` until it is closed.
+    """Lock ``place`` against a second ``fedmosaic local`` until the returned stack is closed.
 
-    What is held is a folder below it, since a run may write to ``place`` and holds that.
+    The lock is on a folder below ``place``, because a run that writes to ``place`` locks ``place``.
 
-    Raises ``ValueError``: there is one already. ``OSError``: the folder cannot be made.
+    Raises ``ValueError`` if it is locked already, and ``OSError`` if the folder cannot be created.
     """
     from server_app.storage.lock import hold
 
-    below, held = place / "home", contextlib.ExitStack()
+    below, locked = place / "home", contextlib.ExitStack()
     below.mkdir(parents=True, exist_ok=True)
     try:
-        held.enter_context(hold(below, patience=HOLD_PATIENCE))
+        locked.enter_context(hold(below, patience=HOLD_PATIENCE))
     except ValueError as error:
         raise ValueError(f"--work {place} is taken: {error}") from None
-    return held
+    return locked
 
 
 @contextlib.contextmanager
 def _control(superlink: str, ca: Path | None, insecure: bool, wait: float) -> Iterator[Control]:
-    """The SuperLink's Control API, as soon as it answers, within ``wait`` seconds.
+    """Yield the SuperLink's Control API after its first response, within ``wait`` seconds.
 
-    Raises ``RuntimeError``: it does not answer, or refuses what it is asked.
+    Raises ``RuntimeError`` without a response, or if the SuperLink refuses a request.
     """
     import tempfile
 
@@ -404,58 +404,62 @@ def _control(superlink: str, ca: Path | None, insecure: bool, wait: float) -> It
             raise RuntimeError(f"{superlink}: {details(error)}") from None
 
 
-def _folder(given: Path, option: str) -> Path:
-    """``given``, absolute; raises ``ValueError`` if it is no folder and cannot become one."""
-    place = given.expanduser().resolve()
-    there = next(each for each in (place, *place.parents) if each.exists())
-    if not there.is_dir():
-        raise ValueError(f"{option} {given} is not allowed; {there} is not a folder")
+def _folder(path: Path, option: str) -> Path:
+    """Return ``path``, absolute; raise ``ValueError`` if it cannot be a folder."""
+    place = path.expanduser().resolve()
+    existing = next(folder for folder in (place, *place.parents) if folder.exists())
+    if not existing.is_dir():
+        raise ValueError(f"{option} {path} is not allowed; {existing} is not a folder")
     return place
 
 
 def _trust(ca: Path | None) -> str:
-    """The option that says whom to trust."""
+    """Return the option for TLS: ``--ca`` or ``--insecure``."""
     return "--insecure" if ca is None else f"--ca {ca}"
 
 
 def _trusted(ca: Path | None, insecure: bool) -> Path | None:
-    """The authority's certificate; raises ``ValueError`` for what is none."""
+    """Return the path of the authority's certificate, None without TLS.
+
+    Raises ``ValueError`` if it is not a certificate, or if not exactly one option was passed.
+    """
     from common.exchange.seal.files import read_certificate
 
     if (ca is None) == (not insecure):
-        raise ValueError("say whom to trust: either --ca FILE (TLS) or --insecure")
+        raise ValueError("pass either --ca FILE (TLS) or --insecure (no TLS)")
     if ca is None:
         return None
     path = ca.expanduser().resolve()
     try:
         read_certificate(path)
     except (ValueError, OSError) as error:
-        why = getattr(error, "strerror", "") or "it is no certificate"
+        why = getattr(error, "strerror", "") or "it is not a certificate"
         raise ValueError(f"--ca {ca}: {why}; it should be ca.crt of fedmosaic certs") from None
     return path
 
 
-def _public_keys(given: list[Path]) -> list[Path]:
-    """The files that are meant, all of them read before the first is sent.
+def _public_keys(paths: list[Path]) -> list[Path]:
+    """Return the files of public keys in ``paths``, which are files or folders.
 
-    Raises ``ValueError``: one is not there, or is no public key.
+    All files are read before the first is sent. Raises ``ValueError`` for a path that does not
+    exist or is not a public key.
     """
     from deploy.machines.certificates import read_public_key
 
     files: list[Path] = []
-    for each in given:
-        if not each.exists():
-            raise ValueError(f"{each} does not exist; it should be a public key or their folder")
-        files += (found := _in_order(each, "*.pub") if each.is_dir() else [each])
-        if not found:
-            raise ValueError(f"{each} holds no *.pub; make keys with: fedmosaic certs --clients N")
-    for path in files:
-        read_public_key(path)
+    for path in paths:
+        if not path.exists():
+            raise ValueError(f"{path} does not exist; it should be a public key or a folder")
+        files += (keys := _in_order(path, "*.pub") if path.is_dir() else [path])
+        if not keys:
+            raise ValueError(f"{path} has no *.pub; make keys with: fedmosaic certs --clients N")
+    for file in files:
+        read_public_key(file)
     return files
 
 
 def _in_order(folder: Path, pattern: str) -> list[Path]:
-    """The files of clients in the order of their numbers."""
+    """Return the clients' files in ``folder`` in the order of the clients' numbers."""
     return sorted(folder.glob(pattern), key=lambda path: (len(path.name), path.name))
 
 

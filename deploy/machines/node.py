@@ -1,4 +1,4 @@
-"""A client's machine: become the SuperNode of client k, with its key, settings and own files."""
+"""Run the SuperNode of client k on its machine, with its key, settings and files."""
 
 import os
 import re
@@ -18,16 +18,16 @@ from deploy.flower.processes import Processes, environment, executable
 from deploy.machines.certificates import Certificates
 from deploy.run.grpc import node_config, supernode_command
 
-STUCK = 30  #: seconds that a SuperNode may take to end; gRPC sometimes hangs at its exit
+STUCK = 30  #: longest time in seconds for a SuperNode to end; gRPC sometimes hangs at exit
 
 
 def lowest_free(folder: Path, clients: int) -> tuple[int, int]:
-    """The lowest k < ``clients`` that no other replica which shares ``folder`` is, and the
-    descriptor of the lock that keeps k for this one.
+    """Return the lowest free client number k < ``clients``, and the descriptor of its lock.
 
-    Programs inherit it; when the last of them ends, however it ends, the system releases the lock.
+    The replicas that share ``folder`` use different numbers. Programs inherit the descriptor. The
+    operating system releases the lock when the last of them ends, also after a kill.
 
-    Raises ``ValueError``: there are ``clients`` replicas already.
+    Raises ``ValueError`` if all ``clients`` numbers are in use.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for k in range(clients):
@@ -40,25 +40,25 @@ def lowest_free(folder: Path, clients: int) -> tuple[int, int]:
 
 
 def settings(texts: Sequence[str]) -> dict[str, Value]:
-    """``key=value`` texts as a node config, each value of the type that its key has.
+    """Return ``key=value`` texts as a node config, with values in the types of their keys.
 
-    Raises ``ValueError`` for a text without ``=``, an unknown key or a value that it does not take.
+    Raises ``ValueError`` for a text without ``=``, an unknown key or a value that is not allowed.
     """
-    found: dict[str, Value] = {}
+    config: dict[str, Value] = {}
     for text in texts:
         key, equals, value = (part.strip() for part in text.partition("="))
         if not equals:
             raise ValueError(f"--set {text!r} is not key=value, such as --set model=resnet8")
-        found[key] = _typed(key, value.strip("\"'"))
-    check(found)
-    return found
+        config[key] = _typed(key, value.strip("\"'"))
+    check(config)
+    return config
 
 
 def _typed(key: str, text: str) -> Value:
-    """Return a value in the key's type, paths absolute; unchanged if ``check`` will refuse it."""
+    """Return ``text`` in the key's type, paths absolute; unchanged if ``check`` will refuse it."""
     kind = KINDS.get(key, str)
     place = key.endswith("-dir") or key in ("key", "ca")
-    if place and text:  # the SuperNode will work in another folder
+    if place and text:  # the SuperNode runs in another folder
         return str(Path(text).expanduser().absolute())
     if kind is bool:
         return {"true": True, "false": False}.get(text.lower(), text)
@@ -66,16 +66,16 @@ def _typed(key: str, text: str) -> Value:
 
 
 def check_here(more: Mapping[str, Value]) -> None:
-    """Raise ``ValueError`` for settings that this machine cannot serve.
+    """Raise ``ValueError`` for settings that are not possible on this machine.
 
-    Else only the census finds them, and stops the run for everybody.
+    Otherwise only the census detects them, and stops the complete run.
     """
     from common import models
-    from common.settings import plugins  # torch takes a second
+    from common.settings import plugins  # imports torch, which takes a second
     from common.training import device
 
     if "model" in more and not plugins.is_reference(str(more["model"])):
-        models.parse(str(more["model"]))  # a module may yet come with the run
+        models.parse(str(more["model"]))  # a module may arrive with the run
     if "device" in more:
         device.choose(str(more["device"]))
     for key in ("data-dir", "public-dir"):
@@ -99,10 +99,10 @@ def command(
     more: Mapping[str, Value],
     health: str = "",
 ) -> list[str]:
-    """The command line of client k's SuperNode.
+    """Return the command line of client k's SuperNode.
 
-    ``health``: ``host:port`` where gRPC's health service answers; empty: nowhere. Raises
-    ``ValueError`` for a key, certificate or setting that cannot work on this machine.
+    ``health``: ``host:port`` of a gRPC health service; empty for none. Raises ``ValueError`` for a
+    key, certificate or setting that cannot work on this machine.
     """
     check_here(more)
     for path in () if trust is None else (trust.ca, trust.key(k)):
@@ -114,9 +114,9 @@ def command(
 
 
 def pin(text: str) -> str:
-    """The digest of a bundle as ``--app-digest`` takes it; empty if empty.
+    """Return the digest given as ``--app-digest`` in lower case; empty if ``text`` is empty.
 
-    Raises ``ValueError`` for what is none.
+    Raises ``ValueError`` if it is not a digest.
     """
     if text and not re.fullmatch("[0-9a-f]{64}", text.lower()):
         raise ValueError(
@@ -127,28 +127,28 @@ def pin(text: str) -> str:
 
 
 def become(line: Sequence[str], home: Path, digest: str = "") -> NoReturn:
-    """Turn this process into the SuperNode: same process id, same output.
+    """Replace this process by the SuperNode, with the same process id and output.
 
-    ``digest``: of the only bundle that it runs; empty: it runs what comes.
+    ``digest``: digest of the only app bundle that the SuperNode accepts; empty to accept any.
     """
     home.mkdir(parents=True, exist_ok=True)
     env = environment({pinned.PIN: digest} if digest else {}, home)
     if digest:
         folder = warm.pinning(home / "bin").parent
         env["PATH"] = os.pathsep.join([str(folder), env["PATH"]])
-    os.chdir(home)  # where nothing lies that a ClientApp could import
+    os.chdir(home)  # it has no modules that a ClientApp could import
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(executable(line[0]), list(line), env)
 
 
 def serve(line: Sequence[str], home: Path, digest: str = "") -> int:
-    """Run the SuperNode, its client processes forked from a warm one, to its end; exit status.
+    """Run the SuperNode with client processes forked from a warm process; return the exit status.
 
-    SIGTERM and SIGINT end both. ``digest``: as of ``become``.
+    SIGTERM and SIGINT end both. ``digest``: as in ``become``.
     """
-    behind = {pinned.PROGRAM: warm.pinning(home / "bin")} if digest else {}
-    with Processes(home, quiet=False) as processes, warm.stand_ins(behind) as folder:
+    fallback = {pinned.PROGRAM: warm.pinning(home / "bin")} if digest else {}
+    with Processes(home, quiet=False) as processes, warm.stand_ins(fallback) as folder:
         env = environment({pinned.PIN: digest} if digest else {}, home)
         warm.start(processes, folder, env)
         while not warm.ready(processes, folder):

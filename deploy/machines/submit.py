@@ -1,4 +1,4 @@
-"""Send an experiment to a SuperLink that runs elsewhere, and follow it to its real end."""
+"""Checks of an experiment before it is sent to a SuperLink, and a filter for its log."""
 
 import ipaddress
 import re
@@ -15,7 +15,7 @@ _PORT = re.compile("[0-9]{1,5}")
 
 
 def address(text: str, option: str = "--superlink") -> str:
-    """``text`` if it is ``host:port``, an IPv6 address in brackets.
+    """Return ``text`` if it is ``host:port``, with an IPv6 address in brackets.
 
     Raises ``ValueError`` otherwise.
     """
@@ -35,20 +35,20 @@ def _is_host(text: str) -> bool:
 
 
 def prepared(flat: Mapping[str, Value], resume: bool, if_any: bool) -> dict[str, Value]:
-    """The run config to send: complete, checked and named.
+    """Return the run config to send: complete, checked, and with a name for the run.
 
-    ``if_any``: resume if ``out``, as a folder that this machine sees too, holds a checkpoint.
-    Folders are those of the server's and the clients' machines, so nothing is looked for here.
+    ``if_any``: resume if ``out``, read on this machine, contains a checkpoint. Other folders belong
+    to the server's and the clients' machines, so they are not checked here.
 
-    Raises ``ValueError`` for what no machine could run.
+    Raises ``ValueError`` for settings that no machine can run.
     """
-    from deploy.run.preflight import check_names, counted, name_of  # it imports torch
+    from deploy.run.preflight import check_names, counted, name_of  # imports torch
     from server_app.storage import checkpoint
 
     flat = {**counted(flat, here=False), "runtime": "grpc"}
     for key in ("out", *places(flat)):
         if flat[key] and not Path(str(flat[key])).is_absolute():
-            raise ValueError(f"{key} = {flat[key]!r} is relative; other machines need it absolute")
+            raise ValueError(f"{key} = {flat[key]!r} is relative; other machines need a full path")
     if (resume or if_any) and not flat["out"]:
         option = "--resume-if-any" if if_any else "--resume"
         raise ValueError(f"{option} needs out, the folder of the results: -s out=/…")
@@ -61,11 +61,11 @@ def prepared(flat: Mapping[str, Value], resume: bool, if_any: bool) -> dict[str,
 
 
 def done(flat: Mapping[str, Value]) -> bool:
-    """Whether ``out``, which this machine sees too, holds this very run and it is complete.
+    """Return whether ``out``, read on this machine, contains this run and the run is complete.
 
-    Raises ``ValueError`` if it holds a checkpoint of another configuration.
+    Raises ``ValueError`` if it contains a checkpoint of another configuration.
     """
-    from server_app.storage import checkpoint  # it imports torch
+    from server_app.storage import checkpoint  # imports torch
     from server_app.storage.summary import complete
 
     folder = Path(str(flat["out"]))
@@ -75,7 +75,7 @@ def done(flat: Mapping[str, Value]) -> bool:
 
 
 def without_tracebacks(put: Callable[[str], None]) -> Callable[[str], None]:
-    """``put`` for the lines that are no part of a traceback: the last line says it better."""
+    """Wrap ``put`` to skip tracebacks; the last line of the log has the error in plain words."""
     inside = False
 
     def filtered(line: str) -> None:

@@ -161,7 +161,7 @@ SAID = {True: "uses TLS: pass --ca FILE", False: "does not use TLS: check the po
 @pytest.mark.parametrize("spoken", [True, False])
 def test_only_the_other_kind_is_refused(addresses: dict[bool, str], spoken: bool) -> None:
     admission.check_tls(addresses[spoken], spoken)
-    with pytest.raises(RuntimeError, match=SAID[spoken].replace("?", r"\?")):
+    with pytest.raises(RuntimeError, match=SAID[spoken]):
         admission.check_tls(addresses[spoken], not spoken)
 
 
@@ -190,7 +190,7 @@ def test_an_operator_is_told_without_waiting(
 ) -> None:
     with (
         Control(addresses[spoken], None if spoken else keys.ca, tmp_path) as control,
-        pytest.raises(RuntimeError, match=SAID[spoken].replace("?", r"\?")),
+        pytest.raises(RuntimeError, match=SAID[spoken]),
     ):
         control.await_answer(2 * PATIENCE)
 

@@ -126,7 +126,7 @@ def test_an_authority_that_has_expired_is_told(
         (["https://a.b"], 1, 1, "--host 'https://a.b' is neither"),
         (["a.b:9092"], 1, 1, "--host 'a.b:9092' is neither"),
         ([""], 1, 1, "--host '' is neither"),
-        (["1.2.3.999"], 1, 1, "--host '1.2.3.999' is no valid address"),
+        (["1.2.3.999"], 1, 1, "--host '1.2.3.999' is not a valid address"),
         (["fe80::1%eth0"], 1, 1, "--host 'fe80::1%eth0' is neither .* port, scheme or scope"),
         ([], -1, 1, "--clients -1 is not allowed; it should be 0 to"),
         ([], 1, 0, "--days 0 is not allowed; it should be 1 to"),
@@ -143,7 +143,7 @@ def test_what_cannot_be_certified_is_refused_before_anything_is_written(
 def test_an_authority_without_its_key_is_not_replaced(tmp_path: Path) -> None:
     files = make(tmp_path, [], 1)
     files.ca_key.unlink()
-    with pytest.raises(ValueError, match=r"ca\.crt is there without .*ca\.key"):
+    with pytest.raises(ValueError, match=r"ca\.crt exists without .*ca\.key"):
         make(tmp_path, [], 1)
     other = make(tmp_path / "other", [], 0)
     files.ca_key.write_bytes(other.ca_key.read_bytes())

@@ -44,7 +44,7 @@ NODE = ["node", "--superlink", "h:1", "--clients", "2", "--insecure"]
         (["register", "nowhere", "--insecure"], "nowhere does not exist"),
         (["submit"], "either --ca FILE (TLS) or --insecure"),
         (["submit", "--ca", "nowhere.crt"], "--ca nowhere.crt: No such file"),
-        (["submit", "--ca", __file__], "it is no certificate; it should be ca.crt"),
+        (["submit", "--ca", __file__], "it is not a certificate; it should be ca.crt"),
         (["submit", "--ca", str(Path(__file__).parent)], "Is a directory; it should be ca.crt"),
         (["submit", "--insecure", "--superlink", "here"], "--superlink 'here' is not allowed"),
         (["submit", "--insecure", "--superlink", "h\n:1"], r"--superlink 'h\n:1' is not allowed"),
@@ -99,7 +99,7 @@ def test_names_and_addresses_with_a_port_are_taken(text: str) -> None:
 def test_a_file_that_only_begins_like_a_certificate_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ca.crt").write_text("-----BEGIN CERTIFICATE-----\n")
     done = typed("stop", "--ca", tmp_path / "ca.crt")
-    assert done.returncode == 1 and "ca.crt: it is no certificate" in done.stderr
+    assert done.returncode == 1 and "ca.crt: it is not a certificate" in done.stderr
 
 
 @pytest.mark.parametrize("command", ["register", "unregister"])
@@ -150,8 +150,8 @@ def test_a_key_that_was_unregistered_is_not_called_registered(
     again = typed("register", files.public(1), "--insecure")
     assert again.returncode == 1 and final in again.stderr
     done = typed("register", files.clients, "--insecure")
-    assert done.returncode == 0 and "1 of 3 keys registered, 1 were already" in done.stdout
-    assert final in done.stdout
+    assert "1 of 3 keys registered, 1 were registered already" in done.stdout
+    assert done.returncode == 0 and final in done.stdout
     assert registry.status[keys[2]] == "registered"
 
 
@@ -179,7 +179,7 @@ def test_a_resumed_run_is_not_shown_under_a_name_that_is_not_its_own(
     elsewhere = typed(*arguments, "-s", "out=").stdout
     assert f"fedmosaic report ~/.fedmosaic/runs/{sent[-1]['experiment']}\n" in elsewhere
     resumed = typed(*arguments, "--resume")
-    assert resumed.returncode == 0 and "run 7: goes on from its checkpoint\n" in resumed.stdout
+    assert resumed.returncode == 0 and "run 7: resumes from its checkpoint\n" in resumed.stdout
 
 
 def test_two_local_federations_do_not_share_a_folder(
@@ -344,7 +344,7 @@ def test_certs_register_nodes_and_submit_make_a_federation_over_tls(tmp_path: Pa
         first = typed("register", files.clients, *to)
         assert "2 of 2 keys registered" in first.stdout, first.stderr
         assert (
-            "0 of 2 keys registered, 2 were already"
+            "0 of 2 keys registered, 2 were registered already"
             in typed("register", files.public(0), files.public(1), *to).stdout
         )
         pin = typed("app-digest").stdout.strip()
@@ -382,9 +382,9 @@ def test_certs_register_nodes_and_submit_make_a_federation_over_tls(tmp_path: Pa
         # a run that fails says why, and its status is not 0
         again = typed("submit", *sets, *to)
         assert again.returncode == 1 and "holds a run already" in again.stderr, again.stderr
-        assert typed("stop", *to).stdout == "runs that go on: none\n"
+        assert typed("stop", *to).stdout == "active runs: none\n"
         none = typed("stop", "7", *to)
-        assert none.returncode == 1 and f"no run 7 goes on at {control}" in none.stderr
+        assert none.returncode == 1 and f"run 7 is not active at {control}" in none.stderr
         sets += ["-s", "rounds=100000", "-s", f"out={tmp_path / 'endless'}"]
         line = command_line("submit", *sets, *to)
         with started(line, tmp_path / "submit.log", dict(os.environ)) as endless:
@@ -408,7 +408,7 @@ def test_certs_register_nodes_and_submit_make_a_federation_over_tls(tmp_path: Pa
             *("--home", tmp_path / "refused"),
         )
         assert refused.returncode == 1
-        assert "does not know the key of client 1: register 1.pub" in refused.stderr
+        assert "the key of client 1 is not registered: register 1.pub" in refused.stderr
     summary = json.loads((out / "summary.json").read_text())
     assert summary["status"] == "completed"
     census = json.loads((out / "journal.jsonl").read_text().splitlines()[0])["clients"]

@@ -280,7 +280,7 @@ def test_the_answer_of_flwr_run_is_a_run_id_or_its_message() -> None:
     assert run_id_from('{"success": true, "run-id": "12"}', "") == 12
     with pytest.raises(RuntimeError, match="no such app"):
         run_id_from('{"success": false, "error-message": "no such app"}', "")
-    with pytest.raises(RuntimeError, match="flwr run gave no run: Traceback"):
+    with pytest.raises(RuntimeError, match="flwr run started no run: Traceback"):
         run_id_from("", "Traceback")
 
 
