@@ -55,7 +55,7 @@ def test_it_gives_the_cpus_bits(method: str, tmp_path: Path) -> None:
 
 @there
 def test_two_workers_share_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preload, "MODULES", [*preload.MODULES, "tests.support.rehearsed"])
+    monkeypatch.setattr(preload, "MODULES", [*preload.MODULES, "tests.support.rehearsal_worker"])
     here = play(battery.config("fedavg", tmp_path / "cpu", rounds=2))
     config = battery.config("fedavg", tmp_path / NAME, rounds=2)
     with rehearsing() as device:

@@ -1,9 +1,9 @@
-"""Run what a compose file describes, each replica on a host of its own in network namespaces.
+"""Run the services of a compose file, each replica on its own host in network namespaces.
 
-It does what Docker Compose and the engine do with the parts of the language that our files use:
-networks and their names, volumes, users, read-only roots, dependencies and their conditions, health
-checks, replicas, restart policies. Limits of processor and memory are not enforced. With the root
-file system of a built image in ``FEDMOSAIC_IMAGE``, that is what the containers see.
+It implements the parts of Docker Compose that our files use: networks and their names, volumes,
+users, read-only roots, dependencies and their conditions, health checks, replicas, restart
+policies. It does not enforce limits of processor and memory. If ``FEDMOSAIC_IMAGE`` names the root
+file system of a built image, the containers use it.
 """
 
 import os
@@ -20,7 +20,7 @@ from tests.support.namespaces import Host, Network
 WORKDIR = "/home/fedmosaic"
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 IMAGE = os.environ.get("FEDMOSAIC_IMAGE")
-MAX_STARTS = 5  #: of one container, before it counts as broken
+MAX_STARTS = 5  #: starts of one container before it counts as broken
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Container:
 
 @dataclass
 class Service:
-    """A service of the compose file, as ``docker-compose config`` gives it."""
+    """A service of the compose file; ``said``: its part of ``docker-compose config``."""
 
     name: str
     said: Mapping[str, Any]
@@ -58,7 +58,7 @@ class Service:
 
 
 class Topology:
-    """The services of ``model`` on ``network``; volumes, logs and the project go below ``work``."""
+    """The services of ``model`` on ``network``; ``work``: folder of volumes, logs and project."""
 
     def __init__(self, model: Mapping[str, Any], network: Network, work: Path) -> None:
         self.network, self._work = network, work
@@ -72,17 +72,17 @@ class Topology:
         for said in model["services"].values():
             for volume in said.get("volumes", []):
                 folder = self.volume(volume["source"])
-                if not folder.exists():  # as the engine does it: owner and mode are the image's
+                if not folder.exists():  # owner and mode are the image's, as with an engine
                     folder.mkdir(parents=True)
                     folder.chmod(int(modes[volume["target"]], 8))
                     os.chown(folder, *map(int, said["user"].split(":")))
 
     def volume(self, name: str) -> Path:
-        """The folder that stands for a named volume."""
+        """Return the folder of a named volume."""
         return self._work / "volumes" / name
 
     def run(self, name: str, patience: float = 300.0) -> None:
-        """``docker compose run --rm NAME``: one container, to its end, which must be good."""
+        """``docker compose run --rm NAME``: run one container until it ends with status 0."""
         service = self.services[name]
         container = self._create(service, 1)
         self._start(service, container)
@@ -99,15 +99,12 @@ class Topology:
     ) -> None:
         """``docker compose up``, until the service ``until`` has ended with status 0.
 
-        ``meanwhile`` is called again and again.
-
-        Raises:
-            AssertionError: it took longer than ``patience`` seconds, or a container ended that its
-                restart policy does not start again, or one was restarted too often.
+        ``meanwhile`` is called repeatedly. Raises ``AssertionError`` after ``patience`` seconds, if
+        a container ended that its restart policy does not restart, or after too many restarts.
         """
         deadline = time.monotonic() + patience
         waiting = {name: each for name, each in self.services.items() if name not in skip}
-        watched = {  # the engine looks at the others as well, but nothing here depends on it
+        watched = {  # the engine checks the others too, but no service here depends on them
             name
             for service in waiting.values()
             for name, said in service.said.get("depends_on", {}).items()
@@ -141,13 +138,13 @@ class Topology:
         )
 
     def healthy(self, container: Container) -> bool:
-        """Whether the container's own health check says so now."""
+        """Return whether the container's health check succeeds now."""
         test = self.services[container.name.rpartition("-")[0]].said["healthcheck"]["test"]
         assert test[0] == "CMD", test
         return self.execute(container, test[1:]).returncode == 0
 
     def tail(self, *names: str, lines: int = 25) -> str:
-        """The ends of the logs of these services; of all, if none is named."""
+        """Return the ends of the logs of these services, or of all without ``names``."""
         logs = [each.log for name in names or self.services for each in self._of(name)]
         texts = [(log.stem, log.read_text(errors="replace").splitlines()) for log in logs]
         return "\n".join(f"--- {name}\n" + "\n".join(text[-lines:]) for name, text in texts)
@@ -181,7 +178,7 @@ class Topology:
         return container
 
     def files(self, said: Mapping[str, Any]) -> containers.Files:
-        """What a service sees of the file system."""
+        """Return the file system of a service."""
         return containers.Files(
             app=self.app,
             volumes={
@@ -201,7 +198,7 @@ class Topology:
         files: containers.Files,
         log: Path,
     ) -> subprocess.Popen[bytes]:
-        """Run a command as the service ``said`` would on ``host``."""
+        """Start a command on ``host`` with the settings ``said`` of a service."""
         return containers.start(
             host, command, files, self._env(said), said["user"], WORKDIR, self._root, log
         )
@@ -214,7 +211,7 @@ class Topology:
         )
 
     def _keep(self, service: Service) -> None:
-        """Start again what has ended, if the service's restart policy says so."""
+        """Restart ended containers according to the service's restart policy."""
         for container in service.containers:
             assert container.process is not None
             status = container.process.poll()
