@@ -26,27 +26,27 @@ HOLDER = """
 import os, signal, sys, time
 
 def processes():
-    here, found = os.stat("/proc/self/ns/net").st_ino, []
+    here, pids = os.stat("/proc/self/ns/net").st_ino, []
     for name in os.listdir("/proc"):
         try:
             if name.isdigit() and os.stat("/proc/" + name + "/ns/net").st_ino == here:
-                found.append(int(name))
+                pids.append(int(name))
         except OSError:  # it has ended
             pass
-    return [pid for pid in found if pid != os.getpid()]
+    return [pid for pid in pids if pid != os.getpid()]
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print("ready", flush=True)
 sys.stdin.readline()
 for number in (signal.SIGTERM, signal.SIGKILL):
-    told, deadline = set(), time.monotonic() + float(sys.argv[1])
+    signalled, deadline = set(), time.monotonic() + float(sys.argv[1])
     while (left := set(processes())) and time.monotonic() < deadline:
-        for pid in left - told:
+        for pid in left - signalled:
             try:
                 os.kill(pid, number)
             except ProcessLookupError:
                 pass
-        told |= left
+        signalled |= left
         time.sleep(0.05)
 for path in sys.argv[2:]:
     os.unlink(path)

@@ -91,12 +91,12 @@ def compute(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     target = kwargs.get("device")
     if target is not None:
         here, raw_kwargs["device"] = torch.device(target).type == NAME, "cpu"
-    held = {id(value.raw): value for value in seen if isinstance(value, Held)}
-    found = func(*raw_args, **raw_kwargs)
-    for value in held.values():
+    known = {id(value.raw): value for value in seen if isinstance(value, Held)}
+    result = func(*raw_args, **raw_kwargs)
+    for value in known.values():
         if value.raw.shape != value.shape:
             raise NotImplementedError(f"{name} resizes a tensor of {NAME}")
-    return _wrapped(found, held) if here else found
+    return _wrapped(result, known) if here else result
 
 
 def _check(name: str, args: Sequence[Any], seen: Sequence[Tensor], mutates: bool) -> None:
@@ -135,11 +135,11 @@ def _raw(value: Any, seen: list[Tensor]) -> Any:
     return value
 
 
-def _wrapped(value: Any, held: Mapping[int, Held]) -> Any:
+def _wrapped(value: Any, known: Mapping[int, Held]) -> Any:
     if isinstance(value, Tensor):
-        return held[id(value)] if id(value) in held else Held(value)
+        return known[id(value)] if id(value) in known else Held(value)
     if isinstance(value, list | tuple):
-        return type(value)([_wrapped(item, held) for item in value])
+        return type(value)([_wrapped(item, known) for item in value])
     return value
 
 
@@ -227,6 +227,6 @@ def rehearsing() -> Iterator[torch.device]:
 limits: dict[str, float] = {}  #: limits of memory by device, as set in this process
 
 
-def told() -> tuple[str, dict[str, float]]:
+def chosen() -> tuple[str, dict[str, float]]:
     """Return the device that this process chooses, and its memory limits."""
     return str(devices.choose("auto")), limits

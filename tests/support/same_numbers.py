@@ -343,14 +343,14 @@ def compare(before: Path, after: Path, only: str) -> int:
     for name in names:
         one, two = old.get(name, {}), new.get(name, {})
         if "left" not in one or "left" not in two:
-            found = ["not recorded " + ("before" if "left" not in one else "after")]
+            lines = ["not recorded " + ("before" if "left" not in one else "after")]
         elif one["case"] != two["case"]:
-            found = ["recorded with other overrides"]
+            lines = ["recorded with other overrides"]
         else:
-            found = list(differences(one["left"], two["left"]))
-        more = f" (and {len(found) - 1} more)" if found[1:] else ""
-        print(f"DIFFERS  {name}: {found[0]}{more}" if found else f"same     {name}")
-        changed += bool(found)
+            lines = list(differences(one["left"], two["left"]))
+        more = f" (and {len(lines) - 1} more)" if lines[1:] else ""
+        print(f"DIFFERS  {name}: {lines[0]}{more}" if lines else f"same     {name}")
+        changed += bool(lines)
     print(f"{len(names)} cases, {changed} differ")
     return 1 if changed or not names else 0
 

@@ -37,10 +37,10 @@ class Container:
 
 @dataclass
 class Service:
-    """A service of the compose file; ``said``: its part of ``docker-compose config``."""
+    """A service of the compose file; ``spec``: its part of ``docker-compose config``."""
 
     name: str
-    said: Mapping[str, Any]
+    spec: Mapping[str, Any]
     containers: list[Container] = field(default_factory=list)
 
     @property
@@ -62,20 +62,20 @@ class Topology:
 
     def __init__(self, model: Mapping[str, Any], network: Network, work: Path) -> None:
         self.network, self._work = network, work
-        self.services = {name: Service(name, said) for name, said in model["services"].items()}
+        self.services = {name: Service(name, spec) for name, spec in model["services"].items()}
         self.app = work / "app"
         self._root = work / "root"
         for folder in (self.app, self._root, work / "logs"):
             folder.mkdir(parents=True)
         compose.build(self.app)
         modes = dict(compose.folders())
-        for said in model["services"].values():
-            for volume in said.get("volumes", []):
+        for spec in model["services"].values():
+            for volume in spec.get("volumes", []):
                 folder = self.volume(volume["source"])
                 if not folder.exists():  # owner and mode are the image's, as with an engine
                     folder.mkdir(parents=True)
                     folder.chmod(int(modes[volume["target"]], 8))
-                    os.chown(folder, *map(int, said["user"].split(":")))
+                    os.chown(folder, *map(int, spec["user"].split(":")))
 
     def volume(self, name: str) -> Path:
         """Return the folder of a named volume."""
@@ -107,8 +107,8 @@ class Topology:
         watched = {  # the engine checks the others too, but no service here depends on them
             name
             for service in waiting.values()
-            for name, said in service.said.get("depends_on", {}).items()
-            if said["condition"] == "service_healthy"
+            for name, spec in service.spec.get("depends_on", {}).items()
+            if spec["condition"] == "service_healthy"
         }
         while not self.services[until].succeeded:
             for name, service in list(waiting.items()):
@@ -134,12 +134,12 @@ class Topology:
         service = self.services[container.name.rpartition("-")[0]]
         assert container.process is not None
         return containers.execute(
-            container.process, command, self._env(service.said), service.said["user"], timeout
+            container.process, command, self._env(service.spec), service.spec["user"], timeout
         )
 
     def healthy(self, container: Container) -> bool:
         """Return whether the container's health check succeeds now."""
-        test = self.services[container.name.rpartition("-")[0]].said["healthcheck"]["test"]
+        test = self.services[container.name.rpartition("-")[0]].spec["healthcheck"]["test"]
         assert test[0] == "CMD", test
         return self.execute(container, test[1:]).returncode == 0
 
@@ -153,61 +153,61 @@ class Topology:
         return self.services[name].containers
 
     def _replicas(self, service: Service) -> int:
-        return int(service.said.get("deploy", {}).get("replicas", service.said.get("scale", 1)))
+        return int(service.spec.get("deploy", {}).get("replicas", service.spec.get("scale", 1)))
 
     def _may_start(self, service: Service) -> bool:
-        for name, said in service.said.get("depends_on", {}).items():
+        for name, spec in service.spec.get("depends_on", {}).items():
             needed = self.services[name]
             if not {
                 "service_started": needed.started,
                 "service_healthy": needed.healthy,
                 "service_completed_successfully": needed.succeeded,
-            }[said["condition"]]:
+            }[spec["condition"]]:
                 return False
         return True
 
     def _create(self, service: Service, number: int) -> Container:
         name = f"{service.name}-{number}"
         on = {
-            network: [service.name, *((said or {}).get("aliases") or [])]
-            for network, said in (service.said.get("networks") or {}).items()
+            network: [service.name, *((spec or {}).get("aliases") or [])]
+            for network, spec in (service.spec.get("networks") or {}).items()
         }
         host = self.network.host(name, on=on)
         container = Container(host, name, self._work / "logs" / f"{name}.log")
         service.containers.append(container)
         return container
 
-    def files(self, said: Mapping[str, Any]) -> containers.Files:
+    def files(self, spec: Mapping[str, Any]) -> containers.Files:
         """Return the file system of a service."""
         return containers.Files(
             app=self.app,
             volumes={
                 each["target"]: (self.volume(each["source"]), bool(each.get("read_only")))
-                for each in said.get("volumes", [])
+                for each in spec.get("volumes", [])
             },
-            tmpfs=dict(each.partition(":")[::2] for each in said.get("tmpfs", [])),
-            read_only=bool(said.get("read_only")),
+            tmpfs=dict(each.partition(":")[::2] for each in spec.get("tmpfs", [])),
+            read_only=bool(spec.get("read_only")),
             image=Path(IMAGE) if IMAGE else None,
         )
 
     def start_in(
         self,
         host: Host,
-        said: Mapping[str, Any],
+        spec: Mapping[str, Any],
         command: Sequence[str],
         files: containers.Files,
         log: Path,
     ) -> subprocess.Popen[bytes]:
-        """Start a command on ``host`` with the settings ``said`` of a service."""
+        """Start a command on ``host`` with the settings ``spec`` of a service."""
         return containers.start(
-            host, command, files, self._env(said), said["user"], WORKDIR, self._root, log
+            host, command, files, self._env(spec), spec["user"], WORKDIR, self._root, log
         )
 
     def _start(self, service: Service, container: Container) -> None:
-        said = service.said
+        spec = service.spec
         container.starts += 1
         container.process = self.start_in(
-            container.host, said, said["command"], self.files(said), container.log
+            container.host, spec, spec["command"], self.files(spec), container.log
         )
 
     def _keep(self, service: Service) -> None:
@@ -217,7 +217,7 @@ class Topology:
             status = container.process.poll()
             if status is None:
                 continue
-            policy = service.said.get("restart", "no").partition(":")[0]
+            policy = service.spec.get("restart", "no").partition(":")[0]
             again = policy in ("always", "unless-stopped") or (policy == "on-failure" and status)
             assert again or not status, f"{container.name} ended:\n{self.tail(service.name)}"
             if again:
@@ -227,11 +227,11 @@ class Topology:
                 container.healthy = False
                 self._start(service, container)
 
-    def _env(self, said: Mapping[str, Any]) -> dict[str, str]:
+    def _env(self, spec: Mapping[str, Any]) -> dict[str, str]:
         image = compose.environment()
         return {
             **image,
             "PATH": f"{image['PATH']}:{SYSTEM_PATH}",
             **({} if IMAGE else {"PYTHONPATH": "/app/deploy"}),  # an image has it installed
-            **{name: str(value) for name, value in (said.get("environment") or {}).items()},
+            **{name: str(value) for name, value in (spec.get("environment") or {}).items()},
         }
