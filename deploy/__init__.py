@@ -1,1 +1,1 @@
-"""The operator's side: command line, runs, real machines, reports. Not part of the app bundle."""
+"""The operator's side, outside the app bundle: command line, runs, machines, reports, studies."""

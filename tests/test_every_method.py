@@ -35,8 +35,8 @@ from tests.support.battery import (
     lost,
     tiers,
 )
+from tests.support.recorded_calls import record_calls
 from tests.support.tiny import TinyRun, play
-from tests.support.watching import watched
 
 pytestmark = pytest.mark.usefixtures("at_hand")
 every_method = pytest.mark.parametrize("method", tiers(METHODS), scope="module")
@@ -53,7 +53,7 @@ class Reference:
 @pytest.fixture(scope="module")
 def reference(method: str, at_hand: None, tmp_path_factory: pytest.TempPathFactory) -> Reference:
     with pytest.MonkeyPatch.context() as patch:
-        packed = watched(patch, Records, "pack", lambda _, payload: payload)
+        packed = record_calls(patch, Records, "pack", lambda _, payload: payload)
         run = play(config(method, tmp_path_factory.mktemp(method), rounds=3))
     return Reference(run, packed)
 

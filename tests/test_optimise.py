@@ -14,8 +14,8 @@ from common.training.fit import fit
 from server_app.stopped import Stopped
 from tests.support.battery import config
 from tests.support.halves import task
+from tests.support.recorded_calls import record_calls
 from tests.support.tiny import Run, TinyRun, flat, play
-from tests.support.watching import watched
 
 
 def rates(count: int, **changes: Any) -> list[float]:
@@ -51,7 +51,7 @@ def test_clients_and_server_follow_their_own_schedules(
         side = "server" if isinstance(o, NoiseTraining) else "client"
         return side, made.param_groups[0]["lr"]
 
-    seen = watched(monkeypatch, optimise, "of", rate)
+    seen = record_calls(monkeypatch, optimise, "of", rate)
     settings = {"train__lr": 0.1, "train__lr_decay": 0.5, "noise__lr": 0.2, "noise__cosine": True}
     run(method="fedftg-noise", clients=1, **settings)
     assert seen == [("client", 0.1), ("server", 0.2), ("client", 0.05), ("server", 0.1)]
@@ -61,7 +61,9 @@ def test_clients_and_server_follow_their_own_schedules(
 def test_generators_follow_theirs(
     owner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = watched(monkeypatch, optim.RMSprop, "step", lambda _, o, *given: o.param_groups[0]["lr"])
+    seen = record_calls(
+        monkeypatch, optim.RMSprop, "step", lambda _, o, *given: o.param_groups[0]["lr"]
+    )
     rates = {"generator__lr": 0.01, "generator__lr_decay": 0.5, "generator__optimizer": "rmsprop"}
     few = {"dafl__server_steps": 2, "train__epochs": 1}
     play(config(owner, tmp_path, rounds=3, clients=2, **few, **rates))

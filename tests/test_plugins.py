@@ -25,9 +25,9 @@ from deploy.run.loopback import Loopback
 from server_app.messaging.census import check_peers
 from server_app.stopped import Stopped
 from tests.support.battery import EXAMPLE, config
+from tests.support.client_info import TASK, info
 from tests.support.halves import client
 from tests.support.own_modules import ONE_MODULE, distribution, importing_from, module, package
-from tests.support.peers import TASK, info
 from tests.support.tiny import TinyRun, flat, play
 
 

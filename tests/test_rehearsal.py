@@ -16,7 +16,7 @@ from common.settings.version import ROOT
 from common.training import seeds
 from deploy.run import loopback, preload
 from tests.support import battery
-from tests.support.rehearsal import NAME, rehearsing, told
+from tests.support.rehearsal import NAME, chosen, rehearsing
 from tests.support.tiny import play
 
 OFTEN = ("fedavg", "fedkf", "fedgen", "fedgkt")
@@ -55,7 +55,7 @@ def test_it_gives_the_cpus_bits(method: str, tmp_path: Path) -> None:
 
 @there
 def test_two_workers_share_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preload, "MODULES", [*preload.MODULES, "tests.support.rehearsed"])
+    monkeypatch.setattr(preload, "MODULES", [*preload.MODULES, "tests.support.rehearsal_worker"])
     here = play(battery.config("fedavg", tmp_path / "cpu", rounds=2))
     config = battery.config("fedavg", tmp_path / NAME, rounds=2)
     with rehearsing() as device:
@@ -64,7 +64,7 @@ def test_two_workers_share_the_device(tmp_path: Path, monkeypatch: pytest.Monkey
         )
         both = play(config, grid)
         with loopback._start_pool(1, config, {str(device): 0.3}) as pool:
-            assert pool.submit(told).result() == (str(device), {str(device): 0.3})
+            assert pool.submit(chosen).result() == (str(device), {str(device): 0.3})
     assert both.timeless == here.timeless and both.weights == here.weights
 
 

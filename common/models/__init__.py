@@ -1,4 +1,4 @@
-"""Architectures by name: ``build("resnet8", (3, 32, 32), 10, seed=0)``.
+"""Architectures by name, their parts and weights: ``build("resnet8", (3, 32, 32), 10, seed=0)``.
 
 A spec is a name from ``MODELS``, or a name and a width factor: ``resnet18@0.25`` has a quarter of
 the channels everywhere (at least 4 in a layer). ``resnet18@0.25-up`` rounds them up instead, also

@@ -20,8 +20,8 @@ from server_app.storage import checkpoint
 from server_app.storage.checkpoint import Checkpoint, path_in
 from tests.support.battery import OVERRIDES, Crash, Crashing, config
 from tests.support.halves import server
+from tests.support.recorded_calls import record_calls
 from tests.support.tiny import TinyRun, play
-from tests.support.watching import watched
 
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {},
@@ -67,7 +67,9 @@ def equal(a: StateDict, b: StateDict) -> bool:
 def test_with_everybody_active_it_is_the_active_clients_mean_bit_for_bit(
     named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pairs = watched(monkeypatch, Oca, "step", lambda _, half, *given: (half.overall, half.models))
+    pairs = record_calls(
+        monkeypatch, Oca, "step", lambda _, half, *given: (half.overall, half.models)
+    )
     run = play(settings(named, tmp_path, rounds=3, **UNEVEN, **ON))
     assert len({client["n"] for client in run.journal[0]["clients"]}) > 1
     assert len(pairs) == 3

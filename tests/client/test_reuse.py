@@ -11,8 +11,8 @@ from client_app.node import check
 from client_app.participant import Participant
 from common.settings.parse import parse
 from tests.support.commandline import typed
+from tests.support.recorded_calls import record_calls
 from tests.support.tiny import TINY, TinyRun, flat, play
-from tests.support.watching import watched
 
 PUBLIC: dict[str, Any] = {"rounds": 1, "fleet": "mlp@0.25", "data__public": 0.4}
 PUBLIC |= {"confidence__epochs": 1, "ensemble__epochs": 1}
@@ -21,7 +21,7 @@ PUBLIC |= {"confidence__epochs": 1, "ensemble__epochs": 1}
 @pytest.fixture
 def trainings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Which client has trained on its labels, training by training."""
-    return watched(monkeypatch, Participant, "train", lambda _, p, *given, **named: p.k)
+    return record_calls(monkeypatch, Participant, "train", lambda _, p, *given, **named: p.k)
 
 
 def runs(folder: Path, learnt: Path | None = None) -> list[TinyRun]:

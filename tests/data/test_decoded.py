@@ -13,7 +13,7 @@ import torch
 
 from common.data import DATASETS, decoded, load, published
 from tests.support.idx import write
-from tests.support.watching import watched
+from tests.support.recorded_calls import record_calls
 
 IMAGES = 20
 
@@ -22,7 +22,7 @@ IMAGES = 20
 def decodings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A name for each time that files were decoded; every file is large enough to be kept."""
     monkeypatch.setattr(decoded, "SMALL", 0)
-    return watched(monkeypatch, published, "_decode", lambda _, family, files: family.name)
+    return record_calls(monkeypatch, published, "_decode", lambda _, family, files: family.name)
 
 
 @pytest.fixture

@@ -141,7 +141,7 @@ def test_a_client_reaches_the_fleet_api_and_no_other(finished: Topology) -> None
 
 
 def test_a_client_without_a_registered_key_is_refused(finished: Topology, tmp_path: Path) -> None:
-    said = finished.services["client"].said
+    said = finished.services["client"].spec
     keys = make(tmp_path / "keys", [], clients=1)
     shutil.copy(finished.volume("client-keys") / "ca.crt", keys.clients)
     for path in (tmp_path, keys.folder, keys.clients, *keys.clients.iterdir()):

@@ -1,6 +1,6 @@
 """Over gRPC with TLS, registered keys and sealed messages: client 1 sends the largest numbers.
 
-It is who it says it is, and its message is well formed (``tests/support/extremist.py``).
+It is who it says it is, and its message is well formed (``tests/support/extreme_client.py``).
 """
 
 import sys
@@ -29,7 +29,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
     keys = certificates.make(work / "certs", ["127.0.0.1"], clients=CLIENTS)
     home = work / "federation" / "home" / f"supernode-{LIAR}"
     with (
-        standing_in("extremist.py", home, work / "bin"),
+        standing_in("extreme_client.py", home, work / "bin"),
         start_federation(
             app=app_folder(),
             clients=CLIENTS,

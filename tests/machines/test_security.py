@@ -1,7 +1,8 @@
 """Over real TLS and with SuperNode authentication: who gets in, what a liar can do, who is named.
 
 One federation for all of it: three registered SuperNodes, of which the second runs a ClientApp that
-answers garbage (``liar.py``), and intruders that try to connect while the registered ones work.
+answers garbage (``garbage_client.py``), and intruders that try to connect while the registered ones
+work.
 """
 
 import contextlib
@@ -92,7 +93,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     strangers = certificates.make(work / "others", ["127.0.0.1"], clients=1)
     liars = work / "federation" / "home" / "supernode-1"
     with contextlib.ExitStack() as stack:
-        with standing_in("liar.py", liars, work / "bin"):
+        with standing_in("garbage_client.py", liars, work / "bin"):
             federation = stack.enter_context(
                 start_federation(
                     app=app_folder(),

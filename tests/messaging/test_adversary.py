@@ -66,11 +66,11 @@ def check(method: str, lie: type[Lying], out: Path) -> None:
     found = attempted(method, lie, out)
     if found["outcome"] == "stopped" and not (out / "checkpoint.safetensors").exists():
         assert found["line"].startswith("census: client"), found
-        record(method, lie.told, found)
+        record(method, lie.label, found)
         return
     resumed = goes_on(method, out)
     accuracies = [entry["accuracy"] for entry in resumed.journal if entry.get("accuracy")]
-    record(method, lie.told, {**found, "accuracy": accuracies[-1] if accuracies else None})
+    record(method, lie.label, {**found, "accuracy": accuracies[-1] if accuracies else None})
 
 
 @pytest.mark.parametrize("method", KINDS)
@@ -93,4 +93,4 @@ def test_a_lie_in_the_census_stops_before_the_first_round(
 ) -> None:
     found = attempted(method, lie, tmp_path)
     assert found["outcome"] == "stopped" and found["line"].startswith("census: "), found
-    record(method, lie.told, found)
+    record(method, lie.label, found)

@@ -33,12 +33,12 @@ from tests.support.hostile import (
     first_number,
     malformed,
     reply,
+    schema,
     seen,
-    skeleton,
     tensor_places,
     with_arrays,
     with_field,
-    with_skeleton,
+    with_schema,
 )
 
 every_method = pytest.mark.parametrize("method", tiers(METHODS))
@@ -237,8 +237,8 @@ ALWAYS_REFUSED: dict[str, tuple[Callable[[RecordDict], RecordDict], str]] = {
     "no metrics": (lambda c: with_field(c, ("metrics",), None), "field 'metrics'"),
     "NaN as a metric": (lambda c: with_field(c, ("metrics", "x"), {"~float": "nan"}), "metrics.x"),
     "infinity as a metric": (
-        lambda c: with_skeleton(
-            c, json.dumps(skeleton(c)).replace('"metrics": {', '"metrics": {"x":1e999,').encode()
+        lambda c: with_schema(
+            c, json.dumps(schema(c)).replace('"metrics": {', '"metrics": {"x":1e999,').encode()
         ),
         "metrics.x",
     ),
@@ -259,21 +259,21 @@ ALWAYS_REFUSED: dict[str, tuple[Callable[[RecordDict], RecordDict], str]] = {
     "a thousand axes": (in_the_first_claim(["float32", *[1] * 1000]), "claims dtype"),
     "an integer of 30 digits": (lambda c: with_field(c, ("t",), 10**30), "an integer has 31"),
     "an integer of 5000 digits": (
-        lambda c: with_skeleton(c, b'{"t":' + b"9" * 5000 + b"}"),
+        lambda c: with_schema(c, b'{"t":' + b"9" * 5000 + b"}"),
         "an integer has 5000 digits",
     ),
-    "a level too many": (lambda c: with_skeleton(c, nested(20)), "nested deeper"),
-    "nesting without end": (lambda c: with_skeleton(c, nested(100_000)), "is not JSON"),
-    "a zip bomb": (lambda c: with_skeleton(c, BOMB), "exceeds"),
+    "a level too many": (lambda c: with_schema(c, nested(20)), "nested deeper"),
+    "nesting without end": (lambda c: with_schema(c, nested(100_000)), "is not JSON"),
+    "a zip bomb": (lambda c: with_schema(c, BOMB), "exceeds"),
     "tens of thousands of tensors": (
-        lambda c: with_skeleton(c, TENSORS),
+        lambda c: with_schema(c, TENSORS),
         "more than 20000 tensors",
     ),
     "as many under an escaped name": (
-        lambda c: with_skeleton(c, TENSORS.replace(b"~tensor", b"~\\u0074ensor")),
+        lambda c: with_schema(c, TENSORS.replace(b"~tensor", b"~\\u0074ensor")),
         "more than 20000 tensors",
     ),
-    "JSON in UTF-16": (lambda c: with_skeleton(c, TENSORS.decode().encode("utf-16")), "not JSON"),
+    "JSON in UTF-16": (lambda c: with_schema(c, TENSORS.decode().encode("utf-16")), "not JSON"),
     "no zlib": (lambda c: with_record(c, skeleton=b"x"), "not zlib"),
     "another kind": (lambda c: with_record(c, kind="x\x1b" * 99), "expected a"),
     "metrics for arrays": (
@@ -314,7 +314,7 @@ def test_numbers_that_are_not_finite_are_refused(method: str, value: float) -> N
 @every_method
 def test_every_field_is_needed_and_has_its_type(method: str) -> None:
     content = seen(method).up
-    for name in skeleton(content):
+    for name in schema(content):
         assert receive(method, with_field(content, (name,), ...)) != "", name
         for wrong in ("x", [[]], {"a": {"b": {}}}, {"~tensor": ["int16", 1]}):
             assert receive(method, with_field(content, (name,), wrong)) != "", (name, wrong)
@@ -336,7 +336,7 @@ def test_every_tensor_has_its_shape_and_dtype(method: str) -> None:
 
 
 def _claim(content: RecordDict, path: tuple[Any, ...]) -> list[Any]:
-    tree = skeleton(content)
+    tree = schema(content)
     for key in path:
         tree = tree[key]
     claim: list[Any] = tree["~tensor"]

@@ -15,8 +15,8 @@ from common.settings.config import Value
 from server_app import memory
 from server_app.messaging import exchange, reply_files
 from server_app.stopped import Stopped
+from tests.support.recorded_calls import record_calls
 from tests.support.tiny import flat, play
-from tests.support.watching import watched
 
 
 def mapped(folder: Path) -> int:
@@ -68,7 +68,7 @@ def test_the_bits_are_those_of_replies_in_memory(
     few_bytes(monkeypatch, 1 << 40)
     before = play(flat(tmp_path / "memory") | given)
     few_bytes(monkeypatch, 0)
-    held = watched(monkeypatch, tempfile, "TemporaryFile", lambda *_, **named: 1)
+    held = record_calls(monkeypatch, tempfile, "TemporaryFile", lambda *_, **named: 1)
     after = play(flat(tmp_path / "files") | given)
     assert len(held) >= 8 and after.weights == before.weights
     names = [{path.name for path in run.folder.iterdir()} for run in (before, after)]
@@ -81,10 +81,10 @@ def test_a_reply_that_is_too_large_to_be_taken_fills_no_disk(
     few_bytes(monkeypatch, 0)
     kept: list[int] = []
 
-    def watched(content: RecordDict, folder: Path) -> None:
+    def note_size(content: RecordDict, folder: Path) -> None:
         kept.append(count_bytes(content))
 
-    monkeypatch.setattr(reply_files, "move_to_file", watched)
+    monkeypatch.setattr(reply_files, "move_to_file", note_size)
     with pytest.raises(Stopped, match=r"reply refused: it has .* MB, wire.max-mb = 0.01"):
         play(flat(tmp_path / "run", method="fedavg", wire__max_mb=0.01))
     assert kept and max(kept) <= 10_000

@@ -31,9 +31,9 @@ from server_app.method import Replies
 from server_app.methods.fedgkd import FedGKD
 from tests.support.battery import Changing
 from tests.support.halves import client, server, task
+from tests.support.recorded_calls import record_calls
 from tests.support.scalar import PLAIN, descend, kept, result
 from tests.support.tiny import Run, flat, play
-from tests.support.watching import watched
 
 
 def test_the_average_is_weighted_by_samples_or_not() -> None:
@@ -135,8 +135,8 @@ def test_the_square_of_the_temperature_stands_before_the_term(
 def test_the_teacher_is_the_mean_of_the_last_models(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    models = watched(monkeypatch, FedGKD, "step", lambda _, half, *given: half.w)
-    teachers = watched(monkeypatch, FedGKD, "request", lambda sent, *_: sent.teacher)
+    models = record_calls(monkeypatch, FedGKD, "step", lambda _, half, *given: half.w)
+    teachers = record_calls(monkeypatch, FedGKD, "request", lambda sent, *_: sent.teacher)
     run(method="fedgkd", rounds=4, fedgkd__buffer=2)
     assert teachers[0] is None and teachers[1] is None
     for t in (2, 3):
@@ -177,7 +177,7 @@ def test_the_loss_sent_is_that_of_the_model_received(run: Run, monkeypatch: Any)
         p = half.participant
         return reply.loss, evaluate(p.model(p.global_spec, request.w), *p.train_set, p.task).loss
 
-    seen = watched(monkeypatch, QFFL, "train", losses)
+    seen = record_calls(monkeypatch, QFFL, "train", losses)
     run(method="qffl", rounds=1)
     assert len(seen) == 4 and all(sent == expected for sent, expected in seen)
 
@@ -211,7 +211,7 @@ def test_the_first_round_is_fedavgs_to_rounding(run: Run) -> None:
 def test_the_past_is_what_the_client_left_in_its_last_round(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recalled = watched(
+    recalled = record_calls(
         monkeypatch, Participant, "load_state", lambda found, p, t, _: (p.k, t, found)
     )
     played = run(method="moon", rounds=2)
@@ -290,7 +290,7 @@ def test_what_is_scored_are_the_clients_models_on_their_own_test_shares(run: Run
 def test_on_request_they_are_measured_on_the_whole_test_set(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = watched(monkeypatch, Participant, "test_accuracy")
+    seen = record_calls(monkeypatch, Participant, "test_accuracy")
     local = run(method="local", rounds=1, local__whole_test=True)
     assert local.summary["metrics"]["client_test_accuracy"] == pytest.approx(sum(seen) / 4)
     assert len(seen) == 4

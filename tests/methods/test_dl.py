@@ -14,8 +14,8 @@ from common.techniques.ensemble import client_weights, weighted_sum
 from deploy.run.loopback import Loopback
 from server_app.distillation.public_set import PublicSet
 from server_app.stopped import Stopped
+from tests.support.recorded_calls import record_calls
 from tests.support.tiny import TinyRun, flat, play, under
-from tests.support.watching import watched
 
 SMALL: dict[str, Any] = {"rounds": 1, "data__public": 0.6, "data__samples": 200}
 SMALL |= {"confidence__epochs": 1, "ensemble__epochs": 4}
@@ -68,10 +68,10 @@ def exchanged(
 ) -> tuple[list[Any], torch.Tensor, TinyRun]:
     """What the clients sent, what the server learnt from it, and the run."""
     with monkeypatch.context() as patch:
-        seen = watched(
+        seen = record_calls(
             patch, half, "train", lambda reply, half, request: (half.participant.k, reply)
         )
-        targets = watched(patch, PublicSet, "distil", lambda _, public_set, t, y: y)
+        targets = record_calls(patch, PublicSet, "distil", lambda _, public_set, t, y: y)
         run = play(flat(tmp_path, **{**SH, **changes}))
     replies = dict(seen)
     return [replies[k] for k in sorted(replies)], targets[0], run
@@ -266,7 +266,7 @@ def test_the_reward_is_counted_as_the_paper_does(tmp_path, kind: str, each: int)
 
 
 def test_masked_labels_travel_as_one_byte_each(tmp_path, monkeypatch):
-    seen = watched(monkeypatch, IDLMH, "second", lambda _, half, request: request)
+    seen = record_calls(monkeypatch, IDLMH, "second", lambda _, half, request: request)
     play(flat(tmp_path, **LONG, **{"i-dl-mh.incentive": "masked"}))
     assert len(seen) == 4
     assert all(reward.y.dtype == torch.uint8 and reward.theta is None for reward in seen)
@@ -292,7 +292,7 @@ def test_the_next_round_goes_on_from_the_rewarded_model(tmp_path, monkeypatch):
     def start(weights, half, t):
         return t, None if weights is None else weights["head.bias"].shape
 
-    starts = watched(monkeypatch, IDLMH, "start", start)
+    starts = record_calls(monkeypatch, IDLMH, "start", start)
     result = play(flat(tmp_path, **{**LONG, "rounds": 2}, **ONE_CLASS_EACH))
     assert (2, torch.Size([2])) in starts  # narrowed from three classes to its own
     # Own models, scored after the last round on shares of one class each, are the widened ones.
@@ -330,7 +330,7 @@ def test_the_incentive_leaves_the_servers_model_as_it_is_and_is_counted(tmp_path
 
 
 def test_a_client_without_most_classes_gains_and_its_next_round_begins_there(tmp_path, monkeypatch):
-    starts = watched(monkeypatch, dl_sh.DLSH, "_rewarded", lambda w, _, t: (t, w is not None))
+    starts = record_calls(monkeypatch, dl_sh.DLSH, "_rewarded", lambda w, _, t: (t, w is not None))
     more = {"rounds": 2, "confidence__epochs": 5, "ensemble__epochs": 15}
     longer = {"dl-sh.incentive": "model", "dl-sh.incentive-epochs": 8}
     result = play(flat(tmp_path, **{**SH, **ONE_CLASS_EACH, **more, **longer}))
@@ -340,7 +340,7 @@ def test_a_client_without_most_classes_gains_and_its_next_round_begins_there(tmp
 
 
 def test_the_reward_of_the_ensemble_is_what_the_servers_model_learnt(tmp_path, monkeypatch):
-    rewards = watched(monkeypatch, dl_sh.DLSH, "second", lambda _, half, request: request)
+    rewards = record_calls(monkeypatch, dl_sh.DLSH, "second", lambda _, half, request: request)
     _, targets, _ = exchanged(tmp_path, monkeypatch, **{"dl-sh.incentive": "ensemble"})
     assert len(rewards) == 4
     assert all(reward.y is None and torch.equal(reward.theta, targets) for reward in rewards)

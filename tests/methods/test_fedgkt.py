@@ -9,8 +9,8 @@ from client_app.methods.fedgkt import FedGKT
 from common import models
 from common.models.split import Edge, behind, feature_shape, splittable
 from server_app.stopped import Stopped
+from tests.support.recorded_calls import record_calls
 from tests.support.tiny import flat, play
-from tests.support.watching import watched
 
 FLEET = {"fleet": "cnn2@0.5,cnn3@0.5", "global_model": "cnn3@0.5"}
 SMALL: dict[str, Any] = {"method": "fedgkt", "rounds": 1, **FLEET}
@@ -40,7 +40,7 @@ def test_one_round_costs_what_equation_7_counts(tmp_path):
 
 
 def test_in_the_second_round_the_clients_learn_from_the_servers_logits(tmp_path, monkeypatch):
-    downs = watched(monkeypatch, FedGKT, "train", lambda _, half, request: request)
+    downs = record_calls(monkeypatch, FedGKT, "train", lambda _, half, request: request)
     play(flat(tmp_path, **{**SMALL, "rounds": 2}))
     assert [request.z for request in downs if request.t == 1] == [None] * 4
     assert [tuple(request.z.shape) for request in downs if request.t == 2] == [(24, 3)] * 4

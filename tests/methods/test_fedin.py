@@ -16,8 +16,8 @@ from common.training import seeds, tree
 from deploy.run.loopback import Loopback
 from server_app.stopped import Stopped
 from tests.support.halves import server, task
+from tests.support.recorded_calls import record_calls
 from tests.support.tiny import Run, TinyRun, flat, play
-from tests.support.watching import watched
 
 FLEET = {"fleet": "cnn2@0.5,cnn3@0.5"}
 LAYERWISE = {"average__across": "layerwise", "average__weights": "uniform"}
@@ -309,7 +309,7 @@ def test_a_draw_without_a_client_holds_nothing_of_it() -> None:
 
 def sent(run: Run, monkeypatch: pytest.MonkeyPatch, kind: type, **changes: Any) -> list[Any]:
     with monkeypatch.context() as patch:
-        packed = watched(patch, Records, "pack", lambda _, payload: payload)
+        packed = record_calls(patch, Records, "pack", lambda _, payload: payload)
         run(method="fedin", **FLEET, **changes)
     return [payload for payload in packed if isinstance(payload, kind)]
 

@@ -24,8 +24,8 @@ from server_app.aggregation.cached import Upload
 from server_app.method import Replies
 from tests.support.cost import PassCounter, Passes
 from tests.support.halves import client, server, task
+from tests.support.recorded_calls import record_calls
 from tests.support.tiny import Run, TinyRun, flat
-from tests.support.watching import watched
 
 SMALL = {"generator__latent": 8, "generator__width": 4}
 PARTIAL = {"per_round": 2, "rounds": 3, "score__clients_every": 1}
@@ -85,7 +85,7 @@ def test_the_servers_generator_travels_and_stands_still_at_the_clients(
     def owned(_: None, datafree: DataFree, *given: Any, **named: Any) -> bool:
         return given[4] is not None
 
-    owners = watched(monkeypatch, DataFree, "__init__", owned)
+    owners = record_calls(monkeypatch, DataFree, "__init__", owned)
     given = {"method": "fedkf", "fleet": "lenet5@0.5", "rounds": 3, **SMALL}
     at_server = run(**given, fedkf__generator_at="server", fedkf__generator_steps=2)
     assert owners == [True, False, False, False, False] * 2  # the server's, four clients'

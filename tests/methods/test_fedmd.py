@@ -18,8 +18,8 @@ from deploy.run.loopback import Loopback
 from server_app.method import Replies
 from tests.support import battery, halves
 from tests.support.battery import Crash
+from tests.support.recorded_calls import record_calls
 from tests.support.tiny import Run, TinyRun, flat, play
-from tests.support.watching import watched
 
 SMALL: dict[str, Any] = {**battery.PUBLIC, "method": "fedmd", "clients": 3, "train__epochs": 1}
 SMALL |= {"fedmd__first_epochs": 1}
@@ -114,7 +114,7 @@ def test_who_did_not_hear_the_answer_goes_on_from_its_model(
             raise OSError("cut off")
         return second(self, request)
 
-    replies = watched(monkeypatch, FedMD, "train", place)
+    replies = record_calls(monkeypatch, FedMD, "train", place)
     monkeypatch.setattr(FedMD, "second", deaf)
     done = play(flat(tmp_path, **{**SMALL, "min_replies": 0.5, "public__subset": 999}))
     assert done.journal[1]["replied"] == [0, 2] and done.journal[2]["replied"] == [0, 1, 2]

@@ -11,8 +11,8 @@ from deploy.study.pictures import imagine
 from server_app.methods.fedftg import apportioned, label_weights
 from server_app.stopped import Stopped
 from server_app.storage.checkpoint import Checkpoint
+from tests.support.recorded_calls import record_calls
 from tests.support.tiny import Run, TinyRun, flat, under
-from tests.support.watching import watched
 
 GENERATOR = under("generator", latent=8, width=8)
 TINY = {"method": "fedftg", **under("fedftg", iterations=2, generated=8), **GENERATOR}
@@ -37,7 +37,7 @@ def test_apportioned_labels_have_the_shares_of_p() -> None:
 
 def test_z_and_y_are_drawn_once_in_an_iteration(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four clients' steps and five of the student on one draw, or on one each."""
-    seen = watched(monkeypatch, Generator, "forward", lambda images, generator, z: z.clone())
+    seen = record_calls(monkeypatch, Generator, "forward", lambda images, generator, z: z.clone())
     for draw, different in (("iteration", 2), ("step", 18)):
         seen.clear()
         run(**TINY, rounds=1, fedftg__draw=draw)

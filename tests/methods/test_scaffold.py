@@ -10,7 +10,7 @@ from client_app.methods.scaffold import ClientState
 from common.training import optimise
 from server_app.methods.scaffold import State
 from server_app.storage.checkpoint import Checkpoint, path_in
-from tests.support.battery import Losing, lost, whole
+from tests.support.battery import Losing, lost, unchanged
 from tests.support.scalar import PLAIN, descend, kept, result
 from tests.support.tiny import Run, TinyRun, flat, play
 
@@ -61,7 +61,7 @@ def test_a_lost_reply_does_not_part_the_server_from_its_clients(
 def test_the_store_keeps_the_round_that_the_server_counts_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Losing, "tampers", (whole, lost, lost, lost, whole))
+    monkeypatch.setattr(Losing, "tampers", (unchanged, lost, lost, lost, unchanged))
     descend(monkeypatch, (0.0, 4.0))
     played = losing(tmp_path, 4)
     rounds = sorted(path.name for path in (tmp_path / "state" / "test" / "1").iterdir())

@@ -15,7 +15,7 @@ from common.models.split import splittable
 from common.vision import torchvision
 from tests.support.halves import task
 from tests.support.own_modules import importing_from, module, new_name
-from tests.support.watching import watched
+from tests.support.recorded_calls import record_calls
 
 GREY, COLOUR = (1, 32, 32), (3, 32, 32)
 
@@ -196,7 +196,7 @@ def test_a_large_network_that_does_not_fit_is_refused_without_being_built(
     def device(*_: Any, **named: Any) -> str:
         return torch.get_default_device().type
 
-    devices = watched(monkeypatch, torchvision.models, "get_model", device)
+    devices = record_calls(monkeypatch, torchvision.models, "get_model", device)
     with pytest.raises(ValueError, match="Wrong image height"):
         check("torchvision:vit_h_14", COLOUR, 10)
     assert devices == ["meta"]

@@ -21,8 +21,8 @@ from common.vision import torchvision
 from server_app.messaging.channel import PlainChannel
 from server_app.methods.fedavg import FedAvg
 from tests.support.cost import macs
+from tests.support.recorded_calls import record_calls
 from tests.support.tiny import flat, play
-from tests.support.watching import watched
 
 
 def net(spec: str, side: int = 8) -> Exits:
@@ -257,7 +257,7 @@ def test_it_gives_its_memory_back_and_has_it_again(layout: torch.memory_format) 
 def test_a_methods_network_rests_while_clients_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, average: str
 ) -> None:
-    made, inside = watched(monkeypatch, FedAvg, "prepare", lambda _, half: half), list[int]()
+    made, inside = record_calls(monkeypatch, FedAvg, "prepare", lambda _, half: half), list[int]()
 
     def exchanged(*given: Any) -> Any:
         if given[-1] > 0:  # the census is before

@@ -21,8 +21,8 @@ from deploy.run.progress import FEW, Progress, show_summary
 from deploy.study import paper_table as table
 from server_app.storage import summary
 from server_app.storage.journal import Journal
+from tests.support.recorded_calls import record_calls
 from tests.support.tiny import Run, flat
-from tests.support.watching import watched
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_a_run_is_read_once_until_its_files_change(
     crowd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = Path(shutil.copytree(crowd, tmp_path / "run"))
-    asked = watched(monkeypatch, read, "_entries")
+    asked = record_calls(monkeypatch, read, "_entries")
     run = read.read(folder)
     assert read.read(folder) is run and len(asked) == 1
     Journal(folder).append(Entry(round=2, accuracy=0.75))

@@ -30,7 +30,7 @@ from deploy.report.table import (
     terminal,
 )
 from deploy.study.paper_table import Comparison, Measured
-from tests.support.left import census, entry, finished, leave, said
+from tests.support.run_folder import census, entry, finished, journal_line, write_run
 
 
 class Tags(HTMLParser):
@@ -69,7 +69,7 @@ def test_a_finished_run_reads_whole(tmp_path: Path) -> None:
 
 def test_an_unfinished_run_is_counted_from_its_journal(tmp_path: Path) -> None:
     entries = [census(), entry(1, 0.6), entry(2, 0.4)]
-    run = read(leave(tmp_path / "a", entries, rounds=5))
+    run = read(write_run(tmp_path / "a", entries, rounds=5))
     (note,) = run.notes
     assert not run.finished and "round 2 of 5" in note and "no summary.json" in note
     assert run.headline() == {"final": 0.4, "best": 0.6, "last10": pytest.approx(0.5)}
@@ -78,19 +78,19 @@ def test_an_unfinished_run_is_counted_from_its_journal(tmp_path: Path) -> None:
 
 def test_last10_is_the_mean_of_the_last_ten_rounds_without_the_census(tmp_path: Path) -> None:
     entries = [census(), entry(1, 0.9), *(entry(t, 0.1 * (t % 2)) for t in range(2, 12))]
-    run = read(leave(tmp_path / "a", entries, rounds=99))
+    run = read(write_run(tmp_path / "a", entries, rounds=99))
     assert run.headline()["last10"] == pytest.approx(5 * 0.1 / 10)
 
 
 def test_a_cut_last_line_is_left_out_and_said(tmp_path: Path) -> None:
-    run = read(leave(tmp_path / "a", [census(), entry(1, 0.6)], tail=entry(2, 0.4).line()[:40]))
+    run = read(write_run(tmp_path / "a", [census(), entry(1, 0.6)], tail=entry(2, 0.4).line()[:40]))
     assert run.done == 1
     assert "journal.jsonl, line 3 is cut off: left out." in run.notes
     assert "Unfinished: the journal ends at round 1 of 2 and" in page_of(tmp_path / "a")
 
 
 def test_a_round_written_twice_counts_as_written_last(tmp_path: Path) -> None:
-    run = read(leave(tmp_path / "a", [census(), entry(1, 0.6), entry(1, 0.7)]))
+    run = read(write_run(tmp_path / "a", [census(), entry(1, 0.6), entry(1, 0.7)]))
     assert run.accuracies() == [(0, 0.1), (1, 0.7)]
 
 
@@ -107,7 +107,9 @@ def test_a_directory_that_is_no_run_is_refused_in_one_line(tmp_path: Path) -> No
         write_report([a, tmp_path / "a" / ".." / "a"], tmp_path / "report.html")
 
 
-@pytest.mark.parametrize("journal", ["", "\n", "null\n[]\n7\n", said('"round": -1'), "\x00"])
+@pytest.mark.parametrize(
+    "journal", ["", "\n", "null\n[]\n7\n", journal_line('"round": -1'), "\x00"]
+)
 def test_a_journal_without_an_entry_still_gives_a_page(tmp_path: Path, journal: str) -> None:
     where = tmp_path / "a"
     where.mkdir()
@@ -119,7 +121,7 @@ def test_a_journal_without_an_entry_still_gives_a_page(tmp_path: Path, journal: 
 
 def test_numbers_that_are_not_finite_leave_a_gap_and_break_nothing(tmp_path: Path) -> None:
     odd = entry(2, float("nan"), loss=float("inf"), metrics={"kl": float("nan")})
-    where = leave(tmp_path / "a", [census(), entry(1, 0.6), odd], rounds=3)
+    where = write_run(tmp_path / "a", [census(), entry(1, 0.6), odd], rounds=3)
     assert read(where).headline()["final"] == 0.6
     assert "60.0 %" in page_of(where)
 
@@ -130,7 +132,7 @@ def test_the_page_shows_every_part(tmp_path: Path) -> None:
     scores = [{"k": 0, "n": 3, "accuracy": 0.9, "accuracy_global": 0.85}]
     last = entry(2, 0.4, scores=scores, **more)
     entries = [census(), entry(1, 0.6, metrics={"distill_loss": 0.3}), last]
-    tags = Tags(page_of(leave(tmp_path / "a", entries)))
+    tags = Tags(page_of(write_run(tmp_path / "a", entries)))
     for text in ("fedkf on digits", "60.0 %", "shape (3,) for (4,)", "data", "alpha", "0.5"):
         assert text in tags.text
     headings = ["Learning", "Clients", "Data and models", "Cost", "Failures", "Settings"]
@@ -163,8 +165,10 @@ def test_a_page_is_the_same_again_and_its_references_have_one_target(tmp_path: P
 
 def test_accuracies_by_batchnorms_statistics_stand_side_by_side(tmp_path: Path) -> None:
     told = {"running": 0.25, "batch": 0.5}
-    both = leave(tmp_path / "a", [census(), entry(1, 0.25, accuracy_bn=told)])
-    anew = leave(tmp_path / "b", [census(), entry(1, 0.75, accuracy_bn=told | {"recalibrated": 1})])
+    both = write_run(tmp_path / "a", [census(), entry(1, 0.25, accuracy_bn=told)])
+    anew = write_run(
+        tmp_path / "b", [census(), entry(1, 0.75, accuracy_bn=told | {"recalibrated": 1})]
+    )
     none = finished(tmp_path / "c")
     assert "BatchNorm's statistics" not in Tags(page_of(none)).text
     alone = sections.normalised([Group("x", [read(both)])])
@@ -191,7 +195,7 @@ def test_what_a_client_names_is_text_and_never_markup(tmp_path: Path) -> None:
             scores=[{"k": 1, "accuracy": 0.5, "accuracy_global": 0.4}],
         ),
     ]
-    where = leave(tmp_path / "a", entries, method="fedkf")
+    where = write_run(tmp_path / "a", entries, method="fedkf")
     for page in (page_of(where), page_of(where, finished(tmp_path / evil.replace("/", "")))):
         tags = Tags(page)
         assert not {"script", "img"} & {tag for tag, _ in tags.tags}
@@ -225,7 +229,7 @@ def test_time_that_no_phase_explains_is_other(tmp_path: Path) -> None:
 
 def test_a_long_run_is_drawn_as_areas_of_the_same_height(tmp_path: Path) -> None:
     entries = [census(), *(entry(t, 0.5) for t in range(1, 301))]
-    run = read(leave(tmp_path / "a", entries, rounds=300))
+    run = read(write_run(tmp_path / "a", entries, rounds=300))
     axes = plots.seconds_by_round(run).axes[0]
     assert len(axes.patches) == 0 and len(axes.collections) == 3
     top = max(c.get_datalim(axes.transData).ymax for c in axes.collections)
@@ -236,14 +240,14 @@ def test_a_long_run_is_drawn_as_areas_of_the_same_height(tmp_path: Path) -> None
 
 def test_a_flood_of_metrics_is_cut_and_counted(tmp_path: Path) -> None:
     flood = entry(1, 0.5, metrics={f"m{i}": float(i) for i in range(100)})
-    tags = Tags(page_of(leave(tmp_path / "a", [census(), flood])))
+    tags = Tags(page_of(write_run(tmp_path / "a", [census(), flood])))
     assert "m23" in tags.text and "m24" not in tags.text
     assert "76 more are in the journal." in tags.text
 
 
 def test_a_partition_of_ragged_or_negative_counts_is_not_drawn(tmp_path: Path) -> None:
     for i, counts in enumerate(([1], [-1, 2], [])):
-        ragged = read(leave(tmp_path / str(i), [census(counts=counts)]))
+        ragged = read(write_run(tmp_path / str(i), [census(counts=counts)]))
         assert plots.partition(ragged) is None
 
 
@@ -262,7 +266,7 @@ def labels(runs: list[Run]) -> list[str]:
 
 
 def test_runs_that_differ_by_seed_alone_are_a_mean_with_a_band(tmp_path: Path) -> None:
-    two = leave(tmp_path / "b", [census(), entry(1, 0.8), entry(2, 0.6)], seed=2, summary={})
+    two = write_run(tmp_path / "b", [census(), entry(1, 0.8), entry(2, 0.6)], seed=2, summary={})
     other = finished(tmp_path / "c", method="fedavg")
     runs = [read(finished(tmp_path / "a")), read(two), read(other)]
     groups = grouped(runs)
@@ -297,7 +301,10 @@ GLOBAL = [
 
 def test_every_row_of_clients_says_whose_model_it_is(tmp_path: Path) -> None:
     shared = [census(), entry(1, 0.6), entry(2, 0.4, scores=GLOBAL)]
-    runs = [finished(tmp_path / "a"), leave(tmp_path / "b", shared, method="fedavg", summary={})]
+    runs = [
+        finished(tmp_path / "a"),
+        write_run(tmp_path / "b", shared, method="fedavg", summary={}),
+    ]
     figure = plots.spread(grouped([read(run) for run in runs]))
     names = [text.get_text() for text in figure.axes[0].get_yticklabels()]
     assert names == ["fedkf\nown models", "fedavg\nglobal model"]
@@ -307,7 +314,7 @@ def test_every_row_of_clients_says_whose_model_it_is(tmp_path: Path) -> None:
 
 
 def test_the_mean_over_clients_is_one_number_on_a_page(tmp_path: Path) -> None:
-    where = leave(tmp_path / "a", [census(), entry(2, 0.4, scores=GLOBAL)], method="fedavg")
+    where = write_run(tmp_path / "a", [census(), entry(2, 0.4, scores=GLOBAL)], method="fedavg")
     tags = Tags(page_of(where))
     # (1 · 0.4 + 3 · 0.8) / 4; each client alike it would be 60 %
     assert "weighted by their test samples: global model 70.0 %" in tags.text
@@ -326,14 +333,14 @@ def test_settings_are_shown_as_the_method_resolves_them(tmp_path: Path) -> None:
 
 def test_a_comparison_marks_the_best_run(tmp_path: Path) -> None:
     better = [census(), entry(1, 0.7), entry(2, 0.7)]
-    other = leave(tmp_path / "b", better, method="fedavg", summary={})
+    other = write_run(tmp_path / "b", better, method="fedavg", summary={})
     page = page_of(finished(tmp_path / "a"), other)
     marked = re.findall(r'<td class="n best">([^<]*)</td>', page)
     assert marked == ["70.00 %"] * 3
 
 
 def test_a_journal_of_another_release_is_refused_in_one_line(tmp_path: Path) -> None:
-    where = leave(tmp_path / "a", [census()], tail='{"round": 1, "accuracy": 0.5}\n')
+    where = write_run(tmp_path / "a", [census()], tail='{"round": 1, "accuracy": 0.5}\n')
     with pytest.raises(ValueError, match="journal has version 1, this release reads") as refused:
         read(where)
     assert str(where) in str(refused.value) and "\n" not in str(refused.value)

@@ -1,11 +1,10 @@
-"""What is packaged: every package, file and extra; and the example of docs/extending.md."""
+"""What is packaged: every package, file and extra."""
 
 import re
 import tomllib
 
 from common.settings.extras import EXTRAS, missing
 from common.settings.version import ROOT, VERSION
-from tests.support.battery import PLUGIN
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT, SETUPTOOLS = PYPROJECT["project"], PYPROJECT["tool"]["setuptools"]
@@ -46,18 +45,3 @@ def test_a_package_that_is_missing_is_named_with_its_extra() -> None:
 def test_the_version_and_the_licence_are_the_projects() -> None:
     assert PROJECT["version"] == VERSION and re.fullmatch(r"\d+\.\d+\.\d+", VERSION)
     assert "Apache License" in (ROOT / PROJECT["license-files"][0]).read_text()
-
-
-PAGE = PLUGIN.parents[1] / "docs" / "extending.md"
-
-
-def test_every_file_of_the_example_is_printed_as_it_is() -> None:
-    block = re.compile(r"^```\w+\n# (\S+\.\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
-    blocks = block.findall(PAGE.read_text())
-    printed = {name: text for name, text in blocks if (PLUGIN / name).exists()}
-    files = [*PLUGIN.rglob("*.py"), *PLUGIN.glob("*.toml")]
-    assert printed.keys() == {
-        file.relative_to(PLUGIN).as_posix() for file in files if file.name != "__init__.py"
-    }
-    for name, text in printed.items():
-        assert text == (PLUGIN / name).read_text(), name

@@ -11,7 +11,7 @@ from rich.console import Console
 from common.journal import Entry, follow
 from deploy.report.read import Run, read
 from deploy.run.progress import Left, Progress, show_summary
-from tests.support.left import leave, said
+from tests.support.run_folder import journal_line, write_run
 
 
 def entry(t: int, accuracy: float | None = 0.5, **more: Any) -> Entry:
@@ -176,7 +176,7 @@ def test_the_summary_lists_every_client_and_the_result(tmp_path: Path) -> None:
         {"k": 0, "accuracy": 0.8, "accuracy_global": 0.7},
     ]
     scored = {"scores": scores, "fairness": {"main": aca, "models": {"aca": aca}}}
-    where = leave(
+    where = write_run(
         tmp_path / "run",
         [
             entry(0, None, clients=members, seconds={"total": 10}),
@@ -218,13 +218,13 @@ def test_follow_waits_for_the_file_and_takes_whole_lines_only(tmp_path: Path) ->
         with journal.open("a") as file:
             file.write(text)
 
-    first, rest = said('"round": 1')[:9], said('"round": 1')[9:]
+    first, rest = journal_line('"round": 1')[:9], journal_line('"round": 1')[9:]
     steps: Iterator[Callable[[], object]] = iter(
         [
             lambda: None,
-            lambda: journal.write_text(said('"round": 0') + first),
-            lambda: add(rest + "not json\n[]\n" + said('"round": "x"')),
-            lambda: add(said('"round": 2')),
+            lambda: journal.write_text(journal_line('"round": 0') + first),
+            lambda: add(rest + "not json\n[]\n" + journal_line('"round": "x"')),
+            lambda: add(journal_line('"round": 2')),
         ]
     )
     states: list[list[int]] = []
@@ -243,14 +243,14 @@ def test_follow_waits_for_the_file_and_takes_whole_lines_only(tmp_path: Path) ->
 
 def test_follow_reads_a_journal_that_was_written_anew_from_its_start(tmp_path: Path) -> None:
     journal = tmp_path / "journal.jsonl"
-    journal.write_text(said('"round": 0') + said('"round": 1'))
+    journal.write_text(journal_line('"round": 0') + journal_line('"round": 1'))
     seen: list[int] = []
     turns = [0]
 
     def stop() -> bool:
         turns[0] += 1
         if turns[0] == 2:
-            journal.write_text(said('"round": 0'))
+            journal.write_text(journal_line('"round": 0'))
         return turns[0] == 2
 
     follow(journal, stop, lambda e: seen.append(e.round), no_warning, poll_s=0.0)
@@ -259,7 +259,7 @@ def test_follow_reads_a_journal_that_was_written_anew_from_its_start(tmp_path: P
 
 def test_entries_of_another_release_are_said_once_and_passed_over(tmp_path: Path) -> None:
     journal = tmp_path / "journal.jsonl"
-    journal.write_text('{"round": 0}\n{"round": 1}\n' + said('"round": 2'))
+    journal.write_text('{"round": 0}\n{"round": 1}\n' + journal_line('"round": 2'))
     seen: list[int] = []
     console, file = log()
     progress = Progress(2, console)

@@ -22,10 +22,10 @@ from deploy.flower.processes import Processes, environment, free_ports
 from deploy.machines.certificates import make
 from deploy.run.grpc import node_config, supernode_command
 from deploy.run.settings import app_folder
+from tests.support.impostor import Impostor
 from tests.support.relay import Relay, parts, serving
 from tests.support.sealed import altered
 from tests.support.tiny import TinyRun, flat, play
-from tests.support.usurper import Usurper
 
 pytestmark = [
     pytest.mark.full,
@@ -43,8 +43,8 @@ class Attacks:
     comes in the place of client 1's. Round 6: the second one to come has the first one's content.
     """
 
-    def __init__(self, usurper: Usurper) -> None:
-        self.usurper = usurper
+    def __init__(self, impostor: Impostor) -> None:
+        self.impostor = impostor
         self.nodes: dict[int, int] = {}  # by k
         self.replies: dict[tuple[str, int], RecordDict] = {}  # the first by round and k
         self.done: dict[tuple[str, int], bool] = {}  # attacks, by round and k
@@ -54,13 +54,13 @@ class Attacks:
         first = about.message_type == "train" and about.group_id == "2" and not self.done
         if first and about.dst_node_id == self.nodes[0]:
             own = self.replies["1", 1]
-            self.done["2", 0] = self.usurper.answer(about, name, own)
+            self.done["2", 0] = self.impostor.answer(about, name, own)
 
     def reply(self, honest: Message) -> Message | None:
         about, node, content = honest.metadata, honest.metadata.src_node_id, honest.content
         if about.message_type == "query.hello":
             self.nodes[int(content.config_records["seal"]["k"])] = node
-            self.usurper.node = self.nodes.get(1, 0)
+            self.impostor.node = self.nodes.get(1, 0)
         if about.message_type != "train":
             return honest
         (k,) = (k for k, each in self.nodes.items() if each == node)
@@ -69,7 +69,7 @@ class Attacks:
         if len(self.replies) == before:
             return honest
         if (t, k) == ("3", 0):
-            self.pulled = [self.usurper.pull(about.run_id, part) for part in parts(honest)]
+            self.pulled = [self.impostor.pull(about.run_id, part) for part in parts(honest)]
             return self.struck(honest, k, altered(content))
         if (t, k) == ("4", 0):
             return self.struck(honest, k, self.replies["1", 0])
@@ -108,9 +108,9 @@ def test_nothing_forged_enters_and_no_honest_reply_is_lost(tmp_path: Path) -> No
             processes.start("superlink", [*command, "--database", str(database)], home, last=True)
         finally:
             os.umask(before)
-        usurper = Usurper(fleet, keys, 1)
-        stack.callback(usurper.close)
-        attacks = Attacks(usurper)
+        impostor = Impostor(fleet, keys, 1)
+        stack.callback(impostor.close)
+        attacks = Attacks(impostor)
         relayed = stack.enter_context(serving(Relay(apps, attacks.sent, attacks.reply)))
         control = stack.enter_context(Control(at, keys.ca, work, home, processes.check))
         processes.wait(lambda: not control.silent(), "the SuperLink", 300.0)

@@ -15,9 +15,9 @@ from common.settings.config import Value
 from deploy.flower.messages import empty
 from deploy.machines.certificates import Certificates, make
 from server_app.stopped import Stopped
+from tests.support.recorded_calls import record_calls
 from tests.support.sealed import Keyed, altered
 from tests.support.tiny import TinyRun, flat, play
-from tests.support.watching import watched
 
 CLIENTS = 3
 
@@ -94,7 +94,7 @@ def failures(run: TinyRun) -> list[tuple[int, int, str]]:
 def test_sealed_messages_give_the_same_bits(
     tmp_path: Path, keys: Certificates, plain: TinyRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    relays = watched(monkeypatch, Relay, "__init__", lambda _, relay, *given: relay)
+    relays = record_calls(monkeypatch, Relay, "__init__", lambda _, relay, *given: relay)
     sealed = sealed_run(tmp_path / "out", keys)
     assert sealed.weights == plain.weights and timeless(sealed) == timeless(plain)
     assert not failures(sealed)
@@ -339,7 +339,7 @@ def test_a_round_that_is_undone_goes_on_sealed(
         return metrics
 
     monkeypatch.setattr(Participant, "train", lying)
-    relays = watched(monkeypatch, Relay, "__init__", lambda _, relay, *given: relay)
+    relays = record_calls(monkeypatch, Relay, "__init__", lambda _, relay, *given: relay)
     sealed = sealed_run(tmp_path / "out", keys, sanity=0)
     (undone,) = sealed.journal[1]["undone"]
     assert undone["suspects"] == [1] and undone["round"] == 1

@@ -205,9 +205,9 @@ def test_who_answers_a_hello_must_have_the_key_of_the_client_that_he_claims_to_b
     hello = seal.census_requests(HELLO, [1, 2])
     honest = letter(hello[1], "query.hello", context(keys)).answer(PAYLOAD)
     elsewhere = letter(hello[2], "query.hello", context(keys)).answer(PAYLOAD)
-    usurper = context(keys, 0, key=str(keys.key(1)))
+    impostor = context(keys, 0, key=str(keys.key(1)))
     replies = {
-        "signature of its accept": letter(hello[1], "query.hello", usurper).answer(PAYLOAD),
+        "signature of its accept": letter(hello[1], "query.hello", impostor).answer(PAYLOAD),
         "signature of its accept is": elsewhere,
         "it claims to be client 9": with_header(honest, k=9),
         "signature of its": with_header(honest, k=1),

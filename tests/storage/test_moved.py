@@ -14,8 +14,8 @@ from deploy.run.settings import load
 from deploy.run.verify import verify
 from server_app.messaging.census import check_kept
 from server_app.stopped import Stopped
+from tests.support.client_info import info
 from tests.support.commandline import typed
-from tests.support.peers import info
 from tests.support.tiny import TinyRun, flat, play
 
 SMALL: dict[str, Any] = {"method": "fedorion", "clients": 2, "train__epochs": 1}

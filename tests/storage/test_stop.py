@@ -15,7 +15,7 @@ from deploy.run.progress import Progress, show_summary
 from server_app.stopped import Stopped
 from server_app.strategy import MethodStrategy
 from tests.support.commandline import typed
-from tests.support.left import census, entry, leave
+from tests.support.run_folder import census, entry, write_run
 from tests.support.tiny import TinyRun, flat, play
 
 SURE = {"score__stop": True, "score__target": 0.001}
@@ -72,8 +72,8 @@ def test_resuming_a_run_that_ended_so_does_nothing(tmp_path: Path) -> None:
     settings = fedavg(tmp_path, runtime="loopback", **SURE)
     play(settings)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    said = r"the run is complete: score.target = 0.001 was reached in round 1; for more: "
-    with pytest.raises(Stopped, match=said):
+    line = r"the run is complete: score.target = 0.001 was reached in round 1; for more: "
+    with pytest.raises(Stopped, match=line):
         play({**settings, "resume": True})
     again = typed("run", "--resume", tmp_path, "--workers", "0")
     assert again.returncode == 1 and "for more: -s score.stop=false" in again.stderr
@@ -126,7 +126,7 @@ def test_a_log_and_a_terminal_say_that_it_is_over() -> None:
 
 def test_the_report_and_the_result_say_that_it_is_over(tmp_path: Path) -> None:
     entries = [census(), entry(1, 0.5), entry(2, 0.7, reached=0.6)]
-    folder = leave(tmp_path / "run", entries, rounds=9, summary={"status": "completed"})
+    folder = write_run(tmp_path / "run", entries, rounds=9, summary={"status": "completed"})
     run = read(folder)
     assert run.finished and run.notes == [] and run.reached == "2 of 9"
     file = io.StringIO()
@@ -134,5 +134,5 @@ def test_the_report_and_the_result_say_that_it_is_over(tmp_path: Path) -> None:
     assert "round 2 of 9: target 60.0 % is reached" in file.getvalue()
     write_report([folder], tmp_path / "report.html")
     assert "2 rounds: target 60.0 % is reached" in (tmp_path / "report.html").read_text()
-    resumed = leave(tmp_path / "on", [*entries, entry(3, 0.8)], rounds=9, summary={})
+    resumed = write_run(tmp_path / "on", [*entries, entry(3, 0.8)], rounds=9, summary={})
     assert not read(resumed).finished

@@ -1,7 +1,6 @@
-"""A client that lies in well-formed words: finite numbers of the right shapes, under its own name.
+"""Malicious clients with well-formed replies: finite numbers of the right shapes, its own number k.
 
-Client 1 of a tiny run of any method, in one round. What is not well formed is tried in
-``hostile.py``; here the parser has nothing to object to.
+Client 1 of a tiny run sends a false reply in one round. ``hostile.py`` has malformed replies.
 """
 
 import copy
@@ -22,32 +21,36 @@ from deploy.run.loopback import Loopback
 from server_app.methods import half
 from tests.support.battery import config
 
-LIAR, ROUND, ROUNDS = 1, 2, 3  #: who lies, when, and how long the run is
+LIAR, ROUND, ROUNDS = (
+    1,
+    2,
+    3,
+)  #: the malicious client, the round of its false reply, rounds of the run
 TRAINING = ("train", "train.second")
 
 
 def settings(method: str, out: Path, **changes: Any) -> dict[str, Any]:
-    """A run of ``method`` that goes on without the liar."""
-    given = {"rounds": ROUNDS, "min_replies": 0.5, "score__every": 1}
-    return config(method, out, **{**given, **changes})
+    """Return the settings of a run of ``method`` that continues without a refused client."""
+    usual = {"rounds": ROUNDS, "min_replies": 0.5, "score__every": 1}
+    return config(method, out, **{**usual, **changes})
 
 
 def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A payload, or a part of one, with ``change`` applied to every tensor of floats in it."""
+    """Return a payload or a part of one, with ``change`` applied to floating-point tensors."""
     if isinstance(value, Tensor):
         return change(value) if value.is_floating_point() else value
     if isinstance(value, Records):
         return value.model_copy(update={k: mapped(v, change) for k, v in dict(value).items()})
     if isinstance(value, dict):
-        return {key: mapped(each, change) for key, each in value.items()}
-    return [mapped(each, change) for each in value] if isinstance(value, list) else value
+        return {key: mapped(item, change) for key, item in value.items()}
+    return [mapped(item, change) for item in value] if isinstance(value, list) else value
 
 
 class Lying(Loopback, ABC):  # type: ignore[misc]
-    """Client 1's answers, of whatever kind, pass through the hooks on their way to the server."""
+    """Loopback that passes client 1's census and training replies through the hooks below."""
 
-    told: ClassVar[str]
-    """The lie in a few words."""
+    label: ClassVar[str]
+    """Short name of the attack."""
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         replies = list(super().pull_messages(list(message_ids)))
@@ -73,22 +76,24 @@ class Lying(Loopback, ABC):  # type: ignore[misc]
             reply.content = changed.model_copy(update=envelope).pack()
 
     def hello(self, info: ClientInfo) -> ClientInfo:
+        """Return the census reply to send."""
         return info
 
     def heard(self, about: str, t: int, k: int, content: RecordDict) -> None:
-        """Client k's honest answer."""
+        """Receive client k's honest reply."""
 
     def lie(self, about: str, reply: ToServer) -> ToServer:
+        """Return the reply to send to a message of type ``about``."""
         return reply
 
 
 @final
 class Nobody(Lying):
-    told = "nobody lies"
+    label = "nobody lies"
 
 
 class Numbers(Lying):
-    """Every number of the answer is another one."""
+    """Base class: replaces the numbers of the reply."""
 
     def lie(self, about: str, reply: ToServer) -> ToServer:
         changed: ToServer = mapped(reply, self.change)
@@ -101,7 +106,7 @@ class Numbers(Lying):
 
 @final
 class Zeros(Numbers):
-    told = "zeros"
+    label = "zeros"
 
     @staticmethod
     def change(tensor: Tensor) -> Tensor:
@@ -110,9 +115,9 @@ class Zeros(Numbers):
 
 @final
 class Largest(Numbers):
-    """Signs stay, so that variances stay variances."""
+    """The largest numbers, with their signs: variances stay positive."""
 
-    told = "largest"
+    label = "largest"
 
     @staticmethod
     def change(tensor: Tensor) -> Tensor:
@@ -122,9 +127,9 @@ class Largest(Numbers):
 
 @final
 class Single(Numbers):
-    """The rest is honest."""
+    """One enormous number in each tensor."""
 
-    told = "one number"
+    label = "one number"
 
     @staticmethod
     def change(tensor: Tensor) -> Tensor:
@@ -135,9 +140,9 @@ class Single(Numbers):
 
 @final
 class Constant(Numbers):
-    """The mean of each tensor everywhere: rows of probabilities still sum to 1."""
+    """The mean of each tensor in all its entries: rows of probabilities still sum to 1."""
 
-    told = "constant"
+    label = "constant"
 
     @staticmethod
     def change(tensor: Tensor) -> Tensor:
@@ -146,9 +151,9 @@ class Constant(Numbers):
 
 @final
 class Opposite(Numbers):
-    """The update turned round and ten times as long, as far as the liar can tell: its weights."""
+    """Tensors with negative numbers, such as weights, multiplied by −10."""
 
-    told = "times −10"
+    label = "times −10"
 
     @staticmethod
     def change(tensor: Tensor) -> Tensor:
@@ -156,13 +161,13 @@ class Opposite(Numbers):
 
 
 class Remembering(Lying):
-    """Sends what was said before, by ``whom`` in the round ``when``."""
+    """Base class: sends the reply of client ``whom`` in the earlier round ``when``."""
 
     whom: ClassVar[int]
     when: ClassVar[int]
 
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.kept: dict[str, RecordDict] = {}
 
     def heard(self, about: str, t: int, k: int, content: RecordDict) -> None:
@@ -175,23 +180,23 @@ class Remembering(Lying):
 
 @final
 class Another(Remembering):
-    """What client 3 sent in the round before; it has the same architecture in most runs."""
+    """The previous reply of client 3, which has the same architecture in most runs."""
 
-    told = "another client's"
+    label = "another client's"
     whom, when = 3, ROUND - 1
 
 
 @final
 class Stale(Remembering):
-    told = "last round's"
+    label = "last round's"
     whom, when = LIAR, ROUND - 1
 
 
 @final
 class Labels(Lying):
-    """From the census on: all samples are of the first class that it has."""
+    """From the census on, claims that all samples are of its first class."""
 
-    told = "labels of one class"
+    label = "labels of one class"
 
     def hello(self, info: ClientInfo) -> ClientInfo:
         first = info.classes[:1]
@@ -205,7 +210,7 @@ class Labels(Lying):
         return reply.model_copy(update=shares)
 
 
-LABELS = ("counts", "y")  #: fields of answers that tell labels
+LABELS = ("counts", "y")  #: fields of replies that reveal labels
 
 
 def _all_first(value: Any) -> Any:
@@ -216,7 +221,7 @@ def _all_first(value: Any) -> Any:
 
 @final
 class Boast(Lying):
-    told = "10¹⁸ samples"
+    label = "10¹⁸ samples"
 
     def hello(self, info: ClientInfo) -> ClientInfo:
         return info.model_copy(update={"n": 10**18})
@@ -224,7 +229,7 @@ class Boast(Lying):
 
 @final
 class Pretender(Lying):
-    told = "another's k"
+    label = "another's k"
 
     def hello(self, info: ClientInfo) -> ClientInfo:
         return info.model_copy(update={"k": 0})
@@ -237,14 +242,14 @@ ATTEMPTS: tuple[type[Lying], ...] = (
 CENSUS: tuple[type[Lying], ...] = (Boast, Pretender)
 
 
-def record(method: str, lie: str, found: dict[str, Any]) -> None:
-    """For the tables in the docs, if ``HOSTILE`` names a folder."""
+def record(method: str, lie: str, result: dict[str, Any]) -> None:
+    """Write a result for the tables in the docs, if ``HOSTILE`` names a folder."""
     if folder := os.environ.get("HOSTILE"):
         name = "".join(c if c.isalnum() else "-" for c in f"{method}-{lie}")
-        text = json.dumps({"method": method, "lie": lie, **found})
+        text = json.dumps({"method": method, "lie": lie, **result})
         (Path(folder) / f"{name}.json").write_text(text, encoding="utf-8")
 
 
 def note(attempt: str, outcome: str, line: str) -> None:
-    """What became of a real federation."""
+    """Write the outcome of an attack on a real federation."""
     record("real", attempt, {"outcome": outcome, "line": line})

@@ -1,4 +1,4 @@
-"""What the battery asks of every method, for other tests too: its runs and what goes wrong."""
+"""The battery, the tests that every method must pass: settings, faults, malicious clients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from deploy.run.user_modules import look_in
 from tests.support.tiny import flat, under
 
 PLUGIN = Path(__file__).parents[1] / "example_plugin"
-"""The folder of an experiment with modules of its own."""
+"""Folder of an experiment with its own modules."""
 EXAMPLE = "lab:halfway"
 look_in(PLUGIN, {"method": EXAMPLE})
 METHODS = (*names(), EXAMPLE)
@@ -31,7 +31,7 @@ PUBLIC = {
     **{"data__public": 0.4, "data__samples": 200},
     **under("public", subset=40, epochs=2, batch_size=16),
 }
-"""Of methods that learn on the public set."""
+"""Settings for methods that learn on the public set."""
 
 # What a method needs to be quick or to fit the toy data, beyond the tiny run of tiny.py.
 DEPTHS = {"fleet": "cnn2@0.5,cnn3@0.5"}
@@ -98,22 +98,23 @@ def tiers(cases: Iterable[Any], first: Iterable[Any] = FAMILIES) -> list[Any]:
 
 
 def config(method: str, out: Path, **changes: Any) -> dict[str, Any]:
+    """Return the run config of a tiny run of ``method`` with its ``OVERRIDES``."""
     return flat(out, method=method, **{**OVERRIDES.get(method, {}), **changes})
 
 
 class Backwards(Loopback):  # type: ignore[misc]
-    """Delivers the last reply first."""
+    """Loopback that delivers the last reply first."""
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         return list(super().pull_messages(list(message_ids)))[::-1]
 
 
 class Crash(BaseException):
-    """Stands for the power cut."""
+    """A power cut."""
 
 
 class Crashing(Loopback):  # type: ignore[misc]
-    """Dies in the middle of round 2, when the clients have trained and nobody knows."""
+    """Loopback that ends the process in round 2, when the clients have trained."""
 
     trained = True
 
@@ -127,13 +128,13 @@ class Crashing(Loopback):  # type: ignore[misc]
 
 
 class Ending(Crashing):  # type: ignore[misc]
-    """Dies at the end of round 1."""
+    """Loopback that ends the process at the start of round 2."""
 
     trained = False
 
 
 class Tampering(Loopback):  # type: ignore[misc]
-    """Applies ``tamper`` to client 1's answers to training messages, or ``tampers`` by round."""
+    """Loopback that applies ``tamper``, or ``tampers`` by round, to client 1's training replies."""
 
     tamper: Any = None
     tampers: tuple[Any, ...] = ()
@@ -150,41 +151,42 @@ class Tampering(Loopback):  # type: ignore[misc]
 
 
 def lost(content: RecordDict) -> RecordDict:
-    """Nothing of a reply."""
+    """Return an empty reply."""
     return RecordDict()
 
 
-def whole(content: RecordDict) -> RecordDict:
+def unchanged(content: RecordDict) -> RecordDict:
     return content
 
 
 class Losing(Tampering):  # type: ignore[misc]
-    """Client 1's reply of round 2 never comes to anything; its work is done and kept."""
+    """Loopback that loses client 1's reply of round 2; the client has saved its state."""
 
-    tampers = (whole, lost, *[whole] * 3)
+    tampers = (unchanged, lost, *[unchanged] * 3)
 
 
 def trained(reply: Message, *rounds: int, node: int = 2) -> bool:
-    """Whether it is a node's answer to training, in one of these rounds if any are named."""
+    """Return whether it is a node's training reply, in one of ``rounds`` if there are any."""
     about = reply.metadata
-    its = about.src_node_id == node and about.message_type == "train"
-    return its and (not rounds or int(about.group_id) in rounds)
+    is_training = about.src_node_id == node and about.message_type == "train"
+    return is_training and (not rounds or int(about.group_id) in rounds)
 
 
 def failed(reply: Message, code: int, reason: str) -> Message:
-    """An error that Flower reports in a reply's place."""
+    """Return the error message that Flower delivers instead of a reply."""
     error = Message(Error(code, reason), reply_to=reply)
     error.metadata.__dict__["_reply_to_message_id"] = reply.metadata.reply_to_message_id
     return error
 
 
 def changed_tensor(content: RecordDict, change: Any) -> RecordDict:
+    """Apply ``change`` to the first floating-point array of a reply."""
     from flwr.app import Array, ArrayRecord
 
     record = content["arrays"]
     assert isinstance(record, ArrayRecord)
     arrays = dict(record)
-    # a method that sends no number gets one that nobody asked for
+    # a reply without numbers gets an array that the method did not request
     name = next((name for name in arrays if name.startswith("float")), "float32")
     numbers = torch.from_numpy(arrays[name].numpy().copy()) if arrays else torch.zeros(2)
     arrays[name] = Array(change(numbers).numpy())
@@ -193,7 +195,7 @@ def changed_tensor(content: RecordDict, change: Any) -> RecordDict:
 
 
 def fail_client(monkeypatch: pytest.MonkeyPatch, k: int) -> None:
-    """Client k's training raises; everybody else's is untouched."""
+    """Let client k's training raise an ``OSError``."""
     from client_app.participant import Participant
 
     honest = Participant.train
@@ -207,13 +209,14 @@ def fail_client(monkeypatch: pytest.MonkeyPatch, k: int) -> None:
 
 
 class Changing(Loopback):  # type: ignore[misc]
-    """Client 1's upload, which is of type ``up``, goes through ``change`` on its way."""
+    """Loopback that updates client 1's training reply, of type ``up``, with ``change(reply)``."""
 
     up: type[Reply] = Reply
     change: Any = None
 
     @classmethod
     def by(cls, upload: type[Reply], change: Callable[[Any], dict[str, Any]]) -> type[Changing]:
+        """Return the loopback for a reply type and a function that returns the changed fields."""
         return type("Grid", (cls,), {"up": upload, "change": staticmethod(change)})
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:

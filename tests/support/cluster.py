@@ -1,4 +1,4 @@
-"""Ray on the machines of a small network, and the environment of what runs there."""
+"""A Ray cluster on the hosts of a test network (``namespaces.py``)."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ RAY_START = [
 
 
 def environment() -> dict[str, str]:
-    """This process's, without what it says of Ray."""
+    """Return this process's environment without Ray's variables."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     return env | {"GRPC_ENABLE_FORK_SUPPORT": "0", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
 
@@ -25,7 +25,7 @@ def environment() -> dict[str, str]:
 def start(hosts: Sequence[Host], folder: Path) -> str:
     """Start Ray on all hosts, the first as its head; return the cluster's address.
 
-    ``folder``: of logs and sockets, so its path must be short.
+    ``folder``: folder of logs and sockets; its path must be short.
     """
     address = f"{hosts[0].address}:6379"
     head = ["--head", "--port=6379", "--include-dashboard=false", f"--temp-dir={folder}/ray"]

@@ -1,4 +1,4 @@
-"""The command line: typed in this process, or started as its users start it."""
+"""Call the command line in this process, or start it as a process."""
 
 import contextlib
 import io
@@ -16,32 +16,31 @@ Done = subprocess.CompletedProcess[str]
 
 
 def typed(*arguments: object) -> Done:
-    """``fedmosaic`` with these arguments, in this process: what it says and its exit status.
+    """Call ``fedmosaic`` in this process; return its exit status and output.
 
-    For all that does not depend on the process: a process of its own takes three seconds of
-    processor time to import what it needs.
+    It saves the three seconds of processor time that the imports of a new process take.
     """
     words = ["fedmosaic", *map(str, arguments)]
-    said, complained = io.StringIO(), io.StringIO()
+    output, errors = io.StringIO(), io.StringIO()
     with (
         pytest.MonkeyPatch.context() as patch,
-        contextlib.redirect_stdout(said),
-        contextlib.redirect_stderr(complained),
-        pytest.raises(SystemExit) as left,
+        contextlib.redirect_stdout(output),
+        contextlib.redirect_stderr(errors),
+        pytest.raises(SystemExit) as ended,
     ):
         patch.setattr(sys, "argv", words)
         main()
-    return Done(words, int(left.value.code or 0), said.getvalue(), complained.getvalue())
+    return Done(words, int(ended.value.code or 0), output.getvalue(), errors.getvalue())
 
 
 def command_line(*arguments: object) -> list[str]:
-    """The same as the command line of a process, wherever it is started."""
+    """Return the command that starts ``fedmosaic`` as a process from any folder."""
     source = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from deploy.cli import main; main()"
     return [sys.executable, "-c", source, *map(str, arguments)]
 
 
 def fedmosaic(*arguments: object, **env: str) -> Done:
-    """``fedmosaic`` in a process of its own, to its end."""
+    """Run ``fedmosaic`` as a process until it ends."""
     return subprocess.run(
         command_line(*arguments),
         capture_output=True,

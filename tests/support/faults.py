@@ -1,7 +1,7 @@
-"""What the fault tests stand on: a run whose processes can be found, stopped and killed.
+"""Runs for fault tests, with functions that find, stop and kill their processes.
 
-Every process of a federation has a FLWR_HOME of its own, by which it is found. What happened and
-after how many seconds can be recorded (``FAULTS`` names a folder), for the table in the docs.
+Every process of a federation has its own FLWR_HOME, by which it is found. If ``FAULTS`` names a
+folder, each fault and its duration is recorded there for the table in the docs.
 """
 
 from __future__ import annotations
@@ -31,43 +31,44 @@ from tests.support.waiting import PATIENCE, until
 
 CLIENTS = 3
 SERVER_APP, CLIENT_APP, NODE = "flwr-serverapp", "flwr-clientapp", "flower/supernode.py"
-COLD = "--cold-start"  #: processes are found by their command lines, which forked ones do not have
-TORCH = "libtorch"  #: mapped by a ClientApp once it has taken its message
+COLD = "--cold-start"  #: forked processes lack the command line by which processes are found
+TORCH = "libtorch"  #: library that a ClientApp loads after receiving its message
 
 
 def settings(out: Path, **changes: Any) -> dict[str, Value]:
-    """FedORION, whose clients keep private models, on a toy set."""
-    given = {"clients": CLIENTS, "rounds": 3, "timeout": 120.0, "experiment": "faults"}
-    return flat(out, **{**given, **changes})
+    """Return the settings of FedORION, whose clients save private models, on the set ``toy``."""
+    usual = {"clients": CLIENTS, "rounds": 3, "timeout": 120.0, "experiment": "faults"}
+    return flat(out, **{**usual, **changes})
 
 
 def private_models(state: Path, clients: int = CLIENTS) -> dict[int, str]:
-    """A hash of the newest private model of every client; each must be whole."""
-    found = {}
+    """Return a digest of the newest private model of every client, after checking all files."""
+    digests = {}
     for folder in (state / "faults").iterdir():
         files = sorted(folder.glob("*/*.safetensors"), key=lambda path: int(path.parent.name))
         assert files, f"client {folder.name} has no private model"
-        left = [path for path in folder.rglob("*") if path.is_file() and path.name.startswith(".")]
-        assert not left, f"left behind: {left}"
-        found[int(folder.name)] = digest(ClientState.load(files[-1]).local)
-    assert sorted(found) == list(range(clients))
-    return found
+        hidden = [p for p in folder.rglob("*") if p.is_file() and p.name.startswith(".")]
+        assert not hidden, f"temporary files: {hidden}"
+        digests[int(folder.name)] = digest(ClientState.load(files[-1]).local)
+    assert sorted(digests) == list(range(clients))
+    return digests
 
 
 def processes(home: Path, program: str) -> set[int]:
-    """The living processes of ``program`` whose FLWR_HOME is ``home``."""
-    found = set()
+    """Return the running processes of ``program`` with FLWR_HOME ``home``."""
+    pids = set()
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             if entry.name.isdigit() and program.encode() in (entry / "cmdline").read_bytes():
                 variables = (entry / "environ").read_bytes().split(b"\0")
                 state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
                 if f"FLWR_HOME={home}".encode() in variables and state not in "ZX":
-                    found.add(int(entry.name))
-    return found
+                    pids.add(int(entry.name))
+    return pids
 
 
 def maps(pid: int, library: str) -> bool:
+    """Return whether a process has loaded a library."""
     try:
         return library in Path(f"/proc/{pid}/maps").read_text()
     except OSError:
@@ -75,7 +76,7 @@ def maps(pid: int, library: str) -> bool:
 
 
 class Run:
-    """A run in progress, known by what it writes: the journal in ``out`` and the clients' state."""
+    """A run in progress; ``out``: its folder, ``homes``: folder of the processes' FLWR_HOMEs."""
 
     def __init__(self, out: Path, homes: Path) -> None:
         self.out, self._homes = out, homes
@@ -91,7 +92,7 @@ class Run:
         return self._homes / name
 
     def check(self) -> None:
-        """The run has not ended in failure."""
+        """Raise ``AssertionError`` if the run has failed."""
 
     def await_round(self, t: int) -> None:
         """Wait for the journal's line of round t."""
@@ -103,10 +104,10 @@ class Run:
         until(f"round {t}", there)
 
     def client_app(self, k: int, t: int, *, working: bool) -> int:
-        """Client k's process of round t + 1; ``working``: it has taken its message.
+        """Wait for client k's process of round t + 1; ``working``: until it has its message.
 
-        What was there before the journal had its line of round t is of an earlier round. To look
-        only once the line is there is too late: the next process may have been started by then.
+        Processes that exist before the journal's line of round t are of an earlier round. They are
+        collected before that line, because the next process may start together with it.
         """
         home = self.home(f"supernode-{k}")
         before: set[int] = set()
@@ -127,20 +128,21 @@ class Run:
         return until(f"client {k}'s ClientApp of round {t + 1}", fresh)[0]
 
     def strike(self, pids: Sequence[int] | set[int], number: signal.Signals) -> None:
-        """The fault: now."""
-        assert pids, "nobody to strike"
+        """Send the signal to the processes, and note the time of this fault."""
+        assert pids, "no process to signal"
         self.strike_by(lambda: [os.kill(pid, number) for pid in pids])
 
     def strike_by(self, fault: Callable[[], object]) -> None:
+        """Call ``fault``, and note its time."""
         self.struck = time.monotonic()
         fault()
 
     def since(self) -> float:
-        """Seconds since the fault."""
+        """Return the seconds since the fault."""
         return round(time.monotonic() - self.struck, 1)
 
     def await_failure(self, k: int) -> tuple[float, dict[str, Any]]:
-        """Wait until the journal names client k; seconds since the fault, and the line's entry."""
+        """Wait for a failure of client k in the journal; return it after the seconds it took."""
 
         def named() -> list[dict[str, Any]]:
             self.check()
@@ -151,7 +153,7 @@ class Run:
 
 
 class Launched(Run):
-    """``fedmosaic run --runtime grpc`` as a process: SuperLink and SuperNodes, on loopback."""
+    """``fedmosaic run --runtime grpc`` as a process, with SuperLink and SuperNodes."""
 
     def __init__(self, folder: Path, **changes: Any) -> None:
         out = folder / "out"
@@ -184,19 +186,19 @@ class Launched(Run):
         assert not self.process.poll(), self.process.communicate()
 
     def end(self) -> tuple[int, str, float]:
-        """Exit status, the last line that it says of an error, seconds since the fault."""
+        """Wait for the end; return exit status, error output and seconds since the fault."""
         output, errors = self.process.communicate(timeout=PATIENCE)
         assert "Traceback" not in output + errors, output + errors
         return self.process.returncode, errors.strip(), self.since()
 
     def completed(self) -> TinyRun:
-        """Wait for the end of the run, which must be good."""
+        """Wait until the run ends, and check that it succeeded."""
         status, errors, _ = self.end()
         assert status == 0, errors
         return TinyRun(self.out)
 
     def resume(self, runtime: str) -> TinyRun:
-        """``fedmosaic run --resume``, to its end."""
+        """Run ``fedmosaic run --resume`` until it ends."""
         if runtime == "loopback":
             done = typed("run", "--resume", self.out, "--runtime", runtime, "--workers", 0)
             assert done.returncode == 0, done.stdout + done.stderr
@@ -206,7 +208,7 @@ class Launched(Run):
 
 
 class Machines(Run):
-    """The commands for separate machines, on hosts or, for None, here: SuperLink, nodes, submit."""
+    """A run by the commands for separate machines, on hosts, or on this machine for None."""
 
     def __init__(
         self,
@@ -217,7 +219,7 @@ class Machines(Run):
         durable: bool = False,
         **changes: Any,
     ) -> None:
-        """``durable``: a database, and ServerApps beside the SuperLink instead of below it."""
+        """``durable``: the SuperLink has a database, and ServerApps are not its child processes."""
         super().__init__(folder / "out", folder / "home")
         self._logs, self._server, self._clients = folder / "logs", server, clients
         self._logs.mkdir(parents=True)
@@ -228,7 +230,7 @@ class Machines(Run):
         reached = f"0.0.0.0:{fleet}" if server else self._fleet
         self._command = [*superlink_command(self._control, reached, simulation=False)]
         apps = f"127.0.0.1:{appio}"
-        if durable:  # of an option that is given twice, Flower takes the last
+        if durable:  # Flower uses the last of two equal options
             self._command += ["--serverappio-api-address", apps, "--isolation", "process"]
             self._command += ["--database", str(folder / "superlink.db")]
         self.superlink = self.start_superlink()
@@ -243,7 +245,7 @@ class Machines(Run):
         self.submitted = self._start("submit", command_line(*line), server)
 
     def log(self, name: str) -> str:
-        """What the process has said so far."""
+        """Return the log of the process so far."""
         path = self._logs / f"{name}.log"
         return path.read_text() if path.exists() else ""
 
@@ -289,7 +291,7 @@ class Machines(Run):
         assert not status, (self._logs / "submit.log").read_text()
 
     def end(self) -> TinyRun:
-        """Wait for the end of the submitted run, which must be good."""
+        """Wait until the submitted run ends, and check that it succeeded."""
         status = self.submitted.wait(PATIENCE)
         assert status == 0, (self._logs / "submit.log").read_text()
         return TinyRun(self.out)
@@ -297,10 +299,9 @@ class Machines(Run):
 
 @contextlib.contextmanager
 def throttled(pid: int, share: float) -> Iterator[None]:
-    """Let a process have no more than ``share`` of a processor, by its own processor time.
+    """Limit a process to ``share`` of a processor, measured by its processor time.
 
-    However late the brake itself gets its turn on a busy machine, what the process has had too much
-    it waits for afterwards.
+    On a busy machine the limiter may act late; the process then pauses for longer.
     """
     code = (
         "import os, signal, sys, time; pid, share = int(sys.argv[1]), float(sys.argv[2])\n"
@@ -324,8 +325,8 @@ def throttled(pid: int, share: float) -> Iterator[None]:
 
 
 def record(name: str, fault: str, seen: str, seconds: float, end: tuple[str, str]) -> None:
-    """Write what happened for the table; ``end``: of the run, and of its final weights."""
+    """Record a fault for the table; ``end``: outcome of the run, and of its final weights."""
     if folder := os.environ.get("FAULTS"):
-        found = {"fault": fault, "seen": seen, "seconds": seconds}
-        found |= zip(("after", "weights"), end, strict=True)
-        (Path(folder) / f"{name}.json").write_text(json.dumps(found))
+        row = {"fault": fault, "seen": seen, "seconds": seconds}
+        row |= zip(("after", "weights"), end, strict=True)
+        (Path(folder) / f"{name}.json").write_text(json.dumps(row))

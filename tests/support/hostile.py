@@ -1,4 +1,4 @@
-"""Malformed replies: honest ones, taken from tiny runs, with something wrong put into them."""
+"""Malformed replies: honest replies of tiny runs, with changed fields, arrays or bytes."""
 
 import copy
 import json
@@ -29,14 +29,14 @@ T, K = 1, 1  #: round and client of the reply that is changed
 
 @dataclass(frozen=True)
 class Seen:
-    """One tiny run: the strategy as the run left it, and client K's honest replies."""
+    """A finished tiny run: its strategy, and client K's honest replies."""
 
     strategy: MethodStrategy
     up: RecordDict
     score: RecordDict
     info: RecordDict
-    gain: RecordDict | None  #: of the second exchange, where there is one
-    statistics: RecordDict | None  #: of BatchNorm's inputs, where clients measure them
+    gain: RecordDict | None  #: reply of the second exchange, if there is one
+    statistics: RecordDict | None  #: statistics of BatchNorm's inputs, if clients measure them
 
     @property
     def method(self) -> Method[Any, Any]:
@@ -44,7 +44,7 @@ class Seen:
 
 
 def _copied(content: RecordDict) -> RecordDict:
-    """A copy in memory; what a reply holds may lie in a file."""
+    """Return a copy in memory; the arrays of a reply may be in a file."""
     for record in content.array_records.values():
         for array in record.values():
             array.data = bytes(array.data)
@@ -53,7 +53,7 @@ def _copied(content: RecordDict) -> RecordDict:
 
 @cache
 def seen(method: str) -> Seen:
-    """The replies of one round of ``method``; they are not to be changed in place."""
+    """Return the replies of one round of ``method``; tests must not change them in place."""
     caught: dict[Any, Any] = {}
 
     def aggregating(self: MethodStrategy, t: int, replies: Any) -> Any:
@@ -81,14 +81,15 @@ def seen(method: str) -> Seen:
     )
 
 
-def skeleton(content: RecordDict) -> Any:
+def schema(content: RecordDict) -> Any:
+    """Return the JSON schema of a payload."""
     fields = content["fields"]
     assert isinstance(fields, ConfigRecord) and isinstance(fields["skeleton"], bytes)
     return json.loads(zlib.decompress(fields["skeleton"]))
 
 
-def with_skeleton(content: RecordDict, changed: Any) -> RecordDict:
-    """The payload with another skeleton, given as JSON value or as raw text."""
+def with_schema(content: RecordDict, changed: Any) -> RecordDict:
+    """Return the payload with another schema, a JSON value or raw text."""
     text = changed if isinstance(changed, bytes) else json.dumps(changed).encode()
     fields = dict(content.config_records["fields"]) | {"skeleton": _squeezed(text)}
     return RecordDict({"arrays": content["arrays"], "fields": ConfigRecord(fields)})
@@ -104,12 +105,12 @@ def with_arrays(content: RecordDict, arrays: dict[str, Array]) -> RecordDict:
 
 
 def with_field(content: RecordDict, path: Path_, value: Any) -> RecordDict:
-    """The payload with another value at ``path`` of its skeleton."""
-    return with_skeleton(content, put(skeleton(content), path, value))
+    """Return the payload with another value at ``path`` of its schema."""
+    return with_schema(content, put(schema(content), path, value))
 
 
 def put(tree: Any, path: Path_, value: Any) -> Any:
-    """A copy of a JSON tree with ``value`` at ``path``; ``...`` as a value removes the place."""
+    """Return a copy of a JSON tree with ``value`` at ``path``; ``...`` removes the place."""
     if not path:
         return value
     changed = copy.copy(tree)
@@ -122,7 +123,7 @@ def put(tree: Any, path: Path_, value: Any) -> Any:
 
 
 def places(tree: Any, path: Path_ = ()) -> Iterator[Path_]:
-    """Every place of a JSON tree."""
+    """Yield the path of every place in a JSON tree."""
     yield path
     if isinstance(tree, dict):
         for key, value in tree.items():
@@ -133,25 +134,27 @@ def places(tree: Any, path: Path_ = ()) -> Iterator[Path_]:
 
 
 def tensor_places(content: RecordDict) -> list[Path_]:
-    """Where the skeleton claims tensors."""
-    return [path[:-1] for path in places(skeleton(content)) if path and path[-1] == "~tensor"]
+    """Return the paths of the tensors in the schema."""
+    return [path[:-1] for path in places(schema(content)) if path and path[-1] == "~tensor"]
 
 
 def changed_numbers(
     content: RecordDict, change: Callable[[Any], Any], kind: str = ""
 ) -> RecordDict:
-    """The payload with ``change`` applied to its first array whose dtype begins with ``kind``."""
+    """Return the payload with ``change`` applied to its first array of a dtype ``kind…``."""
     arrays = dict(content.array_records["arrays"])
     if arrays:
         name = next(name for name in arrays if name.startswith(kind))
         numbers = arrays[name].numpy().copy()
-    else:  # of a method that sends no number
+    else:  # the method sends no number
         name, numbers = "float32", np.zeros(2, np.float32)
     arrays[name] = Array(change(numbers))
     return with_arrays(content, arrays)
 
 
 def first_number(value: Any) -> Callable[[Any], Any]:
+    """Return a function that replaces the first number of an array."""
+
     def change(numbers: Any) -> Any:
         numbers[0] = value
         return numbers
@@ -194,35 +197,35 @@ raw = st.one_of(
 
 @final
 class Case:
-    """A malformed payload that prints as one line."""
+    """A malformed payload with a representation of one line."""
 
     def __init__(self, content: RecordDict) -> None:
         self.content = content
 
     def __repr__(self) -> str:
         try:
-            return f"{json.dumps(skeleton(self.content))[:2000]} {self.content}"[:3000]
+            return f"{json.dumps(schema(self.content))[:2000]} {self.content}"[:3000]
         except (ValueError, KeyError, AssertionError, zlib.error, RecursionError):
             return str(self.content)[-300:]
 
 
 @st.composite
 def malformed(draw: st.DrawFn, content: RecordDict) -> Case:
-    """The payload with one to three things changed: fields, arrays, raw bytes, records."""
+    """Draw a payload with one to three changes: of fields, arrays, raw bytes or records."""
     for _ in range(draw(st.integers(1, 3))):
         content = draw(
             st.one_of(
                 _other_field(content),
                 _other_field(content),
                 _other_array(content),
-                raw.map(lambda text, content=content: with_skeleton(content, text)),
+                raw.map(lambda text, content=content: with_schema(content, text)),
                 _other_records(content),
             )
         )
         if not isinstance(content.get("fields"), ConfigRecord):
             break
         try:
-            skeleton(content)
+            schema(content)
         except (ValueError, KeyError, AssertionError, zlib.error, RecursionError):
             break
     return Case(content)
@@ -230,7 +233,7 @@ def malformed(draw: st.DrawFn, content: RecordDict) -> Case:
 
 @st.composite
 def _other_field(draw: st.DrawFn, content: RecordDict) -> RecordDict:
-    tree = skeleton(content)
+    tree = schema(content)
     path = draw(st.sampled_from(list(places(tree))))
     how = draw(st.sampled_from(["replace", "replace", "remove", "add"]))
     if how == "remove" and path:
@@ -305,7 +308,7 @@ def _other_records(draw: st.DrawFn, content: RecordDict) -> RecordDict:
 
 
 def reply(content: RecordDict, node: int = 0) -> Message:
-    """A reply with this content, from ``node``."""
+    """Return a reply with this content, from ``node``."""
     message = Message(content, 1, "train")
     message.metadata.__dict__["_src_node_id"] = node
     return message

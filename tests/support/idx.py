@@ -1,4 +1,4 @@
-"""Files like those of MNIST."""
+"""Files in the format of MNIST."""
 
 import gzip
 import struct
@@ -8,13 +8,17 @@ import numpy as np
 
 
 def idx(array: np.ndarray) -> bytes:
+    """Return a uint8 array in IDX format."""
     return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
 
 
 def write(
     folder: Path, train: str, test: str, labels: np.ndarray, *, packed: bool = False
 ) -> np.ndarray:
-    """Four files; image i is 28×28 with its number at row 1, column 2. Returns the images."""
+    """Write images and labels for training and test; return the images.
+
+    Image i is 28×28 pixels, with i + 1 at row 1, column 2 and 0 elsewhere.
+    """
     folder.mkdir(parents=True)
     images = np.zeros((len(labels), 28, 28), dtype=np.uint8)
     images[:, 1, 2] = np.arange(len(labels)) + 1

@@ -1,11 +1,11 @@
-"""The wheel, installed into an empty environment in another folder: everything runs there.
+"""Install the wheel into an empty environment and run the commands there.
 
     python -m tests.support.installed [--sizes]
 
-Packages that are called as the Flower app's are, and break when they are imported, lie in the
-environment's site-packages meanwhile: whoever shares it with fedmosaic may have some. It prints
-what it does, and ends with 1 at the first thing that does not work. ``--sizes`` installs without
-extras too and says how many bytes each environment has, torch and what came with it left out.
+The environment also has packages with the names of the Flower app's packages, which raise when they
+are imported, because a user's environment may have such packages. The script prints each command
+and exits with 1 at the first failure. ``--sizes`` also installs without extras and prints the bytes
+of each environment without torch and its dependencies.
 """
 
 import argparse
@@ -71,7 +71,7 @@ class Environment:
         return str(self.folder / "bin" / name)
 
     def size(self) -> int:
-        """Bytes of all packages."""
+        """Return the bytes of all packages."""
         return sum(p.stat().st_size for p in self.site.rglob("*") if p.is_file())
 
     @property
@@ -80,7 +80,7 @@ class Environment:
         return site
 
     def run(self, *command: str, env: Mapping[str, str] | None = None) -> str:
-        """What a program of the environment prints on standard output; it must end with 0."""
+        """Return the standard output of a program of the environment; exit if it fails."""
         start, words = time.monotonic(), [self.program(command[0]), *command[1:]]
         clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
         path = os.pathsep.join([str(self.folder / "bin"), os.environ["PATH"]])
@@ -101,22 +101,22 @@ class Environment:
 
 
 def check(env: Environment) -> None:
-    """Run everything; a line for each."""
+    """Run the commands, and print a line for each."""
     for name in ("common", "server_app", "client_app", "deploy"):
         (env.site / name).mkdir()
         (env.site / name / "__init__.py").write_text(HOSTILE)
-    found = json.loads(env.run("fedmosaic", "doctor", "--json"))["runtimes"]
-    assert all(each["good"] for each in found), found
+    runtimes = json.loads(env.run("fedmosaic", "doctor", "--json"))["runtimes"]
+    assert all(check["good"] for check in runtimes), runtimes
     weights = set()
     for runtime in ("loopback", "ray", "grpc"):
-        said = env.run("fedmosaic", "run", *SMALL, "--runtime", runtime, "--json")
-        weights.add(json.loads(said)["weights_sha256"])
+        output = env.run("fedmosaic", "run", *SMALL, "--runtime", runtime, "--json")
+        weights.add(json.loads(output)["weights_sha256"])
     assert len(weights) == 1, f"three runtimes, {len(weights)} results"
     (env.elsewhere / "small.toml").write_text(TABLE)
     assert "FedAvg" in env.run("fedmosaic", "table", "small.toml")
     (env.elsewhere / "script.py").write_text(SCRIPT)
-    said = env.run("python", "script.py")
-    assert said.split() == ["1", "2", "MLP", "report.html"], said
+    output = env.run("python", "script.py")
+    assert output.split() == ["1", "2", "MLP", "report.html"], output
     folder = env.run("python", "-c", "import fedmosaic; print(fedmosaic.app_folder())").strip()
     out = env.elsewhere / "by-flower"
     overrides = f'method="fedavg" rounds=1 fleet="mlp,mlp" global-model="mlp" out="{out}"'
@@ -138,9 +138,7 @@ def main() -> None:
     wanted = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="installed-") as place:
         folder = Path(place)
-        ours = (
-            folder / "source"
-        )  # a copy, since what was built in a folder before is built in again
+        ours = folder / "source"  # a copy, because a build includes the files of earlier builds
         shutil.copytree(HERE, ours, ignore=shutil.ignore_patterns(".*", "build", "runs", "tests"))
         build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", str(ours)]
         subprocess.run([*build, "--wheel-dir", place], check=True, cwd=place)

@@ -1,4 +1,4 @@
-"""Which sockets processes listen on."""
+"""Find the sockets on which processes listen."""
 
 import contextlib
 import ipaddress
@@ -8,23 +8,23 @@ from collections.abc import Iterator
 
 import psutil
 
-LOOK = 0.2  #: seconds from one look to the next
+LOOK = 0.2  #: seconds between two searches
 
 
 def listening(pid: int) -> set[tuple[str, str]]:
-    """Name and address of every TCP socket on which a process or what it started listens now."""
-    found = set()
+    """Return name and address of every TCP socket on which a process or its children listen."""
+    sockets = set()
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
-        for each in (process, *process.children(recursive=True)):
+        for one in (process, *process.children(recursive=True)):
             with contextlib.suppress(psutil.Error):  # it ended meanwhile
-                sockets = each.net_connections("tcp")
-                found |= {(each.name(), s.laddr.ip) for s in sockets if s.status == "LISTEN"}
-    return found
+                connections = one.net_connections("tcp")
+                sockets |= {(one.name(), c.laddr.ip) for c in connections if c.status == "LISTEN"}
+    return sockets
 
 
 def reachable(sockets: set[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Those that other machines can reach."""
+    """Return the sockets that other machines can reach, sorted."""
 
     def inside(address: str) -> bool:
         ip = ipaddress.ip_address(address)
@@ -35,18 +35,18 @@ def reachable(sockets: set[tuple[str, str]]) -> list[tuple[str, str]]:
 
 @contextlib.contextmanager
 def watched() -> Iterator[set[tuple[str, str]]]:
-    """Collects the sockets of this process and its children while the block runs."""
-    found: set[tuple[str, str]] = set()
+    """Collect the sockets of this process and its children during the ``with`` block."""
+    sockets: set[tuple[str, str]] = set()
     over = threading.Event()
 
     def look() -> None:
         while not over.wait(LOOK):
-            found.update(listening(os.getpid()))
+            sockets.update(listening(os.getpid()))
 
     thread = threading.Thread(target=look)
     thread.start()
     try:
-        yield found
+        yield sockets
     finally:
         over.set()
         thread.join()

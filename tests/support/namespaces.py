@@ -1,11 +1,10 @@
-"""Machines of a small network, for tests: each a network namespace with its own address and name.
+"""Hosts of a test network: each is a network namespace with its own address and name.
 
-Every host has a wire (a veth pair) to each switch (a bridge) that it is on, finds the other hosts
-there by name, and sees the test's file system. The switches lie in a namespace of their own, so
-nothing is added to the machine's own network. A namespace is held open by a holder process that
-reads a pipe; when the pipe closes, because the context is left or because the test process was
-killed, the holder ends every process of its host and itself, and the kernel removes wires, bridges
-and mounts with the last of them.
+Every host has a wire (a veth pair) to each of its switches (bridges), finds the other hosts there
+by name, and has the test's file system. The switches are in a separate namespace, so the machine's
+own network is unchanged. A holder process that reads a pipe keeps each namespace open. When the
+pipe closes, at the end of the context or of the test process, the holder ends every process of its
+host and itself. The kernel then removes wires, bridges and mounts.
 """
 
 import contextlib
@@ -27,27 +26,27 @@ HOLDER = """
 import os, signal, sys, time
 
 def processes():
-    here, found = os.stat("/proc/self/ns/net").st_ino, []
+    here, pids = os.stat("/proc/self/ns/net").st_ino, []
     for name in os.listdir("/proc"):
         try:
             if name.isdigit() and os.stat("/proc/" + name + "/ns/net").st_ino == here:
-                found.append(int(name))
+                pids.append(int(name))
         except OSError:  # it has ended
             pass
-    return [pid for pid in found if pid != os.getpid()]
+    return [pid for pid in pids if pid != os.getpid()]
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print("ready", flush=True)
 sys.stdin.readline()
 for number in (signal.SIGTERM, signal.SIGKILL):
-    told, deadline = set(), time.monotonic() + float(sys.argv[1])
+    signalled, deadline = set(), time.monotonic() + float(sys.argv[1])
     while (left := set(processes())) and time.monotonic() < deadline:
-        for pid in left - told:
+        for pid in left - signalled:
             try:
                 os.kill(pid, number)
             except ProcessLookupError:
                 pass
-        told |= left
+        signalled |= left
         time.sleep(0.05)
 for path in sys.argv[2:]:
     os.unlink(path)
@@ -55,7 +54,7 @@ for path in sys.argv[2:]:
 
 
 def allowed() -> str | None:
-    """Why network namespaces cannot be made here; None if they can."""
+    """Return why network namespaces cannot be made here; None if they can."""
     if sys.platform != "linux":
         return f"network namespaces are Linux's; this is {sys.platform}"
     if missing := [name for name in ("ip", "unshare", "nsenter") if shutil.which(name) is None]:
@@ -73,14 +72,13 @@ def allowed() -> str | None:
 
 @final
 class Host:
-    """One machine of a ``Network``."""
+    """One host of a ``Network``."""
 
     def __init__(self, name: str, switches: int, wires: Mapping[str, tuple[str, str]]) -> None:
-        """Called by ``Network.host``.
+        """Make the host; called by ``Network.host``.
 
-        Args:
-            switches: process id of the namespace with the switches.
-            wires: for each switch the name of this host's port there, and its address/length.
+        ``switches``: process id of the namespace with the switches; ``wires``: for each switch the
+        name of this host's port there, and its address/length.
         """
         self.name = name
         addresses = [address.partition("/")[0] for _, address in wires.values()]
@@ -109,15 +107,15 @@ class Host:
             raise
 
     def know(self, address: IPv4Address, names: Sequence[str]) -> None:
-        """Let this machine find ``address`` by those of these names that it does not know yet.
+        """Add a line for ``address`` with the new ``names`` to this host's ``/etc/hosts``.
 
-        One address for each name: gRPC takes lines that share a name for one machine, and a server
-        would listen on the addresses of all of them.
+        Each name has one address only. gRPC treats lines that share a name as one machine, and a
+        server would listen on the addresses of all of them.
         """
         new = [name for name in names if name not in self._known]
         self._known.update(new)
         if new:
-            with self._file.open("a") as file:  # in place: the machine has this very file mounted
+            with self._file.open("a") as file:  # in place, because this file is mounted
                 file.write(f"{address} {' '.join(new)}\n")
 
     def start(
@@ -127,13 +125,11 @@ class Host:
         log: Path | None = None,
         cwd: Path | None = None,
     ) -> subprocess.Popen[bytes]:
-        """Start ``command`` on this machine; the process returned is the command's own.
+        """Start ``command`` on this host; return the command's own process.
 
-        Args:
-            command: the program is looked for on the test's own PATH.
-            env: its whole environment; None: the test's.
-            log: its output and errors are appended there; None: they are thrown away.
-            cwd: its working directory; None: the test's.
+        ``command``: its program is searched on the test's PATH; ``env``: its complete environment;
+        ``log``: file to which its output and errors are appended; ``cwd``: its working directory.
+        None: the test's environment, no log, the test's directory.
         """
         with open(log or os.devnull, "ab") as output:
             return subprocess.Popen(
@@ -152,7 +148,7 @@ class Host:
         cwd: Path | None = None,
         timeout: float = 60.0,
     ) -> subprocess.CompletedProcess[str]:
-        """Run ``command`` on this machine to its end, whatever its exit status."""
+        """Run ``command`` on this host until it ends, with any exit status."""
         return subprocess.run(
             [*self.enter(cwd), *command],
             stdin=subprocess.DEVNULL,
@@ -163,41 +159,41 @@ class Host:
         )
 
     def enter(self, cwd: Path | None = None) -> list[str]:
-        """What stands before a command so that it runs on this machine."""
+        """Return the prefix of a command that runs it on this host."""
         return [*_enter(self._holder.pid), f"--wdns={cwd or Path.cwd()}"]
 
     def processes(self) -> list[int]:
-        """The ids of all processes that run on this machine now, as the test sees them."""
-        here = os.stat(f"/proc/{self._holder.pid}/ns/net").st_ino
-        found = []
+        """Return the ids of all processes of this host, as in the test's namespace."""
+        namespace = os.stat(f"/proc/{self._holder.pid}/ns/net").st_ino
+        pids = []
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):  # it has ended
-                if entry.name.isdigit() and (entry / "ns" / "net").stat().st_ino == here:
-                    found.append(int(entry.name))
-        return [pid for pid in found if pid != self._holder.pid]
+                if entry.name.isdigit() and (entry / "ns" / "net").stat().st_ino == namespace:
+                    pids.append(int(entry.name))
+        return [pid for pid in pids if pid != self._holder.pid]
 
     def cut(self) -> None:
-        """Pull all wires: what is sent either way is lost, and neither end is told."""
+        """Disconnect all wires: packets in both directions are lost without an error."""
         for port in self._wires.values():
             _inside(self._switches, f"ip link set {port} nomaster")
 
     def mend(self) -> None:
-        """Plug the wires in again."""
+        """Connect the wires again."""
         for switch, port in self._wires.items():
             _inside(self._switches, f"ip link set {port} master {switch}")
 
     def hang_up(self) -> None:
-        """Begin to end all processes of this machine, then the machine itself."""
+        """Start to end all processes of this host, then the host itself."""
         _hang_up(self._holder)
 
     def close(self) -> None:
-        """End all processes of this machine and the machine itself; may be called again."""
+        """End all processes of this host and the host itself; may be called again."""
         _release(self._holder)
 
 
 @final
 class Network:
-    """A context of hosts on switches; leaving it ends every process on every host."""
+    """Context with hosts on switches; at its end every process on every host ends."""
 
     def __init__(self, *switches: str) -> None:
         """``switches``: names of at most 15 letters; one called ``net`` if none is named."""
@@ -222,7 +218,7 @@ class Network:
         self._stack.close()
 
     def host(self, name: str, *aliases: str, on: Mapping[str, Sequence[str]] | None = None) -> Host:
-        """Add a machine; the others on its switches find it by ``name`` and ``aliases``.
+        """Add a host; the others on its switches find it by ``name`` and ``aliases``.
 
         ``on``: the switches that it is on, each with further aliases there; default: all.
         """
@@ -252,9 +248,9 @@ class Network:
 
 
 def _hold(*files: str) -> subprocess.Popen[bytes]:
-    """A process in new namespaces; when its stdin is closed, it ends the others in them and itself.
+    """Start a holder in new namespaces; when its stdin closes, it ends all processes in them.
 
-    ``files``: what it removes at its end.
+    ``files``: files that it removes at its end.
     """
     holder = subprocess.Popen(
         ["unshare", *NAMESPACES, sys.executable, "-I", "-S", "-c", HOLDER, str(GRACE), *files],
@@ -273,7 +269,7 @@ def _hang_up(holder: subprocess.Popen[bytes]) -> None:
     assert holder.stdin is not None
     if not holder.stdin.closed:
         with contextlib.suppress(BrokenPipeError):  # it has ended
-            holder.stdin.write(b"\n")  # the end of file alone would not do if a fork holds the pipe
+            holder.stdin.write(b"\n")  # a fork may keep the pipe open, so end of file is not enough
             holder.stdin.flush()
         with contextlib.suppress(BrokenPipeError):
             holder.stdin.close()

@@ -1,4 +1,4 @@
-"""Clients' data as PFLlib and HtFLlib write them."""
+"""Clients' data in the format of PFLlib and HtFLlib."""
 
 from pathlib import Path
 from typing import Any
@@ -6,17 +6,16 @@ from typing import Any
 import numpy as np
 
 
-def write(path: Path, held: Any, **more: Any) -> Path:
-    """``path`` with the pickled object under ``data``."""
+def write(path: Path, data: Any, **more: Any) -> Path:
+    """Write a file with the pickled object ``data``; return ``path``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "wb") as file:
-        np.savez_compressed(file, data=held, **more)
+        np.savez_compressed(file, data=data, **more)
     return path
 
 
 def clients(folder: Path, count: int = 3, *, train: int = 24, test: int = 9) -> Path:
-    """``count`` clients with bright and dark images in [-1, 1], a little darker from one to the
-    next."""
+    """Write the files of ``count`` clients with images in [-1, 1], a little darker for each k."""
     draw = np.random.default_rng(0)
     for part, n in (("train", train), ("test", test)):
         for k in range(count):

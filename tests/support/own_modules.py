@@ -1,4 +1,4 @@
-"""Modules and packages of a user's own, made in a test under names that no other test has."""
+"""User modules and packages, made in a test under unique names."""
 
 import itertools
 import sys
@@ -14,7 +14,7 @@ _NUMBERS = itertools.count()
 
 
 def importing_from(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let Python find the modules in ``folder`` until the test is over."""
+    """Add ``folder`` to Python's search path until the test ends."""
     monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
 
 
@@ -23,14 +23,14 @@ def new_name() -> str:
 
 
 def module(folder: Path, text: str) -> str:
-    """A new module in ``folder``; its name."""
+    """Write a new module into ``folder``; return its name."""
     name = new_name()
     (folder / f"{name}.py").write_text(text)
     return name
 
 
 def package(folder: Path, files: Mapping[str, str]) -> str:
-    """A new package in ``folder`` of the modules ``files``; its name, which is ``{root}`` there."""
+    """Write a package of the modules ``files``; return its name, which replaces ``{root}``."""
     name = new_name()
     (folder / name).mkdir()
     for file, text in files.items():
@@ -39,7 +39,7 @@ def package(folder: Path, files: Mapping[str, str]) -> str:
 
 
 def experiment(folder: Path, method: str) -> Path:
-    """A tiny run of a method whose module lies in ``folder``."""
+    """Write the experiment file of a tiny run of a method whose module is in ``folder``."""
     settings = flat(folder / "unused") | {"out": "", "state-dir": "", "experiment": "", "rounds": 1}
     file = folder / "mine.toml"
     file.write_text(to_toml(settings).replace('method = "fedorion"', f'method = "{method}"'))
@@ -47,7 +47,7 @@ def experiment(folder: Path, method: str) -> Path:
 
 
 def distribution(folder: Path, name: str, entry_points: str) -> None:
-    """What an installed package leaves in ``folder`` for others to find it."""
+    """Write the metadata of an installed package with ``entry_points`` into ``folder``."""
     info = folder / f"{name}-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
@@ -65,7 +65,7 @@ SERVER = "fedavg"
 
 class Options(Averaging):
     factor: Positive = 1.0
-    """Of the loss."""
+    """Factor of the loss."""
 
 
 class Factor(GlobalCopy[Options, Request]):
@@ -75,4 +75,4 @@ class Factor(GlobalCopy[Options, Request]):
         plain = super().loss(request, net)
         return lambda x, y: self.options.factor * plain(x, y)
 '''
-"""A module that is a method, whose server half is FedAvg's."""
+"""A method in one module, with the server half of FedAvg."""

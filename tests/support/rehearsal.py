@@ -1,17 +1,18 @@
-"""A device that is not the CPU and computes on it: for tests of what a run does on a GPU.
+"""The rehearsal device: it stands for a GPU in tests, and computes on the CPU.
 
-torch's ``PrivateUse1`` key under the name ``rehearsal``. A tensor on it holds a CPU tensor; every
-operation computes on that, so the numbers are the CPU's, bit for bit. It refuses what CUDA does:
+It is torch's ``PrivateUse1`` key under the name ``rehearsal``. A tensor on it contains a CPU
+tensor, and every operation computes on that, so the numbers equal the CPU's bit for bit. Like CUDA,
+it refuses:
 
-- an operation with tensors of both devices (but for CPU tensors without dimensions where the rest
-  has some, and for CPU indices of device tensors), ``numpy`` and writing into the other device's;
-- a generator of the other device than the numbers drawn.
+- an operation with tensors of both devices, except CPU tensors without dimensions, and CPU indices
+  of device tensors; ``numpy``; writing into a tensor of the other device;
+- a generator of another device than the numbers drawn.
 
-It cannot show what only a GPU has: memory that ends, kernels of other bits, asynchronous errors.
+It cannot show the limits of a GPU's memory, its own rounding and its asynchronous errors.
 
-``with rehearsing():`` makes it the device of everything in this process. torch's autograd counts
-devices once, at the first backward pass: ``device()`` has to be called before that, so tests on the
-device run in a process of their own (``--rehearsal``).
+``with rehearsing():`` makes it the device of this process. torch's autograd counts devices at the
+first backward pass, and ``device()`` must be called before. So tests on the device run in a
+separate process (``--rehearsal``).
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from common.training import device as devices
 NAME = "rehearsal"
 INDEXING = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
 COPYING = {"aten::_to_copy", "aten::copy_", "aten::_copy_from", "aten::_copy_from_and_resize"}
-TOGETHER = {"aten::cat", "aten::stack"}  #: CUDA takes no CPU tensor at all here
+TOGETHER = {"aten::cat", "aten::stack"}  #: operations in which CUDA accepts no CPU tensor
 Real = torch.Generator
 
 
 @final
 class Generator(torch.Generator):
-    """A generator of the device: the CPU's numbers, and refused where the CPU's is wanted."""
+    """Generator on the device, with the numbers of a CPU generator."""
 
     device = property(lambda _: torch.device(NAME, 0))  # type: ignore[assignment]
 
@@ -51,7 +52,7 @@ class Held(torch.Tensor):
 
     @staticmethod
     def __new__(cls, raw: Tensor) -> Held:
-        made: Held = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        tensor: Held = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls,
             raw.size(),
             strides=raw.stride(),
@@ -59,8 +60,8 @@ class Held(torch.Tensor):
             dtype=raw.dtype,
             device=torch.device(NAME, 0),
         )
-        made.raw = raw
-        return made
+        tensor.raw = raw
+        return tensor
 
     def __init__(self, raw: Tensor) -> None:
         pass
@@ -80,7 +81,7 @@ class Held(torch.Tensor):
 
 
 def compute(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """An operation of ATen on the tensors that are held, its results on the device."""
+    """Return the result of an ATen operation on the CPU tensors, placed on the device."""
     (name, mutates), here = _about(func), True
     seen: list[Tensor] = []
     raw_args = [_raw(value, seen) for value in args]
@@ -90,12 +91,12 @@ def compute(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     target = kwargs.get("device")
     if target is not None:
         here, raw_kwargs["device"] = torch.device(target).type == NAME, "cpu"
-    held = {id(value.raw): value for value in seen if isinstance(value, Held)}
-    found = func(*raw_args, **raw_kwargs)
-    for value in held.values():
+    known = {id(value.raw): value for value in seen if isinstance(value, Held)}
+    result = func(*raw_args, **raw_kwargs)
+    for value in known.values():
         if value.raw.shape != value.shape:
             raise NotImplementedError(f"{name} resizes a tensor of {NAME}")
-    return _wrapped(found, held) if here else found
+    return _wrapped(result, known) if here else result
 
 
 def _check(name: str, args: Sequence[Any], seen: Sequence[Tensor], mutates: bool) -> None:
@@ -119,7 +120,7 @@ def _check(name: str, args: Sequence[Any], seen: Sequence[Tensor], mutates: bool
 
 @cache
 def _about(func: Any) -> tuple[str, bool]:
-    """The name, and whether the first argument is written to."""
+    """Return an operation's name, and whether it writes to its first argument."""
     schema = func._schema
     first = schema.arguments[0].alias_info if schema.arguments else None
     return schema.name, bool(first and first.is_write)
@@ -130,21 +131,21 @@ def _raw(value: Any, seen: list[Tensor]) -> Any:
         seen.append(value)
         return value.raw if isinstance(value, Held) else value
     if isinstance(value, list | tuple):
-        return type(value)([_raw(each, seen) for each in value])
+        return type(value)([_raw(item, seen) for item in value])
     return value
 
 
-def _wrapped(value: Any, held: Mapping[int, Held]) -> Any:
+def _wrapped(value: Any, known: Mapping[int, Held]) -> Any:
     if isinstance(value, Tensor):
-        return held[id(value)] if id(value) in held else Held(value)
+        return known[id(value)] if id(value) in known else Held(value)
     if isinstance(value, list | tuple):
-        return type(value)([_wrapped(each, held) for each in value])
+        return type(value)([_wrapped(item, known) for item in value])
     return value
 
 
 @final
 class Manner(TorchFunctionMode):
-    """What never reaches a tensor of the device: what makes one, and who may draw its numbers."""
+    """Handle functions that make tensors on the device, and check their generators."""
 
     def __torch_function__(
         self,
@@ -165,8 +166,8 @@ class Manner(TorchFunctionMode):
                 )
         if not makes:
             return func(*args, **kwargs)
-        found = func(*args, **{**kwargs, "device": "cpu"})
-        return Held(found.detach()).requires_grad_(found.requires_grad)
+        tensor = func(*args, **{**kwargs, "device": "cpu"})
+        return Held(tensor.detach()).requires_grad_(tensor.requires_grad)
 
 
 def _tensors(args: Sequence[Any]) -> bool:
@@ -175,7 +176,7 @@ def _tensors(args: Sequence[Any]) -> bool:
 
 @cache
 def device() -> torch.device:
-    """The device, of which a process has one."""
+    """Return the device, after registering it once in this process."""
     import torch._dynamo  # the first optimiser imports it, and it reads torch.Generator
 
     _setup_privateuseone_for_python_backend(NAME)
@@ -201,7 +202,9 @@ def device() -> torch.device:
     return torch.device(NAME, 0)
 
 
-kept: list[torch.library.Library] = []  #: what they register lasts as long as they do
+kept: list[
+    torch.library.Library
+] = []  #: libraries, which must exist as long as their registrations
 
 
 def _generator(device: torch.device | str = "cpu") -> torch.Generator:
@@ -210,20 +213,20 @@ def _generator(device: torch.device | str = "cpu") -> torch.Generator:
 
 @contextlib.contextmanager
 def rehearsing() -> Iterator[torch.device]:
-    """A block in which every device that is chosen is this one."""
-    here = device()
+    """Context in which every chosen device is the rehearsal device."""
+    rehearsal = device()
     with (
-        mock.patch.object(devices, "choose", lambda _: here),
+        mock.patch.object(devices, "choose", lambda _: rehearsal),
         mock.patch.object(devices, "limit", lambda on, share: limits.update({str(on): share})),
         mock.patch.object(torch, "Generator", _generator),
         Manner(),
     ):
-        yield here
+        yield rehearsal
 
 
-limits: dict[str, float] = {}  #: of memory, as this process was told
+limits: dict[str, float] = {}  #: limits of memory by device, as set in this process
 
 
-def told() -> tuple[str, dict[str, float]]:
-    """The device that this process would choose, and its limits."""
+def chosen() -> tuple[str, dict[str, float]]:
+    """Return the device that this process chooses, and its memory limits."""
     return str(devices.choose("auto")), limits

@@ -1,7 +1,7 @@
 """A malicious SuperLink: a proxy between the ServerApp and a real one, on the ServerAppIo API.
 
-It hands on all calls as they come, but what it is told to change: of a reply it takes the whole,
-builds another one of it with Flower's own functions and serves that and its parts in its place.
+It forwards all calls, and can replace replies: it pulls the complete reply, builds another one with
+Flower's functions, and serves that one and its parts.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,10 +34,10 @@ OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_leng
 
 
 class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """``upstream``: the SuperLink's ServerAppIo API.
+    """Proxy for the ServerAppIo API at ``upstream``.
 
-    ``sent`` is called with each message to a node, its metadata and its name, before the node can
-    have it whole; ``reply`` may change a reply that has content.
+    ``sent`` is called with metadata and id of each message to a node, before the node can pull all
+    of it. ``reply`` returns the reply to deliver for one with content; None drops it.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
     ) -> None:
         self._channel = grpc.insecure_channel(upstream, options=OPTIONS)
         self._sent, self._reply = sent, reply
-        self._own: dict[str, bytes] = {}  # parts of what it has made itself
+        self._own: dict[str, bytes] = {}  # parts of the replies that it built
 
     def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
         name = call.method.rpartition("/")[2]
@@ -58,8 +58,10 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
             def ask(data: bytes, method: str = "") -> bytes:
                 path = call.method.rpartition("/")[0]
                 go = self._channel.unary_unary(f"{path}/{method}") if method else onward
-                told = [each for each in context.invocation_metadata() if each[0] != "user-agent"]
-                return bytes(go(data, metadata=told))
+                metadata = [
+                    pair for pair in context.invocation_metadata() if pair[0] != "user-agent"
+                ]
+                return bytes(go(data, metadata=metadata))
 
             try:
                 return self._handle(name, request, ask)
@@ -74,34 +76,34 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
             wanted = PullObjectRequest.FromString(request).object_id
             if wanted in self._own:
                 content = self._own[wanted]
-                found = PullObjectResponse(
+                response = PullObjectResponse(
                     object_found=True, object_available=True, object_content=content
                 )
-                return bytes(found.SerializeToString())
+                return bytes(response.SerializeToString())
         answer = ask(request)
         if name == "PushMessages":
             messages = PushAppMessagesRequest.FromString(request).messages_list
             names = PushAppMessagesResponse.FromString(answer).message_ids
-            for message, given in zip(messages, names, strict=True):
-                self._sent(message.metadata, given)
+            for message, message_id in zip(messages, names, strict=True):
+                self._sent(message.metadata, message_id)
         if name == "PullMessages":
             return self._changed(answer, ask)
         return answer
 
     def _changed(self, answer: bytes, ask: Callable[..., bytes]) -> bytes:
         response = PullAppMessagesResponse.FromString(answer)
-        given = PullAppMessagesResponse()
+        delivered = PullAppMessagesResponse()
         for proto, tree in zip(response.messages_list, response.message_object_trees, strict=True):
             if (passed := self._passed(proto, tree, ask)) is not None:
-                given.messages_list.append(passed[0])
-                given.message_object_trees.append(passed[1])
-        return bytes(given.SerializeToString())
+                delivered.messages_list.append(passed[0])
+                delivered.message_object_trees.append(passed[1])
+        return bytes(delivered.SerializeToString())
 
     def _passed(self, proto: Any, tree: Any, ask: Callable[..., bytes]) -> tuple[Any, Any] | None:
-        """A reply and the tree of its parts, as they go on to the ServerApp."""
+        """Return the delivered reply and the tree of its parts; None for a dropped reply."""
         if proto.HasField("error"):
             return proto, tree
-        names = [each.object_id for each in iterate_object_tree(tree)]
+        names = [node.object_id for node in iterate_object_tree(tree)]
         contents = {part: until(part, lambda part=part: self._pull(part, ask)) for part in names}
         honest: Message = inflate_object_from_contents(tree.object_id, contents)
         honest.metadata.__dict__["_message_id"] = tree.object_id
@@ -116,18 +118,18 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def _pull(self, part: str, ask: Callable[..., bytes]) -> bytes:
         request = PullObjectRequest(object_id=part, node=Node(node_id=SUPERLINK_NODE_ID))
-        found = PullObjectResponse.FromString(ask(request.SerializeToString(), "PullObject"))
-        return bytes(found.object_content) if found.object_available else b""
+        response = PullObjectResponse.FromString(ask(request.SerializeToString(), "PullObject"))
+        return bytes(response.object_content) if response.object_available else b""
 
 
 def parts(message: Message) -> list[str]:
-    """The names of the objects that Flower makes of a message."""
+    """Return the ids of the objects into which Flower splits a message."""
     return list(get_all_nested_objects(message))
 
 
 @contextmanager
 def serving(relay: Relay) -> Iterator[str]:
-    """The relay's address."""
+    """Serve the relay during the ``with`` block; yield its address."""
     server = grpc.server(futures.ThreadPoolExecutor(8), handlers=[relay], options=OPTIONS)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()

@@ -1,18 +1,17 @@
-"""The proof that a change of the code has changed no number.
+"""Check that a change of the code changed no number.
 
     python -m tests.support.same_numbers record CHECKOUT OUT.json [--only NAME] [--jobs 1]
     python -m tests.support.same_numbers compare BEFORE.json AFTER.json [--only NAME]
 
-``record`` runs every case of ``same_numbers.toml`` with the command line of a checkout, each in a
-process of its own, and writes what the run left as one flat table from paths to values: the
-SHA-256 of the final weights, the journal and the summary without times, and a digest of every
-tensor, by its name, in the model's file, in the files that the server and the clients keep, and in
-every reply of a client. A recording that was interrupted continues with the cases that it lacks.
-NAME may have wildcards.
+``record`` runs every case of ``same_numbers.toml`` with the command line of a checkout, each in its
+own process. It writes the results of the run as one flat table from paths to values: the SHA-256 of
+the final weights, the journal and the summary without times, and a digest of every tensor in the
+model's file, in the files of the server and the clients, and in every reply. An interrupted
+recording continues with the missing cases. NAME may have wildcards.
 
 ``compare`` prints one line for each case and ends with status 1 if there is a difference. The
-tables below list what a change moved on purpose. In them ``*`` is one segment of a path, and what
-follows the pattern is kept.
+tables below list intended changes. In them ``*`` is one segment of a path; the rest of a path after
+the pattern stays.
 """
 
 import argparse
@@ -35,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 MOVED: dict[str, str] = {}
-"""Older path: newer path, as in ``{"journal/*/bytes/up": "journal/*/traffic/up"}``."""
+"""Newer path by older path, as in ``{"journal/*/bytes/up": "journal/*/traffic/up"}``."""
 ADDED: list[str] = []
 """Paths that only the newer recording has."""
 DROPPED: list[str] = ["upload//query.hello/*/2"]
@@ -49,40 +48,39 @@ ROUGH = [
     "summary/cost/bytes",
     "summary/cost/bytes_per_number",
 ]
-"""Older paths of whole messages' bytes, names and all, which may differ by the share ``MORE``, and
-by ``FIELD`` bytes."""
+"""Older paths of message sizes, which may differ by the share ``MORE`` and by ``FIELD`` bytes."""
 MORE = 0.01
 FIELD = 16 * 4 * 4  #: bytes of one more field in each reply: four clients, four rounds
 TIMES = {"seconds", "seconds_by_phase", "versions", "follows", "digest", "version"}
-"""Keys, at any depth, of what may differ between equal runs."""
+"""Keys, at any depth, whose values may differ between equal runs."""
 NOT_COMPARED = re.compile(r"(entry|config|undone|experiment|nodes|kept|t)\b|.*\.kept$")
-"""What a payload or a checkpoint holds beside numbers: rounds, texts and places."""
+"""Fields of a payload or a checkpoint that are not compared: rounds, texts and paths."""
 
 TYPES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4}
 TYPES |= {"int16": 2, "uint16": 2, "int8": 1, "uint8": 1, "bool": 1}
-"""Bytes of a number, by the name of its type in a payload."""
+"""Bytes of one number by dtype."""
 EVERY_RUN = ["device=cpu", "experiment=same-numbers"]
-LIE = 3e38  #: what client 1 sends in place of its numbers, where a case asks for a lie
+LIE = 3e38  #: numbers that client 1 sends in a case with a malicious reply
 
 Flat = dict[str, Any]
 Case = dict[str, Any]
 
 
 def cases() -> dict[str, Case]:
-    """Every case by name: its overrides as ``run``, and the special ways that it takes."""
-    told = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-    methods = told["methods"]
+    """Return every case by name: its overrides (``run``) and its special settings."""
+    file = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    methods = file["methods"]
 
     def tiny(text: str) -> list[str]:
         method, *own = text.split()
-        return [*told["tiny"].split(), f"method={method}", *methods[method].split(), *own]
+        return [*file["tiny"].split(), f"method={method}", *methods[method].split(), *own]
 
     small = {f"tiny-{name}": {"run": tiny(name)} for name in methods}
-    switches = {name: {"run": tiny(text)} for name, text in told["switches"].items()}
-    special = {name: {**case, "run": tiny(case["run"])} for name, case in told["special"].items()}
+    switches = {name: {"run": tiny(text)} for name, text in file["switches"].items()}
+    special = {name: {**case, "run": tiny(case["run"])} for name, case in file["special"].items()}
     full = {
         f"default-{name}": {"run": [f"method={name}", *methods[name].split()]}
-        for name in told["default"].split()
+        for name in file["default"].split()
     }
     return {**small, **switches, **special, **full}
 
@@ -131,8 +129,8 @@ def leaves(skeleton: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def payload(skeleton: Any, arrays: dict[str, bytes]) -> Flat:
-    """Digests of the tensors and the other values of a payload, by their names in it."""
-    found: Flat = {}
+    """Return digests of the tensors and the other values of a payload, by name."""
+    values: Flat = {}
     at: Counter[str] = Counter()
     for path, leaf in leaves(skeleton):
         if isinstance(leaf, tuple):
@@ -140,14 +138,14 @@ def payload(skeleton: Any, arrays: dict[str, bytes]) -> Flat:
             size = math.prod(shape) * TYPES[dtype]
             data = arrays.get(dtype, b"")[at[dtype] : at[dtype] + size]
             at[dtype] += size
-            found[path] = f"{dtype}{shape} {hashlib.sha256(data).hexdigest()[:24]}"
+            values[path] = f"{dtype}{shape} {hashlib.sha256(data).hexdigest()[:24]}"
         elif not NOT_COMPARED.match(path) and path not in TIMES:
-            found[path] = leaf
-    return found
+            values[path] = leaf
+    return values
 
 
 def contents(path: Path) -> Flat:
-    """The same of a safetensors file, of ours or with plain tensors."""
+    """Return the same for a safetensors file, with or without a schema."""
     data = path.read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:start])
@@ -166,7 +164,7 @@ def contents(path: Path) -> Flat:
 
 
 def named(prefix: str, root: Path, paths: list[Path]) -> Flat:
-    """The contents of files, by their places below ``root``."""
+    """Return the contents of files, by their paths below ``root``."""
     return {
         f"{prefix}/{path.relative_to(root).as_posix()}/{name}": value
         for path in sorted(paths)
@@ -175,7 +173,7 @@ def named(prefix: str, root: Path, paths: list[Path]) -> Flat:
 
 
 def kept_by_clients(state: Path) -> Flat:
-    """What each client's newest round left; the folders' numbers are client and round."""
+    """Return each client's newest state; the folders' numbers are client and round."""
     rounds: dict[int, dict[int, list[Path]]] = {}
     for path in sorted(state.rglob("*.safetensors")):
         k, t = (int(part) for part in path.relative_to(state).parts if part.isdigit())
@@ -188,7 +186,7 @@ def kept_by_clients(state: Path) -> Flat:
 
 
 def left(out: Path, state: Path) -> Flat:
-    """Everything that a finished run left, flat."""
+    """Return all results of a finished run as one flat table."""
     summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
     journal = [json.loads(line) for line in (out / "journal.jsonl").read_text().splitlines()]
     files = [path for path in out.rglob("*.safetensors") if state not in path.parents]
@@ -204,10 +202,10 @@ def left(out: Path, state: Path) -> Flat:
 
 
 def inside(uploads: Path, lie: int, arguments: list[str]) -> None:
-    """Be the command line of the checkout, and write down what clients in this process send.
+    """Run the command line of the checkout, and record the replies of clients in this process.
 
-    In round ``lie`` client 1 replies to training with enormous numbers. Keys of 32 bytes from the
-    operating system's entropy, from which a private run draws its noise, are always the same.
+    In round ``lie`` client 1 replies to training with enormous numbers. ``os.urandom(32)``, from
+    which a private run draws its noise, returns constant bytes.
     """
     import numpy as np
     from flwr.app import Array, ArrayRecord
@@ -230,9 +228,9 @@ def inside(uploads: Path, lie: int, arguments: list[str]) -> None:
         skeleton = json.loads(zlib.decompress(fields["skeleton"])) if "skeleton" in fields else {}
         sent = reply.content.array_records.get("arrays", {})
         raw = {name: array.numpy().tobytes() for name, array in sent.items()}
-        found = payload(skeleton, raw)
+        values = payload(skeleton, raw)
         with open(uploads, "a", encoding="utf-8") as file:
-            line = {f"{place}/{seen[place]}/{name}": value for name, value in found.items()}
+            line = {f"{place}/{seen[place]}/{name}": value for name, value in values.items()}
             print(json.dumps(line), file=file)
         return reply
 
@@ -262,7 +260,7 @@ def commands(case: Case, folder: Path) -> Iterator[list[str]]:
 
 
 def play(checkout: Path, case: Case) -> Flat:
-    """One case in a checkout; its record, or the error."""
+    """Run one case in a checkout; return its record, or the error."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         env = {key: value for key, value in os.environ.items() if key != "FEDMOSAIC_STATE_DIR"}
@@ -277,17 +275,17 @@ def play(checkout: Path, case: Case) -> Flat:
             )
             if run.returncode:
                 break
-        told = {"case": case, "took": round(time.monotonic() - started, 1)}
+        result = {"case": case, "took": round(time.monotonic() - started, 1)}
         if run.returncode:
-            return told | {"error": run.stderr.strip().replace(name, "")[-2000:]}
+            return result | {"error": run.stderr.strip().replace(name, "")[-2000:]}
         try:
-            return told | {"left": left(folder / "out", folder / "state")}
+            return result | {"left": left(folder / "out", folder / "state")}
         except (OSError, ValueError, KeyError) as error:
-            return told | {"error": f"{type(error).__name__}: {error}".replace(name, "")}
+            return result | {"error": f"{type(error).__name__}: {error}".replace(name, "")}
 
 
 def record(checkout: Path, to: Path, only: str, jobs: int) -> int:
-    """Record the cases that ``to`` lacks; 1 if one of them failed."""
+    """Record the cases that ``to`` lacks; return 1 if one of them failed."""
     done: dict[str, Flat] = json.loads(to.read_text()) if to.exists() else {}
     todo = {
         name: case
@@ -310,7 +308,7 @@ def record(checkout: Path, to: Path, only: str, jobs: int) -> int:
 
 
 def equal(path: str, before: Any, after: Any) -> bool:
-    """Return whether two values at a path are the same, or nearly so where that is allowed."""
+    """Return whether two values at a path are equal, or close enough for a path of ``ROUGH``."""
     if listed(path, ROUGH) and None not in (before, after):
         few = FIELD if isinstance(before, int) else 0
         return bool(abs(after - before) <= MORE * abs(before) + few)
@@ -318,7 +316,7 @@ def equal(path: str, before: Any, after: Any) -> bool:
 
 
 def differences(before: Flat, after: Flat) -> Iterator[str]:
-    """Yield a line for each path whose value is not what it was."""
+    """Yield a line for each path whose value changed."""
     seen = set()
     before, after = (
         {path: value for path, value in side.items() if not NOT_COMPARED.match(path.split("/")[-1])}
@@ -338,21 +336,21 @@ def differences(before: Flat, after: Flat) -> Iterator[str]:
 
 
 def compare(before: Path, after: Path, only: str) -> int:
-    """Print a line for each case; 1 if one differs or nothing was compared."""
+    """Print a line for each case; return 1 if one differs or no case was compared."""
     old, new = json.loads(before.read_text()), json.loads(after.read_text())
     names = [name for name in old | new if fnmatch(name, only)]
     changed = 0
     for name in names:
         one, two = old.get(name, {}), new.get(name, {})
         if "left" not in one or "left" not in two:
-            found = ["not recorded " + ("before" if "left" not in one else "after")]
+            lines = ["not recorded " + ("before" if "left" not in one else "after")]
         elif one["case"] != two["case"]:
-            found = ["recorded with other overrides"]
+            lines = ["recorded with other overrides"]
         else:
-            found = list(differences(one["left"], two["left"]))
-        more = f" (and {len(found) - 1} more)" if found[1:] else ""
-        print(f"DIFFERS  {name}: {found[0]}{more}" if found else f"same     {name}")
-        changed += bool(found)
+            lines = list(differences(one["left"], two["left"]))
+        more = f" (and {len(lines) - 1} more)" if lines[1:] else ""
+        print(f"DIFFERS  {name}: {lines[0]}{more}" if lines else f"same     {name}")
+        changed += bool(lines)
     print(f"{len(names)} cases, {changed} differ")
     return 1 if changed or not names else 0
 

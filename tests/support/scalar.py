@@ -1,4 +1,4 @@
-"""Federations of one number: client k descends ½ (w − a_k)², worked out by hand elsewhere."""
+"""Federations with one weight w: client k minimises ½ (w − a_k)². Tests compute w by hand."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,11 +20,11 @@ PLAIN: dict[str, Any] = {
     "train__momentum": 0.0,
     "train__steps": 2,
 }
-"""Two steps of gradient descent at 0.1."""
+"""Settings: two steps of gradient descent with learning rate 0.1."""
 
 
 class Scalar(Classifier):
-    """One weight w, 0 at first, and no opinion about images."""
+    """Network with one weight w, initially 0, whose outputs are 0 for all images."""
 
     def __init__(self, shape: Sequence[int], classes: int, factor: float) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Scalar(Classifier):
 
 
 def descend(monkeypatch: pytest.MonkeyPatch, targets: Sequence[float]) -> None:
-    """From now on ``scalar`` is an architecture, and client k's loss is ½ (w − targets_k)²."""
+    """Add the architecture ``scalar``, and let client k's loss be ½ (w − targets_k)²."""
 
     def loss(self: GlobalCopy[Any, Any], request: Any, net: Classifier) -> Any:
         a = targets[self.participant.k]
@@ -50,10 +50,10 @@ def descend(monkeypatch: pytest.MonkeyPatch, targets: Sequence[float]) -> None:
 
 
 def result(run: TinyRun) -> float:
-    """The run's w."""
+    """Return the run's w."""
     return float(run.model["w"])
 
 
 def kept(folder: Path, t: int, k: int, kind: str) -> Path:
-    """The file of what client k keeps of round t."""
+    """Return the path of client k's state after round t."""
     return folder / "state" / "test" / str(k) / str(t) / f"{kind}.safetensors"

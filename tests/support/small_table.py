@@ -1,4 +1,4 @@
-"""A table file of two methods on toy data, whose cells take a fraction of a second."""
+"""A table of two methods on the data set ``toy``; a cell takes a fraction of a second."""
 
 TABLE = """
 title = "A table"

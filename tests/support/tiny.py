@@ -1,4 +1,4 @@
-"""A tiny run: seconds long, the real ServerApp over the real ClientApp in this process."""
+"""Tiny runs: the real ServerApp and ClientApp in this process, within seconds."""
 
 import json
 from collections.abc import Callable
@@ -34,7 +34,7 @@ TINY: dict[str, Value] = {
 
 
 class TinyRun:
-    """A run, finished or cut off, and what it left."""
+    """The files of a finished or interrupted run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -43,18 +43,18 @@ class TinyRun:
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
-        return found
+        summary: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
+        return summary
 
     @property
     def timeless(self) -> list[dict[str, Any]]:
-        """The journal without what may differ between equal runs."""
+        """The journal without the keys that may differ between equal runs."""
         times = {"seconds", "follows", "digest"}
         return [{k: v for k, v in entry.items() if k not in times} for entry in self.journal]
 
     @cached_property
     def model(self) -> dict[str, Tensor]:
-        """The run's network, or all of them."""
+        """Weights of the run's network, or of all its networks."""
         return load_file(self.folder / "model.safetensors")
 
     @property
@@ -63,11 +63,11 @@ class TinyRun:
 
 
 Run = Callable[..., TinyRun]
-"""What the fixtures ``run`` and ``played`` are: settings to a run."""
+"""Type of the fixtures ``run`` and ``played``: functions from settings to a run."""
 
 
 def flat(out: Path, **changes: Any) -> dict[str, Value]:
-    """A whole run config: the defaults, the tiny run's, and ``changes`` (dots as ``__``)."""
+    """Return a run config: the defaults, ``TINY``, and ``changes`` (dots written as ``__``)."""
     named = {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
     method = str(changes.get("method", ""))
     own = {"out": str(out), "state-dir": str(out / "state"), "experiment": "test"}
@@ -75,7 +75,7 @@ def flat(out: Path, **changes: Any) -> dict[str, Value]:
 
 
 def under(table: str, **values: Any) -> dict[str, Any]:
-    """Settings of one table as ``flat`` takes them: ``under("train", lr=0.1)``."""
+    """Return settings of one table in the form of ``flat``: ``under("train", lr=0.1)``."""
     return {f"{table}__{key}": value for key, value in values.items()}
 
 
@@ -84,9 +84,9 @@ def play(
     grid: Loopback | Callable[..., Loopback] = Loopback,
     learnt: Path | None = None,
 ) -> TinyRun:
-    """Run the real ServerApp over the real ClientApp, in this process unless ``grid`` says else.
+    """Run the real ServerApp with the real ClientApp in this process, or on another ``grid``.
 
-    ``grid`` is one, or what makes one. ``learnt``: where local training is shared with other runs.
+    ``grid``: a loopback or its class. ``learnt``: folder of local training shared with other runs.
     """
     from server_app.app import app
 

@@ -1,9 +1,9 @@
-"""Run what a compose file describes, each replica on a host of its own in network namespaces.
+"""Run the services of a compose file, each replica on its own host in network namespaces.
 
-It does what Docker Compose and the engine do with the parts of the language that our files use:
-networks and their names, volumes, users, read-only roots, dependencies and their conditions, health
-checks, replicas, restart policies. Limits of processor and memory are not enforced. With the root
-file system of a built image in ``FEDMOSAIC_IMAGE``, that is what the containers see.
+It implements the parts of Docker Compose that our files use: networks and their names, volumes,
+users, read-only roots, dependencies and their conditions, health checks, replicas, restart
+policies. It does not enforce limits of processor and memory. If ``FEDMOSAIC_IMAGE`` names the root
+file system of a built image, the containers use it.
 """
 
 import os
@@ -20,7 +20,7 @@ from tests.support.namespaces import Host, Network
 WORKDIR = "/home/fedmosaic"
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 IMAGE = os.environ.get("FEDMOSAIC_IMAGE")
-MAX_STARTS = 5  #: of one container, before it counts as broken
+MAX_STARTS = 5  #: starts of one container before it counts as broken
 
 
 @dataclass
@@ -37,10 +37,10 @@ class Container:
 
 @dataclass
 class Service:
-    """A service of the compose file, as ``docker-compose config`` gives it."""
+    """A service of the compose file; ``spec``: its part of ``docker-compose config``."""
 
     name: str
-    said: Mapping[str, Any]
+    spec: Mapping[str, Any]
     containers: list[Container] = field(default_factory=list)
 
     @property
@@ -58,31 +58,31 @@ class Service:
 
 
 class Topology:
-    """The services of ``model`` on ``network``; volumes, logs and the project go below ``work``."""
+    """The services of ``model`` on ``network``; ``work``: folder of volumes, logs and project."""
 
     def __init__(self, model: Mapping[str, Any], network: Network, work: Path) -> None:
         self.network, self._work = network, work
-        self.services = {name: Service(name, said) for name, said in model["services"].items()}
+        self.services = {name: Service(name, spec) for name, spec in model["services"].items()}
         self.app = work / "app"
         self._root = work / "root"
         for folder in (self.app, self._root, work / "logs"):
             folder.mkdir(parents=True)
         compose.build(self.app)
         modes = dict(compose.folders())
-        for said in model["services"].values():
-            for volume in said.get("volumes", []):
+        for spec in model["services"].values():
+            for volume in spec.get("volumes", []):
                 folder = self.volume(volume["source"])
-                if not folder.exists():  # as the engine does it: owner and mode are the image's
+                if not folder.exists():  # owner and mode are the image's, as with an engine
                     folder.mkdir(parents=True)
                     folder.chmod(int(modes[volume["target"]], 8))
-                    os.chown(folder, *map(int, said["user"].split(":")))
+                    os.chown(folder, *map(int, spec["user"].split(":")))
 
     def volume(self, name: str) -> Path:
-        """The folder that stands for a named volume."""
+        """Return the folder of a named volume."""
         return self._work / "volumes" / name
 
     def run(self, name: str, patience: float = 300.0) -> None:
-        """``docker compose run --rm NAME``: one container, to its end, which must be good."""
+        """``docker compose run --rm NAME``: run one container until it ends with status 0."""
         service = self.services[name]
         container = self._create(service, 1)
         self._start(service, container)
@@ -99,19 +99,16 @@ class Topology:
     ) -> None:
         """``docker compose up``, until the service ``until`` has ended with status 0.
 
-        ``meanwhile`` is called again and again.
-
-        Raises:
-            AssertionError: it took longer than ``patience`` seconds, or a container ended that its
-                restart policy does not start again, or one was restarted too often.
+        ``meanwhile`` is called repeatedly. Raises ``AssertionError`` after ``patience`` seconds, if
+        a container ended that its restart policy does not restart, or after too many restarts.
         """
         deadline = time.monotonic() + patience
         waiting = {name: each for name, each in self.services.items() if name not in skip}
-        watched = {  # the engine looks at the others as well, but nothing here depends on it
+        watched = {  # the engine checks the others too, but no service here depends on them
             name
             for service in waiting.values()
-            for name, said in service.said.get("depends_on", {}).items()
-            if said["condition"] == "service_healthy"
+            for name, spec in service.spec.get("depends_on", {}).items()
+            if spec["condition"] == "service_healthy"
         }
         while not self.services[until].succeeded:
             for name, service in list(waiting.items()):
@@ -137,17 +134,17 @@ class Topology:
         service = self.services[container.name.rpartition("-")[0]]
         assert container.process is not None
         return containers.execute(
-            container.process, command, self._env(service.said), service.said["user"], timeout
+            container.process, command, self._env(service.spec), service.spec["user"], timeout
         )
 
     def healthy(self, container: Container) -> bool:
-        """Whether the container's own health check says so now."""
-        test = self.services[container.name.rpartition("-")[0]].said["healthcheck"]["test"]
+        """Return whether the container's health check succeeds now."""
+        test = self.services[container.name.rpartition("-")[0]].spec["healthcheck"]["test"]
         assert test[0] == "CMD", test
         return self.execute(container, test[1:]).returncode == 0
 
     def tail(self, *names: str, lines: int = 25) -> str:
-        """The ends of the logs of these services; of all, if none is named."""
+        """Return the ends of the logs of these services, or of all without ``names``."""
         logs = [each.log for name in names or self.services for each in self._of(name)]
         texts = [(log.stem, log.read_text(errors="replace").splitlines()) for log in logs]
         return "\n".join(f"--- {name}\n" + "\n".join(text[-lines:]) for name, text in texts)
@@ -156,71 +153,71 @@ class Topology:
         return self.services[name].containers
 
     def _replicas(self, service: Service) -> int:
-        return int(service.said.get("deploy", {}).get("replicas", service.said.get("scale", 1)))
+        return int(service.spec.get("deploy", {}).get("replicas", service.spec.get("scale", 1)))
 
     def _may_start(self, service: Service) -> bool:
-        for name, said in service.said.get("depends_on", {}).items():
+        for name, spec in service.spec.get("depends_on", {}).items():
             needed = self.services[name]
             if not {
                 "service_started": needed.started,
                 "service_healthy": needed.healthy,
                 "service_completed_successfully": needed.succeeded,
-            }[said["condition"]]:
+            }[spec["condition"]]:
                 return False
         return True
 
     def _create(self, service: Service, number: int) -> Container:
         name = f"{service.name}-{number}"
         on = {
-            network: [service.name, *((said or {}).get("aliases") or [])]
-            for network, said in (service.said.get("networks") or {}).items()
+            network: [service.name, *((spec or {}).get("aliases") or [])]
+            for network, spec in (service.spec.get("networks") or {}).items()
         }
         host = self.network.host(name, on=on)
         container = Container(host, name, self._work / "logs" / f"{name}.log")
         service.containers.append(container)
         return container
 
-    def files(self, said: Mapping[str, Any]) -> containers.Files:
-        """What a service sees of the file system."""
+    def files(self, spec: Mapping[str, Any]) -> containers.Files:
+        """Return the file system of a service."""
         return containers.Files(
             app=self.app,
             volumes={
                 each["target"]: (self.volume(each["source"]), bool(each.get("read_only")))
-                for each in said.get("volumes", [])
+                for each in spec.get("volumes", [])
             },
-            tmpfs=dict(each.partition(":")[::2] for each in said.get("tmpfs", [])),
-            read_only=bool(said.get("read_only")),
+            tmpfs=dict(each.partition(":")[::2] for each in spec.get("tmpfs", [])),
+            read_only=bool(spec.get("read_only")),
             image=Path(IMAGE) if IMAGE else None,
         )
 
     def start_in(
         self,
         host: Host,
-        said: Mapping[str, Any],
+        spec: Mapping[str, Any],
         command: Sequence[str],
         files: containers.Files,
         log: Path,
     ) -> subprocess.Popen[bytes]:
-        """Run a command as the service ``said`` would on ``host``."""
+        """Start a command on ``host`` with the settings ``spec`` of a service."""
         return containers.start(
-            host, command, files, self._env(said), said["user"], WORKDIR, self._root, log
+            host, command, files, self._env(spec), spec["user"], WORKDIR, self._root, log
         )
 
     def _start(self, service: Service, container: Container) -> None:
-        said = service.said
+        spec = service.spec
         container.starts += 1
         container.process = self.start_in(
-            container.host, said, said["command"], self.files(said), container.log
+            container.host, spec, spec["command"], self.files(spec), container.log
         )
 
     def _keep(self, service: Service) -> None:
-        """Start again what has ended, if the service's restart policy says so."""
+        """Restart ended containers according to the service's restart policy."""
         for container in service.containers:
             assert container.process is not None
             status = container.process.poll()
             if status is None:
                 continue
-            policy = service.said.get("restart", "no").partition(":")[0]
+            policy = service.spec.get("restart", "no").partition(":")[0]
             again = policy in ("always", "unless-stopped") or (policy == "on-failure" and status)
             assert again or not status, f"{container.name} ended:\n{self.tail(service.name)}"
             if again:
@@ -230,11 +227,11 @@ class Topology:
                 container.healthy = False
                 self._start(service, container)
 
-    def _env(self, said: Mapping[str, Any]) -> dict[str, str]:
+    def _env(self, spec: Mapping[str, Any]) -> dict[str, str]:
         image = compose.environment()
         return {
             **image,
             "PATH": f"{image['PATH']}:{SYSTEM_PATH}",
             **({} if IMAGE else {"PYTHONPATH": "/app/deploy"}),  # an image has it installed
-            **{name: str(value) for name, value in (said.get("environment") or {}).items()},
+            **{name: str(value) for name, value in (spec.get("environment") or {}).items()},
         }

@@ -20,7 +20,7 @@ from server_app.tracking.sink import Sink, TrackerProgress, progress_of
 from server_app.tracking.tracker import Tracker
 from tests.support.battery import fail_client
 from tests.support.commandline import typed
-from tests.support.left import census, entry
+from tests.support.run_folder import census, entry
 from tests.support.tiny import flat, play
 
 SCORES = [
@@ -142,8 +142,8 @@ def test_a_broken_tracker_is_one_warning(
     assert "broken fails" in line and "SystemExit: no login" in line
     assert line.endswith(str(tmp_path / "errors.log"))
     assert notes[-3:] == [1, 2, True], "the other one hears everything"
-    (said,) = sink.failures(tmp_path, "broken,seen")
-    assert "broken failed" in said and "no login" in said
+    (failure,) = sink.failures(tmp_path, "broken,seen")
+    assert "broken failed" in failure and "no login" in failure
 
 
 def test_a_tracker_that_hangs_is_left_behind(

@@ -1,7 +1,7 @@
-"""A wall clock that jumps: every Python process with this folder on PYTHONPATH has it.
+"""A wall clock that jumps, in every Python process with this folder on PYTHONPATH.
 
-``JUMP`` names a file with the seconds by which the clock is wrong now; no file, none. The monotonic
-clock goes on, as it does where an operator or NTP sets the time.
+``JUMP`` names a file with the error of the clock in seconds; without the file it is 0. The
+monotonic clock does not jump, as when an operator or NTP sets the time.
 """
 
 import datetime

@@ -1,4 +1,4 @@
-"""A SuperNode that sends slowly: each large part of a message takes ``SLOW`` seconds longer."""
+"""A slow SuperNode: sending each large part of a message takes ``SLOW`` seconds longer."""
 
 import os
 import sys
@@ -16,10 +16,10 @@ if os.environ.get("SLOW") and "supernode" in " ".join(sys.orig_argv):
         _stub(self, channel)
         push = self.PushObject
 
-        def late(request: Any, *given: Any, **named: Any) -> Any:
+        def late(request: Any, *args: Any, **kwargs: Any) -> Any:
             if len(request.object_content) > LARGE:
                 time.sleep(float(os.environ["SLOW"]))
-            return push(request, *given, **named)
+            return push(request, *args, **kwargs)
 
         self.PushObject = late
 

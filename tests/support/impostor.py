@@ -1,4 +1,4 @@
-"""A registered client that uses Flower's Fleet API with its own key, in other clients' names."""
+"""A registered client that replies for other clients through Flower's Fleet API."""
 
 from typing import Any
 
@@ -19,8 +19,8 @@ from common.exchange.seal.files import ssh_key
 from deploy.machines.certificates import Certificates
 
 
-class Usurper:
-    """Client k of the federation at ``fleet``; ``node``: its node id."""
+class Impostor:
+    """Client k of the federation at ``fleet``, with its own key; ``node``: its node id."""
 
     def __init__(self, fleet: str, keys: Certificates, k: int) -> None:
         key = ssh_key(keys.key(k))
@@ -37,16 +37,16 @@ class Usurper:
         self._stub = FleetStub(self._channel)
 
     def answer(self, about: Any, name: str, content: RecordDict) -> bool:
-        """Answer another node's message in its place; whether the SuperLink takes it.
+        """Reply to another node's message; return whether the SuperLink accepts the reply.
 
         ``about``: the message's metadata as Flower sends them, ``name``: its id.
         """
-        question = Message(
+        request = Message(
             RecordDict(), about.dst_node_id, about.message_type, ttl=about.ttl, group_id="2"
         )
         known = {"_run_id": about.run_id, "_message_id": name, "_src_node_id": about.src_node_id}
-        question.metadata.__dict__.update({**known, "_created_at": about.created_at})
-        forged = Message(content, reply_to=question)
+        request.metadata.__dict__.update({**known, "_created_at": about.created_at})
+        forged = Message(content, reply_to=request)
         forged.metadata.__dict__["_message_id"] = forged.object_id
         node = Node(node_id=self.node)
         taken = self._stub.PushMessages(
@@ -56,20 +56,20 @@ class Usurper:
                 message_object_trees=[get_object_tree(forged)],
             )
         )
-        for part, each in get_all_nested_objects(forged).items():
+        for part, item in get_all_nested_objects(forged).items():
             if part in taken.objects_to_push:
                 self._stub.PushObject(
                     PushObjectRequest(
                         node=node,
                         run_id=about.run_id,
                         object_id=part,
-                        object_content=each.deflate(),
+                        object_content=item.deflate(),
                     )
                 )
         return list(taken.results) == [forged.object_id]
 
     def pull(self, run: int, part: str) -> bytes:
-        """An object that another client has sent."""
+        """Return an object that another client sent."""
         request = PullObjectRequest(node=Node(node_id=self.node), run_id=run, object_id=part)
         return bytes(self._stub.PullObject(request).object_content)
 

@@ -1,4 +1,4 @@
-"""A task of three classes, and what an honest client says of itself."""
+"""A task of three classes, and the census reply of an honest client."""
 
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ TASK = Task(
 
 
 def info(**changes: Any) -> ClientInfo:
+    """Return the census reply of client 0 with ``changes``."""
     fields: dict[str, Any] = {
         "experiment": "e",
         "k": 0,

@@ -1,4 +1,4 @@
-"""Notes of what a function was given and what it returned, while it does what it always does."""
+"""Record arguments and results of a function's calls."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,18 +6,18 @@ from typing import Any
 import pytest
 
 
-def watched(
+def record_calls(
     patch: pytest.MonkeyPatch,
     owner: Any,
     name: str,
-    note: Callable[..., Any] = lambda result, *given, **named: result,
+    note: Callable[..., Any] = lambda result, *args, **kwargs: result,
 ) -> list[Any]:
     """Return a list that gets ``note(result, *arguments)`` for each call of ``owner.name``."""
     real, notes = getattr(owner, name), list[Any]()
 
-    def noting(*given: Any, **named: Any) -> Any:
-        result = real(*given, **named)
-        notes.append(note(result, *given, **named))
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        result = real(*args, **kwargs)
+        notes.append(note(result, *args, **kwargs))
         return result
 
     patch.setattr(owner, name, noting)

@@ -1,8 +1,7 @@
-"""Stands in for ``flwr-clientapp`` on one SuperNode: a ClientApp that answers garbage.
+"""Script in place of ``flwr-clientapp`` on one SuperNode: a client that replies with garbage.
 
-Run as a script, by the name of the program that it stands in for. It is Flower's own program with
-``ClientApp`` patched: the census is answered honestly, training with another kind of garbage in
-each round, scoring with an accuracy that is not finite.
+It calls Flower's own program with ``ClientApp`` patched. The census reply is honest, each round's
+training reply has another kind of garbage, and the score is not finite.
 """
 
 import importlib
@@ -19,7 +18,7 @@ from flwr.clientapp import ClientApp
 Arrays = dict[str, Array]
 
 honest = ClientApp.__call__
-K, UP = 1, "protocol.Trained"  #: whom it serves; what is asked for in training
+K, UP = 1, "protocol.Trained"  #: number of the client; kind of the training reply
 
 
 def packed(kind: str, fields: Any, arrays: dict[str, Array]) -> RecordDict:
@@ -46,11 +45,11 @@ def pretender(fields: Any, w: Any, more: Arrays) -> RecordDict:
 
 
 def unreadable(fields: Any, w: Any, more: Arrays) -> RecordDict:
-    """Flower itself cannot put this one together: its arrays name no chunks."""
-    whole = Array.deflate
+    """Return a reply that Flower cannot assemble, because its arrays name no chunks."""
+    original = Array.deflate
 
     def deflate(self: Array) -> bytes:
-        return whole(self).replace(b"arraychunk_ids", b"arraychunk_idz")
+        return original(self).replace(b"arraychunk_ids", b"arraychunk_idz")
 
     Array.deflate = deflate
     return packed(UP, fields, {**more, "float32": Array(w)})

@@ -1,4 +1,4 @@
-"""What a run leaves in its folder, written by hand: entries, and the folder itself."""
+"""Run folders and journal entries written by hand, for tests without a run."""
 
 import json
 from pathlib import Path
@@ -21,9 +21,12 @@ alpha = 0.5
 def census(
     model: str = "lenet5", classes: tuple[str, ...] = ("zero", "one"), **of_last: Any
 ) -> Entry:
-    """Two clients, a resnet8 and a ``model``; ``of_last`` is said of the second one alone."""
-    told = {"n": 7, "parameters": 100, "counts": [3, 4]}
-    clients = [{"k": 0, "model": "resnet8", **told}, {"k": 1, "model": model, **told, **of_last}]
+    """Return the census of two clients, a resnet8 and a ``model`` with the fields ``of_last``."""
+    common = {"n": 7, "parameters": 100, "counts": [3, 4]}
+    clients = [
+        {"k": 0, "model": "resnet8", **common},
+        {"k": 1, "model": model, **common, **of_last},
+    ]
     return Entry.model_validate(
         {
             "round": 0,
@@ -38,7 +41,7 @@ def census(
 
 
 def entry(t: int, accuracy: float | None, **more: Any) -> Entry:
-    """Round t ≥ 1, which took two seconds."""
+    """Return the entry of round t ≥ 1, which took two seconds."""
     return Entry.model_validate(
         {
             "round": t,
@@ -53,12 +56,12 @@ def entry(t: int, accuracy: float | None, **more: Any) -> Entry:
     )
 
 
-def said(text: str) -> str:
-    """A journal's line of the present version with ``text`` as the rest of its object."""
+def journal_line(text: str) -> str:
+    """Return a journal line of the present version with ``text`` as the rest of its object."""
     return f'{{"version": {VERSION}, {text}}}\n'
 
 
-def leave(
+def write_run(
     where: Path,
     entries: list[Entry],
     *,
@@ -68,7 +71,7 @@ def leave(
     summary: dict[str, Any] | None = None,
     tail: str = "",
 ) -> Path:
-    """The folder of a run; ``tail`` follows the journal's last line."""
+    """Write the folder of a run; ``tail`` follows the journal's last line."""
     where.mkdir()
     lines = "".join(one.line() + "\n" for one in entries)
     (where / "journal.jsonl").write_text(lines + tail, encoding="utf-8")
@@ -80,10 +83,10 @@ def leave(
 
 
 def finished(where: Path, **more: Any) -> Path:
-    """Two rounds, after which both clients were scored."""
+    """Write the folder of a finished run of two rounds, after which both clients were scored."""
     scores = [
         {"k": 0, "n": 3, "accuracy": 0.25, "accuracy_global": 0.5},
         {"k": 1, "n": 3, "accuracy": 0.75, "accuracy_global": 0.5},
     ]
     entries = [census(), entry(1, 0.6), entry(2, 0.4, scores=scores)]
-    return leave(where, entries, **{"summary": {"status": "completed"}, **more})
+    return write_run(where, entries, **{"summary": {"status": "completed"}, **more})

@@ -1,8 +1,7 @@
-"""Stands in for ``flwr-clientapp`` on one SuperNode: its answers to training have other numbers.
+"""Script in place of ``flwr-clientapp`` on one SuperNode: a client that sends the largest numbers.
 
-Run as a script, by the name of the program that it stands in for. It is Flower's own program; the
-client works honestly, with its own key, and what it is about to send in round 2 gets the largest
-numbers that there are.
+It calls Flower's own program. The client trains honestly, with its own key, and replaces the
+numbers of its reply in round 2.
 """
 
 import importlib
@@ -21,12 +20,12 @@ def lie(self: ClientApp, message: Any, context: Any) -> Any:
         protocol = importlib.import_module("common.exchange.protocol")  # of the bundle
         stamp = protocol.ToServer.stamped
 
-        def stamped(payload: Any, question: Any, *rest: Any) -> Any:
+        def stamped(payload: Any, request: Any, *rest: Any) -> Any:
             from tests.support.adversary import ROUND, Largest, mapped
 
-            if isinstance(payload, protocol.Up) and question.t == ROUND:
+            if isinstance(payload, protocol.Reply) and request.t == ROUND:
                 payload = mapped(payload, Largest.change)
-            return stamp(payload, question, *rest)
+            return stamp(payload, request, *rest)
 
         protocol.ToServer.stamped = stamped
     return honest(self, message, context)

@@ -1,0 +1,89 @@
+"""The pages in docs/: their links, paths and names exist, and their lists agree with the code."""
+
+import ast
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from common.settings.version import ROOT
+from tests.support.battery import PLUGIN
+
+DOCS = ROOT / "docs"
+EXTENDING = (DOCS / "extending.md").read_text(encoding="utf-8")
+OURS = ("common", "server_app", "client_app", "deploy")
+PAGES = [*DOCS.glob("*.md"), *ROOT.glob("*.md")]
+PATH = re.compile(rf"`((?:{'|'.join(OURS)}|docs|tests)/[\w./-]*)`")
+NAME = re.compile(r"`(\w+)` \(`([\w/.]+\.py)`\)")
+BLOCK = re.compile(r"^```\w+\n# (\S+\.\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_relative_link_has_a_target(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    targets = re.findall(r"\]\(([^)\s#]+)[^)]*\)", text)
+    missing = [to for to in targets if "://" not in to and not (page.parent / to).exists()]
+    assert missing == []
+
+
+@pytest.mark.parametrize("name", ["architecture", "glossary", "extending"])
+def test_every_path_and_name_of_the_code_exists(name: str) -> None:
+    text = (DOCS / f"{name}.md").read_text(encoding="utf-8")
+    paths = [path for path in PATH.findall(text) if not re.search("NAME|my_method", path)]
+    assert paths and [path for path in paths if not (ROOT / path).exists()] == []
+    for word, path in NAME.findall(text):
+        assert re.search(rf"\b{word}\b", (ROOT / path).read_text(encoding="utf-8")), (word, path)
+
+
+def test_the_glossary_is_in_alphabetical_order() -> None:
+    rows = (DOCS / "glossary.md").read_text(encoding="utf-8").splitlines()
+    terms = [row.split(" | ")[0].removeprefix("| ").lower() for row in rows if row.startswith("|")]
+    assert terms[2:] == sorted(terms[2:])
+
+
+def test_the_folder_map_repeats_the_sentence_of_each_folder() -> None:
+    page = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    for path in (path for top in OURS for path in (ROOT / top).rglob("__init__.py")):
+        folder = path.parent.relative_to(ROOT).as_posix()
+        if folder != "deploy/fedmosaic":  # its docstring is that of the installed package
+            text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+            sentence = " ".join(text.split("\n\n")[0].split()).replace("``", "`")
+            assert f"| `{folder}` | {sentence} |" in page
+
+
+def test_every_file_of_the_example_is_printed_as_it_is() -> None:
+    printed = {name: text for name, text in BLOCK.findall(EXTENDING) if (PLUGIN / name).exists()}
+    files = [*PLUGIN.rglob("*.py"), *PLUGIN.glob("*.toml")]
+    assert printed.keys() == {
+        file.relative_to(PLUGIN).as_posix() for file in files if file.name != "__init__.py"
+    }
+    for name, text in printed.items():
+        assert text == (PLUGIN / name).read_text(), name
+
+
+def public_names() -> dict[str, list[str]]:
+    """Return the names of docs/extending.md that a plug-in may import, by module."""
+    section = EXTENDING.split("### Public names\n")[1].split("\n##")[0]
+    rows = re.findall(r"^\| `([\w.]+)` \| (.*) \|$", section, re.MULTILINE)
+    return {module: re.findall(r"`(\w+)`", names) for module, names in rows}
+
+
+@pytest.mark.parametrize("module", public_names())
+def test_every_public_name_exists(module: str) -> None:
+    for name in public_names()[module]:
+        where = importlib.import_module(module)
+        if not hasattr(where, name):  # a module of a package
+            importlib.import_module(f"{module}.{name}")
+
+
+def test_the_names_that_the_example_imports_are_public() -> None:
+    public = public_names()
+    imports = [
+        (node.module, alias.name)
+        for path in PLUGIN.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in OURS
+        for alias in node.names
+    ]
+    assert imports and [one for one in imports if one[1] not in public.get(one[0] or "", [])] == []
