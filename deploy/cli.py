@@ -182,21 +182,23 @@ def table(
         raise ValueError("--canaries runs something and --show nothing: give one of them")
     if canaries and not begun:
         raise ValueError(f"--canaries is for a record, but {folder} holds none")
-    if not show:
-        tables.check(selected)
+    left = [] if canaries or show else tables.missing(selected, folder)
+    kept = left and (canary.load(folder) or (to is not None and not begun))
+    first = canary.first_cells(spec, selected) if canaries or kept else ()
+    for note in tables.check([*first, *left]):
+        plain(note)
     if canaries:
         with interruptible(f"{again} --canaries"):
             run_canaries()
     elif not show:
         learnt = folder / "learnt"  # local training that several cells share
         with interruptible(again):
-            kept = canary.load(folder) or (to is not None and not begun)
-            if kept and not tables.whole(selected, folder):
+            if kept:
                 run_canaries()
             tables.run(
                 selected, folder, lambda cell, at: play(cell.flat, at, learnt=learnt), announce
             )
-        if tables.whole(list(tables.cells(spec)), folder):
+        if not tables.missing(list(tables.cells(spec)), folder):
             shutil.rmtree(learnt, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     filled = tables.collect(spec, folder)
@@ -261,8 +263,8 @@ def report(
 
 
 figures = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
-for command in study.COMMANDS:
-    figures.command(cls=Answering)(command)
+for figure in study.COMMANDS:
+    figures.command(cls=Answering)(figure)
 app.add_typer(
     figures,
     name="study",

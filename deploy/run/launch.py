@@ -22,7 +22,7 @@ from common.settings.extras import missing
 from deploy.flower.bundle import told
 from deploy.machines.submit import address
 from deploy.run import preload, user_modules
-from deploy.run.preflight import fresh, preflight, resumed
+from deploy.run.preflight import fresh, preflight, resumed, unused_fleet
 from deploy.run.progress import Progress, summary_since
 from deploy.run.settings import app_folder
 from server_app.stopped import Stopped
@@ -44,6 +44,7 @@ def launch(
     warm_start: bool | None = None,
     ray_address: str = "",
     learnt: Path | None = None,
+    notes: bool = True,
 ) -> None:
     """Run, with progress on ``console``; the results are in ``folder`` then.
 
@@ -69,7 +70,8 @@ def launch(
     if flat["resume"]:
         checkpoint.read(folder, config)
         check_incomplete(folder, config)
-    for line in told(flat, bundled=runtime != "loopback" and not ray_address):
+    bundled = runtime != "loopback" and not ray_address
+    for line in (*told(flat, bundled=bundled), *(unused_fleet(config) if notes else ())):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     title = f"[bold]{config.run.method}[/] on {config.data.name}: results go to {folder}"
     console.print(title, soft_wrap=True)
@@ -111,7 +113,7 @@ def cell(
         resolved, folder = resumed(folder, {}, "loopback")
     else:
         resolved, folder = fresh(flat, "loopback", folder)
-    launch(resolved, folder, workers=workers, console=console, learnt=learnt)
+    launch(resolved, folder, workers=workers, console=console, learnt=learnt, notes=False)
 
 
 @contextmanager

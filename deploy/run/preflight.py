@@ -66,7 +66,13 @@ def resumed(
         raise ValueError(f"out = {overrides['out']!r} is not allowed; the run goes on in {folder}")
     if not (folder / "config.toml").exists():
         raise ValueError(f"--resume {folder}: no config.toml there, so no run to go on with")
-    flat = load_run(folder) | dict(overrides) | _absolute(overrides)
+    saved = load_run(folder)
+    if (method := overrides.get("method", saved["method"])) != saved["method"]:
+        raise ValueError(
+            f"method = {method!r} is not allowed: the run in {folder} has method = "
+            f"{saved['method']!r}, and a resumed run keeps it; start a new run without --resume"
+        )
+    flat = saved | dict(overrides) | _absolute(overrides)
     runtime = runtime or str(flat.get("runtime") or RUNTIMES[0])
     flat |= {"resume": True, "runtime": runtime, "out": str(folder)}
     return flat, folder
@@ -81,6 +87,21 @@ def check_names(config: Config) -> None:
     check_architectures(config)
     source(config.data.name), rule(config.data.partition)
     server_app.methods.half(config.run.method), client_app.methods.half(config.run.method)
+
+
+def unused_fleet(config: Config) -> list[str]:
+    """Return a line to print before a run whose clients do not train their fleet entries."""
+    run, half = config.run, client_app.methods.half(config.run.method)
+    one = len(config.brought) == 1 and run.global_model in ("smallest", *config.brought)
+    if one or half.trains_own(config):
+        return []
+    schemes = [name for name in getattr(config.method, "schemes", ()) if name != "none"]
+    other = "another method, such as fedorion or fedmd (fedmosaic list methods)"
+    remedy = f"set average.across to one of {', '.join(schemes)}" if schemes else f"choose {other}"
+    return [
+        f'method = "{run.method}": every client trains the global architecture (global-model = '
+        f'"{run.global_model}"), not its fleet entry; for clients\' own architectures {remedy}'
+    ]
 
 
 def preflight(flat: Mapping[str, Value]) -> Config:
@@ -153,18 +174,22 @@ def _absolute(flat: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def counted(flat: Mapping[str, Value], *, here: bool = True) -> dict[str, Value]:
-    """The run config with the number of clients, unless it has one: one for each of the fleet.
+    """Return the run config with ``clients = 0`` replaced by the number of clients.
 
-    With partition ``natural`` one for each owner of the data set, if the data are ``here``, and
-    as many as will be connected otherwise.
+    It is the number of fleet entries; with partition ``natural`` the number of the data's owners.
+
+    Raises ``ValueError`` for owners that cannot be counted because the data are not ``here``.
     """
-    found = flat["clients"]
-    if not found and flat["data.partition"] == NATURAL:
+    clients = flat["clients"]
+    if not clients and flat["data.partition"] == NATURAL:
         if not here:
-            return dict(flat)
-        whole = {"samples": 0, "test_samples": 0}
-        found = load(data_of(flat).model_copy(update=whole)).owners
-    return {**flat, "clients": found or len(entries(str(flat["fleet"])))}
+            raise ValueError(
+                f'clients = 0 is not allowed with data.partition = "{NATURAL}" where the data are '
+                "on other machines; it should be the number of their owners: -s clients=N"
+            )
+        complete = {"samples": 0, "test_samples": 0}
+        clients = load(data_of(flat).model_copy(update=complete)).owners
+    return {**flat, "clients": clients or len(entries(str(flat["fleet"])))}
 
 
 def name_of(flat: Mapping[str, Value], alone: bool) -> str:
