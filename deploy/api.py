@@ -184,7 +184,9 @@ def compare(runs: Iterable[Run | str | Path], out: str | Path = "report.html") -
     """
     write_report = imported("deploy.report.pages").write_report
     page = Path(out).expanduser().resolve()
-    write_report([each.folder if isinstance(each, Run) else Path(each) for each in runs], page)
+    folders = [run.folder if isinstance(run, Run) else Path(run) for run in runs]
+    reading.check_journals(folders)
+    write_report(folders, page)
     return page
 
 

@@ -255,8 +255,10 @@ def report(
     to: Annotated[Path | None, place("The page; default: report.html in the folder.")] = None,
 ) -> None:
     """Write one page about a run, or a comparison of several runs."""
+    from deploy.report.read import check_journals
     from deploy.run import progress
 
+    check_journals(folders)
     page = to or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
     progress.report(folders, page, out)
     answer({"report": page.resolve()})

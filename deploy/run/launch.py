@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,7 @@ from common.errors import LOG, logged_to
 from common.journal import follow
 from common.progress import MARK, Reporter, reporting
 from common.settings.config import Config, Value
-from common.settings.extras import missing
+from common.settings.extras import check_installed
 from deploy.flower.bundle import told
 from deploy.machines.submit import address
 from deploy.run import preload, user_modules
@@ -65,8 +64,8 @@ def launch(
     own = user_modules.carried(flat)
     sent = {**flat, "plugins": str(folder / user_modules.COPIES)} if own else flat
     config, runtime = preflight(sent), flat["runtime"]
-    if runtime == "ray" and find_spec("ray") is None:
-        raise ValueError(missing(ModuleNotFoundError(name="ray")))
+    if runtime == "ray":
+        check_installed("ray")
     if flat["resume"]:
         checkpoint.read(folder, config)
         check_incomplete(folder, config)

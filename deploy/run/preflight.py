@@ -16,6 +16,7 @@ from common.data.dataset import Dataset, fingerprint
 from common.data.partition import rule
 from common.data.shares import check_share, for_testing, share
 from common.settings.config import NATURAL, OWN, Config, Value, entries
+from common.settings.extras import check_installed
 from common.settings.parse import data_of, parse
 from common.training import device
 from common.training.task import Task, check_architectures, check_fleet, global_spec
@@ -117,6 +118,8 @@ def preflight(flat: Mapping[str, Value]) -> Config:
         )
     check_names(config)
     check_trackers(config.run.track)
+    if config.privacy.on:
+        check_installed("dp_accounting")
     chosen = device.choose(config.run.device)
     dataset = for_testing(config.data, config.run.clients, config.partition_seed)
     check_augment(config.data.augment, dataset.x)

@@ -93,7 +93,7 @@ def test_parts_fill_one_table_and_what_clients_learnt_waits_for_the_last(
         (["--column", "c"], "--column c is not in this table; it has: C, rounds"),
         (["--seed", "3"], "--seed 3 is not in this table; it has: 1, 2, 7"),
         (["--row", "A", "--seed", "7"], "--row A --seed 7: there is no such cell"),
-        (["--row", "A", "--show"], "--row chooses what runs, and --show runs nothing: give one"),
+        (["--row", "A", "--show"], "--row selects cells to run, and --show runs none: give one"),
     ],
 )
 def test_what_the_table_does_not_have_is_one_line(
