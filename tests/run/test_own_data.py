@@ -146,11 +146,11 @@ def test_each_client_has_a_folder_of_its_own(hospitals: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        (("data.dir=hospitals/0",), "client 1 has the very data of client 0; give each its own"),
-        (("data.name=digits",), "client 1 has the very data of client 0"),
+        (("data.dir=hospitals/0",), "client 1 has the same data as client 0; give each its own"),
+        (("data.name=digits",), "client 1 has the same data as client 0"),
         (
             ("data.dir=hospitals/{k}", "data.test=merge", "node.1.data-dir=hospitals/server"),
-            "client 1 has the very data of the server",
+            "client 1 has the same data as the server",
         ),
         (("data.dir=hospitals/{k}", "clients=3"), "hospitals/2' is not a folder"),
         (("data.dir=nowhere/{k}",), "the server needs test data of its own in"),
