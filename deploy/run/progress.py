@@ -1,8 +1,8 @@
-"""A run watched while it goes on, on a terminal or in a log, and what is shown of it at its end.
+"""Progress of a run on a terminal or in a log, and the summary at its end.
 
-The journal is the only source: ``common.journal.follow`` tails the file that the server writes,
-wherever the server runs, and hands each entry to ``Progress``. Reasons of failure come from clients
-and are cleaned before they reach a terminal.
+The journal is the only source: ``common.journal.follow`` reads the file while the server writes it,
+and passes each entry to ``Progress``. Reasons of failures come from clients. They are cleaned
+before they are printed.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ from deploy.report.table import NONE, clean, duration, percent, size, terminal
 from server_app.storage.summary import place
 from server_app.tracking import sink
 
-FEW = 20  #: failures that are told, of a round and of a run
+FEW = 20  #: most failures that are printed for a round, and for a run
 
 
 @final
 @dataclass(frozen=True)
 class Left:
-    """Seconds that a run will go on; unless ``sure``, it may well be more."""
+    """Estimated seconds until the end of a run; unless ``sure``, it may take longer."""
 
     seconds: float
     sure: bool
 
     def __str__(self) -> str:
-        # fractions of a countdown flicker
+        # no fractions, because the number changes with every refresh
         shown = f"{self.seconds:.0f} s" if self.seconds < 59.5 else duration(self.seconds)
         return shown if self.sure else f"{shown} or more"
 
 
 @final
 class Progress:
-    """Shows rounds as they end: ``with Progress(rounds) as p: p.on_round(entry)``.
+    """Display of finished rounds: ``with Progress(rounds) as p: p.on_round(entry)``.
 
-    ``rounds`` is the number asked for. A round that comes twice (a resumed run) counts once. On
-    anything but a terminal it prints one plain line per round, phase and failure.
+    ``rounds``: the configured number. A repeated round (of a resumed run) counts once. Without a
+    terminal it prints one plain line for each round, phase and failure.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Progress:
         self._clock = clock
         self._phase = ""
         self._entries: dict[int, Entry] = {}
-        self._shown: dict[int, Entry] = {}  # what was printed, also of rounds that are repeated
+        self._shown: dict[int, Entry] = {}  # printed entries, those of repeated rounds included
         self._began = self._last = self._printed = clock()
         self._spinner = Spinner("dots", style="cyan")
         self._live: Live | None = None
@@ -86,13 +86,13 @@ class Progress:
 
     @property
     def best(self) -> float | None:
-        """The best accuracy (0 to 1) so far, the census left out."""
-        found = (e.accuracy for t, e in self._entries.items() if t > 0)
-        return max((a for a in found if a is not None), default=None)
+        """The best accuracy so far, in [0, 1], without the census."""
+        accuracies = (e.accuracy for t, e in self._entries.items() if t > 0)
+        return max((a for a in accuracies if a is not None), default=None)
 
     @property
     def _reached(self) -> float | None:
-        """The target with which the run has ended before its last round."""
+        """The target accuracy that has ended the run before its last round; None: none has."""
         newest = self._entries.get(max(self._entries, default=0))
         return newest.reached if newest else None
 
@@ -102,11 +102,11 @@ class Progress:
 
     @property
     def left(self) -> Left | None:
-        """How long the run will go on; None before the first round.
+        """Estimated time until the end of the run; None before the first round.
 
-        Rounds are taken to last as the last five did on average, or as the newest where that was
-        longer: with some methods later rounds cost more. A round that is under way for longer than
-        that counts as it is by now.
+        A round is assumed to take the mean of the last five, or the time of the newest if that is
+        longer, because later rounds of some methods take longer. If the current round already takes
+        longer than that, its time so far is used.
         """
         ended = max(self._entries, default=0)
         if not 0 < ended < self._rounds or self._reached is not None:
@@ -114,29 +114,29 @@ class Progress:
         last = [self._entries[t] for t in sorted(self._entries) if t > 0][-5:]
         known = [e.seconds["total"] for e in last if "total" in e.seconds]
         known = known or [(self._last - self._began) / ended]
-        each, running = max(sum(known) / len(known), known[-1]), self._clock() - self._last
+        usual, running = max(sum(known) / len(known), known[-1]), self._clock() - self._last
         sure = len(last) > 1 and running <= max(known)
-        return Left(max(each, running) * (self._rounds - ended) - running, sure)
+        return Left(max(usual, running) * (self._rounds - ended) - running, sure)
 
     def on_phase(self, text: str) -> None:
-        """Say what goes on between rounds: "starting 10 SuperNodes"."""
+        """Show the work between rounds, such as "starting 10 SuperNodes"."""
         known, self._phase = self._phase, clean(text)
         if self._live is None and self._phase not in ("", known):
             self._printed = self._clock()
             say(self._console, self._phase)
 
     def on_step(self, text: str) -> None:
-        """Show how far the work within a round is; in a log at most every ``LOG_PAUSE`` seconds."""
+        """Show the progress within a round; in a log at most every ``LOG_PAUSE`` seconds."""
         self._phase = clean(text)
         if self._live is None and self._clock() >= self._printed + LOG_PAUSE:
             self._printed = self._clock()
             say(self._console, self._phase)
 
     def on_round(self, entry: Entry) -> None:
-        """Take in one journal entry; round 0 is the census.
+        """Show one journal entry; round 0 is the census.
 
-        A journal that was rewound comes once more from its start: later rounds count no longer, and
-        a line that was printed is not repeated.
+        A shortened journal is read again from its start: later rounds no longer count, and printed
+        lines are not repeated.
         """
         t, again = entry.round, self._shown.get(entry.round) == entry
         self._entries = {u: e for u, e in self._entries.items() if u < t} | {t: entry}
@@ -155,7 +155,7 @@ class Progress:
             say(self._console, self._line(t, entry))
 
     def warn(self, text: str) -> None:
-        """One line that stays, whatever the run goes on with."""
+        """Print one line that stays above the display."""
         say(self._console, clean(text, 400), "yellow")
 
     def _line(self, t: int, entry: Entry) -> str:
@@ -199,15 +199,15 @@ def say(console: Console, text: str, style: str = "") -> None:
 
 
 def show_summary(run: Run, console: Console) -> None:
-    """The clients (own and global model's accuracy on their test shares), then the result."""
+    """Print each client's accuracies (own and global model, on its test share) and the result."""
     if run.scores():
         console.print(*terminal(of_clients(run, parameters=False)))
-    told, summary = run.headline(), run.summary
-    what = f"{run.setting('method') or '?'} on {run.setting('dataset') or '?'}"
-    scored = f"final {percent(told['final'])}, best {percent(told['best'])}"
-    mean = f"mean of last {run.last()} scored {percent(told['last10'])}"
+    accuracies, summary = run.headline(), run.summary
+    title = f"{run.setting('method') or '?'} on {run.setting('dataset') or '?'}"
+    scored = f"final {percent(accuracies['final'])}, best {percent(accuracies['best'])}"
+    mean = f"mean of last {run.last()} scored {percent(accuracies['last10'])}"
     lines = [
-        ("run", f"{what}, {run.done} rounds, seed {run.setting('seed')}"),
+        ("run", f"{title}, {run.done} rounds, seed {run.setting('seed')}"),
         ("runtime", f"{run.setting('runtime') or NONE}, {duration(run.seconds())}"),
         ("accuracy", f"{scored}, {mean}"),
         ("sent", f"{size(run.cost('down'))} down, {size(run.cost('up'))} up"),
@@ -220,8 +220,8 @@ def show_summary(run: Run, console: Console) -> None:
         line = f"first in round {first}, mean of 5 in round {mean5}"
         lines.append((f"to {percent(reached.target)}", line))
     fairness = run.last_of("fairness")
-    for name, of in fairness.models.items() if fairness else ():
-        line = f"mean {percent(of.amp)} (AMP), worst {percent(of.wlp)} (WLP)"
+    for name, spread in fairness.models.items() if fairness else ():
+        line = f"mean {percent(spread.amp)} (AMP), worst {percent(spread.wlp)} (WLP)"
         lines.append((f"on clients: {name}", line))
     failures = run.failures()
     for f in failures[:FEW]:
@@ -235,7 +235,7 @@ def show_summary(run: Run, console: Console) -> None:
 
 
 def summary_since(folder: Path, started: float) -> dict[str, object] | None:
-    """The summary, if this run wrote it."""
+    """Return ``summary.json`` if it was written after ``started``, in seconds since the epoch."""
     path = folder / "summary.json"
     if not path.exists() or path.stat().st_mtime < started - 0.01:
         return None
@@ -244,9 +244,9 @@ def summary_since(folder: Path, started: float) -> dict[str, object] | None:
 
 
 def show(folder: Path, console: Console) -> dict[str, object]:
-    """Print the run's clients and result, and write its report if what draws it is installed.
+    """Print the run's clients and result, and write its report if the extra is installed.
 
-    The same as data: ``folder``, ``report`` (None: not written) and what ``summary.json`` holds.
+    Return ``folder``, ``report`` (None: not written) and the content of ``summary.json``.
     """
     show_summary(read(folder), console)
     page: Path | None = folder / "report.html"
@@ -259,9 +259,9 @@ def show(folder: Path, console: Console) -> dict[str, object]:
 
 
 def report(folders: list[Path], page: Path, console: Console) -> None:
-    """Write a page and say where; of a single run, its trackers get it too.
+    """Write a page and print its path; add the page of a single run to the run's trackers.
 
-    Raises ``ValueError`` for what is no run's folder, ``ModuleNotFoundError`` without the extra
+    Raises ``ValueError`` for a folder without a run, ``ModuleNotFoundError`` without the extra
     ``report``.
     """
     from deploy.report.pages import write_report
@@ -274,19 +274,19 @@ def report(folders: list[Path], page: Path, console: Console) -> None:
 
 
 def _added(folder: Path, page: Path) -> list[str]:
-    """Hand the page to the run's trackers; a line for each that failed, then or earlier."""
+    """Add the page to the run's trackers; return a line for each one that failed, ever."""
     track = str(read(folder).config.get("track", ""))
     try:
         sink.add_file(folder, track, page)
-    except ValueError as error:  # the server's machine has the tracker, this one has not
+    except ValueError as error:  # only the server's machine has the tracker
         return [f"the report is not added: {error}"]
     return sink.failures(folder, track)
 
 
 def show_if_here(flat: Mapping[str, Value], started: float, console: Console) -> dict[str, object]:
-    """The same for a run whose server may have been another machine: one line if it was.
+    """Show a run as ``show`` does, or print one line if its server is another machine.
 
-    ``flat``: its run config; ``started``: seconds since the epoch, before it began.
+    ``flat``: its run config; ``started``: a time before its start, in seconds since the epoch.
     """
     out, experiment = str(flat["out"]), str(flat["experiment"])
     folder, why = place(out, experiment), "on the server's machine"
