@@ -1,1 +1,1 @@
-"""The operator's side: command line, runs, real machines, reports. Not part of the app bundle."""
+"""Command line, runs, separate machines, reports and studies; not part of Flower's bundle."""

@@ -1,6 +1,6 @@
-"""``fedmosaic``: the command line.
+"""Command line ``fedmosaic``.
 
-A command imports its dependencies when it is called, so that help and refusals come at once.
+A command imports its dependencies when it is called, so that help and error messages are fast.
 Commands that need no torch do not import it.
 """
 
@@ -62,7 +62,7 @@ def only(line: str) -> Any:
 
 
 def show_version(wanted: bool) -> None:
-    """Print the version that the census compares, and end."""
+    """Print the version that the census compares, and exit."""
     if wanted:
         from common.settings.version import code_version
 
@@ -111,7 +111,9 @@ def run(
 
     if resume is not None:
         if experiment is not None or to is not None:
-            raise ValueError("--resume takes the experiment from its folder: give no other")
+            raise ValueError(
+                "--resume takes the experiment from its folder: give no experiment or --out"
+            )
         overrides = dict(reading.parse_override(text) for text in settings or [])
         overrides |= {"from-round": from_round} if from_round >= 0 else {}
         flat, folder = preflight.resumed(resume, overrides, runtime)
@@ -336,12 +338,12 @@ def doctor() -> None:
 
 
 def main() -> NoReturn:
-    """Run the console script: a foreseeable error is one line and a non-zero exit status."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's own lines would mix with ours
+    """Run the console script; an expected error is one line with a non-zero exit status."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's log lines would mix with the output
     try:
         app(prog_name="fedmosaic")
     except (Exception, SystemExit) as error:
-        if isinstance(error, SystemExit) and not errors.place(error):  # typer's regular end
+        if isinstance(error, SystemExit) and not errors.place(error):  # regular exit of typer
             raise
         red("error:", f" {errors.report(error, errors.HOME)}")
         sys.exit(1)

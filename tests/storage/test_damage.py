@@ -98,7 +98,9 @@ def test_a_flipped_bit_in_a_clients_memory_is_named_by_the_round(run: Path) -> N
     (told,) = (
         told for state, told in state_of(run, "private.Memory.safetensors") if state[0] == "d"
     )
-    assert told.startswith("the state of client 1 after round 4: it is damaged") and told.endswith("d 3")
+    assert told.startswith("the state of client 1 after round 4: it is damaged") and told.endswith(
+        "d 3"
+    )
     assert again(run, from_round=3).weights == before.weights
 
 
