@@ -89,11 +89,11 @@ def _counted(task: Task, spec: str) -> int:
     config = task.config
     net = task.without_values(spec)
     images = torch.empty(config.train.batch_size, *task.shape, device="meta")
-    own = {_storage(value) for value in net.state_dict().values()}
+    stored = {_storage(value) for value in net.state_dict().values()}
     kept: dict[int, int] = {}
 
     def keep(value: Tensor) -> Tensor:
-        if (storage := _storage(value)) not in own:
+        if (storage := _storage(value)) not in stored:
             kept[storage] = value.untyped_storage().nbytes()
         return value
 

@@ -63,18 +63,18 @@ def start_federation(
         raise ValueError(f"warm_start on {sys.platform}: forking is safe enough only on Linux")
     warm_start = warm.possible() if warm_start is None else warm_start
     configs = [node_config(k, clients, {}, certificates) for k in range(clients)]
-    app, work, own = check_app(app, {}), work.expanduser().resolve(), dict(env or {})
+    app, work, variables = check_app(app, {}), work.expanduser().resolve(), dict(env or {})
     if certificates is not None:
-        own[TRUST] = str(certificates.folder)
+        variables[TRUST] = str(certificates.folder)
     with ExitStack() as stack:
         processes = stack.enter_context(Processes(work))
         if warm_start:
             folder = stack.enter_context(warm.stand_ins())
-            full = environment(own, work / "home" / "warm")
+            full = environment(variables, work / "home" / "warm")
             warm.start(processes, folder, full)
-            own["PATH"] = os.pathsep.join([str(folder), full["PATH"]])
+            variables["PATH"] = os.pathsep.join([str(folder), full["PATH"]])
         control, fleet = start_superlink(
-            processes, work, own, simulation=False, certificates=certificates
+            processes, work, variables, simulation=False, certificates=certificates
         )
         stack.enter_context(control)
         if warm_start:
@@ -84,7 +84,7 @@ def start_federation(
                 control.register(certificates.public(k))
             home = work / "home" / f"supernode-{k}"
             command = supernode_command(fleet, config, certificates, k)
-            processes.start(f"supernode-{k}", command, environment(own, home))
+            processes.start(f"supernode-{k}", command, environment(variables, home))
         many = f"{clients} SuperNodes"
         processes.wait(lambda: control.online() >= clients, many, 60.0 + 5.0 * clients)
         for k in range(clients):

@@ -137,13 +137,13 @@ def _check_clients(config: Config, dataset: Dataset) -> None:
     share is too small. With partition ``own`` two clients must not have the same data.
     """
     seed, owners = config.partition_seed, dict[str, str]()
-    own = config.data.partition == OWN
-    if own and config.data.test == "merge":  # no client may train on the server's test samples
+    separate = config.data.partition == OWN
+    if separate and config.data.test == "merge":  # no client may train on the server's test samples
         owners[fingerprint(divide(config.data, seed).pool.x)] = "the server"
     checked = False  # whether a client without settings in [node.K] was checked
     for k in range(config.run.clients):
         node = config.node(k)
-        if not node and not own:
+        if not node and not separate:
             check_share(config.data, k, config.run.clients, seed)
             if checked:
                 continue
@@ -161,7 +161,7 @@ def _check_clients(config: Config, dataset: Dataset) -> None:
                 f"({', '.join(pool.classes)[:80]}), the server {dataset.shape} of "
                 f"{dataset.num_classes} ({', '.join(dataset.classes)[:80]})"
             )
-        if not own:
+        if not separate:
             continue
         if (other := owners.setdefault(fingerprint(pool.x), f"client {k}")) != f"client {k}":
             raise ValueError(
@@ -175,16 +175,16 @@ def _absolute(flat: Mapping[str, Value]) -> dict[str, Value]:
     return {key: str(Path(str(flat[key])).expanduser().resolve()) for key in places(flat)}
 
 
-def counted(flat: Mapping[str, Value], *, here: bool = True) -> dict[str, Value]:
+def counted(flat: Mapping[str, Value], *, data_here: bool = True) -> dict[str, Value]:
     """Return the run config with ``clients = 0`` replaced by the number of clients.
 
     It is the number of fleet entries; with partition ``natural`` the number of the data's owners.
 
-    Raises ``ValueError`` for owners that cannot be counted because the data are not ``here``.
+    Raises ``ValueError`` for owners that cannot be counted because the data are on other machines.
     """
     clients = flat["clients"]
     if not clients and flat["data.partition"] == NATURAL:
-        if not here:
+        if not data_here:
             raise ValueError(
                 f'clients = 0 is not allowed with data.partition = "{NATURAL}" where the data are '
                 "on other machines; it should be the number of their owners: -s clients=N"
@@ -204,9 +204,9 @@ def name_of(flat: Mapping[str, Value], alone: bool) -> str:
     free = {key.replace("_", "-") for key in checkpoint.FREE["run"]}
     text = json.dumps({key: value for key, value in sorted(flat.items()) if key not in free})
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    own = f"-{secrets.token_hex(4)}" if alone else ""
+    suffix = f"-{secrets.token_hex(4)}" if alone else ""
     names = f"{_plain(flat['method'])}-{_plain(flat['data.name'])}"[:60]
-    return f"{names}-{digest}{own}"
+    return f"{names}-{digest}{suffix}"
 
 
 def _plain(name: Value) -> str:

@@ -64,14 +64,14 @@ class Experiment:
     """Keys of an experiment file, and overrides ``key=value``, which take precedence."""
 
     file: Path
-    own: Mapping[str, Value]
+    keys: Mapping[str, Value]
     overrides: Sequence[str]
 
     @property
     def chosen(self) -> dict[str, Value]:
         """The file's keys with the overrides, whose values remain texts."""
         words = (text.partition("=") for text in self.overrides)
-        return {**self.own, **{key.strip(): value.strip(" \"'") for key, _, value in words}}
+        return {**self.keys, **{key.strip(): value.strip(" \"'") for key, _, value in words}}
 
     @property
     def runtime(self) -> str:
@@ -80,13 +80,13 @@ class Experiment:
 
     def resolve(self) -> dict[str, Value]:
         """Return the complete flat run config. Raises ``ValueError``, one line, for a wrong key."""
-        own, chosen = self.own, self.chosen
+        keys, chosen = self.keys, self.chosen
         folder, method = self._plugins(chosen), str(chosen.get("method", ""))
-        if "method" in own and method != own["method"]:  # the file's plug-in method is replaced
-            table = table_of(str(own["method"]))
+        if "method" in keys and method != keys["method"]:  # the file's plug-in method is replaced
+            table = table_of(str(keys["method"]))
             if table not in tables():
-                own = {k: v for k, v in own.items() if k.rpartition(".")[0] != table}
-        flat = defaults(method) | numbers(own, method)
+                keys = {k: v for k, v in keys.items() if k.rpartition(".")[0] != table}
+        flat = defaults(method) | numbers(keys, method)
         flat |= dict(parse_override(text, method) for text in self.overrides)
         return flat | {"plugins": folder}
 
@@ -101,7 +101,7 @@ class Experiment:
         built_in = chosen.get("method", known["method"]) in methods.names()
         if not built_in or chosen.keys() - nodes - known.keys():
             return self.resolve()
-        flat = chosen | numbers({key: self.own[key] for key in nodes & self.own.keys()})
+        flat = chosen | numbers({key: self.keys[key] for key in nodes & self.keys.keys()})
         overrides = (text for text in self.overrides if text.partition("=")[0].strip() in nodes)
         flat |= dict(parse_override(text) for text in overrides)
         return flat | {"plugins": self._plugins(chosen)}
@@ -133,8 +133,8 @@ def read(experiment: Path | None, overrides: Iterable[str] = ()) -> Experiment:
     Raises ``ValueError``, one line, if the file does not exist or is not TOML.
     """
     file = find(experiment or DEFAULT)
-    own = {} if experiment is None else _without_run(load(file), file)
-    return Experiment(file, own, list(overrides))
+    keys = {} if experiment is None else _without_run(load(file), file)
+    return Experiment(file, keys, list(overrides))
 
 
 def resolve(experiment: Path | None, overrides: Iterable[str] = ()) -> dict[str, Value]:
@@ -142,12 +142,12 @@ def resolve(experiment: Path | None, overrides: Iterable[str] = ()) -> dict[str,
     return read(experiment, overrides).resolve()
 
 
-def _without_run(own: dict[str, Value], path: Path) -> dict[str, Value]:
+def _without_run(keys: dict[str, Value], path: Path) -> dict[str, Value]:
     """Remove the folders and the name of the run if ``path`` is a run's ``config.toml``."""
     folder = path.resolve().parent
-    if own.get("out") not in (".", str(folder)) or "resume" not in own:
-        return own
-    gone, placed = {"out", "experiment", "runtime"}, to_absolute(own, folder)
+    if keys.get("out") not in (".", str(folder)) or "resume" not in keys:
+        return keys
+    gone, placed = {"out", "experiment", "runtime"}, to_absolute(keys, folder)
     if placed.get("state-dir") == str(folder / "state"):
         gone.add("state-dir")
     return {key: value for key, value in placed.items() if key not in gone}
