@@ -258,9 +258,10 @@ def report(
 ) -> None:
     """Write one page about a run, or a comparison of several runs."""
     from deploy.report.read import check_journals
-    from deploy.run import progress
 
     check_journals(folders)
+    from deploy.run import progress  # imports torch
+
     page = to or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
     progress.report(folders, page, out)
     answer({"report": page.resolve()})
