@@ -69,10 +69,10 @@ def resumed(
     if not (folder / "config.toml").exists():
         raise ValueError(f"--resume {folder}: no config.toml there, so no run to resume")
     saved = load_run(folder)
-    if (method := overrides.get("method", saved["method"])) != saved["method"]:
+    if (method := overrides.get("method", saved.get("method"))) != saved.get("method"):
         raise ValueError(
             f"method = {method!r} is not allowed: the run in {folder} has method = "
-            f"{saved['method']!r}, and a resumed run keeps it; start a new run without --resume"
+            f"{saved.get('method')!r}, and a resumed run keeps it; start a new run without --resume"
         )
     flat = saved | dict(overrides) | _absolute(overrides)
     runtime = runtime or str(flat.get("runtime") or RUNTIMES[0])
