@@ -20,7 +20,7 @@ from common.exchange.protocol import (
 )
 from common.exchange.records import StateDict, tensors
 from common.models.classifier import Classifier
-from common.settings.config import MethodOptions
+from common.settings.config import Config, MethodOptions
 from common.settings.names import version_of
 from common.techniques.privacy import averaged, clipped, flattened, moved, noised
 from common.training import costs, tree
@@ -46,6 +46,11 @@ class Handler(ABC, Generic[O, D]):
         self.participant, self.task = participant, participant.task
         self.config = participant.config
         self.options = cast("O", participant.config.method)
+
+    @classmethod
+    def trains_own(cls, config: Config) -> bool:
+        """Return whether a client trains its own architecture, or only the global one."""
+        return True
 
     @property
     def spec(self) -> str:

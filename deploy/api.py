@@ -1,7 +1,7 @@
-"""What ``import fedmosaic`` offers: the commands as functions, a run as an object.
+"""Python interface of ``import fedmosaic``: commands as functions, runs as objects.
 
-They raise what the command line prints: ``ValueError`` for a mistake, before anything starts;
-``RuntimeError`` if a run could not go on.
+An error has the line that the command line prints. Functions raise ``ValueError`` for a mistake,
+before anything starts, and ``RuntimeError`` if a run cannot continue.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from deploy.report import listing
 from deploy.report import read as reading
 from deploy.report.listing import Setting
 from deploy.report.table import percent
-from deploy.run import settings as given
+from deploy.run import settings as experiments
 from deploy.run.preflight import fresh, resumed
 
 if TYPE_CHECKING:
@@ -32,13 +32,13 @@ __all__ = ["Run", "Setting", "compare", "load", "run", "settings"]
 
 @final
 class Run:
-    """A run's folder: configuration, journal, results, model.
+    """Folder of a run: configuration, journal, results and model.
 
-    What is read is what the folder holds at that moment, so a run that goes on can be watched.
+    Attributes are read from the folder at each access, so that a running run can be watched.
     """
 
     def __init__(self, folder: str | Path) -> None:
-        """Raises ``ValueError``, one line, if ``folder`` holds no run."""
+        """Raise ``ValueError``, one line, if ``folder`` contains no run."""
         self.folder = Path(folder).expanduser().resolve()
         self._read()
 
@@ -47,24 +47,24 @@ class Run:
 
     @property
     def config(self) -> dict[str, object]:
-        """Every setting by its key, such as ``data.alpha``, as the run had it."""
+        """Value of every setting in the run, by key, such as ``data.alpha``."""
         return reading.flat(self._read().config)
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds that were asked for are done."""
+        """Whether the run has completed all rounds or has reached its target."""
         return self._read().finished
 
     @property
     def summary(self) -> dict[str, Any]:
-        """``summary.json``; empty while the run goes on."""
+        """Content of ``summary.json``; empty until the run ends."""
         path = self.folder / "summary.json"
-        found: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
-        return found
+        summary: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+        return summary
 
     @property
     def entries(self) -> list[Entry]:
-        """The journal, typed: the census (round 0), then every round."""
+        """Entries of the journal: the census (round 0), then every round."""
         return self._read().entries
 
     @property
@@ -74,7 +74,9 @@ class Run:
 
     @property
     def journal(self) -> pandas.DataFrame:
-        """A row for each round, the census left out; times in seconds, accuracies in [0, 1].
+        """Table with a row for each round after the census.
+
+        Times are in seconds, accuracies in [0, 1].
 
         Raises ``ValueError`` if pandas is not installed.
         """
@@ -82,7 +84,7 @@ class Run:
 
     @property
     def clients(self) -> pandas.DataFrame:
-        """A row for each client: its model, samples, and accuracies on its own test samples.
+        """Table with each client's model, samples, and accuracies on its own test samples.
 
         Raises ``ValueError`` if pandas is not installed.
         """
@@ -100,19 +102,22 @@ class Run:
         return _frame(rows, "k")
 
     def model(self) -> nn.Module:
-        """The server's model as the run left it, on the CPU and in evaluation mode.
+        """Return the final model of the server, on the CPU and in evaluation mode.
 
-        It takes images [n, C, H, W] that are normalised as in training and gives logits [n, C].
+        It maps images [n, C, H, W], normalised as in training, to logits [n, C].
 
-        Raises ``ValueError`` if the run has left none.
+        Raises ``ValueError`` if the run has no final model.
         """
         from deploy.study.finished import finished
 
-        of = finished(self.folder)
-        return of.server_model(of.task(of.dataset()))
+        run = finished(self.folder)
+        return run.server_model(run.task(run.dataset()))
 
     def report(self, out: str | Path | None = None) -> Path:
-        """Write the page about this run, by default ``report.html`` in its folder."""
+        """Write the report of this run, by default ``report.html`` in its folder.
+
+        Return the path. Raises ``ValueError``, one line, for a damaged journal.
+        """
         return compare([self], out or self.folder / "report.html")
 
     def __repr__(self) -> str:
@@ -135,63 +140,69 @@ def run(
 ) -> Run:
     """Run an experiment on this machine to its end.
 
-    ``experiment``: a TOML file or the name of one of the project's; None: its ``default``.
-    ``out``: folder of the results; default: a new one below ``runs``. ``resume``: go on with the
-    run in this folder instead. ``runtime``: loopback, ray or grpc. ``workers``: processes that
-    serve clients on loopback; 0: none beside this one, None: as many as there are cores.
-    ``ray_address``: HOST:PORT of a Ray cluster that serves them, with the ray runtime. ``quiet``:
-    show no progress. ``settings``: any key of ``fedmosaic.settings()``, tables as dictionaries:
-    ``run(method="fedkf", rounds=20, data={"alpha": 0.1})``; a fleet may be a list.
+    ``experiment``: a TOML file or the name of a bundled experiment; None: ``default``. ``out``:
+    folder of the results; None: a new folder in ``runs``. ``resume``: folder of a run to resume
+    instead. ``runtime``: loopback, ray or grpc. ``workers``: processes that serve clients on
+    loopback; 0: this process serves them, None: one process for each core. ``warm_start``: fork
+    client processes from one that has imported torch (grpc). ``ray_address``: HOST:PORT of a Ray
+    cluster that serves the clients (ray). ``quiet``: show no progress. ``settings``: any key of
+    ``fedmosaic.settings()``, tables as dictionaries: ``run(method="fedkf", rounds=20,
+    data={"alpha": 0.1})``; a fleet may be a list.
 
-    Raises ``ValueError``, one line, before anything starts; ``RuntimeError`` if the run stopped.
+    Raises ``ValueError``, one line, before anything starts; ``RuntimeError`` if the run stops.
     """
     import torch
 
     from deploy.run.launch import launch
 
-    given.check_runtime(runtime, workers)
-    overrides = given.numbers(_flat(settings))
+    experiments.check_runtime(runtime, workers)
+    overrides = experiments.numbers(_flat(settings))
     if resume is not None:
         if experiment is not None or out is not None:
-            raise ValueError("resume goes on with a folder's own experiment: give no other")
+            raise ValueError(
+                "resume takes the experiment from its folder: give no experiment or out"
+            )
         flat, folder = resumed(Path(resume), overrides, runtime)
     else:
-        file = given.DEFAULT if experiment is None else Path(experiment)
-        whole = given.resolve(file) | overrides
-        flat, folder = fresh(whole, runtime, None if out is None else Path(out))
+        file = experiments.DEFAULT if experiment is None else Path(experiment)
+        config = experiments.resolve(file) | overrides
+        flat, folder = fresh(config, runtime, None if out is None else Path(out))
     threads, console = torch.get_num_threads(), Console(quiet=quiet)
     try:
         launch(flat, folder, workers, console, warm_start, ray_address)
     except ModuleNotFoundError as error:
         raise ValueError(missing(error)) from error
     finally:
-        torch.set_num_threads(threads)  # the run's own number was for the run
+        torch.set_num_threads(threads)  # the run has set its own number
     return Run(folder)
 
 
 def load(folder: str | Path) -> Run:
-    """The run in a folder, finished or not.
+    """Return the run in a folder, finished or not.
 
-    Raises ``ValueError``, one line, if it holds none.
+    Raises ``ValueError``, one line, if the folder contains no run.
     """
     return Run(folder)
 
 
 def compare(runs: Iterable[Run | str | Path], out: str | Path = "report.html") -> Path:
-    """Write one page about several runs beside each other; where it is.
+    """Write one page that compares several runs, and return its path.
 
-    Raises ``ValueError``, one line: no run, the same twice, a folder without one.
+    Raises ``ValueError``, one line, for no runs, a repeated run, a folder without a run, or a
+    damaged journal.
     """
     write_report = imported("deploy.report.pages").write_report
     page = Path(out).expanduser().resolve()
-    write_report([each.folder if isinstance(each, Run) else Path(each) for each in runs], page)
+    folders = [run.folder if isinstance(run, Run) else Path(run) for run in runs]
+    reading.check_journals(folders)
+    write_report(folders, page)
     return page
 
 
 def settings(method: str = "") -> dict[str, Setting]:
-    """Every setting by its key: default, what is allowed, meaning.
+    """Return the default, the allowed values and the meaning of every setting, by key.
 
-    ``method``: those that this method reads, their defaults resolved for it.
+    ``method``: only the settings that this method reads, with the defaults resolved for it.
 
     Raises ``ValueError`` for a method that does not exist.
     """
@@ -199,7 +210,7 @@ def settings(method: str = "") -> dict[str, Setting]:
 
 
 def _flat(settings: Mapping[Any, Any], prefix: str = "") -> dict[str, Value]:
-    """Keyword arguments as flat keys: ``dl_sh={"batch_size": 8}`` is ``dl-sh.batch-size``."""
+    """Convert keyword arguments to flat keys: ``dl_sh={"batch_size": 8}``: ``dl-sh.batch-size``."""
     flat: dict[str, Value] = {}
     for name, value in settings.items():
         key = prefix + kebab(str(name))
@@ -210,12 +221,12 @@ def _flat(settings: Mapping[Any, Any], prefix: str = "") -> dict[str, Value]:
         elif isinstance(value, Sequence) and not isinstance(value, str):
             flat[key] = ",".join(map(str, value))
         else:
-            flat |= given.flatten({key: value})
+            flat |= experiments.flatten({key: value})
     return flat
 
 
 def _row(entry: Entry) -> dict[str, object]:
-    """A round's numbers, each under a name of its own."""
+    """Return the numbers of a round by column name."""
     row: dict[str, object] = {"round": entry.round, "accuracy": entry.accuracy, "loss": entry.loss}
     row |= {f"accuracy_{name}": value for name, value in entry.accuracies.items()}
     row |= {f"accuracy_{bn}_bn": value for bn, value in entry.accuracy_bn.items()}

@@ -1,6 +1,6 @@
-"""``fedmosaic``: the command line.
+"""Command line ``fedmosaic``.
 
-A command imports its dependencies when it is called, so that help and refusals come at once.
+A command imports its dependencies when it is called, so that help and error messages are fast.
 Commands that need no torch do not import it.
 """
 
@@ -62,7 +62,7 @@ def only(line: str) -> Any:
 
 
 def show_version(wanted: bool) -> None:
-    """Print the version that the census compares, and end."""
+    """Print the version that the census compares, and exit."""
     if wanted:
         from common.settings.version import code_version
 
@@ -111,7 +111,9 @@ def run(
 
     if resume is not None:
         if experiment is not None or to is not None:
-            raise ValueError("--resume takes the experiment from its folder: give no other")
+            raise ValueError(
+                "--resume takes the experiment from its folder: give no experiment or --out"
+            )
         overrides = dict(reading.parse_override(text) for text in settings or [])
         overrides |= {"from-round": from_round} if from_round >= 0 else {}
         flat, folder = preflight.resumed(resume, overrides, runtime)
@@ -182,21 +184,23 @@ def table(
         raise ValueError("--canaries runs something and --show nothing: give one of them")
     if canaries and not begun:
         raise ValueError(f"--canaries is for a record, but {folder} holds none")
-    if not show:
-        tables.check(selected)
+    left = [] if canaries or show else tables.missing(selected, folder)
+    kept = left and (canary.load(folder) or (to is not None and not begun))
+    first = canary.first_cells(spec, selected) if canaries or kept else ()
+    for note in tables.check([*first, *left]):
+        plain(note)
     if canaries:
         with interruptible(f"{again} --canaries"):
             run_canaries()
     elif not show:
         learnt = folder / "learnt"  # local training that several cells share
         with interruptible(again):
-            kept = canary.load(folder) or (to is not None and not begun)
-            if kept and not tables.whole(selected, folder):
+            if kept:
                 run_canaries()
             tables.run(
                 selected, folder, lambda cell, at: play(cell.flat, at, learnt=learnt), announce
             )
-        if tables.whole(list(tables.cells(spec)), folder):
+        if not tables.missing(list(tables.cells(spec)), folder):
             shutil.rmtree(learnt, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     filled = tables.collect(spec, folder)
@@ -253,7 +257,10 @@ def report(
     to: Annotated[Path | None, place("The page; default: report.html in the folder.")] = None,
 ) -> None:
     """Write one page about a run, or a comparison of several runs."""
-    from deploy.run import progress
+    from deploy.report.read import check_journals
+
+    check_journals(folders)
+    from deploy.run import progress  # imports torch
 
     page = to or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
     progress.report(folders, page, out)
@@ -261,8 +268,8 @@ def report(
 
 
 figures = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
-for command in study.COMMANDS:
-    figures.command(cls=Answering)(command)
+for figure in study.COMMANDS:
+    figures.command(cls=Answering)(figure)
 app.add_typer(
     figures,
     name="study",
@@ -332,12 +339,12 @@ def doctor() -> None:
 
 
 def main() -> NoReturn:
-    """Run the console script: a foreseeable error is one line and a non-zero exit status."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's own lines would mix with ours
+    """Run the console script; an expected error is one line with a non-zero exit status."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's log lines would mix with the output
     try:
         app(prog_name="fedmosaic")
     except (Exception, SystemExit) as error:
-        if isinstance(error, SystemExit) and not errors.place(error):  # typer's regular end
+        if isinstance(error, SystemExit) and not errors.place(error):  # regular exit of typer
             raise
         red("error:", f" {errors.report(error, errors.HOME)}")
         sys.exit(1)

@@ -6,13 +6,15 @@ import json
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from inspect import unwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from click import Parameter
 from rich.console import Console
-from typer.core import TyperCommand, TyperOption
+from typer.core import TyperArgument, TyperCommand, TyperOption
+from typer.utils import get_params_from_function
 
 if TYPE_CHECKING:
     from common.settings.section import Value
@@ -86,6 +88,10 @@ class Answering(TyperCommand):
             callback=_print_to_stderr,
             help="Print the result as JSON, and everything else to standard error.",
         )
+        declared = get_params_from_function(unwrap(options["callback"]))
+        for param in params:  # click 8.5 and later remove the help that typer 0.20 sets
+            if isinstance(param, TyperArgument) and param.name and not param.help:
+                param.help = declared[param.name].default.help
         super().__init__(*names, params=[*params, json_option], **options)
 
 

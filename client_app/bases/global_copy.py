@@ -10,6 +10,7 @@ from client_app.handler import Handler, O
 from client_app.participant import upload
 from common.exchange.protocol import ModelReply, ModelRequest
 from common.models.classifier import Classifier
+from common.settings.config import Config
 from common.training.fit import Loss
 
 M = TypeVar("M", bound=ModelRequest)
@@ -20,11 +21,15 @@ class GlobalCopy(Handler[O, M], ABC):
 
     reply_type: ClassVar[type[ModelReply]]
 
+    @classmethod
+    def trains_own(cls, config: Config) -> bool:
+        return config.average.across != "none"
+
     @property
     def spec(self) -> str:
         """The global architecture; the client's own if the run averages across architectures."""
         p = self.participant
-        return p.global_spec if self.config.average.across == "none" else p.spec
+        return p.spec if self.trains_own(self.config) else p.global_spec
 
     @property
     def shared_spec(self) -> str:

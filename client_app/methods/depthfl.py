@@ -15,6 +15,7 @@ from common.losses.gradients import held_near, slope
 from common.methods.depthfl import Options, Reply, Request, deepest
 from common.models.classifier import Classifier
 from common.models.exits import Exits
+from common.settings.config import Config
 from common.training import tree
 from common.training.fit import Loss
 
@@ -35,9 +36,9 @@ class DepthFL(GlobalCopy[Options, Request]):
 
     request_type, reply_type = Request, Reply
 
-    @property
-    def spec(self) -> str:
-        return self.participant.spec
+    @classmethod
+    def trains_own(cls, config: Config) -> bool:
+        return True
 
     def admit(self) -> None:
         deepest([self.spec])

@@ -11,6 +11,7 @@ from client_app.handler import Handler
 from client_app.participant import upload
 from common.methods.fiarse import Options, Reply, Request
 from common.models.classifier import Classifier
+from common.settings.config import Config
 from common.techniques import importance
 
 
@@ -19,6 +20,10 @@ class FIARSE(Handler[Options, Request]):
     """Client with the loss CE(f(w·m(|w|); x), y)."""
 
     request_type = Request
+
+    @classmethod
+    def trains_own(cls, config: Config) -> bool:
+        return False
 
     @property
     def spec(self) -> str:

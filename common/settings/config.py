@@ -78,7 +78,8 @@ class Run(Section):
     rounds: Annotated[int, Field(ge=1, le=1_000_000)] = 6
     """Rounds in all."""
     clients: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """Federation size; 0: as many as are connected (the command line: one per fleet entry)."""
+    """Number of clients; 0: one for each entry of the fleet, or for each owner with
+    ``data.partition = "natural"`` (plain ``flwr run``: as many as are connected)."""
     per_round: Annotated[int, Field(ge=0)] = 0
     """Clients selected each round; 0: all."""
     min_replies: Fraction = 1.0

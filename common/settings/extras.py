@@ -1,6 +1,6 @@
 """The packages that not every machine needs, and the extra with which each is installed."""
 
-import importlib
+import importlib.util
 from typing import Any
 
 EXTRAS: dict[str, str] = {
@@ -28,6 +28,12 @@ def missing(error: ModuleNotFoundError) -> str:
         f"{package} is not installed here, and this needs it: "
         f"pip install 'fedmosaic[{EXTRAS[package]}]'"
     )
+
+
+def check_installed(module: str) -> None:
+    """Raise ``ValueError``, one line, if the top-level module of an extra is not installed."""
+    if importlib.util.find_spec(module) is None:
+        raise ValueError(missing(ModuleNotFoundError(name=module)))
 
 
 def imported(module: str) -> Any:

@@ -4,10 +4,10 @@
     run = fedmosaic.run(method="fedkf", rounds=20, data={"alpha": 0.1})
     run.accuracy, run.journal, run.clients, run.model()
 
-This is the package that is installed. Beside it, in ``app``, or above it in a checkout, lies the
-Flower app, whose packages are called as Flower's bundle has them: ``common``, ``server_app``,
-``client_app``, ``deploy``. Its folder comes first on ``sys.path``, so that packages of these names
-that are installed elsewhere are never imported in their place.
+This is the installed package. The Flower app is in its subfolder ``app``, or in a parent folder in
+a checkout. The app's packages have the names of Flower's bundle: ``common``, ``server_app``,
+``client_app``, ``deploy``. The app's folder is the first entry of ``sys.path``, so that other
+installed packages with these names are not imported instead.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PACKAGES = ("common", "server_app", "client_app", "deploy")
 def _claim_names() -> None:
     """Put the app first on ``sys.path``.
 
-    Raises ``ImportError``, one line, if a foreign package of one of its names is imported already.
+    Raises ``ImportError``, one line, if another package with one of its names has been imported.
     """
     for name in _PACKAGES:
         module = sys.modules.get(name)
@@ -55,19 +55,19 @@ _claim_names()
 
 
 def app_folder() -> Path:
-    """The folder of the Flower app, which ``flwr run`` takes."""
+    """Return the folder of the Flower app for ``flwr run``."""
     return _ROOT
 
 
 def main() -> NoReturn:
-    """The console script ``fedmosaic``."""
+    """Run the console script ``fedmosaic``."""
     from deploy.cli import main as command_line
 
     command_line()
 
 
 def __getattr__(name: str) -> object:
-    """What is imported when it is first used: ``import fedmosaic`` alone loads no torch."""
+    """Import a public name when it is first used; ``import fedmosaic`` alone loads no torch."""
     if name == "__version__":
         from common.settings.version import VERSION
 

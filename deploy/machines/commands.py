@@ -7,7 +7,7 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,6 +26,7 @@ from deploy.console import (
 )
 
 if TYPE_CHECKING:
+    from common.settings.section import Value
     from deploy.flower.control import Control
 
 HOLD_PATIENCE = 2.0  #: seconds to wait for the end of a federation that was just stopped
@@ -167,7 +168,7 @@ def submit(
     ] = False,
 ) -> None:
     """Run an experiment on a SuperLink and the clients connected to it."""
-    from deploy.flower.bundle import digest, told
+    from deploy.flower.bundle import digest
     from deploy.machines import submit as sending
     from deploy.run import progress
     from deploy.run.settings import app_folder
@@ -180,8 +181,7 @@ def submit(
         result = progress.show(Path(str(flat["out"])), out)
         answer({"run": None, **result})
         return
-    for line in told(flat, bundled=True):
-        plain(line)
+    _print_notes(flat)
     with _control(at, ca, insecure, wait) as control:
         plain(f"app digest {(app_code := digest(flat))}")
         run = control.submit(app_folder(), flat, {})
@@ -220,15 +220,14 @@ def app(
     experiment: Experiment = None,
     settings: Settings = None,
 ) -> None:
-    """Write an experiment as an app for plain `flwr run`, including your own modules."""
-    from deploy.flower.bundle import told, write_app
+    """Write an experiment as an app for plain `flwr run`, with your own modules in it."""
+    from deploy.flower.bundle import write_app
     from deploy.machines import submit as sending
 
     _folder(folder, "app")
     flat = sending.prepared(resolved(experiment, settings), False, False)
-    flat |= {"experiment": "", "runtime": ""}  # each run gets a name of its own
-    for line in told(flat, bundled=True):
-        plain(line)
+    flat |= {"experiment": "", "runtime": ""}  # each run is one of its own
+    _print_notes(flat)
     written = write_app(folder, flat)
     clients = f'--federation-config "num-supernodes={flat["clients"]}"'
     plain(f"run it with: flwr run {written} local {clients} --stream")
@@ -313,13 +312,12 @@ def local(
         Path | None, typer.Argument(help="Run this and exit; without it, wait for submitted runs.")
     ] = None,
     settings: Settings = None,
-    clients: Annotated[int, typer.Option(help="SuperNodes; default: as the run needs.")] = 0,
+    clients: Annotated[int, typer.Option(help="Number of SuperNodes; 0: the run's clients.")] = 0,
     work: Annotated[Path, typer.Option(help="Logs, certificates, Flower's files.")] = Path("local"),
     insecure: Insecure = False,
     warm: WarmStart = None,
 ) -> None:
     """Start a SuperLink and its SuperNodes on this machine, with TLS and authentication."""
-    from deploy.flower.bundle import told
     from deploy.machines import submit as sending
     from deploy.machines.certificates import make
     from deploy.run import progress
@@ -332,8 +330,7 @@ def local(
     flat = sending.prepared(flat, False, False)
     if experiment is not None:
         preflight(flat)
-        for line in told(flat, bundled=True):
-            plain(line)
+        _print_notes(flat)
     count = int(flat["clients"])
     place = _folder(work, "--work")
     with contextlib.ExitStack() as stack:
@@ -359,6 +356,16 @@ def local(
     if status.failure:
         raise RuntimeError(status.failure)
     answer(progress.show_if_here(flat, started, out))
+
+
+def _print_notes(flat: Mapping[str, Value]) -> None:
+    """Print notes on a run's plug-ins and on clients that do not train their fleet entries."""
+    from common.settings.parse import parse
+    from deploy.flower.bundle import told
+    from deploy.run.preflight import unused_fleet
+
+    for line in (*told(flat, bundled=True), *unused_fleet(parse(flat))):
+        plain(line)
 
 
 def _alone(place: Path) -> contextlib.ExitStack:

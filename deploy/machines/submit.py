@@ -45,7 +45,7 @@ def prepared(flat: Mapping[str, Value], resume: bool, if_any: bool) -> dict[str,
     from deploy.run.preflight import check_names, counted, name_of  # imports torch
     from server_app.storage import checkpoint
 
-    flat = {**counted(flat, here=False), "runtime": "grpc"}
+    flat = {**counted(flat, data_here=False), "runtime": "grpc"}
     for key in ("out", *places(flat)):
         if flat[key] and not Path(str(flat[key])).is_absolute():
             raise ValueError(f"{key} = {flat[key]!r} is relative; other machines need a full path")

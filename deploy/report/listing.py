@@ -167,7 +167,7 @@ def built_text() -> str:
         content["partitions"].append((name, rule.description, rule.source, ", ".join(keys)))
     for name, (place, package) in TRACKERS.items():
         content["trackers"].append((name, f"{place}, with the package {package}"))
-    known = {**tables(), "node.K": Node}
+    known: dict[str, type[Section]] = {**tables(), "node.K": Node}
     content["settings"] = [s for table, kind in known.items() for s in _settings(table, kind)]
     raw = {setting.key: setting.default for setting in content["settings"]}
     for name in methods.names():

@@ -8,7 +8,7 @@ another release, is rejected. Every text is cleaned, so that no name or reason c
 import json
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -288,6 +288,20 @@ def read(path: Path) -> Run:
     files = [path / name for name in ("journal.jsonl", "config.toml", "summary.json")]
     stats = [file.stat() for file in files if file.is_file()]
     return _read(path, tuple((s.st_ino, s.st_size, s.st_mtime_ns) for s in stats))
+
+
+def check_journals(folders: Iterable[Path]) -> None:
+    """Raise ``ValueError``, one line, for a damaged line; the last line may be cut off.
+
+    A folder without a journal passes, because ``read`` rejects it.
+    """
+    for path in (folder / "journal.jsonl" for folder in folders):
+        for line in read_lines(path) if path.is_file() else ():
+            if line.why and not line.cut:
+                raise ValueError(
+                    f"{path}, line {line.number} is damaged: {line.why}; for the remedy run: "
+                    f"fedmosaic verify {path.parent}"
+                )
 
 
 @lru_cache(maxsize=1)

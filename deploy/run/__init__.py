@@ -1,1 +1,1 @@
-"""One run on this machine: settings, checks, the three runtimes, progress."""
+"""Runs on this machine: settings, checks, the three runtimes and progress."""

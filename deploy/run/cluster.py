@@ -1,8 +1,8 @@
-"""The ray runtime on a Ray cluster that is there already: each message is one of Ray's tasks.
+"""The ray runtime on an existing Ray cluster: each message is a Ray task.
 
-Flower's simulation keeps a pool of actors and hands a dead one out again. A task whose node dies is
-begun anew by Ray on another one. It may: a client reads what it kept of earlier rounds, and what it
-keeps of this round replaces what a first attempt has kept.
+Flower's simulation is not used, because its pool hands out actors that are dead. Ray repeats a task
+on another node if the node dies. This is safe: a client reads its states of earlier rounds, and its
+new state replaces the state that the first attempt stored.
 """
 
 import logging
@@ -23,22 +23,22 @@ from common.errors import first_line
 from common.settings.config import Value
 from common.settings.version import code_version
 from deploy.run import user_modules
-from deploy.run.loopback import Letter, Nodes, Work, serve
+from deploy.run.loopback import Envelope, Nodes, Work, serve
 
-RETRIES = 3  #: further attempts at a message whose process or node is gone
-ANSWER = 10.0  #: seconds within which the cluster's head takes a connection
-LOOK = 120.0  #: seconds within which every node has looked at the shared folders
+RETRIES = 3  #: further attempts to serve a message if its process or node is lost
+CONNECT = 10.0  #: seconds within which the cluster's head must accept a connection
+INSPECT = 120.0  #: seconds within which every node must check the shared folders
 
 
 @final
 class Cluster(Nodes):
-    """``Nodes`` that the nodes of a Ray cluster serve; a node of it runs on this machine.
+    """``Nodes`` that a Ray cluster serves; this machine must run a node of the cluster.
 
-    A message takes one processor of a node, and one GPU too if ``gpu``; Ray hides other GPUs.
+    A message takes one processor of a node, and with ``gpu`` one GPU; Ray hides all other GPUs.
     ``shared``: folders that every node must have.
 
-    Raises ``ValueError``, one line: nobody answers at ``address``, it is no cluster of this Ray, or
-    a node lacks this code or a shared folder.
+    Raises ``ValueError``, one line: no connection to ``address``, another version of Ray, or a node
+    without this code or a shared folder.
     """
 
     lost = (RayError, MemoryError, OSError)
@@ -62,42 +62,42 @@ class Cluster(Nodes):
             raise
         self._task = ray.remote(
             num_cpus=1, num_gpus=int(gpu), max_retries=RETRIES, scheduling_strategy="SPREAD"
-        )(_on_a_node("answer"))
+        )(_on_node("answer"))
         self._put: dict[int, tuple[bytes, ray.ObjectRef[bytes]]] = {}
 
     def __exit__(self, *error: object) -> None:
-        """Leave the cluster, which ends this run's tasks."""
+        """Disconnect from the cluster, which ends this run's tasks."""
         self._put.clear()
         ray.shutdown()
 
     def _submit(self, work: Work) -> Future[list[bytes]]:
-        content, letters = work
-        held = {id(packed) for _, packed in self._packed.values()}
-        self._put = {name: put for name, put in self._put.items() if name in held}
-        if id(content) not in self._put:  # each node fetches once what everybody receives
+        content, envelopes = work
+        cached = {id(packed) for _, packed in self._packed.values()}
+        self._put = {name: put for name, put in self._put.items() if name in cached}
+        if id(content) not in self._put:  # a node fetches content for several clients only once
             self._put[id(content)] = content, ray.put(content)
-        task = self._task.remote(self._put[id(content)][1], letters, self._config)
+        task = self._task.remote(self._put[id(content)][1], envelopes, self._config)
         future: Future[list[bytes]] = task.future()
         return future
 
 
-def answer(content: bytes, letters: list[Letter], run_config: dict[str, Value]) -> list[bytes]:
-    """On a node: what clients answer to messages; modules of the user's own are found."""
+def answer(content: bytes, envelopes: list[Envelope], run_config: dict[str, Value]) -> list[bytes]:
+    """Serve messages on a node, with the user's modules importable; return the replies."""
     if plugins := run_config["plugins"]:
         user_modules.look_in(Path(str(plugins)), run_config)
-    return serve(content, letters, run_config)
+    return serve(content, envelopes, run_config)
 
 
-def look(path: str) -> tuple[str, bool]:
-    """On a node: its code, and whether it sees the file."""
+def inspect(path: str) -> tuple[str, bool]:
+    """Return a node's code version, and whether the file exists there."""
     return code_version(), Path(path).exists()
 
 
-def _on_a_node(name: str) -> Callable[..., Any]:
-    """This module's function ``name`` as Ray takes it to a node.
+def _on_node(name: str) -> Callable[..., Any]:
+    """Return this module's function ``name`` in a form that Ray can send to a node.
 
-    Ray sends a function within a function whole, and others by their module's name. A node that has
-    fedmosaic installed finds the module once that has put its packages on the path.
+    Ray serializes a nested function completely, and others by module name. A node with fedmosaic
+    installed can import the module only after ``import fedmosaic`` has extended ``sys.path``.
     """
 
     def task(*arguments: object) -> object:
@@ -109,12 +109,12 @@ def _on_a_node(name: str) -> Callable[..., Any]:
 
 
 def _connect(address: str) -> None:
-    """Join the cluster, or say in one line why that cannot be."""
+    """Connect to the cluster; raise ``ValueError``, one line, if that fails."""
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT).close()
     except OSError as error:
-        raise ValueError(f"--ray-address {address}: nobody answers there ({error})") from None
+        raise ValueError(f"--ray-address {address}: no connection is possible ({error})") from None
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (RuntimeError, ValueError, OSError, RayError) as error:
@@ -123,42 +123,42 @@ def _connect(address: str) -> None:
 
 
 def _check_nodes(address: str, shared: list[Path]) -> None:
-    """Raise ``ValueError`` unless all nodes that may serve have this code and these folders."""
+    """Raise ``ValueError`` if a node with a processor lacks this code or a shared folder."""
     known = ray.nodes()  # type: ignore[no-untyped-call]
     nodes = [n for n in known if n["Alive"] and n["Resources"].get("CPU", 0) >= 1]
     if not nodes:
-        raise ValueError(f"--ray-address {address}: no node of the cluster has a processor to lend")
+        raise ValueError(f"--ray-address {address}: no node of the cluster has a processor")
     for folder in shared:
         folder.mkdir(parents=True, exist_ok=True)
         with NamedTemporaryFile(dir=folder, prefix=".shared-") as file:
-            looks = {_named(node): _look_from(node["NodeID"], file.name) for node in nodes}
-            for name, seen in looks.items():
-                _check_node(name, seen, folder)
+            results = {_named(node): _inspect_on(node["NodeID"], file.name) for node in nodes}
+            for name, result in results.items():
+                _check_node(name, result, folder)
 
 
-def _look_from(node: str, path: str) -> ray.ObjectRef[tuple[str, bool]]:
-    there = NodeAffinitySchedulingStrategy(node, soft=False)
-    task = ray.remote(  # type: ignore[call-overload]  # Ray's types forget this strategy
-        num_cpus=0, max_retries=0, scheduling_strategy=there
-    )(_on_a_node("look"))
-    found: ray.ObjectRef[tuple[str, bool]] = task.remote(path)
-    return found
+def _inspect_on(node: str, path: str) -> ray.ObjectRef[tuple[str, bool]]:
+    strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+    task = ray.remote(  # type: ignore[call-overload]  # Ray's types lack this strategy
+        num_cpus=0, max_retries=0, scheduling_strategy=strategy
+    )(_on_node("inspect"))
+    result: ray.ObjectRef[tuple[str, bool]] = task.remote(path)
+    return result
 
 
-def _check_node(name: str, look: ray.ObjectRef[tuple[str, bool]], folder: Path) -> None:
+def _check_node(name: str, result: ray.ObjectRef[tuple[str, bool]], folder: Path) -> None:
     try:
-        version, seen = ray.get(look, timeout=LOOK)
+        version, exists = ray.get(result, timeout=INSPECT)
     except GetTimeoutError:
-        raise ValueError(f"Ray's node {name} has not answered within {LOOK:g} s") from None
+        raise ValueError(f"Ray's node {name} has not answered within {INSPECT:g} s") from None
     except RayError as error:
         line = first_line(str(error).strip().rpartition("\n")[2], 300)
         raise ValueError(f"Ray's node {name} cannot run fedmosaic: {line}") from None
     if version != code_version():
         raise ValueError(f"Ray's node {name} has other code: {version}, here {code_version()}")
-    if not seen:
+    if not exists:
         raise ValueError(
-            f"Ray's node {name} does not see {folder}: clients move between nodes, so what they "
-            "keep needs a folder that all nodes share; set out or state-dir to one"
+            f"Ray's node {name} does not have {folder}: clients move between nodes, so their "
+            "states need a folder that all nodes share; set out or state-dir to one"
         )
 
 

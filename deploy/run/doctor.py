@@ -1,6 +1,6 @@
-"""``fedmosaic doctor``: what is installed, what data is found, which runtimes work.
+"""``fedmosaic doctor``: check versions, data sets and runtimes of the installation.
 
-Nothing is started: programs are looked up, packages are asked for their version.
+Nothing is started: only the paths of programs and the versions of packages are read.
 """
 
 import os
@@ -22,23 +22,23 @@ from common.settings.version import code_version
 from deploy.flower.processes import executable, free_ports
 from deploy.report.table import Cell, Table, terminal
 
-FLOWER_SERIES = "1.31."  #: the series whose programs and Control API the runtimes speak
+FLOWER_SERIES = "1.31."  #: the series with the programs and the Control API that the runtimes use
 
 
 @final
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at."""
+    """Result for one program, package, data set or runtime."""
 
     name: str
     good: bool
-    finding: str  #: one line: what was found, or what is wrong and what would mend it
+    finding: str  #: one line: the place or version, or the problem and its remedy
 
 
 @final
 @dataclass(frozen=True)
 class Findings:
-    """What this installation is, and what of it works."""
+    """Versions, devices, data sets and runtimes of this installation."""
 
     version: str
     python: str
@@ -49,7 +49,7 @@ class Findings:
 
 
 def examine() -> Findings:
-    """Look at everything."""
+    """Check the whole installation."""
     versions = (code_version(), platform.python_version(), torch.__version__)
     runtimes = [Check("loopback", True, "works")]
     for name, group in checks().items():
@@ -60,18 +60,18 @@ def examine() -> Findings:
     return Findings(*versions, devices, [_data_set(name) for name in DATASETS], runtimes)
 
 
-def show(found: Findings, console: Console) -> None:
-    """Print every finding."""
-    console.print(f"fedmosaic {found.version}, Python {found.python}")
-    console.print(f"torch {found.torch}, devices: {', '.join(found.devices)}")
-    console.print(_table("data set", found.data_sets))
-    console.print(_table("runtime", found.runtimes))
+def show(findings: Findings, console: Console) -> None:
+    """Print all findings."""
+    console.print(f"fedmosaic {findings.version}, Python {findings.python}")
+    console.print(f"torch {findings.torch}, devices: {', '.join(findings.devices)}")
+    console.print(_table("data set", findings.data_sets))
+    console.print(_table("runtime", findings.runtimes))
 
 
 def checks() -> dict[str, list[Check]]:
-    """All checks by runtime: ``grpc`` and ``ray``; a runtime works if all of its checks are good.
+    """Return the checks of the runtimes ``grpc`` and ``ray``, which work if all checks are good.
 
-    The loopback runtime needs nothing beyond the packages that import this module.
+    The loopback runtime needs no further packages than this module.
     """
     shared = [flower_version(), _loopback_ports()]
     shared += map(program, ("flwr", "flower-superlink", "flower-superexec"))
@@ -83,34 +83,34 @@ def checks() -> dict[str, list[Check]]:
 
 
 def flower_version() -> Check:
-    """Is Flower installed, in the series that the runtimes were written for?"""
-    found = _version("flwr")
-    good = found is not None and found.startswith(FLOWER_SERIES)
-    wanted = f"{found or 'not installed'}; wanted is {FLOWER_SERIES}x"
-    return Check("flwr", good, found if found and good else wanted)
+    """Check that Flower is installed in the series that the runtimes need."""
+    installed = _version("flwr")
+    good = installed is not None and installed.startswith(FLOWER_SERIES)
+    wanted = f"{installed or 'not installed'}; wanted is {FLOWER_SERIES}x"
+    return Check("flwr", good, installed if installed and good else wanted)
 
 
 def program(name: str) -> Check:
-    """Is this program of Flower's beside the running Python or on PATH, and from there?"""
+    """Check that a program of Flower is in the folder of the running Python or on PATH."""
     try:
-        found = executable(name)
+        path = executable(name)
     except RuntimeError as error:
         return Check(name, False, str(error))
-    if not os.path.samefile(Path(found).parent, Path(sys.executable).parent):
-        return Check(name, True, f"{found}; of another environment than {sys.executable}")
-    return Check(name, True, found)
+    if not os.path.samefile(Path(path).parent, Path(sys.executable).parent):
+        return Check(name, True, f"{path}; of another environment than {sys.executable}")
+    return Check(name, True, path)
 
 
 def _ray_version() -> Check:
-    """Is Ray installed, for this Python and platform?"""
-    found = _version("ray")
+    """Check that Ray is installed."""
+    installed = _version("ray")
     here = f"Python {platform.python_version()} on {sys.platform}-{platform.machine()}"
     missing = f"not installed for {here}; pip install 'fedmosaic[sim]' or choose another runtime"
-    return Check("ray", found is not None, found or missing)
+    return Check("ray", installed is not None, installed or missing)
 
 
 def _loopback_ports() -> Check:
-    """May this user listen on 127.0.0.1?"""
+    """Check that this user may listen on 127.0.0.1."""
     try:
         free_ports(2)
     except OSError as error:
@@ -126,7 +126,7 @@ def _version(package: str) -> str | None:
 
 
 def _data_set(name: str) -> Check:
-    """Load it from the default places; what a loader says is the finding."""
+    """Load a data set from its default places; the finding is the loader's error, if any."""
     try:
         data = DATASETS[name].load(Data(name=name))
     except (ValueError, ModuleNotFoundError) as error:

@@ -1,4 +1,4 @@
-"""Several clients at a time on one GPU: a share of its memory for each worker process."""
+"""Shares of a GPU's memory for the worker processes whose clients train on it at the same time."""
 
 from collections.abc import Iterator
 from operator import itemgetter
@@ -13,57 +13,58 @@ from common.training import device
 from common.training.task import Task
 
 CONTEXT = 512 * 2**20
-"""Bytes that CUDA takes in a process before its first tensor; assumed, as drivers differ."""
+"""Bytes that CUDA takes in a process before its first tensor; an assumption, as drivers differ."""
 GB = 10**9
 
 Shares = dict[str, float]  #: part of a device's memory for each worker, by the device's name
 
 
 def share(config: Config, workers: int, *, asked: bool) -> tuple[int, Shares]:
-    """How many workers there are, and the part of each GPU's memory that each of them may take.
+    """Return the number of workers, and the part of each GPU's memory that a worker may take.
 
-    What is free when the run starts, less ``CONTEXT`` for each worker, is divided evenly among
-    the workers and the server. ``asked``: the user named the number; otherwise it is lowered until
-    a client fits. Raises ``ValueError``, one line, if a client's training cannot fit.
+    The memory that is free at the start, less ``CONTEXT`` for each worker, is divided evenly among
+    the workers and the server. ``asked``: whether the user set the number; otherwise it is lowered
+    until a client fits. Raises ``ValueError``, one line, if a client's training does not fit.
     """
     shares: Shares = {}
     needs = _needs(config) if workers else {}
-    for here, (spec, need) in needs.items():
-        free, _ = device.memory(here) or (0, 0)
+    for gpu, (spec, need) in needs.items():
+        free, _ = device.memory(gpu) or (0, 0)
         most = (free - need) // (need + CONTEXT)  # free − m · CONTEXT ≥ (m + 1) · need
         if most < 1 or (asked and most < workers):
-            each = max(0, _each(free, workers)) / GB
+            part = max(0, _part(free, workers)) / GB
             advice = f"take at most --workers {most}" if most > 0 else "take --workers 0 or the CPU"
             raise ValueError(
-                f"--workers {workers}: {each:.3g} GB of {here} for each ({free / GB:.3g} GB are "
+                f"--workers {workers}: {part:.3g} GB of {gpu} for each ({free / GB:.3g} GB are "
                 f"free), but training {spec} takes at least {need / GB:.3g} GB; {advice}"
             )
         workers = min(workers, most)
-    for here in needs:
-        free, total = device.memory(here) or (0, 1)
-        shares[str(here)] = _each(free, workers) / total
+    for gpu in needs:
+        free, total = device.memory(gpu) or (0, 1)
+        shares[str(gpu)] = _part(free, workers) / total
     return workers, shares
 
 
-def _each(free: int, workers: int) -> float:
+def _part(free: int, workers: int) -> float:
+    """Return the bytes for each worker and the server."""
     return (free - workers * CONTEXT) / (workers + 1)
 
 
 def _needs(config: Config) -> dict[torch.device, tuple[str, int]]:
-    """The GPUs that clients use; for each the architecture that takes most, and its bytes."""
+    """Return for each GPU that clients use the architecture with the largest need, in bytes."""
     used = [(device.choose(name), spec) for spec, name in dict.fromkeys(_clients(config))]
-    if not (used := [each for each in used if device.memory(each[0]) is not None]):
+    if not (used := [pair for pair in used if device.memory(pair[0]) is not None]):
         return {}
     data = for_testing(config.data, config.run.clients, config.partition_seed)
     task = Task.of(config, data, torch.device("cpu"))
-    found: dict[torch.device, tuple[str, int]] = {}
-    for here, spec in used:
-        found[here] = max(found.get(here, ("", 0)), (spec, least(task, spec)), key=itemgetter(1))
-    return found
+    needs: dict[torch.device, tuple[str, int]] = {}
+    for gpu, spec in used:
+        needs[gpu] = max(needs.get(gpu, ("", 0)), (spec, least(task, spec)), key=itemgetter(1))
+    return needs
 
 
 def _clients(config: Config) -> Iterator[tuple[str, str]]:
-    """(architecture, device) of each client."""
+    """Yield (architecture, device) of each client."""
     for k in range(config.run.clients):
         node = config.node(k)
         spec = str(node.get("model", config.fleet[k % len(config.fleet)]))
@@ -71,12 +72,12 @@ def _clients(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def least(task: Task, spec: str) -> int:
-    """Bytes that a step of local training takes at least, whatever the method.
+    """Return the fewest bytes that a step of local training takes under any method.
 
-    Weights, gradients, the optimiser's state and what the forward pass of one batch keeps for the
-    backward pass. Counted on tensors without values (torch's device ``meta``). A method's further
-    networks, the client's images and what kernels need for a while come on top of it. 0 for a
-    network with an operation that ``meta`` does not know.
+    They are the weights, the gradients, the optimiser's state, and the tensors that the forward
+    pass of one batch keeps for the backward pass. They are counted on tensors without values
+    (torch's device ``meta``). Further networks of a method, the client's images and temporary
+    memory of kernels are not included. Return 0 if ``meta`` lacks an operation of the network.
     """
     try:
         return _counted(task, spec)
@@ -88,11 +89,11 @@ def _counted(task: Task, spec: str) -> int:
     config = task.config
     net = task.without_values(spec)
     images = torch.empty(config.train.batch_size, *task.shape, device="meta")
-    own = {_storage(each) for each in net.state_dict().values()}
+    stored = {_storage(value) for value in net.state_dict().values()}
     kept: dict[int, int] = {}
 
     def keep(value: Tensor) -> Tensor:
-        if (storage := _storage(value)) not in own:
+        if (storage := _storage(value)) not in stored:
             kept[storage] = value.untyped_storage().nbytes()
         return value
 
@@ -105,7 +106,7 @@ def _counted(task: Task, spec: str) -> int:
     states = [value for state in optimizer.state.values() for value in state.values()]
     state: int = sum(value.nbytes for value in states if isinstance(value, Tensor))
     weights: int = sum(value.nbytes for value in net.state_dict().values())
-    gradients: int = sum(each.grad.nbytes for each in net.parameters() if each.grad is not None)
+    gradients: int = sum(p.grad.nbytes for p in net.parameters() if p.grad is not None)
     activations = sum(kept.values()) // (2 if config.run.precision == "bf16" else 1)
     return weights + gradients + state + activations
 

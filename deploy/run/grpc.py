@@ -1,9 +1,8 @@
 """The gRPC runtime: one SuperLink and one SuperNode per client, as processes on this machine.
 
-The same programs, messages and isolation as between real machines, with TLS and authentication if
-there are certificates; every address is on 127.0.0.1. Each process has its own FLWR_HOME, as it
-would elsewhere, because Flower unpacks the app there without a lock and two nodes that share it can
-import a half-written copy.
+Programs, messages and isolation are those of real machines, with TLS and authentication if there
+are certificates. All addresses are on 127.0.0.1. Each process has its own FLWR_HOME, because Flower
+unpacks the app there without a lock: two nodes that share it can import an incomplete copy.
 """
 
 import os
@@ -26,12 +25,12 @@ from server_app.messaging.sealed import TRUST
 @final
 @dataclass(frozen=True)
 class Federation:
-    """A SuperLink and SuperNodes that run and are connected, for one run after the other."""
+    """A running SuperLink and its connected SuperNodes, which serve one run after another."""
 
     app: Path
     processes: Processes  #: ``superlink``, ``supernode-K`` and, with a warm start, ``warm``
-    control: Control  #: of the SuperLink: follow a run, stop it, ask who is online
-    fleet: str  #: where SuperNodes connect
+    control: Control  #: client of the SuperLink's Control API
+    fleet: str  #: address to which SuperNodes connect
 
     def submit(self, run_config: Mapping[str, Value]) -> int:
         """Start a run of the app with these overrides and return its id; see ``Control``."""
@@ -47,35 +46,35 @@ def start_federation(
     warm_start: bool | None = False,
     certificates: Certificates | None = None,
 ) -> Iterator[Federation]:
-    """A context in which a SuperLink and ``clients`` SuperNodes run and are connected.
+    """Start a SuperLink and ``clients`` SuperNodes, and yield them when all are connected.
 
-    Leaving it ends every process; so does the death of the process that entered it. Once all nodes
-    have been online, one that dies ends nothing: its loss is the server's decision.
+    All processes end when the block ends or the calling process dies. After all nodes have
+    connected, the server decides what follows from the loss of a node.
 
-    ``work``: gets ``logs/*.log`` and Flower's own files; ``env``: added to the environment of all
-    processes, so also of ServerApp and ClientApp; ``warm_start``: see ``deploy/flower/warm.py``,
-    None: where that works; ``certificates``: absolute, with a key for each client: TLS, every node
-    shows its key, and messages are sealed. None: plaintext.
+    ``work``: folder for ``logs/*.log`` and Flower's own files. ``env``: added to the environment of
+    all processes, ServerApp and ClientApp included. ``warm_start``: see ``deploy/flower/warm.py``;
+    None: if the platform supports it. ``certificates``: absolute paths, with a key for each client.
+    With them connections use TLS, nodes authenticate, and messages are sealed; None: plaintext.
 
-    Raises ``ValueError``: one of the arguments cannot work; before anything starts.
-    ``RuntimeError``: a program is missing, ended by itself or did not come up in time.
+    Raises ``ValueError`` before anything starts if an argument is not allowed, ``RuntimeError`` if
+    a program is missing, ends by itself or does not start in time.
     """
     if warm_start and sys.platform != "linux":
-        raise ValueError(f"warm_start on {sys.platform}: forking is safe enough on Linux only")
+        raise ValueError(f"warm_start on {sys.platform}: forking is safe enough only on Linux")
     warm_start = warm.possible() if warm_start is None else warm_start
     configs = [node_config(k, clients, {}, certificates) for k in range(clients)]
-    app, work, own = check_app(app, {}), work.expanduser().resolve(), dict(env or {})
+    app, work, variables = check_app(app, {}), work.expanduser().resolve(), dict(env or {})
     if certificates is not None:
-        own[TRUST] = str(certificates.folder)
+        variables[TRUST] = str(certificates.folder)
     with ExitStack() as stack:
         processes = stack.enter_context(Processes(work))
         if warm_start:
             folder = stack.enter_context(warm.stand_ins())
-            full = environment(own, work / "home" / "warm")
+            full = environment(variables, work / "home" / "warm")
             warm.start(processes, folder, full)
-            own["PATH"] = os.pathsep.join([str(folder), full["PATH"]])
+            variables["PATH"] = os.pathsep.join([str(folder), full["PATH"]])
         control, fleet = start_superlink(
-            processes, work, own, simulation=False, certificates=certificates
+            processes, work, variables, simulation=False, certificates=certificates
         )
         stack.enter_context(control)
         if warm_start:
@@ -85,7 +84,7 @@ def start_federation(
                 control.register(certificates.public(k))
             home = work / "home" / f"supernode-{k}"
             command = supernode_command(fleet, config, certificates, k)
-            processes.start(f"supernode-{k}", command, environment(own, home))
+            processes.start(f"supernode-{k}", command, environment(variables, home))
         many = f"{clients} SuperNodes"
         processes.wait(lambda: control.online() >= clients, many, 60.0 + 5.0 * clients)
         for k in range(clients):
@@ -96,10 +95,11 @@ def start_federation(
 def node_config(
     k: int, clients: int, more: Mapping[str, Value], certificates: Certificates | None = None
 ) -> str:
-    """The ``--node-config`` argument of client k of ``clients``; with its key, if there are any.
+    """Return the ``--node-config`` argument of client k of ``clients``.
 
-    Raises ``ValueError``: ``more`` names the partition itself or has a value that Flower cannot
-    carry.
+    ``more``: further settings. With ``certificates`` the argument includes the client's key.
+
+    Raises ``ValueError`` if ``more`` sets a reserved key, or a value that Flower cannot transmit.
     """
     identity: dict[str, Value] = {"partition-id": k, "num-partitions": clients}
     if certificates is not None:
@@ -112,11 +112,11 @@ def node_config(
 def supernode_command(
     fleet: str, node_config: str, certificates: Certificates | None = None, k: int = 0
 ) -> Sequence[str]:
-    """The command line of a SuperNode that serves one client; with certificates, as client k."""
+    """Return the command line of a SuperNode for one client; with certificates, of client k."""
     trust = ["--insecure"]
     if certificates is not None:
         trust = ["--root-certificates", str(certificates.ca)]
         trust += ["--auth-supernode-private-key", str(certificates.key(k))]
-    # any free port will do where only the SuperNode's own children need to know it
+    # port 0, any free port: only the SuperNode's child processes need it
     inner = ["--clientappio-api-address", "127.0.0.1:0", "--node-config", node_config]
     return supernode.command([*trust, "--superlink", fleet, *inner])

@@ -1,4 +1,4 @@
-"""One run on this machine, whichever runtime serves its clients."""
+"""Run an experiment on this machine, on any runtime."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,11 +17,11 @@ from common.errors import LOG, logged_to
 from common.journal import Entry, follow
 from common.progress import MARK, Reporter, reporting
 from common.settings.config import Config, Value
-from common.settings.extras import missing
+from common.settings.extras import check_installed
 from deploy.flower.bundle import told
 from deploy.machines.submit import address
 from deploy.run import preload, user_modules
-from deploy.run.preflight import fresh, preflight, resumed
+from deploy.run.preflight import fresh, preflight, resumed, unused_fleet
 from deploy.run.progress import Progress, summary_since
 from deploy.run.settings import app_folder
 from server_app.stopped import Stopped
@@ -34,7 +33,7 @@ from server_app.storage.summary import check_incomplete
 if TYPE_CHECKING:
     from deploy.run.loopback import Nodes
 
-GONE = 5.0  #: seconds without a sign of a ServerApp after which it counts as killed
+GONE = 5.0  #: seconds without a lock by the ServerApp after which it counts as killed
 
 
 def launch(
@@ -45,16 +44,18 @@ def launch(
     warm_start: bool | None = None,
     ray_address: str = "",
     learnt: Path | None = None,
+    notes: bool = True,
 ) -> None:
-    """Run, with progress on ``console``; the results are in ``folder`` then.
+    """Run an experiment with progress on ``console``, and leave the results in ``folder``.
 
-    ``workers``: processes that serve clients on loopback; None: as many as there are cores;
-    ``warm_start``: of a run over gRPC, as ``start_federation`` takes it; ``ray_address``:
-    HOST:PORT of a Ray cluster that is to serve them, with the ray runtime. ``learnt``: folder of
-    local training that other runs on loopback share (``client_app/reuse.py``).
+    ``workers``: processes that serve clients on loopback; None: one for each core. ``warm_start``:
+    argument of ``start_federation`` for the grpc runtime. ``ray_address``: HOST:PORT of a Ray
+    cluster that serves the clients with the ray runtime. ``learnt``: folder of local training that
+    several runs on loopback share (``client_app/reuse.py``). ``notes``: whether to print a note if
+    clients do not train their fleet entries.
 
-    Raises ``ValueError`` before anything starts, ``Stopped`` or ``RuntimeError`` if the run could
-    not go on; each with one line.
+    Raises ``ValueError`` before anything starts, ``Stopped`` or ``RuntimeError`` if the run cannot
+    continue. Each has one line.
     """
     if flat["runtime"] == "loopback" and workers != 0:
         preload.begin()
@@ -62,17 +63,18 @@ def launch(
         if flat["runtime"] != "ray":
             raise ValueError(f"--ray-address is for --runtime ray, not {flat['runtime']}")
         address(ray_address, "--ray-address")
-    own = user_modules.carried(flat)
-    sent = {**flat, "plugins": str(folder / user_modules.COPIES)} if own else flat
+    shipped = user_modules.carried(flat)
+    sent = {**flat, "plugins": str(folder / user_modules.COPIES)} if shipped else flat
     config, runtime = preflight(sent), flat["runtime"]
-    if runtime == "ray" and find_spec("ray") is None:
-        raise ValueError(missing(ModuleNotFoundError(name="ray")))
+    if runtime == "ray":
+        check_installed("ray")
     start, past, later = -1, list[Entry](), ""
     if flat["resume"]:
         start = checkpoint.read(folder, config).t
         check_incomplete(folder, config)
         past, later = Journal(folder).entries(), f", from round {start + 1} on"
-    for line in told(flat, bundled=runtime != "loopback" and not ray_address):
+    bundled = runtime != "loopback" and not ray_address
+    for line in (*told(flat, bundled=bundled), *(unused_fleet(config) if notes else ())):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     title = f"[bold]{config.run.method}[/] on {config.data.name}{later}: results go to {folder}"
     console.print(title, soft_wrap=True)
@@ -86,7 +88,7 @@ def launch(
     flat = sent
     started = time.time()
     display = Progress(config.run.rounds, console, past=past, start=start)
-    with _told_how_to_go_on(folder, started), _watched(display, folder):
+    with _with_remedy(folder, started), _watched(display, folder):
         display.on_phase(f"starting {config.run.clients} clients on {runtime}")
         failure, logs = "", folder / "flower" / "logs"
         if runtime == "loopback":
@@ -96,7 +98,7 @@ def launch(
         else:
             failure = _flower(flat, config, folder, started, warm_start, display.on_step)
         summary = summary_since(folder, started)
-        if summary is None:  # otherwise the ServerApp's own word is the better reason
+        if summary is None:  # otherwise the ServerApp's message is the better reason
             where = logs if logs.exists() else folder
             raise Stopped(f"{failure or 'the run left no summary'}; see the logs in {where}")
         if summary["status"] != "completed":
@@ -110,21 +112,21 @@ def cell(
     console: Console,
     learnt: Path | None = None,
 ) -> None:
-    """One run of a table on loopback; a run that was cut off goes on from its checkpoint."""
+    """Run one cell of a table on loopback, or resume it from its checkpoint."""
     if checkpoint.path_in(folder).exists() and (folder / "config.toml").exists():
         resolved, folder = resumed(folder, {}, "loopback")
     else:
         resolved, folder = fresh(flat, "loopback", folder)
-    launch(resolved, folder, workers=workers, console=console, learnt=learnt)
+    launch(resolved, folder, workers=workers, console=console, learnt=learnt, notes=False)
 
 
 @contextmanager
 def _watched(display: Progress, folder: Path) -> Iterator[None]:
-    """Show the new entries of the journal in ``folder``, and the steps of this thread."""
+    """Display new lines of the journal in ``folder``, and the steps of this thread."""
     over = threading.Event()
     with display, reporting(Reporter(display.on_step)):
-        args = (folder / "journal.jsonl", over.is_set, display.on_round, display.warn)
-        thread = threading.Thread(target=follow, args=args, daemon=True)
+        arguments = (folder / "journal.jsonl", over.is_set, display.on_round, display.warn)
+        thread = threading.Thread(target=follow, args=arguments, daemon=True)
         thread.start()
         try:
             yield
@@ -136,7 +138,7 @@ def _watched(display: Progress, folder: Path) -> Iterator[None]:
 def _loopback(
     flat: Mapping[str, Value], config: Config, workers: int | None, learnt: Path | None
 ) -> None:
-    from deploy.run.gpu import share  # here and below: only what the runtime needs
+    from deploy.run.gpu import share  # here and below: import only the runtime that is used
     from deploy.run.loopback import Loopback
 
     asked, most = workers is not None, default_workers() if workers is None else workers
@@ -166,7 +168,7 @@ def _serve(flat: Mapping[str, Value], nodes: Nodes) -> None:
 
     log = logging.getLogger("flwr")
     level = log.level
-    log.setLevel(logging.ERROR)  # the progress display says it better
+    log.setLevel(logging.ERROR)  # the progress display shows the same information
     try:
         with logged_to(str(flat["out"])), preload.environment(TRUST, ""), nodes as grid:
             app(grid, Context(RUN_ID, 0, {}, RecordDict(), dict(flat)))
@@ -182,10 +184,10 @@ def _flower(
     warm_start: bool | None,
     on_step: Callable[[str], None],
 ) -> str:
-    """Run with Flower's own programs, in Ray or over gRPC; why it failed, if it did.
+    """Run with Flower's programs, in Ray or over gRPC; return the reason of a failure, or "".
 
-    What the ServerApp prints is kept in ``flower/logs/run.log``; ``on_step`` gets its lines of
-    progress.
+    The ServerApp's output goes to ``flower/logs/run.log``. ``on_step`` is called with its progress
+    lines.
     """
     from deploy.run.grpc import start_federation
     from deploy.run.ray import run_simulation
@@ -211,20 +213,20 @@ def _flower(
 
 
 def _finished(folder: Path, started: float) -> Callable[[], bool]:
-    """Whether the run has left its summary, to be asked again and again.
+    """Return a function that returns whether the run has written its summary.
 
-    Raises ``Stopped`` once the ServerApp has let go of the folder without a summary and nothing
-    else has been heard of it for ``GONE`` seconds: the SuperLink would take a minute to miss it.
+    The function raises ``Stopped`` if the ServerApp has released the lock of the folder for more
+    than ``GONE`` seconds without a summary. The SuperLink notices its end only after a minute.
     """
-    seen, since = False, 0.0
+    started_up, since = False, 0.0
 
     def finished() -> bool:
-        nonlocal seen, since
+        nonlocal started_up, since
         if summary_since(folder, started) is not None:
             return True
         if held(folder):
-            seen, since = True, time.monotonic()
-        elif seen and time.monotonic() - since > GONE:
+            started_up, since = True, time.monotonic()
+        elif started_up and time.monotonic() - since > GONE:
             raise Stopped("the ServerApp ended in the middle of the run; was its process killed?")
         return False
 
@@ -232,8 +234,8 @@ def _finished(folder: Path, started: float) -> Callable[[], bool]:
 
 
 @contextmanager
-def _told_how_to_go_on(folder: Path, started: float) -> Iterator[None]:
-    """A block whose errors also say how the run goes on, and where tracebacks of clients are."""
+def _with_remedy(folder: Path, started: float) -> Iterator[None]:
+    """Add the command that resumes the run and the path of tracebacks to errors of the block."""
     try:
         yield
     except RuntimeError as error:

@@ -1,8 +1,8 @@
 """The loopback runtime: a Grid that calls the ClientApp on this machine.
 
-Messages go through Flower's own serialiser to a pool of worker processes and back, so a client sees
-exactly what it would see over a network. Which worker serves which client changes nothing: a client
-keeps its state on disk, and everything random has a name.
+Messages go through Flower's own serialiser to a pool of worker processes and back, so a client
+receives exactly the message that it would receive over a network. Results do not depend on which
+worker serves which client: client states are on disk, and every random stream has a name.
 """
 
 import multiprocessing
@@ -35,28 +35,29 @@ RUN_ID = 1
 WORKER_LOST = 5
 """Flower's code for a node that went away."""
 
-KEPT = 4  #: contents that are held in packed form, for further messages with the same one
+KEPT = 4  #: serialized contents that are cached for further messages with equal content
 
 QUICK = "query", "evaluate"
-"""Kinds of messages whose replies are small and soon there: several go to a process at once."""
+"""Message types with small, fast replies: a worker receives several of these messages at once."""
 
-GROUP, GROUPS = 16, 8  #: at most so many at once, and of those sent together at most this part
+GROUP, GROUPS = 16, 8
+"""Most messages in a group, and the least number of groups for messages that are sent together."""
 
-LINE = 400  #: bytes of a line of progress; a pipe takes at least 512 in one write
+LINE = 400  #: most bytes of a progress line; a pipe takes at least 512 in one write
 
 NodeConfig = dict[str, Value]
-Letter = tuple[bytes, int, NodeConfig]  #: a message without its content, node, the node's config
-Work = tuple[bytes, list[Letter]]  #: what some messages hold, and these
+Envelope = tuple[bytes, int, NodeConfig]  #: message without its content, node id, node config
+Work = tuple[bytes, list[Envelope]]  #: content that several messages share, and their envelopes
 
 
 class Nodes(Grid, ABC):
-    """``clients`` nodes, node k + 1 being client k, whose messages are answered by ``_submit``.
+    """Grid of ``clients`` nodes, where node k + 1 is client k; ``_submit`` serves their messages.
 
-    ``node_configs`` holds settings of single clients beyond ``partition-id`` and
+    ``node_configs``: settings of single clients in addition to ``partition-id`` and
     ``num-partitions``.
     """
 
-    lost: tuple[type[Exception], ...]  #: what a client's process that is gone raises
+    lost: tuple[type[Exception], ...]  #: errors that mean that a client's process is gone
 
     def __init__(
         self,
@@ -70,8 +71,8 @@ class Nodes(Grid, ABC):
             for k in range(clients)
         }
         self._numbers = count(1)
-        self._answers: dict[str, tuple[Future[list[bytes]], int]] = {}  # which of these
-        self._questions: dict[str, bytes] = {}  # without what they hold
+        self._replies: dict[str, tuple[Future[list[bytes]], int]] = {}  # with index in the group
+        self._heads: dict[str, bytes] = {}  # sent messages without their contents
         self._done: set[str] = set()
         self._packed: dict[int, tuple[RecordDict, bytes]] = {}
 
@@ -80,14 +81,14 @@ class Nodes(Grid, ABC):
 
     @abstractmethod
     def __exit__(self, *error: object) -> None:
-        """End what is at work."""
+        """End all work that is under way."""
 
     @abstractmethod
     def _submit(self, work: Work) -> Future[list[bytes]]:
-        """Have messages answered, one after the other."""
+        """Serve messages one after another; return their serialized replies."""
 
     def set_run(self, run: object) -> None:
-        """The run is always the same one here."""
+        """Do nothing, because there is only one run."""
 
     run = property(lambda _: nameless_run(RUN_ID))
 
@@ -117,19 +118,20 @@ class Nodes(Grid, ABC):
         return names
 
     def _push(self, group: list[Message]) -> list[str]:
-        """Send messages that hold the same; their names."""
+        """Send messages with equal content and return their names."""
         names = [str(next(self._numbers)) for _ in group]
         heads = [head(message, RUN_ID, name) for message, name in zip(group, names, strict=True)]
-        self._questions |= zip(names, heads, strict=True)
+        self._heads |= zip(names, heads, strict=True)
         nodes = [message.metadata.dst_node_id for message in group]
-        letters = [(text, node, self._nodes[node]) for text, node in zip(heads, nodes, strict=True)]
-        answer = self._submit((self._content(group[0]), letters))
-        self._answers |= {name: (answer, at) for at, name in enumerate(names)}
-        answer.add_done_callback(lambda _: self._done.update(names))
+        pairs = zip(heads, nodes, strict=True)
+        envelopes = [(text, node, self._nodes[node]) for text, node in pairs]
+        replies = self._submit((self._content(group[0]), envelopes))
+        self._replies |= {name: (replies, at) for at, name in enumerate(names)}
+        replies.add_done_callback(lambda _: self._done.update(names))
         return names
 
     def _content(self, message: Message) -> bytes:
-        """What it holds, packed; once for the messages that follow with the same."""
+        """Return the serialized content of a message; messages with equal content share it."""
         content = message.content
         if id(content) not in self._packed:
             if len(self._packed) == KEPT:
@@ -141,13 +143,13 @@ class Nodes(Grid, ABC):
         replies = []
         for name in [name for name in message_ids if name in self._done]:
             self._done.discard(name)
-            (answer, at), question = self._answers.pop(name), self._questions.pop(name)
+            (group, at), sent = self._replies.pop(name), self._heads.pop(name)
             try:
-                replies.append(from_bytes(answer.result()[at]))
+                replies.append(from_bytes(group.result()[at]))
             except self.lost as error:
                 reason = f"the client's process was lost: {first_line(error)}"
-                replies.append(Message(Error(WORKER_LOST, reason), reply_to=empty(question)))
-        if not self._answers:
+                replies.append(Message(Error(WORKER_LOST, reason), reply_to=empty(sent)))
+        if not self._replies:
             self._packed.clear()
         return replies
 
@@ -155,7 +157,7 @@ class Nodes(Grid, ABC):
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         names = list(self.push_messages(messages))
-        wait({self._answers[name][0] for name in names}, timeout=timeout)
+        wait({self._replies[name][0] for name in names}, timeout=timeout)
         return self.pull_messages(names)
 
 
@@ -163,8 +165,8 @@ class Nodes(Grid, ABC):
 class Loopback(Nodes):
     """``Nodes`` that ``workers`` processes of this machine serve.
 
-    ``workers = 0`` serves them in this process, one after the other. ``shares``: the part of a
-    device's memory that each worker may take, by the device's name.
+    With ``workers = 0`` this process serves them one after another. ``shares``: the part of a
+    device's memory that each worker may take, by device name.
     """
 
     lost = (BrokenProcessPool, MemoryError, OSError)
@@ -185,7 +187,7 @@ class Loopback(Nodes):
         self._lines, self._line_end = multiprocessing.Pipe(duplex=False)  # workers' progress
 
     def __exit__(self, *error: object) -> None:
-        """End the workers, also those that are at work."""
+        """Kill all workers, busy ones included."""
         pool, self._pool = self._pool, None
         if pool is not None:
             processes = list((pool._processes or {}).values())
@@ -197,9 +199,9 @@ class Loopback(Nodes):
 
     def _submit(self, work: Work) -> Future[list[bytes]]:
         if self._workers == 0:
-            answer: Future[list[bytes]] = Future()
-            answer.set_result(serve(*work, self._run_config))
-            return answer
+            replies: Future[list[bytes]] = Future()
+            replies.set_result(serve(*work, self._run_config))
+            return replies
         for _ in range(2):
             if self._pool is None:
                 self._pool = _start_pool(
@@ -208,7 +210,7 @@ class Loopback(Nodes):
             try:
                 with _no_main():
                     return self._pool.submit(_serve_in_worker, *work)
-            except BrokenProcessPool:  # a worker was killed earlier; the next pool is whole again
+            except BrokenProcessPool:  # a worker was killed; the next pool is complete
                 self.__exit__()
         raise AssertionError("a new pool takes work")
 
@@ -220,10 +222,10 @@ class Loopback(Nodes):
 
 @contextmanager
 def _no_main() -> Iterator[None]:
-    """A block in which ``multiprocessing`` sees no main module.
+    """Hide the main module from ``multiprocessing`` within the block.
 
-    It would have every worker run the user's script again, and without a guard ``if __name__ ==
-    "__main__"`` the run in it fails. ``multiprocessing`` has no option for this.
+    Otherwise every worker executes the user's script again, which fails without a guard ``if
+    __name__ == "__main__"``. ``multiprocessing`` has no option for this.
     """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
@@ -239,9 +241,9 @@ def _start_pool(
     shares: dict[str, float],
     line_end: connection.Connection | None = None,
 ) -> ProcessPoolExecutor:
-    """Workers fork from a server that has imported what they need, so each starts in milliseconds.
+    """Start workers that fork from a server with all imports done, each within milliseconds.
 
-    The server is the process's own, for all of its runs.
+    This process has one such server for all of its runs.
     """
     preload.begin()
     return ProcessPoolExecutor(
@@ -253,7 +255,7 @@ def _start_pool(
 
 
 _run_config: dict[str, Value] = {}
-"""The run's, in a worker."""
+"""Run config in a worker process."""
 
 
 def _begin_worker(
@@ -261,9 +263,9 @@ def _begin_worker(
     shares: dict[str, float],
     line_end: connection.Connection | None,
 ) -> None:
-    """Leave Ctrl-C to the parent, do not outlive it, and keep to a share of each GPU's memory.
+    """Set up a worker: ignore Ctrl-C, end with the parent, and limit the memory of each GPU.
 
-    ``line_end``: the pipe that takes lines of progress.
+    ``line_end``: the pipe to which progress lines are written.
     """
     _run_config.update(run_config)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -285,30 +287,30 @@ def _send_line(line_end: connection.Connection, line: str) -> None:
 
 
 def _end_with_parent() -> None:
-    """Wait for the end of the process that began the pool, by SIGKILL too, and follow it."""
+    """Wait until the process that started the pool ends, even by SIGKILL, then exit."""
     parent = multiprocessing.parent_process()
     assert parent is not None, "a worker has a parent"
     connection.wait([parent.sentinel])
     os._exit(1)
 
 
-def _serve_in_worker(content: bytes, letters: list[Letter]) -> list[bytes]:
+def _serve_in_worker(content: bytes, envelopes: list[Envelope]) -> list[bytes]:
     with logged_to(str(_run_config["out"])):
-        return serve(content, letters, _run_config)
+        return serve(content, envelopes, _run_config)
 
 
-def serve(content: bytes, letters: list[Letter], run_config: dict[str, Value]) -> list[bytes]:
-    """What a SuperNode's client process does with a message; for each in turn.
+def serve(content: bytes, envelopes: list[Envelope], run_config: dict[str, Value]) -> list[bytes]:
+    """Call the ClientApp for each message, as a SuperNode's client process does; return replies.
 
-    What they all hold is read once: a client copies the numbers that it takes from it.
+    The shared content is read once, because a client copies the numbers that it takes from it.
     """
     from client_app.app import app
 
-    held = from_bytes(letters[0][0] + content).content
+    shared = from_bytes(envelopes[0][0] + content).content
     replies = []
-    for about, node, config in letters:
-        message = empty(about)
-        message.content = held
+    for text, node, config in envelopes:
+        message = empty(text)
+        message.content = shared
         context = Context(RUN_ID, node, config, RecordDict(), dict(run_config))
         replies.append(to_bytes(app(message, context)))
     return replies

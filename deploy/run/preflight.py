@@ -1,4 +1,4 @@
-"""Before a run starts: its configuration, folder and name, and every foreseeable mistake."""
+"""Resolve a run's configuration, folder and name, and detect mistakes before the run starts."""
 
 import hashlib
 import json
@@ -16,6 +16,7 @@ from common.data.dataset import Dataset, fingerprint
 from common.data.partition import rule
 from common.data.shares import check_share, for_testing, share
 from common.settings.config import NATURAL, OWN, Config, Value, entries
+from common.settings.extras import check_installed
 from common.settings.parse import data_of, parse
 from common.training import device
 from common.training.task import Task, check_architectures, check_fleet, global_spec
@@ -28,21 +29,22 @@ from server_app.tracking.tracker import check as check_trackers
 def fresh(
     flat: Mapping[str, Value], runtime: str, out: Path | None
 ) -> tuple[dict[str, Value], Path]:
-    """The whole run config of a new run, and its folder: ``out``, or the config's, or a new one.
+    """Return the complete run config of a new run, and its folder.
 
-    ``runtime``: empty: the config's, or loopback.
+    The folder is ``out``, else that of the config, else a new one. ``runtime``: empty: that of the
+    config, else loopback.
 
-    Raises ``ValueError`` if the folder holds a run already.
+    Raises ``ValueError`` if the folder already contains a run.
     """
     resolved = counted(flat)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     name = f"{_plain(resolved['method'])}-{_plain(resolved['data.name'])}-{stamp}"
-    said = Path(str(resolved["out"])).expanduser() if resolved["out"] else None
-    folder = (out or said or _unused(Path("runs") / name)).expanduser().resolve()
-    if said and folder != said.resolve() and resolved["state-dir"] == str(said / "state"):
-        resolved["state-dir"] = ""  # a copied config.toml: the clients' state is the other run's
+    chosen = Path(str(resolved["out"])).expanduser() if resolved["out"] else None
+    folder = (out or chosen or _unused(Path("runs") / name)).expanduser().resolve()
+    if chosen and folder != chosen.resolve() and resolved["state-dir"] == str(chosen / "state"):
+        resolved["state-dir"] = ""  # a copied config.toml names the other run's client states
     if checkpoint.path_in(folder).exists() or (folder / "journal.jsonl").exists():
-        raise ValueError(f"{folder} holds a run already; go on with --resume or name another --out")
+        raise ValueError(f"{folder} holds a run already; go on with --resume or set another --out")
     resolved["out"] = str(folder)
     resolved |= _absolute(resolved)
     alone = any(key.endswith("state-dir") for key in places(resolved))
@@ -55,47 +57,68 @@ def fresh(
 def resumed(
     folder: Path, overrides: Mapping[str, Value], runtime: str
 ) -> tuple[dict[str, Value], Path]:
-    """The run config of the run in ``folder``, going on; only free keys may differ.
+    """Return the run config with which the run in ``folder`` resumes, and the folder.
 
-    ``runtime``: empty: the one that it was on.
+    Only keys in ``checkpoint.FREE`` may differ. ``runtime``: empty: that of the run so far.
 
-    Raises ``ValueError`` if ``folder`` holds no run that can be resumed, or ``out`` is another.
+    Raises ``ValueError`` if ``folder`` contains no run to resume, or for another ``out`` or method.
     """
     folder = folder.expanduser().resolve()
     if "out" in overrides and Path(str(overrides["out"])).expanduser().resolve() != folder:
         raise ValueError(f"out = {overrides['out']!r} is not allowed; the run goes on in {folder}")
     if not (folder / "config.toml").exists():
-        raise ValueError(f"--resume {folder}: no config.toml there, so no run to go on with")
-    flat = load_run(folder) | dict(overrides) | _absolute(overrides)
+        raise ValueError(f"--resume {folder}: no config.toml there, so no run to resume")
+    saved = load_run(folder)
+    if (method := overrides.get("method", saved.get("method"))) != saved.get("method"):
+        raise ValueError(
+            f"method = {method!r} is not allowed: the run in {folder} has method = "
+            f"{saved.get('method')!r}, and a resumed run keeps it; start a new run without --resume"
+        )
+    flat = saved | dict(overrides) | _absolute(overrides)
     runtime = runtime or str(flat.get("runtime") or RUNTIMES[0])
     flat |= {"resume": True, "runtime": runtime, "out": str(folder)}
     return flat, folder
 
 
 def check_names(config: Config) -> None:
-    """Raise a one-line ``ValueError`` for an unknown architecture, data set or partition, or a
-    plug-in that is none.
+    """Raise a one-line ``ValueError`` for an unknown name or an invalid plug-in.
 
-    All that can be seen without the data, which may lie on other machines.
+    Architectures, data set, partition and method are checked, without reading the data, which may
+    be on other machines.
     """
     check_architectures(config)
     source(config.data.name), rule(config.data.partition)
     server_app.methods.half(config.run.method), client_app.methods.half(config.run.method)
 
 
-def preflight(flat: Mapping[str, Value]) -> Config:
-    """The parsed configuration of a run on this machine.
+def unused_fleet(config: Config) -> list[str]:
+    """Return a line to print before a run whose clients do not train their fleet entries."""
+    run, half = config.run, client_app.methods.half(config.run.method)
+    one = len(config.brought) == 1 and run.global_model in ("smallest", *config.brought)
+    if one or half.trains_own(config):
+        return []
+    schemes = [name for name in getattr(config.method, "schemes", ()) if name != "none"]
+    other = "another method, such as fedorion or fedmd (fedmosaic list methods)"
+    remedy = f"set average.across to one of {', '.join(schemes)}" if schemes else f"choose {other}"
+    return [
+        f'method = "{run.method}": every client trains the global architecture (global-model = '
+        f'"{run.global_model}"), not its fleet entry; for clients\' own architectures {remedy}'
+    ]
 
-    Raises ``ValueError``, one line, for what cannot work: keys and values, data that are not there,
-    architectures that cannot take them, a partition that cannot be made, a device that is missing.
+
+def preflight(flat: Mapping[str, Value]) -> Config:
+    """Return the parsed configuration of a run on this machine after checking it.
+
+    Raises ``ValueError``, one line, for wrong keys or values, missing data, packages or devices,
+    architectures that do not accept the data, or an impossible partition.
     """
     config = parse(flat, every=True)
     if config.run.from_round >= 0 and not config.run.resume:
-        raise ValueError(
-            f"from-round = {config.run.from_round} is for a run that goes on: --resume"
-        )
+        raise ValueError(f"from-round = {config.run.from_round} is for a resumed run: --resume")
     check_names(config)
     check_trackers(config.run.track)
+    if config.privacy.on:
+        check_installed("dp_accounting")
     chosen = device.choose(config.run.device)
     dataset = for_testing(config.data, config.run.clients, config.partition_seed)
     check_augment(config.data.augment, dataset.x)
@@ -107,24 +130,24 @@ def preflight(flat: Mapping[str, Value]) -> Config:
     return config
 
 
-def _check_clients(config: Config, ours: Dataset) -> None:
-    """Raise ``ValueError`` for a client that could not work on this machine.
+def _check_clients(config: Config, dataset: Dataset) -> None:
+    """Raise ``ValueError`` for a client that cannot work on this machine.
 
-    That is one with a device that is missing, data that are not there or not those of the server's
-    task, a share that it cannot train on, or the very data of another, where each has its own.
+    Its device or data are missing, its data do not fit the task of the server's ``dataset``, or its
+    share is too small. With partition ``own`` two clients must not have the same data.
     """
     seed, owners = config.partition_seed, dict[str, str]()
-    own = config.data.partition == OWN
-    if own and config.data.test == "merge":  # a client would train on what the server is tested on
+    separate = config.data.partition == OWN
+    if separate and config.data.test == "merge":  # no client may train on the server's test samples
         owners[fingerprint(divide(config.data, seed).pool.x)] = "the server"
-    usual = False  # whether a client that has no settings of its own was looked at
+    checked = False  # whether a client without settings in [node.K] was checked
     for k in range(config.run.clients):
         node = config.node(k)
-        if not node and not own:
+        if not node and not separate:
             check_share(config.data, k, config.run.clients, seed)
-            if usual:
+            if checked:
                 continue
-            usual = True
+            checked = True
         for key in ("data-dir", "public-dir"):
             if key in node and not Path(str(node[key])).is_dir():
                 raise ValueError(f"node.{k}.{key} = {node[key]!r} is not a folder")
@@ -132,58 +155,62 @@ def _check_clients(config: Config, ours: Dataset) -> None:
         data = config.data_of(k, node)
         divide(data, seed)  # the public set too
         pool = share(data, k, config.run.clients, seed).pool
-        if (pool.shape, pool.classes) != (ours.shape, ours.classes):
+        if (pool.shape, pool.classes) != (dataset.shape, dataset.classes):
             raise ValueError(
                 f"client {k} has images {pool.shape} of {pool.num_classes} classes "
-                f"({', '.join(pool.classes)[:80]}), the server {ours.shape} of {ours.num_classes} "
-                f"({', '.join(ours.classes)[:80]})"
+                f"({', '.join(pool.classes)[:80]}), the server {dataset.shape} of "
+                f"{dataset.num_classes} ({', '.join(dataset.classes)[:80]})"
             )
-        if not own:
+        if not separate:
             continue
         if (other := owners.setdefault(fingerprint(pool.x), f"client {k}")) != f"client {k}":
             raise ValueError(
-                f"data.partition = {OWN!r}: client {k} has the very data of {other}; give each its "
+                f"data.partition = {OWN!r}: client {k} has the same data as {other}; give each its "
                 "own folder by {k} in data.dir, or by data-dir under [node.K]"
             )
 
 
 def _absolute(flat: Mapping[str, Value]) -> dict[str, Value]:
-    """The folders, absolute: Flower's processes work in another folder than the user."""
+    """Return the folders as absolute paths, because Flower's processes have another cwd."""
     return {key: str(Path(str(flat[key])).expanduser().resolve()) for key in places(flat)}
 
 
-def counted(flat: Mapping[str, Value], *, here: bool = True) -> dict[str, Value]:
-    """The run config with the number of clients, unless it has one: one for each of the fleet.
+def counted(flat: Mapping[str, Value], *, data_here: bool = True) -> dict[str, Value]:
+    """Return the run config with ``clients = 0`` replaced by the number of clients.
 
-    With partition ``natural`` one for each owner of the data set, if the data are ``here``, and
-    as many as will be connected otherwise.
+    It is the number of fleet entries; with partition ``natural`` the number of the data's owners.
+
+    Raises ``ValueError`` for owners that cannot be counted because the data are on other machines.
     """
-    found = flat["clients"]
-    if not found and flat["data.partition"] == NATURAL:
-        if not here:
-            return dict(flat)
-        whole = {"samples": 0, "test_samples": 0}
-        found = load(data_of(flat).model_copy(update=whole)).owners
-    return {**flat, "clients": found or len(entries(str(flat["fleet"])))}
+    clients = flat["clients"]
+    if not clients and flat["data.partition"] == NATURAL:
+        if not data_here:
+            raise ValueError(
+                f'clients = 0 is not allowed with data.partition = "{NATURAL}" where the data are '
+                "on other machines; it should be the number of their owners: -s clients=N"
+            )
+        complete = {"samples": 0, "test_samples": 0}
+        clients = load(data_of(flat).model_copy(update=complete)).owners
+    return {**flat, "clients": clients or len(entries(str(flat["fleet"])))}
 
 
 def name_of(flat: Mapping[str, Value], alone: bool) -> str:
-    """A name of the experiment that depends on what decides its numbers and on nothing else.
+    """Return a name of the experiment that depends only on the settings that decide its results.
 
-    ``alone``: with a part of this run's own, which a resumed run finds in its checkpoint. Clients
-    keep their private models under it: where their folder outlives the run, another run with the
-    same settings must not find them.
+    Clients store their private models under this name. ``alone``: add a random part, which a
+    resumed run reads from its checkpoint. It is needed where the clients' folder remains after the
+    run, because another run with the same settings must not find these models.
     """
     free = {key.replace("_", "-") for key in checkpoint.FREE["run"]}
     text = json.dumps({key: value for key, value in sorted(flat.items()) if key not in free})
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    own = f"-{secrets.token_hex(4)}" if alone else ""
+    suffix = f"-{secrets.token_hex(4)}" if alone else ""
     names = f"{_plain(flat['method'])}-{_plain(flat['data.name'])}"[:60]
-    return f"{names}-{digest}{own}"
+    return f"{names}-{digest}{suffix}"
 
 
 def _plain(name: Value) -> str:
-    """A name as a part of a folder's."""
+    """Return a name with only the characters that folder names need."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", str(name))
 
 

@@ -1,6 +1,6 @@
-"""The server that the workers of the loopback fork from, begun before anything heavy is imported.
+"""The fork server of the loopback workers, started before the slow imports of this process.
 
-It imports in a process of its own what a client needs, while this one imports what a run needs.
+It imports the clients' modules in its own process, while this process imports the run's modules.
 """
 
 import multiprocessing
@@ -12,22 +12,21 @@ from multiprocessing import forkserver
 from common.settings.version import ROOT
 
 MODULES = ["client_app.app", "common.settings.parse", "client_app.methods", "torch._dynamo"]
-"""What every client imports; every first step of a torch optimiser the last one, for seconds.
-
-A method's own half is imported in milliseconds, where it is needed."""
+"""Modules that every client imports. The first step of a torch optimiser imports ``torch._dynamo``,
+which takes seconds. The client half of a method takes milliseconds and is imported when needed."""
 
 
 def begin() -> None:
-    """Have the server import, and do not wait for it. Once it is there this does nothing."""
+    """Start the fork server and its imports without waiting; do nothing if it runs already."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(MODULES)
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    with environment("PYTHONPATH", path):  # the server looks nowhere else for what it imports
+    with environment("PYTHONPATH", path):  # the only place where the server finds our modules
         forkserver.ensure_running()
 
 
 @contextmanager
 def environment(name: str, value: str) -> Iterator[None]:
-    """A block in which an environment variable has this value."""
+    """Set an environment variable within the block."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:

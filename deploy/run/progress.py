@@ -42,7 +42,7 @@ class Left:
     sure: bool
 
     def __str__(self) -> str:
-        # fractions of a countdown flicker
+        # no fractions, because the number changes with every refresh
         shown = f"{self.seconds:.0f} s" if self.seconds < 59.5 else duration(self.seconds)
         return shown if self.sure else f"{shown} or more"
 
@@ -134,7 +134,7 @@ class Progress:
             say(self._console, self._phase)
 
     def on_step(self, text: str) -> None:
-        """Show how far the work within a round is; in a log at most every ``LOG_PAUSE`` seconds."""
+        """Show the progress within a round; in a log at most every ``LOG_PAUSE`` seconds."""
         self._phase = clean(text)
         if self._live is None and self._clock() >= self._printed + LOG_PAUSE:
             self._printed = self._clock()
@@ -210,15 +210,15 @@ def say(console: Console, text: str, style: str = "") -> None:
 
 
 def show_summary(run: Run, console: Console) -> None:
-    """The clients (own and global model's accuracy on their test shares), then the result."""
+    """Print each client's accuracies (own and global model, on its test share) and the result."""
     if run.scores():
         console.print(*terminal(of_clients(run, parameters=False)))
-    headline, summary = run.headline(), run.summary
-    what = f"{run.setting('method') or '?'} on {run.setting('dataset') or '?'}"
-    scored = f"final {percent(headline['final'])}, best {percent(headline['best'])}"
-    mean = f"mean of last {run.last()} scored {percent(headline['last10'])}"
+    accuracies, summary = run.headline(), run.summary
+    title = f"{run.setting('method') or '?'} on {run.setting('dataset') or '?'}"
+    scored = f"final {percent(accuracies['final'])}, best {percent(accuracies['best'])}"
+    mean = f"mean of last {run.last()} scored {percent(accuracies['last10'])}"
     lines = [
-        ("run", f"{what}, {run.done} rounds, seed {run.setting('seed')}"),
+        ("run", f"{title}, {run.done} rounds, seed {run.setting('seed')}"),
         ("runtime", f"{run.setting('runtime') or NONE}, {duration(run.seconds())}"),
         ("accuracy", f"{scored}, {mean}"),
         ("sent", f"{size(run.cost('down'))} down, {size(run.cost('up'))} up"),
@@ -231,8 +231,8 @@ def show_summary(run: Run, console: Console) -> None:
         line = f"first in round {first}, mean of 5 in round {mean5}"
         lines.append((f"to {percent(reached.target)}", line))
     fairness = run.last_of("fairness")
-    for name, of in fairness.models.items() if fairness else ():
-        line = f"mean {percent(of.amp)} (AMP), worst {percent(of.wlp)} (WLP)"
+    for name, spread in fairness.models.items() if fairness else ():
+        line = f"mean {percent(spread.amp)} (AMP), worst {percent(spread.wlp)} (WLP)"
         lines.append((f"on clients: {name}", line))
     failures = run.failures()
     for f in failures[:FEW]:
@@ -246,7 +246,7 @@ def show_summary(run: Run, console: Console) -> None:
 
 
 def summary_since(folder: Path, started: float) -> dict[str, object] | None:
-    """The summary, if this run wrote it."""
+    """Return ``summary.json`` if it was written after ``started``, in seconds since the epoch."""
     path = folder / "summary.json"
     if not path.exists() or path.stat().st_mtime < started - 0.01:
         return None
@@ -255,9 +255,9 @@ def summary_since(folder: Path, started: float) -> dict[str, object] | None:
 
 
 def show(folder: Path, console: Console) -> dict[str, object]:
-    """Print the run's clients and result, and write its report if what draws it is installed.
+    """Print the run's clients and result, and write its report if the extra is installed.
 
-    The same as data: ``folder``, ``report`` (None: not written) and what ``summary.json`` holds.
+    Return ``folder``, ``report`` (None: not written) and the content of ``summary.json``.
     """
     show_summary(read(folder), console)
     page: Path | None = folder / "report.html"
@@ -270,9 +270,9 @@ def show(folder: Path, console: Console) -> dict[str, object]:
 
 
 def report(folders: list[Path], page: Path, console: Console) -> None:
-    """Write a page and say where; of a single run, its trackers get it too.
+    """Write a page and print its path; add the page of a single run to the run's trackers.
 
-    Raises ``ValueError`` for what is no run's folder, ``ModuleNotFoundError`` without the extra
+    Raises ``ValueError`` for a folder without a run, ``ModuleNotFoundError`` without the extra
     ``report``.
     """
     from deploy.report.pages import write_report
@@ -285,19 +285,19 @@ def report(folders: list[Path], page: Path, console: Console) -> None:
 
 
 def _added(folder: Path, page: Path) -> list[str]:
-    """Hand the page to the run's trackers; a line for each that failed, then or earlier."""
+    """Add the page to the run's trackers; return a line for each one that failed, ever."""
     track = str(read(folder).config.get("track", ""))
     try:
         sink.add_file(folder, track, page)
-    except ValueError as error:  # the server's machine has the tracker, this one has not
+    except ValueError as error:  # only the server's machine has the tracker
         return [f"the report is not added: {error}"]
     return sink.failures(folder, track)
 
 
 def show_if_here(flat: Mapping[str, Value], started: float, console: Console) -> dict[str, object]:
-    """The same for a run whose server may have been another machine: one line if it was.
+    """Show a run as ``show`` does, or print one line if its server is another machine.
 
-    ``flat``: its run config; ``started``: seconds since the epoch, before it began.
+    ``flat``: its run config; ``started``: a time before its start, in seconds since the epoch.
     """
     out, experiment = str(flat["out"]), str(flat["experiment"])
     folder, why = place(out, experiment), "on the server's machine"

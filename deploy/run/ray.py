@@ -1,9 +1,9 @@
-"""The Ray runtime: all clients inside one SuperLink that simulates its nodes.
+"""The Ray runtime: one SuperLink simulates the nodes of all clients.
 
-``flwr.simulation.run_simulation`` has no run config, and its actors import from the caller's
-working directory. So this drives ``flwr run`` against a private ``flower-superlink --simulation``,
-which runs the same bundle as the gRPC runtime. It is started from an empty directory, because Ray's
-actors import from the directory of the SuperLink before the bundle.
+``flwr.simulation.run_simulation`` takes no run config, and its actors import from the caller's
+working directory. This module therefore starts a private ``flower-superlink --simulation`` and
+submits the run to it, with the same bundle as the gRPC runtime. The SuperLink starts in an empty
+directory, because Ray's actors import from that directory before the bundle.
 """
 
 import re
@@ -20,15 +20,15 @@ from deploy.flower.processes import Processes
 from server_app.stopped import Stopped
 
 RAY = {
-    # Ray starts its processes by running Python between fork and exec, where gRPC's handlers for
-    # a fork end the child with a segmentation fault in one start of three (grpcio 1.85, Ray 2.55)
+    # Ray runs Python between fork and exec. There, gRPC's fork handlers end the child with a
+    # segmentation fault in one of three starts (grpcio 1.85, Ray 2.55).
     "GRPC_ENABLE_FORK_SUPPORT": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Ray asks this on other systems alone; here it makes every socket of its own one of 127.0.0.1
+    # Ray reads this only on other systems; here it binds all of Ray's sockets to 127.0.0.1
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # hide no GPU: the run config names the device
 }
-#: Ray's words for a process of its own that did not start, or too late, as it may under load
+#: Ray's messages for a process that started too late or not at all, which happens under load
 LATE_START = re.compile("timed out during startup|Timed out waiting for file")
 ATTEMPTS = 3  #: the first, and one more after each late start
 
@@ -42,28 +42,28 @@ def run_simulation(
     on_log: Callable[[str], None] = lambda line: None,
     watch: Callable[[], Callable[[], bool]] = lambda: lambda: False,
 ) -> RunStatus:
-    """Run the app with ``clients`` simulated nodes and return how the run really ended.
+    """Run the app with ``clients`` simulated nodes and return the final status of the run.
 
-    ``work``: gets ``logs/superlink.log``, ``logs/simulation.log`` and Flower's own files; ``env``:
-    added to the environment of the ServerApp and of the actors; ``on_log``: gets every line that
-    the run prints; ``watch``: makes a ``finished`` for ``Control.follow``, anew for each attempt to
-    start Ray.
+    ``work``: folder for ``logs/superlink.log``, ``logs/simulation.log`` and Flower's own files.
+    ``env``: added to the environment of the ServerApp and the actors. ``on_log``: called with every
+    line that the run prints. ``watch``: called before each attempt to start Ray; returns the
+    ``finished`` of ``Control.follow``.
 
-    Raises ``ValueError``: an argument cannot work. ``RuntimeError``: Flower refused the run, or a
-    process ended by itself. ``Stopped``: ``finished`` found that the ServerApp is gone, and not
-    because Ray started late.
+    Raises ``ValueError`` if an argument is not allowed, ``RuntimeError`` if Flower refuses the run
+    or a process ends by itself, ``Stopped`` if ``finished`` detects that the ServerApp is gone for
+    another reason than a late start of Ray.
     """
     check_app(app, run_config)
     settings: dict[str, Value] = {"client-resources-num-cpus": 1, "num-supernodes": clients}
     work = work.expanduser().resolve()
     for attempt in range(1, ATTEMPTS + 1):
-        lines: list[str] = []  # Flower discards what a simulation prints, but for this stream
+        lines: list[str] = []  # Flower discards a simulation's output except for this stream
 
         def collect(line: str, lines: list[str] = lines) -> None:
             lines.append(line)
             on_log(line)
 
-        # Ray's sockets need a short path; leaving the outer context removes what Ray wrote there
+        # Ray's sockets need a short path; the end of the block removes the files of Ray
         with tempfile.TemporaryDirectory(prefix="ray-") as short, Processes(work) as processes:
             ray_env = {**RAY, "RAY_TMPDIR": short, **(env or {})}
             control, _ = start_superlink(processes, work, ray_env, simulation=True)
@@ -89,14 +89,14 @@ def run_simulation(
 
 
 def _keep_logs(ray: Path, kept: Path) -> None:
-    """What Ray's own processes wrote, before the folder ``ray`` goes: why one did not start."""
+    """Copy the logs of Ray's processes to ``kept`` before the folder ``ray`` is removed."""
     for logs in (ray / "ray").glob("session_*_*/logs"):
         shutil.copytree(logs, kept, dirs_exist_ok=True, ignore_dangling_symlinks=True)
 
 
 def _reason(log: str) -> str:
-    """What went wrong, from what the run printed: its status names only the thread that ended."""
-    if found := re.findall(r"ServerApp thread raised an exception: (.*)", log):
-        return f"ServerApp failed with exception: {found[-1]}"
+    """Return the reason of a failure from the run's output; its status names only a thread."""
+    if errors := re.findall(r"ServerApp thread raised an exception: (.*)", log):
+        return f"ServerApp failed with exception: {errors[-1]}"
     late = [line for line in log.splitlines() if LATE_START.search(line)]
     return f"Ray did not start in {ATTEMPTS} attempts: {late[-1]}" if late else ""

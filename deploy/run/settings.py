@@ -1,7 +1,7 @@
-"""Where settings come from: the knobs' defaults, then an experiment file, then ``-s key=value``.
+"""Read settings: defaults, which an experiment file overrides, which ``-s key=value`` overrides.
 
-Flower takes the defaults from ``[tool.flwr.app.config]`` in ``pyproject.toml``;
-``python -m deploy.run.settings`` writes them there.
+Flower reads the defaults from ``[tool.flwr.app.config]`` in ``pyproject.toml``.
+``python -m deploy.run.settings`` writes them there, and the lists of ``fedmosaic list``.
 """
 
 import json
@@ -31,7 +31,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def app_folder() -> Path:
-    """The folder of the Flower app: the one with ``pyproject.toml`` and the three packages.
+    """Return the folder of the Flower app, with ``pyproject.toml`` and the packages.
 
     Raises ``ValueError`` if this installation has none.
     """
@@ -42,8 +42,9 @@ def app_folder() -> Path:
 
 
 def check_runtime(runtime: str, workers: int | None) -> None:
-    """Raise ``ValueError`` for a runtime that does not exist (empty: the config's), or a number of
-    workers that nobody means.
+    """Raise ``ValueError`` for an unknown runtime or a number of workers out of range.
+
+    An empty ``runtime`` stands for that of the config.
     """
     if runtime and runtime not in RUNTIMES:
         known = ", ".join(RUNTIMES)
@@ -52,7 +53,7 @@ def check_runtime(runtime: str, workers: int | None) -> None:
 
 
 def check_workers(workers: int | None) -> None:
-    """Raise ``ValueError`` for a number of workers that nobody means (None: the default)."""
+    """Raise ``ValueError`` for a number of workers out of range; None: the default."""
     if workers is not None and not 0 <= workers <= 1024:
         raise ValueError(f"--workers {workers} is not allowed; it should be 0 to 1024")
 
@@ -60,32 +61,32 @@ def check_workers(workers: int | None) -> None:
 @final
 @dataclass(frozen=True)
 class Experiment:
-    """The keys of an experiment file, read once, and the overrides ``key=value`` that win."""
+    """Keys of an experiment file, and overrides ``key=value``, which take precedence."""
 
     file: Path
-    own: Mapping[str, Value]
+    keys: Mapping[str, Value]
     overrides: Sequence[str]
 
     @property
     def chosen(self) -> dict[str, Value]:
-        """The file's own keys with the overrides, whose values stay texts."""
+        """The file's keys with the overrides, whose values remain texts."""
         words = (text.partition("=") for text in self.overrides)
-        return {**self.own, **{key.strip(): value.strip(" \"'") for key, _, value in words}}
+        return {**self.keys, **{key.strip(): value.strip(" \"'") for key, _, value in words}}
 
     @property
     def runtime(self) -> str:
-        """What ``resolve`` will find for the key ``runtime``, without importing any method."""
+        """Value of the key ``runtime`` after ``resolve``, without importing any method."""
         return str(self.chosen.get("runtime") or RUNTIMES[0])
 
     def resolve(self) -> dict[str, Value]:
-        """Return the whole flat run config; raises ``ValueError``, one line, for a wrong key."""
-        own, chosen = self.own, self.chosen
+        """Return the complete flat run config. Raises ``ValueError``, one line, for a wrong key."""
+        keys, chosen = self.keys, self.chosen
         folder, method = self._plugins(chosen), str(chosen.get("method", ""))
-        if "method" in own and method != own["method"]:  # the file's own plug-in is not wanted
-            table = table_of(str(own["method"]))
+        if "method" in keys and method != keys["method"]:  # the file's plug-in method is replaced
+            table = table_of(str(keys["method"]))
             if table not in tables():
-                own = {k: v for k, v in own.items() if k.rpartition(".")[0] != table}
-        flat = defaults(method) | numbers(own, method)
+                keys = {k: v for k, v in keys.items() if k.rpartition(".")[0] != table}
+        flat = defaults(method) | numbers(keys, method)
         flat |= dict(parse_override(text, method) for text in self.overrides)
         return flat | {"plugins": folder}
 
@@ -100,26 +101,26 @@ class Experiment:
         built_in = chosen.get("method", known["method"]) in methods.names()
         if not built_in or chosen.keys() - nodes - known.keys():
             return self.resolve()
-        flat = chosen | numbers({key: self.own[key] for key in nodes & self.own.keys()})
+        flat = chosen | numbers({key: self.keys[key] for key in nodes & self.keys.keys()})
         overrides = (text for text in self.overrides if text.partition("=")[0].strip() in nodes)
         flat |= dict(parse_override(text) for text in overrides)
         return flat | {"plugins": self._plugins(chosen)}
 
     def _plugins(self, chosen: Mapping[str, Value]) -> str:
-        """Return the folder with modules of the user's own that ``chosen`` names, or nothing.
+        """Return the folder with the user's modules that ``chosen`` names, or an empty text.
 
-        It is that of the key ``plugins``, of the experiment file, or of the copies of the run whose
-        ``config.toml`` the file is.
+        It is the folder of the key ``plugins``, else the experiment file's. For the ``config.toml``
+        of a run it may also be the run's folder of copied modules.
 
-        Raises ``ValueError`` if the key names no folder, and the file's has no copies either.
+        Raises ``ValueError`` if ``plugins`` names no folder and there are no copied modules.
         """
-        said = Path(str(chosen.get("plugins", ""))).expanduser()
-        beside_it = Path() if self.file.parent == EXPERIMENTS else self.file.parent
-        asked = said if chosen.get("plugins") else beside_it
-        for folder in (asked, beside_it / user_modules.COPIES):
+        named = Path(str(chosen.get("plugins", ""))).expanduser()
+        file_folder = Path() if self.file.parent == EXPERIMENTS else self.file.parent
+        first = named if chosen.get("plugins") else file_folder
+        for folder in (first, file_folder / user_modules.COPIES):
             if folder.is_dir() and user_modules.look_in(folder, chosen):
                 return str(folder.resolve())
-        if not said.is_dir():
+        if not named.is_dir():
             raise ValueError(f"plugins = {chosen['plugins']!r} is not a folder")
         return ""
 
@@ -127,44 +128,47 @@ class Experiment:
 def read(experiment: Path | None, overrides: Iterable[str] = ()) -> Experiment:
     """Read an experiment file (None: only the defaults).
 
-    A finished run's ``config.toml`` is an experiment file too: the same run again, elsewhere.
+    The ``config.toml`` of a run is also an experiment file, which repeats the run in a new folder.
 
-    Raises ``ValueError``, one line: no such file, not TOML.
+    Raises ``ValueError``, one line, if the file does not exist or is not TOML.
     """
     file = find(experiment or DEFAULT)
-    own = {} if experiment is None else _anew(load(file), file)
-    return Experiment(file, own, list(overrides))
+    keys = {} if experiment is None else _without_run(load(file), file)
+    return Experiment(file, keys, list(overrides))
 
 
 def resolve(experiment: Path | None, overrides: Iterable[str] = ()) -> dict[str, Value]:
-    """Return the whole flat run config of an experiment file (None: only the defaults)."""
+    """Return the complete flat run config of an experiment file (None: only the defaults)."""
     return read(experiment, overrides).resolve()
 
 
-def _anew(own: dict[str, Value], path: Path) -> dict[str, Value]:
-    """Without what only the run has whose ``config.toml`` this is: its places and its name."""
+def _without_run(keys: dict[str, Value], path: Path) -> dict[str, Value]:
+    """Remove the folders and the name of the run if ``path`` is a run's ``config.toml``."""
     folder = path.resolve().parent
-    if own.get("out") not in (".", str(folder)) or "resume" not in own:
-        return own
-    gone, placed = {"out", "experiment", "runtime"}, to_absolute(own, folder)
+    if keys.get("out") not in (".", str(folder)) or "resume" not in keys:
+        return keys
+    gone, placed = {"out", "experiment", "runtime"}, to_absolute(keys, folder)
     if placed.get("state-dir") == str(folder / "state"):
         gone.add("state-dir")
     return {key: value for key, value in placed.items() if key not in gone}
 
 
 def find(experiment: Path) -> Path:
-    """An experiment file. A bare name is looked up among ours; ``.toml`` may be left out."""
-    ours = EXPERIMENTS / experiment.name
-    for path in (experiment, ours) if experiment.name else ():
+    """Return the path of an experiment file, or of the bundled one of this name.
+
+    ``.toml`` may be omitted. Raises ``ValueError`` if there is no such file.
+    """
+    bundled = EXPERIMENTS / experiment.name
+    for path in (experiment, bundled) if experiment.name else ():
         for candidate in (path, path.with_name(f"{path.name}.toml")):
             if candidate.is_file():
                 return candidate
     names = ", ".join(sorted(path.stem for path in EXPERIMENTS.glob("*.toml")))
-    raise ValueError(f"experiment file {experiment} does not exist; ours are: {names}")
+    raise ValueError(f"experiment file {experiment} does not exist; bundled are: {names}")
 
 
 def load(experiment: Path) -> dict[str, Value]:
-    """An experiment file's own keys, flat."""
+    """Return the keys of an experiment file, flat."""
     path = find(experiment)
     table = read_toml(path)
     if "row" in table:
@@ -173,7 +177,7 @@ def load(experiment: Path) -> dict[str, Value]:
 
 
 def load_run(folder: Path) -> dict[str, Value]:
-    """The run config of the run in ``folder``, whose plug-ins can be imported then."""
+    """Return the run config of the run in ``folder``, and make its plug-ins importable."""
     flat = to_absolute(load(folder / "config.toml"), folder)
     copies = folder / user_modules.COPIES
     if user_modules.look_in(copies, flat):
@@ -182,16 +186,19 @@ def load_run(folder: Path) -> dict[str, Value]:
 
 
 def chosen(flat: Mapping[str, Value]) -> dict[str, Value]:
-    """What differs from the defaults, by which a record knows its configuration: a key that is new
-    in a later version changes nothing."""
+    """Return the settings that differ from the defaults.
+
+    Records identify a configuration by them, so that a new key in a later version changes nothing.
+    """
     usual = defaults()
     return {key: value for key, value in sorted(flat.items()) if value != usual.get(key)}
 
 
 def numbers(flat: Mapping[str, Value], method: str = "") -> dict[str, Value]:
-    """The same with integers made floats where the key takes any number; keys are checked.
+    """Return ``flat`` with integers converted to floats where the key takes any number.
 
-    ``method``: whose table is known too. What else a value may be is left to ``parse``.
+    Unknown keys are an error; ``parse`` checks the values. ``method``: a plug-in whose table is
+    known too.
     """
     return {
         key: float(value) if kind_of(key, method) is float and type(value) is int else value
@@ -200,9 +207,9 @@ def numbers(flat: Mapping[str, Value], method: str = "") -> dict[str, Value]:
 
 
 def parse_override(text: str, method: str = "") -> tuple[str, Value]:
-    """``key=value`` to the key and its value, of the type that the key has.
+    """Return the key of ``key=value``, and the value in the key's type.
 
-    ``method``: whose table is known too.
+    ``method``: a plug-in whose table is known too.
     """
     key, equals, raw = text.partition("=")
     key, raw = key.strip(), raw.strip()
@@ -221,7 +228,7 @@ def parse_override(text: str, method: str = "") -> tuple[str, Value]:
 
 
 def flatten(table: Mapping[str, object], prefix: str = "") -> dict[str, Value]:
-    """Nested TOML tables to dotted keys. Raises ``ValueError`` for a date, a time or a list."""
+    """Flatten TOML tables to dotted keys. Raises ``ValueError`` for a date, a time or a list."""
     flat: dict[str, Value] = {}
     for key, value in table.items():
         if isinstance(value, dict):
@@ -237,7 +244,7 @@ def flatten(table: Mapping[str, object], prefix: str = "") -> dict[str, Value]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return what a TOML file holds. Raises ``ValueError``, one line, if it is none."""
+    """Return the content of a TOML file. Raises ``ValueError``, one line, if it is not TOML."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
@@ -247,16 +254,16 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def checked(kind: type[M], content: Mapping[str, object], path: Path) -> M:
-    """``content`` as a ``kind``.
+    """Validate ``content`` as a ``kind``.
 
-    Raises ``ValueError``, one line: the file, the key, its value, and what is allowed there.
+    Raises ``ValueError``, one line with the file, the key, its value and the allowed values.
     """
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        found = error.errors()
+        details = error.errors()
         # a misspelt key is unknown, and often missing too
-        first = next((each for each in found if each["type"] == "extra_forbidden"), found[0])
+        first = next((one for one in details if one["type"] == "extra_forbidden"), details[0])
         raise ValueError(f"{path}: {_explain(kind, first)}") from error
 
 
@@ -271,7 +278,7 @@ def _explain(kind: type[BaseModel], error: ErrorDetails) -> str:
 
 
 def _inner(kind: type[BaseModel], place: list[str | int]) -> type[BaseModel]:
-    """The model at ``place``, a path of keys and numbers, of which each key is a list of models."""
+    """Return the model at ``place``, a path of keys and numbers; a key holds a list of models."""
     for key in place:
         if isinstance(key, str):
             (kind,) = get_args(kind.model_fields[key].annotation)
@@ -282,7 +289,7 @@ APP_CONFIG = "tool.flwr.app.config"
 
 
 def app_config(flat: Mapping[str, Value]) -> str:
-    """Our tables with the values of ``flat``, as the TOML that Flower reads."""
+    """Return all tables with the values of ``flat``, as TOML for Flower."""
     lines = []
     for table, kind in tables().items():
         lines += ["", f"[{APP_CONFIG}{'.' if table else ''}{table}]"]
@@ -295,7 +302,7 @@ def app_config(flat: Mapping[str, Value]) -> str:
 
 
 def with_app_config(pyproject: str, flat: Mapping[str, Value]) -> str:
-    """The text of a ``pyproject.toml`` with the values of ``flat`` in it."""
+    """Return the text of a ``pyproject.toml`` with the values of ``flat``."""
     before, _, rest = pyproject.partition(f"[{APP_CONFIG}]")
     after = re.search(rf"^\[(?!{re.escape(APP_CONFIG)})", rest, re.MULTILINE)
     return before + app_config(flat) + "\n" + (rest[after.start() :] if after else "")

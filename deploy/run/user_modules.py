@@ -1,8 +1,8 @@
-"""Modules of the user's own: found beside an experiment file, importable, and carried along.
+"""Find the user's modules next to an experiment file, make them importable and ship them.
 
-They are looked for in one folder (the key ``plugins``) and come last in Python's search, so that
-nothing else there is ever imported in the place of an installed package. A module that is carried
-takes with it what it imports from the same folder.
+The key ``plugins`` names their folder. It is the last entry of ``sys.path``, so that no other file
+in it replaces an installed package. A shipped module includes the modules that it imports from the
+same folder.
 """
 
 import ast
@@ -14,46 +14,46 @@ from pathlib import Path
 
 from common.settings import plugins
 
-COPIES = "plugins"  #: in a run's folder, the modules that it was made with
+COPIES = "plugins"  #: subfolder of a run's folder with copies of its modules
 
 
 def look_in(folder: Path, flat: Mapping[str, object]) -> bool:
-    """Make the modules in ``folder`` importable that a flat run config names; whether there are.
+    """Make the modules of a flat run config in ``folder`` importable; return whether it has any.
 
-    Raises ``ValueError``, one line, for a module that is already another one's name.
+    Raises ``ValueError``, one line, for a module with the name of another module.
     """
     folder = folder.resolve()
-    found = [root for root in plugins.roots(flat) if place_of(folder, root)]
-    for root in found:
+    roots = [root for root in plugins.roots(flat) if place_of(folder, root)]
+    for root in roots:
         _check_alone(folder, root)
-    if not all(map(plugins.places, found)):
+    if not all(map(plugins.places, roots)):
         sys.path.append(str(folder))
         importlib.invalidate_caches()
-    return bool(found)
+    return bool(roots)
 
 
 def carried(flat: Mapping[str, object]) -> dict[str, Path]:
-    """The file or folder of every module that the run takes along, by name.
+    """Return the file or folder of every module that is shipped with the run, by name.
 
-    Raises ``ValueError``, one line: a file that is not Python, or a name that is another one's.
+    Raises ``ValueError``, one line, for a module with the name of another module.
     """
     if not flat.get("plugins"):
         return {}
-    folder, found, left = Path(str(flat["plugins"])), dict[str, Path](), plugins.roots(flat)
+    folder, places, left = Path(str(flat["plugins"])), dict[str, Path](), plugins.roots(flat)
     while left:
         root = left.pop()
         place = place_of(folder, root)
-        if place is None or root in found or plugins.reserved(root):
+        if place is None or root in places or plugins.reserved(root):
             continue
         _check_alone(folder, root)
-        found[root] = place
+        places[root] = place
         for file in [place] if place.is_file() else sorted(place.rglob("*.py")):
             left += _imports(file)
-    return found
+    return places
 
 
 def copy(flat: Mapping[str, object], to: Path, ends: Collection[str] = ()) -> None:
-    """Put what ``carried`` finds into the folder ``to``; ``ends``: only files that end so."""
+    """Copy the modules of ``carried`` to the folder ``to``; ``ends``: only these suffixes."""
 
     def skipped(folder: str, names: list[str]) -> list[str]:
         files = (Path(folder, name) for name in names)
@@ -72,7 +72,7 @@ def copy(flat: Mapping[str, object], to: Path, ends: Collection[str] = ()) -> No
 
 
 def place_of(folder: Path, root: str) -> Path | None:
-    """The module ``root`` in ``folder``: its file, or a folder with Python in it."""
+    """Return the file of the module ``root`` in ``folder``, or its folder with Python files."""
     if (folder / root).is_dir() and any((folder / root).rglob("*.py")):
         return folder / root
     file = folder / f"{root}.py"
@@ -80,25 +80,25 @@ def place_of(folder: Path, root: str) -> Path | None:
 
 
 def _check_alone(folder: Path, root: str) -> None:
-    """Refuse a module that Python would not import from ``folder``."""
+    """Raise ``ValueError`` for a module that Python imports from another place than ``folder``."""
     if plugins.reserved(root):
-        return  # whoever looks the name up says so
-    mine = place_of(folder, root)
-    if mine is None:
+        return  # the lookup of the name raises the error
+    path = place_of(folder, root)
+    if path is None:
         return
-    for theirs in plugins.places(root):
-        if mine.resolve() == theirs or plugins.fingerprint(mine) == plugins.fingerprint(theirs):
-            continue  # this one, or the copy that an earlier run has made
+    for other in plugins.places(root):
+        if path.resolve() == other or plugins.fingerprint(path) == plugins.fingerprint(other):
+            continue  # the same module, or a copy in the folder of an earlier run
         how = "start a new process" if root in sys.modules else "rename it"
-        raise ValueError(f"{mine} has the name of {theirs}, which Python takes instead: {how}")
+        raise ValueError(f"{path} has the name of {other}, which Python imports instead: {how}")
 
 
 def _imports(file: Path) -> Iterator[str]:
-    """The top names that a file imports, wherever in it."""
+    """Yield the top-level names of all imports in a file."""
     try:
         tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError):
-        return  # whoever imports it hears of it; a run that does not needs nothing of it
+        return  # its import raises the error; a run without that import does not need the file
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)

@@ -1,7 +1,7 @@
-"""Which files of a run's folder are as they were written, and what can be done without the others.
+"""Find the damaged files of a run's folder, with a remedy for each.
 
-Checkpoints, cached uploads and clients' memories carry a digest of what they hold, the model one of
-its weights, and each line of the journal one of its text (``common/journal.py``).
+Checkpoints, cached uploads and client states contain a digest of their content, the model a digest
+of its weights, and each line of the journal a digest of its text (``common/journal.py``).
 """
 
 import json
@@ -22,27 +22,26 @@ from server_app.storage import checkpoint
 @final
 @dataclass(frozen=True)
 class Verdict:
-    """``unproven``: a file that can be read and carries no digest."""
+    """Result for one file. ``unproven``: the file can be read but contains no digest."""
 
     path: Path
     state: Literal["whole", "unproven", "damaged"]
-    told: str
+    detail: str
 
     def __str__(self) -> str:
-        return f"{self.state:9}{self.path}{f': {self.told}' if self.told else ''}"
+        return f"{self.state:9}{self.path}{f': {self.detail}' if self.detail else ''}"
 
 
 def verify(folder: Path) -> list[Verdict]:
-    """One verdict for each file of the run in ``folder``, and of its clients' memories on this
-    machine.
+    """Return a verdict for each file of the run in ``folder`` and each client state here.
 
-    Raises ``ValueError`` if there is none.
+    Raises ``ValueError`` if there is no run.
     """
     folder = folder.expanduser().resolve()
     if not (folder / "journal.jsonl").exists() and not checkpoint.path_in(folder).exists():
         raise ValueError(f"{folder} holds no run: it has no journal.jsonl and no checkpoint")
-    found = [*_settings(folder), _journal(folder / "journal.jsonl"), *_checkpoints(folder)]
-    return [*found, *_model(folder), *_uploads(folder), *_memories(folder)]
+    first = [*_settings(folder), _journal(folder / "journal.jsonl"), *_checkpoints(folder)]
+    return [*first, *_model(folder), *_uploads(folder), *_client_states(folder)]
 
 
 def _settings(folder: Path) -> Iterator[Verdict]:
@@ -67,8 +66,8 @@ def _journal(path: Path) -> Verdict:
     lines = read_lines(path)
     if wrong := next((line for line in lines if line.why), None):
         if wrong.cut:
-            told = "is cut short; --resume leaves it out and repeats that round"
-            return Verdict(path, "damaged", f"line {wrong.number} {told}")
+            why = "is cut short; --resume leaves it out and repeats that round"
+            return Verdict(path, "damaged", f"line {wrong.number} {why}")
         done = wrong.number - 1
         todo = f"{done} lines before it are whole; {checkpoint.advice(folder, done)}"
         return Verdict(path, "damaged", f"line {wrong.number}: {wrong.why}; {todo}")
@@ -77,8 +76,8 @@ def _journal(path: Path) -> Verdict:
         todo = f"go on with --resume {folder}"
         if not last < saved.round <= len(lines):
             todo = checkpoint.advice(folder, len(lines))
-        told = f"it is not the journal of the checkpoint, which is of round {saved.round}; {todo}"
-        return Verdict(path, "damaged", told)
+        why = f"it is not the journal of the checkpoint, which is of round {saved.round}; {todo}"
+        return Verdict(path, "damaged", why)
     if all(line.proven for line in lines):
         return Verdict(path, "whole", f"rounds 0 to {last}")
     return Verdict(path, "unproven", f"rounds 0 to {last}, without digests")
@@ -89,7 +88,7 @@ def _timeless(entry: Entry | None) -> dict[str, object]:
 
 
 def _saved(folder: Path) -> Entry | None:
-    """The newest checkpoint's entry, if it can be read."""
+    """Return the entry of the newest checkpoint; None if it cannot be read."""
     try:
         return Entry.read(checkpoint.load(folder).entry)
     except ValueError:
@@ -111,10 +110,10 @@ def _model(folder: Path) -> Iterator[Verdict]:
     if not path.exists():
         return
     try:
-        told = json.loads(summary.read_text(encoding="utf-8"))
+        content = json.loads(summary.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        told = None
-    expected = told.get("weights_sha256") if isinstance(told, dict) else None
+        content = None
+    expected = content.get("weights_sha256") if isinstance(content, dict) else None
     digest, wrong = "", ""
     try:
         _, digest = model_file.read(path)
@@ -136,25 +135,26 @@ def _uploads(folder: Path) -> Iterator[Verdict]:
         yield _proven(path, f"the upload of client {k} in round {t}", back)
 
 
-def _memories(folder: Path) -> Iterator[Verdict]:
+def _client_states(folder: Path) -> Iterator[Verdict]:
     """Yield a verdict for the state of each client whose folder is on this machine."""
     try:
         flat = load_run(folder)
     except (OSError, ValueError):
         flat = {}
-    said = {str(value) for key, value in flat.items() if key.endswith("state-dir") and value}
-    for root in sorted(said | {str(folder / "state")}):
+    roots = {str(value) for key, value in flat.items() if key.endswith("state-dir") and value}
+    for root in sorted(roots | {str(folder / "state")}):
         experiment = Path(root) / str(flat.get("experiment", "*"))
         for path in sorted(experiment.glob("*/*/*.safetensors")):
             k, t = path.parent.parent.name, path.parent.name
             if k.isdecimal() and t.isdecimal():
                 back = checkpoint.advice(folder, int(t) - 1)
-                yield _proven(path, f"what client {k} kept of round {t}", back)
+                yield _proven(path, f"the state of client {k} after round {t}", back)
 
 
-def _proven(path: Path, what: str, otherwise: str) -> Verdict:
+def _proven(path: Path, content: str, otherwise: str) -> Verdict:
+    """Return the verdict for a file with a digest; ``otherwise``: the remedy if it is damaged."""
     try:
         prove(path)
     except (OSError, ValueError) as error:
-        return Verdict(path, "damaged", f"{what}: {first_line(error)}; {otherwise}")
-    return Verdict(path, "whole", what)
+        return Verdict(path, "damaged", f"{content}: {first_line(error)}; {otherwise}")
+    return Verdict(path, "whole", content)

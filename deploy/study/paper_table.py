@@ -13,6 +13,7 @@ import math
 import shutil
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +27,7 @@ from deploy.report import table as rendering
 from deploy.report.groups import half_width, mean_with_interval
 from deploy.report.style import png
 from deploy.report.table import NONE, Cell, Table, clean
-from deploy.run.preflight import counted
+from deploy.run.preflight import counted, preflight, unused_fleet
 from deploy.run.settings import checked, find, flatten, numbers, read_toml
 from deploy.run.user_modules import look_in
 from deploy.study import records
@@ -264,9 +265,10 @@ def cells(file: TableFile) -> Iterator[CellRun]:
     for row, column in itertools.product(file.row, file.column):
         if column.rows and row.name not in column.rows:
             continue
-        settings = flatten(file.base) | flatten(row.set) | flatten(column.set)
-        method = str(settings.get("method", ""))
-        flat = counted(defaults(method) | numbers(settings, method))
+        with _located(row.name, column.name):
+            settings = flatten(file.base) | flatten(row.set) | flatten(column.set)
+            method = str(settings.get("method", ""))
+            flat = counted(defaults(method) | numbers(settings, method))
         measure = row.measure or column.measure or file.measure
         measure = measure.replace("{model}", row.model)
         for line, key, name in ((column, "reach", column.reach), (row, "against", row.against)):
@@ -274,6 +276,32 @@ def cells(file: TableFile) -> Iterator[CellRun]:
                 raise ValueError(f"{line.name!r}: {key} = {name!r} is no row")
         for seed in row.seeds or file.seeds:
             yield CellRun(row.name, column.name, seed, measure, {**flat, "seed": seed}, column)
+
+
+@contextmanager
+def _located(row: str, column: str) -> Iterator[None]:
+    """Add the row and the column to a ``ValueError`` of the block."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"row {row!r}, column {column!r}: {error}") from error
+
+
+def check(some: Iterable[CellRun]) -> list[str]:
+    """Check that cells can run on this machine: settings, plug-ins, data, architectures, devices.
+
+    The first seed of each row and column is checked. A run checks itself again before it starts.
+    Return notes on methods whose clients do not train their fleet entries.
+
+    Raises ``ValueError``, one line with the row and the column.
+    """
+    notes, firsts = list[str](), dict[tuple[str, str], CellRun]()
+    for cell in some:
+        firsts.setdefault((cell.row, cell.column), cell)
+    for (row, column), cell in firsts.items():
+        with _located(row, column):
+            notes += unused_fleet(preflight(cell.flat))
+    return list(dict.fromkeys(notes))
 
 
 def part(
@@ -342,9 +370,10 @@ def recorded(some: Iterable[CellRun], folder: Path) -> dict[str, Recorded]:
     return records.gather(folder, {cell.fingerprint: cell.flat for cell in some})
 
 
-def whole(some: Sequence[CellRun], folder: Path) -> bool:
-    """Return whether these cells are all recorded."""
-    return recorded(some, folder).keys() >= {cell.fingerprint for cell in some}
+def missing(some: Sequence[CellRun], folder: Path) -> list[CellRun]:
+    """Return those of ``some`` cells that are not recorded."""
+    known = recorded(some, folder)
+    return [cell for cell in some if cell.fingerprint not in known]
 
 
 def collect(file: TableFile, folder: Path) -> Comparison:

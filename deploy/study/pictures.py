@@ -1,8 +1,8 @@
 """Pictures of the models of a finished run: decision regions and generated images.
 
-``fedmosaic regions``: decision regions on points in the plane (FedORION, Figure 1). ``fedmosaic
-samples``: the average of many generated images in each class below the average of the real ones
-(FedKF, figures 2 and 3). The run's own model classifies the generated images.
+``fedmosaic study regions``: decision regions on points in the plane (FedORION, Figure 1).
+``fedmosaic study samples``: the average of many generated images in each class below the average
+of the real ones (FedKF, figures 2 and 3). The run's own model classifies the generated images.
 """
 
 from pathlib import Path

@@ -153,6 +153,8 @@ def read(folder: Path, config: Config) -> Checkpoint:
     path = path_in(folder)
     saved = _located(json.loads(checkpoint.config), Path(config.run.out))
     current = json.loads(_identity(config))
+    if (method := saved["run"]["method"]) != (wanted := current["run"]["method"]):
+        raise ValueError(f"{path} was written with method = {method!r}, this run has {wanted!r}")
     for run in (saved["run"], current["run"]):  # 0: all clients that were connected
         run["clients"] = run["clients"] or len(checkpoint.nodes)
     for table in sorted(saved.keys() | current.keys()):

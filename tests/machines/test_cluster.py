@@ -81,7 +81,7 @@ def test_nobody_at_the_address_is_one_line(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
     words = ["-s", "data.name=toy", "-s", "fleet=mlp@0.25", "--out", tmp_path / "out"]
     done = typed("run", "--runtime", "ray", "--ray-address", f"127.0.0.1:{port}", *words)
-    assert done.returncode == 1 and f"127.0.0.1:{port}: nobody answers there" in done.stderr
+    assert done.returncode == 1 and f"127.0.0.1:{port}: no connection is possible" in done.stderr
 
 
 @pytest.mark.full
@@ -112,7 +112,7 @@ def test_a_cluster_gives_the_bits_of_the_loopback_though_a_node_dies(
                 os.kill(process, signal.SIGKILL)
         assert driver.wait(PATIENCE) == 0, log.read_text()
     assert "b (" in (tmp_path / "error").read_text()
-    assert f"does not see {tmp_path / 'unshared'}" in (tmp_path / "error").read_text()
+    assert f"does not have {tmp_path / 'unshared'}" in (tmp_path / "error").read_text()
     for method, run in alone.items():
         there = TinyRun(tmp_path / method)
         assert there.timeless == run.timeless and there.weights == run.weights, method

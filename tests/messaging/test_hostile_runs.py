@@ -69,7 +69,7 @@ class Unreadable(Loopback):  # type: ignore[misc]
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         names = list(message_ids)
         for name in names:
-            question = self._questions.get(name)
+            question = self._heads.get(name)
             about = None if question is None else empty(question).metadata
             if about is not None and about.dst_node_id == 2 and about.message_type == "train":
                 raise KeyError("arraychunk_ids\nand more")

@@ -108,7 +108,7 @@ def test_settings_are_keyword_arguments() -> None:
         ({"runtime": "mpi"}, "mpi is unknown; allowed: loopback, ray, grpc"),
         ({"experiment": "nosuchfile"}, "experiment file nosuchfile does not exist"),
         ({"resume": "nowhere"}, "no config.toml there"),
-        ({"resume": "nowhere", "out": "x"}, "give no other"),
+        ({"resume": "nowhere", "out": "x"}, "give no experiment or out"),
     ],
 )
 def test_a_mistake_is_one_line_before_anything_starts(

@@ -21,7 +21,8 @@ from common.settings.parse import to_toml
 from common.settings.version import code_version
 from deploy.report.listing import LISTINGS
 from deploy.report.table import terminal
-from deploy.run import settings
+from deploy.run import preflight, settings
+from deploy.run.settings import resolve
 from tests.support.commandline import command_line, fedmosaic, typed
 from tests.support.own_modules import ONE_MODULE, package
 from tests.support.tiny import flat
@@ -171,6 +172,55 @@ def test_ctrl_c_ends_with_one_line_that_says_how_to_go_on(toy: Path, tmp_path: P
         process.kill()
     assert process.returncode == 130
     assert said == f"interrupted; go on with: fedmosaic run --resume {out}\n"
+
+
+@pytest.mark.parametrize(
+    ("settings", "remedy"),
+    [
+        (["method=fedavg"], "set average.across to one of layerwise, same, depth, width"),
+        (["method=fedkf"], "choose another method, such as fedorion"),
+        (["method=fiarse"], "choose another method, such as fedorion"),
+        (["method=fedavg", "average.across=same"], ""),
+        (["method=fedavg", "fleet=mlp@0.25"], ""),
+        (["method=fedavg", "fleet=mlp@0.25", "global-model=cnn2"], "set average.across to one of"),
+        (["method=fedorion"], ""),
+        (["method=depthfl", "fleet=cnn4-exits1,cnn4-exits2"], ""),
+    ],
+)
+def test_a_line_says_that_every_client_trains_the_global_architecture(
+    settings: list[str], remedy: str
+) -> None:
+    config = parse.parse(resolve(None, settings))
+    lines = preflight.unused_fleet(config)
+    assert len(lines) == bool(remedy)
+    for line in lines:
+        assert f'"{config.run.method}": every client trains the global architecture' in line
+        assert remedy in line and "\n" not in line
+
+
+def test_a_run_prints_that_line_before_it_starts(toy: Path, tmp_path: Path) -> None:
+    done = typed("run", toy, "--out", tmp_path / "out", "-s", "method=fedavg", "--workers", 0)
+    assert done.stdout.startswith('method = "fedavg": every client trains the global architecture')
+    resumed = typed("run", "--resume", tmp_path / "out", "-s", "method=fedkf")
+    line = "error: method = 'fedkf' is not allowed: the run in"
+    assert resumed.returncode == 1 and resumed.stderr.startswith(line), resumed.stderr
+    assert "has method = 'fedavg'" in resumed.stderr and resumed.stderr.count("\n") == 1
+    journal = tmp_path / "out" / "journal.jsonl"
+    journal.write_bytes(journal.read_bytes().replace(b'"round": 1', b'"round": 7', 1))
+    page = tmp_path / "page.html"
+    report = typed("report", tmp_path / "out", "--out", page)
+    assert report.returncode == 1 and report.stderr.count("\n") == 1 and not page.exists()
+    assert "journal.jsonl, line 2 is damaged: its digest does not match" in report.stderr
+
+
+def test_an_extra_that_is_not_installed_is_named_before_a_run_starts(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    out = tmp_path / "out"
+    done = typed("run", toy, "--out", out, "-s", "method=fedavg", "-s", "privacy.mode=central")
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and not out.exists()
+    assert "pip install 'fedmosaic[privacy]'" in done.stderr
 
 
 def test_places_and_runtime_may_be_settings(toy: Path, tmp_path: Path) -> None:

@@ -77,6 +77,11 @@ def test_help_groups_commands_by_purpose() -> None:
     assert headings[1] < text.index(" study ") < headings[2] < text.index(" submit ") < headings[3]
 
 
+def test_help_describes_arguments() -> None:
+    assert "A TOML file, or the name of a" in typed("run", "--help").stdout
+    assert "Folder of a run." in typed("verify", "--help").stdout
+
+
 @pytest.mark.parametrize("name", ["noise", "information", "regions", "samples", "analyse"])
 def test_a_former_command_names_the_new_one(name: str) -> None:
     done = typed(name, "folder", "--out", "x")

@@ -146,11 +146,11 @@ def test_each_client_has_a_folder_of_its_own(hospitals: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        (("data.dir=hospitals/0",), "client 1 has the very data of client 0; give each its own"),
-        (("data.name=digits",), "client 1 has the very data of client 0"),
+        (("data.dir=hospitals/0",), "client 1 has the same data as client 0; give each its own"),
+        (("data.name=digits",), "client 1 has the same data as client 0"),
         (
             ("data.dir=hospitals/{k}", "data.test=merge", "node.1.data-dir=hospitals/server"),
-            "client 1 has the very data of the server",
+            "client 1 has the same data as the server",
         ),
         (("data.dir=hospitals/{k}", "clients=3"), "hospitals/2' is not a folder"),
         (("data.dir=nowhere/{k}",), "the server needs test data of its own in"),
@@ -217,8 +217,10 @@ def test_a_nodes_state_folder_outlives_the_run_so_its_name_is_its_own(tmp_path: 
         assert len(named) == names, key
 
 
-def test_what_is_natural_elsewhere_is_counted_there(tmp_path: Path) -> None:
+def test_owners_are_counted_here_and_a_number_is_needed_for_data_elsewhere(tmp_path: Path) -> None:
     whole = resolve(None, ["data.name=npz", "data.dir=/elsewhere", "data.partition=natural"])
-    assert prepared(whole, False, False)["clients"] == 0
+    with pytest.raises(ValueError, match=r"clients = 0 is not allowed .*: -s clients=N"):
+        prepared(whole, False, False)
+    assert prepared({**whole, "clients": 5}, False, False)["clients"] == 5
     here = {**whole, "data.dir": str(clients(tmp_path / "mine", 4)), "data.samples": 30}
     assert fresh(here, "loopback", tmp_path / "out")[0]["clients"] == 4

@@ -298,7 +298,7 @@ class Killing(Loopback):  # type: ignore[misc]
             return super().push_messages([first, *others])
         self.killed = True
         names = super().push_messages([first])
-        assert self._answers[names[0]][0].exception() is None
+        assert self._replies[names[0]][0].exception() is None
         (worker,) = self._pool._processes
         os.kill(worker, signal.SIGSTOP)
         names += super().push_messages(others)

@@ -90,7 +90,7 @@ def test_nothing_beside_an_experiment_takes_the_place_of_an_installed_module(
 @pytest.mark.parametrize("name", ["numpy", "yaml"])
 def test_a_module_named_as_an_installed_one_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / f"{name}.py").write_text("x = 3\n")
-    with pytest.raises(ValueError, match=rf"/{name}\.py has the name of .*, which Python takes"):
+    with pytest.raises(ValueError, match=rf"/{name}\.py has the name of .*, which Python imports"):
         resolve(None, [f"plugins={tmp_path}", f"data.name={name}:x"])
     user = module(tmp_path, f"import {name}\nx = 3\n")
     given = {"plugins": str(tmp_path), "data.name": f"{user}:x"}
@@ -108,7 +108,7 @@ def test_a_module_of_another_folder_that_is_imported_already_is_not_taken_for_th
     for folder in ("one", "other"):  # a copy is welcome
         resolve(None, [f"plugins={tmp_path / folder}", f"method={name}:factor"])
     (tmp_path / "other" / name / "more.py").write_text("x = 1\n")
-    with pytest.raises(ValueError, match="which Python takes instead: start a new process"):
+    with pytest.raises(ValueError, match="which Python imports instead: start a new process"):
         resolve(None, [f"plugins={tmp_path / 'other'}", f"method={name}:factor"])
 
 

@@ -58,7 +58,7 @@ class Relay(Keyed):
         return super().push_messages(sent)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        asked = {name: empty(head) for name, head in self._questions.items()}
+        asked = {name: empty(head) for name, head in self._heads.items()}
         replies = list(super().pull_messages(list(message_ids)))
         passed = (self.up(reply, asked[reply.metadata.reply_to_message_id]) for reply in replies)
         return [reply for reply in passed if reply is not None]

@@ -43,7 +43,7 @@ def flip(path: Path, share: float = 0.9) -> None:
 
 
 def state_of(folder: Path, name: str) -> list[tuple[str, str]]:
-    return [(one.state, one.told) for one in verify(folder) if one.path.name == name]
+    return [(one.state, one.detail) for one in verify(folder) if one.path.name == name]
 
 
 def test_a_run_of_which_all_is_whole(run: Path) -> None:
@@ -98,7 +98,9 @@ def test_a_flipped_bit_in_a_clients_memory_is_named_by_the_round(run: Path) -> N
     (told,) = (
         told for state, told in state_of(run, "private.Memory.safetensors") if state[0] == "d"
     )
-    assert told.startswith("what client 1 kept of round 4: it is damaged") and told.endswith("d 3")
+    assert told.startswith("the state of client 1 after round 4: it is damaged") and told.endswith(
+        "d 3"
+    )
     assert again(run, from_round=3).weights == before.weights
 
 

@@ -59,11 +59,11 @@ def test_a_launcher_sees_that_the_server_is_gone_without_a_summary(
 
 
 def test_what_ends_a_run_before_its_time_says_how_it_goes_on(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError) as plain, launch._told_how_to_go_on(tmp_path, 0.0):
+    with pytest.raises(RuntimeError) as plain, launch._with_remedy(tmp_path, 0.0):
         raise RuntimeError("superlink was killed\nlog")
     assert str(plain.value) == "superlink was killed\nlog"
     checkpoint.path_in(tmp_path).touch()
-    with pytest.raises(RuntimeError) as told, launch._told_how_to_go_on(tmp_path, 0.0):
+    with pytest.raises(RuntimeError) as told, launch._with_remedy(tmp_path, 0.0):
         raise RuntimeError("superlink was killed\nlog")
     line, log = str(told.value).splitlines()
     assert line.endswith(f"; the checkpoint is kept, go on with --resume {tmp_path}")

@@ -91,7 +91,7 @@ def test_whatever_a_server_keeps_a_run_goes_on_to_the_same_bits(what: str, tmp_p
     [
         ({"train__lr": 0.5}, r"was written with train.lr = 0.05, this run has 0.5"),
         ({"seed": 9}, r"was written with seed = 1, this run has 9"),
-        ({"method": "fedprox"}, r"was written with"),
+        ({"method": "fedprox"}, r"was written with method = 'fedavg', this run has 'fedprox'"),
         ({"rounds": 2}, r"the run is complete: rounds = 2"),
         ({"node__1__model": "cnn3"}, r"was written with node.1.model = 'mlp', this run has 'cnn3'"),
         ({"node__3__data_dir": "/x"}, r"was written with node.3.data-dir = None"),

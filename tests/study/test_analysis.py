@@ -1,4 +1,4 @@
-"""``fedmosaic analyse``: the further round, similarity, overheads."""
+"""``fedmosaic study analyse``: the further round, similarity, overheads."""
 
 import json
 from collections.abc import Callable

@@ -116,6 +116,15 @@ def test_a_record_goes_on_elsewhere_but_not_with_code_that_computes_something_el
         run(path, folder)
 
 
+def test_a_table_that_is_not_kept_has_no_canaries(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cli.table(path, to=None, workers=0, show=False, canaries=False)
+    folder = tmp_path / "runs" / "ours"
+    assert len(records.read(folder)) == 2 and not (folder / canary.NAME).exists()
+
+
 def test_canaries_alone_are_for_a_record(path: Path, tmp_path: Path) -> None:
     (tmp_path / "old" / records.RUNS).mkdir(parents=True)
     run(path, tmp_path / "old")

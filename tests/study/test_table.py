@@ -16,6 +16,7 @@ from deploy.run import launch
 from deploy.study import costs, records
 from deploy.study import paper_table as table
 from deploy.study.records import Recorded
+from tests.support.commandline import typed
 from tests.support.tiny import TINY, flat, play
 
 ROWS = {
@@ -144,6 +145,27 @@ def test_a_mistake_in_a_table_file_is_one_line_before_anything_runs(
     with pytest.raises(ValueError) as caught:
         cli.table(path, to=out, workers=0, show=False, canaries=False)
     assert "\n" not in str(caught.value) and said in str(caught.value) and not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ('method = "fedprox", train = { lr = -1.0 }', "train.lr = -1.0 is not allowed"),
+        ('method = "nosuch:thing"', "method 'nosuch:thing': no module named 'nosuch'"),
+        ('method = "fedprox", data = { name = "cifar10", dir = "/x" }', "not found in /x"),
+        ('method = "fedmd", data = { public = 0.0 }', "data.public"),
+        ('method = "fedprox", fleet = "nosuch"', "no architecture 'nosuch'"),
+    ],
+)
+def test_every_row_is_checked_before_the_first_cell_runs(
+    settings: str, reason: str, tmp_path: Path
+) -> None:
+    rows = {"FedAvg": ROWS["FedAvg"], "last": f"set = {{ {settings} }}"}
+    (tmp_path / "two.toml").write_text(text(rows, ""))
+    done = typed("table", tmp_path / "two.toml", "--out", tmp_path / "out", "--workers", 0)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: row 'last', column 'iid': ") and reason in done.stderr
+    assert not done.stdout and not (tmp_path / "out").exists()
 
 
 def test_rows_with_different_seeds_are_compared_over_those_of_both(
