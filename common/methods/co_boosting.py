@@ -48,7 +48,7 @@ class Options(OneShot):
     leaks = "clients' own models, whole"
     auto = {"train.clip": 10.0}
 
-    generated: Annotated[int, Field(ge=2)] = 128
+    generated: Annotated[int, Field(ge=2)] = 64
     bn: NonNegative = 0.0
     adversarial: Literal["disagreement", "all"] = "all"
     adv_temperature: Positive = 3.0

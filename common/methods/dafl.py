@@ -35,7 +35,7 @@ class Options(Averaging):
 
     start: AtLeastOne = 1
     """First round after which the server distils."""
-    server_steps: AtLeastOne = 500
+    server_steps: AtLeastOne = 100
     """n, distillation steps after each round."""
     server_batch_size: Annotated[int, Field(ge=2)] = 128
     """Generated images in a distillation step."""

@@ -57,17 +57,17 @@ from common.settings.section import AtLeastOne, Momentum, NonNegative, Positive
 class OneShot(MethodOptions):
     """Options that DENSE and Co-Boosting share, with the defaults of DENSE."""
 
-    epochs: AtLeastOne = 200
+    epochs: AtLeastOne = 20
     """Server epochs. Each adds a batch to the pool and trains on the whole pool once."""
-    generated: Annotated[int, Field(ge=2)] = 256
+    generated: Annotated[int, Field(ge=2)] = 64
     """B, images in a generated batch."""
-    generator_steps: AtLeastOne = 30
+    generator_steps: AtLeastOne = 10
     """Steps of the generator for each batch."""
     generator_lr: Positive = 0.001
     """Learning rate of the generator's Adam."""
     latent: Annotated[int, Field(ge=1, le=100_000)] = 256
     """Length of z."""
-    width: Annotated[int, Field(ge=2, le=4096)] = 128
+    width: Annotated[int, Field(ge=2, le=4096)] = 32
     """Channels of the generator; a smaller value is faster on a CPU."""
     bn: NonNegative = 1.0
     """Weight of L_BN; 0: no such term, as in both released codes."""

@@ -100,7 +100,7 @@ class Options(PredictionExchange):
         "public.batch-size": 256,
     }
 
-    first_epochs: Annotated[int, Field(ge=0)] = 25
+    first_epochs: Annotated[int, Field(ge=0)] = 5
     """Epochs on the client's own samples before its first round."""
     align: Literal["l1", "mse", "kl"] = "l1"
     """Digestion loss: absolute or squared differences of logits, or KL of probabilities."""

@@ -138,10 +138,10 @@ class NoiseTraining(Descent):
     """The student's running statistics are not touched by noise."""
     max_norm: Literal["sum", "softmax", "none"] = "sum"
     """What makes the element-wise maximum of the teachers' distributions one, where it is taken."""
-    epochs: AtLeastOne = 5
-    """Server epochs in a round."""
-    batches: AtLeastOne = 200
-    """Noise batches in a server epoch."""
+    epochs: AtLeastOne = 1
+    """Server epochs in a round; 5 in FedORION's released code."""
+    batches: AtLeastOne = 50
+    """Noise batches in a server epoch; 200 in FedORION's experiments."""
     batch_size: Annotated[int, Field(ge=2)] = 128
     """Noise images in a batch."""
 
@@ -157,8 +157,8 @@ class GeneratorTraining(Descent):
 
     latent: Annotated[int, Field(ge=1, le=100_000)] = 100
     """Length of z."""
-    width: Annotated[int, Field(ge=2, le=4096)] = 128
-    """Channels of the generator: 128 in the papers; less for a CPU."""
+    width: Annotated[int, Field(ge=2, le=4096)] = 32
+    """Channels of the generator; 128 in the papers."""
     lambda_oh: NonNegative = 0.1
     """λ₁, the weight of the one-hot loss."""
     lambda_a: NonNegative = 0.1

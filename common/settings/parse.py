@@ -134,6 +134,16 @@ def defaults(method: str = "") -> dict[str, Value]:
     }
 
 
+def reads(method: str, key: str) -> bool:
+    """Return whether a method reads the table of ``key``.
+
+    Raises ``ValueError``, one line, for a method that does not exist.
+    """
+    table = key.rpartition(".")[0]
+    shared = {"", "data", "train", "score", "wire", table_of(method)}
+    return table in shared or table in methods.options(method).uses
+
+
 def to_toml(flat: Mapping[str, Value]) -> str:
     """Return a flat config as the text of ``config.toml``: known keys in order, then all others."""
     known = [key for key in defaults() if key in flat]

@@ -17,7 +17,8 @@ from pydantic_core import ErrorDetails
 
 from common.errors import refusal
 from common.files import write_atomically
-from common.settings.parse import defaults, kind_of, tables
+from common.settings.old_defaults import OLD_DEFAULTS
+from common.settings.parse import defaults, kind_of, reads, tables
 from common.settings.plugins import nearest, table_of
 from common.settings.section import Value, kebab
 from deploy.run import user_modules
@@ -125,14 +126,17 @@ def resolve(experiment: Path | None, overrides: Iterable[str] = ()) -> dict[str,
 
 
 def _anew(own: dict[str, Value], path: Path) -> dict[str, Value]:
-    """Without what only the run has whose ``config.toml`` this is: its places and its name."""
+    """Return the settings of a run's ``config.toml`` without its folders and its name.
+
+    A key that the file lacks has its old default. Other experiment files are returned unchanged.
+    """
     folder = path.resolve().parent
     if own.get("out") not in (".", str(folder)) or "resume" not in own:
         return own
     gone, placed = {"out", "experiment", "runtime"}, to_absolute(own, folder)
     if placed.get("state-dir") == str(folder / "state"):
         gone.add("state-dir")
-    return {key: value for key, value in placed.items() if key not in gone}
+    return {**OLD_DEFAULTS, **{key: v for key, v in placed.items() if key not in gone}}
 
 
 def find(experiment: Path) -> Path:
@@ -156,19 +160,33 @@ def load(experiment: Path) -> dict[str, Value]:
 
 
 def load_run(folder: Path) -> dict[str, Value]:
-    """The run config of the run in ``folder``, whose plug-ins can be imported then."""
+    """Return the run config of the run in ``folder``, and make its plug-ins importable.
+
+    A key that ``config.toml`` lacks has its old default.
+    """
     flat = to_absolute(load(folder / "config.toml"), folder)
     copies = folder / user_modules.COPIES
     if user_modules.look_in(copies, flat):
         flat["plugins"] = str(copies)
-    return flat
+    return {**defaults(), **OLD_DEFAULTS, **flat}
 
 
 def chosen(flat: Mapping[str, Value]) -> dict[str, Value]:
-    """What differs from the defaults, by which a record knows its configuration: a key that is new
-    in a later version changes nothing."""
-    usual = defaults()
+    """Return the settings that differ from the old defaults, which identify a configuration.
+
+    Neither a new key nor a new default changes what identifies a configuration of before.
+    """
+    usual = {**defaults(), **OLD_DEFAULTS}
     return {key: value for key, value in sorted(flat.items()) if value != usual.get(key)}
+
+
+def unread(method: str) -> dict[str, Value]:
+    """Return the old defaults in the tables that ``method`` does not read.
+
+    In a configuration with these values, new defaults of other methods are not among the settings
+    that ``chosen`` returns.
+    """
+    return {key: old for key, old in OLD_DEFAULTS.items() if not reads(method, key)}
 
 
 def numbers(flat: Mapping[str, Value], method: str = "") -> dict[str, Value]:

@@ -27,7 +27,7 @@ from deploy.report.groups import half_width, mean_with_interval
 from deploy.report.style import png
 from deploy.report.table import NONE, Cell, Table, clean
 from deploy.run.preflight import counted
-from deploy.run.settings import checked, find, flatten, numbers, read_toml
+from deploy.run.settings import checked, find, flatten, numbers, read_toml, unread
 from deploy.run.user_modules import look_in
 from deploy.study import records
 from deploy.study.records import Flat, Recorded
@@ -264,7 +264,9 @@ def cells(file: TableFile) -> Iterator[CellRun]:
             continue
         own = flatten(file.base) | flatten(row.set) | flatten(column.set)
         method = str(own.get("method", ""))
-        flat = counted(defaults(method) | numbers(own, method))
+        usual = defaults(method)
+        usual |= unread(method or str(usual["method"]))
+        flat = counted(usual | numbers(own, method))
         measure = row.measure or column.measure or file.measure
         measure = measure.replace("{model}", row.model)
         for line, key, name in ((column, "reach", column.reach), (row, "against", row.against)):
