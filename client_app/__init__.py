@@ -1,1 +1,1 @@
-"""The client half: one ClientApp process for each participant, next to its data."""
+"""Client half: a ClientApp process for each participant, on the machine that has its data."""

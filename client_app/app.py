@@ -1,6 +1,7 @@
-"""The ClientApp: each message becomes a call of the method's client half.
+"""The ClientApp: it calls the method's client half for each message.
 
-Everything heavy is imported inside: in a deployment every message starts a process.
+Heavy modules are imported inside the function, because in a deployment every message starts a
+process.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("flwr.fedmosaic")
 
 CLIENT_FAILED = 2
-"""Flower's code for an exception in a ClientApp."""
+"""Flower's error code for an exception in a ClientApp."""
 
 app = ClientApp()
 
@@ -30,10 +31,11 @@ app = ClientApp()
 @app.evaluate()
 @app.evaluate("statistics")
 def answer(message: Message, context: Context) -> Message:
-    """Unpack, work, stamp, pack. An exception becomes an error reply of one line, everywhere."""
+    """Return the reply to ``message``; after an exception, an error with a one-line reason."""
     from client_app import methods
     from client_app.participant import Participant
     from client_app.seal import open_message
+    from common import progress
     from common.errors import LONGEST, line
     from common.exchange import protocol
     from common.files import Damaged
@@ -54,24 +56,24 @@ def answer(message: Message, context: Context) -> Message:
         expected, work = kinds[message.metadata.message_type]
         if expected is None:
             raise ValueError(f"method = {config.run.method!r} has one exchange in a round")
-        question = expected.unpack(received.content)
-        if not question.experiment:
+        request = expected.unpack(received.content)
+        if not request.experiment:
             raise ValueError("the message has no envelope")
-        received.check(context.run_config, question.experiment)
-        participant = Participant(config, context.node_config, question.experiment)
+        received.check(context.run_config, request.experiment)
+        participant = Participant(config, context.node_config, request.experiment)
         received.admit(participant.folder)
-        reply = work(half(participant), question)
-        asked = question.t + isinstance(
-            question, protocol.CensusRequest
-        )  # a hello is after that round
-        reply = reply.stamped(question, participant.k, participant.kept(asked))
+        with progress.block(f"client {participant.k}"):
+            reply = work(half(participant), request)
+        # The census of round t comes after that round.
+        t = request.t + isinstance(request, protocol.CensusRequest)
+        reply = reply.stamped(request, participant.k, participant.kept(t))
         return Message(received.answer(reply.pack()), reply_to=message)
-    except Exception as error:  # whatever it was, the server must hear of it
-        about = message.metadata.message_type
-        known = isinstance(error, Damaged)  # the line says all
-        log.error("client failed on %s%s", about, f": {error}" if known else "", exc_info=not known)
+    except Exception as error:  # the server needs a reply after every error
+        kind = message.metadata.message_type
+        known = isinstance(error, Damaged)  # its message needs no traceback
+        log.error("client failed on %s%s", kind, f": {error}" if known else "", exc_info=not known)
         reason = line(error, LONGEST, typed=True)
-        if about == "query.hello":  # the server does not know yet which client this is
+        if kind == "query.hello":  # before the census the server cannot map a node to a client
             reason = f"client {context.node_config.get('partition-id', '?')}: {reason}"
         if received is not None and (content := received.failure(reason)) is not None:
             return Message(content, reply_to=message)

@@ -1,4 +1,4 @@
-"""A client half: what participant k does with a message of one method."""
+"""Base class of a method's client half: the work of participant k for each type of message."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -32,12 +32,15 @@ U = TypeVar("U", bound=Reply)
 
 
 class Handler(ABC, Generic[O, D]):
-    """One per message; what must outlive it goes through ``participant.save_state``."""
+    """Client half of a method, created anew for every message.
+
+    State for later messages is saved with ``participant.save_state``.
+    """
 
     request_type: ClassVar[type[Request]]
-    """What a round begins with."""
+    """Type of the request that starts a round."""
     second_request_type: ClassVar[type[Request] | None] = None
-    """The message of a second exchange in a round, where the method has one."""
+    """Type of the request of a second exchange; None if the method has one exchange in a round."""
 
     def __init__(self, participant: Participant) -> None:
         self.participant, self.task = participant, participant.task
@@ -46,35 +49,36 @@ class Handler(ABC, Generic[O, D]):
 
     @property
     def spec(self) -> str:
-        """The architecture this client brings."""
+        """Architecture that this client trains."""
         return self.participant.spec
 
     @property
     def size(self) -> float:
-        """The share of the global model's entries that this client trains."""
+        """Share of the global model's entries that this client trains, in (0, 1]."""
         return 1.0
 
     @property
     def shared_spec(self) -> str:
-        """The architecture of the global model that this client scores."""
+        """Architecture of the global model that this client scores."""
         return self.participant.global_spec
 
     @property
     def n_test(self) -> int:
-        """On how many samples this client scores."""
+        """Number of samples on which this client scores models."""
         return self.participant.n_test
 
     def admit(self) -> None:
         """Raise ``ValueError`` if this client cannot take part in the method."""
 
     def public(self) -> str:
-        """Fingerprint of the public set as this client sees it; empty if the method has none."""
+        """Return the fingerprint of this client's public set; empty if the method has none."""
         return ""
 
     def hello(self, hello: CensusRequest) -> ClientInfo:
-        """Who this client is; under ``privacy.mode = "local"`` without sizes and classes.
+        """Return the census entry of this client.
 
-        Raises ``ValueError`` if it cannot take part.
+        Under ``privacy.mode = "local"`` it hides sample counts and names all classes. Raises
+        ``ValueError`` if the client cannot take part.
         """
         p, task = self.participant, self.task
         if p.clients != hello.clients:
@@ -99,28 +103,30 @@ class Handler(ABC, Generic[O, D]):
 
     @abstractmethod
     def train(self, request: D) -> Reply:
-        """Round t's local work."""
+        """Train on the local data in round t and return the reply."""
 
     def second(self, request: Request) -> Reply:
-        """The work of the second exchange of round t, after the server's step."""
+        """Return the reply of the second exchange of round t, which follows the server's step."""
         raise ValueError(f"{type(self).__name__} has no second exchange in a round")
 
     def own_model(self, t: int) -> Classifier | None:
-        """The client's own network after round t; None where it has none but the global one."""
+        """Return the client's own network after round t; None if it has only the global model."""
         return None
 
     def shared(self, w: StateDict, spec: str) -> Classifier:
-        """What the client scores of a global model: by default of the architecture ``spec`` that
-        the server names, or of its own way to see it. Nobody keeps it beyond the next call.
+        """Return the network with weights ``w`` that the client scores as the global model.
+
+        ``spec``: the architecture that the server names; empty: ``shared_spec``. The network is
+        valid until the next call, which may overwrite it.
         """
         return self.task.shown(spec or self.shared_spec, w)
 
-    def score(self, ask: ScoreRequest) -> ScoreReply:
-        """Accuracies of the client's own and of the global model on the client's test share."""
+    def score(self, request: ScoreRequest) -> ScoreReply:
+        """Return the accuracies of the client's own and the global model on its test samples."""
         p = self.participant
-        shared = p.accuracy(self.shared(ask.w, ask.spec)) if ask.w is not None else None
-        own = self.own_model(ask.t)
-        further = {n: p.accuracy(self.shared(w, ask.spec)) for n, w in ask.models.items()}
+        shared = p.accuracy(self.shared(request.w, request.spec)) if request.w is not None else None
+        own = self.own_model(request.t)
+        further = {n: p.accuracy(self.shared(w, request.spec)) for n, w in request.models.items()}
         return ScoreReply(
             n=p.n_test,
             accuracy=shared if own is None else p.accuracy(own),
@@ -130,64 +136,65 @@ class Handler(ABC, Generic[O, D]):
 
     @final
     def trained(self, request: D) -> Reply:
-        """Round t's local work as it is sent: with noise where [privacy] says so."""
+        """Return the reply of ``train`` with costs added, and with noise if [privacy] is local."""
         return private(
             self.participant, self.shared_spec, request, self._with_costs(self.train, request)
         )
 
     @final
     def trained_second(self, request: Request) -> Reply:
-        """``second``, as it is sent."""
+        """Return the reply of ``second`` with costs added."""
         return self._with_costs(self.second, request)
 
     def _with_costs(self, work: Callable[[Q], Reply], request: Q) -> Reply:
-        """What ``work`` makes of ``down``; with what it cost, where the run asks for that."""
-        run, told = self.config.run, {}
+        """Return ``work(request)``, with FLOPs (``run.flops``) and bytes (``run.memory``)."""
+        run, cost = self.config.run, {}
         if run.memory:
-            _ = self.participant.train_set  # what a process keeps is not of the first message alone
-        with costs.counting(run.flops) as spent, costs.following(run.memory) as held:
+            # A process keeps the data, so the first message must not be charged for loading it.
+            _ = self.participant.train_set
+        with costs.counting(run.flops) as flops, costs.following(run.memory) as memory:
             reply = work(request)
         if run.flops:
-            told[costs.FLOPS] = float(spent.total)
+            cost[costs.FLOPS] = float(flops.total)
         if run.memory:
-            told[costs.MEMORY] = float(held.most + sum(t.nbytes for _, t in tensors(request)))
-        return reply.model_copy(update={"metrics": {**reply.metrics, **told}}) if told else reply
+            cost[costs.MEMORY] = float(memory.most + sum(t.nbytes for _, t in tensors(request)))
+        return reply.model_copy(update={"metrics": {**reply.metrics, **cost}}) if cost else reply
 
     def _refuse(self, what: str) -> None:
-        """Raise ``ValueError`` if the client was asked for ``what``, which has no noise."""
+        """Raise ``ValueError`` under ``privacy.mode = "local"``, because ``what`` has no noise."""
         if self.config.privacy.mode == "local":
             raise ValueError(f'privacy.mode = "local": a client sends no {what}')
 
     @final
-    def scored(self, ask: ScoreRequest) -> ScoreReply:
-        """``score``, unless the server may not have it."""
+    def scored(self, request: ScoreRequest) -> ScoreReply:
+        """Return ``score(request)``; raise ``ValueError`` under ``privacy.mode = "local"``."""
         self._refuse("scores")
-        return self.score(ask)
+        return self.score(request)
 
     @final
-    def measure(self, asked: StatisticsRequest) -> StatisticsReply:
-        """What the BatchNorm layers of the server's models see of the client's training data."""
-        p, found = self.participant, {}
+    def measure(self, request: StatisticsRequest) -> StatisticsReply:
+        """Return the statistics of the models' BatchNorm layers on the client's training data."""
+        p, statistics = self.participant, {}
         self._refuse("statistics")
-        for name, w in asked.models.items():
-            net = p.model(asked.specs[name], w)
-            found[name] = p.statistics(asked.t, net, by_batch=asked.by_batch)
-        return StatisticsReply(n=p.n, models=found)
+        for name, w in request.models.items():
+            net = p.model(request.specs[name], w)
+            statistics[name] = p.statistics(request.t, net, by_batch=request.by_batch)
+        return StatisticsReply(n=p.n, models=statistics)
 
 
 def private(participant: Participant, spec: str, request: object, reply: U) -> U:
-    """What client k sends in place of ``up``, trained in ``spec`` from what ``down`` brought.
+    """Return ``reply``; under ``privacy.mode = "local"`` with its update clipped and noised.
 
-    Under ``privacy.mode = "local"`` the server is not trusted with updates: this one is bounded and
-    gets its noise here, with the key in the client's own folder. Raises ``ValueError`` if it holds
-    more than the weights.
+    ``spec``: the architecture that was trained from the weights in ``request``. The server is not
+    trusted with the update, so the client adds the noise, with the key in its own folder. Raises
+    ``ValueError`` if the reply has other fields than the weights.
     """
     config = participant.config
     o = config.privacy
     if o.mode != "local":
         return reply
     if reply.__class__.model_fields.keys() != ModelReply.model_fields.keys():
-        raise ValueError(f'privacy.mode = "local" is for copies of one model, not {reply.kind}')
+        raise ValueError(f'privacy.mode = "local" allows weights only, not {reply.kind}')
     assert isinstance(request, ModelRequest) and isinstance(reply, ModelReply)
     parameters = tree.parameters_only(participant.model(spec, request.w))
     names = averaged(request.w, parameters, buffers=config.average.bn_buffers)

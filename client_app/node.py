@@ -1,4 +1,4 @@
-"""What a node's own configuration may say; every entry wins over the run's, ``[node.K]`` too.
+"""Keys of a node's own configuration. They override the run's settings, including ``[node.K]``.
 
 ``flower-supernode --node-config 'partition-id=0 num-partitions=2 model="resnet8" memory-mb=2000'``
 """
@@ -11,10 +11,10 @@ from common.settings.config import Node
 from common.settings.section import Value, kebab, value_kind
 
 KINDS: dict[str, type] = {
-    "partition-id": int,  #: which client this is: 0 … num-partitions − 1; required
-    "num-partitions": int,  #: how many clients there are; needed where the run does not say
-    "key": str,  #: file of the client's registered key: then messages must be sealed
-    "ca": str,  #: file of the authority's certificate, which goes with it
+    "partition-id": int,  #: number of this client, 0 … num-partitions − 1; required
+    "num-partitions": int,  #: number of clients; required if run.clients = 0
+    "key": str,  #: file of the client's registered key; with it, messages must be sealed
+    "ca": str,  #: file of the authority's certificate; required with key
     **{kebab(name): value_kind(field) or str for name, field in Node.model_fields.items()},
 }
 LEAST = {"partition-id": 0, "num-partitions": 1, "threads": 1, "memory-mb": 200}
@@ -22,7 +22,7 @@ NAMES = {int: "an integer", float: "a number", str: "text", bool: "true or false
 
 
 def check(node: Mapping[str, Value], *, strict: bool = True) -> None:
-    """Raise ``ValueError`` for a value that a key does not take; if ``strict``, an unknown key."""
+    """Raise ``ValueError`` for an invalid value; if ``strict``, also for an unknown key."""
     for key, value in node.items():
         kind = KINDS.get(key)
         if kind is None:
@@ -37,11 +37,11 @@ def check(node: Mapping[str, Value], *, strict: bool = True) -> None:
 
 
 def limit_memory(megabytes: int) -> None:
-    """From now on this process gets at most so many 10⁶ bytes of private memory; 0: no limit.
+    """Limit this process's private memory to ``megabytes`` · 10⁶ bytes; 0: no limit.
 
-    Counted are heap and anonymous mappings (``RLIMIT_DATA``), not files mapped for reading. An
-    allocation beyond the limit raises in torch or Python, which the server hears as one line; the
-    process lives. Only Linux enforces it.
+    The limit (``RLIMIT_DATA``) covers heap and anonymous mappings, not files mapped for reading.
+    An allocation beyond it raises an exception in torch or Python: the client sends an error reply
+    and the process continues. Only Linux enforces it.
     """
     if sys.platform != "linux":
         return

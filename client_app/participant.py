@@ -1,6 +1,6 @@
-"""Participant k: its data, its models, its optimisers, its memory.
+"""Participant k: its data, models, local training and saved state.
 
-Everything a client half needs, and nothing of any method.
+A client half uses it for everything that does not depend on the method.
 """
 
 import os
@@ -15,7 +15,7 @@ from torch.optim.optimizer import ParamsT
 
 from client_app.node import check, limit_memory
 from client_app.store import Store
-from common import models
+from common import models, progress
 from common.data import divide, pool_of
 from common.data.dataset import Dataset
 from common.data.shares import Share, for_testing, share
@@ -34,10 +34,10 @@ R = TypeVar("R", bound=Records)
 
 @final
 class Participant:
-    """Client k of ``clients``, as its node and the run configure it.
+    """Client k of ``clients``, configured by its node and the run.
 
-    ``node``: the node's own settings (``client_app/node.py``), which win over the run's.
-    Raises ``ValueError`` for settings that do not make a client.
+    ``node``: the node's own settings (``client_app/node.py``), which override the run's.
+    Raises ``ValueError`` for invalid settings.
     """
 
     def __init__(self, config: Config, node: Mapping[str, Value], experiment: str) -> None:
@@ -61,17 +61,17 @@ class Participant:
             or Path.home() / ".fedmosaic" / "state"
         )
         self._store = Store(state_dir, experiment, self.k, config.run.keep)
-        self.folder = self._store.folder  #: of what it keeps; it need not exist
-        self._remembered = 0  #: the round of the state that this work has kept
+        self.folder = self._store.folder  #: folder of the saved state; it need not exist
+        self._saved = 0  #: round of the state that this process saved; 0: none
 
     @cached_property
     def dataset(self) -> Dataset:
-        """What the clients' shares are cut from: the data set without its public part."""
+        """The data set without its public part; the clients' shares are drawn from it."""
         return pool_of(self._data, self.config.partition_seed)
 
     @cached_property
     def public(self) -> Tensor:
-        """The public images [N, C, H, W], uint8, in the order that all have agreed on."""
+        """Public images [N, C, H, W], uint8, in the same order on the server and all clients."""
         public = divide(self._data, self.config.partition_seed).public
         if public is None:
             raise ValueError("there is no public set: set data.public, public-name or public-dir")
@@ -79,7 +79,7 @@ class Participant:
 
     @cached_property
     def public_labels(self) -> Tensor | None:
-        """Their true classes [N]; None where they are not the task's."""
+        """True classes [N] of the public images; None if they are not the task's classes."""
         return divide(self._data, self.config.partition_seed).labels
 
     @cached_property
@@ -88,19 +88,19 @@ class Participant:
 
     @cached_property
     def train_set(self) -> tuple[Tensor, Tensor]:
-        """(x uint8 [n, C, H, W], y int64 [n]) on the client's device."""
+        """Training samples (x uint8 [n, C, H, W], y int64 [n]) on the client's device."""
         x, y = self._share.train_set
         return x.to(self.device), y.to(self.device)
 
     @cached_property
     def test_set(self) -> tuple[Tensor, Tensor]:
-        """Likewise what the client is tested on."""
+        """Test samples (x uint8 [n, C, H, W], y int64 [n]) on the client's device."""
         x, y = self._share.test_set
         return x.to(self.device), y.to(self.device)
 
     @property
     def n(self) -> int:
-        """Local training samples n_k."""
+        """Number of local training samples n_k."""
         return len(self._share.train)
 
     @property
@@ -109,27 +109,27 @@ class Participant:
 
     @cached_property
     def counts(self) -> list[int]:
-        """Local training samples of each class."""
+        """Number of local training samples of each class [C]."""
         y = self.dataset.y[self._share.train]
         return torch.bincount(y, minlength=self.dataset.num_classes).tolist()
 
     @cached_property
     def task(self) -> Task:
-        """What is learnt, on this client's device."""
+        """The learning task, on this client's device."""
         return Task.of(self.config, self.dataset, self.device)
 
     @cached_property
     def global_spec(self) -> str:
-        """The server's architecture."""
+        """Architecture of the global model."""
         return global_spec(self.task)
 
     def model(
         self, spec: str, weights: StateDict | None = None, *, classes: int = 0, part: str = ""
     ) -> Classifier:
-        """A network on the client's device: with ``weights``, else as client k first draws it.
+        """Return a network on the client's device, with ``weights`` or with client k's first draw.
 
-        ``classes``: outputs, 0 for all classes of the task; ``part`` names the draw of a second
-        one.
+        ``classes``: number of outputs, 0 for all classes of the task. ``part``: name of the random
+        stream for a second network of the same client.
         """
         run = self.config.run
         return self.task.build(
@@ -150,24 +150,25 @@ class Participant:
         after: Callable[[], None] | None = None,
         times: int = 0,
     ) -> dict[str, float]:
-        """Local training of round t: E epochs of ``loss`` with the configured optimiser.
+        """Minimise ``loss`` on the local samples in round t; return the scalars of ``fit``.
 
-        ``extend`` turns the batches (x [b, C, H, W] float32 normalised, y [b]) into those that
-        ``loss`` takes; ``after`` is called after each step. ``times``: epochs where ``train.steps``
-        does not say how many steps; 0: ``train.epochs``.
+        ``extend`` maps the batches (x [b, C, H, W] float32 normalised, y [b]) to the arguments of
+        ``loss``. ``after`` is called after each step. ``times``: number of epochs where
+        ``train.steps`` is 0; 0: ``train.epochs``.
         """
         train = self.config.train
         one = self.task.batches(*self.train_set, self.k, t, drop_last=train.steps > 0)
-        batches = one.take(train.steps) if train.steps else epochs(one, times or train.epochs)
+        some = progress.steps(one.take(train.steps), "step", train.steps)
+        batches = some if train.steps else epochs(one, times or train.epochs)
         with seeds.scope(self.task.seed, "train", self.k, t):
             return self.task.fit(t, parameters, extend(batches) if extend else batches, loss, after)
 
     def train_on(
         self, t: int, net: Classifier, x: Tensor, y: Tensor, loss: Loss, *, times: int, name: str
     ) -> dict[str, float]:
-        """``times`` epochs of ``loss`` on other images x [n, C, H, W] with targets y [n, ...].
+        """Minimise ``loss`` for ``times`` epochs on images x [n, C, H, W], targets y [n, ...].
 
-        ``name``: of the draws, with k and t.
+        ``name``, k and t name the random streams. Return the scalars of ``fit``.
         """
         batches = self.task.batches(x, y, name, self.k, t)
         net.train()
@@ -175,67 +176,68 @@ class Participant:
             return self.task.fit(t, net.parameters(), epochs(batches, times), loss)
 
     def load_state(self, t: int, kind: type[R]) -> R | None:
-        """What this client kept in the newest round before t."""
+        """Return the newest state of type ``kind`` of a round < t; None if there is none."""
         return self._store.load_state(t, kind)
 
     def load_state_of(self, t: int, kind: type[R]) -> R:
-        """What this client kept in round t and no other; ``ValueError`` if it is not there."""
+        """Return this client's state of round t; raise ``ValueError`` if it is missing."""
         return self._store.load_state_of(t, kind)
 
     def save_state(self, t: int, state: Records, also: int = 0) -> None:
-        """Keep ``state`` for later rounds, durably; ``also``: a round not to be dropped for it."""
+        """Write ``state`` of round t to disk. ``also``: an older round that must not be deleted."""
         self._store.save_state(t, state, also)
-        self._remembered = t
+        self._saved = t
 
     def kept(self, t: int) -> int:
-        """Return the round of the state kept by this work, or else of the newest one before t.
+        """Return the round of the state that this process saved, else the newest round < t.
 
-        0 means that there is none. State of round t from before the round was repeated does not
-        count, so that a repeated round gives the same reply.
+        0: there is no state. State of round t from an earlier attempt does not count, so that a
+        repeated round gives the same reply.
         """
-        return self._remembered or self._store.newest(t - 1)
+        return self._saved or self._store.newest(t - 1)
 
     @cached_property
     def secret(self) -> Secret:
-        """The key of this client's noise, made when it is first asked for."""
+        """Key of this client's noise, created at the first access."""
         self._store.make()
-        kept = (self.folder / KEY).exists()
-        return Secret.kept(self.folder) if kept else Secret.made(self.folder)
+        exists = (self.folder / KEY).exists()
+        return Secret.kept(self.folder) if exists else Secret.made(self.folder)
 
     def accuracy(self, net: Classifier) -> float | None:
-        """Share of the local test samples that ``net`` gets right; None if there are none."""
+        """Return the accuracy of ``net`` on the local test samples; None if there are none."""
         if self.n_test == 0:
             return None
         return evaluate(net, *self.test_set, self.task, name=("score", self.k)).accuracy
 
     def statistics(self, t: int, net: Classifier, *, by_batch: bool) -> StateDict:
-        """What ``net``'s BatchNorm layers see of the local training samples, not augmented: means
-        and variances as ``batchnorm.measure`` gives them.
+        """Return the statistics of ``net``'s BatchNorm layers on the local training samples.
+
+        The samples are not augmented. ``batchnorm.measure`` defines the means and variances.
         """
         batches = self.task.mixed(*self.train_set, "statistics", self.k, t)
         return measure(net, (images for images, _ in batches), by_batch=by_batch)
 
     @property
     def n_task_test(self) -> int:
-        """Samples of ``test_accuracy``."""
+        """Number of samples behind ``test_accuracy``."""
         return len(self._task_test[1])
 
     def test_accuracy(self, net: Classifier) -> float:
-        """Share of the whole test set of the task that ``net`` gets right."""
+        """Return the accuracy of ``net`` on the whole test set of the task."""
         return evaluate(net, *self._task_test, self.task).accuracy
 
     @cached_property
     def _task_test(self) -> tuple[Tensor, Tensor]:
-        """The server's test set; of a data set of the client's own, the test part of that."""
+        """The server's test set, or the test part of the client's own data set."""
         data = self._data
         if data.partition == OWN and data.test == "merge":
             return self.test_set
-        found = for_testing(data, self.clients, self.config.partition_seed)
-        return found.x_test, found.y_test
+        dataset = for_testing(data, self.clients, self.config.partition_seed)
+        return dataset.x_test, dataset.y_test
 
 
 def upload(net: nn.Module) -> StateDict:
-    """A network's weights and buffers as they travel: on the CPU, contiguous."""
+    """Return the network's weights and buffers for a message: on the CPU, contiguous."""
     return {name: value.contiguous() for name, value in tree.snapshot(net).items()}
 
 

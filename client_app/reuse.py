@@ -1,9 +1,9 @@
-"""Local training that several runs on one machine have in common is done once.
+"""Cache of local training results, shared by several runs on one machine.
 
-Rows of a table often differ only in what the server makes of the same trained clients. Training by
-the labels alone depends on the client, its data, its settings and the weights that it starts from;
-under a digest of these the first run keeps the result, and the others take it. Only the setting
-``learnt-dir`` of a client's node, which a table gives its runs, can name the folder.
+The runs of a table often differ only in the server's step after the same local training. Training
+on labels alone depends on the client, its data, its settings and its initial weights. The first run
+stores the result under a digest of these, and later runs load it. Only the node setting
+``learnt-dir`` names the folder; a table sets it for its runs.
 """
 
 import contextlib
@@ -20,13 +20,13 @@ from common.model_file import digest
 from common.models.classifier import Classifier
 from common.settings.names import version_of
 
-NOT_HERE = {"partition-id", "num-partitions", "state-dir", "learnt-dir", "key", "ca"}
-"""Settings of a node that its training does not depend on, or that stand in the name anyway."""
+IGNORED = {"partition-id", "num-partitions", "state-dir", "learnt-dir", "key", "ca"}
+"""Node settings that do not change the training, or that the digest contains already."""
 
 
 @final
 class TrainingResult(Records, kind="reuse.Learnt"):
-    """A client's network after training, and what the journal heard of it."""
+    """A client's network after training, and its scalars for the journal."""
 
     w: StateDict
     metrics: dict[str, float]
@@ -35,22 +35,22 @@ class TrainingResult(Records, kind="reuse.Learnt"):
 def once(
     p: Participant, t: int, net: Classifier, labels: str, train: Callable[[], dict[str, float]]
 ) -> dict[str, float]:
-    """``train()``, which trains ``net`` in round t, or what it did in an earlier run.
+    """Train ``net`` in round t with ``train()``, or load the result of an earlier run.
 
-    ``train`` must be ``p.train`` on cross-entropy and nothing else; ``labels`` says how its loss
-    reads the labels. Returns its scalars for the journal.
+    ``train`` must be ``p.train`` on cross-entropy and nothing else. ``labels`` describes how its
+    loss uses the labels. Return the scalars for the journal.
     """
     run = p.config.run
-    if not p.learnt or run.flops or run.memory:  # what is not done again would not be measured
+    if not p.learnt or run.flops or run.memory:  # a loaded result has no costs to measure
         return train()
     path = Path(p.learnt) / f"{_name(p, t, net, labels)}.safetensors"
     with contextlib.suppress(Damaged, OSError):
         if path.exists():
-            learnt = TrainingResult.load(path)
-            net.load_state_dict(learnt.w)
-            return learnt.metrics
+            result = TrainingResult.load(path)
+            net.load_state_dict(result.w)
+            return result.metrics
     metrics = train()
-    with contextlib.suppress(OSError):  # a full disk costs time, not the run
+    with contextlib.suppress(OSError):  # with a full disk, later runs train again
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(
             path, TrainingResult(w=upload(net), metrics=metrics).pieces(), private=True
@@ -59,18 +59,18 @@ def once(
 
 
 def _name(p: Participant, t: int, net: Classifier, labels: str) -> str:
-    """A digest of all that decides what the training gives."""
+    """Return a digest of everything that the training result depends on."""
     run = p.config.run
-    told = {
+    inputs = {
         "code": version_of(p.config),
         "labels": labels,
         "start": digest(upload(net)),
         "client": [p.k, p.clients, p.spec],
         "round": [t, p.task.lr(t)],
-        "node": {key: value for key, value in sorted(p.node.items()) if key not in NOT_HERE},
+        "node": {key: value for key, value in sorted(p.node.items()) if key not in IGNORED},
         "run": [run.seed, run.stem, run.projection, run.precision, run.threads, run.device],
         "data": p.config.data.model_dump(),
         "train": p.config.train.model_dump(),
     }
-    text = json.dumps(told, sort_keys=True)
+    text = json.dumps(inputs, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -1,7 +1,8 @@
-"""A client that has a key: which messages it accepts, and how it replies.
+"""Checking, opening and sealing of a client's messages.
 
 The node's own configuration, which no relay can change, names two files: ``key`` is the registered
-``K.key``, ``ca`` is ``ca.crt``. With them, only what a ServerApp of that authority sealed is taken.
+``K.key``, ``ca`` is ``ca.crt``. With them, the client accepts only messages that a ServerApp of
+that authority sealed.
 """
 
 import json
@@ -21,17 +22,17 @@ from common.exchange.seal.session import Keys, Offer, Place, Signed
 from common.files import write_atomically
 from common.settings.section import Value
 
-ROOT = Path(__file__).resolve().parents[1]  #: of the bundle
+ROOT = Path(__file__).resolve().parents[1]  #: root folder of the app bundle
 
 
 @cache
 def _app() -> str:
-    """The digest of the bundle; read once by a process that serves many clients."""
+    """Return the digest of the bundle, cached because one process may serve many clients."""
     return session.app_digest(ROOT)
 
 
 class OpenedMessage(ABC):
-    """An opened message: its payload ``content``, and how the reply to it is packed."""
+    """An opened message: its payload ``content``, its checks, and the packing of its reply."""
 
     content: RecordDict
 
@@ -43,22 +44,22 @@ class OpenedMessage(ABC):
     def admit(self, folder: Path) -> None:
         """Raise ``ValueError`` if the message was received before.
 
-        ``folder``: this client's in the experiment.
+        ``folder``: the client's folder in the experiment.
         """
 
     @abstractmethod
     def answer(self, content: RecordDict) -> RecordDict:
-        """Return a packed reply as it is sent."""
+        """Return ``content``, a packed reply, sealed if the message was sealed."""
 
     @abstractmethod
     def failure(self, reason: str) -> RecordDict | None:
-        """Return a reply that carries ``reason``; None where Flower's own error carries it."""
+        """Return an error reply with ``reason``; None if Flower's error message should carry it."""
 
 
 @final
 @dataclass(frozen=True)
 class PlainMessage(OpenedMessage):
-    """A message from a server without a key, to a client without one."""
+    """A message without a seal, to a client without a key."""
 
     content: RecordDict
 
@@ -76,9 +77,9 @@ class PlainMessage(OpenedMessage):
 @final
 @dataclass(frozen=True)
 class SealedMessage(OpenedMessage):
-    """A message from a ServerApp of this client's authority.
+    """A message that a ServerApp of this client's authority sealed.
 
-    ``accept``: fields that the reply to a hello carries.
+    ``accept``: extra fields of the reply to a census request; None for other messages.
     """
 
     content: RecordDict
@@ -91,9 +92,9 @@ class SealedMessage(OpenedMessage):
         if experiment != self.offer.experiment:
             raise ValueError(f"the offer is for the experiment {self.offer.experiment!r}")
         if session.config_digest(settings) != self.offer.config:
-            raise ValueError("the run config that came is not the ServerApp's: it was changed")
+            raise ValueError("the received run config differs from the ServerApp's: it was changed")
         if self.accept is not None and _app() != self.offer.app:
-            raise ValueError("the app bundle that came is not the ServerApp's: it was changed")
+            raise ValueError("the received app bundle differs from the ServerApp's: it was changed")
 
     def admit(self, folder: Path) -> None:
         try:
@@ -107,7 +108,7 @@ class SealedMessage(OpenedMessage):
         at, n = json.loads(path.read_bytes()) if path.exists() else (0, 0)
         if self.offer.at < at:
             raise ValueError(
-                "the ServerApp's offer is older than one that this client has had: it was "
+                "the ServerApp's offer is older than one that this client received before: it was "
                 "replayed, or the server's clock went back"
             )
         if self.offer.at == at and self.place.n <= n and self.accept is None:
@@ -127,16 +128,16 @@ class SealedMessage(OpenedMessage):
 
 
 def open_message(message: Message, context: Context) -> OpenedMessage:
-    """Open a message.
+    """Return the opened ``message``.
 
-    Raises ``ValueError``, one line, for a message that this client must not accept.
+    Raises a one-line ``ValueError`` for a message that this client must not accept.
     """
     node, content = context.node_config, message.content
     if "key" not in node and "ca" not in node:
         if session.SEAL in content:
             raise ValueError(
-                "the ServerApp seals its messages and this node has no key: name it in the node's "
-                "config, key = clients/K.key and ca = ca.crt"
+                "the ServerApp seals its messages, but this node has no key: set "
+                "key = clients/K.key and ca = ca.crt in the node config"
             )
         return PlainMessage(content)
     for name in ("key", "ca"):
@@ -144,8 +145,8 @@ def open_message(message: Message, context: Context) -> OpenedMessage:
             raise ValueError(f"node config {name} is missing: sealing needs both key and ca")
     if session.SEAL not in content:
         raise ValueError(
-            "this node has a key and takes no message that is not sealed: give the ServerApp its "
-            "key (FEDMOSAIC_TRUST), or take key and ca from the node's config"
+            "this node has a key, but the message is not sealed: give the ServerApp its key "
+            "(FEDMOSAIC_TRUST), or remove key and ca from the node config"
         )
     return _unsealed(message, int(node.get("partition-id", -1)), node)
 
@@ -157,26 +158,28 @@ def _unsealed(message: Message, k: int, node: Mapping[str, Value]) -> SealedMess
         authority = files.read_certificate(Path(str(node["ca"])))
     except OSError as error:
         raise ValueError(f"{error.filename} cannot be read: {error.strerror}") from None
-    about, kind = session.header(content), message.metadata.message_type
-    signed = Signed(session.field(about, "offer", bytes), session.field(about, "signature", bytes))
+    header, kind = session.header(content), message.metadata.message_type
+    signed = Signed(
+        session.field(header, "offer", bytes), session.field(header, "signature", bytes)
+    )
     offer = Offer.from_bytes(signed.text)
     try:
         server = files.server_app_key(session.from_text(offer.certificate), authority)
     except ValueError as error:
-        raise NotAuthentic(f"the message is not of a ServerApp to believe: {error}") from None
+        raise NotAuthentic(f"the message is not from a trusted ServerApp: {error}") from None
     session.verify(server, signed.signature, "offer", [signed.text])
     own = session.own_share(key, offer.experiment)
     share = session.public(own)
     keys = session.agree(own, session.from_text(offer.share), signed, k, share)
-    request = session.field(about, "request", bytes)
+    request = session.field(header, "request", bytes)
     if kind == "query.hello":
         if session.hello_digest(content) != offer.hello:
-            raise NotAuthentic("the hello is not what the ServerApp signed")
+            raise NotAuthentic("the census request differs from the one that the ServerApp signed")
         place = Place(offer.experiment, 0, k, kind, 0, request)
         parts = [*signed.parts, str(k).encode(), share, request]
         signature = session.sign(key, "accept", parts)
         accept: dict[str, int | bytes] = {"k": k, "share": share, "signature": signature}
         return SealedMessage(content, offer, keys, place, accept)
-    t, n = session.field(about, "t", int), session.field(about, "n", int)
+    t, n = session.field(header, "t", int), session.field(header, "n", int)
     place = Place(offer.experiment, t, k, kind, n, request)
     return SealedMessage(session.unseal(content, keys, place, "down"), offer, keys, place, None)

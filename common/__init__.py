@@ -1,1 +1,1 @@
-"""What the server half and the client half of a federation must agree on."""
+"""Definitions that the server half and the client half of a federation share."""

@@ -18,69 +18,70 @@ from typing import cast
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from common.renamed import hint
 from common.settings.extras import missing
 
-LOG = "errors.log"  #: in a run's folder; of what happens outside a run, in ``HOME``
+LOG = "errors.log"  #: file in a run's folder; for errors outside a run, in ``HOME``
 HOME = Path.home() / ".fedmosaic"
-LONGEST = 400  #: characters of a line that comes from a client
+LONGEST = 400  #: characters of a line from a client
 FORESEEN = (ValueError, RuntimeError, FloatingPointError, OSError, ModuleNotFoundError)
-"""Types whose first line is written for users."""
+"""Types of errors whose first line is written for users."""
 PLUGINS: set[str] = set()
-"""The top modules of plug-ins that this process has imported, or tried to."""
+"""Top-level modules of plug-ins that this process imported or tried to import."""
 WORDS = {"too_short": "a list that is not empty", "string_too_short": "a name"}
 REPORTED = "its traceback is in"
 
 
-def first_line(what: BaseException | str, most: int | None = None) -> str:
-    """Return the first line that says something, without what a terminal would not print.
+def first_line(error: BaseException | str, most: int | None = None) -> str:
+    """Return the first non-empty line of an error, with ? for unprintable characters.
 
-    ``most``: characters at most.
+    ``most``: maximum number of characters.
     """
-    text = f"{what.title}: {invalid(what)}" if isinstance(what, ValidationError) else str(what)
-    text = str(what.msg) if isinstance(what, SyntaxError) else text
-    text = missing(what) if isinstance(what, ModuleNotFoundError) else text
+    text = f"{error.title}: {invalid(error)}" if isinstance(error, ValidationError) else str(error)
+    text = str(error.msg) if isinstance(error, SyntaxError) else text
+    text = missing(error) if isinstance(error, ModuleNotFoundError) else text
     first, _, more = text.strip().partition("\n")
-    if first.endswith(":"):  # torch tells the reason in the second line
+    if first.endswith(":"):  # torch gives the reason in the second line
         first = f"{first} {more.strip().partition(chr(10))[0]}".strip()
     shown = "".join(c if c.isprintable() else "?" for c in first[:most])
-    return shown or ("" if isinstance(what, str) else type(what).__name__)
+    return shown or ("" if isinstance(error, str) else type(error).__name__)
 
 
 def line(error: BaseException, most: int | None = None, *, typed: bool = False) -> str:
     """Return the first line of an error, and the place in a plug-in where it was raised.
 
-    ``most``: characters of the first line at most; ``typed``: with the type of the error, which one
-    that nobody foresaw always has.
+    ``most``: maximum number of characters of the first line; ``typed``: add the type of the error.
+    Unforeseen errors always have their type.
     """
-    said = first_line(error, most)
+    text = first_line(error, most) + hint(error)
     if not isinstance(error, FORESEEN) or (typed and not isinstance(error, ValidationError)):
-        said = f"{type(error).__name__}: {said}"
+        text = f"{type(error).__name__}: {text}"
     where = place(error)
-    return f"{said} ({where})" if where and where not in said else said
+    return f"{text} ({where})" if where and where not in text else text
 
 
 def place(error: BaseException | None) -> str:
-    """Return the hook, file and line of a plug-in that raised an error; empty if none did."""
+    """Return hook, file and line of the plug-in that raised an error; empty for other errors."""
     while error is not None:
         if isinstance(error, SyntaxError) and error.filename:
             return f"{error.filename}, line {error.lineno}"
         calls = traceback.walk_tb(error.__traceback__)
-        own = [(f.f_code, n) for f, n in calls if of_plugin(f.f_globals.get("__name__", ""))]
-        if own:
-            return _place(own[0][0].co_qualname, own[-1][0].co_filename, own[-1][1])
+        frames = [(f.f_code, n) for f, n in calls if of_plugin(f.f_globals.get("__name__", ""))]
+        if frames:
+            return _place(frames[0][0].co_qualname, frames[-1][0].co_filename, frames[-1][1])
         error = error.__cause__
     return ""
 
 
-def at(found: object) -> str:
-    """Return, in brackets, where a plug-in's function or class is written; empty for another."""
-    made = found.func if isinstance(found, partial) else found
-    made = inspect.unwrap(cast("Callable[..., object]", made))
-    if not of_plugin(str(getattr(made, "__module__", ""))):
+def at(value: object) -> str:
+    """Return the place of a plug-in's function or class in brackets; empty for other values."""
+    code = value.func if isinstance(value, partial) else value
+    code = inspect.unwrap(cast("Callable[..., object]", code))
+    if not of_plugin(str(getattr(code, "__module__", ""))):
         return ""
     with suppress(OSError, TypeError):
-        first = inspect.getsourcelines(made)[1]
-        return f" ({_place(made.__qualname__, inspect.getfile(made), first)})"
+        first = inspect.getsourcelines(code)[1]
+        return f" ({_place(code.__qualname__, inspect.getfile(code), first)})"
     return ""
 
 
@@ -90,21 +91,21 @@ def _place(hook: str, file: str, number: int) -> str:
 
 
 def of_plugin(module: str) -> bool:
-    """Return whether a module is a plug-in's."""
+    """Return whether a module belongs to a plug-in."""
     return module.partition(".")[0] in PLUGINS
 
 
 def invalid(error: ValidationError) -> str:
-    """Return the field that pydantic refused first, and why."""
+    """Return the first field that pydantic refused, with the reason."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     where = ".".join(str(part)[:40] for part in first["loc"])
     return f"field {where!r}: {first['msg']}"
 
 
 def refusal(error: ErrorDetails, key: str, pattern: str = "") -> str:
-    """Return the line for a value of the user's that pydantic refused.
+    """Return the line for a user's value that pydantic refused.
 
-    ``pattern``: what to say of a text that does not match.
+    ``pattern``: description of the allowed texts, for a text that does not match.
     """
     if error["type"] == "missing":
         return f"key {key!r} is missing"
@@ -120,42 +121,42 @@ def refusal(error: ErrorDetails, key: str, pattern: str = "") -> str:
 
 
 def report(error: BaseException, folder: Path) -> str:
-    """Return the line of an error, with the file in ``folder`` that has its traceback.
+    """Return the line of an error with the path of its traceback, a file in ``folder``.
 
-    An error that was foreseen and that no plug-in raised needs no traceback.
+    A foreseen error that no plug-in raised has no traceback.
     """
-    said, chain = line(error), [error]
+    text, chain = line(error), [error]
     while (cause := chain[-1].__cause__) is not None:
         chain.append(cause)
-    notes = [note for each in chain for note in getattr(each, "__notes__", ())]
+    notes = [note for link in chain for note in getattr(link, "__notes__", ())]
     foreseen = isinstance(error, FORESEEN) and not place(error)
     if foreseen or any(note.startswith(REPORTED) for note in notes):
-        return said
+        return text
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         with open(folder / LOG, "a", encoding="utf-8") as file:
-            told = "".join(traceback.format_exception(error))
-            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {said}\n{told}\n")
+            trace = "".join(traceback.format_exception(error))
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n{trace}\n")
         error.add_note(f"{REPORTED} {folder / LOG}")
-        said += f"; traceback: {folder / LOG}"
-    return said
+        text += f"; traceback: {folder / LOG}"
+    return text
 
 
 @contextmanager
 def reported(folder: Path) -> Iterator[None]:
-    """A block whose unforeseen errors become a ``ValueError`` of one line, see ``report``."""
+    """Turn unforeseen errors of the block into a one-line ``ValueError``, see ``report``."""
     try:
         yield
     except Exception as error:
-        said = report(error, folder)
-        if said == first_line(error):
+        text = report(error, folder)
+        if text == first_line(error):
             raise
-        raise ValueError(said) from error
+        raise ValueError(text) from error
 
 
 @contextmanager
 def logged_to(folder: str) -> Iterator[None]:
-    """A block that logs errors of server and clients to ``folder`` and nothing on the terminal."""
+    """Log errors of server and clients to a file in ``folder`` instead of the terminal."""
     log = logging.getLogger("flwr.fedmosaic")
     handler = logging.FileHandler(Path(folder) / LOG, delay=True, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class Damaged(ValueError):
-    """A file that is damaged or missing, or a folder that cannot be written: the line says all."""
+    """Error with a complete line: a file is damaged or missing, or a folder cannot be written."""
 
 
 FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
@@ -18,7 +18,7 @@ FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
 def write_atomically(
     path: Path, data: bytes | Iterable[bytes | memoryview], *, private: bool = False
 ) -> None:
-    """Write ``data``, all of it or its pieces in their order, to a file as ``replaced`` does."""
+    """Write ``data``, bytes or pieces in their order, to a file atomically (see ``replaced``)."""
     with replaced(path, private=private) as temporary, open(temporary, "wb") as file:
         file.writelines([data] if isinstance(data, bytes) else data)
 
@@ -50,7 +50,7 @@ def replaced(path: Path, *, private: bool = False) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def written_in(folder: Path, what: str) -> Iterator[None]:
-    """A block that writes files without a name in ``folder``; its ``OSError`` names the folder."""
+    """Add ``folder`` to an ``OSError`` of the block, whose temporary files have no names."""
     try:
         yield
     except OSError as error:
@@ -58,23 +58,23 @@ def written_in(folder: Path, what: str) -> Iterator[None]:
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Temporary files of ``path`` whose writers live no more."""
+    """Remove temporary files of ``path`` whose processes have ended."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
         writer = left.name.rpartition(".")[2]
-        if writer.isdigit() and not _lives(int(writer)):
+        if writer.isdigit() and not _is_running(int(writer)):
             left.unlink(missing_ok=True)
 
 
-def _lives(process: int) -> bool:
+def _is_running(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except OSError as error:  # it may live and be another user's
+    except OSError as error:  # another user's process may be running
         return not isinstance(error, ProcessLookupError)
     return True
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename outlast a power cut, where a folder can be opened and synchronised."""
+    """Make a rename durable on systems where a folder can be opened and synchronised."""
     with contextlib.suppress(OSError):
         opened = os.open(folder, os.O_RDONLY)
         try:
@@ -84,7 +84,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def in_order(name: str) -> list[tuple[int, str]]:
-    """A key that sorts names with numbers in them as people do: a2 before a10."""
+    """Return a sort key that orders numbers in names by value: a2 before a10."""
     return [
         (int(part or 0) if i % 2 else 0, part) for i, part in enumerate(re.split(r"(\d+)", name))
     ]

@@ -1,8 +1,8 @@
-"""The journal: the server writes it, the report reads it, displays and trackers follow it.
+"""Journal of a run: the server writes it, the report reads it, displays and trackers follow it.
 
-``journal.jsonl`` has one JSON object a line: the census (round 0), then every round that was kept.
-What an entry does not have is left out of its line. Everything in it but ``seconds`` is a function
-of configuration and seed.
+``journal.jsonl`` has one JSON object in each line: the census (round 0), then every counted round.
+A line omits the keys that its entry does not have. All values except ``seconds`` are a function of
+configuration and seed.
 
 Each line ends with ``"digest"``: the SHA-256, in hexadecimal, of the line's bytes without
 ``, "digest": "…"``. Lines of earlier releases may lack it, or also have ``"follows"``, the digest
@@ -29,27 +29,27 @@ from common.errors import first_line, invalid
 _DIGEST = re.compile(rb', "digest": "([0-9a-f]{64})"\}\Z')
 
 VERSION = 2
-"""Of the entries. Version 1 had none, ``clients`` for ``client_metrics`` and every model's
-fairness beside the run's own."""
+"""Version of the entries. Version 1 had no key ``version``, had ``clients`` for ``client_metrics``,
+and stored the fairness of every model beside that of the run's model."""
 
 
 class Part(BaseModel):
-    """What an entry is made of; keys that this version does not know are left aside."""
+    """Part of an entry; unknown keys are ignored."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=True)
 
 
 @final
 class Member(Part):
-    """A client as the census found it."""
+    """A client in the census."""
 
     k: int
     model: str = "?"
     n: int = 0  #: training samples
     n_test: int = 0
     parameters: int | None = None
-    classes: list[int] = []  #: classes of which it holds a training sample
-    counts: list[int] | None = None  #: training samples of each class, where it tells them
+    classes: list[int] = []  #: classes with at least one training sample
+    counts: list[int] | None = None  #: training samples of each class, if the client sends them
 
 
 @final
@@ -58,14 +58,14 @@ class ClientScore(Part):
 
     k: int
     n: int | None = None
-    accuracy: float | None = None  #: of its own model; of the global one where it has no other
+    accuracy: float | None = None  #: accuracy of its own model, or else of the global one
     accuracy_global: float | None = None
-    accuracies: dict[str, float] = {}  #: of further global models, by name
+    accuracies: dict[str, float] = {}  #: accuracies of further global models, by name
 
 
 @final
 class Spread(Part):
-    """How even the clients' accuracies are (FedKF, section III-B)."""
+    """Fairness of one model over the clients (FedKF, section III-B)."""
 
     amp: float  #: mean, weighted by test samples
     fm: float  #: population variance
@@ -74,19 +74,19 @@ class Spread(Part):
 
 @final
 class Fairness(Part):
-    """``main``: of the run's own model; ``models``: of every model by its name."""
+    """Fairness of the run's model (``main``) and of every model by its name (``models``)."""
 
     main: Spread
     models: dict[str, Spread] = {}
 
     def flat(self) -> dict[str, float | dict[str, float]]:
-        """amp, fm and wlp of the run's model, and those of every model under its name."""
+        """Return amp, fm and wlp of the run's model, and those of every model under its name."""
         return {**self.main.model_dump(), **{n: s.model_dump() for n, s in self.models.items()}}
 
 
 @final
 class Cost(Part):
-    """What the literature's formula counts for one round, and the bytes that travelled for it."""
+    """Numbers that the paper's formula counts for one round, and the bytes of their messages."""
 
     numbers: int
     bytes: int
@@ -94,7 +94,7 @@ class Cost(Part):
 
 @final
 class Privacy(Part):
-    """What the rounds so far have cost of the clients' privacy: (ε, δ) of one client."""
+    """Privacy loss (ε, δ) of one client over the rounds so far."""
 
     epsilon: float
     delta: float
@@ -102,7 +102,7 @@ class Privacy(Part):
 
 @final
 class Gain(Part):
-    """Accuracy on the whole test set before and after what the server gave back (I-DL-MH)."""
+    """Accuracy on the whole test set before and after a client's incentive (I-DL-MH)."""
 
     before: float
     after: float
@@ -110,7 +110,7 @@ class Gain(Part):
 
 @final
 class Incentive(Part):
-    """Mean gain over the clients that took part, and each one's."""
+    """Mean gain over the clients that took part, and the gain of each client."""
 
     before: float
     after: float
@@ -119,16 +119,16 @@ class Incentive(Part):
 
 @final
 class Magnitude(Part):
-    """How far out a client's numbers are (``server_app/messaging/sanity.py``)."""
+    """Size of the numbers in a client's reply (``server_app/messaging/sanity.py``)."""
 
     largest: float  #: the largest absolute value
-    change: float | None = None  #: of the parameters per step, over the median ...
-    among: int | None = None  #: ... of so many clients of one architecture
+    change: float | None = None  #: change of the parameters per step, over the median ...
+    among: int | None = None  #: ... of this number of clients with the same architecture
 
 
 @final
 class Undone(Part):
-    """Round t was played and is not kept: it was played again without the suspects."""
+    """A discarded attempt at a round, which was repeated without the suspects."""
 
     round: int
     why: str
@@ -137,7 +137,7 @@ class Undone(Part):
 
 @final
 class Failure(Part):
-    """Client k did not answer round t well; ``reason`` is one line."""
+    """Failure of client k in a round; ``reason`` is one line."""
 
     k: int
     round: int
@@ -146,24 +146,24 @@ class Failure(Part):
 
 @final
 class PeakMemory(Part):
-    """Most bytes that tensors took at once: each client's, by client, and the server's."""
+    """Largest number of bytes in tensors at one time, by client and for the server."""
 
     clients: dict[int, float] = {}
     server: float = 0.0
 
     @staticmethod
-    def most(found: Sequence[PeakMemory]) -> PeakMemory:
-        """The most of several times."""
+    def most(peaks: Sequence[PeakMemory]) -> PeakMemory:
+        """Return the maximum of several peaks, for each client and for the server."""
         clients: dict[int, float] = {}
-        for each in found:
-            for k, held in each.clients.items():
-                clients[k] = max(held, clients.get(k, 0.0))
-        return PeakMemory(clients=clients, server=max((each.server for each in found), default=0.0))
+        for peak in peaks:
+            for k, size in peak.clients.items():
+                clients[k] = max(size, clients.get(k, 0.0))
+        return PeakMemory(clients=clients, server=max((peak.server for peak in peaks), default=0.0))
 
     def told(self) -> dict[str, float]:
-        """The clients' mean, the largest of theirs, and the server's."""
-        held = list(self.clients.values()) or [0.0]
-        return {"clients": fmean(held), "largest": max(held), "server": self.server}
+        """Return the clients' mean, the clients' maximum and the server's bytes."""
+        sizes = list(self.clients.values()) or [0.0]
+        return {"clients": fmean(sizes), "largest": max(sizes), "server": self.server}
 
 
 @final
@@ -173,55 +173,60 @@ class Entry(Part):
     version: int = VERSION
     round: int = Field(ge=0)
 
-    # The census alone.
+    # Only in the census.
     clients: list[Member] = []
     classes: list[str] = []
-    uncovered: list[int] = []  #: classes of which no client holds a sample
+    uncovered: list[int] = []  #: classes without a sample at any client
 
-    # A round.
+    # Only in rounds.
     selected: list[int] = []
     replied: list[int] = []
     metrics: dict[str, float] = {}
     client_metrics: dict[int, dict[str, float]] = {}
-    magnitudes: dict[int, Magnitude] = {}  #: of the replies that came, by client
-    drift: float | None = None  #: how far the clients trained apart, in [0, 1] (``score.drift``)
+    magnitudes: dict[int, Magnitude] = {}  #: sizes of the received replies, by client
+    drift: float | None = None  #: difference of the clients' updates, in [0, 1] (``score.drift``)
     undone: list[Undone] = []  #: earlier attempts at this round
     cost: Cost | None = None
     privacy: Privacy | None = None
     incentive: Incentive | None = None
-    coefficients: list[list[float]] = []  #: c [N, N] of ``kt-pfl``, where N is at most 100
+    coefficients: list[list[float]] = []  #: c [N, N] of ``kt-pfl``, for N ≤ 100
 
-    # The server's model on the server's test set, where it was scored.
+    # The server's model on the server's test set, in rounds with scores.
     accuracy: float | None = None
     loss: float | None = None
-    accuracy_covered: float | None = None  #: on the classes that some client holds
-    accuracies: dict[str, float] = {}  #: of every model by its name, where there are several
-    accuracy_bn: dict[str, float] = {}  #: by BatchNorm's statistics: running, batch, recalibrated
-    reached: float | None = None  #: the target with which the run ends (``score.stop``)
+    accuracy_covered: float | None = None  #: on the classes that at least one client has
+    accuracies: dict[str, float] = {}  #: accuracies of all models by name, if several
+    accuracy_bn: dict[
+        str, float
+    ] = {}  #: accuracies by BatchNorm statistics (running, batch, recalibrated)
+    reached: float | None = None  #: the target that ends the run (``score.stop``)
 
-    # The clients' scores, where they were asked.
+    # The clients' scores, in rounds with scores.
     scores: list[ClientScore] = []
     fairness: Fairness | None = None
 
     failures: list[Failure] = []
-    notes: list[str] = []  #: what whoever reads the run should know
-    bytes: dict[str, int] = {}  #: down, up, and the numbers alone: arrays_down, arrays_up
+    notes: list[str] = []  #: remarks for the reader of the run
+    bytes: dict[str, int] = {}  #: down, up, and of the numbers only: arrays_down, arrays_up
     seconds: dict[str, float] = {}  #: wall clock by phase
-    flops: dict[str, int] = {}  #: of training: clients, server; where they are counted
-    memory: PeakMemory | None = None  #: where it is measured
+    flops: dict[str, int] = {}  #: operations in training: clients, server; if counted
+    memory: PeakMemory | None = None  #: if measured
 
     def line(self) -> str:
-        """The entry as the journal has it, without the line's end."""
+        """Return the entry as a line of the journal, without digest and line end."""
         return json.dumps({"version": self.version, **self.model_dump(exclude_unset=True)})
 
     @classmethod
     def read(cls, line: str) -> Entry:
-        """Inverse of ``line``; raises ``ValueError``, one line: no entry, or another version's."""
+        """Return the entry in ``line``.
+
+        Raises a one-line ``ValueError`` for an invalid line, ``OtherVersion`` for another version.
+        """
         try:
-            found = json.loads(line)
+            value = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"it is not JSON: {error}") from error
-        entry = found if isinstance(found, dict) and "round" in found else {"version": VERSION}
+        entry = value if isinstance(value, dict) and "round" in value else {"version": VERSION}
         version = entry.get("version", 1)
         if version != VERSION:
             raise OtherVersion(
@@ -229,13 +234,13 @@ class Entry(Part):
                 "release that wrote it"
             )
         try:
-            return cls.model_validate(found)
+            return cls.model_validate(value)
         except ValidationError as error:
             raise ValueError(f"it is no entry: {invalid(error)}") from None
 
 
 class OtherVersion(ValueError):
-    """A journal that another release wrote."""
+    """Error for a journal that another release wrote."""
 
 
 @final
@@ -243,8 +248,8 @@ class OtherVersion(ValueError):
 class Line:
     """One line of a journal's file.
 
-    ``entry``: None if the line cannot be read; ``why``: what is wrong with it, empty if nothing is;
-    ``proven``: it has a digest; ``cut``: it is the last line, and a crash cut it short.
+    ``entry``: None if the line cannot be read; ``why``: the error in the line, empty if there is
+    none; ``proven``: whether it has a digest; ``cut``: whether it is the last line, cut by a crash.
     """
 
     number: int
@@ -256,41 +261,41 @@ class Line:
 
 
 def sealed(entry: Entry) -> bytes:
-    """Return an entry's line with the digest of its text, and the line's end."""
+    """Return the line of an entry with its digest and the line end."""
     text = entry.line().encode()
     digest = hashlib.sha256(text).hexdigest()
     return text[:-1] + f', "digest": "{digest}"}}\n'.encode()
 
 
 def read_lines(path: Path) -> list[Line]:
-    """Return every line of a journal, with what is wrong with it.
+    """Return every line of a journal, with its error if there is one.
 
-    Raises ``OtherVersion``, naming the file, for a journal that another release wrote.
+    Raises ``OtherVersion``, with the path, for a journal that another release wrote.
     """
     lines: list[Line] = []
-    *whole, rest = path.read_bytes().split(b"\n")
+    *complete, rest = path.read_bytes().split(b"\n")
     due, proven = 0, False
-    for number, raw in enumerate([*whole, rest] if rest else whole, start=1):
+    for number, raw in enumerate([*complete, rest] if rest else complete, start=1):
         entry, why = _entry(raw, path)
         digest = _DIGEST.search(raw)
         if entry is None:
             due += 1
         elif digest and hashlib.sha256(_DIGEST.sub(b"}", raw)).hexdigest().encode() != digest[1]:
-            why, due = "its digest is not that of its text", due + 1
+            why, due = "its digest does not match its text", due + 1
         elif proven and not digest:
-            why, due = "it has no digest, and a line before it has one", due + 1
+            why, due = "it has no digest, but an earlier line has one", due + 1
         else:
             if digest and entry.round != due:
-                why = f"it is of round {entry.round}, expected is {due}"
+                why = f"it is for round {entry.round}, expected {due}"
             due = entry.round + 1
         proven = proven or digest is not None
-        cut = entry is None and number > len(whole)
+        cut = entry is None and number > len(complete)
         lines.append(Line(number, raw, entry, why, digest is not None, cut))
     return lines
 
 
 def _entry(raw: bytes, path: Path) -> tuple[Entry | None, str]:
-    """Return a line's entry, or why it cannot be read."""
+    """Return the entry of a line, or None and the reason why it cannot be read."""
     try:
         return Entry.read(raw.decode()), ""
     except OtherVersion as error:
@@ -308,10 +313,10 @@ def follow(
 ) -> None:
     """Hand every entry of a growing journal to ``on_round`` until ``stop()`` returns true.
 
-    The file need not exist yet. Only whole lines are read. Lines without an entry are left out (the
-    report names them), and ``warn`` gets one line about entries that another release wrote. A file
-    that was replaced, or that shrinks, is read from its start. After ``stop()`` has returned true
-    the file is read once more, so no last line is lost.
+    The file need not exist yet. Only complete lines are read. Lines without an entry are skipped
+    (the report lists them). ``warn`` gets one line if another release wrote entries. A file that is
+    replaced or becomes shorter is read from its start. After ``stop()`` returns true, the file is
+    read once more, so that the last line is not lost.
     """
     offset, node, strange = 0, 0, False
     while True:

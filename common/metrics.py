@@ -1,4 +1,4 @@
-"""Numbers about a run: accuracy over rounds, rounds to a target, fairness, clients' quantiles."""
+"""Metrics of a run: accuracy over rounds, rounds to a target, fairness, quantiles of clients."""
 
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
@@ -7,12 +7,10 @@ import numpy as np
 
 T = TypeVar("T")
 
-MANY = 200  #: of more clients than this nobody reads a line each
+MANY = 200  #: clients that are listed one by one; with more, the report shows quantiles
 SHARES = {"least": 0.0, "10 %": 0.1, "median": 0.5, "90 %": 0.9, "most": 1.0}
-"""Name to the share of the values that are at most what is told."""
-
-
-LAST = 10
+"""Names of quantiles to the share of the values that are at most the quantile."""
+LAST = 10  #: rounds in the mean ``last10``
 
 
 def over_rounds(accuracies: Sequence[float]) -> dict[str, float]:
@@ -22,9 +20,9 @@ def over_rounds(accuracies: Sequence[float]) -> dict[str, float]:
 
 
 def rounds_to(accuracies: Sequence[float], target: float, window: int = 1) -> int | None:
-    """First round (from 1) at which the mean of the last ``window`` accuracies reaches ``target``.
+    """Return the first round (from 1) whose last ``window`` accuracies have a mean ≥ ``target``.
 
-    None if it never does. ``window = 1`` is the first hit, as papers count; 5 withstands luck.
+    None if there is none. ``window = 1`` is the first hit, as in papers; 5 reduces chance hits.
     """
     for t in range(window, len(accuracies) + 1):
         if float(np.mean(accuracies[t - window : t])) >= target:
@@ -33,7 +31,7 @@ def rounds_to(accuracies: Sequence[float], target: float, window: int = 1) -> in
 
 
 def fairness(accuracies: Sequence[float], sizes: Sequence[int]) -> dict[str, float]:
-    """AMP, FM and WLP of ≥ 1 clients' accuracies in [0, 1] (FedKF, section III-B).
+    """Return AMP, FM and WLP of ≥ 1 clients' accuracies in [0, 1] (FedKF, section III-B).
 
     AMP: mean weighted by test samples; FM: population variance; WLP: the worst client.
     """
@@ -45,7 +43,7 @@ def fairness(accuracies: Sequence[float], sizes: Sequence[int]) -> dict[str, flo
 def over_mixtures(
     accuracies: Sequence[float], draws: int, rng: np.random.Generator, concentration: float = 1.0
 ) -> list[float]:
-    """Return the accuracy on each of ``draws`` mixtures of clients, of shares p̂ ~ Dir.
+    """Return the accuracy on each of ``draws`` mixtures of clients with shares p̂ ~ Dir.
 
     MP = Σ_k p̂_k a_k (FedKF, eq. 11), never below the worst client's accuracy (FedKF, lemma 1).
     """
@@ -54,16 +52,16 @@ def over_mixtures(
 
 
 def quantiles(values: Iterable[float | None]) -> dict[str, float] | None:
-    """The value below which each of ``SHARES`` lies, one that is there; None without values."""
+    """Return the quantiles of ``SHARES``, each one of the values; None without values."""
     known = [value for value in values if value is not None]
     if not known:
         return None
-    found = np.quantile(known, list(SHARES.values()), method="inverted_cdf")
-    return dict(zip(SHARES, found.tolist(), strict=True))
+    result = np.quantile(known, list(SHARES.values()), method="inverted_cdf")
+    return dict(zip(SHARES, result.tolist(), strict=True))
 
 
 def thinned(items: Sequence[T]) -> Sequence[T]:
-    """All of them up to ``MANY``, else so many from first to last at even distances."""
+    """Return at most ``MANY`` items, evenly spaced from the first to the last."""
     if len(items) <= MANY:
         return items
     return [items[i] for i in np.linspace(0, len(items) - 1, MANY).round().astype(int)]

@@ -1,7 +1,7 @@
-"""A model on disk: a plain safetensors file of the weights by their names, with a digest.
+"""Model files: safetensors files with the weights by their names and a digest.
 
-``__metadata__`` has ``sha256``, over the weights and not over the file, so that equal weights have
-one digest whatever file they are in. Files of others have none and are read all the same.
+``__metadata__`` has ``sha256``, a digest of the weights, not of the file: equal weights have the
+same digest in every file. Files of other programs have no digest and can be read too.
 """
 
 import errno
@@ -19,11 +19,11 @@ from common.exchange.records import StateDict
 from common.files import Damaged, replaced
 
 OS_ERROR = re.compile(r"os error (\d+)")
-"""How safetensors tells which error of the system kept it from writing."""
+"""Pattern of the system's error number in an error of safetensors."""
 
 
 def write(path: Path, weights: StateDict) -> None:
-    """Replace the file ``path``; no number is copied, since models may be large.
+    """Replace the file ``path`` without a copy of the numbers, because models are large.
 
     Raises ``OSError`` naming ``path`` if it cannot be written.
     """
@@ -32,13 +32,13 @@ def write(path: Path, weights: StateDict) -> None:
         try:
             save_file(plain, temporary, {"sha256": digest(weights)})
         except SafetensorError as error:
-            found = OS_ERROR.search(str(error))
-            number = int(found[1]) if found else errno.EIO
+            match = OS_ERROR.search(str(error))
+            number = int(match[1]) if match else errno.EIO
             raise OSError(number, os.strerror(number)) from error
 
 
 def load(path: Path) -> StateDict:
-    """The weights in a file; ``Damaged``, naming it, if they are not those that were written."""
+    """Return the weights in a file; raise ``Damaged``, with the path, if they were changed."""
     try:
         return read(path)[0]
     except OSError as error:
@@ -46,24 +46,24 @@ def load(path: Path) -> StateDict:
 
 
 def read(path: Path) -> tuple[StateDict, str]:
-    """The weights, and the digest that the file carries: empty for a file of others.
+    """Return the weights and the digest in the file, which is empty for other programs' files.
 
     Raises as ``load`` does, but ``OSError`` for a file that cannot be opened.
     """
     try:
         with safe_open(path, framework="pt") as file:
-            said = (file.metadata() or {}).get("sha256", "")
+            recorded = (file.metadata() or {}).get("sha256", "")
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         line = first_line(error)
         raise Damaged(f"{path} is damaged or no safetensors file: {line}") from error
-    if said and said != digest(weights):
-        raise Damaged(f"{path} is damaged: its digest is not that of its weights")
-    return weights, said
+    if recorded and recorded != digest(weights):
+        raise Damaged(f"{path} is damaged: its digest does not match its weights")
+    return weights, recorded
 
 
 def digest(weights: StateDict) -> str:
-    """sha256 over names, dtypes, shapes and bytes: equal for equal weights, whatever the file."""
+    """Return the SHA-256 of names, dtypes, shapes and bytes; equal weights have equal digests."""
     sha = hashlib.sha256()
     for name in sorted(weights):
         tensor = weights[name].detach().cpu().contiguous()

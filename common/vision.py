@@ -1,6 +1,6 @@
-"""The one place that imports torchvision; everything else takes it from here.
+"""Import torchvision; all other modules take it from here.
 
-torchvision from PyPI is built against CUDA builds of torch. Beside a CPU-only torch its compiled
+torchvision from PyPI is built for CUDA builds of torch. With a CPU-only torch its compiled
 operators cannot be loaded, and its import fails with ``operator torchvision::nms does not exist``
 while it registers shapes for two of them. The architectures and data sets of torchvision need
 neither, so the two names are declared here, without implementations, when that happens.
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-declared: torch.library.Library | None = None  # what it declares lives as long as it does
+declared: torch.library.Library | None = None  # the declarations exist as long as this object
 
 try:
     torchvision: Any = importlib.import_module("torchvision")

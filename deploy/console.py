@@ -1,10 +1,11 @@
-"""What the commands share: where they print, and the options that several of them take."""
+"""Output, options and endings that the commands of ``fedmosaic`` share."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,17 +21,19 @@ out, err = Console(), Console(stderr=True)
 INTERRUPTED = 130  #: exit status
 
 Experiment = Annotated[
-    Path | None, typer.Argument(help="A TOML file, or the name of one of ours; default: ours.")
+    Path | None,
+    typer.Argument(help="A TOML file, or the name of a bundled experiment; default: default."),
 ]
+Folders = Annotated[list[Path], typer.Argument(help="Folders of runs.")]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("-s", "--set", metavar="KEY=VALUE", help="Override a key; may be repeated."),
+    typer.Option("-s", "--set", metavar="KEY=VALUE", help="Override a setting; repeatable."),
 ]
 
 
-def _possible(workers: int | None) -> int | None:
+def _checked_workers(workers: int | None) -> int | None:
     if workers is not None:
-        from deploy.run.settings import check_workers  # help does without
+        from deploy.run.settings import check_workers  # --help does not need it
 
         check_workers(workers)
     return workers
@@ -39,69 +42,80 @@ def _possible(workers: int | None) -> int | None:
 Workers = Annotated[
     int | None,
     typer.Option(
-        callback=_possible, help="Processes that serve clients on loopback; 0: none of their own."
+        callback=_checked_workers,
+        help="Processes that serve clients on loopback; 0: this process serves them.",
     ),
 ]
 WarmStart = Annotated[
     bool | None,
     typer.Option(
         "--warm-start/--cold-start",
-        help="Fork client processes from one that has torch imported (gRPC; the default on Linux).",
+        help="Fork client processes from one that has imported torch (gRPC; default on Linux).",
         show_default=False,
     ),
 ]
 
 
-def place(what: str) -> Any:
-    """Return the option ``--out``."""
-    return typer.Option("--out", help=what)
+def place(text: str) -> Any:
+    """Return the option ``--out`` with this help text."""
+    return typer.Option("--out", help=text)
 
 
 RayAddress = Annotated[
     str,
     typer.Option(
         metavar="HOST:PORT",
-        help="A Ray cluster that serves the clients (--runtime ray); this machine is one of it.",
+        help="Existing Ray cluster that serves the clients (--runtime ray), with this machine.",
         show_default=False,
     ),
 ]
 
 
-def _aside(context: object, option: object, wanted: bool) -> None:
-    out.stderr = wanted
+def _print_to_stderr(context: object, option: object, as_json: bool) -> None:
+    out.stderr = as_json
 
 
 class Answering(TyperCommand):
-    """A command with the option ``--json``, which decides what ``answer`` does."""
+    """Command with the option ``--json``, which makes ``answer`` print."""
 
     def __init__(self, *names: Any, params: list[Parameter], **options: Any) -> None:
-        json_too = TyperOption(
+        json_option = TyperOption(
             param_decls=["--json"],
             is_flag=True,
             expose_value=False,
-            callback=_aside,
+            callback=_print_to_stderr,
             help="Print the result as JSON, and everything else to standard error.",
         )
-        super().__init__(*names, params=[*params, json_too], **options)
+        super().__init__(*names, params=[*params, json_option], **options)
 
 
 def answer(result: object) -> None:
-    """Print ``result`` as JSON on standard output with ``--json``; what is not finite is null."""
+    """With ``--json``, print ``result`` as JSON on standard output; non-finite numbers are null."""
     if out.stderr:
         print(json.dumps(_finite(result), indent=1, ensure_ascii=False, default=str))
 
 
 def finish(files: Iterable[Path], **result: object) -> None:
-    """Print the files that were written, and the answer with them."""
+    """Print the paths of the written files, then the result with these paths as JSON."""
     written = list(files)
     for path in written:
         plain(str(path))
     answer({**result, "files": written})
 
 
+@contextmanager
+def interruptible(command: str) -> Iterator[None]:
+    """End the block at Ctrl-C with one line that names the ``command`` to continue with."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        red("interrupted", f"; go on with: {command}")
+        raise typer.Exit(INTERRUPTED) from None
+
+
 def resolved(experiment: Path | None, settings: list[str] | None) -> dict[str, Value]:
-    """Return the run config of an experiment file, by default ours, with overrides."""
-    from deploy.run.settings import DEFAULT, resolve  # help does without
+    """Return the run config of an experiment file (None: ``default``) with overrides."""
+    from deploy.run.settings import DEFAULT, resolve  # --help does not need it
 
     return resolve(experiment or DEFAULT, settings or [])
 
@@ -115,11 +129,11 @@ def _finite(value: object) -> object:
 
 
 def plain(line: str) -> None:
-    """Print a line as it is, without colours and unwrapped."""
+    """Print a line without colours and without wrapping."""
     out.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def red(word: str, line: str) -> None:
-    """Print a red word and a line behind it to standard error."""
+    """Print a red word, followed by a line, to standard error."""
     err.print(f"[red]{word}[/]", end="")
     err.print(line, markup=False, highlight=False, soft_wrap=True)

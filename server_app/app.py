@@ -1,4 +1,4 @@
-"""The ServerApp: parse, find the clients, build the method, start."""
+"""The ServerApp: parse the run config, build the run's parts, and start the strategy."""
 
 import logging
 import os
@@ -14,7 +14,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """One run. Raises ``ValueError`` or ``Stopped`` with one clear line."""
+    """Execute one run. Raises ``ValueError`` or ``Stopped`` with a message of one line."""
     from common.data.shares import for_testing
     from common.errors import reported
     from common.settings.parse import parse

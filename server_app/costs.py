@@ -1,4 +1,4 @@
-"""What a round costs: operations and memory of server and clients."""
+"""Record the costs of a round: operations and memory of server and clients."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -12,23 +12,23 @@ from server_app.method import Client
 
 @contextmanager
 def of_server(entry: Entry, run: Run) -> Iterator[None]:
-    """Add what the block costs to what the round costs the server, where the run asks for it."""
-    with costs.counting(run.flops) as spent, costs.following(run.memory) as held:
+    """Add the costs of the ``with`` block to the server's, if the run measures them."""
+    with costs.counting(run.flops) as operations, costs.following(run.memory) as memory:
         yield
-    _note(entry, run, "server", spent.total, PeakMemory(server=held.most))
+    _add(entry, run, "server", operations.total, PeakMemory(server=memory.most))
 
 
 def of_clients(entry: Entry, run: Run, replies: Iterable[tuple[Client, Reply]]) -> None:
-    """Add what the clients say that their work cost, where the run asks for it."""
+    """Add the costs that the clients report, if the run measures them."""
     metrics = {client.k: reply.metrics for client, reply in replies}
-    spent = sum(int(told.get(costs.FLOPS, 0.0)) for told in metrics.values())
-    most = {k: told.get(costs.MEMORY, 0.0) for k, told in metrics.items()}
-    _note(entry, run, "clients", spent, PeakMemory(clients=most))
+    operations = sum(int(values.get(costs.FLOPS, 0.0)) for values in metrics.values())
+    most = {k: values.get(costs.MEMORY, 0.0) for k, values in metrics.items()}
+    _add(entry, run, "clients", operations, PeakMemory(clients=most))
 
 
-def _note(entry: Entry, run: Run, whose: str, spent: int, memory: PeakMemory) -> None:
-    """Operations add up; of memory the most counts that tensors took at once."""
+def _add(entry: Entry, run: Run, side: str, operations: int, memory: PeakMemory) -> None:
+    """Add operations to the entry's sum, and include memory in its maximum."""
     if run.flops:
-        entry.flops = {**entry.flops, whose: entry.flops.get(whose, 0) + spent}
+        entry.flops = {**entry.flops, side: entry.flops.get(side, 0) + operations}
     if run.memory:
         entry.memory = PeakMemory.most([entry.memory, memory]) if entry.memory else memory

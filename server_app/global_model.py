@@ -1,8 +1,8 @@
-"""Server halves around a global model, and those whose model is a mean of what clients trained.
+"""Base classes of server halves with a global model: ``GlobalModel`` and ``Averaged``.
 
-``Averaged`` is the base of an averaging method, which overrides how the copies are combined, or
-what follows. The classes in ``aggregation/`` derive from it too and wrap a method: they average
-across architectures, or over the cached uploads of all clients (OCA).
+``Averaged`` averages the models that clients trained; a method overrides the combination or a later
+step. The classes in ``aggregation/`` derive from it too and extend a method: they average across
+architectures, or over the cached uploads of all clients (OCA).
 """
 
 from abc import ABC
@@ -24,16 +24,16 @@ from server_app.method import Client, Method, Metrics, Models, O, Replies, U
 
 
 class Weights(Records, kind="global_model.Weights"):
-    """What round t + 1 depends on where w is all there is."""
+    """State of a method with a global model and nothing else."""
 
     w: StateDict
 
 
 class GlobalModel(Method[O, U], ABC):
-    """Holds w in the architecture ``global_spec``, first drawn for the server; sends and scores it.
+    """Base class: sends and scores the global weights w of the architecture ``global_spec``.
 
-    A method that keeps more names it in ``state_type``. ``net`` is for computing with w; while
-    clients work it takes no memory, and whoever asks for it then finds w in it.
+    A method with more state declares it in ``state_type``. ``net`` is the network to compute with.
+    It takes no memory during an exchange; the next access restores it with the weights w.
     """
 
     state_type: ClassVar[type[Records]] = Weights
@@ -45,22 +45,22 @@ class GlobalModel(Method[O, U], ABC):
 
     @property
     def net(self) -> Classifier:
-        if self._rest.wake():
-            self._rest.net.load_state_dict(self.w)
-        return self._rest.net
+        if self._offloaded.wake():
+            self._offloaded.net.load_state_dict(self.w)
+        return self._offloaded.net
 
     @net.setter
     def net(self, net: Classifier) -> None:
-        self._rest = OffloadedModel(net)
+        self._offloaded = OffloadedModel(net)
 
     @property
     def parameter_names(self) -> frozenset[str]:
         """Names of the entries of w that are parameters, not buffers."""
-        return tree.parameters_only(self._rest.net)
+        return tree.parameters_only(self._offloaded.net)
 
     def release_memory(self) -> None:
         super().release_memory()
-        self._rest.begin()
+        self._offloaded.begin()
 
     def request(self, t: int) -> Request | Callable[[Client], Request]:
         return ModelRequest(w=self.w)
@@ -70,7 +70,7 @@ class GlobalModel(Method[O, U], ABC):
         return self.net
 
     def predicted(self, x: Tensor) -> Tensor:
-        """softmax f(w; x) [n, C] on images x [n, C, H, W], on the CPU."""
+        """Return softmax f(w; x) [n, classes] for images x [n, C, H, W], on the CPU."""
         self.net.load_state_dict(self.w)
         return torch.softmax(self.task.logits(self.net, x), dim=1)
 
@@ -79,15 +79,18 @@ T = TypeVar("T", bound=ModelReply)
 
 
 class Averaged(GlobalModel[O, T], ABC):
-    """w ← Σ_{k∈S_t} p_k w_k, as [average] says: a global model, or one for each architecture."""
+    """Base class of averaging methods: w ← Σ_{k∈S_t} p_k w_k by the settings of [average].
+
+    There is one global model, or one for each architecture (``average.across``).
+    """
 
     overall: Models
-    """The combination of every client's latest upload (OCA); nothing where nothing caches them."""
-    private: NoisyMean | None = None  #: under differential privacy
+    """Combination of all clients' latest uploads (OCA); empty without OCA."""
+    private: NoisyMean | None = None  #: the noisy mean; None without differential privacy
     widest: bool = False
-    """``average.across = "width"``: the widest network is ``main``."""
+    """Whether the widest network is ``main`` (``average.across = "width"``)."""
     by_width: bool = False
-    """``average.across = "width"``: convolutions are weighed by the client's channels too."""
+    """Whether p_k of convolutions includes the client's channels (``average.across = "width"``)."""
 
     def prepare(self) -> None:
         super().prepare()
@@ -96,7 +99,7 @@ class Averaged(GlobalModel[O, T], ABC):
             self.private = NoisyMean(self.config)
 
     def begin_overall(self) -> None:
-        """ŵ before anybody has sent an upload; nobody looks for it where uploads are not cached."""
+        """Set ŵ before the first upload; empty without OCA."""
         self.overall = self.models if self.config.oca.aggregate == "on" else {}
 
     def select(self, t: int) -> list[Client]:
@@ -106,7 +109,7 @@ class Averaged(GlobalModel[O, T], ABC):
 
     @property
     def models(self) -> Models:
-        """The combination of the active clients' uploads (ACA)."""
+        """Combination of the active clients' uploads (ACA), by architecture."""
         return {self.global_spec: self.w}
 
     @models.setter
@@ -121,15 +124,18 @@ class Averaged(GlobalModel[O, T], ABC):
 
     def step(self, t: int, replies: Replies[T]) -> Metrics:
         self.t = t
-        self.models, found = self.refine(t, replies, self.aggregate(replies, self.models))
-        return {**found, **self.after(t, replies)}
+        self.models, metrics = self.refine(t, replies, self.aggregate(replies, self.models))
+        return {**metrics, **self.after(t, replies)}
 
     def aggregate(self, replies: Replies[T], previous: Models) -> Models:
-        """The method's combination of the uploads; ``previous``: of the round before."""
+        """Return the combination of the uploads; ``previous``: the models before the round."""
         return {spec: self.combine(replies, w) for spec, w in previous.items()}
 
     def combine(self, replies: Replies[T], previous: StateDict) -> StateDict:
-        """The new w of one architecture from at least one upload; with noise, from any number."""
+        """Return the new w of one architecture from its uploads.
+
+        Under differential privacy there may be no upload, otherwise there is at least one.
+        """
         names = self.parameter_names
         states = self.states(replies, previous, names)
         if self.private is not None:
@@ -139,69 +145,70 @@ class Averaged(GlobalModel[O, T], ABC):
     def states(
         self, replies: Replies[T], previous: StateDict, parameters: Set[str]
     ) -> Iterable[StateDict]:
-        """What of the uploads is averaged; ``previous``: the model before, with its parameters."""
-        found = (reply.w for _, reply in replies)
-        return list(found) if replies.here else found
+        """Return the state dicts to average; ``previous``: the model before the round."""
+        states = (reply.w for _, reply in replies)
+        return list(states) if replies.in_memory else states
 
     def refine(self, t: int, replies: Replies[T], models: Models) -> tuple[Models, Metrics]:
-        """What the method makes of the combination of ``replies``, such as students of theirs;
-        numbers for the journal.
+        """Return the final models and metrics from the combination of ``replies``.
+
+        A method may distil the models here.
         """
         return models, {}
 
     def after(self, t: int, replies: Replies[T]) -> Metrics:
-        """What the method does once round t's uploads are combined."""
+        """Do further work after the combination of round t's uploads, and return its metrics."""
         return {}
 
     def cached(self, reply: T) -> T:
-        """What of an upload a later combination needs."""
+        """Return the part of an upload that a later combination needs."""
         return reply.model_copy(update={"metrics": {}})
 
-    # The models, and what clients train of them.
+    # The models, and the parts that clients train.
 
     def drawn(self) -> Models:
-        """The models as they were before any round."""
+        """Return the initial models."""
         return {self.global_spec: tree.snapshot(self.build(self.global_spec))}
 
     def parts(self, models: Models) -> Models:
-        """What each architecture trains and is scored by, smallest first."""
+        """Return the weights that each architecture trains and scores, smallest first."""
         return models
 
     def flat(self, models: Models) -> StateDict:
-        """All the weights of global models as one state dict."""
+        """Return all weights of the global models as one state dict."""
         return models[self.global_spec]
 
     def network(self, spec: str) -> Classifier:
-        """The network of an architecture on the server's device, with any weights."""
+        """Return the network of an architecture on the server's device, with any weights."""
         return self.net
 
     def classifiers(self, models: Models) -> dict[str, Classifier]:
-        """The networks with these weights, smallest first."""
-        found = {}
+        """Return the networks with the weights ``models``, smallest first."""
+        networks = {}
         for spec, w in self.parts(models).items():
-            found[spec] = self.network(spec)
-            found[spec].load_state_dict(w)
-        return found
+            networks[spec] = self.network(spec)
+            networks[spec].load_state_dict(w)
+        return networks
 
     def weights_to_score(self) -> StateDict | None:
         return self.flat(self.models)
 
     def trains(self, client: Client) -> str:
-        """The architecture that a client trains."""
+        """Return the architecture that a client trains."""
         return self.global_spec if self.config.average.across == "none" else client.model
 
     def start(self, models: Models, client: Client) -> StateDict:
-        """The weights in global models that a client trains from."""
+        """Return the weights from which a client starts its training."""
         return self.parts(models)[self.trains(client)]
 
     def part(self, client: Client, sent: Request, w: StateDict) -> Request:
-        """What a client is sent that trains its own architecture, which has ``w``."""
+        """Return the request for a client whose own architecture has the weights ``w``."""
         return sent.model_copy(update={"w": w})
 
     def architectures(self) -> list[str]:
-        """All that clients may train, where each trains its own; after the census."""
+        """Return all architectures that clients may train; call it after the census."""
         return sorted({client.model for client in self.clients})
 
     def taken(self, client: Client, t: int) -> Submodel:
-        """What a client takes of the widest network in round t (``average.across = "width"``)."""
+        """Return the client's part of the widest network in round t, for ``across = "width"``."""
         return Submodel(self.trains(client))

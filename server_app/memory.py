@@ -1,10 +1,10 @@
-"""Memory that large messages leave behind, given back to the system.
+"""Return the memory of large messages to the system after use.
 
-Flower's records lie in circles of references, which keep their arrays until the garbage collector
-finds them. Linux's allocator keeps freed memory for later, which spares a computation work but is
-of no use while messages are sent and fetched. Hence the calls of glibc by ctypes: a server that
-exchanges 200 MB has 769 MB at most with them, 974 MB without. The same thresholds from the
-environment would hold for training too, which takes 1.7 times as long with ``SENDING``.
+Flower's records are in reference cycles, which keep their arrays until the garbage collector runs.
+Linux's allocator keeps freed memory for later, which speeds up computations but not messages. So
+this module calls glibc by ctypes: a server that exchanges 200 MB has a peak of 769 MB with these
+calls, 974 MB without. Environment variables would set the same thresholds for training too, which
+takes 1.7 times as long with ``SENDING``.
 """
 
 import gc
@@ -13,18 +13,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ctypes import CDLL
 
-MUCH = 1 << 26  #: bytes that are worth looking for, which takes a tenth of a second
+MUCH = 1 << 26  #: bytes; smaller exchanges skip a collection, which takes a tenth of a second
 _LARGE, _SPARE = -3, -1  #: M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of glibc's malloc.h
 SENDING = {_LARGE: 1 << 20, _SPARE: 1 << 17}
-"""Bytes of a block that goes back as soon as it is freed, and that are kept at an end."""
+"""Bytes from which a freed block returns to the system at once, and spare bytes that are kept."""
 COMPUTING = {_LARGE: 1 << 23, _SPARE: 1 << 26}
-"""What costs a computation next to nothing: larger blocks take long to fill."""
+"""Thresholds that hardly slow a computation, because larger blocks take long to fill."""
 
 
 @contextmanager
 def sending(far: bool) -> Iterator[None]:
-    """In this context freed memory is given back at once, where clients are ``far`` and do not
-    compute in this process.
+    """Return freed memory to the system at once in this context, if clients are ``far``.
+
+    Clients that are not ``far`` compute in this process, which must keep its speed.
     """
     if not far:
         yield
@@ -37,7 +38,7 @@ def sending(far: bool) -> Iterator[None]:
 
 
 def free_memory(moved: int) -> None:
-    """Free what is left of exchanges of so many bytes."""
+    """Free the memory that exchanges of ``moved`` bytes have left."""
     if moved >= MUCH:
         gc.collect()
         if trim := _allocator("malloc_trim"):
@@ -51,5 +52,5 @@ def _set(options: dict[int, int]) -> None:
 
 
 def _allocator(name: str) -> Callable[..., int] | None:
-    """A function of Linux's allocator, where it is glibc's."""
+    """Return a function of glibc's allocator, or None on other systems."""
     return getattr(CDLL(None), name, None) if sys.platform == "linux" else None

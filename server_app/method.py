@@ -1,6 +1,6 @@
-"""A server half: the hooks of one method.
+"""Base class of a method's server half, with all hooks.
 
-``messaging/messenger.py`` sends, opens and checks messages; the rounds are in ``strategy.py``.
+``messaging/messenger.py`` makes and opens messages; ``strategy.py`` has the rounds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Models = dict[str, StateDict]
 @final
 @dataclass(frozen=True)
 class Client:
-    """Client k as the census found it, and the node that runs it now."""
+    """Client k: its information from the census, and the id of its node."""
 
     info: ClientInfo
     node: int
@@ -51,22 +51,22 @@ class Client:
 
 @final
 class Replies(Generic[U]):
-    """What clients sent, with the clients: in order of k, never empty; gone through with ``for``.
+    """Clients with their replies, in order of k: ``for client, reply in replies``.
 
-    ``load`` supplies a client's upload each time it is asked for, so that uploads which lie in
-    files need not be in memory together. ``here``: they are, or lie in mapped files.
+    ``load`` returns a client's reply on each access, so that replies in files need not be in memory
+    together. ``in_memory``: all replies are in memory or in memory-mapped files.
     """
 
     def __init__(
-        self, clients: Sequence[Client], load: Callable[[Client], U], *, here: bool = False
+        self, clients: Sequence[Client], load: Callable[[Client], U], *, in_memory: bool = False
     ) -> None:
-        self.clients, self._load, self.here = clients, load, here
+        self.clients, self._load, self.in_memory = clients, load, in_memory
 
     @classmethod
     def of(cls, pairs: Sequence[tuple[Client, U]]) -> Replies[U]:
-        """The good replies of a round."""
-        held = {client.k: reply for client, reply in pairs}
-        return cls([client for client, _ in pairs], lambda client: held[client.k], here=True)
+        """Return the valid replies of a round."""
+        by_k = {client.k: reply for client, reply in pairs}
+        return cls([client for client, _ in pairs], lambda client: by_k[client.k], in_memory=True)
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -76,168 +76,180 @@ class Replies(Generic[U]):
 
     @property
     def sizes(self) -> list[int]:
-        """n_k of each client."""
+        """Training samples n_k of each client."""
         return [client.n for client in self.clients]
 
     def where(self, wanted: Callable[[Client], bool]) -> Replies[U]:
-        """Those of some of the clients, possibly none."""
-        return Replies([c for c in self.clients if wanted(c)], self._load, here=self.here)
+        """Return the replies of the clients that ``wanted`` selects; may be empty."""
+        clients = [client for client in self.clients if wanted(client)]
+        return Replies(clients, self._load, in_memory=self.in_memory)
 
 
 class Method(ABC, Generic[O, U]):
-    """The state of one federation on the server.
+    """Base class: the server half of a method, with its state in one federation.
 
-    ``task``: what is learnt, where the server aggregates, distils and scores; ``global_spec``: the
-    server's own architecture.
+    ``task``: data, settings and device of the run; ``global_spec``: the server's architecture.
     """
 
     reply_type: ClassVar[type[Reply]]
-    """What clients answer a round with."""
+    """Type of the clients' replies."""
     state_type: ClassVar[type[Records]]
-    """Everything that round t + 1 depends on: attributes of the method by their names."""
+    """Record of the attributes of the method on which round t + 1 depends."""
 
     def __init__(self, task: Task, global_spec: str) -> None:
         self.task, self.global_spec = task, global_spec
         self.config = task.config
         self.options = cast("O", task.config.method)
-        self.clients: list[Client] = []  #: everybody, in order of k, from the census on
-        self.excluded: frozenset[int] = frozenset()  #: who is not selected after a round was undone
-        self.attempts: Mapping[int, int] = {}  #: how often a round was undone
+        self.clients: list[Client] = []  #: all clients in order of k; set after the census
+        self.excluded: frozenset[int] = frozenset()  #: clients not selected since an undone round
+        self.attempts: Mapping[int, int] = {}  #: number of undone attempts by round
         self.prepare()
 
     def prepare(self) -> None:
-        """Build what the method starts with; called once, when the above is set."""
+        """Build the method's initial state; called once, after the attributes above are set."""
 
     def begin(self, clients: Sequence[Client]) -> None:
-        """After the census; raise ``ValueError`` if the federation does not suit the method."""
+        """Set the clients after the census.
+
+        Raise ``ValueError`` if the federation does not suit the method.
+        """
         self.clients = list(clients)
 
     # A round.
 
     def select(self, t: int) -> list[Client]:
-        """The clients of round t, in order of k, from the stream "select", for a repeated round
-        with the attempt in its name.
+        """Return the clients of round t, in order of k, drawn from the stream "select".
+
+        For a repeated round the stream's name also has the attempt.
         """
         size = self.config.run.per_round or len(self.clients)
         trusted = [client for client in self.clients if client.k not in self.excluded]
-        again = self.attempts.get(t, 0)
-        rng = seeds.rng(self.task.seed, "select", t, *(("attempt", again) if again else ()))
+        undone = self.attempts.get(t, 0)
+        rng = seeds.rng(self.task.seed, "select", t, *(("attempt", undone) if undone else ()))
         chosen = rng.choice(len(trusted), size=min(size, len(trusted)), replace=False)
         return [trusted[i] for i in sorted(int(i) for i in chosen)]
 
     @abstractmethod
     def request(self, t: int) -> Request | Callable[[Client], Request]:
-        """What round t sends: one payload for everybody, or a function of the client."""
+        """Return the payload of round t: one for all clients, or a function of the client."""
 
     def check(self, client: Client, reply: U) -> None:
-        """Raise ``ValueError`` if a reply of the right type is not to be used."""
+        """Raise ``ValueError`` if the content of a reply is invalid."""
 
     def change(self, sent: Request, reply: U) -> Iterator[tuple[str, Tensor]]:
-        """What training changed of the parameters that were sent, one by one; nothing where none
-        came back.
-        """
+        """Yield name and change of each parameter that was sent and came back trained."""
         if isinstance(sent, ModelRequest) and isinstance(reply, ModelReply):
             yield from tree.steps(sent.w, reply.w)
 
     @abstractmethod
     def step(self, t: int, replies: Replies[U]) -> Metrics:
-        """Aggregate, distil, sample or mask; numbers for the journal beside the clients' own."""
+        """Update the server's state from the replies; return metrics of the server for the journal.
+
+        A method aggregates, distils, samples or masks here.
+        """
 
     second_reply_type: ClassVar[type[Reply] | None] = None
-    """What clients answer a second exchange of a round with, where the method has one."""
+    """Type of the replies in a second exchange of a round; None without a second exchange."""
     trains_second: ClassVar[bool] = False
-    """Whether clients train in the second exchange: ``min-replies`` holds for it too then, and
-    those have replied who answered both."""
+    """Whether clients train in the second exchange. ``min-replies`` then applies to both exchanges,
+    and a client has replied if it replied to both."""
 
     def second(self, t: int, replies: Replies[U]) -> dict[int, Request]:
-        """What is sent to clients k in a second exchange of round t, after ``step``."""
+        """Return by client the requests of a second exchange of round t, after ``step``."""
         return {}
 
-    def aggregate_second(self, gains: Sequence[tuple[Client, Reply]], entry: Entry) -> None:
-        """Take in the good answers of the second exchange."""
+    def aggregate_second(self, replies: Sequence[tuple[Client, Reply]], entry: Entry) -> None:
+        """Use the valid replies of the second exchange; ``entry``: the round's journal entry."""
 
     def numbers(self, replies: Replies[U]) -> int | None:
-        """How many numbers the literature's cost formula counts for one round of these clients."""
+        """Return how many numbers the literature's cost formula counts for this round, or None."""
         return None
 
     # What is scored.
 
     @abstractmethod
     def model(self) -> Classifier | None:
-        """What the server scores, on its device; None for a method without a global model."""
+        """Return the network that the server scores, on its device; None without a global model."""
 
     name: str = "global"
-    """What ``model`` is called where several global models are scored side by side."""
+    """Name of ``model`` in the scores if there are several global models."""
 
     def networks(self) -> dict[str, Classifier]:
-        """The global models by architecture, where each client trains its own architecture.
+        """Return the global models by architecture, if each client trains its own architecture.
 
-        The run's score is then their mean, and a client scores the one of its own architecture;
-        unless one is ``main``.
+        The run's score is their mean, and a client scores the model of its own architecture. If
+        ``main`` is set, it is the run's score and all clients score it.
         """
         return {}
 
     main: str = ""
-    """Which of ``networks`` the run's score is and all clients score, known after the census."""
+    """Name of the one of ``networks`` that counts for the run; set after the census."""
 
     def scored_by(self, client: Client) -> str:
-        """Which of ``networks`` a client scores."""
+        """Return the name of the one of ``networks`` that a client scores."""
         return self.main or client.model
 
     def measured_by(self, name: str) -> Sequence[Client]:
-        """On whose data running statistics are measured (``score.bn``): of one of ``networks``, or
-        of an architecture.
+        """Return the clients that measure BatchNorm's running statistics (``score.bn``).
+
+        ``name``: one of ``networks``, or an architecture.
         """
         return self.clients
 
     def further(self) -> dict[str, Models]:
-        """Further global models by name, of the same architectures, scored beside ``model``."""
+        """Return further global models by name, of the same architectures, to score as well."""
         return {}
 
     def ensembles(self, nets: Sequence[Classifier]) -> dict[str, nn.Module]:
-        """Networks by name that the server alone scores beside ``nets``, which are the method's own
-        as they are scored: images (n, C, H, W) to logits (n, classes).
+        """Return further networks by name that only the server scores, such as an ensemble.
+
+        ``nets``: the method's scored networks. Each maps images (n, C, H, W) to logits
+        (n, classes).
         """
         return {}
 
     def weights_to_score(self) -> StateDict | None:
-        """The global weights that clients score on their own data."""
+        """Return the global weights that clients score on their own data."""
         net = self.model()
         return None if net is None else tree.snapshot(net)
 
     def release_memory(self) -> None:
-        """Let go of memory that the method can have again; called when clients are to work."""
+        """Free memory that the method can restore; called before each exchange."""
 
     def uncovered(self) -> list[int]:
-        """Classes of which no client of the census has a training sample, ascending; none under
-        [privacy], which does not tell what clients hold.
+        """Return the classes without a training sample at any client, ascending.
+
+        The list is empty under [privacy], which hides the clients' classes.
         """
-        held = {c for client in self.clients for c in client.info.classes}
+        covered = {c for client in self.clients for c in client.info.classes}
         classes = range(self.task.num_classes)
-        return [] if self.config.privacy.on else [c for c in classes if c not in held]
+        return [] if self.config.privacy.on else [c for c in classes if c not in covered]
 
     # Checkpoints.
 
     def state(self) -> Records:
-        """What ``state_type`` declares."""
+        """Return the attributes that ``state_type`` declares."""
         return self.state_type(
             **{name: getattr(self, name) for name in self.state_type.model_fields}
         )
 
     def restore(self, state: Mapping[str, object]) -> None:
-        """Inverse of ``state``: its fields, checked here."""
+        """Validate the fields of ``state`` and set them as attributes."""
         for name, value in self.state_type.model_validate(state):
             setattr(self, name, value)
 
-    # What every method can use.
+    # For every method.
 
     def build(self, spec: str, weights: StateDict | None = None, *name: str | int) -> Classifier:
-        """A network on the server's device: with ``weights``, or as first drawn for the server."""
-        named = ("init", *(name or ("global",)))
-        return self.task.build(spec, weights, name=named, first=not name)
+        """Return a network on the server's device, with ``weights`` or the initial weights.
+
+        ``name``: the random stream of the initial weights; by default that of the global model.
+        """
+        stream = ("init", *(name or ("global",)))
+        return self.task.build(spec, weights, name=stream, first=not name)
 
     def check_sizes(self, clients: Sequence[Client]) -> None:
-        """Raise ``ValueError`` if a client's model could not be sent: then it is not built here."""
+        """Raise ``ValueError`` if a client's model is too large to send, before it is built."""
         limit = self.config.wire.max_mb
         for client in clients:
             if (size := 4 * self.task.parameters(client.model) / 1e6) > limit:
@@ -247,12 +259,12 @@ class Method(ABC, Generic[O, U]):
 
 
 def mean_metrics(replies: Replies[U]) -> Metrics:
-    """The clients' scalars averaged with their training samples as weights."""
+    """Return the mean of each client metric, weighted by training samples."""
     names = sorted({name for _, reply in replies for name in reply.metrics})
     result = {}
     for name in names:
-        having = [
+        values = [
             (client.n, reply.metrics[name]) for client, reply in replies if name in reply.metrics
         ]
-        result[f"client_{name}"] = sum(n * v for n, v in having) / sum(n for n, _ in having)
+        result[f"client_{name}"] = sum(n * v for n, v in values) / sum(n for n, _ in values)
     return result

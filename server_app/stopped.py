@@ -1,18 +1,18 @@
-"""The run cannot go on, and the user must hear why in one line."""
+"""Exceptions that end or repeat a round, with a message of one line for the user."""
 
 from collections.abc import Sequence
 from typing import final
 
 
 class Stopped(RuntimeError):
-    """Raised with a one-line reason; what was reached is kept in the checkpoint."""
+    """The run cannot go on. The message is one line; the checkpoint keeps the last state."""
 
 
 @final
 class DivergedRound(Stopped):
-    """The server's model after round ``t`` is useless, and that round may be undone.
+    """The server's model diverged in round ``t``, which may be undone.
 
-    ``suspects``: the clients whose numbers in that round are further out than any honest one's.
+    ``suspects``: the clients whose numbers in that round exceed those of all honest clients.
     """
 
     def __init__(self, line: str, t: int, suspects: Sequence[int]) -> None:

@@ -5,12 +5,14 @@ score, record.
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import final
 
 from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from common import progress
 from common.data.dataset import Dataset
 from common.exchange.protocol import Reply, Request, ScoreReply, StatisticsReply
 from common.flower.rpc import over_grpc
@@ -91,7 +93,7 @@ class MethodStrategy(Strategy):
         self.before, self.entry = self.entry, Entry(round=t)
         self.traffic.clear()
         try:
-            with clock(self.entry, "total"):
+            with clock(self.entry, "total"), progress.block(f"round {t}"):
                 self._exchange(self.configure_train, self.aggregate_train, "clients")
                 if self.method.second_reply_type is not None:
                     self._exchange(self.configure_second, self.aggregate_second, "clients")
@@ -118,7 +120,7 @@ class MethodStrategy(Strategy):
         if not sent and not self.private:  # there noise is added though nobody was selected
             return
         self.method.release_memory()
-        with clock(entry, phase), sending(over_grpc(self.grid)):
+        with _phase(entry, phase), sending(over_grpc(self.grid)):
             replies, lost = channel.exchange(self.grid, sent, run.timeout, entry.round)
         entry.failures = entry.failures + lost
         del sent  # in packed form it takes as much memory again
@@ -154,7 +156,7 @@ class MethodStrategy(Strategy):
         sanity.check_before(entry, self.before)
         self._check_enough(len(self.good), len(entry.selected), "replies", entry.failures)
         uploads = self.replies
-        with clock(entry, "step"), seeds.scope(self.task.seed, "step", t):
+        with _phase(entry, "step"), seeds.scope(self.task.seed, "step", t):
             try:
                 own = method.step(t, uploads)
             except FloatingPointError as error:
@@ -257,7 +259,7 @@ class MethodStrategy(Strategy):
         """Score the server's model, if it is time to; raises ``DivergedRound`` if it is useless."""
         entry, score = self.entry, self.config.score
         if self._due(score.every):
-            with clock(entry, "score"):
+            with _phase(entry, "score"):
                 self.scorer.score(entry)
         self.scorer.check_sound(entry, self.first_loss)
         self.method.release_memory()
@@ -321,7 +323,7 @@ class MethodStrategy(Strategy):
         if saved is not None:
             self._restore(saved)
         entry, record = self.entry, self.record
-        with clock(entry, "total"), clock(entry, "census"):
+        with clock(entry, "total"), _phase(entry, "census"):
             nodes = census.wait_for_nodes(self.grid, self.config)
             self.clients = census.take_census(self.grid, nodes, self.messenger, self.task)
             check_bound(self.clients, saved.nodes if saved else {}, self.config.run.rebind)
@@ -329,7 +331,7 @@ class MethodStrategy(Strategy):
         record.add_settings(self.messenger.experiment, len(self.clients))
         self.readmission = Readmission(self.messenger, self.grid)
         if saved is None:
-            with clock(entry, "total"), clock(entry, "score"):
+            with clock(entry, "total"), _phase(entry, "score"):
                 self.scorer.score(entry)
             self.method.release_memory()
             census.describe(entry, self.method)
@@ -382,6 +384,13 @@ class MethodStrategy(Strategy):
         """Whether clients score models in this round, as far as is known."""
         reached = self.entry.reached is not None
         return not self.private and (reached or self._due(self.config.score.clients_every))
+
+
+@contextmanager
+def _phase(entry: Entry, name: str) -> Iterator[None]:
+    """Measure the time of a phase, and name the phase in reports of progress."""
+    with clock(entry, name), progress.block("server step" if name == "step" else name):
+        yield
 
 
 def _handed_over(replies: dict[int, Message]) -> Iterator[Message]:

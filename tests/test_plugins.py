@@ -9,16 +9,18 @@ import pytest
 
 import client_app.methods
 import server_app.methods
+from client_app.participant import Participant
 from common import methods
 from common.data import load, source
 from common.data.partition import rule
+from common.errors import line
 from common.models import architecture, parameters
 from common.settings import plugins
 from common.settings.config import MethodOptions, Value
 from common.settings.names import check_brought, shadowed, version_of
 from common.settings.parse import defaults, parse, tables
 from common.settings.version import code_version
-from deploy.report.listing import LISTINGS
+from deploy.report.listing import LISTINGS, described
 from deploy.run.loopback import Loopback
 from server_app.messaging.census import check_peers
 from server_app.stopped import Stopped
@@ -129,10 +131,10 @@ def test_an_installed_plugin_is_found_by_its_name_and_listed(folder: Path) -> No
     assert f"{name}.factor" in defaults(name) and tables(name)[name] is methods.options(name)
     assert parse(defaults(name) | {"method": name, f"{name}.factor": 2.0}).method.factor == 2.0  # type: ignore[attr-defined]
     assert parameters(f"{own}-net", (1, 8, 8), 3) == 64 * 16 + 16 + 16 * 3 + 3
-    listed = {kind: LISTINGS[kind]().rows for kind in ("methods", "models", "settings")}
+    listed = {kind: LISTINGS[kind]().rows for kind in ("methods", "models")}
     assert any(row[0] == name and f"plug-in of {own}" in str(row) for row in listed["methods"])
     assert any(row[0] == f"{own}-net" for row in listed["models"])
-    assert any(row[0] == f"{name}.factor" for row in listed["settings"])
+    assert any(row[0] == f"{name}.factor" for row in described())
 
 
 def test_a_name_that_two_packages_offer_is_refused(folder: Path) -> None:
@@ -179,7 +181,7 @@ def test_a_method_cannot_have_the_table_of_another_or_an_odd_one(last: str, fold
 @pytest.mark.parametrize(
     ("server", "reason"),
     [
-        ("", "must define one whole Method; it has 0"),
+        ("", "must define one complete Method; it has 0"),
         (
             "from server_app.method import Method\nclass A(Method): ...",
             "A lacks model, request, step",
@@ -195,6 +197,37 @@ def test_a_half_that_is_missing_or_not_whole_is_refused(
     top = package(folder, {"__init__": f"import {name} as far"})
     with pytest.raises(ValueError, match=reason):
         server_app.methods.half(f"{top}:far")
+
+
+@pytest.mark.parametrize(
+    ("text", "now"),
+    [
+        ("from common.fit import Loss", "'common.fit' is now 'common.training.fit'"),
+        ("from common import tree", "'tree' is now 'common.training.tree'"),
+        (
+            "import server_app.talk.post",
+            "'server_app.talk.post' is now 'server_app.messaging",
+        ),
+        ("from server_app.method import Ups", "'Ups' is now 'Replies'"),
+        ("from common.exchange import protocol; protocol.Model", "'Model' is now 'ModelRequest'"),
+        ("from client_app.bases.global_copy import Copy", "'Copy' is now 'GlobalCopy'"),
+        ("class A(Method): answers = 1", "A.answers is now called reply_type"),
+        ("class A(Method):\n    def down(self, t): ...", "A.down is now called request"),
+    ],
+)
+def test_an_old_name_is_refused_with_the_new_one(text: str, now: str, folder: Path) -> None:
+    server = f"from server_app.method import Method\n{text}\n"
+    name = package(folder, {"__init__": "", "contract": OPTIONS + "pass", "server": server})
+    top = package(folder, {"__init__": f"import {name} as far"})
+    with pytest.raises(ValueError, match=now) as refused:
+        server_app.methods.half(f"{top}:far")
+    assert "\n" not in str(refused.value)
+
+
+def test_an_old_name_in_a_hook_is_refused_with_the_new_one() -> None:
+    with pytest.raises(AttributeError) as raised:
+        Participant.remember  # type: ignore[attr-defined]  # noqa: B018
+    assert line(raised.value).endswith("; 'remember' is now 'save_state'")
 
 
 def test_a_method_in_one_module_shares_a_half_of_ours(folder: Path, tmp_path: Path) -> None:

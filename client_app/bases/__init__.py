@@ -1,1 +1,1 @@
-"""Base classes of client halves, by the model that the client trains."""
+"""Base classes of client halves, one file for each kind of model that a client trains."""

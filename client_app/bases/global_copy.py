@@ -1,4 +1,4 @@
-"""A client that trains a copy of what it was sent: a method overrides the loss."""
+"""Base class of clients that train a copy of the global model; methods override the loss."""
 
 from abc import ABC
 from typing import ClassVar, TypeVar
@@ -16,13 +16,13 @@ M = TypeVar("M", bound=ModelRequest)
 
 
 class GlobalCopy(Handler[O, M], ABC):
-    """w_k, trained from w on the client's own samples, goes back; nothing is kept."""
+    """Client that trains w_k from w on its own samples and sends w_k; it stores no model."""
 
     reply_type: ClassVar[type[ModelReply]]
 
     @property
     def spec(self) -> str:
-        """The client's own where the run averages across architectures, else the server's."""
+        """The global architecture; the client's own if the run averages across architectures."""
         p = self.participant
         return p.global_spec if self.config.average.across == "none" else p.spec
 
@@ -31,30 +31,30 @@ class GlobalCopy(Handler[O, M], ABC):
         return self.spec
 
     def trains(self, request: M) -> str:
-        """The architecture that is trained in this round."""
+        """Return the architecture that this client trains in the round of ``request``."""
         return self.spec
 
     def train(self, request: M) -> ModelReply:
         net = self.participant.model(self.trains(request), request.w).train()
         metrics = self.learn(request, net)
-        answer = {"metrics": metrics, "w": upload(net), **self.more(request)}
-        return self.reply_type.model_validate(answer)
+        fields = {"metrics": metrics, "w": upload(net), **self.more(request)}
+        return self.reply_type.model_validate(fields)
 
     def learn(self, request: M, net: Classifier) -> dict[str, float]:
-        """Local training of ``net`` by the method's loss; scalars for the journal."""
+        """Train ``net`` on the method's loss; return scalars for the journal."""
         return self.participant.train(request.t, net.parameters(), self.loss(request, net))
 
     def loss(self, request: M, net: Classifier) -> Loss:
-        """What ``net`` descends on a batch (x, y)."""
+        """Return the function of a batch (x, y) that the training of ``net`` minimises."""
         return cross_entropy(net)
 
     def more(self, request: M) -> dict[str, object]:
-        """Fields of the answer beside the weights."""
+        """Return the fields of the reply beside weights and metrics."""
         return {}
 
 
 def cross_entropy(net: Classifier) -> Loss:
-    """CE(f(w; x), y)."""
+    """Return the loss CE(f(w; x), y) of ``net``."""
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(net(x), y)

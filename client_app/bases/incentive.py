@@ -1,4 +1,4 @@
-"""Clients that learn from what the server gives back: DL-SH with an incentive, I-DL-MH."""
+"""Base class of clients with a second exchange (incentive): DL-SH with an incentive, I-DL-MH."""
 
 from abc import ABC, abstractmethod
 from typing import TypeVar, final
@@ -21,31 +21,31 @@ R = TypeVar("R", dl_sh.Options, i_dl_mh.Options)
 
 @final
 class RewardedModel(Records, kind="incentive.Rewarded"):
-    """M_i after the incentive of round t, its head as wide as the incentive left it."""
+    """State of a client: M_i after the incentive of round t, with the head of that model."""
 
     t: int
     w: StateDict
 
 
 class RewardedClient(Teacher[R, D], ABC):
-    """After the server's distillation it goes on from its M_i with a lesson about X_dist."""
+    """Client that trains M_i further on X_dist after the server's distillation."""
 
     second_request_type = IncentiveRequest
 
     @property
     @abstractmethod
     def full(self) -> bool:
-        """Whether the incentive is all of θ and widens the head."""
+        """Whether the client receives all of θ, which needs a head for all classes."""
 
     def second(self, request: protocol.Request) -> IncentiveReply:
-        """I-DL-MH's Algorithm 6: further training on X_dist with what the server says about it."""
+        """Train M_i on X_dist with the server's targets (I-DL-MH, Algorithm 6)."""
         assert isinstance(request, IncentiveRequest)
         p, t = self.participant, request.t
         local = p.load_state(t + 1, LocalModel)
         if local is None or local.t != t:
-            raise ValueError(f"there is no model of round {t} to go on from")
+            raise ValueError(f"there is no model of round {t} to continue from")
         before = p.test_accuracy(self.masked(self.network(local.w)))
-        net, targets = self._lesson(request, local.w)
+        net, targets = self._student_and_targets(request, local.w)
         columns = self.task.num_classes if self.full else len(self.d)
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
@@ -58,19 +58,21 @@ class RewardedClient(Teacher[R, D], ABC):
         after = p.test_accuracy(net if self.full else self.masked(net))
         return IncentiveReply(metrics=metrics, before=before, after=after)
 
-    def _lesson(self, request: IncentiveRequest, own: StateDict) -> tuple[Classifier, Tensor]:
-        """The student and its targets: labels [N] among d, or distributions [N, C]."""
+    def _student_and_targets(
+        self, request: IncentiveRequest, w: StateDict
+    ) -> tuple[Classifier, Tensor]:
+        """Return M_i with weights w, and targets: labels [N] in d or distributions [N, C]."""
         p = self.participant
         if not self.full:
             assert request.y is not None, "labels"
-            return self.network(own), request.y.long()
+            return self.network(w), request.y.long()
         assert request.theta is not None, "predictions"
-        fresh = upload(p.model(p.spec, part="incentive"))
-        net = p.model(p.spec, widened(own, fresh, self.d))
+        new = upload(p.model(p.spec, part="incentive"))
+        net = p.model(p.spec, widened(w, new, self.d))
         return net, quantise.decode_probabilities(request.theta)
 
     def _rewarded(self, t: int) -> StateDict | None:
-        """What the incentive before round t left, if no training came after it."""
+        """Return M_i after the last incentive before round t; None if it was trained since."""
         local, rewarded = (
             self.participant.load_state(t, LocalModel),
             self.participant.load_state(t, RewardedModel),
@@ -79,7 +81,7 @@ class RewardedClient(Teacher[R, D], ABC):
         return rewarded.w if newer and rewarded else None
 
     def start(self, t: int) -> StateDict | None:
-        """The newer of what the training and the incentive of an earlier round left."""
+        """Return the newest M_i before round t, after training or after an incentive."""
         rewarded = self._rewarded(t)
         if rewarded is None:
             return super().start(t)

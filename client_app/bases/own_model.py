@@ -1,4 +1,4 @@
-"""A client with a private model of its own, which it keeps for good and which never is replaced."""
+"""Base classes of clients with a private model, stored across rounds and never replaced."""
 
 from abc import ABC, abstractmethod
 from typing import TypeVar, final
@@ -20,21 +20,21 @@ M = TypeVar("M", bound=ModelRequest)
 
 @final
 class ClientState(Records, kind="private.Memory"):
-    """What a client keeps for good."""
+    """State of a client with a private model."""
 
-    local: StateDict  #: its own model
+    local: StateDict  #: weights of the private model
 
 
 class OwnModel(Handler[O, D], ABC):
-    """Holds a model of the client's own architecture."""
+    """Client with a private model of its own architecture."""
 
     def local(self, t: int) -> Classifier:
-        """The private model as round t finds it."""
-        memory = self.participant.load_state(t, ClientState)
-        return self.participant.model(self.spec, memory.local if memory else None)
+        """Return the private model at the start of round t."""
+        state = self.participant.load_state(t, ClientState)
+        return self.participant.model(self.spec, state.local if state else None)
 
     def keep(self, t: int, local: Classifier) -> StateDict:
-        """Keep the private model as of round t; its weights as they travel."""
+        """Store the private model of round t; return its weights for a message."""
         weights = upload(local)
         self.participant.save_state(t, ClientState(local=weights))
         return weights
@@ -43,13 +43,13 @@ class OwnModel(Handler[O, D], ABC):
         return self.local(t + 1)
 
     def learn(self, t: int, net: Classifier) -> dict[str, float]:
-        """CE(f(θ_k; x), y) in round t; scalars for the journal."""
+        """Train ``net`` on CE(f(θ_k; x), y) in round t; return scalars for the journal."""
         p, loss = self.participant, cross_entropy(net)
         return reuse.once(p, t, net, "all", lambda: p.train(t, net.parameters(), loss))
 
 
 class Mutual(OwnModel[O, M], ABC):
-    """Deep mutual learning of the private model and a copy of the global one, which goes back."""
+    """Client with mutual learning of its private model and a global copy, which it sends."""
 
     def train(self, request: M) -> ModelReply:
         p = self.participant
@@ -60,20 +60,22 @@ class Mutual(OwnModel[O, M], ABC):
 
     @abstractmethod
     def losses(self, own: Tensor, shared: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The two models' losses from their logits [n, C] before either step; each detaches the
-        other's."""
+        """Return the losses of private model and copy from their logits [n, C] before either step.
+
+        Each loss detaches the other network's logits.
+        """
 
     def learn_mutually(self, t: int, local: Classifier, copy: Classifier) -> dict[str, float]:
-        """Round t's training of both; scalars for the journal."""
+        """Train both networks in round t; return scalars for the journal."""
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
             own, shared = self.losses(local(x), copy(x), y)
             return own + shared
 
-        # The teachers are detached, so one backward of the sum is one of each loss.
+        # Teachers are detached, so the gradient of the sum is each network's own gradient.
         return self.participant.train(t, [*local.parameters(), *copy.parameters()], loss)
 
 
 def frozen_logits(teacher: Classifier) -> Loss:
-    """A frozen network's logits, without gradients."""
+    """Return a function that computes the logits of ``teacher`` without gradients."""
     return torch.no_grad()(lambda x: teacher(x))

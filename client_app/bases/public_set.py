@@ -1,4 +1,4 @@
-"""Clients that see the public set; those of DL-SH, DL-MH, I-DL-MH, whose model speaks about it."""
+"""Base classes of clients with the public set; ``Teacher`` serves DL-SH, DL-MH and I-DL-MH."""
 
 from abc import ABC
 from typing import ClassVar, TypeVar, final
@@ -25,14 +25,14 @@ P = TypeVar("P", bound=Distilling)
 
 @final
 class LocalModel(Records, kind="public_set.Local"):
-    """What client i keeps: M_i after the training of round t."""
+    """State of client i: M_i after the training of round t."""
 
     t: int
     w: StateDict
 
 
 class SharedPublicSet(Handler[O, D], ABC):
-    """Holds the public set, which the census compares."""
+    """Client that has the public set; the census compares its fingerprint with the server's."""
 
     def admit(self) -> None:
         _ = self.participant.public
@@ -41,44 +41,43 @@ class SharedPublicSet(Handler[O, D], ABC):
         return fingerprint(self.participant.public)
 
     def images(self, t: int) -> Tensor:
-        """A_t [n, C, H, W], the public images of round t."""
+        """Return A_t [n, C, H, W], the public images of round t."""
         public = self.participant.public
         return public[subset(self.task, t, len(public))]
 
 
 class Teacher(SharedPublicSet[P, D], ABC):
-    """Trains M_i, then speaks about the public set."""
+    """Client that trains M_i, then sends predictions for the public set X_dist."""
 
     reply_type: ClassVar[type[Reply]]
 
     def train(self, request: D) -> Reply:
         net, metrics = self.learn(request.t)
-        answer = {"metrics": metrics, **self.said(net), "w": self.confidence(request.t, net)}
-        return self.reply_type.model_validate(answer)
+        confidence = self.confidence(request.t, net)
+        fields = {"metrics": metrics, **self.prediction_fields(net), "w": confidence}
+        return self.reply_type.model_validate(fields)
 
-    def said(self, net: Classifier) -> dict[str, object]:
-        """Fields of the answer about the public set: softmax M_i(X_dist) [N, |d|] in the wire's
-        dtype, and the schema.
-        """
+    def prediction_fields(self, net: Classifier) -> dict[str, object]:
+        """Return the reply's predictions softmax M_i(X_dist) [N, |d|], encoded, and schema d."""
         theta = torch.softmax(self.logits(net), dim=1)
         return {"theta": quantise.encode(theta, self.config.wire.dtype), "d": self.d}
 
     @property
     def d(self) -> list[int]:
-        """The classes of the client's head, in the order of its outputs."""
+        """Classes of the client's head, in the order of its outputs."""
         return [c for c, count in enumerate(self.participant.counts) if count]
 
     def start(self, t: int) -> StateDict | None:
-        """Weights that round t's training starts from; None: the first draw."""
-        memory = self.participant.load_state(t, LocalModel)
-        return memory.w if memory else None
+        """Return the weights from which round t's training starts; None: the first draw."""
+        state = self.participant.load_state(t, LocalModel)
+        return state.w if state else None
 
     def network(self, weights: StateDict | None) -> Classifier:
-        """M_i; a head of at least two nodes, of which the first |d| count."""
+        """Return M_i with ``weights``; its head has max(|d|, 2) outputs, the first |d| are used."""
         return self.participant.model(self.participant.spec, weights, classes=max(len(self.d), 2))
 
     def learn(self, t: int) -> tuple[Classifier, dict[str, float]]:
-        """M_i after E epochs on the client's own samples, and what the journal hears of it."""
+        """Train M_i for E epochs on the client's samples; return it and scalars for the journal."""
         p, d = self.participant, self.d
         net = self.network(self.start(t)).train()
 
@@ -92,19 +91,19 @@ class Teacher(SharedPublicSet[P, D], ABC):
         return net, metrics | {"test_accuracy": p.test_accuracy(self.masked(net))}
 
     @property
-    def rides(self) -> bool:
-        """Whether it is a free rider: it says nothing about the public set."""
+    def is_free_rider(self) -> bool:
+        """Whether this client is a free rider, whose predictions contain no information."""
         return self.participant.k < self.options.free_riders
 
     def logits(self, net: Classifier) -> Tensor:
-        """M_i(X_dist) [N, |d|] before the softmax; a free rider's are all 0."""
-        if self.rides:
+        """Return the logits M_i(X_dist) [N, |d|]; those of a free rider are all 0."""
+        if self.is_free_rider:
             return torch.zeros(len(self.participant.public), len(self.d))
         return self.task.logits(net, self.participant.public)[:, : len(self.d)]
 
     def confidence(self, t: int, net: Classifier) -> Tensor | None:
-        """w_i [N] in the wire's dtype, or None; a free rider's is 1 throughout."""
-        if self.rides and self.config.confidence.kind != "uniform":
+        """Return the confidence w_i [N] in the wire's dtype, or None; a free rider's is all 1."""
+        if self.is_free_rider and self.config.confidence.kind != "uniform":
             w: Tensor | None = torch.ones(len(self.participant.public))
         else:
             w = confidence(self.participant, t, net, self.masked(net))
@@ -114,45 +113,45 @@ class Teacher(SharedPublicSet[P, D], ABC):
         return self.masked(self.network(self.start(t + 1)))
 
     def masked(self, net: Classifier) -> Classifier:
-        """M_i speaking of all the task's classes."""
+        """Return M_i with outputs for all classes of the task."""
         return self.task.place(Masked(net, self.d, self.task.num_classes))
 
 
-def confidence(p: Participant, t: int, net: Classifier, answers: Classifier) -> Tensor | None:
-    """w_i in [0, 1], [N], of the client's trained ``net``; None if all count the same.
+def confidence(p: Participant, t: int, net: Classifier, masked: Classifier) -> Tensor | None:
+    """Return w_i [N] in [0, 1], computed with the trained ``net``; None if all weights are equal.
 
-    ``reply_type``: the same network, speaking of the task's classes.
+    ``masked``: the same network with outputs for all classes of the task.
     """
     kind = p.config.confidence.kind
     if kind == "uniform":
         return None
     if kind == "odin":
-        return rescaled(_odin(p, answers))
+        return rescaled(_odin(p, masked))
     return _private(p, t, net)
 
 
 def _private(p: Participant, t: int, net: Classifier) -> Tensor:
-    """P(label 0): train C_i to tell X_i (0) from X_dist (1), then ask it (Algorithm 1, 9-20)."""
+    """Return P(0) [N] on X_dist of C_i, trained on X_i (0) and X_dist (1) (Algorithm 1, 9-20)."""
     o = p.config.confidence
-    own, public = p.train_set[0], p.public.to(p.device)
-    judge = p.model(p.spec, classes=2, part="confidence")
+    private, public = p.train_set[0], p.public.to(p.device)
+    classifier = p.model(p.spec, classes=2, part="confidence")
     if o.init == "local":
-        judge.load_state_dict(beheaded(upload(net)), strict=False)
+        classifier.load_state_dict(beheaded(upload(net)), strict=False)
     if o.balance == "sampling":
-        size = max(len(own), len(public))
-        own, public = _repeated(own, size), _repeated(public, size)
-    x = torch.cat([own, public])
-    y = torch.cat([torch.zeros(len(own)), torch.ones(len(public))]).long().to(p.device)
+        size = max(len(private), len(public))
+        private, public = _repeated(private, size), _repeated(public, size)
+    x = torch.cat([private, public])
+    y = torch.cat([torch.zeros(len(private)), torch.ones(len(public))]).long().to(p.device)
     weight = None
     if o.balance == "weights":
-        counts = torch.tensor([len(own), len(public)], dtype=torch.float32, device=p.device)
+        counts = torch.tensor([len(private), len(public)], dtype=torch.float32, device=p.device)
         weight = len(x) / (2 * counts)
 
     def loss(images: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(judge(images), labels, weight)
+        return F.cross_entropy(classifier(images), labels, weight)
 
-    p.train_on(t, judge, x, y, loss, times=o.epochs, name="confidence")
-    return torch.softmax(p.task.logits(judge, p.public), dim=1)[:, 0]
+    p.train_on(t, classifier, x, y, loss, times=o.epochs, name="confidence")
+    return torch.softmax(p.task.logits(classifier, p.public), dim=1)[:, 0]
 
 
 def _odin(p: Participant, net: Classifier) -> Tensor:
@@ -166,5 +165,5 @@ def _odin(p: Participant, net: Classifier) -> Tensor:
 
 
 def _repeated(x: Tensor, size: int) -> Tensor:
-    """The rows of x round and round until there are ``size``."""
+    """Return ``size`` rows: those of x, repeated in order."""
     return x[torch.arange(size, device=x.device) % len(x)]

@@ -1,4 +1,4 @@
-"""The client halves, one file per method, found by its name: that of its contract."""
+"""Client halves, one file for each method, with the same name as its contract."""
 
 from client_app.handler import Handler
 from client_app.participant import Participant
@@ -10,10 +10,10 @@ AnyHandler = Handler[MethodOptions, Request]
 
 
 def half(name: str) -> type[AnyHandler]:
-    """The client half of a method that exists."""
+    """Return the client half of the method ``name``."""
     return methods.half(__name__, name, Handler)
 
 
 def make(participant: Participant) -> AnyHandler:
-    """The chosen method's client half for one participant."""
+    """Return the client half of the configured method for ``participant``."""
     return half(participant.config.run.method)(participant)

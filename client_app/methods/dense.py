@@ -1,4 +1,4 @@
-"""DENSE, client half: train the own model and send it."""
+"""DENSE, client half: train the client's own model and send it."""
 
 from typing import final
 
@@ -8,7 +8,7 @@ from common.methods.dense import OneShot, Reply, Request
 
 @final
 class Dense(OwnModel[OneShot, Request]):
-    """CE(f(w_k; x), y); w_k goes to the server."""
+    """Client that minimises CE(f(w_k; x), y) and sends w_k."""
 
     request_type = Request
 

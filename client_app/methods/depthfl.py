@@ -1,4 +1,4 @@
-"""DepthFL, client half: the exits of the client's depth, which teach one another."""
+"""DepthFL, client half: mutual distillation of the exits up to the client's depth."""
 
 from collections.abc import Sequence
 from typing import final
@@ -21,14 +21,17 @@ from common.training.fit import Loss
 
 @final
 class ClientState(Records, kind="depthfl.Memory"):
-    """What client k keeps of a round."""
+    """State of client k after a round."""
 
-    g: StateDict  #: g_k
+    g: StateDict  #: g_k of FedDyn, by parameter
 
 
 @final
 class DepthFL(GlobalCopy[Options, Request]):
-    """Σ_i [CE(z_i, y) + r_t/(d−1) Σ_{j≠i} KL(σ(z_j) ‖ σ(z_i))] − ⟨g_k, w_k⟩ + α/2 ‖w_k − w‖²."""
+    """Client with the loss
+
+    Σ_i [CE(z_i, y) + r_t/(d−1) Σ_{j≠i} KL(σ(z_j) ‖ σ(z_i))] − ⟨g_k, w_k⟩ + α/2 ‖w_k − w‖².
+    """
 
     request_type, reply_type = Request, Reply
 
@@ -60,26 +63,27 @@ class DepthFL(GlobalCopy[Options, Request]):
         if not o.feddyn:
             return exits
         weights, near = dict(net.named_parameters()), held_near(net)
-        self.g = self._own(request, list(weights))
-        here = {name: g.to(self.task.device) for name, g in self.g.items()}
+        self.g = self._accepted_g(request, list(weights))
+        g_k = {name: g.to(self.task.device) for name, g in self.g.items()}
 
         def dynamic(x: Tensor, y: Tensor) -> Tensor:
-            linear = slope([*here.values()], [weights[name] for name in here])
+            linear = slope([*g_k.values()], [weights[name] for name in g_k])
             return exits(x, y) - linear + o.alpha * near()
 
         return dynamic
 
-    def _own(self, request: Request, names: Sequence[str]) -> StateDict:
-        """g_k as the server knows it."""
+    def _accepted_g(self, request: Request, names: Sequence[str]) -> StateDict:
+        """Return g_k of the last round that the server accepted from this client, or zeros."""
         if request.accepted == 0:
             return {name: torch.zeros_like(request.w[name]) for name in names}
         return self.participant.load_state_of(request.accepted, ClientState).g
 
 
 def mutual(exits: Sequence[Tensor], y: Tensor, weight: float, *, alone: bool = False) -> Tensor:
-    """Σ_i [CE(z_i, y) + weight/(d − 1) Σ_{j≠i} KL(σ(z_j) ‖ σ(z_i))], each a mean over the batch.
+    """Return Σ_i [CE(z_i, y) + weight/(d − 1) Σ_{j≠i} KL(σ(z_j) ‖ σ(z_i))].
 
-    ``exits``: logits z_i [n, C], d ≥ 1; z_j is without gradient. ``alone``: only the last i.
+    Every term is a mean over the batch. ``exits``: logits z_i [n, C] of d ≥ 1 exits; z_j is without
+    gradient. ``alone``: sum over the last i only.
     """
     terms: list[Tensor] = []
     for i, z in enumerate(exits):

@@ -1,4 +1,4 @@
-"""DL-MH, client half: as DL-SH, about the client's own classes."""
+"""DL-MH, client half: as DL-SH, with a head for the client's own classes."""
 
 from typing import final
 
@@ -8,6 +8,6 @@ from common.methods.dl_mh import Options, Reply, Request
 
 @final
 class DLMH(Teacher[Options, Request]):
-    """Predictions and confidences, with the schema d."""
+    """Client that sends predictions for its classes, their schema d, and confidences."""
 
     request_type, reply_type = Request, Reply

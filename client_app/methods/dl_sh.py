@@ -1,4 +1,4 @@
-"""DL-SH, client half: train, grow a confidence, speak once."""
+"""DL-SH, client half: train, compute confidences, send predictions for the public set."""
 
 from typing import final
 
@@ -12,7 +12,7 @@ from common.models.classifier import Classifier
 
 @final
 class DLSH(RewardedClient[Options, Request]):
-    """Predictions and confidences, about all classes."""
+    """Client that sends predictions for all classes, and confidences."""
 
     request_type, reply_type = Request, Reply
 
@@ -24,7 +24,7 @@ class DLSH(RewardedClient[Options, Request]):
     def full(self) -> bool:
         return True
 
-    def said(self, net: Classifier) -> dict[str, object]:
+    def prediction_fields(self, net: Classifier) -> dict[str, object]:
         values, probabilities = self.logits(net), self.options.exchange == "probs"
         if probabilities:
             values = torch.softmax(values, dim=1)

@@ -1,4 +1,4 @@
-"""DS-FL, client half: digest what was agreed on, train, speak."""
+"""DS-FL, client half: distil the previous round's targets, train, send predictions."""
 
 from typing import final
 
@@ -16,13 +16,13 @@ from common.techniques.public_set import digest, subset
 
 @final
 class DSFL(SharedPublicSet[Agreeing, Request], OwnModel[Agreeing, Request]):
-    """KL(Ŷ ‖ σ(f(θ_k; x))) over A of the round before; CE; σ(f(θ_k; x)) over A_t."""
+    """Client that distils Ŷ on the previous A, trains on CE, and sends σ(f(θ_k; x)) for A_t."""
 
     request_type = Request
 
     def train(self, request: Request) -> Reply:
         p, t, net = self.participant, request.t, self.local(request.t)
-        digested = self._learn(request, net)
+        digested = self._digest(request, net)
         metrics = p.train(t, net.train().parameters(), cross_entropy(net))
         self.keep(t, net)
         images = self.images(t) if request.rows is None else p.public[request.rows.long()]
@@ -31,8 +31,8 @@ class DSFL(SharedPublicSet[Agreeing, Request], OwnModel[Agreeing, Request]):
             metrics={**metrics, **digested}, theta=quantise.encode(theta, self.config.wire.dtype)
         )
 
-    def _learn(self, request: Request, net: Classifier) -> dict[str, float]:
-        """Digest the newest Ŷ, if there is one."""
+    def _digest(self, request: Request, net: Classifier) -> dict[str, float]:
+        """Train ``net`` on the newest Ŷ, if there is one; return scalars for the journal."""
         p = self.participant
         if request.y is None:
             return {}

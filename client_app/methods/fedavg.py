@@ -8,6 +8,6 @@ from common.methods.fedavg import Averaging, Reply, Request
 
 @final
 class FedAvg(GlobalCopy[Averaging, Request]):
-    """Copies, trained by cross-entropy."""
+    """Client that trains a copy of w on cross-entropy."""
 
     request_type, reply_type = Request, Reply

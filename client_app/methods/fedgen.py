@@ -1,4 +1,4 @@
-"""FedGen, client half: the own data and generated features."""
+"""FedGen, client half: train on the client's data and on generated features."""
 
 from typing import final
 
@@ -18,7 +18,10 @@ from common.training.fit import Loss
 
 @final
 class FedGen(GlobalCopy[Options, Request]):
-    """CE(f(w_k; x), y) + α_t CE(h_k(G(z, ŷ)), ŷ) + β_t KL(h_k(G(z, y)) ‖ f(w_k; x))."""
+    """Client with the loss
+
+    CE(f(w_k; x), y) + α_t CE(h_k(G(z, ŷ)), ŷ) + β_t KL(h_k(G(z, y)) ‖ f(w_k; x)).
+    """
 
     request_type, reply_type = Request, Reply
 
@@ -49,9 +52,9 @@ class FedGen(GlobalCopy[Options, Request]):
             if o.until and step > o.until:
                 return value
             if alpha:
-                wanted = torch.multinomial(histogram, size, replacement=True, generator=draw)
+                labels = torch.multinomial(histogram, size, replacement=True, generator=draw)
                 z = generator.latents(size, o.noise, draw)
-                value = value + alpha * F.cross_entropy(net.head(generator(z, wanted)), wanted)
+                value = value + alpha * F.cross_entropy(net.head(generator(z, labels)), labels)
             if beta:
                 z = generator.latents(len(y), o.noise, draw)
                 with torch.no_grad():

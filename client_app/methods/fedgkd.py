@@ -1,4 +1,4 @@
-"""FedGKD, client half: FedAvg's, taught by past global models."""
+"""FedGKD, client half: FedAvg's client, with distillation from the mean of past global models."""
 
 from typing import final
 
@@ -15,7 +15,7 @@ from common.training.fit import Loss
 
 @final
 class FedGKD(GlobalCopy[Options, Request]):
-    """CE(f(w_k; x), y) + γ/2 · s · KL(f(w̄; x)/T ‖ f(w_k; x)/T)."""
+    """Client with the loss CE(f(w_k; x), y) + γ/2 · s · KL(f(w̄; x)/T ‖ f(w_k; x)/T)."""
 
     request_type, reply_type = Request, Reply
 

@@ -1,4 +1,4 @@
-"""FedGKT, client half: an extractor, a small classifier, the server's opinion of each sample."""
+"""FedGKT, client half: train an extractor and a small classifier with the server's logits."""
 
 from typing import final
 
@@ -19,14 +19,14 @@ from common.models.split import Edge, EdgeServerModel, splittable
 
 @final
 class ClientState(Records, kind="fedgkt.Memory"):
-    """What client k keeps: f_e and f_c."""
+    """State of client k."""
 
-    w: StateDict
+    w: StateDict  #: weights of f_e and f_c
 
 
 @final
 class FedGKT(Handler[Options, Request]):
-    """CE(z_c, y) + α T² KL(z_s → z_c), z_c = f_c(f_e(x))."""
+    """Client with the loss CE(z_c, y) + α T² KL(z_s → z_c), z_c = f_c(f_e(x))."""
 
     request_type = Request
 
@@ -41,11 +41,11 @@ class FedGKT(Handler[Options, Request]):
         else:
             metrics = self._transfer(request.t, edge, request.z.to(p.device))
         p.save_state(request.t, ClientState(w=upload(edge)))
-        h, z = self._speak(edge)
+        h, z = self._features_and_logits(edge)
         return Reply(metrics=metrics, h=h, z=z, y=p.train_set[1].cpu())
 
     def _transfer(self, t: int, edge: Edge, z_s: Tensor) -> dict[str, float]:
-        """E epochs of equation 3."""
+        """Train ``edge`` for E epochs on equation 3; return scalars for the journal."""
         p, o = self.participant, self.options
         images, labels = p.train_set
         if len(z_s) != len(labels):
@@ -60,8 +60,8 @@ class FedGKT(Handler[Options, Request]):
         return p.train_on(t, edge, images, rows, loss, times=times, name="transfer")
 
     @torch.no_grad()
-    def _speak(self, edge: Edge) -> tuple[Tensor, Tensor]:
-        """H and z_c of all training samples, in the order of the training set."""
+    def _features_and_logits(self, edge: Edge) -> tuple[Tensor, Tensor]:
+        """Return H and z_c of all training samples, in the order of the training set."""
         edge.eval()
         batches = self.task.in_order(*self.participant.train_set)
         pairs = [(edge.net.extractor(x).float().cpu(), edge(x).float().cpu()) for x, _ in batches]
@@ -69,11 +69,12 @@ class FedGKT(Handler[Options, Request]):
         return features, torch.cat([z for _, z in pairs])
 
     def _edge(self, t: int) -> Edge:
+        """Return f_e and f_c at the start of round t."""
         p, task = self.participant, self.task
         edge = Edge(splittable(p.model(p.spec)), task.num_classes, task.shape, task.seed)
-        memory = p.load_state(t, ClientState)
-        if memory is not None:
-            edge.load_state_dict(memory.w)
+        state = p.load_state(t, ClientState)
+        if state is not None:
+            edge.load_state_dict(state.w)
         return task.place(edge)
 
     def own_model(self, t: int) -> Classifier | None:
@@ -84,9 +85,10 @@ class FedGKT(Handler[Options, Request]):
         p = self.participant
         return p.n_task_test if self.options.whole_test else p.n_test
 
-    def score(self, ask: ScoreRequest) -> ScoreReply:
-        p, edge, whole = self.participant, self._edge(ask.t + 1), None
+    def score(self, request: ScoreRequest) -> ScoreReply:
+        p, edge, shared = self.participant, self._edge(request.t + 1), None
         accuracy = p.test_accuracy if self.options.whole_test else p.accuracy
-        if ask.w is not None:
-            whole = accuracy(self.task.place(EdgeServerModel(edge, p.model(p.global_spec, ask.w))))
-        return ScoreReply(n=self.n_test, accuracy=accuracy(edge), accuracy_global=whole)
+        if request.w is not None:
+            net = EdgeServerModel(edge, p.model(p.global_spec, request.w))
+            shared = accuracy(self.task.place(net))
+        return ScoreReply(n=self.n_test, accuracy=accuracy(edge), accuracy_global=shared)

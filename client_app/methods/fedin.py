@@ -1,4 +1,4 @@
-"""FedIN, client half: local training and IN training at once."""
+"""FedIN, client half: local training and IN training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from common.training.fit import fit
 
 @final
 class FedIN(GlobalCopy[Options, Request]):
-    """Steps along Z, made of the gradients of l_local and l_IN."""
+    """Client that takes steps along Z, a combination of the gradients of l_local and l_IN."""
 
     request_type, reply_type = Request, Reply
 
@@ -41,19 +41,19 @@ class FedIN(GlobalCopy[Options, Request]):
         device = self.task.device
         in_training = INTraining(self.local.net, request.s_in.to(device), request.s_out.to(device))
         modes = {"sequential": self._sequential, "phases": self._phases}
-        work = modes.get(self.options.grad_mode, self._together)
-        return {**work(request.t, in_training), "in_loss": in_training.mean_loss}
+        train = modes.get(self.options.grad_mode, self._together)
+        return {**train(request.t, in_training), "in_loss": in_training.mean_loss}
 
     def _features(self, t: int) -> tuple[Tensor, Tensor]:
-        """(s_in, s_out) as they leave the client: clipped sample by sample, blurred, float32."""
-        assert self.local.kept is not None, "fit has seen a batch"
+        """Return (s_in, s_out) for the reply, float32: clipped per sample, with noise added."""
+        assert self.local.kept is not None, "training has processed a batch"
         o, k = self.options, self.participant.k
         generator = seeds.stream(self.task.seed, "feature-noise", k, t)
         s_in, s_out = (s.float().cpu().contiguous() for s in self.local.kept)
         return bounded(s_in, o, generator), bounded(s_out, o, generator)
 
     def _together(self, t: int, in_training: INTraining) -> dict[str, float]:
-        """One step along Z for each batch (equation 14 or 13)."""
+        """Take one step along Z for each batch (equation 14 or 13)."""
         o, local, divergence = self.options, self.local, Divergence(self.options.compare)
         inner, outer = split.parts(local.net)
         parameters = list(local.net.parameters())
@@ -70,21 +70,21 @@ class FedIN(GlobalCopy[Options, Request]):
         factor = o.lambda_local / 2
         if factor == 0 or o.outer_scale == factor:
             hooks = []
-        else:  # extractor and classifier have no part in l_IN, so their gradients can be rescaled
+        else:  # l_IN has no gradients for extractor and classifier, so hooks can rescale them
             scale = o.outer_scale / factor
             hooks = [w.register_hook(lambda gradient: scale * gradient) for w in outer]
 
-        def weighed(x: Tensor, y: Tensor) -> Tensor:
+        def weighted(x: Tensor, y: Tensor) -> Tensor:
             l_local, l_in = both(x, y)
             return factor * l_local + l_in
 
-        metrics = self.participant.train(t, parameters, weighed)
+        metrics = self.participant.train(t, parameters, weighted)
         for hook in hooks:
             hook.remove()
         return metrics | divergence.metrics
 
     def _sequential(self, t: int, in_training: INTraining) -> dict[str, float]:
-        """After each step of l_local one of l_IN, on w_in alone, with an optimiser of its own."""
+        """Take a step of l_IN on w_in after each step of l_local, with a separate optimiser."""
         optimizer = self.task.optimizer(t, split.parts(self.local.net)[0])
         parameters = self.local.net.parameters()
         return self.participant.train(
@@ -92,7 +92,7 @@ class FedIN(GlobalCopy[Options, Request]):
         )
 
     def _phases(self, t: int, in_training: INTraining) -> dict[str, float]:
-        """All steps of l_local, then as many of l_IN, on w_in alone."""
+        """Take all steps of l_local, then as many steps of l_IN on w_in."""
         metrics = self.participant.train(t, self.local.net.parameters(), self.local)
         optimizer = self.task.optimizer(t, split.parts(self.local.net)[0])
         self._in_steps(optimizer, in_training, int(metrics["steps"]))
@@ -109,7 +109,7 @@ class FedIN(GlobalCopy[Options, Request]):
 
 @final
 class Local:
-    """l_local (equation 4), and the features of the last of the largest batches."""
+    """The loss l_local (equation 4); ``kept``: features of the last of the largest batches."""
 
     def __init__(self, net: Split, mu: float) -> None:
         self.net, self.mu, self.proximal = net, mu, held_near(net)
@@ -125,7 +125,7 @@ class Local:
 
 @final
 class INTraining:
-    """l_IN (equation 8) on the round's one batch S."""
+    """The loss l_IN (equation 8) on the round's batch S."""
 
     def __init__(self, net: Split, s_in: Tensor, s_out: Tensor) -> None:
         self.net, self.s_in, self.s_out = net, s_in, s_out
@@ -142,7 +142,7 @@ class INTraining:
 
 
 def bounded(s: Tensor, o: Options, generator: torch.Generator) -> Tensor:
-    """Features [n, c, h, w] with norms of at most ``clip`` and noise of deviation ``noise``."""
+    """Return features [n, c, h, w] clipped to norm ``clip``, with noise of deviation ``noise``."""
     if o.clip:
         norms = s.flatten(1).norm(dim=1).clamp(min=o.clip)
         s = s * (o.clip / norms).view(-1, 1, 1, 1)

@@ -1,4 +1,4 @@
-"""FedKEMF, client half: mutual learning of θ_k and the knowledge network, at once or in turn."""
+"""FedKEMF, client half: mutual learning of θ_k and the knowledge network, joint or alternating."""
 
 import itertools
 from collections.abc import Iterable
@@ -16,24 +16,24 @@ from common.models.classifier import Classifier
 
 @final
 class FedKEMF(Mutual[Options, Request]):
-    """CE + D both ways; only the knowledge network's copy goes back."""
+    """Client with the loss CE + D for both networks; it sends the knowledge network's copy."""
 
     request_type = Request
 
     def losses(self, own: Tensor, shared: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        apart = F.mse_loss if self.options.dml == "mse" else kl
-        l_own = F.cross_entropy(own, y) + apart(shared.detach(), own)
-        l_shared = F.cross_entropy(shared, y) + apart(own.detach(), shared)
+        distance = F.mse_loss if self.options.dml == "mse" else kl
+        l_own = F.cross_entropy(own, y) + distance(shared.detach(), own)
+        l_shared = F.cross_entropy(shared, y) + distance(own.detach(), shared)
         return l_own, l_shared
 
     def learn_mutually(self, t: int, local: Classifier, copy: Classifier) -> dict[str, float]:
         if self.options.order == "joint":
             return super().learn_mutually(t, local, copy)
 
-        whose = itertools.cycle((0, 1))
+        turns = itertools.cycle((0, 1))
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
-            turn = next(whose)
+            turn = next(turns)
             with torch.set_grad_enabled(turn == 0):
                 own = local(x)
             with torch.set_grad_enabled(turn == 1):
@@ -43,7 +43,7 @@ class FedKEMF(Mutual[Options, Request]):
         def twice(batches: Iterable[tuple[Tensor, ...]]) -> Iterable[tuple[Tensor, ...]]:
             return (batch for batch in batches for _ in range(2))
 
-        # Whose turn it is not has no gradients, and an optimiser leaves it alone.
+        # The other network has no gradients, so the optimiser does not change it.
         both = [*local.parameters(), *copy.parameters()]
-        found = self.participant.train(t, both, loss, twice)
-        return {"loss": 2 * found["loss"], "steps": found["steps"] / 2}
+        metrics = self.participant.train(t, both, loss, twice)
+        return {"loss": 2 * metrics["loss"], "steps": metrics["steps"] / 2}

@@ -1,4 +1,4 @@
-"""FedKF, client half: the own data and a teacher's answers to generated images, fused."""
+"""FedKF, client half: train on the client's data and distil a teacher on generated images."""
 
 from typing import final
 
@@ -18,20 +18,20 @@ from common.training import optimise
 
 @final
 class ClientState(Records, kind="fedkf.Memory"):
-    """What client k keeps for good."""
+    """State of client k."""
 
     generator: StateDict  #: θ_k
-    adam: dict[int, StateDict]  #: its moments
+    adam: dict[int, StateDict]  #: Adam moments of θ_k
 
 
 @final
 class FedKF(GlobalCopy[Options, Request]):
-    """From round 2: CE(h(w_k; x), y) + γ KL(h(ŵ; x̂) ‖ h(w_k; x̂)), x̂ = g(θ_k; z)."""
+    """Client with CE(h(w_k; x), y) and, from round 2, γ KL(h(ŵ; x̂) ‖ h(w_k; x̂)), x̂ = g(θ_k; z)."""
 
     request_type, reply_type = Request, Reply
 
     def learn(self, request: Request, net: Classifier) -> dict[str, float]:
-        """Equations 2-8."""
+        """Train ``net`` and the generator (equations 2-8); return scalars for the journal."""
         if request.t == 1:
             return super().learn(request, net)
         p, gamma, t = self.participant, self.options.gamma, request.t
@@ -59,20 +59,20 @@ class FedKF(GlobalCopy[Options, Request]):
         return {**metrics, "generator_loss": datafree.mean_loss}
 
     def own_generator(self, t: int) -> Generator | None:
-        """θ_k after round t, on the CPU; None if this client has trained none."""
-        memory = self.participant.load_state(t + 1, ClientState)
-        if memory is None:
+        """Return θ_k after round t, on the CPU; None if this client has not trained one."""
+        state = self.participant.load_state(t + 1, ClientState)
+        if state is None:
             return None
         generator = new_generator(self.task)
-        generator.load_state_dict(memory.generator)
+        generator.load_state_dict(state.generator)
         return generator
 
     def _generator(self, request: Request) -> tuple[Generator, torch.optim.Optimizer | None]:
-        """θ_k and its optimiser, or the server's θ, which none moves."""
-        memory = self.participant.load_state(request.t, ClientState)
+        """Return θ_k and its optimiser, or the server's θ and None."""
+        state = self.participant.load_state(request.t, ClientState)
         if request.theta is not None:
             generator = new_generator(self.task)
             generator.load_state_dict(request.theta)
             return self.task.place(generator), None
-        kept = (memory.generator, memory.adam) if memory else (None, {})
-        return resumed_generator(self.task, request.t, *kept)
+        theta, adam = (state.generator, state.adam) if state else (None, {})
+        return resumed_generator(self.task, request.t, theta, adam)

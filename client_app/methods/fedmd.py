@@ -1,4 +1,4 @@
-"""FedMD, client half: speak about public images, then digest the server's answer and train."""
+"""FedMD, client half: send predictions for public images, then learn their mean and train."""
 
 from typing import final
 
@@ -22,14 +22,14 @@ from common.techniques.public_set import digest
 
 @final
 class Started(Records, kind="fedmd.Started"):
-    """θ_k as it was before the client's first round."""
+    """State of a client after the training before its first round."""
 
-    local: StateDict
+    local: StateDict  #: θ_k
 
 
 @final
 class FedMD(SharedPublicSet[PredictionExchange, Request], OwnModel[PredictionExchange, Request]):
-    """|f(θ_k; x) − ẑ(x)|, then CE(f(θ_k; x), y)."""
+    """Client that minimises |f(θ_k; x) − ẑ(x)| on A_t, then CE(f(θ_k; x), y) on its samples."""
 
     request_type, second_request_type = Request, ConsensusRequest
 
@@ -37,48 +37,47 @@ class FedMD(SharedPublicSet[PredictionExchange, Request], OwnModel[PredictionExc
         return self.participant.model(self.spec, self._kept(t, t))
 
     def _kept(self, t: int, started: int) -> StateDict | None:
-        """θ_k as a round before t left it; else as it was made ready before round ``started``."""
-        memory = self.participant.load_state(t, ClientState) or self.participant.load_state(
-            started, Started
-        )
-        return memory.local if memory else None
+        """Return θ_k after the newest round < t, else ``Started`` of a round < ``started``."""
+        p = self.participant
+        state = p.load_state(t, ClientState) or p.load_state(started, Started)
+        return state.local if state else None
 
     @property
     def _starts(self) -> bool:
-        """Whether anything is trained before a client's first round."""
+        """Whether there is training before a client's first round."""
         return self.options.public_epochs > 0 or self.options.first_epochs > 0
 
     def train(self, request: Request) -> Reply:
-        """What θ_k says; in the client's first round after what comes before it."""
+        """Return θ_k's predictions for A_t; in the client's first round, train θ_k before."""
         t, o, weights = request.t, self.options, self._kept(request.t, request.t)
         net = self.participant.model(self.spec, weights)
         metrics = self._start(t, net) if weights is None and self._starts else {}
-        said = o.speak(self.task.logits(net, self.images(t)))
-        theta = spoken(said, self.config.wire.dtype, probabilities=o.probabilities)
+        predictions = o.speak(self.task.logits(net, self.images(t)))
+        theta = spoken(predictions, self.config.wire.dtype, probabilities=o.probabilities)
         return Reply(metrics=metrics, **theta)
 
     def _start(self, t: int, net: Classifier) -> dict[str, float]:
-        """Training before the first round, which the second exchange of round t goes on from."""
+        """Train ``net`` before the first round and store it for the second exchange of round t."""
         p, o, loss = self.participant, self.options, cross_entropy(net)
         metrics: dict[str, float] = {}
         if o.public_epochs:
             if (labels := p.public_labels) is None:
                 raise ValueError("the classes of the public set are not the task's")
-            given = p.train_on(t, net, p.public, labels, loss, times=o.public_epochs, name="public")
-            metrics["public_loss"] = given["loss"]
+            fit = p.train_on(t, net, p.public, labels, loss, times=o.public_epochs, name="public")
+            metrics["public_loss"] = fit["loss"]
         if o.first_epochs:
-            given = p.train_on(t, net, *p.train_set, loss, times=o.first_epochs, name="first")
-            metrics["first_loss"] = given["loss"]
+            fit = p.train_on(t, net, *p.train_set, loss, times=o.first_epochs, name="first")
+            metrics["first_loss"] = fit["loss"]
         p.save_state(t, Started(local=upload(net)))
         return metrics
 
     def second(self, request: protocol.Request) -> ConsensusReply:
-        """Digest and train, from the weights that spoke in the first exchange."""
+        """Learn the consensus and train, from the weights of the first exchange."""
         assert isinstance(request, ConsensusRequest)
         p, o, t = self.participant, self.options, request.t
         weights = self._kept(t, t + 1)
         if weights is None and self._starts:
-            raise ValueError(f"there is no model of round {t} to go on from")
+            raise ValueError(f"there is no model of round {t} to continue from")
         net = p.model(self.spec, weights)
         target = request.said(probabilities=o.probabilities)
         align = digest(self.task, t, net, self.images(t), target, o.distance, "digest", p.k)

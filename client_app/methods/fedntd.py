@@ -1,4 +1,4 @@
-"""FedNTD, client half: FedAvg's, taught by the received model about the other classes."""
+"""FedNTD, client half: FedAvg's client, with distillation of the not-true classes from w."""
 
 from typing import final
 
@@ -15,7 +15,7 @@ from common.training.fit import Loss
 
 @final
 class FedNTD(GlobalCopy[Options, Request]):
-    """CE(z, y) + β τ² KL(σ_τ(z_g without y) ‖ σ_τ(z without y))."""
+    """Client with the loss CE(z, y) + β τ² KL(σ_τ(z_g without y) ‖ σ_τ(z without y))."""
 
     request_type, reply_type = Request, Reply
 

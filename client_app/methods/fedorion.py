@@ -16,14 +16,14 @@ from common.training import seeds
 
 @final
 class FedORION(Mutual[Options, Request]):
-    """θ_i and θ_gi teach each other, unless this client skips it and trains θ_gi alone."""
+    """Client with mutual learning of θ_i and θ_gi; one that skips DML trains θ_gi alone."""
 
     request_type = Request
 
     @property
     def spec(self) -> str:
         p = self.participant
-        return p.global_spec if self._is_spared else p.spec
+        return p.global_spec if self._is_in_skip_share else p.spec
 
     def train(self, request: Request) -> Reply:
         p = self.participant
@@ -36,7 +36,7 @@ class FedORION(Mutual[Options, Request]):
         return Reply(metrics=metrics, w=upload(copy), local=self.keep(request.t, local))
 
     def losses(self, own: Tensor, shared: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Equations 1 and 2."""
+        """Return the losses of equations 1 and 2."""
         kd, T = KD_LOSSES[self.options.kd_loss], self.config.noise.temperature
         l_cm = F.cross_entropy(own, y) + kd(shared.detach(), own, T)
         l_gm = kd(own.detach(), shared, T)
@@ -45,12 +45,12 @@ class FedORION(Mutual[Options, Request]):
     @property
     def _skips_dml(self) -> bool:
         if self.options.skip_share >= 0:
-            return self._is_spared
+            return self._is_in_skip_share
         return self.options.selective and self.participant.spec == self.participant.global_spec
 
     @property
-    def _is_spared(self) -> bool:
-        """Whether this client is of the share that skips DML (Figure 3)."""
+    def _is_in_skip_share(self) -> bool:
+        """Whether this client belongs to the share that skips DML (Figure 3)."""
         p = self.participant
         size = math.floor(self.options.skip_share * p.clients + 0.5)
         if size <= 0:

@@ -1,7 +1,4 @@
-"""FedProx, client half: FedAvg's, held near w.
-
-FedFTG's clients are the same.
-"""
+"""FedProx, client half: FedAvg's client with a proximal term. FedFTG uses the same client."""
 
 from typing import final
 
@@ -17,7 +14,7 @@ from common.training.fit import Loss
 
 @final
 class FedProx(GlobalCopy[Options, Request]):
-    """CE(f(w_k; x), y) + μ/2 ‖w_k − w‖²."""
+    """Client with the loss CE(f(w_k; x), y) + μ/2 ‖w_k − w‖²."""
 
     request_type, reply_type = Request, Reply
 

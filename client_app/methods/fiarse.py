@@ -1,4 +1,4 @@
-"""FIARSE, client half: training of the entries that stay above θ."""
+"""FIARSE, client half: train the entries with absolute values of at least θ."""
 
 from typing import final
 
@@ -16,7 +16,7 @@ from common.techniques import importance
 
 @final
 class FIARSE(Handler[Options, Request]):
-    """CE(f(w·m(|w|); x), y)."""
+    """Client with the loss CE(f(w·m(|w|); x), y)."""
 
     request_type = Request
 
@@ -26,7 +26,7 @@ class FIARSE(Handler[Options, Request]):
 
     @property
     def size(self) -> float:
-        """s_k."""
+        """s_k, the share of the entries that this client trains."""
         shares, k = self.options.shares, self.participant.k
         return float(self.participant.node.get("size", shares[k % len(shares)]))
 
@@ -45,27 +45,28 @@ class FIARSE(Handler[Options, Request]):
         )
 
     def learn(self, t: int, net: Classifier, theta: dict[str, float]) -> dict[str, float]:
-        """Local training; θ by tensor."""
+        """Train ``net`` with the thresholds ``theta`` by tensor; return scalars for the journal."""
         weights = {name: w for name, w in net.named_parameters() if name in theta}
-        off: dict[str, tuple[Tensor, Tensor]] = {}
+        detached = {name: w.detach() for name, w in weights.items()}
+        dropped: dict[str, tuple[Tensor, Tensor]] = {}  # by tensor: mask and values before the step
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
-            off.update({name: (w.abs() < theta[name], w.clone()) for name, w in seen.items()})
+            for name, w in detached.items():
+                dropped[name] = w.abs() < theta[name], w.clone()
             effective_ = {name: effective(w, theta[name]) for name, w in weights.items()}
             return F.cross_entropy(functional_call(net, effective_, (x,)), y)
 
         def after() -> None:
-            for name, (dropped, before) in off.items():
-                weights[name].copy_(torch.where(dropped, before, weights[name]))
+            for name, (mask, before) in dropped.items():
+                weights[name].copy_(torch.where(mask, before, weights[name]))
 
-        seen = {name: w.detach() for name, w in weights.items()}
         return self.participant.train(t, net.parameters(), loss, after=after)
 
 
 def effective(w: Tensor, theta: float) -> Tensor:
-    """w·m(|w|), whose gradient is that of the module's docstring in ``common/methods``."""
+    """Return w·m(|w|), with the gradient that ``common/methods/fiarse.py`` defines."""
     with torch.no_grad():
         size = w.abs()
-        more = torch.nan_to_num(2 * theta * size / (size + theta).square(), nan=0.0)
-        on = size >= theta
-    return torch.where(on, w + more * (w - w.detach()), torch.zeros_like(w))
+        extra = torch.nan_to_num(2 * theta * size / (size + theta).square(), nan=0.0)
+        mask = size >= theta
+    return torch.where(mask, w + extra * (w - w.detach()), torch.zeros_like(w))

@@ -1,4 +1,4 @@
-"""HeteroFL and FedRolex, client half: a part of the widest network, trained on its own classes."""
+"""HeteroFL and FedRolex, client half: train a part of the widest network on the own classes."""
 
 from collections.abc import Callable
 from typing import final
@@ -17,18 +17,18 @@ from common.training.fit import Loss
 
 @final
 class HeteroFL(GlobalCopy[Partial, Request]):
-    """CE(z with the logits of absent classes 0, y)."""
+    """Client with the loss CE(z, y), where the logits z of absent classes are 0."""
 
     request_type, reply_type = Request, Reply
 
     def admit(self) -> None:
         if self.options.rates == "redrawn" and self.participant.node.get("model"):
-            raise ValueError(f'{self.spec} is its own, but rates = "redrawn" gives it others')
+            raise ValueError(f'the node sets model = {self.spec}, but rates = "redrawn" draws it')
 
     def trains(self, request: Request) -> str:
         if request.spec not in (known := {*self.config.brought, self.spec}):
             raise ValueError(
-                f"{request.spec} is not configured; there are {', '.join(sorted(known))}"
+                f"{request.spec} is not configured; allowed: {', '.join(sorted(known))}"
             )
         return request.spec
 
@@ -44,20 +44,21 @@ class HeteroFL(GlobalCopy[Partial, Request]):
         return loss
 
     def masked(self, net: Classifier) -> Classifier:
+        """Return ``net``, with the logits of classes without local samples set to 0 if masked."""
         if self.options.mask == "none":
             return net
         return Zeroed(net, [c for c, count in enumerate(self.participant.counts) if count])
 
-    def score(self, ask: ScoreRequest) -> ScoreReply:
-        """A client's own figure is of the widest network, on its own classes."""
-        p, found = self.participant, super().score(ask)
-        assert ask.w is not None, "the widest network"
-        own = p.accuracy(self.masked(p.model(ask.spec, ask.w)))
-        return found.model_copy(update={"accuracy": own})
+    def score(self, request: ScoreRequest) -> ScoreReply:
+        """Return the accuracies; ``accuracy`` is that of the masked widest network."""
+        p, reply = self.participant, super().score(request)
+        assert request.w is not None, "the widest network"
+        own = p.accuracy(self.masked(p.model(request.spec, request.w)))
+        return reply.model_copy(update={"accuracy": own})
 
 
 def divided_by(rate: float) -> Callable[[nn.Module, tuple[Tensor]], tuple[Tensor] | None]:
-    """The scaler: what a module is given in training is divided by ``rate``."""
+    """Return the scaler, a hook that divides a module's inputs by ``rate`` during training."""
 
     def scaled(module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor] | None:
         return (inputs[0] / rate,) if module.training else None

@@ -1,4 +1,4 @@
-"""Heterogeneous FedFL, client half: learn from data and from the server's frozen model."""
+"""Heterogeneous FedFL, client half: train on local data and distil the frozen server model."""
 
 from contextlib import nullcontext
 from typing import final
@@ -14,18 +14,18 @@ from common.models.batchnorm import batch_statistics
 
 @final
 class HetFedFL(OwnModel[Options, Request]):
-    """CE(C(x; w_i), y) + KL(S(x; w) → C(x; w_i))."""
+    """Client with the loss CE(C(x; w_i), y) + KL(S(x; w) → C(x; w_i))."""
 
     request_type = Request
 
     def train(self, request: Request) -> Reply:
         p = self.participant
         local, teacher = self.local(request.t).train(), p.model(p.global_spec, request.w).eval()
-        taught = frozen_logits(teacher)
+        targets = frozen_logits(teacher)
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
-            target, own = taught(x), local(x)
-            return F.cross_entropy(own, y) + kl(target, own)
+            target, logits = targets(x), local(x)
+            return F.cross_entropy(logits, y) + kl(target, logits)
 
         by_batch = self.options.teacher_bn == "batch"
         with batch_statistics(teacher) if by_batch else nullcontext():

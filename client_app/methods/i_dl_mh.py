@@ -1,4 +1,4 @@
-"""I-DL-MH, client half: DL-MH's, and afterwards a lesson from the server."""
+"""I-DL-MH, client half: DL-MH's client with a second exchange."""
 
 from typing import final
 
@@ -9,17 +9,17 @@ from common.models.classifier import Classifier
 
 @final
 class IDLMH(RewardedClient[Options, Request]):
-    """DL-MH's client, which may want the incentive."""
+    """DL-MH's client, which can opt in to the incentive."""
 
     request_type, reply_type = Request, Reply
 
     @property
-    def wants(self) -> bool:
-        """The node's ``incentive``, else the run's ``opt-in``."""
-        wish = self.participant.node.get("incentive", self.options.opt_in)
-        if not isinstance(wish, bool):
-            raise ValueError(f"node config incentive = {wish!r}; it must be true or false")
-        return wish
+    def opts_in(self) -> bool:
+        """Whether this client takes part: the node's ``incentive``, else the run's ``opt-in``."""
+        value = self.participant.node.get("incentive", self.options.opt_in)
+        if not isinstance(value, bool):
+            raise ValueError(f"node config incentive = {value!r}; it must be true or false")
+        return value
 
     @property
     def full(self) -> bool:
@@ -27,7 +27,7 @@ class IDLMH(RewardedClient[Options, Request]):
 
     def admit(self) -> None:
         super().admit()
-        _ = self.wants
+        _ = self.opts_in
 
-    def said(self, net: Classifier) -> dict[str, object]:
-        return {**super().said(net), "incentive": self.wants}
+    def prediction_fields(self, net: Classifier) -> dict[str, object]:
+        return {**super().prediction_fields(net), "incentive": self.opts_in}

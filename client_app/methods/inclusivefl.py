@@ -1,4 +1,4 @@
-"""InclusiveFL, client half: FedAvg's, with a learning rate for the client's size."""
+"""InclusiveFL, client half: FedAvg's client with a learning rate for the client's size."""
 
 from typing import final
 
@@ -9,7 +9,7 @@ from common.models.classifier import Classifier
 
 @final
 class InclusiveFL(GlobalCopy[Options, Request]):
-    """Copies, trained by cross-entropy."""
+    """Client that trains a copy of w on cross-entropy, with a learning rate for its size."""
 
     request_type, reply_type = Request, Reply
 

@@ -1,4 +1,4 @@
-"""Local training, client half: go on with the own model."""
+"""Local training, client half: train the client's own model, send no weights."""
 
 from typing import final
 
@@ -8,7 +8,7 @@ from common.methods.local import Options, Reply, Request
 
 @final
 class Local(OwnModel[Options, Request]):
-    """CE(f(θ_k; x), y)."""
+    """Client with the loss CE(f(θ_k; x), y)."""
 
     request_type = Request
 

@@ -1,4 +1,4 @@
-"""MOON, client half: features near the global model's, and far from the client's past ones."""
+"""MOON, client half: pull features to those of the global model, away from the client's past."""
 
 from typing import final
 
@@ -16,14 +16,14 @@ from common.training.fit import Loss
 
 @final
 class ClientState(Records, kind="moon.Memory"):
-    """What client k keeps of its last round."""
+    """State of client k after a round."""
 
     w: StateDict  #: w_k
 
 
 @final
 class MOON(GlobalCopy[Options, Request]):
-    """CE(z, y) + μ CE([cos(q, q_g), cos(q, q_p)] / τ, 0)."""
+    """Client with the loss CE(z, y) + μ CE([cos(q, q_g), cos(q, q_p)] / τ, 0)."""
 
     request_type, reply_type = Request, Reply
 
@@ -34,9 +34,9 @@ class MOON(GlobalCopy[Options, Request]):
 
     def loss(self, request: Request, net: Classifier) -> Loss:
         o, p = self.options, self.participant
-        memory = p.load_state(request.t, ClientState)
+        state = p.load_state(request.t, ClientState)
         received = p.model(self.spec, request.w).eval()
-        past = p.model(self.spec, memory.w if memory else request.w).eval()
+        past = p.model(self.spec, state.w if state else request.w).eval()
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
             q = net.features(x)
@@ -48,7 +48,7 @@ class MOON(GlobalCopy[Options, Request]):
 
 
 def contrast(q: Tensor, near: Tensor, far: Tensor, T: float) -> Tensor:
-    """CE([cos(q, near), cos(q, far)] / T, 0), mean over the batch, in nats.
+    """Return CE([cos(q, near), cos(q, far)] / T, 0), mean over the batch, in nats.
 
     ``q``, ``near``, ``far``: features [n, d] of the same images; T > 0. Li, He, Song 2021 (MOON),
     eq. 3.

@@ -1,4 +1,4 @@
-"""q-FFL, client half: FedAvg's, with the loss of the model received."""
+"""q-FFL, client half: FedAvg's client, which also sends the loss of the received model."""
 
 from typing import final
 
@@ -9,7 +9,7 @@ from common.training.task import evaluate
 
 @final
 class QFFL(GlobalCopy[Options, Request]):
-    """F_k is the mean cross-entropy of w on the client's training samples."""
+    """Client that sends w_k and F_k, the mean cross-entropy of w on its training samples."""
 
     request_type, reply_type = Request, Reply
 

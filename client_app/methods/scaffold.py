@@ -1,4 +1,4 @@
-"""SCAFFOLD, client half: every step corrected by c − c_k."""
+"""SCAFFOLD, client half: correct every step by c − c_k."""
 
 from typing import final
 
@@ -15,33 +15,32 @@ from common.models.classifier import Classifier
 
 @final
 class ClientState(Records, kind="scaffold.Memory"):
-    """What client k keeps of a round."""
+    """State of client k after a round."""
 
-    c: StateDict  #: c_k
+    c: StateDict  #: control variate c_k
 
 
 @final
 class Scaffold(GlobalCopy[Options, Request]):
-    """y ← y − η (∇CE(f(y; x), y) − c_k + c)."""
+    """Client with the step y ← y − η (∇CE(f(y; x), y) − c_k + c)."""
 
     request_type, reply_type = Request, Reply
 
     def train(self, request: Request) -> Reply:
         p, t = self.participant, request.t
         net = p.model(self.spec, request.w).train()
-        own = self._own(request)
+        c_k = self._accepted_c(request)
         self.correction = {
-            name: (c - own[name]).to(self.task.device) for name, c in request.c.items()
+            name: (c - c_k[name]).to(self.task.device) for name, c in request.c.items()
         }
         metrics, w = self.learn(request, net), upload(net)
         dc = self.options.change(self.task, t, p.n, request, w)
-        p.save_state(
-            t, ClientState(c={name: own[name] + d for name, d in dc.items()}), request.accepted
-        )
+        c_k = {name: c_k[name] + d for name, d in dc.items()}
+        p.save_state(t, ClientState(c=c_k), request.accepted)
         return Reply(metrics=metrics, w=w, dc=dc)
 
-    def _own(self, request: Request) -> StateDict:
-        """c_k as the server knows it."""
+    def _accepted_c(self, request: Request) -> StateDict:
+        """Return c_k of the last round that the server accepted from this client, or zeros."""
         if request.accepted == 0:
             return {name: torch.zeros_like(c) for name, c in request.c.items()}
         return self.participant.load_state_of(request.accepted, ClientState).c
@@ -56,8 +55,8 @@ class Scaffold(GlobalCopy[Options, Request]):
             return plain(x, y) + linear
 
         def after() -> None:
-            for name, a in self.correction.items():
-                weights[name].sub_(a, alpha=lr)
+            for name, correction in self.correction.items():
+                weights[name].sub_(correction, alpha=lr)
 
         if self.options.correction == "after":
             return p.train(request.t, net.parameters(), plain, after=after)

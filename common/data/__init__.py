@@ -1,8 +1,8 @@
-"""Data: what there is to learn, how it falls to the clients, and the batches they train on.
+"""Data sets, their partitions over clients, and the public set.
 
-A public (proxy) set is unlabelled images that everybody may see, set apart from the clients' or
-those of another data set. Partitions act on what remains, the pool; ``shares.py`` says what each
-client gets of it.
+A public (proxy) set is unlabelled images that the server and all clients share. It is either held
+out from the training set or another data set. Partitions divide the remaining samples, the pool;
+``shares.py`` computes each client's share.
 """
 
 import inspect
@@ -40,7 +40,7 @@ __all__ = ["DATASETS", "PARTITIONS", "Dataset", "Source", "load", "source"]
 @final
 @dataclass(frozen=True)
 class Source:
-    """Where a data set comes from; ``shape`` (C, H, W) and ``classes`` are None if it varies."""
+    """Loader of a data set; ``shape`` (C, H, W) and ``classes`` are None if they vary."""
 
     load: Callable[[Data], Dataset]
     description: str
@@ -70,51 +70,51 @@ DATASETS: dict[str, Source] = {
     "npz": Source(load_npz, "clients' train/K.npz and test/K.npz in data.dir (PFLlib, HtFLlib)"),
     "leaf": Source(load_leaf, "train/*.json and test/*.json by user in data.dir (LEAF)"),
     "hub": Source(load_hub, "a Hugging Face data set saved to data.dir; extra hub"),
-    "toy": Source(lambda _: toy(), "random patterns with noise, made on the spot", (1, 8, 8), 3),
+    "toy": Source(lambda _: toy(), "random patterns with noise, generated", (1, 8, 8), 3),
     "points": Source(lambda _: points(), "three spiral arms in the plane", (2, 1, 1), 3),
 }
 
 
 def source(name: str) -> Source:
-    """Where the data set of a name comes from: ours, or a plug-in's.
+    """Return the source of the data set ``name``, from ``DATASETS`` or a plug-in.
 
-    Raises ``ValueError``, one line: there is none of this name, or the plug-in is no data set.
+    Raises ``ValueError``, one line, for an unknown name or a plug-in that is not a data set.
     """
     if name in DATASETS:
         return DATASETS[name]
-    found = plugins.find("datasets", name)
-    if found is None:
-        there = plugins.choices("datasets", name, DATASETS)
-        raise ValueError(f"unknown data.name {name!r}: choose from {there}")
-    if isinstance(found, Source):
-        return replace(found, load=external.loader(name, found.load))
-    about = (inspect.getdoc(found) or "").partition("\n")[0]
-    return Source(external.loader(name, found), about)
+    plugin = plugins.find("datasets", name)
+    if plugin is None:
+        choices = plugins.choices("datasets", name, DATASETS)
+        raise ValueError(f"unknown data.name {name!r}: choose from {choices}")
+    if isinstance(plugin, Source):
+        return replace(plugin, load=external.loader(name, plugin.load))
+    description = (inspect.getdoc(plugin) or "").partition("\n")[0]
+    return Source(external.loader(name, plugin), description)
 
 
-_DECIDE = {
+_KEYS = {
     *("name", "dir", "download", "image_size", "samples", "test_samples", "seed"),
     *("label_column", "owner_column"),
 }
-"""What decides which samples there are, beside whether they are one client's own."""
+"""Settings that select the samples; only partition ``own`` matters besides."""
 
 
 def load(data: Data) -> Dataset:
-    """The data set ``data.name``, cut and resized as the options say.
+    """Return the data set ``data.name``, reduced and resized according to ``data``.
 
-    ``data.samples`` and ``data.test_samples`` (0: all) take class-stratified subsets, drawn from
-    the streams "samples" and "test-samples" of ``data.seed``. ``data.image_size`` (0: as is)
-    resizes to a square once, bilinearly. Mean and standard deviation stay those of the full
-    training set. Tensors are shared between callers and must not be changed in place. Where
-    ``data.dir`` still asks for a client's number, it is the server's.
+    ``data.samples`` and ``data.test_samples`` (0: all) select class-stratified subsets, drawn from
+    the streams "samples" and "test-samples" of ``data.seed``. ``data.image_size`` (0: unchanged)
+    resizes images to a square, bilinearly. Mean and standard deviation are those of the full
+    training set. Callers share the tensors and must not change them in place. A client number in
+    ``data.dir`` that is not yet filled in is replaced by ``server``.
     """
-    place = data.dir.replace(WHO, SERVER)
-    if place != data.dir and not Path(place).expanduser().is_dir():
+    folder = data.dir.replace(WHO, SERVER)
+    if folder != data.dir and not Path(folder).expanduser().is_dir():
         raise ValueError(
-            f"data.dir = {data.dir!r}: the server needs test data of its own in {place}"
+            f"data.dir = {data.dir!r}: the server needs test data of its own in {folder}"
         )
-    decides = data.model_dump(include=_DECIDE) | {"dir": place}
-    return _load(Data(**decides, partition=OWN if data.partition == OWN else "iid"))
+    settings = data.model_dump(include=_KEYS) | {"dir": folder}
+    return _load(Data(**settings, partition=OWN if data.partition == OWN else "iid"))
 
 
 @lru_cache(maxsize=4)
@@ -139,10 +139,9 @@ def _load(data: Data) -> Dataset:
 
 
 def _check(name: str, dataset: Dataset, *, every_class: bool) -> None:
-    """Refuse a data set that cannot be learnt from, or is none.
+    """Raise ``ValueError`` for an invalid data set or one without the necessary samples.
 
-    ``every_class``: it is all there is, so each class needs samples; a client's own need not have
-    them.
+    ``every_class``: every class needs training samples. A client's own data set may lack classes.
     """
     external.check(name, dataset)
     counts = torch.bincount(dataset.y, minlength=dataset.num_classes)
@@ -154,20 +153,20 @@ def _check(name: str, dataset: Dataset, *, every_class: bool) -> None:
 
 
 class Divided(NamedTuple):
-    """A data set as a federation with a public set sees it."""
+    """Data set divided into the pool for the clients and the public set."""
 
-    pool: Dataset  #: what the clients' shares are cut from; the whole data set without a public set
-    public: Tensor | None  #: images (M, C, H, W), the same in the same order everywhere
+    pool: Dataset  #: data set that the clients' shares are drawn from
+    public: Tensor | None  #: images (M, C, H, W), in the same order on server and clients
     labels: Tensor | None  #: true classes (M,), for the labelled upper bound; None if unknown
 
 
 def divide(data: Data, seed: int) -> Divided:
-    """The pool and the public set as ``data`` says: another data set, else a ``public`` share.
+    """Return the pool and the public set: another data set, or a share ``data.public`` of this one.
 
-    With ``data.test = "merge"`` the test samples belong to what is divided. Raises ``ValueError``
-    as ``_elsewhere`` and ``set_aside`` do.
+    With ``data.test = "merge"`` the test samples are divided as well. Raises ``ValueError`` as
+    ``_elsewhere`` and ``set_aside`` do.
     """
-    dataset = _whole(data)
+    dataset = _undivided(data)
     if data.elsewhere:
         return Divided(dataset, *_elsewhere(data, dataset, seed))
     if data.public == 0:
@@ -176,13 +175,11 @@ def divide(data: Data, seed: int) -> Divided:
 
 
 def pool_of(data: Data, seed: int) -> Dataset:
-    """What the clients' shares are cut from, as ``divide`` says; a public set that is another data
-    set is not looked for.
-    """
-    return _whole(data) if data.elsewhere else divide(data, seed).pool
+    """Return the pool of ``divide`` without loading a public set that is another data set."""
+    return _undivided(data) if data.elsewhere else divide(data, seed).pool
 
 
-def _whole(data: Data) -> Dataset:
+def _undivided(data: Data) -> Dataset:
     dataset = load(data)
     if data.test == "merge":
         if data.partition == NATURAL:
@@ -192,17 +189,16 @@ def _whole(data: Data) -> Dataset:
 
 
 def _elsewhere(data: Data, dataset: Dataset, seed: int) -> tuple[Tensor, Tensor | None]:
-    """The training images of another data set, for clients whose own data no common seed could
-    divide, and their classes where they are those of the task.
+    """Return another data set's training images as public set, and labels if the classes are equal.
 
-    Images of ``public-name`` are brought to the shape of ``dataset``'s; without it those of
-    ``public-dir``, read as ``name`` is, must have it. ``public-samples`` are drawn from the stream
-    "public" of ``seed``.
+    Images of ``public-name`` are converted to the shape of ``dataset``. Without ``public-name``,
+    ``public-dir`` is read as ``name`` is, and its images must have that shape. ``public-samples``
+    are drawn from the stream "public" of ``seed``.
 
-    Raises ``ValueError``: it cannot be loaded, other channels or points, another shape, too few
-    samples.
+    Raises ``ValueError`` if it cannot be loaded, has incompatible channels, points or another
+    shape, or has too few samples.
     """
-    away = {
+    changes = {
         "name": data.public_name or data.name,
         "dir": data.public_dir,
         "samples": 0,
@@ -210,8 +206,8 @@ def _elsewhere(data: Data, dataset: Dataset, seed: int) -> tuple[Tensor, Tensor 
         "image_size": 0 if data.public_name else data.image_size,
     }
     try:
-        other = load(data.model_copy(update=away))
-    except ValueError as error:  # its keys are those of the public set
+        other = load(data.model_copy(update=changes))
+    except ValueError as error:  # name the keys of the public set in the message
         line = str(error).replace("data.dir", "data.public-dir")
         raise ValueError(line.replace("data.name", "data.public-name")) from error
     return _fitted(other, data, dataset.shape, dataset.classes, seed)
@@ -235,32 +231,32 @@ def _fitted(
 
 
 def check_test_owners(data: Data, dataset: Dataset) -> None:
-    """Raise ``ValueError`` if clients shall get their own test samples, but nobody knows which."""
+    """Raise ``ValueError`` if training samples have owners and test samples have none."""
     if dataset.owner is not None and dataset.owner_test is None:
         raise ValueError(
-            f"data.test = {data.test!r}: data set {dataset.name!r} does not say whose its test "
-            "samples are; set data.test to 'split'"
+            f"data.test = {data.test!r}: data set {dataset.name!r} has no owners of test samples; "
+            "set data.test to 'split'"
         )
 
 
 @lru_cache(maxsize=4)
 def set_aside(dataset: Dataset, fraction: float, seed: int) -> Divided:
-    """A random ``fraction`` of the training set loses its labels.
+    """Move a random ``fraction`` of the training set to the public set, without labels.
 
-    Drawn from the stream "public" of ``seed``; public images are uint8 (M, C, H, W) with
-    M = round(fraction · N), in the order of the training set. A data set that brings its own
-    public images (``x_public``) keeps its whole training set as the pool, and ``fraction`` is of
-    those images instead. DL-MH takes 0.8 of the training set.
+    The draw uses the stream "public" of ``seed``. Public images are uint8 (M, C, H, W) with
+    M = round(fraction · N), in the order of the training set. If the data set has public images
+    (``x_public``), ``fraction`` refers to them, and the pool is the whole training set. DL-MH uses
+    0.8 of the training set.
     """
-    whole, labels, least = dataset.x_public, dataset.y_public, 0
-    if whole is None:
-        whole, labels, least = dataset.x, dataset.y, 1
-    n, room = round(fraction * len(whole)), len(whole) - least
-    if not 1 <= n <= room:
+    images, labels, least = dataset.x_public, dataset.y_public, 0
+    if images is None:
+        images, labels, least = dataset.x, dataset.y, 1
+    n, most = round(fraction * len(images)), len(images) - least
+    if not 1 <= n <= most:
         raise ValueError(
-            f"a public set of {fraction} of {len(whole)} images has {n}: 1 to {room} are possible"
+            f"a public set of {fraction} of {len(images)} images has {n}: 1 to {most} are possible"
         )
-    order = torch.from_numpy(rng(seed, "public").permutation(len(whole)))
-    public, rest = order[:n].sort().values, order[n:].sort().values
-    pool = dataset.trained_on(rest) if least else dataset
-    return Divided(pool, whole[public], None if labels is None else labels[public])
+    order = torch.from_numpy(rng(seed, "public").permutation(len(images)))
+    public, remaining = order[:n].sort().values, order[n:].sort().values
+    pool = dataset.trained_on(remaining) if least else dataset
+    return Divided(pool, images[public], None if labels is None else labels[public])

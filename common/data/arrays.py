@@ -1,7 +1,7 @@
-"""Clients' data as other projects keep them: PFLlib's .npz files and LEAF's JSON files.
+"""Clients' data in other projects' formats: PFLlib's .npz files and LEAF's JSON files.
 
-Arrays are made into images (N, C, H, W) and labels (N,). Bytes stay bytes; floats stay what they
-are, whether in [0, 1], in [-1, 1] or anything else.
+Arrays become images (N, C, H, W) and labels (N,). Bytes stay bytes, and floats are not rescaled,
+whatever their range.
 """
 
 import json
@@ -20,22 +20,22 @@ from common.data.unpickle import read_npz
 from common.files import in_order
 from common.settings.config import Data
 
-CHANNELS = (1, 3)  #: of an image whose last axis is taken for its channels
-NOBODY = -1  #: owner of the test samples of a user who does not train
+CHANNELS = (1, 3)  #: numbers of channels for which the last axis counts as channels
+NOBODY = -1  #: owner of test samples of a user without training samples
 
 Pair = tuple[np.ndarray, np.ndarray]  #: images and labels
 Samples = Sequence[tuple[str, int, Pair]]
-"""Images and labels, where they are from and whose they are, for one owner after the other."""
+"""Source (for messages), owner, and images and labels; one entry per owner."""
 
 
 def load_npz(data: Data) -> Dataset:
     """Load all clients' samples of ``data.dir``; classes are numbers, the name is the folder's.
 
-    ``train/K.npz`` and ``test/K.npz`` keep, under ``data``, a pickled dictionary of images ``x``
-    and labels ``y``. Client K is owner K. ``config.json`` beside them may tell ``num_classes``
+    ``train/K.npz`` and ``test/K.npz`` store under ``data`` a pickled dictionary of images ``x`` and
+    labels ``y``. Client K is owner K. ``config.json`` in ``data.dir`` can set ``num_classes``
     (Zhang et al. 2023, "PFLlib: Personalized Federated Learning Library"; HtFLlib).
     """
-    root = decoded.given(data, "npz")
+    root = decoded.data_folder(data, "npz")
     files = {part: _numbered_files(root / part) for part in ("train", "test")}
     if odd := sorted(files["train"].keys() ^ files["test"].keys()):
         missing = "test" if odd[0] in files["train"] else "train"
@@ -43,128 +43,128 @@ def load_npz(data: Data) -> Dataset:
 
     def decode() -> dict[str, Tensor]:
         parts = (
-            [(str(path), k, _from_npz(path)) for k, path in of.items()] for of in files.values()
+            [(str(path), k, _from_npz(path)) for k, path in paths.items()]
+            for paths in files.values()
         )
-        return tensors(*([(at, k, pair) for at, k, pair in part if pair] for part in parts))
+        return tensors(*([(source, k, pair) for source, k, pair in part if pair] for part in parts))
 
     paths = [path for part in files.values() for path in part.values()]
-    found = decoded.kept("npz", paths, decode)
-    return measured(root.name, _classes(found, root / "config.json"), **found)
+    samples = decoded.cached_files("npz", paths, decode)
+    return measured(root.name, _classes(samples, root / "config.json"), **samples)
 
 
 def _numbered_files(folder: Path) -> dict[int, Path]:
     """Return the clients' files in order, from 0 on."""
-    found = {int(p.stem): p for p in folder.glob("*.npz") if p.stem.isdecimal()}
-    for k in range(max(len(found), 1)):
-        if k not in found:
+    files = {int(p.stem): p for p in folder.glob("*.npz") if p.stem.isdecimal()}
+    for k in range(max(len(files), 1)):
+        if k not in files:
             raise ValueError(f"{folder / str(k)}.npz is missing")
-    return dict(sorted(found.items()))
+    return dict(sorted(files.items()))
 
 
 def _from_npz(path: Path) -> Pair | None:
-    """Return one client's images and labels, if it has any."""
-    held = read_npz(path, "data")
-    with _within(str(path)):
-        return pair(held)
+    """Return one client's images and labels, or None without samples."""
+    content = read_npz(path, "data")
+    with _located_at(str(path)):
+        return pair(content)
 
 
 def load_leaf(data: Data) -> Dataset:
     """Load all users' samples of ``data.dir``; classes are numbers, the name is the folder's.
 
     Each ``train/*.json`` and ``test/*.json`` has ``users``, ``num_samples`` and ``user_data``,
-    which gives each user's ``x`` and ``y``: rows of numbers, such as FEMNIST's 784 in [0, 1], or
-    nested lists. Users are owners in the order of their names; where a test sample is of a user who
-    does not train, the test is nobody's own. Caldas et al. 2018, "LEAF: A Benchmark for Federated
-    Settings".
+    which contains each user's ``x`` and ``y``: rows of numbers, such as FEMNIST's 784 in [0, 1], or
+    nested lists. Users are owners in the order of their names. Test samples have no owners if a
+    user has test samples only. Caldas et al. 2018, "LEAF: A Benchmark for Federated Settings".
     """
-    root = decoded.given(data, "leaf")
+    root = decoded.data_folder(data, "leaf")
     files = {part: sorted((root / part).glob("*.json")) for part in ("train", "test")}
-    for part, found in files.items():
-        if not found:
+    for part, paths in files.items():
+        if not paths:
             raise ValueError(f"{root / part}: no *.json files")
     train, test = files.values()
-    kept = decoded.kept("leaf", [*train, *test], lambda: _from_json(train, test))
-    return measured(root.name, _classes(kept), **kept)
+    samples = decoded.cached_files("leaf", [*train, *test], lambda: _from_json(train, test))
+    return measured(root.name, _classes(samples), **samples)
 
 
 def _from_json(*parts: list[Path]) -> dict[str, Tensor]:
-    """Return x, y and owner of both parts, for training and for testing."""
-    read = [[(path, _users(path)) for path in part] for part in parts]
-    names = {user for _, users in read[0] for user in users}
+    """Return x, y and owner of the training and test parts."""
+    loaded = [[(path, _users(path)) for path in part] for part in parts]
+    names = {user for _, users in loaded[0] for user in users}
     number = {user: i for i, user in enumerate(sorted(names, key=in_order))}
     train, test = (
         [
-            (f"{path}: user {user!r}", number.get(user, NOBODY), own)
+            (f"{path}: user {user!r}", number.get(user, NOBODY), pair)
             for path, users in part
-            for user, own in users.items()
+            for user, pair in users.items()
         ]
-        for part in read
+        for part in loaded
     )
-    found = tensors(train, test)
+    samples = tensors(train, test)
     if any(owner == NOBODY for _, owner, _ in test):
-        del found["owner_test"]
-    return found
+        del samples["owner_test"]
+    return samples
 
 
 def _users(path: Path) -> dict[str, Pair]:
-    """Return the images and labels of each user in one file who has samples."""
+    """Return the images and labels of each user with samples in one file."""
     try:
-        held = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: damaged or no JSON ({error})") from None
     pairs: dict[str, Pair] = {}
-    with _within(str(path)):
-        if not isinstance(held, dict) or not isinstance(held.get("user_data"), dict):
+    with _located_at(str(path)):
+        if not isinstance(content, dict) or not isinstance(content.get("user_data"), dict):
             raise ValueError("there is no 'user_data' by user in it")
-        users = held.get("users", list(held["user_data"]))
-        told = held.get("num_samples", [None] * len(users))
-        if len(told) != len(users):
-            raise ValueError(f"num_samples has {len(told)} entries for {len(users)} users")
-        for user, n in zip(users, told, strict=True):
-            with _within(f"user {str(user)!r}"):
-                own = pair(held["user_data"].get(user))
-                if n not in (None, len(own[1]) if own else 0):
+        users = content.get("users", list(content["user_data"]))
+        counts = content.get("num_samples", [None] * len(users))
+        if len(counts) != len(users):
+            raise ValueError(f"num_samples has {len(counts)} entries for {len(users)} users")
+        for user, n in zip(users, counts, strict=True):
+            with _located_at(f"user {str(user)!r}"):
+                samples = pair(content["user_data"].get(user))
+                if n not in (None, len(samples[1]) if samples else 0):
                     raise ValueError(f"not {n} samples, as num_samples says")
-            if own:
-                pairs[str(user)] = own
+            if samples:
+                pairs[str(user)] = samples
     return pairs
 
 
 @contextmanager
-def _within(place: str) -> Iterator[None]:
-    """Put ``place`` before the line of a ``ValueError`` that the block raises."""
+def _located_at(source: str) -> Iterator[None]:
+    """Prefix a ``ValueError`` of the block with ``source``."""
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"{place}: {error}") from None
+        raise ValueError(f"{source}: {error}") from None
 
 
-def pair(held: object) -> Pair | None:
-    """Images and labels of a dictionary with ``x`` and ``y``; None if it holds no samples.
+def pair(content: object) -> Pair | None:
+    """Return images and labels of a dictionary with ``x`` and ``y``, or None without samples.
 
     Raises ``ValueError``, one line, for anything else.
     """
-    if not isinstance(held, dict) or not {"x", "y"} <= held.keys():
-        has = ", ".join(map(repr, held)) if isinstance(held, dict) else type(held).__name__
+    if not isinstance(content, dict) or not {"x", "y"} <= content.keys():
+        has = ", ".join(map(repr, content)) if isinstance(content, dict) else type(content).__name__
         raise ValueError(f"there are no 'x' and 'y', but {has or 'nothing'}")
-    x, y = held["x"], held["y"]
-    if _nothing(x) and _nothing(y):
+    x, y = content["x"], content["y"]
+    if _empty(x) and _empty(y):
         return None
     pictures = images(x)
     return pictures, labels(y, len(pictures))
 
 
-def _nothing(values: object) -> bool:
+def _empty(values: object) -> bool:
     if isinstance(values, np.ndarray):
         return bool(values.shape[:1] == (0,))
     return bool(values == [])
 
 
 def images(values: object) -> np.ndarray:
-    """uint8 or float32 (N, C, H, W) from (N, H, W, C), (N, C, H, W), (N, H, W) or square (N, H·W).
+    """Convert (N, H, W, C), (N, C, H, W), (N, H, W) or square (N, H·W) to images (N, C, H, W).
 
-    Integers from 0 to 255 are bytes. Also takes lists of arrays, and arrays of them. Raises
-    ``ValueError``, one line, for what are no images.
+    Integers from 0 to 255 become uint8, other numbers float32. Lists of arrays and arrays of
+    arrays are allowed. Raises ``ValueError``, one line, for other values.
     """
     x = _array(values)
     if x.ndim == 2:
@@ -177,7 +177,7 @@ def images(values: object) -> np.ndarray:
     elif x.ndim == 4 and x.shape[3] in CHANNELS and x.shape[1] not in CHANNELS:
         x = x.transpose(0, 3, 1, 2)
     if x.ndim != 4 or 0 in x.shape[1:]:
-        raise ValueError(f"x has the shape {x.shape}, which is none of images")
+        raise ValueError(f"x has the shape {x.shape}; it should be a shape of images")
     if x.dtype.kind in "biu" and (not x.size or (x.min() >= 0 and x.max() <= 255)):
         return np.ascontiguousarray(x, dtype=np.uint8)
     with np.errstate(over="ignore"):
@@ -188,17 +188,17 @@ def images(values: object) -> np.ndarray:
 
 
 def labels(values: object, samples: int) -> np.ndarray:
-    """int64 (N,) from 0 on; raises ``ValueError``, one line, for what are no N samples' labels."""
+    """Return labels int64 (N,) from 0 on; raise ``ValueError``, one line, for other values."""
     y = _array(values)
     if y.shape != (samples,):
         raise ValueError(f"y has the shape {y.shape}, but there are {samples} samples")
     if samples and ((y != np.floor(y)).any() or y.min() < 0):
-        raise ValueError("y holds what are no classes 0, 1, 2, …")
+        raise ValueError("y has values that are not classes 0, 1, 2, …")
     return y.astype(np.int64)
 
 
 def _array(values: object) -> np.ndarray:
-    """Numbers; an array of equal arrays is one array."""
+    """Return numbers as one array; arrays of equal shape in a list or object array are stacked."""
     try:
         array = np.asarray(values)
         if array.dtype == object:
@@ -211,11 +211,11 @@ def _array(values: object) -> np.ndarray:
 
 
 def tensors(train: Samples, test: Samples) -> dict[str, Tensor]:
-    """x, y and owner of both parts, by the names of ``Dataset``.
+    """Return x, y and owner of both parts, by the field names of ``Dataset``.
 
     Raises ``ValueError`` for a part without samples, and for images that differ in shape or type.
     """
-    found: dict[str, Tensor] = {}
+    fields: dict[str, Tensor] = {}
     for suffix, part in (("", train), ("_test", test)):
         if not part:
             raise ValueError("there are no samples for training, or none for testing")
@@ -229,20 +229,20 @@ def tensors(train: Samples, test: Samples) -> dict[str, Tensor]:
         x, y = (np.concatenate(side) for side in zip(*(pair for *_, pair in part), strict=True))
         sizes = torch.tensor([len(labels) for *_, (_, labels) in part])
         owner = torch.tensor([k for _, k, _ in part]).repeat_interleave(sizes)
-        found |= {f"x{suffix}": torch.from_numpy(x), f"y{suffix}": torch.from_numpy(y)}
-        found[f"owner{suffix}"] = owner
-    return found
+        fields |= {f"x{suffix}": torch.from_numpy(x), f"y{suffix}": torch.from_numpy(y)}
+        fields[f"owner{suffix}"] = owner
+    return fields
 
 
 def _classes(samples: dict[str, Tensor], config: Path | None = None) -> tuple[str, ...]:
-    """Return the classes' numbers: those seen, and more if a generator's ``config`` has them."""
+    """Return class names 0, 1, …: up to the largest label, or ``num_classes`` of ``config``."""
     top = max(int(y.max()) for y in (samples["y"], samples["y_test"]) if len(y))
-    told = top + 1
+    count = top + 1
     if config is not None and config.is_file():
         try:
-            told = json.loads(config.read_bytes())["num_classes"]
+            count = json.loads(config.read_bytes())["num_classes"]
         except (OSError, ValueError, TypeError, KeyError):
             raise ValueError(f"{config}: damaged, or without 'num_classes'") from None
-        if type(told) is not int or told <= top:
-            raise ValueError(f"{config}: num_classes = {told!r}, but there are labels to {top}")
-    return tuple(str(c) for c in range(told))
+        if type(count) is not int or count <= top:
+            raise ValueError(f"{config}: num_classes = {count!r}, but there are labels to {top}")
+    return tuple(str(c) for c in range(count))

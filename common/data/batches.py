@@ -1,8 +1,8 @@
-"""Batches cut from tensors in memory: gathered, augmented and normalised on the device.
+"""Batches of tensors in memory, which are gathered, augmented and normalised on the device.
 
-No DataLoader and no PIL: an epoch is one permutation and, per batch, one gather and a few in-place
-operations. Every random number is drawn on the CPU from the generator given, all of an epoch at
-once, so every device sees the same batches.
+There is no DataLoader and no PIL: an epoch is one permutation and, per batch, one gather and a few
+in-place operations. All random numbers of an epoch are drawn at once on the CPU from a generator
+argument, so that every device computes the same batches.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from torch import Tensor
 @final
 @dataclass(frozen=True)
 class Augment:
-    """What is done to a training image: probability of a flip, border of a crop, side of a hole."""
+    """Augmentation: probability of a flip, padding of a crop, side of a cutout square."""
 
     flip: float = 0.0
     pad: int = 0
@@ -36,13 +36,13 @@ AUGMENTS: dict[str, Augment] = {
 
 
 def check_augment(augment: str, x: Tensor) -> None:
-    """Raise ``ValueError`` if samples x cannot be augmented so."""
+    """Raise ``ValueError`` if samples x do not support the augmentation."""
     if augment != "none" and x.dtype != torch.uint8:
         raise ValueError(f"data.augment = {augment!r} is for images of bytes: floats take 'none'")
 
 
 def normalise(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """(x / 255 − mean) / std per channel for bytes (n, C, H, W); floats are not divided by 255."""
+    """Return (x / 255 − mean) / std per channel for bytes (n, C, H, W); floats skip the / 255."""
     values = x.to(torch.float32, copy=True)
     if x.dtype == torch.uint8:
         values.div_(255)
@@ -50,10 +50,10 @@ def normalise(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
 
 
 def standardise(x: Tensor, mean: Sequence[float], std: Sequence[float], how: str) -> Tensor:
-    """float32 (n, C, H, W): by the data set's statistics, or ("batch") by those of this batch.
+    """Normalise x (n, C, H, W) to float32 with statistics of the data set or the batch (``how``).
 
-    "batch" is FedORION's: mean and sample standard deviation per channel over the n images, with
-    a deviation below 1e-6 taken as 1.
+    "batch" is FedORION's: mean and sample standard deviation per channel over the n images. A
+    deviation below 1e-6 counts as 1.
     """
     if how == "dataset":
         return normalise(x, mean, std)
@@ -67,12 +67,13 @@ def standardise(x: Tensor, mean: Sequence[float], std: Sequence[float], how: str
 
 @final
 class Batches:
-    """The training batches of one owner; iterating once is one epoch in a fresh order.
+    """Training batches of one client; each iteration is one epoch in a new order.
 
     Yields (float32 (b, C, H, W) normalised, int64 (b,)) on ``device``. A last batch of one sample
-    is left out (it would break BatchNorm) unless there is no other or ``batch_size`` is 1;
-    ``drop_last`` leaves out every short last batch, but never the only one.
-    Epochs follow one another on ``generator`` (CPU): a fresh generator repeats them.
+    is omitted (BatchNorm would fail) unless it is the only one or ``batch_size`` is 1.
+    ``drop_last`` omits every short last batch, but never the only one.
+    Epochs draw from ``generator`` (CPU) in sequence: a new generator with the same seed repeats
+    them.
     """
 
     def __init__(
@@ -102,11 +103,11 @@ class Batches:
 
     @property
     def samples(self) -> int:
-        """How many samples the owner holds, those of a left-out batch included."""
+        """Number of samples, including those of an omitted batch."""
         return len(self._y)
 
     def __len__(self) -> int:
-        """Batches of an epoch."""
+        """Return the number of batches per epoch."""
         return len(self.lengths)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -129,11 +130,11 @@ class Batches:
             start += n
 
     def take(self, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Exactly ``steps`` batches, going through as many epochs as that needs."""
+        """Yield exactly ``steps`` batches, over as many epochs as necessary."""
         return islice(chain.from_iterable(repeat(self)), steps)
 
     def _draw(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Source columns (N, W), source rows (N, H) and hole centres (N, 2) of one epoch."""
+        """Draw source columns (N, W), source rows (N, H) and cutout centres (N, 2) of an epoch."""
         n, (h, w) = self.samples, self._x.shape[-2:]
         a, g = self._augment, self._generator
         rows = columns = holes = torch.empty(n, 0, dtype=torch.int64)
@@ -149,7 +150,7 @@ class Batches:
 def views(
     n: int, size: tuple[int, int], augment: Augment, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Where ``crop`` takes the pixels of n images (H, W) from: rows (n, H) and columns (n, W)."""
+    """Draw the source rows (n, H) and columns (n, W) of n images (H, W) for ``crop``."""
     offset = torch.randint(0, 2 * augment.pad + 1, (n, 2), generator=generator)
     flip = torch.rand(n, 1, generator=generator) < augment.flip
     across = torch.arange(size[1])
@@ -158,10 +159,10 @@ def views(
 
 
 def crop(x: Tensor, rows: Tensor, columns: Tensor, pad: int) -> Tensor:
-    """Pixel (i, j) of image b is pixel (rows[b, i], columns[b, j]) of it padded with black.
+    """Set pixel (i, j) of image b to pixel (rows[b, i], columns[b, j]) of the image padded with 0.
 
-    ``x`` (n, C, H, W), ``rows`` (n, h), ``columns`` (n, w); returns (n, C, h, w). A crop is a run
-    of consecutive indices, a flip a descending one.
+    ``x`` (n, C, H, W), ``rows`` (n, h), ``columns`` (n, w); returns (n, C, h, w). Consecutive
+    indices are a crop, descending indices a flip.
     """
     n, c = x.shape[:2]
     padded = F.pad(x, (pad,) * 4) if pad else x
@@ -174,8 +175,9 @@ def crop(x: Tensor, rows: Tensor, columns: Tensor, pad: int) -> Tensor:
 def cut_out(x: Tensor, centres: Tensor, side: int) -> None:
     """Set a square around each centre to zero, in place, clipped at the borders.
 
-    Rows cy − side/2 .. cy + side/2 − 1 and columns alike, after normalisation, so the hole has the
-    mean colour (DeVries and Taylor 2017, "Improved Regularization of CNNs with Cutout").
+    The square has rows cy − side/2 .. cy + side/2 − 1, and columns likewise. It is applied after
+    normalisation, so that it has the mean colour (DeVries and Taylor 2017, "Improved Regularization
+    of CNNs with Cutout").
     """
     half = side // 2
     i = torch.arange(x.shape[2], device=x.device)
@@ -187,7 +189,7 @@ def cut_out(x: Tensor, centres: Tensor, side: int) -> None:
 
 
 def lengths(n: int, size: int, drop_last: bool = False) -> tuple[int, ...]:
-    """The batches of an epoch over n samples, as ``Batches`` cuts them."""
+    """Return the sizes of the batches of an epoch over n samples."""
     full, rest = divmod(n, size)
     skip = full > 0 and (drop_last or rest == 1)
     return (size,) * full + ((rest,) if rest and not skip else ())

@@ -1,7 +1,7 @@
-"""A data set in memory: images as bytes, labels, and the statistics that normalise them.
+"""Data sets in memory: images as bytes, labels, and the statistics for normalisation.
 
-Whole data sets fit in memory as uint8, so nothing here streams: a client's share is a gather of
-rows.
+Complete data sets fit in memory as uint8, so there is no streaming: a client's share is a gather
+of rows.
 """
 
 from __future__ import annotations
@@ -20,25 +20,24 @@ from torch import Tensor
 from common.training.seeds import rng
 
 LUMA = (0.299, 0.587, 0.114)
-"""Red, green and blue in grey (ITU-R BT.601)."""
+"""Weights of red, green and blue for grey (ITU-R BT.601)."""
 CHUNK = 4096  #: images converted to floating point at a time; bounds memory, not results
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Train and test samples of one task.
+    """Training and test samples of one task.
 
     ``x`` and ``x_test`` are uint8 (N, C, H, W) images, or float32 (N, C, H, W) points, which are
-    never divided by 255; ``y`` and ``y_test`` are int64 (N,) in 0..num_classes - 1. ``mean`` and
-    ``std`` are per channel in units of [0, 1] (of the points themselves for float32).
-    ``x_public`` holds images that the data set itself sets apart from training and testing
-    (CINIC-10's ``valid``) and ``y_public`` their classes, which only upper bounds look at; None for
-    most.
+    never divided by 255. ``y`` and ``y_test`` are int64 (N,) in 0..num_classes - 1. ``mean`` and
+    ``std`` are per channel in units of [0, 1] (in units of the points for float32).
+    ``x_public`` contains images that the data set reserves besides training and testing (CINIC-10's
+    ``valid``), and ``y_public`` their classes, which only upper bounds use; usually both are None.
 
-    ``owner`` (N,) and ``owner_test`` (N_test,) are int64 in 0..owners - 1 and say whose each sample
-    is, where samples come from somebody; ``owner_test`` alone may be None, which is a test that is
-    nobody's own. With partition ``natural`` client k is owner k.
+    ``owner`` (N,) and ``owner_test`` (N_test,) are the samples' owners, int64 in 0..owners - 1.
+    Both are None for data without owners; ``owner_test`` alone is None if test samples have none.
+    With partition ``natural`` client k is owner k.
     """
 
     name: str
@@ -56,7 +55,7 @@ class Dataset:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(C, H, W) of one sample."""
+        """Shape (C, H, W) of one sample."""
         _, c, h, w = self.x.shape
         return c, h, w
 
@@ -66,29 +65,29 @@ class Dataset:
 
     @property
     def owners(self) -> int:
-        """How many the samples belong to; 0 where nothing is said."""
-        told = [each for each in (self.owner, self.owner_test) if each is not None and len(each)]
-        return max((int(each.max()) + 1 for each in told), default=0)
+        """Number of owners; 0 for data without owners."""
+        parts = [part for part in (self.owner, self.owner_test) if part is not None and len(part)]
+        return max((int(part.max()) + 1 for part in parts), default=0)
 
     def trained_on(self, rows: Tensor) -> Dataset:
-        """The same with no other training samples than ``rows``."""
+        """Return a copy with only ``rows`` of the training samples."""
         owner = None if self.owner is None else self.owner[rows]
         return replace(self, x=self.x[rows], y=self.y[rows], owner=owner)
 
     def tested_on(self, rows: Tensor) -> Dataset:
-        """The same with no other test samples than ``rows``."""
+        """Return a copy with only ``rows`` of the test samples."""
         owner = None if self.owner_test is None else self.owner_test[rows]
         return replace(self, x_test=self.x_test[rows], y_test=self.y_test[rows], owner_test=owner)
 
 
 def measured(name: str, classes: tuple[str, ...], **tensors: Tensor) -> Dataset:
-    """The data set of these tensors, by the names of its fields, with the statistics of ``x``."""
+    """Return a data set of ``tensors`` (by field name) with mean and std computed from ``x``."""
     mean, std = channel_statistics(tensors["x"])
     return Dataset(name, classes, mean=mean, std=std, **tensors)
 
 
 def halved(tensors: Mapping[str, Tensor], stream: str) -> dict[str, Tensor]:
-    """Samples of which 80 % of each class train and 20 % are for testing, always the same."""
+    """Split ``tensors`` into 80 % of each class for training and 20 % for testing, fixed."""
     train, test = holdout(tensors["y"], 0.2, rng(0, stream))
     return {
         f"{name}{suffix}": tensor[rows]
@@ -99,9 +98,9 @@ def halved(tensors: Mapping[str, Tensor], stream: str) -> dict[str, Tensor]:
 
 @lru_cache(maxsize=4)
 def merged(dataset: Dataset) -> Dataset:
-    """Training samples followed by test samples, all for training; none are left for testing.
+    """Append the test samples to the training samples, so that no test samples remain.
 
-    ``mean`` and ``std`` stay as they are. Samples whose owner is known for one part only have none.
+    ``mean`` and ``std`` do not change. Owners are dropped if one of the two parts has none.
     """
     none = torch.empty(0, dtype=torch.int64)
     owner, owner_test = dataset.owner, dataset.owner_test
@@ -114,12 +113,12 @@ def merged(dataset: Dataset) -> Dataset:
 
 
 def channel_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and population standard deviation per channel, over samples and pixels.
+    """Return mean and population standard deviation per channel, over samples and pixels.
 
-    ``x`` is (N, C, H, W); bytes are taken in units of [0, 1]. A constant channel gets the
-    standard deviation 1.
+    ``x`` is (N, C, H, W); bytes count in units of [0, 1]. A constant channel has the standard
+    deviation 1.
     """
-    if x.dtype == torch.uint8:  # a histogram is exact and reads every byte once
+    if x.dtype == torch.uint8:  # a histogram is exact and needs one pass
         levels = torch.arange(256, dtype=torch.float64) / 255
         counts = torch.stack(
             [torch.bincount(x[:, c].reshape(-1), minlength=256) for c in range(x.shape[1])]
@@ -135,7 +134,7 @@ def channel_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]
 
 
 def resize(x: Tensor, size: int) -> Tensor:
-    """(N, C, H, W) bytes to (N, C, size, size), bilinear, antialiased when shrinking."""
+    """Resize bytes (N, C, H, W) to (N, C, size, size), bilinear, antialiased when shrinking."""
     if x.dtype != torch.uint8:
         raise ValueError(
             "data.image-size is for images of bytes: floats and points cannot be resized"
@@ -146,42 +145,42 @@ def resize(x: Tensor, size: int) -> Tensor:
 
 
 def fitted(x: Tensor, shape: tuple[int, int, int], what: str) -> Tensor:
-    """Images x uint8 (N, c, h, w) as uint8 (N, C, H, W) of ``shape``.
+    """Convert images x uint8 (N, c, h, w) to uint8 (N, C, H, W) of ``shape``.
 
-    Colour becomes grey by ``LUMA``, grey becomes colour by three equal channels; then bilinear,
-    antialiased when shrinking. Images that fit are left as they are.
+    Colour becomes grey by ``LUMA``; grey becomes colour with three equal channels. Resizing is
+    bilinear, antialiased when shrinking. Images of that shape are returned unchanged.
 
-    Raises a one-line ``ValueError`` that begins with ``what``: points, or channels that are neither
-    grey nor colour and not those of the task.
+    Raises a one-line ``ValueError`` that starts with ``what`` for points, and for a number of
+    channels that cannot be converted.
     """
     if tuple(x.shape[1:]) == shape:
         return x
-    has, wants = x.shape[1], shape[0]
-    if x.dtype != torch.uint8 or (has != wants and {has, wants} != {1, 3}):
+    channels, target = x.shape[1], shape[0]
+    if x.dtype != torch.uint8 or (channels != target and {channels, target} != {1, 3}):
         raise ValueError(
             f"{what} has {str(x.dtype).removeprefix('torch.')} samples {tuple(x.shape[1:])}, the "
             f"data set {shape}; grey and colour images (1 or 3 channels of bytes) can be fitted"
         )
 
     def convert(images: Tensor) -> Tensor:
-        if has > wants:
+        if channels > target:
             images = (images * torch.tensor(LUMA).view(3, 1, 1)).sum(1, keepdim=True)
         if images.shape[-2:] != shape[1:]:
             images = interpolated(images, shape[1:])
-        return images.expand(-1, wants, -1, -1)
+        return images.expand(-1, target, -1, -1)
 
     return converted(x, shape, convert)
 
 
 def interpolated(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """Floats (n, C, H, W) in another size, bilinear, antialiased when shrinking."""
+    """Resize floats (n, C, H, W) to ``size``, bilinear, antialiased when shrinking."""
     return F.interpolate(images, size, mode="bilinear", align_corners=False, antialias=True)
 
 
 def converted(
     x: Tensor, shape: tuple[int, int, int], convert: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Convert bytes (N, ...) to bytes (N, *shape), as floats and ``CHUNK`` at a time."""
+    """Convert bytes (N, ...) to bytes (N, *shape) by way of floats, ``CHUNK`` images at a time."""
     out = torch.empty((len(x), *shape), dtype=torch.uint8)
     for into, images in zip(out.split(CHUNK), x.split(CHUNK), strict=True):
         into[:] = convert(images.float()).round().clamp(0, 255)
@@ -189,9 +188,9 @@ def converted(
 
 
 def stratified(y: Tensor, samples: int, draw: np.random.Generator) -> Tensor:
-    """Sorted indices of ``samples`` rows in which every class keeps its share of ``y``.
+    """Draw ``samples`` rows with the class shares of ``y``; return sorted indices.
 
-    Shares are rounded by largest remainder and no class falls to nothing.
+    Shares are rounded by largest remainder, and every class keeps at least one sample.
     """
     labels = y.numpy()
     present, counts = np.unique(labels, return_counts=True)
@@ -200,7 +199,7 @@ def stratified(y: Tensor, samples: int, draw: np.random.Generator) -> Tensor:
             f"{samples} samples cannot hold {len(present)} classes: take at least {len(present)}"
         )
     if samples > len(labels):
-        raise ValueError(f"{samples} samples asked for, but there are only {len(labels)}")
+        raise ValueError(f"{samples} samples requested, but there are only {len(labels)}")
     exact = counts * (samples / len(labels))
     take = np.maximum(np.floor(exact).astype(np.int64), 1)
     for _ in range(samples - int(take.sum())):
@@ -213,9 +212,9 @@ def stratified(y: Tensor, samples: int, draw: np.random.Generator) -> Tensor:
 
 
 def holdout(y: Tensor, fraction: float, draw: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """Sorted (train, test) indices; ``fraction`` of every class, rounded, goes to the test part.
+    """Return sorted (train, test) indices; the test part has ``fraction`` of every class, rounded.
 
-    A class of two samples or more has both a train and a test sample; a single one trains.
+    A class with two or more samples has at least one in each part; a single sample is for training.
     """
     labels = y.numpy()
     test: list[np.ndarray] = []
@@ -229,7 +228,7 @@ def holdout(y: Tensor, fraction: float, draw: np.random.Generator) -> tuple[Tens
 
 
 def fingerprint(x: Tensor) -> str:
-    """sha256 (hex) over the shape, dtype and bytes of a tensor: equal only for equal contents."""
+    """Return the sha256 (hex) of the shape, dtype and bytes of a tensor."""
     digest = hashlib.sha256(f"{tuple(x.shape)} {x.dtype}".encode())
     digest.update(x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

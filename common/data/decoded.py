@@ -1,11 +1,10 @@
-"""Where data sets are looked for, and decoded copies of them, memory-mapped by every process.
+"""Cache of decoded data sets as memory-mapped files, shared by all processes.
 
-A copy is one safetensors file. A process reads only the rows it takes, and all processes share one
-copy in memory. The copy of a folder lies beside it (``.<folder>-<size>.safetensors``), or in the
-user's cache where that place cannot be written; the copy of a data set of a few large files lies in
-the user's cache. It carries a key over the names, sizes and times of the sources, and is made anew
-when that key no longer fits or the file is damaged. Where nothing can be written, every process
-decodes for itself.
+A copy is one safetensors file. A process reads only the rows that it uses, and all processes share
+one copy in memory. The copy of a folder is next to it (``.<folder>-<size>.safetensors``), or in the
+user's cache if that location is not writable. The copy of a data set of a few large files is in the
+user's cache. A copy stores a key of the names, sizes and times of its sources. It is written again
+if the key differs or the file is damaged. If no location is writable, every process decodes.
 """
 
 import hashlib
@@ -19,18 +18,18 @@ from torch import Tensor
 from common.files import replaced
 from common.settings.config import Data
 
-VERSION = 1  #: raised whenever the same files would be decoded differently
-SMALL = 2**20  #: bytes of source files that are decoded every time rather than kept
+VERSION = 1  #: format version, raised whenever decoding changes
+SMALL = 2**20  #: total size in bytes below which source files are decoded without a cache
 
 
 def cache_dir() -> Path:
-    """The user's cache: $XDG_CACHE_HOME/fedmosaic, else ~/.cache/fedmosaic. Not created here."""
+    """Return $XDG_CACHE_HOME/fedmosaic, else ~/.cache/fedmosaic, without creating it."""
     home = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(home) if home else Path.home() / ".cache") / "fedmosaic"
 
 
-def given(data: Data, name: str) -> Path:
-    """The folder ``data.dir``; raises ``ValueError`` if it is not said, or none."""
+def data_folder(data: Data, name: str) -> Path:
+    """Return the folder ``data.dir``; raise ``ValueError`` if it is empty or not a folder."""
     if not data.dir:
         raise ValueError(f"data set {name!r} needs data.dir, the folder of its files")
     folder = Path(data.dir).expanduser().resolve()
@@ -42,19 +41,19 @@ def given(data: Data, name: str) -> Path:
 def cached(
     root: Path, paths: list[str], size: int, decode: Callable[[], dict[str, Tensor]], kind: str = ""
 ) -> dict[str, Tensor]:
-    """What ``decode`` returns for ``paths``, all below ``root``; decoded at most once per content.
+    """Return the cached result of ``decode`` for ``paths``, which are all inside ``root``.
 
-    ``kind``: of what, where several things are made of one folder.
+    ``kind`` distinguishes several copies of one folder.
     """
-    beside = root.parent / f".{root.name}-{kind}{size}.safetensors"
-    elsewhere = cache_dir() / "folders" / f"{_digest([str(root)])}-{kind}{size}.safetensors"
-    return _through([beside, elsewhere], _key(str(root), paths, size), decode)
+    adjacent = root.parent / f".{root.name}-{kind}{size}.safetensors"
+    central = cache_dir() / "folders" / f"{_digest([str(root)])}-{kind}{size}.safetensors"
+    return _through([adjacent, central], _key(str(root), paths, size), decode)
 
 
-def kept(
+def cached_files(
     name: str, files: Sequence[Path], decode: Callable[[], dict[str, Tensor]]
 ) -> dict[str, Tensor]:
-    """What ``decode`` makes of the ``files`` of the data set ``name``; likewise."""
+    """Return the cached result of ``decode`` for the ``files`` of the data set ``name``."""
     paths = [str(path.resolve()) for path in files]
     if sum(path.stat().st_size for path in files) < SMALL:
         return decode()
@@ -63,14 +62,14 @@ def kept(
 
 
 def _through(
-    places: Sequence[Path], key: str, decode: Callable[[], dict[str, Tensor]]
+    copies: Sequence[Path], key: str, decode: Callable[[], dict[str, Tensor]]
 ) -> dict[str, Tensor]:
-    """The copy in the first of the ``places`` that has it, else a fresh one, kept where it can."""
-    for path in places:
+    """Return the first valid copy, else decode and write to the first writable path."""
+    for path in copies:
         if (tensors := _read(path, key)) is not None:
             return tensors
     fresh = decode()
-    for path in places:
+    for path in copies:
         if _write(path, fresh, key):
             return _read(path, key) or fresh
     return fresh
@@ -93,7 +92,7 @@ def _key(prefix: str, paths: list[str], size: int) -> str:
 
 
 def _read(path: Path, key: str) -> dict[str, Tensor] | None:
-    """The tensors, mapped rather than read; None if the copy is missing, stale or damaged."""
+    """Return memory-mapped tensors, or None if the copy is missing, stale or damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -101,7 +100,7 @@ def _read(path: Path, key: str) -> dict[str, Tensor] | None:
             if (file.metadata() or {}).get("key") != key:
                 return None
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, RuntimeError, SafetensorError):  # torch maps it anew; it may be gone by then
+    except (OSError, RuntimeError, SafetensorError):  # torch opens it again; it may be deleted
         return None
 
 

@@ -1,25 +1,26 @@
-"""Partitions drawn from a Dirichlet distribution: three rules that go by one name.
+"""Three partitions drawn from Dirichlet distributions.
 
-The smaller alpha, the more skewed. ``label_dirichlet`` skews classes, ``quantity_dirichlet`` only
-sizes, ``fedkf_dirichlet`` classes with every client dominant in some of them.
+A smaller alpha means more skew. ``label_dirichlet`` skews classes, ``quantity_dirichlet`` only
+sizes, ``fedkf_dirichlet`` classes such that every client dominates some of them.
 """
 
 import itertools
 
 import numpy as np
 
-TRIES = 1000  #: complete draws before a partition is given up as impossible
-REDRAWS = 100_000  #: draws of one class's proportions before the same
+TRIES = 1000  #: complete draws before a partition counts as impossible
+REDRAWS = 100_000  #: draws of one class's proportions before it counts as impossible
 
 
 def label_dirichlet(
     labels: np.ndarray, clients: int, rng: np.random.Generator, *, alpha: float, min_size: int
 ) -> list[np.ndarray]:
-    """Disjoint shares: for every class p ~ Dir(alpha), cut at the cumulative sums of p.
+    """Return disjoint shares; each class is cut at the cumulative sums of p ~ Dir(alpha).
 
-    p_k is 0 for a client that already holds N/clients samples, and the rest is renormalised;
-    everything is redrawn until each client holds ``min_size`` samples (Li et al. 2022, "Federated
-    Learning on Non-IID Data Silos", section IV; used by MOON, InCo Aggregation and FedIN).
+    p_k is 0 for a client that already has N/clients samples, and the other entries are
+    renormalised. The draw is repeated until each client has ``min_size`` samples (Li et al. 2022,
+    "Federated Learning on Non-IID Data Silos", section IV; used by MOON, InCo Aggregation and
+    FedIN).
     """
     if min_size * clients > len(labels):
         raise ValueError(
@@ -41,20 +42,20 @@ def label_dirichlet(
 
 
 LEAST = 3
-"""Samples of which a fifth may be kept for testing and two still train."""
+"""Smallest share: with a fifth for testing, two samples remain for training."""
 FLOOR = 6
-"""Samples that a client with fewer than ``LEAST`` is given."""
+"""Number of samples that a client with fewer than ``LEAST`` receives."""
 
 
 def quantity_dirichlet(
     labels: np.ndarray, clients: int, rng: np.random.Generator, *, alpha: float
 ) -> list[np.ndarray]:
-    """Disjoint shares of a shuffle: sizes ⌊s·N⌋ with s ~ Dir(alpha), the remainder to the last.
+    """Return disjoint random shares of sizes ⌊s·N⌋, s ~ Dir(alpha); the last gets the remainder.
 
     Labels are IID, only the quantity is skewed (FedORION, the released code; the paper calls this
-    its non-IID setting). There a client that got nothing receives ``FLOOR`` samples; here so does
-    one that got fewer than ``LEAST``, which could train no network with BatchNorm. The next client,
-    cyclically, that keeps more than it gives is the donor.
+    its non-IID setting). In that code a client without samples receives ``FLOOR`` samples. Here a
+    client with fewer than ``LEAST`` receives them too, because it could not train BatchNorm. They
+    come from the next client, cyclically, with more than 2 · ``FLOOR`` samples.
     """
     n = len(labels)
     sizes = np.floor(rng.dirichlet(np.full(clients, alpha)) * n).astype(np.int64)
@@ -76,13 +77,13 @@ def quantity_dirichlet(
 def fedkf_dirichlet(
     labels: np.ndarray, clients: int, rng: np.random.Generator, *, alpha: float, num_classes: int
 ) -> list[np.ndarray]:
-    """Disjoint shares in which the largest holders of the classes differ.
+    """Return disjoint shares in which different clients dominate different classes.
 
-    Clients are cut into groups of ``num_classes`` (the last has the rest); each class is divided
-    among the groups in proportion to their sizes. Within a group p ~ Dir(alpha) for every class,
-    redrawn until its largest entry falls on a client that has not been largest in this cycle; when
-    every client has been, a new cycle begins. Client k gets ⌊p_k·n⌋, one random client the rest
-    (FedKF, the released code).
+    Clients form groups of ``num_classes`` (the last may be smaller). Each class is divided among
+    the groups in proportion to their sizes. Within a group, p ~ Dir(alpha) is drawn for every class
+    until its largest entry belongs to a client that was not yet the largest in this cycle. After
+    every client was the largest, a new cycle starts. Client k gets ⌊p_k·n⌋ samples, and one random
+    client the remainder (FedKF, the released code).
     """
     groups = [range(a, min(a + num_classes, clients)) for a in range(0, clients, num_classes)]
     ends = np.array([0, *(group.stop for group in groups)])
@@ -109,12 +110,12 @@ def fedkf_dirichlet(
 def _label_counts(
     sizes: list[int], clients: int, rng: np.random.Generator, alpha: float
 ) -> np.ndarray:
-    """One draw of (classes, clients) counts by the NIID-Bench rule."""
+    """Draw counts (classes, clients) by the NIID-Bench rule."""
     counts = np.zeros((len(sizes), clients), dtype=np.int64)
     for c, n in enumerate(sizes):
-        hungry = counts.sum(0) < sum(sizes) / clients
+        below_mean = counts.sum(0) < sum(sizes) / clients
         for _ in range(REDRAWS):
-            p = rng.dirichlet(np.full(clients, alpha)) * hungry
+            p = rng.dirichlet(np.full(clients, alpha)) * below_mean
             if p.sum() > 0:
                 break
         else:
@@ -127,7 +128,7 @@ def _label_counts(
 def _dominated_by(
     waiting: set[int], size: int, alpha: float, rng: np.random.Generator
 ) -> np.ndarray:
-    """A draw of Dir(alpha) whose largest entry belongs to one of ``waiting``."""
+    """Draw from Dir(alpha) until the largest entry belongs to one of ``waiting``."""
     for _ in range(REDRAWS):
         p = rng.dirichlet(np.full(size, alpha))
         if int(np.argmax(p)) in waiting:
@@ -138,7 +139,7 @@ def _dominated_by(
 def _deal(
     classes: list[np.ndarray], counts: np.ndarray, rng: np.random.Generator
 ) -> list[np.ndarray]:
-    """Shuffle every class and hand client k ``counts[c, k]`` samples of class c."""
+    """Shuffle every class and give client k ``counts[c, k]`` samples of class c."""
     dealt = [
         np.split(rng.permutation(members), np.cumsum(row)[:-1])
         for members, row in zip(classes, counts, strict=True)

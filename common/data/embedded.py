@@ -1,6 +1,6 @@
-"""Data sets that need no files: scikit-learn's digits, and made-up classes for tests and pictures.
+"""Data sets without files: scikit-learn's digits, and synthetic classes for tests and figures.
 
-The made-up ones are instant, learnable and the same everywhere.
+The synthetic data sets are fast to generate, learnable and the same on every machine.
 """
 
 import importlib.util
@@ -17,10 +17,10 @@ from common.training.seeds import rng
 
 
 def digits() -> Dataset:
-    """1,797 handwritten digits, 8×8; 80 % of each digit train, 20 % test, always the same.
+    """Return 1,797 handwritten digits, 8×8, in a fixed split of 80 % and 20 % of each digit.
 
-    Grey values 0..16 are scaled to 0..255. UCI Optical Recognition of Handwritten Digits (test
-    part), as in ``sklearn.datasets``.
+    Grey values 0..16 are scaled to 0..255. The source is UCI Optical Recognition of Handwritten
+    Digits (test part), as in ``sklearn.datasets``.
     """
     table = _table()
     scaled = np.rint(table[:, :64].reshape(-1, 1, 8, 8) * (255 / 16)).astype(np.uint8)
@@ -30,10 +30,10 @@ def digits() -> Dataset:
 
 
 def _table() -> np.ndarray:
-    """(1797, 65): 64 pixels and the label of each image.
+    """Return an array (1797, 65) with 64 pixels and the label of each image.
 
-    Read from scikit-learn's file without importing scikit-learn, which takes every process a
-    second; through its loader where the file is kept elsewhere.
+    It reads scikit-learn's file directly, because the import takes each process a second. If the
+    file has another location, it uses scikit-learn's loader.
     """
     package = importlib.util.find_spec("sklearn")
     if package is not None and package.origin is not None:
@@ -55,9 +55,9 @@ def toy(
     train: int = 360,
     test: int = 120,
 ) -> Dataset:
-    """uint8 images: a random pattern per class plus noise; ``train`` and ``test`` are totals.
+    """Return uint8 images with a random pattern per class plus noise; sizes are totals.
 
-    A linear model separates them nearly perfectly. Labels go round (0, 1, 2, 0, ..), so the
+    A linear model separates them nearly perfectly. Labels alternate (0, 1, 2, 0, ..), so that the
     classes are balanced.
     """
     draw = rng(0, "toy", classes, *shape)
@@ -75,9 +75,9 @@ def toy(
 
 
 def points() -> Dataset:
-    """float32 (N, 2, 1, 1): three interleaved spiral arms, one per class, in [-1.2, 1.2]².
+    """Return float32 points (N, 2, 1, 1) of three spiral arms, one per class, in [-1.2, 1.2]².
 
-    Two features and three classes, as in FedORION, Figure 1, which draws decision boundaries.
+    FedORION, Figure 1, draws decision boundaries for two features and three classes as well.
     """
     draw = rng(0, "points")
 

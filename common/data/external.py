@@ -1,4 +1,4 @@
-"""Data sets and partitions of plug-ins: what they give is checked before it is used."""
+"""Load data sets and partitions of plug-ins, and check their results."""
 
 import functools
 import inspect
@@ -18,91 +18,93 @@ from common.settings.config import Data
 Load = Callable[[Data], Dataset]
 
 
-def loader(name: str, found: object) -> Load:
-    """How the plug-in ``found`` is loaded: a ``Dataset``, or a function that gives one.
+def loader(name: str, plugin: object) -> Load:
+    """Return a function of [data] that loads ``plugin``, a ``Dataset`` or a function.
 
-    The function is given the settings of [data], or nothing if it takes nothing.
+    The plug-in's function receives the settings of [data] unless it has no parameters.
 
-    Raises ``ValueError``, one line, for what is neither.
+    Raises ``ValueError``, one line, for other plug-ins.
     """
-    if isinstance(found, Dataset):
-        return lambda data: found
-    if not callable(found):
+    if isinstance(plugin, Dataset):
+        return lambda data: plugin
+    if not callable(plugin):
         raise ValueError(
-            f"data set {name!r} is of type {type(found).__name__}; it should be a Dataset or a "
+            f"data set {name!r} is of type {type(plugin).__name__}; it should be a Dataset or a "
             "function that gives one"
         )
-    takes, make = len(inspect.signature(found).parameters), guarded(f"data set {name!r}", found)
+    takes, call = len(inspect.signature(plugin).parameters), guarded(f"data set {name!r}", plugin)
 
     def load(data: Data) -> Dataset:
-        made: Dataset = make(data) if takes else make()
-        with placed(found):
-            check(name, made)
-        return made
+        dataset: Dataset = call(data) if takes else call()
+        with located(plugin):
+            check(name, dataset)
+        return dataset
 
     return load
 
 
 @contextmanager
-def placed(found: object) -> Iterator[None]:
-    """A block whose ``ValueError`` also says where the plug-in ``found`` is written."""
+def located(plugin: object) -> Iterator[None]:
+    """Append the source location of ``plugin`` to a ``ValueError`` of the block."""
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"{error}{at(found)}") from None
+        raise ValueError(f"{error}{at(plugin)}") from None
 
 
 def guarded(what: str, function: Callable[..., object]) -> Callable[..., Any]:
-    """``function`` of a plug-in, of which every exception is a ``ValueError`` of one line."""
+    """Wrap ``function`` of a plug-in so that every exception becomes a ``ValueError``, one line."""
 
     @functools.wraps(function)
-    def call(*given: object, **options: object) -> object:
+    def call(*arguments: object, **options: object) -> object:
         try:
-            return function(*given, **options)
-        except Exception as error:  # whatever the plug-in's author did
+            return function(*arguments, **options)
+        except Exception as error:  # a plug-in can raise anything
             typed = not isinstance(error, ValueError)
             raise ValueError(f"{what} cannot be made: {line(error, typed=typed)}") from error
 
     return call
 
 
-def check(name: str, made: object) -> None:
-    """Raise ``ValueError``, one line, unless ``made`` is what a ``Dataset`` promises."""
-    what = f"data set {name!r}"
-    if not isinstance(made, Dataset):
+def check(name: str, dataset: object) -> None:
+    """Raise ``ValueError``, one line, unless ``dataset`` is a valid ``Dataset``."""
+    subject = f"data set {name!r}"
+    if not isinstance(dataset, Dataset):
         raise ValueError(
-            f"{what} gives a value of type {type(made).__name__}; it should be a Dataset"
+            f"{subject} gives a value of type {type(dataset).__name__}; it should be a Dataset"
         )
-    shape, top = tuple(made.x.shape[1:]), made.num_classes - 1
+    shape, top = tuple(dataset.x.shape[1:]), dataset.num_classes - 1
     for side, x, y, owner in (
-        ("", made.x, made.y, made.owner),
-        ("_test", made.x_test, made.y_test, made.owner_test),
+        ("", dataset.x, dataset.y, dataset.owner),
+        ("_test", dataset.x_test, dataset.y_test, dataset.owner_test),
     ):
-        kind = x.dtype in (torch.uint8, torch.float32) and x.dtype == made.x.dtype
+        kind = x.dtype in (torch.uint8, torch.float32) and x.dtype == dataset.x.dtype
         if not (kind and x.ndim == 4 and x.shape[1:] == shape):
             images = f"uint8 or float32 (N, C, H, W), as {shape} in all parts"
-            raise ValueError(f"{what}: x{side} is {_told(x)}; it should be {images}")
-        for of, values, most in ((f"y{side}", y, top), (f"owner{side}", owner, math.inf)):
+            raise ValueError(f"{subject}: x{side} is {_describe(x)}; it should be {images}")
+        for field, values, most in ((f"y{side}", y, top), (f"owner{side}", owner, math.inf)):
             if values is None:
                 continue
             if values.dtype != torch.int64 or values.shape != x.shape[:1]:
-                raise ValueError(f"{what}: {of} is {_told(values)}; it should be int64 ({len(x)},)")
+                raise ValueError(
+                    f"{subject}: {field} is {_describe(values)}; it should be int64 ({len(x)},)"
+                )
             low, high = (int(v) for v in values.aminmax()) if len(values) else (0, 0)
             if not 0 <= low <= high <= most:
-                raise ValueError(f"{what}: {of} is {low} to {high}; it should be 0 to {most}")
-    if not len(made.mean) == len(made.std) == shape[0]:
+                raise ValueError(f"{subject}: {field} is {low} to {high}; it should be 0 to {most}")
+    if not len(dataset.mean) == len(dataset.std) == shape[0]:
         raise ValueError(
-            f"{what}: mean and std have {len(made.mean)} and {len(made.std)} numbers; it should be "
-            f"one for each of {shape[0]} channels"
+            f"{subject}: mean and std have {len(dataset.mean)} and {len(dataset.std)} numbers; "
+            f"it should be one for each of {shape[0]} channels"
         )
 
 
-def _told(x: Tensor) -> str:
+def _describe(x: Tensor) -> str:
     return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}"
 
 
 def check_shares(name: str, shares: object, samples: int, clients: int) -> None:
-    """Raise ``ValueError``, one line, unless a partition gave every client a share."""
+    """Raise ``ValueError``, one line, unless ``shares`` has a valid share for every client."""
     if not isinstance(shares, list) or len(shares) != clients:
         got = f"{len(shares)} shares" if isinstance(shares, list) else type(shares).__name__
         raise ValueError(

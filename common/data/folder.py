@@ -1,9 +1,9 @@
-"""A folder of images as a data set, decoded once and kept as one memory-mapped file.
+"""Data sets of image folders, decoded once and cached as one memory-mapped file.
 
-Three layouts: ``DIR/{train,test}/<class>/*.png``; the same with ``valid`` (or ``val``), which
-becomes the public set beside ``test`` (CINIC-10) and the test set without it (TinyImageNet, whose
-``val_annotations.txt`` is understood); and ``DIR/<class>/*.png``, of which 80 % of every class
-train and 20 % test, always the same. ``client-folders`` has such a folder for each client.
+There are three layouts. The first is ``DIR/{train,test}/<class>/*.png``. The second has ``valid``
+(or ``val``) in addition. It becomes the public set if there is a ``test`` folder (CINIC-10), else
+the test set (TinyImageNet, including ``val_annotations.txt``). The third is ``DIR/<class>/*.png``,
+with a fixed split of 80 % and 20 % of every class. ``client-folders`` has a folder per client.
 """
 
 import os
@@ -32,12 +32,12 @@ Part = list[tuple[str, int]]  #: image files and their classes
 
 
 def load_folder(data: Data) -> Dataset:
-    """The images of ``data.dir``; statistics are computed from the training images.
+    """Load the images of ``data.dir``; statistics are computed from the training images.
 
-    Grey images stay one channel if all of them are grey, else everything becomes RGB. All must
-    have one size unless ``data.image_size`` is set. The name is that of the folder.
+    Images have one channel if all of them are grey, else all become RGB. They must have equal
+    sizes unless ``data.image_size`` is set. The data set has the name of the folder.
     """
-    root = decoded.given(data, "folder")
+    root = decoded.data_folder(data, "folder")
     classes, parts = _parts(root)
     fields = tensors(root, parts, data.image_size)
     return measured(root.name, classes, **(fields if "test" in parts else halved(fields, "folder")))
@@ -46,11 +46,11 @@ def load_folder(data: Data) -> Dataset:
 def load_client_folders(data: Data) -> Dataset:
     """Load the images of several clients, ``DIR/<client>/<class>/*.png``, as ``load_folder`` does.
 
-    A client's folder may have ``train`` and ``test`` over the classes; without them 80 % of each
-    class train and 20 % are for testing, always the same. Clients are owners in the order of their
-    folders' names. A client need not have images of every class.
+    A client's folder can have ``train`` and ``test`` above the classes. Without them, 80 % of each
+    class are for training and 20 % for testing, always the same. Clients are owners in the order of
+    their folders' names. A client need not have images of every class.
     """
-    root = decoded.given(data, "client-folders")
+    root = decoded.data_folder(data, "client-folders")
     clients = sorted(subfolders(root), key=in_order)
     if not clients:
         raise ValueError(f"{root}: no client's folder in it")
@@ -60,23 +60,23 @@ def load_client_folders(data: Data) -> Dataset:
     parts: dict[str, Part] = {"train": [], "test": []}
     owners: dict[str, list[int]] = {"train": [], "test": []}
     for k, name in enumerate(clients):
-        for part, found in zip(parts, _of_client(root / name, classes), strict=True):
-            parts[part] += found
-            owners[part] += [k] * len(found)
+        for part, files in zip(parts, _of_client(root / name, classes), strict=True):
+            parts[part] += files
+            owners[part] += [k] * len(files)
     fields = tensors(root, parts, data.image_size, "clients-")
     fields |= {"owner": torch.tensor(owners["train"]), "owner_test": torch.tensor(owners["test"])}
     return measured(root.name, classes, **fields)
 
 
 def _training(folder: Path) -> Path:
-    """Return the folder of a client's class folders."""
+    """Return the folder that contains a client's class folders for training."""
     return folder / "train" if (folder / "train").is_dir() else folder
 
 
 def _of_client(folder: Path, classes: tuple[str, ...]) -> tuple[Part, Part]:
     """Return one client's images for training and testing.
 
-    Raises ``ValueError`` for a client that has none to train on, or none set apart for testing.
+    Raises ``ValueError`` for a client without training images, or with a ``train`` but no ``test``.
     """
     training = _training(folder)
     train = listed(training, classes)
@@ -84,15 +84,15 @@ def _of_client(folder: Path, classes: tuple[str, ...]) -> tuple[Part, Part]:
         raise ValueError(f"{training}: no images")
     if training == folder:
         y = torch.tensor([c for _, c in train])
-        kept, apart = holdout(y, 0.2, rng(0, "folder", folder.name))
-        return [train[i] for i in kept.tolist()], [train[i] for i in apart.tolist()]
+        rows, test = holdout(y, 0.2, rng(0, "folder", folder.name))
+        return [train[i] for i in rows.tolist()], [train[i] for i in test.tolist()]
     if not (folder / "test").is_dir():
-        raise ValueError(f"{folder}: there is a train folder, but no test beside it")
+        raise ValueError(f"{folder}: there is a train folder, but no test folder")
     return train, listed(folder / "test", classes)
 
 
 def tensors(root: Path, parts: dict[str, Part], size: int, kind: str = "") -> dict[str, Tensor]:
-    """x and y of each part, by the names of ``Dataset``; decoded at most once."""
+    """Return x and y of each part, by the field names of ``Dataset``; decoded at most once."""
     paths = [path for part in parts.values() for path, _ in part]
     images = decoded.cached(root, paths, size, lambda: decode(parts, size), kind=kind)
     fields = {}
@@ -104,7 +104,7 @@ def tensors(root: Path, parts: dict[str, Part], size: int, kind: str = "") -> di
 
 
 def _parts(root: Path) -> tuple[tuple[str, ...], dict[str, Part]]:
-    """Class names and the files of the parts "train" and, where there are any, "test", "public"."""
+    """Return class names and the files of the parts "train", "test" and "public" that exist."""
     split = (root / "train").is_dir()
     train = root / "train" if split else root
     classes = tuple(sorted(subfolders(train)))
@@ -122,7 +122,7 @@ def _parts(root: Path) -> tuple[tuple[str, ...], dict[str, Part]]:
     elif not (root / "test").is_dir():
         valid, test = None, valid
     if test is None:
-        raise ValueError(f"{root}: there is a train folder, but neither test nor valid beside it")
+        raise ValueError(f"{root}: there is a train folder, but neither test nor valid")
     parts["test"] = listed(test, classes)
     if not parts["test"]:
         raise ValueError(f"{test}: no images")
@@ -132,21 +132,21 @@ def _parts(root: Path) -> tuple[tuple[str, ...], dict[str, Part]]:
 
 
 def subfolders(folder: Path) -> set[str]:
-    """Names of the folders in a folder, without hidden ones."""
+    """Return the names of the folders in ``folder``, without hidden ones."""
     return {p.name for p in folder.iterdir() if p.is_dir() and p.name[0] != "."}
 
 
 def listed(folder: Path, classes: tuple[str, ...]) -> Part:
-    """Every image below ``folder/<class>``, in order of class and path."""
+    """Return every image inside ``folder/<class>``, in order of class and path."""
     if (folder / ANNOTATIONS).is_file():
         return _annotated(folder, classes)
-    found = subfolders(folder)
-    if unknown := sorted(found - set(classes)):
+    names = subfolders(folder)
+    if unknown := sorted(names - set(classes)):
         raise ValueError(f"{folder / unknown[0]}: class {unknown[0]!r} has no training folder")
     return [
         (path, c)
         for c, name in enumerate(classes)
-        if name in found
+        if name in names
         for path in sorted(_images(str(folder / name)))
     ]
 
@@ -163,39 +163,39 @@ def _annotated(folder: Path, classes: tuple[str, ...]) -> Part:
 
 
 def _images(folder: str) -> Iterator[str]:
-    for where, _, names in os.walk(folder):
+    for parent, _, names in os.walk(folder):
         for name in names:
             if name.lower().endswith(SUFFIXES) and name[0] != ".":
-                yield _file(os.path.join(where, name))
+                yield _file(os.path.join(parent, name))
 
 
 def _file(path: str) -> str:
-    """A path that can be opened without waiting for anybody.
+    """Return ``path`` if opening it cannot block.
 
     Raises ``ValueError`` for a named pipe, a socket or a device, also behind a link.
     """
-    with suppress(OSError):  # what is not there, or not ours, is told where it is read
+    with suppress(OSError):  # a missing or unreadable file raises later, where it is read
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise ValueError(f"{path}: not a file")
     return path
 
 
 def decode(parts: dict[str, Part], size: int) -> dict[str, Tensor]:
-    """uint8 (N, C, H, W) per part."""
+    """Return uint8 images (N, C, H, W) for each part."""
     paths = {name: [path for path, _ in part] for name, part in parts.items()}
     everything = [path for part in paths.values() for path in part]
     grey = all(_header(path)[0] in GREY for path in everything)
     first = everything[0]
-    want = (size, size) if size else _header(first)[1]
+    expected = (size, size) if size else _header(first)[1]
     out = {}
     for name, part in paths.items():
-        images = np.empty((len(part), 1 if grey else 3, want[1], want[0]), dtype=np.uint8)
+        images = np.empty((len(part), 1 if grey else 3, expected[1], expected[0]), dtype=np.uint8)
         for row, path in zip(images, part, strict=True):
             pixels = _pixels(path, "L" if grey else "RGB", size)
             if pixels.shape[1:] != row.shape[1:]:
                 raise ValueError(
                     f"images differ in size ({path} is {pixels.shape[2]}×{pixels.shape[1]}, "
-                    f"{first} is {want[0]}×{want[1]}): set data.image-size"
+                    f"{first} is {expected[0]}×{expected[1]}): set data.image-size"
                 )
             row[:] = pixels
         out[name] = torch.from_numpy(images)
@@ -203,19 +203,19 @@ def decode(parts: dict[str, Part], size: int) -> dict[str, Tensor]:
 
 
 def _header(path: str) -> tuple[str, tuple[int, int]]:
-    """PIL mode and (width, height), without decoding the pixels."""
+    """Return PIL mode and (width, height), without decoding the pixels."""
     with _naming(path), Image.open(path) as image:
         return image.mode, image.size
 
 
 def _pixels(path: str, mode: str, size: int) -> np.ndarray:
-    """uint8 (C, H, W), resized bilinearly to size × size unless ``size`` is 0."""
+    """Return uint8 (C, H, W), resized bilinearly to size × size unless ``size`` is 0."""
     with _naming(path), Image.open(path) as image:
         return as_bytes(image, mode, size)
 
 
 def as_bytes(image: Image.Image, mode: str, size: int) -> np.ndarray:
-    """The same of an opened image; raises ``ValueError`` if bytes cannot hold its values."""
+    """Return uint8 (C, H, W) of an opened image; raise ``ValueError`` for more than 8 bits."""
     if image.mode in DEEP:
         raise ValueError("more than 8 bits per channel")
     picture = image.convert(mode)
@@ -226,7 +226,7 @@ def as_bytes(image: Image.Image, mode: str, size: int) -> np.ndarray:
 
 @contextmanager
 def _naming(path: str) -> Iterator[None]:
-    """Whatever the decoder has against the file becomes one line that names it."""
+    """Convert the decoder's exceptions into a one-line ``ValueError`` with the path."""
     try:
         yield
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:

@@ -1,14 +1,13 @@
-"""How the training samples fall to the clients.
+"""Partitions of the training samples over clients.
 
-A partition is a pure function from a data set to one index array per client; what it draws comes
-from the generator it is given. ``split`` is the one entry: it looks the partition up by name,
-hands it the options it takes, names the draw, and checks what comes back. Most rules look at the
-labels (N,) alone, and are written so.
+A partition is a pure function of a data set and a random generator that returns one index array per
+client. ``split`` is the entry point: it looks up the partition by name, passes its options and a
+generator, and checks the result. Most rules need only the labels (N,).
 
-NIID-1, NIID-2 and NIID-3 are DL-MH's: fixed class patterns over devices, drawn with replacement,
-stated for 10 classes and 5 devices. ``niid_scale`` says what happens otherwise: "period5" repeats
-them (device k has pattern k mod 5, slot j of ten is the j-th tenth of the classes), "adapt"
-stretches the rule to the number of devices.
+NIID-1, NIID-2 and NIID-3 are DL-MH's fixed class patterns over devices, drawn with replacement, for
+10 classes and 5 devices. ``niid_scale`` selects the rule for other numbers. "period5" repeats the
+patterns: device k has pattern k mod 5, and slot j of ten is the j-th tenth of the classes. "adapt"
+extends the rule to the number of devices.
 """
 
 import contextlib
@@ -25,23 +24,23 @@ import numpy as np
 
 from common.data.dataset import Dataset
 from common.data.dirichlet import fedkf_dirichlet, label_dirichlet, quantity_dirichlet
-from common.data.external import check_shares, guarded, placed
+from common.data.external import check_shares, guarded, located
 from common.settings import plugins
 from common.settings.config import NATURAL, OWN, Data
 from common.settings.extras import imported
 from common.training.seeds import rng
 
-SLOTS = 10  #: of DL-MH's patterns
-PERIOD = 5  #: devices of DL-MH's patterns
+SLOTS = 10  #: number of class slots in DL-MH's patterns
+PERIOD = 5  #: number of devices in DL-MH's patterns
 
-Pattern = Callable[[int, int], list[list[int]]]  #: devices and slots to the slots of each device
-Rule = Callable[..., list[np.ndarray]]  #: data set, clients, rng and options to the shares
+Pattern = Callable[[int, int], list[list[int]]]  #: (devices, slots) to the slots of each device
+Rule = Callable[..., list[np.ndarray]]  #: (data set, clients, rng, options) to the shares
 
 
 @final
 @dataclass(frozen=True)
 class Partition:
-    """``function(dataset, clients, rng, **options)`` and where the rule comes from."""
+    """Partition rule ``function(dataset, clients, rng, **options)``, description and source."""
 
     function: Rule
     description: str
@@ -50,13 +49,13 @@ class Partition:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """What the rule asks for by name: knobs of [data], and the number of classes."""
-        named = inspect.signature(self.function).parameters.values()
-        return (*self.takes, *(each.name for each in named if each.kind is each.KEYWORD_ONLY))
+        """Names of the rule's options: settings of [data], and the number of classes."""
+        parameters = inspect.signature(self.function).parameters.values()
+        return (*self.takes, *(p.name for p in parameters if p.kind is p.KEYWORD_ONLY))
 
 
 def of_labels(rule: Rule) -> Rule:
-    """A rule for labels (N,) as a rule for data sets."""
+    """Convert a rule for labels (N,) into a rule for data sets."""
 
     @wraps(rule)
     def partition(
@@ -68,32 +67,32 @@ def of_labels(rule: Rule) -> Rule:
 
 
 def natural(dataset: Dataset, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Client k gets what is owner k's, as the data set says."""
+    """Return the samples of owner k as the share of client k."""
     if dataset.owner is None:
         raise ValueError(
-            f"data.partition = {NATURAL!r}: data set {dataset.name!r} does not say whose its "
-            "samples are; choose another partition"
+            f"data.partition = {NATURAL!r}: data set {dataset.name!r} has no owners of samples; "
+            "choose another partition"
         )
     if dataset.owners != clients:
         raise ValueError(
             f"data.partition = {NATURAL!r}: the samples of {dataset.name!r} belong to "
-            f"{dataset.owners} owners, but clients = {clients}; 0 stands for one of each owner"
+            f"{dataset.owners} owners, but clients = {clients}; clients = 0 sets one per owner"
         )
     return [np.flatnonzero(dataset.owner.numpy() == k) for k in range(clients)]
 
 
 def iid(labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """A random split into disjoint shares whose sizes differ by one at most."""
+    """Return random disjoint shares whose sizes differ by one at most."""
     return [np.sort(share) for share in np.array_split(rng.permutation(len(labels)), clients)]
 
 
 def own(labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Everything here is this client's: each client loads a data set of its own."""
+    """Return all samples as every client's share: each client loads its own data set."""
     return [np.arange(len(labels))] * clients
 
 
 def _drawn(pattern: Pattern) -> Rule:
-    """The partition by a pattern, drawn with replacement."""
+    """Return the partition that draws samples with replacement according to ``pattern``."""
 
     def partition(
         labels: np.ndarray,
@@ -112,29 +111,29 @@ def _drawn(pattern: Pattern) -> Rule:
 
 @_drawn
 def niid1(devices: int, slots: int) -> list[list[int]]:
-    """Device k holds classes {2k, 2k + 1} in equal parts: no class on two devices (of five).
+    """Return classes {2k, 2k + 1} in equal parts for device k, no class on two of five devices.
 
     adapt: the classes in blocks of num_classes / clients.
-    ``per_client`` samples each (0: N // clients), drawn with replacement from the class, so a
-    share may hold a sample twice and two devices may share samples. DL-MH, NIID-1.
+    Each client draws ``per_client`` samples (0: N // clients) with replacement from its classes. A
+    share can therefore contain a sample twice, and two devices can share samples. DL-MH, NIID-1.
     """
     return _blocks(range(slots), devices)
 
 
 @_drawn
 def niid2(devices: int, slots: int) -> list[list[int]]:
-    """Device k holds classes {0, .., 4} and 5 + k, each with 1/6 of its samples.
+    """Return classes {0, .., 4} and 5 + k for device k, each with 1/6 of its samples.
 
-    adapt: the first half of the classes everywhere, the others in one block per device.
+    adapt: the first half of the classes on all devices, the others in one block per device.
     Drawn as in :func:`niid1`. DL-MH, NIID-2.
     """
     shared = range(slots // 2)
-    return [[*shared, *own] for own in _blocks(range(slots // 2, slots), devices)]
+    return [[*shared, *block] for block in _blocks(range(slots // 2, slots), devices)]
 
 
 @_drawn
 def niid3(devices: int, slots: int) -> list[list[int]]:
-    """Each class on exactly two devices, each device with four classes in equal parts.
+    """Return four classes in equal parts for each device, each class on exactly two devices.
 
     Class c belongs to the two devices of the c-th pair (a, b), a < b, in lexicographic order over
     the ten pairs of five devices: {0,1,2,3}, {0,4,5,6}, {1,4,7,8}, {2,5,7,9}, {3,6,8,9}.
@@ -157,12 +156,12 @@ def iid_draw(
     num_classes: int,
     per_client: int = 0,
 ) -> list[np.ndarray]:
-    """Every device holds all classes in equal parts. Drawn as in :func:`niid1`. DL-MH, IID."""
+    """Return all classes in equal parts for every device, drawn as in :func:`niid1`. DL-MH, IID."""
     return _draw(labels, rng, per_client, [list(range(num_classes))] * clients)
 
 
 def _blocks(items: range, parts: int) -> list[list[int]]:
-    """Runs of consecutive items, none empty, whose lengths differ by one at most."""
+    """Return runs of consecutive items, none empty, whose lengths differ by one at most."""
     if not 1 <= parts <= len(items):
         raise ValueError(
             f"data.niid-scale = 'adapt': {len(items)} classes cannot be cut into {parts} blocks: "
@@ -172,7 +171,7 @@ def _blocks(items: range, parts: int) -> list[list[int]]:
 
 
 def _owned(pattern: Pattern, clients: int, num_classes: int, scale: str) -> list[list[int]]:
-    """The classes of every client."""
+    """Return the classes of every client."""
     if scale == "adapt":
         return pattern(clients, num_classes)
     assert scale == "period5", scale
@@ -214,55 +213,55 @@ FLOWER: dict[str, tuple[str, dict[str, str]]] = {
     "Square": (": sizes 1, 4, 9, …", {}),
     "Exponential": (": sizes e, e², e³, …", {}),
 }
-"""Partitioners of flwr-datasets, what to say of each, and its options: our names and its own."""
+"""Partitioners of flwr-datasets: a suffix of the description, and our option names to theirs."""
 
 
-def _dealt(
+def _flower_shares(
     name: str, labels: np.ndarray, clients: int, rng: np.random.Generator, **options: object
 ) -> list[np.ndarray]:
-    """Return the shares that a partitioner of flwr-datasets (extra ``hub``) makes of labels (N,).
+    """Return the shares of labels (N,) by a partitioner of flwr-datasets (extra ``hub``).
 
-    The samples are shuffled first, because most of these rules cut a data set as it lies. What is
-    drawn then comes from the partitioner's own generator, seeded by ours. The import takes every
-    process some seconds. Raises ``ValueError``, one line, for what it cannot make.
+    The samples are shuffled first, because most of these rules keep the order of the data set. The
+    partitioner then draws from its own generator, seeded by ours. The import takes each process
+    some seconds. Raises ``ValueError``, one line, for an impossible partition.
     """
-    what = f"data.partition = 'flwr-{name.lower()}'"
+    setting = f"data.partition = 'flwr-{name.lower()}'"
     datasets, partitioners = imported("datasets"), imported("flwr_datasets.partitioner")
-    given = {FLOWER[name][1][key]: value for key, value in options.items()}
+    arguments = {FLOWER[name][1][key]: value for key, value in options.items()}
     if options:
-        given |= {"partition_by": "label", "seed": int(rng.integers(2**31))}
+        arguments |= {"partition_by": "label", "seed": int(rng.integers(2**31))}
     rows = rng.permutation(len(labels))
     table = datasets.Dataset.from_dict({"label": labels[rows], "row": rows})
     with (
         warnings.catch_warnings(),
-        open(os.devnull, "w", encoding="utf-8") as nowhere,
-        contextlib.redirect_stderr(nowhere),  # its progress bars
+        open(os.devnull, "w", encoding="utf-8") as null,
+        contextlib.redirect_stderr(null),  # progress bars
     ):
         warnings.simplefilter("ignore")
-        partitioner = getattr(partitioners, f"{name}Partitioner")(clients, **given)
+        partitioner = getattr(partitioners, f"{name}Partitioner")(clients, **arguments)
         partitioner.dataset = table
         try:
             return [np.array(partitioner.load_partition(k)["row"]) for k in range(clients)]
         except ValueError as error:
-            raise ValueError(f"{what}: {' '.join(str(error).split())}") from error
+            raise ValueError(f"{setting}: {' '.join(str(error).split())}") from error
 
 
 PARTITIONS: dict[str, Partition] = {
     "iid": Partition(of_labels(iid), "equal random shares", "McMahan et al. 2017"),
     NATURAL: Partition(
-        natural, "each client has what is its own, as the data set says", "LEAF, PFLlib"
+        natural, "each client is one owner of samples in the data set", "LEAF, PFLlib"
     ),
     OWN: Partition(
-        of_labels(own), "each client's data set is its own: nothing is cut", "deployments"
+        of_labels(own), "each client loads its own data set, without a partition", "deployments"
     ),
     "label_dirichlet": Partition(
         of_labels(label_dirichlet),
-        "every class is dealt out by a Dirichlet draw; redrawn until each client has min_size",
+        "Dirichlet proportions for every class, redrawn until each client has min_size samples",
         "Li et al. 2022 (NIID-Bench)",
     ),
     "quantity_dirichlet": Partition(
         of_labels(quantity_dirichlet),
-        "the sizes are a Dirichlet draw, the labels stay IID",
+        "Dirichlet sizes with IID labels",
         "FedORION, the released code",
     ),
     "fedkf_dirichlet": Partition(
@@ -278,47 +277,47 @@ PARTITIONS: dict[str, Partition] = {
     "niid3": Partition(of_labels(niid3), "four classes, each on two devices", "DL-MH, NIID-3"),
     **{
         f"flwr-{name.lower()}": Partition(
-            of_labels(partial(_dealt, name)),
-            f"{name}Partitioner{what}",
+            of_labels(partial(_flower_shares, name)),
+            f"{name}Partitioner{suffix}",
             "flwr-datasets (extra hub)",
             tuple(takes),
         )
-        for name, (what, takes) in FLOWER.items()
+        for name, (suffix, takes) in FLOWER.items()
     },
 }
 
 
 def rule(name: str) -> Partition:
-    """The partition of a name: ours, or a plug-in's ``Partition`` or function.
+    """Return the partition ``name``, from ``PARTITIONS`` or a plug-in (``Partition`` or function).
 
-    Raises ``ValueError``, one line: there is none of this name, or the plug-in is no partition.
+    Raises ``ValueError``, one line, for an unknown name or a plug-in that is not a partition.
     """
     if name in PARTITIONS:
         return PARTITIONS[name]
-    found = plugins.find("partitions", name)
-    if found is None:
-        there = plugins.choices("partitions", name, PARTITIONS)
-        raise ValueError(f"unknown data.partition {name!r}: choose from {there}")
-    if not isinstance(found, Partition):
-        if not callable(found):
+    plugin = plugins.find("partitions", name)
+    if plugin is None:
+        choices = plugins.choices("partitions", name, PARTITIONS)
+        raise ValueError(f"unknown data.partition {name!r}: choose from {choices}")
+    if not isinstance(plugin, Partition):
+        if not callable(plugin):
             raise ValueError(
-                f"partition {name!r} is of type {type(found).__name__}; it should be a function"
+                f"partition {name!r} is of type {type(plugin).__name__}; it should be a function"
             )
-        made = guarded(f"partition {name!r}", found)
-        found = Partition(made, (inspect.getdoc(found) or "").partition("\n")[0], name)
+        description = (inspect.getdoc(plugin) or "").partition("\n")[0]
+        plugin = Partition(guarded(f"partition {name!r}", plugin), description, name)
     keys = {"num_classes", *Data.model_fields}
-    if other := [option for option in found.options if option not in keys]:
-        raise ValueError(f"partition {name!r}: [data] has no {other[0]!r} to give it")
-    return found
+    if unknown := [option for option in plugin.options if option not in keys]:
+        raise ValueError(f"partition {name!r}: its option {unknown[0]!r} is no key of [data]")
+    return plugin
 
 
 def split(data: Data, dataset: Dataset, clients: int, seed: int) -> list[np.ndarray]:
-    """Sorted int64 indices into the training samples for every client, by ``data.partition``.
+    """Return every client's sorted int64 indices of training samples, by ``data.partition``.
 
-    Drawn from the stream "partition" of ``data.seed``, or of ``seed`` where that is 0.
+    The draw uses the stream "partition" of ``data.seed``, or of ``seed`` if that is 0.
     Shares are disjoint except for ``niid*`` and ``iid_draw``, which draw with replacement. Raises
-    ValueError for an unknown partition, fewer samples than clients, a rule that cannot be
-    satisfied, or shares that are none.
+    ``ValueError`` for an unknown partition, fewer samples than clients, a rule that cannot be
+    satisfied, or invalid shares.
     """
     partition = rule(data.partition)
     samples = len(dataset.y)
@@ -331,27 +330,27 @@ def split(data: Data, dataset: Dataset, clients: int, seed: int) -> list[np.ndar
         for name in partition.options
     }
     shares = partition.function(dataset, clients, rng(data.seed or seed, "partition"), **options)
-    with placed(partition.function):
+    with located(partition.function):
         check_shares(data.partition, shares, samples, clients)
     return [np.sort(np.asarray(share)).astype(np.int64) for share in shares]
 
 
 def local_train(n: int, test_fraction: float) -> int:
-    """How many of a client's n distinct samples ``local_split`` leaves for training, at least."""
+    """Return how many of n distinct samples ``local_split`` uses for training."""
     return max(int((1 - test_fraction) * n + 1e-9), 1)
 
 
 def local_split(
     indices: np.ndarray, test_fraction: float, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """One client's (train, test) share: a shuffle, then the first ⌊(1 − fraction)·n⌋ train.
+    """Split one client's indices at random into sorted (train, test) indices.
 
-    Sorted. Copies of one sample (``niid*`` draws with replacement) stay on one side, so no sample
-    is both trained on and tested. At least one distinct sample trains (FedKF, the released code).
-    ``test_fraction`` is in [0, 1).
+    The first ⌊(1 − fraction)·n⌋ distinct samples of a shuffle are for training, at least one (as in
+    FedKF's released code). Copies of a sample (``niid*`` draws with replacement) stay in one part,
+    so that no sample is both trained on and tested. ``test_fraction`` is in [0, 1).
     """
-    distinct, place = np.unique(indices, return_inverse=True)
+    distinct, position = np.unique(indices, return_inverse=True)
     trained = np.zeros(len(distinct), bool)
     trained[rng.permutation(len(distinct))[: local_train(len(distinct), test_fraction)]] = True
-    mask = trained[place]
+    mask = trained[position]
     return np.sort(indices[mask]), np.sort(indices[~mask])

@@ -1,4 +1,4 @@
-"""The partition as a picture: one bubble per client and class, its area the number of samples."""
+"""Bubble chart of a partition: one bubble per client and class, with area by sample count."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-CELL = 0.27  #: inches between two bubbles
+CELL = 0.27  #: distance of two bubbles in inches
 FILL = 0.94  #: diameter of the largest bubble, in cells
-LEAST = 11.0  #: the same in points at least; with many clients neighbours may overlap
+LEAST = 11.0  #: smallest such diameter in points; bubbles of many clients may overlap
 
 
 def bubbles(
@@ -22,11 +22,11 @@ def bubbles(
     classes: Sequence[str] = (),
     color: str = "C0",
 ) -> Figure:
-    """Clients across, classes up; ``counts`` (clients, classes) holds numbers of samples.
+    """Return a figure of ``counts`` (clients, classes), with clients on x and classes on y.
 
-    The area of a bubble is proportional to its count, the largest one nearly fills its cell, and
-    a key gives the scale. ``classes`` names the rows where there are at most 30. Drawn with
-    the figure's own objects: pyplot's global state is not touched.
+    The area of a bubble is proportional to its count. The largest one nearly fills its cell, and a
+    legend gives the scale. ``classes`` names the rows if there are at most 30. pyplot's global
+    state does not change.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -73,7 +73,7 @@ def bubbles(
 
 
 def _key(top: float) -> list[int]:
-    """Up to three round counts that are not above ``top``, largest first."""
+    """Return up to three round counts that are at most ``top``, largest first."""
     power = 10 ** int(np.floor(np.log10(top)))
     largest = max(s for s in (1, 2, 5) if s * power <= top) * power
     return sorted({largest, max(largest // 4, 1), max(largest // 20, 1)}, reverse=True)

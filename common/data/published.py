@@ -1,8 +1,8 @@
-"""Data sets that torchvision can fetch: the MNIST family, CIFAR-10, CIFAR-100 and SVHN.
+"""Data sets that torchvision can download: the MNIST family, CIFAR-10, CIFAR-100 and SVHN.
 
-The MNIST family's IDX files, gzipped or not, are read here, which spares every process the import
-of torchvision. The others are read by torchvision, which checks their checksums. That takes
-seconds, so what comes of large files is kept (``decoded.py``) until they change.
+This module reads the MNIST family's IDX files, gzipped or not, so that processes need not import
+torchvision. torchvision reads the others and verifies their checksums. This takes seconds, so
+tensors of large files are cached (``decoded.py``) until the files change.
 """
 
 import gzip
@@ -21,75 +21,75 @@ from common.data import decoded
 from common.data.dataset import Dataset
 from common.settings.config import Data
 
-UNSIGNED_BYTE = 0x08  #: the type in an IDX file's header
+UNSIGNED_BYTE = 0x08  #: type code of bytes in an IDX file's header
 
 
 def _root(directory: str) -> Path:
-    """Return ``data.dir`` with ``~`` resolved, or the user's cache where it is empty."""
+    """Return ``data.dir`` with ``~`` resolved, or a folder in the user's cache if it is empty."""
     return Path(directory).expanduser() if directory else decoded.cache_dir() / "data"
 
 
-def _how_to_get(name: str, tried: list[Path], more: str = "") -> str:
-    """Return one line for a data set that is not there: the places tried and the ways to it."""
-    places = ", ".join(str(path) for path in tried)
+def _not_found(name: str, searched: list[Path], hint: str = "") -> str:
+    """Return the error message for a missing data set: the folders searched and the remedies."""
+    folders = ", ".join(str(path) for path in searched)
     return (
-        f"data set {name!r} not found in {places}: set data.dir to the folder that holds it, or "
-        f"data.download = true{more}"
+        f"data set {name!r} not found in {folders}: set data.dir to the folder of its files, or "
+        f"data.download = true{hint}"
     )
 
 
-def _opened(
-    name: str, title: str, place: Path, *, inside: str, download: bool, **part: object
+def _open(
+    name: str, title: str, folder: Path, *, inside: str, download: bool, **part: object
 ) -> Any:
-    """Return torchvision's data set object; raise one line that says where it was looked for.
+    """Return torchvision's data set object; raise ``ValueError``, one line, with the folder.
 
-    ``title``: torchvision's class; ``inside``: what of it is in ``place``, if anything is.
+    ``title``: torchvision's class; ``inside``: a file or folder of the data set in ``folder``.
     """
     from common.vision import torchvision
 
     try:
-        return getattr(torchvision.datasets, title)(str(place), download=download, **part)
+        return getattr(torchvision.datasets, title)(str(folder), download=download, **part)
     except (OSError, RuntimeError, ValueError, AssertionError) as error:
-        line = _how_to_get(name, [place])
+        message = _not_found(name, [folder])
         if download:
-            line = f"data set {name!r}: download to {place} failed ({error})"
-        elif (found := place / inside).exists():
-            line = f"data set {name!r} at {found} is damaged or incomplete: download it again"
-        raise ValueError(line) from error
+            message = f"data set {name!r}: download to {folder} failed ({error})"
+        elif (path := folder / inside).exists():
+            message = f"data set {name!r} at {path} is damaged or incomplete: download it again"
+        raise ValueError(message) from error
 
 
 @final
 @dataclass(frozen=True)
 class Family:
-    """One data set of the family: its files, its statistics and the paths it may lie under."""
+    """Data set of the MNIST family: files, statistics and possible locations."""
 
     name: str
     classes: tuple[str, ...]
     mean: float
     std: float
-    title: str  # torchvision's class, and its folder under data.dir
+    title: str  # torchvision's class, and the name of its folder in data.dir
     train: str = "train"  # files are {train}-images-idx3-ubyte and {train}-labels-idx1-ubyte
     test: str = "t10k"
-    split: dict[str, str] = field(default_factory=dict)  # what else torchvision's class asks for
-    system: str = ""  # where a package of the operating system puts the files
+    split: dict[str, str] = field(default_factory=dict)  # further arguments of torchvision's class
+    system: str = ""  # folder that a package of the operating system installs
     hint: str = ""
     first_label: int = 0
     upright: bool = True  # EMNIST stores its images transposed
 
     def load(self, data: Data) -> Dataset:
-        """From the files that are there, else downloaded; decoded once."""
+        """Load the data set from existing files or a download; it is decoded once."""
         files = _find(self, data)
-        parts = decoded.kept(self.name, files, lambda: _decode(self, files))
+        parts = decoded.cached_files(self.name, files, lambda: _decode(self, files))
         return Dataset(self.name, self.classes, **parts, mean=(self.mean,), std=(self.std,))
 
-    def find(self, place: Path) -> list[Path]:
-        """Train images, train labels, test images, test labels; empty unless all are there."""
-        found = []
+    def find(self, folder: Path) -> list[Path]:
+        """Return train images, train labels, test images, test labels, or an empty list."""
+        files = []
         for part in (self.train, self.test):
             for stem in (f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"):
-                paths = [place / stem, place / f"{stem}.gz"]
-                found += [path for path in paths if path.is_file()][:1]
-        return found if len(found) == 4 else []
+                paths = [folder / stem, folder / f"{stem}.gz"]
+                files += [path for path in paths if path.is_file()][:1]
+        return files if len(files) == 4 else []
 
 
 MNIST = Family("mnist", tuple("0123456789"), 0.1307, 0.3081, "MNIST")
@@ -106,7 +106,7 @@ FASHION_MNIST = Family(
 )
 """60,000 + 10,000 pieces of clothing, 28×28 (Xiao et al. 2017).
 
-The Debian package dataset-fashion-mnist is found by itself.
+The loader also searches the folder of the Debian package dataset-fashion-mnist.
 """
 EMNIST_LETTERS = Family(
     "emnist-letters",
@@ -124,9 +124,9 @@ EMNIST_LETTERS = Family(
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """The uint8 array of an IDX file; raises ValueError, naming the file, if it is not one.
+    """Return the uint8 array of an IDX file; raise ``ValueError`` with the path for other files.
 
-    Two zero bytes, type, number of dimensions, big-endian sizes, and the bytes of the array.
+    The format is two zero bytes, type, number of dimensions, big-endian sizes, and array bytes.
     """
     try:
         content = path.read_bytes()
@@ -155,18 +155,18 @@ def _decode(family: Family, files: list[Path]) -> dict[str, Tensor]:
 
 def _find(family: Family, data: Data) -> list[Path]:
     base = _root(data.dir)
-    usual = base / family.title / "raw"
-    places = [usual, base]
+    raw = base / family.title / "raw"
+    folders = [raw, base]
     if not data.dir and family.system:
-        places.insert(0, Path(family.system))
-    for place in places:
-        if files := family.find(place):
+        folders.insert(0, Path(family.system))
+    for folder in folders:
+        if files := family.find(folder):
             return files
     if not data.download:
-        raise ValueError(_how_to_get(family.name, places, family.hint))
-    _opened(family.name, family.title, base, inside="", download=True, **family.split)
-    if not (files := family.find(usual)):
-        raise ValueError(_how_to_get(family.name, [usual], family.hint))
+        raise ValueError(_not_found(family.name, folders, family.hint))
+    _open(family.name, family.title, base, inside="", download=True, **family.split)
+    if not (files := family.find(raw)):
+        raise ValueError(_not_found(family.name, [raw], family.hint))
     return files
 
 
@@ -189,54 +189,54 @@ def _pair(family: Family, images: Path, labels: Path) -> tuple[Tensor, Tensor]:
 @final
 @dataclass(frozen=True)
 class Colour:
-    """A data set as torchvision stores it: CIFAR in a folder, SVHN in two files of its own."""
+    """Colour data set in torchvision's format: CIFAR is a folder, SVHN two files."""
 
     name: str
     title: str  # torchvision's class
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    folder: str = ""  # of CIFAR, below data.dir
+    folder: str = ""  # CIFAR's folder inside data.dir
 
     def load(self, data: Data) -> Dataset:
-        """From the copy that is kept, if the files are there already."""
-        place = _root(data.dir)
-        if place.name == self.folder:
-            place = place.parent
-        files = [place / f"{part}_32x32.mat" for part in ("train", "test")]
+        """Load the data set, from the cached copy if the files exist already."""
+        root = _root(data.dir)
+        if root.name == self.folder:
+            root = root.parent
+        files = [root / f"{part}_32x32.mat" for part in ("train", "test")]
         if self.folder:
-            inside = place / self.folder
+            inside = root / self.folder
             files = sorted(inside.iterdir()) if inside.is_dir() else []
-        there = files and all(file.is_file() for file in files)
+        complete = files and all(file.is_file() for file in files)
 
         def decode() -> dict[str, Tensor]:
-            return self._decode(place, data.download)
+            return self._decode(root, data.download)
 
-        parts = decoded.kept(self.name, files, decode) if there else decode()
+        parts = decoded.cached_files(self.name, files, decode) if complete else decode()
         classes = tuple(bytes(parts.pop("classes").tolist()).decode().split("\n"))
         return Dataset(self.name, classes, **parts, mean=self.mean, std=self.std)
 
-    def _decode(self, place: Path, download: bool) -> dict[str, Tensor]:
-        """Everything as tensors, the classes' names too."""
+    def _decode(self, root: Path, download: bool) -> dict[str, Tensor]:
+        """Return the data set as tensors, including the class names as bytes."""
         tensors, classes = {}, [str(c) for c in range(10)]
         for suffix, part in (("", "train"), ("_test", "test")):
             if self.folder:
-                stored = self._open(place, download, train=part == "train")
+                stored = self._open(root, download, train=part == "train")
                 images = torch.from_numpy(stored.data).permute(0, 3, 1, 2).contiguous()
                 labels, classes = stored.targets, stored.classes
             else:
-                stored = self._open(place, download, split=part)
+                stored = self._open(root, download, split=part)
                 images, labels = torch.from_numpy(stored.data), stored.labels
             tensors[f"x{suffix}"] = images
             tensors[f"y{suffix}"] = torch.from_numpy(np.asarray(labels, dtype=np.int64))
         names = torch.tensor(list("\n".join(classes).encode()), dtype=torch.uint8)
         return {**tensors, "classes": names}
 
-    def _open(self, place: Path, download: bool, **part: object) -> Any:
+    def _open(self, root: Path, download: bool, **part: object) -> Any:
         inside = self.folder or "train_32x32.mat"
-        return _opened(self.name, self.title, place, inside=inside, download=download, **part)
+        return _open(self.name, self.title, root, inside=inside, download=download, **part)
 
 
-#: of CIFAR-10, and by the custom of the field also used for CIFAR-100
+#: CIFAR-10's mean and std, by convention also used for CIFAR-100
 _CIFAR = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 
 CIFAR10 = Colour("cifar10", "CIFAR10", *_CIFAR, "cifar-10-batches-py")

@@ -1,1 +1,1 @@
-"""What server and clients exchange: messages, their encoding, predictions, and sealing."""
+"""Exchange between server and clients: payloads, their encoding, predictions and encryption."""

@@ -1,6 +1,6 @@
 """Encoding of predictions for public images: probabilities, or logits with their range.
 
-The numbers are coded by ``common/exchange/quantise.py`` in the wire's dtype.
+``common/exchange/quantise.py`` encodes the numbers in the wire's dtype.
 """
 
 from typing import Any
@@ -12,21 +12,21 @@ from common.exchange import quantise
 from common.exchange.records import Records
 
 LARGEST = 65504.0
-"""Logits travel within ± this, float16's largest number; larger ones are cut off."""
+"""Logits are clipped to ± this value, the largest number of float16."""
 
 
 class Predictions(Records, kind="predictions.Predictions"):
-    """Part of a message: N images, C columns."""
+    """Part of a message: predictions for N images in C columns."""
 
-    theta: Shaped[Tensor, "N C"]  #: the numbers in the wire's dtype
+    theta: Shaped[Tensor, "N C"]  #: numbers in the wire's dtype
     low: float
-    """What a byte 0 of theta stands for; 0 for probabilities."""
+    """Value of byte 0 in theta; 0 for probabilities."""
     high: float
-    """What a byte 255 of theta stands for; 1 for probabilities."""
+    """Value of byte 255 in theta; 1 for probabilities."""
 
     def check_predictions(self, shape: tuple[int, int], dtype: str, *, probabilities: bool) -> None:
-        """Raise a one-line ``ValueError`` unless theta is [N, C] of ``shape`` in the wire's
-        ``dtype``, and rows of distributions or logits within ± ``LARGEST``.
+        """Raise a one-line ``ValueError`` unless theta has ``shape`` [N, C], the wire's ``dtype``
+        and one distribution in each row, or logits within ± ``LARGEST``.
         """
         quantise.check_dtype(self.theta, shape, dtype, "theta")
         if not -LARGEST <= self.low <= self.high <= LARGEST:
@@ -39,17 +39,17 @@ class Predictions(Records, kind="predictions.Predictions"):
             quantise.check_rows(self.theta, dtype, "theta")
         elif dtype != "uint8" and not bool((self.theta.abs() <= LARGEST).all()):
             most = float(self.theta.abs().max())
-            raise ValueError(f"theta has the logit {most:g}, they end at {LARGEST:g}")
+            raise ValueError(f"theta has the logit {most:g}, at most {LARGEST:g} is allowed")
 
     def said(self, *, probabilities: bool) -> Tensor:
-        """The numbers as float32 [N, C]; rows of probabilities sum to 1 again."""
+        """Return the predictions as float32 [N, C]; rows of probabilities sum to 1 again."""
         if probabilities:
             return quantise.decode_probabilities(self.theta)
         return quantise.decode(self.theta, self.low, self.high)
 
 
 def spoken(values: Tensor, dtype: str, *, probabilities: bool) -> dict[str, Any]:
-    """``values``, float32 [N, C], as the fields of ``Predictions``."""
+    """Return the fields of ``Predictions`` for ``values``, float32 [N, C]."""
     if probabilities:
         theta = quantise.encode(values.clamp(0, 1), dtype)
         return {"theta": theta, "low": 0.0, "high": 1.0}

@@ -18,22 +18,22 @@ Round = Annotated[int, Field(ge=0, lt=2**31)]
 Count = Annotated[int, Field(ge=0, lt=2**40)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Number = Annotated[float, Field(ge=-1e30, le=1e30, allow_inf_nan=False)]
-"""Finite, and so far from overflow that means of them are finite too."""
+"""Finite number, small enough that the mean of many is finite too."""
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9@.:_-]{1,100}$")]
 Experiment = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
-"""Clients keep their state in a folder of this name, so it can name no other folder."""
+"""Name of the folder with the client states; the pattern excludes every path."""
 MAX_CLASSES = 100_000
 
 
 class Envelope(Records, kind="protocol.Envelope"):
-    """What every payload says of itself."""
+    """Payload with the fields that every payload carries."""
 
     experiment: Experiment = ""
     t: Round = 0
 
     @classmethod
     def unpack(cls, content: RecordDict) -> Self:
-        """As every payload's; whoever sends says everything, so here no field has a default."""
+        """Return the payload as ``Records.unpack`` does; a missing field is a ``ValueError``."""
         payload = super().unpack(content)
         if missing := cls.model_fields.keys() - payload.model_fields_set:
             raise ValueError(f"{cls.kind}: field {min(missing)!r}: Field required")
@@ -41,97 +41,99 @@ class Envelope(Records, kind="protocol.Envelope"):
 
 
 class ToClient(Envelope, kind="protocol.ToClient"):
-    """The envelope of what the server sends."""
+    """Payload from the server to a client."""
 
     def stamped(self, experiment: str, t: int) -> Self:
-        """The payload with its envelope filled in."""
+        """Return the payload with its envelope filled in."""
         return self.model_copy(update={"experiment": experiment, "t": t})
 
 
 class ToServer(Envelope, kind="protocol.ToServer"):
-    """The envelope of what client k answers."""
+    """Payload from client k to the server."""
 
     k: ClientId = 0
     kept: Round = 0
-    """Round ≤ t of the newest state that this client keeps; 0: it keeps none."""
+    """Round ≤ t of the newest state that this client has stored; 0: it has stored none."""
 
-    def stamped(self, question: ToClient, k: int, kept: int = 0) -> Self:
-        """The payload with its envelope filled in: it answers ``question``."""
-        envelope = {"experiment": question.experiment, "t": question.t, "k": k, "kept": kept}
+    def stamped(self, request: ToClient, k: int, kept: int = 0) -> Self:
+        """Return the payload with the envelope of a reply to ``request``."""
+        envelope = {"experiment": request.experiment, "t": request.t, "k": k, "kept": kept}
         return self.model_copy(update=envelope)
 
     def check_envelope(self, experiment: str, t: int, k: int) -> None:
-        """Raise ``ValueError``, one line, unless it is client k's of round t."""
-        for what, got, expected in (
+        """Raise a one-line ``ValueError`` unless the reply is from client k, for round t."""
+        for name, got, expected in (
             ("client", self.k, k),
             ("round", self.t, t),
             ("experiment", self.experiment, experiment),
         ):
             if got != expected:
-                raise ValueError(f"it is for {what} {got!r}, expected {expected!r}")
+                raise ValueError(f"it is for {name} {got!r}, expected {expected!r}")
 
 
 class Request(ToClient, kind="protocol.Down"):
-    """What round t begins with at a client."""
+    """First request of round t to a client."""
 
 
 class Reply(ToServer, kind="protocol.Up"):
-    """A client's answer to the ``Request`` of round t."""
+    """Reply of a client to the ``Request`` of round t."""
 
     metrics: Annotated[dict[Name, Number], Field(max_length=50)] = {}
     """Scalars for the journal, such as the mean training loss."""
 
 
 class ModelRequest(Request, kind="protocol.Model"):
-    """Weights to train a copy of."""
+    """Request with the weights that the client trains a copy of."""
 
     w: StateDict
 
 
 class ModelReply(Reply, kind="protocol.Trained"):
-    """A trained copy."""
+    """Reply with the trained copy of the weights."""
 
     w: StateDict
 
 
 class CensusRequest(ToClient, kind="protocol.Hello"):
-    """The census: who are you? ``clients`` is the federation's size, known to the server.
+    """Request of the census, to which a client replies with its ``ClientInfo``.
 
-    ``t``: the round after which the run goes on, 0 for a new one.
+    ``clients``: number of clients in the federation. ``t``: the round after which the run resumes,
+    0 for a new run.
     """
 
     clients: Count
 
 
 class ClientInfo(ToServer, kind="protocol.Peer"):
-    """A client's answer to ``CensusRequest``."""
+    """Reply to ``CensusRequest``: a client's data, architecture and version."""
 
     values = 2 * MAX_CLASSES + 100
 
     n: Annotated[int, Field(ge=1, lt=2**40)]
-    """Local training samples."""
+    """Number of local training samples."""
     n_test: Count
-    """Local test samples."""
+    """Number of local test samples."""
     model: Name
     """Architecture, for example ``resnet18@0.5``."""
     size: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of the global model's entries that it trains (``fiarse``)."""
+    """Share of the global model's entries that the client trains (``fiarse``)."""
     classes: Annotated[list[Count], Field(max_length=MAX_CLASSES)]
     """Class ids with at least one training sample, ascending."""
     counts: Annotated[list[Count], Field(max_length=MAX_CLASSES)] | None
     """Training samples of each class; None unless ``share-counts``."""
     task: Annotated[str, Field(max_length=100)]
-    """Input shape and fingerprint of the class names, the same at every client."""
+    """Input shape and fingerprint of the class names, equal for all clients."""
     public: Annotated[str, Field(max_length=100)]
-    """Fingerprint of the public set as this client sees it; empty if the method has none."""
+    """Fingerprint of this client's public set; empty if the method has none."""
     version: Annotated[str, Field(max_length=1000)]
-    """Version and fingerprint of the code this client runs, its plug-ins' included."""
+    """Version and fingerprint of this client's code, including its plug-ins."""
 
 
 class ScoreRequest(ToClient, kind="protocol.Ask"):
-    """Score models on your own test share. ``w``: the global model's weights, if there is one.
+    """Request to score models on the client's own test share.
 
-    ``spec``: their architecture; empty: that of the model which this client shares.
+    ``w``: the global model's weights; None if there is none. ``spec``: their architecture; empty:
+    that of the model which this client shares.
     """
 
     spec: Name | Literal[""] = ""
@@ -141,10 +143,10 @@ class ScoreRequest(ToClient, kind="protocol.Ask"):
 
 
 class StatisticsRequest(ToClient, kind="protocol.Measure"):
-    """What do the BatchNorm layers of these models see of your training data?
+    """Request for the statistics of BatchNorm inputs on the client's training data.
 
-    ``models``: by name, to be built as ``specs`` says; ``by_batch``: they normalise by the batch at
-    hand, else by the running statistics that they come with.
+    ``models``: weights by name; ``specs``: their architectures; ``by_batch``: whether the layers
+    normalise with the statistics of the current batch; false: with their running statistics.
     """
 
     specs: dict[str, str]
@@ -153,7 +155,7 @@ class StatisticsRequest(ToClient, kind="protocol.Measure"):
 
 
 class StatisticsReply(ToServer, kind="protocol.Statistics"):
-    """Client k's answer to ``StatisticsRequest``, over its n training samples.
+    """Reply to ``StatisticsRequest``, over the client's n training samples.
 
     ``models``: by name, float64 [C] under the names of the running statistics: the mean and the
     population variance of each channel of each BatchNorm layer's inputs.
@@ -164,11 +166,11 @@ class StatisticsReply(ToServer, kind="protocol.Statistics"):
 
 
 class ScoreReply(ToServer, kind="protocol.Score"):
-    """Client k's answer to ``ScoreRequest``: accuracies in [0, 1] on its n test samples."""
+    """Reply to ``ScoreRequest``: accuracies in [0, 1] on the client's n test samples."""
 
     n: Count
     accuracy: Share | None
-    """Accuracy of the own model, or the global one where there is none; None without samples."""
+    """Accuracy of the client's own model, or else of the global one; None without test samples."""
     accuracy_global: Share | None
     """Accuracy of the global model; None if there is none, or no test samples."""
     accuracies: Annotated[dict[Name, Share], Field(max_length=100)] = {}

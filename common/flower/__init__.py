@@ -1,1 +1,1 @@
-"""What travels in the app bundle and uses Flower's internals."""
+"""Code of the app bundle that uses Flower's internals."""

@@ -1,13 +1,13 @@
-"""Calls over gRPC: what one that failed says of itself, replies that stop halfway, large messages.
+"""Calls over gRPC: error texts, incomplete replies, large messages.
 
-A reply stops halfway where its client died while it sent it, or keeps a part back. Flower hands a
-reply out when its description is there and asks for each of its parts again and again, for up to 83
-minutes whatever the run's timeout, and every other reply waits behind it. The grid has no knob for
-this, so the function that it pulls with is replaced while an exchange goes on, and with it the
-one that puts the parts together, where large parts are to go to a file (``ChunkFile``).
+A reply is incomplete if its client died during the upload, or withholds a part. Flower returns a
+reply as soon as its description exists, and then polls for every part for up to 83 minutes. It
+ignores the run's timeout, and all other replies wait meanwhile. The grid has no option for this, so
+``whole_by`` replaces Flower's pull function during an exchange. It also replaces the function that
+assembles the parts, so that large parts can go to a file (``ChunkFile``).
 
-What is sent Flower writes out as a whole before it sends the first part, so that it is in memory
-twice. ``few_at_once`` hands it a few parts after the other.
+Flower serializes an outgoing message completely before it sends the first part, which doubles the
+memory. ``few_at_once`` passes it a few parts at a time.
 """
 
 import json
@@ -35,37 +35,37 @@ from flwr.superlink.grid import grpc_grid
 from common.errors import first_line
 from common.files import written_in
 
-STALLED = 300.0  #: seconds without a further part; a part has at most 20 MB
+STALLED = 300.0  #: longest pause between two parts in seconds; a part has at most 20 MB
 AGAIN = 0.05
-"""Seconds until a missing part is asked for again, twice as long each time; Flower's is 1."""
-AT_ONCE = 1 << 24  #: bytes, about, of the parts that are written out together
+"""Seconds until the first retry for a missing part, doubled each time; Flower's value is 1."""
+AT_ONCE = 1 << 24  #: approximate bytes of the parts that are serialized together
 HALFWAY = "the reply stopped halfway"
 NAME = 64  #: characters of a part's name
-LARGE = 1 << 20  #: bytes of a chunk that goes to the file
+LARGE = 1 << 20  #: smallest chunk in bytes that goes to the file
 
 
 def details(error: grpc.RpcError) -> str:
-    """What the other side said, in one line."""
+    """Return the error text of the other side, in one line."""
     text = error.details() if isinstance(error, grpc.Call) else error  # type: ignore[no-untyped-call]
     return first_line(str(text))
 
 
 def over_grpc(grid: Grid) -> bool:
-    """Whether messages go to other processes, of whatever machine, by this module's calls."""
+    """Return whether ``grid`` sends messages to other processes over gRPC."""
     return isinstance(grid, grpc_grid.GrpcGrid)
 
 
 @final
 class ChunkFile:
-    """The large chunks of one reply, of ``most`` bytes together: what is more stays in memory.
+    """Unnamed file with the large chunks of one reply; chunks beyond ``most`` bytes stay in memory.
 
-    Flower pulls the parts of a reply (chunks of at most 20 MB of an array), joins them and copies
-    what it has joined, so a reply lies in memory three times. Here a chunk is written to a file
-    without a name as soon as it is there, and an array whose chunks are all in files is a mapping
-    of a file in which they stand in their order.
+    Flower pulls the parts of a reply (chunks of an array, at most 20 MB each), joins them and
+    copies the result, so that a reply is in memory three times. This class writes each chunk to a
+    file on arrival. An array whose chunks are all in the file becomes a memory map of a second file
+    with the chunks in order.
 
-    ``take`` is called by several threads at once, ``objects`` once, at the end. What cannot be
-    written raises ``OSError`` that names ``folder``.
+    Several threads call ``take`` at the same time; ``objects`` is called once, at the end. A failed
+    write raises ``OSError`` that names ``folder``.
     """
 
     def __init__(self, folder: Path, most: int) -> None:
@@ -73,11 +73,11 @@ class ChunkFile:
         self._file: BinaryIO | None = None
         self._size = 0
         self._places: dict[str, tuple[int, int]] = {}
-        self._arrays: dict[bytes, memoryview] = {}  # what stands for them, and what they hold
+        self._arrays: dict[bytes, memoryview] = {}  # placeholder to array data
         self._lock = threading.Lock()
 
     def take(self, name: str, content: bytes) -> bytes:
-        """Keep the part ``name`` of the reply; the same part, or nothing if it is kept here."""
+        """Return part ``name`` of the reply unchanged, or ``b""`` if it was written to the file."""
         if len(content) < LARGE:
             return content
         kind, _, size = get_object_head_values_from_object_content(content)
@@ -95,22 +95,22 @@ class ChunkFile:
         return b""
 
     def objects(self, contents: dict[str, bytes]) -> dict[str, InflatableObject]:
-        """What of the reply is made of parts that are kept here: whole arrays where all are.
+        """Return the reply's chunks in this file, and its arrays made of such chunks, by name.
 
-        ``contents``: the reply's parts as ``take`` left them. Raises ``ValueError`` for an array
-        that is more than may be.
+        ``contents``: the reply's parts as returned by ``take``. Raises ``ValueError`` for an array
+        larger than the limit.
         """
-        found: dict[str, InflatableObject] = {}
+        objects: dict[str, InflatableObject] = {}
         if self._file is not None:
             with written_in(self._folder, "a client's reply"):
                 self._file.flush()
-            kept = memoryview(mmap(self._file.fileno(), 0, access=ACCESS_COPY))
+            data = memoryview(mmap(self._file.fileno(), 0, access=ACCESS_COPY))
             for name, (begin, size) in self._places.items():
-                found[name] = ArrayChunk(kept[begin : begin + size])
+                objects[name] = ArrayChunk(data[begin : begin + size])
         for name in contents:
-            if name not in found and (array := self._array(name, contents)) is not None:
-                found[name] = array
-        return found
+            if name not in objects and (array := self._array(name, contents)) is not None:
+                objects[name] = array
+        return objects
 
     def _array(self, name: str, contents: dict[str, bytes]) -> Array | None:
         content = contents[name]
@@ -122,32 +122,33 @@ class ChunkFile:
         if len(chunks) > len(set(chunks)):
             self._check(chunks, contents)
         if set(parts).isdisjoint(self._places) or set(chunks) != set(parts):
-            return None  # Flower joins it, or refuses it
+            return None  # Flower joins the chunks or raises an error
         if any(chunk not in self._places and len(contents[chunk]) >= LARGE for chunk in parts):
-            return None  # some are too many for the disk
+            return None  # some chunks exceeded the limit of the file
         self._arrays[name.encode()] = self._joined(chunks, contents)
         return Array(about["dtype"], tuple(about["shape"]), about["stype"], name.encode())
 
     def settle(self, content: RecordDict) -> None:
-        """Give the arrays of what was put together their numbers, where ``objects`` named them.
+        """Replace the placeholders that ``objects`` put into arrays by the array data, in place.
 
-        Flower copies an array while it puts a record together, and takes nothing but bytes.
+        Placeholders are needed because Flower copies an array when it assembles a record, and
+        accepts only bytes.
         """
         for record in content.array_records.values():
             for array in record.values():
                 if len(array.data) == NAME and (data := self._arrays.get(array.data)) is not None:
-                    array.data = data  # type: ignore[assignment]  # what reads it takes any buffer
+                    array.data = data  # type: ignore[assignment]  # readers accept any buffer
 
     def _check(self, chunks: list[str], contents: dict[str, bytes]) -> None:
-        """Raise ``ValueError`` for a small reply that stands for a large one: it repeats chunks."""
-        kept = {name: size for name, (_, size) in self._places.items()}
-        size = sum(kept.get(name) or len(contents[name]) for name in chunks)
+        """Raise ``ValueError`` for an array that exceeds the limit because it repeats chunks."""
+        sizes = {name: size for name, (_, size) in self._places.items()}
+        size = sum(sizes.get(name) or len(contents[name]) for name in chunks)
         if size > self._most:
-            raise ValueError(f"it stands for {size / 1e6:.3g} MB, {self._most / 1e6:.3g} may be")
+            raise ValueError(f"it expands to {size / 1e6:.3g} MB, limit {self._most / 1e6:.3g} MB")
 
     def _joined(self, chunks: list[str], contents: dict[str, bytes]) -> memoryview:
-        """The chunks one behind the other, in a file of their own; ``contents`` has small ones."""
-        assert self._file is not None, "there are chunks"
+        """Map a new file with ``chunks`` in order; the small ones are read from ``contents``."""
+        assert self._file is not None, "no chunks in the file"
         with (
             written_in(self._folder, "a client's reply"),
             tempfile.TemporaryFile(dir=self._folder) as file,
@@ -164,32 +165,32 @@ class ChunkFile:
 
 
 class _Halfway(Exception):
-    """Not one that Flower answers with another try."""
+    """Incomplete reply; Flower does not retry on this type."""
 
 
 @final
 class _Parts(dict[str, bytes]):
-    """Those of one reply; the large ones are in ``spool``."""
+    """Parts of one reply; the large ones are in ``chunk_file``."""
 
     chunk_file: ChunkFile
 
 
 @contextmanager
 def whole_by(deadline: float, spool: Callable[[], ChunkFile] | None = None) -> Iterator[None]:
-    """Replies pulled in this context must be whole by ``deadline``, a ``time.monotonic()``, and
-    may not stand still for ``STALLED`` seconds; one that is not becomes an error reply.
+    """Turn replies that are incomplete at ``deadline`` (``time.monotonic()``) into error replies.
 
-    ``spool``: makes what takes the large parts of one reply; without it they stay in memory.
+    A reply without a further part for ``STALLED`` seconds becomes an error reply too.
+    ``spool`` creates the file for the large parts of one reply; without it they stay in memory.
     """
-    theirs = vars(grpc_grid)  # names that the module imports, and its grid looks up there
-    pull: Callable[..., dict[str, bytes]] = theirs["pull_objects"]
-    inflate: Callable[..., InflatableObject] = theirs["inflate_object_from_contents"]
+    module = vars(grpc_grid)  # the grid looks these functions up in its module's namespace
+    pull: Callable[..., dict[str, bytes]] = module["pull_objects"]
+    inflate: Callable[..., InflatableObject] = module["inflate_object_from_contents"]
 
     def pull_objects(
         object_ids: list[str], pull_object_fn: Callable[[str], bytes], **named: object
     ) -> dict[str, bytes]:
         last = time.monotonic()
-        kept = spool() if spool else None
+        chunk_file = spool() if spool else None
 
         def pull_one(part: str) -> bytes:
             nonlocal last
@@ -200,7 +201,7 @@ def whole_by(deadline: float, spool: Callable[[], ChunkFile] | None = None) -> I
                     raise _Halfway(part) from None
                 raise
             last = time.monotonic()
-            return kept.take(part, content) if kept else content
+            return chunk_file.take(part, content) if chunk_file else content
 
         try:
             parts = pull(object_ids, pull_one, **{"initial_backoff": AGAIN, **named})
@@ -208,12 +209,12 @@ def whole_by(deadline: float, spool: Callable[[], ChunkFile] | None = None) -> I
             error = ObjectUnavailableError(str(part))
             error.args = (f"{HALFWAY}, without {str(part)[:12]}",)
             raise error from None
-        if kept:
+        if chunk_file:
             parts = _Parts(parts)
-            parts.chunk_file = kept
+            parts.chunk_file = chunk_file
         return parts
 
-    def put_together(name: str, parts: dict[str, bytes]) -> InflatableObject:
+    def assemble(name: str, parts: dict[str, bytes]) -> InflatableObject:
         if not isinstance(parts, _Parts):
             return inflate(name, parts)
         message = inflate(name, parts, objects=parts.chunk_file.objects(parts))
@@ -221,18 +222,18 @@ def whole_by(deadline: float, spool: Callable[[], ChunkFile] | None = None) -> I
             parts.chunk_file.settle(message.content)
         return message
 
-    theirs |= {"pull_objects": pull_objects, "inflate_object_from_contents": put_together}
+    module |= {"pull_objects": pull_objects, "inflate_object_from_contents": assemble}
     try:
         yield
     finally:
-        theirs |= {"pull_objects": pull, "inflate_object_from_contents": inflate}
+        module |= {"pull_objects": pull, "inflate_object_from_contents": inflate}
 
 
 @contextmanager
 def few_at_once() -> Iterator[None]:
-    """What is sent in this context is written out a few parts at a time."""
-    theirs = vars(grpc_grid)
-    push: Callable[..., None] = theirs["push_objects"]
+    """Serialize messages that are sent in this context a few parts at a time."""
+    module = vars(grpc_grid)
+    push: Callable[..., None] = module["push_objects"]
 
     def push_objects(
         objects: dict[str, InflatableObject],
@@ -241,21 +242,21 @@ def few_at_once() -> Iterator[None]:
         object_ids_to_push: Container[str] | None = None,
         **named: object,
     ) -> None:
-        some: dict[str, InflatableObject] = {}
+        batch: dict[str, InflatableObject] = {}
         size = 0
         for name in list(objects):
-            each = objects.pop(name)
+            part = objects.pop(name)
             if object_ids_to_push is not None and name not in object_ids_to_push:
                 continue
-            some[name] = each
-            size += len(each.data) if isinstance(each, ArrayChunk) else 0
+            batch[name] = part
+            size += len(part.data) if isinstance(part, ArrayChunk) else 0
             if size >= AT_ONCE:
-                push(some, push_object_fn, **named)
-                some, size = {}, 0
-        push(some, push_object_fn, **named)
+                push(batch, push_object_fn, **named)
+                batch, size = {}, 0
+        push(batch, push_object_fn, **named)
 
-    theirs["push_objects"] = push_objects
+    module["push_objects"] = push_objects
     try:
         yield
     finally:
-        theirs["push_objects"] = push
+        module["push_objects"] = push

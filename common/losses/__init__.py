@@ -1,1 +1,1 @@
-"""Losses as pure functions of tensors. They stop no gradient; the owner freezes a teacher."""
+"""Losses as pure functions of tensors. They stop no gradient; the caller detaches a teacher."""

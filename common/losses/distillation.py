@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def kl(teacher: Tensor, student: Tensor, T: float = 1.0) -> Tensor:
-    """KL(softmax(teacher/T) ‖ softmax(student/T)), mean over the batch, without the factor T².
+    """Return KL(softmax(teacher/T) ‖ softmax(student/T)), mean over the batch, without factor T².
 
     ``teacher``, ``student``: logits [n, C]; T > 0. Hinton et al. 2015; FedORION eq. 1-3.
     """
@@ -22,9 +22,9 @@ def kl(teacher: Tensor, student: Tensor, T: float = 1.0) -> Tensor:
 
 
 def soft_cross_entropy(teacher: Tensor, student: Tensor, T: float = 1.0) -> Tensor:
-    """−Σ_c softmax(teacher/T)_c log softmax(student/T)_c, mean over the batch.
+    """Return −Σ_c softmax(teacher/T)_c log softmax(student/T)_c, mean over the batch.
 
-    Logits [n, C]. Larger than ``kl`` by the teacher's entropy; the same gradient for the student.
+    Logits [n, C]. It equals ``kl`` plus the teacher's entropy; the student's gradient is the same.
     """
     return -(F.softmax(teacher / T, dim=1) * F.log_softmax(student / T, dim=1)).sum(1).mean()
 
@@ -33,10 +33,10 @@ KD_LOSSES = {"kl": kl, "ce": soft_cross_entropy}
 
 
 def not_true(teacher: Tensor, student: Tensor, y: Tensor, T: float = 1.0) -> Tensor:
-    """``kl`` over the classes other than the label's, mean over the batch, without the factor T².
+    """Return ``kl`` over all classes except the label, mean over the batch, without factor T².
 
     ``teacher``, ``student``: logits [n, C], C ≥ 2; ``y``: labels [n]. Lee et al. 2022 (FedNTD),
-    eq. 3: both softmaxes leave out entry y, so nothing is said about the label's own logit.
+    eq. 3: both softmaxes omit entry y, so the loss does not depend on the logit of the label.
     """
     others = torch.ones_like(student, dtype=torch.bool).scatter_(1, y[:, None], False)
     n, classes = student.shape
@@ -44,7 +44,7 @@ def not_true(teacher: Tensor, student: Tensor, y: Tensor, T: float = 1.0) -> Ten
 
 
 def max_ensemble(teachers: Sequence[Tensor], norm: str, T: float = 1.0) -> Tensor:
-    """max_i softmax(teacher_i / T), element by element: logits [n, C] to targets [n, C].
+    """Return max_i softmax(teacher_i / T), element by element: logits [n, C] to targets [n, C].
 
     The maximum of distributions sums to more than 1. ``norm = "sum"`` divides by the sum,
     ``"softmax"`` takes a softmax of it, ``"none"`` leaves it as printed ("Cost Effective Federated
@@ -60,19 +60,19 @@ def max_ensemble(teachers: Sequence[Tensor], norm: str, T: float = 1.0) -> Tenso
 
 
 def opinion(
-    answers: Iterable[Tensor], how: Literal["logits", "mean", "max", "vote"], T: float = 1.0
+    logits: Iterable[Tensor], how: Literal["logits", "mean", "max", "vote"], T: float = 1.0
 ) -> Tensor:
     """Return one distribution for each image, [n, C], from logits z_i [n, C] of several teachers.
 
     ``logits``: softmax(mean_i z_i / T); ``mean``: mean_i softmax(z_i / T); ``max``: as
     ``max_ensemble`` with norm "sum"; ``vote``: the share of the teachers that predict the class.
-    ``reply_type`` has at least one element; it is consumed once, one element in memory at a time.
+    ``logits`` has at least one element; it is read once, with one element in memory at a time.
 
     ``kl_from`` with the ``mean`` is the mean of ``kl`` over the teachers, minus a term that does
     not depend on the student.
     """
     total, count = torch.zeros(()), 0
-    for z in answers:
+    for z in logits:
         if how == "logits":
             output = z
         elif how == "vote":
@@ -88,7 +88,7 @@ def opinion(
 
 
 def kl_from(targets: Tensor, student: Tensor, T: float = 1.0) -> Tensor:
-    """Σ_c m_c log(m_c / softmax(student/T)_c), mean over the batch.
+    """Return Σ_c m_c log(m_c / softmax(student/T)_c), mean over the batch.
 
     ``targets``: m [n, C], non-negative; ``student``: logits [n, C]. Its gradient for the student's
     logits is (Σ_c m_c · softmax(student/T) − m) / (n T).

@@ -1,10 +1,11 @@
 """Losses of generators that are trained without data.
 
-Outputs of a teacher: DAFL (Chen et al., "Data-free learning of student networks", 2019, section
-3.2) and FedKF (section IV-C). Images on which teachers and student differ: FedFTG (Zhang et
-al. 2022, "Fine-tuning Global Model via Data-Free Knowledge Distillation for Non-IID Federated
-Learning", section 3, with the released code's distances). Images of given labels on which an
-ensemble and its student differ: DENSE (Zhang et al. 2022) and Co-Boosting (Dai et al. 2024).
+Losses on the outputs of a teacher: DAFL (Chen et al., "Data-free learning of student networks",
+2019, section 3.2) and FedKF (section IV-C). Losses for images on which teachers and student differ:
+FedFTG (Zhang et al. 2022, "Fine-tuning Global Model via Data-Free Knowledge Distillation for
+Non-IID Federated Learning", section 3, with the released code's distances). Losses for images of
+given labels on which an ensemble and its student differ: DENSE (Zhang et al. 2022) and Co-Boosting
+(Dai et al. 2024).
 """
 
 import math
@@ -45,7 +46,7 @@ def activation(features: Tensor, reduction: Literal["mean", "sum"]) -> Tensor:
 
 
 def disagreement(teacher: Tensor, student: Tensor, weights: Tensor) -> Tensor:
-    """Σ_j weights_j · mean_c |teacher_jc − student_jc| / n on logits [n, C]; weights [n].
+    """Return Σ_j weights_j · mean_c |teacher_jc − student_jc| / n on logits [n, C]; weights [n].
 
     The released code's form of the model discrepancy loss L_md: the generator maximises it.
     """
@@ -53,21 +54,21 @@ def disagreement(teacher: Tensor, student: Tensor, weights: Tensor) -> Tensor:
 
 
 def weighted_cross_entropy(logits: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-    """Σ_j weights_j · CE(logits_j, y_j) / n: logits [n, C], labels [n], weights [n] (L_cls)."""
+    """Return L_cls = Σ_j weights_j · CE(logits_j, y_j) / n; logits [n, C], y, weights [n]."""
     return (weights * F.cross_entropy(logits, y, reduction="none")).mean()
 
 
 def weighted_soft_cross_entropy(teacher: Tensor, student: Tensor, weights: Tensor) -> Tensor:
-    """−Σ_j weights_j Σ_c softmax(teacher)_jc log softmax(student)_jc / n; logits [n, C]."""
+    """Return −Σ_j weights_j Σ_c softmax(teacher)_jc log softmax(student)_jc / n; logits [n, C]."""
     per_sample = -(F.softmax(teacher, dim=1) * F.log_softmax(student, dim=1)).sum(1)
     return (weights * per_sample).mean()
 
 
 def diversity(z: Tensor, x: Tensor) -> Tensor:
-    """exp(−1/n² Σ_ij d(x_i, x_j) · d(z_i, z_j)), in (0, 1]: 1 if all outputs are one (L_dis).
+    """Return L_dis = exp(−1/n² Σ_ij d(x_i, x_j) · d(z_i, z_j)), in (0, 1]; 1 if all x_i are equal.
 
-    ``z``: latents [n, d], their distance the mean square; ``x``: images or features [n, ...],
-    theirs the mean absolute difference (FedGen and FedFTG, the released codes).
+    d is the mean squared difference for latents ``z`` [n, d], and the mean absolute difference for
+    images or features ``x`` [n, ...] (released codes of FedGen and FedFTG).
     """
     flat = x.flatten(1)
     outputs = (flat[:, None] - flat[None]).abs().mean(2)
@@ -76,23 +77,23 @@ def diversity(z: Tensor, x: Tensor) -> Tensor:
 
 
 def hard_cross_entropy(logits: Tensor, y: Tensor, exponent: float) -> Tensor:
-    """Mean of (1 − p_y)^exponent · CE(logits, y), the factor taken as a constant.
+    """Return the mean of (1 − p_y)^exponent · CE(logits, y), with the factor as a constant.
 
-    ``logits``: the ensemble's [n, C], whose probability of the label is p_y; labels y [n];
-    exponent ≥ 0, 0: plain cross-entropy. Co-Boosting's generation of hard samples.
+    ``logits``: the ensemble's [n, C]; p_y: its probability of the label; labels y [n];
+    exponent ≥ 0, 0: plain cross-entropy. Co-Boosting generates hard samples with it.
     """
-    each = F.cross_entropy(logits, y, reduction="none")
-    hardness = 1 - torch.exp(-each.detach())
-    return (hardness.clamp_min(0).pow(exponent) * each).mean()
+    losses = F.cross_entropy(logits, y, reduction="none")
+    hardness = 1 - torch.exp(-losses.detach())
+    return (hardness.clamp_min(0).pow(exponent) * losses).mean()
 
 
 def divergence(teacher: Tensor, student: Tensor, T: float, *, everywhere: bool) -> Tensor:
-    """Mean over the batch of T² KL(σ(teacher/T) ‖ σ(student/T)), 0 where both name one class.
+    """Return the mean of T² KL(σ(teacher/T) ‖ σ(student/T)), 0 for samples with equal predictions.
 
-    Logits [n, C]; T > 0. ``everywhere``: no sample is left out. The generators of DENSE and of
-    Co-Boosting maximise it.
+    Logits [n, C]; T > 0. ``everywhere``: all samples count. The generators of DENSE and Co-Boosting
+    maximise it.
     """
     log_p, log_q = F.log_softmax(teacher / T, dim=1), F.log_softmax(student / T, dim=1)
-    each = F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(1)
-    counted = each if everywhere else each * (teacher.argmax(1) != student.argmax(1))
+    losses = F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(1)
+    counted = losses if everywhere else losses * (teacher.argmax(1) != student.argmax(1))
     return T**2 * counted.mean()

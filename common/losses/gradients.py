@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 
 def alleviated(g_in: Sequence[Tensor], g_local: Sequence[Tensor]) -> list[Tensor]:
-    """Z of equation 13: the nearest to G_IN of all Z with ⟨Z, G_local⟩ ≥ 0 (equation 10).
+    """Return Z of FedIN's equation 13, the Z nearest to G_IN with ⟨Z, G_local⟩ ≥ 0 (equation 10).
 
         Z = G_IN  if b ≥ 0,  else  G_IN − (b/a) G_local,    a = ‖G_local‖², b = ⟨G_local, G_IN⟩
 
-    Both gradients are taken as one vector each; ``g_in`` and ``g_local`` hold it tensor by tensor,
-    of equal shapes. a = 0 leaves G_IN as it is.
+    Each gradient is one vector; ``g_in`` and ``g_local`` hold its parts as tensors of equal shapes.
+    For a = 0, Z is G_IN.
     """
     a = torch.stack([g.square().sum() for g in g_local]).sum()
     b = torch.stack([(g * h).sum() for g, h in zip(g_local, g_in, strict=True)]).sum()
@@ -34,7 +34,7 @@ class Divergence:
         self.seen: list[tuple[float, float]] = []
 
     def compare(self, first: Tensor, second: Tensor, at: Sequence[nn.Parameter]) -> None:
-        """Record the gradients' cosine and norm ratio if this step is due; graphs are kept."""
+        """Record cosine and norm ratio of the gradients if this step is due; keep the graphs."""
         due = self.every > 0 and self.steps % self.every == 0
         self.steps += 1
         if not due:
@@ -49,8 +49,8 @@ class Divergence:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """``conflict``: share of compared steps whose gradients oppose each other; ``cosine`` and
-        ``norm_ratio`` ‖second‖/‖first‖: their means. Empty if nothing was compared."""
+        """Share of compared steps with opposed gradients (``conflict``), means of ``cosine`` and
+        ``norm_ratio``, which is ‖second‖/‖first‖. Empty without a compared step."""
         if not self.seen:
             return {}
         cosines, ratios = zip(*self.seen, strict=True)
@@ -62,7 +62,7 @@ class Divergence:
 
 
 def slope(gradient: Sequence[Tensor], at: Sequence[Tensor]) -> Tensor:
-    """Return 0 as a scalar with the ``gradient`` given at ``at``: ⟨gradient, at⟩ − its value."""
+    """Return a scalar of value 0 whose gradient at ``at`` is ``gradient``."""
     linear = torch.stack([(g * w).sum() for g, w in zip(gradient, at, strict=True)]).sum()
     return linear - linear.detach()
 
@@ -73,10 +73,10 @@ def opposed(
     outer: list[nn.Parameter],
     outer_scale: float,
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """A loss with the gradient Z of equation 13 at ``inner``, ``outer_scale`` G_local at ``outer``.
+    """Return a loss with gradient Z of eq. 13 at ``inner``, ``outer_scale`` G_local at ``outer``.
 
-    ``both``: the two losses l_local and l_IN of a batch, of which l_IN does not depend on
-    ``outer``; the value is l_local's. FedIN, section IV-B.
+    ``both`` returns the losses l_local and l_IN of a batch; l_IN must not depend on ``outer``. The
+    value of the loss is l_local. FedIN, section IV-B.
     """
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
@@ -84,14 +84,14 @@ def opposed(
         g_local = torch.autograd.grad(l_local, [*inner, *outer])
         g_in = torch.autograd.grad(l_in, inner)
         z = alleviated(g_in, g_local[: len(inner)])
-        rest = [outer_scale * g for g in g_local[len(inner) :]]
-        return slope([*z, *rest], [*inner, *outer]) + l_local.detach()
+        scaled = [outer_scale * g for g in g_local[len(inner) :]]
+        return slope([*z, *scaled], [*inner, *outer]) + l_local.detach()
 
     return loss
 
 
 def proximal(named: Iterable[tuple[str, Tensor]], reference: Mapping[str, Tensor]) -> Tensor:
-    """½ ‖w − w_ref‖² over the parameters given, never over buffers.
+    """Return ½ ‖w − w_ref‖² over the named parameters, without buffers.
 
     ``named``: ``module.named_parameters()``; ``reference``: tensors of the same names and shapes.
     Li et al. 2020 (FedProx), eq. 2 without μ.
@@ -100,7 +100,7 @@ def proximal(named: Iterable[tuple[str, Tensor]], reference: Mapping[str, Tensor
 
 
 def held_near(net: nn.Module) -> Callable[[], Tensor]:
-    """``proximal`` of ``net``'s parameters, whatever they become, to those that it has now."""
+    """Return a function that computes ``proximal`` of ``net`` to its current parameters."""
     named = list(net.named_parameters())
     reference = {name: value.detach().clone() for name, value in named}
     return lambda: proximal(named, reference)

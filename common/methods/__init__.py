@@ -16,6 +16,7 @@ import pkgutil
 import re
 from types import ModuleType
 
+from common.renamed import HOOKS
 from common.settings import plugins
 from common.settings.config import SECTIONS, MethodOptions
 from common.settings.section import value_kind
@@ -56,16 +57,20 @@ def half(package: str, name: str, kind: type) -> type:
     owner = str(vars(contract(name)).get(side.upper(), name))
     module = _part(package, side, owner)
     classes = [value for value in vars(module).values() if isinstance(value, type)]
-    own = [c for c in classes if c.__module__ == module.__name__ and issubclass(c, kind)]
+    halves = [c for c in classes if c.__module__ == module.__name__ and issubclass(c, kind)]
     if owner in names():
-        assert len(own) == 1, f"{module.__name__} must define one {kind.__name__}, it has {own}"
-    elif len(own) != 1 or inspect.isabstract(own[0]):
-        open_ = sorted(getattr(own[0], "__abstractmethods__", ())) if len(own) == 1 else []
-        lacks = f"{own[0].__name__} lacks {', '.join(open_)}" if open_ else f"it has {len(own)}"
+        assert len(halves) == 1, f"{module.__name__} must define one {kind.__name__}: {halves}"
+    elif halves and (old := HOOKS.keys() & vars(halves[0]).keys()):
+        was, now = min(old), HOOKS[min(old)]
+        raise ValueError(f"method {owner!r}: {halves[0].__name__}.{was} is now called {now}")
+    elif len(halves) != 1 or inspect.isabstract(halves[0]):
+        count = len(halves)
+        open_ = sorted(getattr(halves[0], "__abstractmethods__", ())) if count == 1 else []
+        lacks = f"{halves[0].__name__} lacks {', '.join(open_)}" if open_ else f"it has {count}"
         raise ValueError(
-            f"method {owner!r}: {module.__name__} must define one whole {kind.__name__}; {lacks}"
+            f"method {owner!r}: {module.__name__} must define one complete {kind.__name__}; {lacks}"
         )
-    return own[0] if owner in names() else plugins.checked(own[0])
+    return halves[0] if owner in names() else plugins.checked(halves[0])
 
 
 @functools.cache

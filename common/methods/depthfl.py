@@ -78,7 +78,7 @@ class Options(Averaging):
     def check(self, config: Config) -> None:
         super().check(config)
         if self.feddyn and config.average.robust != "none":
-            why = "depthfl.feddyn = true: h is the mean of what clients keep"
+            why = "depthfl.feddyn = true: h is the mean of the clients' g_k"
             raise not_allowed("average.robust", config.average.robust, why, "none")
 
     def check_fleet(self, task: Task, specs: tuple[str, ...]) -> None:

@@ -89,8 +89,8 @@ class Distilling(OnPublicSet):
             raise not_allowed("ensemble.aggregation", rule, f'method = "{name}"', *self.rules)
         if self.free_riders and self.free_riders >= config.run.clients:
             raise ValueError(
-                f"{name}.free-riders = {self.free_riders}; of {config.run.clients} clients one "
-                "at least must say something"
+                f"{name}.free-riders = {self.free_riders} is not allowed; it should be below the "
+                f"number of clients, {config.run.clients}"
             )
 
 

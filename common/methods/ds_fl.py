@@ -18,7 +18,7 @@ and the server, with p̄ the plain mean of the p_k,
     w distils Ŷ_t over A_t as a client does
 
 Each client sends n · C numbers and receives n · C numbers in a round, independent of the networks'
-sizes. Server and clients draw the same A_t from the seed, so its indices need not travel.
+sizes. Server and clients draw the same A_t from the seed, so messages carry no indices.
 
 Rows of Ŷ always sum to 1. With a small T they approach one-hot labels. T = 1 makes them nearly
 uniform, because probabilities differ by at most 1.

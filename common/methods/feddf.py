@@ -24,8 +24,8 @@ same gradient; the two values differ by a term that does not depend on the stude
 ``public.learn = false`` is FedAvg within equal architectures. Under ``oca.aggregate = "on"`` the
 server also distils the latest models of all clients into the prototypes of ŵ.
 
-Scored: each prototype; the mean of their accuracies is the run's accuracy. With several prototypes
-their ensemble is scored too: the mean of their logits, or of their softmaxes (``ensemble``).
+Each prototype is scored, and the mean of their accuracies is the run's accuracy. With several
+prototypes their ensemble is scored too: the mean of their logits or softmaxes (``ensemble``).
 
 The request (w_a) and the reply (w_k) are those of FedAvg: 4 P_a bytes each way for P_a numbers, as
 under ``average.across = "same"``.

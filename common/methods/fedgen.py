@@ -45,7 +45,7 @@ from common.settings.section import AtLeastOne, NonNegative
 
 @final
 class Options(Averaging):
-    leaks = "class counts beside the weights"
+    leaks = "class counts in addition to the weights"
     uses = ("average", "oca", "generator")
     auto = {"generator.lr": 0.0001}
 

@@ -70,7 +70,7 @@ from common.training.task import Task
 
 @final
 class Options(Averaging):
-    leaks = "features beside the weights"
+    leaks = "features in addition to the weights"
     auto = {"average.across": "layerwise", "average.weights": "uniform"}
     schemes = ("layerwise", "same", "depth")
     projects = False

@@ -66,7 +66,7 @@ class Options(MethodOptions):
 
     @property
     def shares(self) -> list[float]:
-        """The sizes as numbers. Raises ``ValueError`` for a value outside (0, 1]."""
+        """Sizes as numbers. Raises ``ValueError`` for a value outside (0, 1]."""
         try:
             shares = [float(size) for size in self.sizes.split(",")]
         except ValueError:
@@ -83,12 +83,12 @@ class Options(MethodOptions):
         assert self.shares
         why = 'method = "fiarse"'
         if config.oca.aggregate == "on":
-            steps = f"{why}, which averages steps from the model of the round at hand"
+            steps = f"{why}, which averages steps from the model of the current round"
             raise not_allowed("oca.aggregate", "on", steps, "off")
         if config.average.robust != "none":
             raise not_allowed("average.robust", config.average.robust, why, "none")
         if not self.running and config.score.bn == "running":
-            bare = "fiarse.running = false, which leaves none"
+            bare = "fiarse.running = false, without running statistics"
             raise not_allowed("score.bn", "running", bare, "batch", "recalibrated")
         super().check(config)
 

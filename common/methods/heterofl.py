@@ -111,5 +111,7 @@ class Options(Partial):
 
 @final
 class Request(protocol.ModelRequest, kind="heterofl.Down"):
+    """Request with ``w``, the client's block."""
+
     spec: Name  #: the architecture of w
     rate: Annotated[float, Field(gt=0, le=1)]  #: r_k, its width over the widest's

@@ -48,4 +48,6 @@ class Options(MethodOptions):
 
 @final
 class Reply(protocol.Reply, kind="hetfedfl.Up"):
+    """Reply with the client's own model."""
+
     local: StateDict  #: w_i

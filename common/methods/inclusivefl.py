@@ -3,28 +3,30 @@
 Liu et al., "No One Left Behind: Inclusive Federated Learning over Heterogeneous Devices", KDD 2022.
 
 Sizes s_1 < … < s_m are parts of one network, cut by depth. Round t: the server sends every selected
-client the network of its size; each trains it as in FedAvg; the server averages every layer over
-the sizes that have it, but each size keeps its last block and its head, which it averages among its
-own clients. The last blocks of a smaller size also learn from what the next larger size does from
-there on (momentum distillation, β). ``server_app/aggregation/depth.py`` has the equations: this
-method is FedAvg under ``average.across = "depth"``, whose knobs are ``average.own``,
-``average.beta`` and ``average.stages``. Weights are the clients' samples, renormalised over those
-that share a layer. β = 0 and nothing of one's own is ``average.across = "layerwise"``.
+client the network of its size, which the client trains as in FedAvg. The server averages every
+layer over the sizes that have it. The last block and the head of a size are averaged only among the
+clients of that size. The last blocks of a smaller size also learn from the updates of the next
+larger size, from the same block on (momentum distillation, β).
 
-The run's accuracy is the mean over the sizes' models, each of which is logged too.
+This method is FedAvg under ``average.across = "depth"`` with the settings ``average.own``,
+``average.beta`` and ``average.stages``; ``server_app/aggregation/depth.py`` has the equations.
+Clients are weighted by their samples, renormalised over the clients that share a layer. With β = 0
+and ``average.own = "none"`` it equals ``average.across = "layerwise"``.
 
-A client's bytes are FedAvg's for the network of its size: less than FedAvg's for the largest.
+The run's accuracy is the mean over the sizes' models, and each of them is logged too.
+
+A client transfers the bytes of FedAvg with the network of its size.
 
 Deviations:
-- The paper's networks are the first layers of a Transformer. A ResNet's sizes differ in how many
-  blocks a stage has: distillation is within each stage, between parameters of one shape, without
-  shortcuts (``average.stages = "last"``: in the last stage alone); a size's own block is the last
-  one of its last stage.
-- Released code pools a size's clients, takes one averaged gradient for a step, and the server has
-  an AdamW for each size. Ours train locally; ``lr-factors`` tells the sizes' learning rates apart.
-- In the released code nothing is distilled: a loop overwrites where it should sum, and the mix
-  happens in the first round only, where it scales the gradient by 1 − β. We follow the paper.
-- The release's momentum is of the last round, ours of this one.
+- The paper's networks are the first layers of a Transformer. Here the sizes of a ResNet differ in
+  the number of blocks of a stage. Distillation runs within each stage, between parameters of equal
+  shape, without shortcuts (``average.stages = "last"``: in the last stage only). The own block of a
+  size is the last block of its last stage.
+- The released code averages the gradients of a size's clients in each step, and the server has one
+  AdamW for each size. Here clients train locally; ``lr-factors`` sets the sizes' learning rates.
+- The released code distils nothing: a loop overwrites a value that it should sum. The mix happens
+  in the first round only and scales the gradient by 1 − β. This implementation follows the paper.
+- The momentum in the released code is that of the previous round, here that of the current round.
 """
 
 from typing import final
@@ -46,7 +48,8 @@ class Options(Averaging):
 
     @property
     def factors(self) -> dict[str, str]:
-        pairs = (each.partition("=") for each in self.lr_factors.split(",") if each.strip())
+        """Architectures to their factors, as texts."""
+        pairs = (item.partition("=") for item in self.lr_factors.split(",") if item.strip())
         return {spec.strip(): factor.strip() for spec, _, factor in pairs}
 
     def factor(self, spec: str) -> float:
@@ -56,13 +59,13 @@ class Options(Averaging):
     def check(self, config: Config) -> None:
         super().check(config)
         for spec, factor in self.factors.items():
-            said = f'inclusivefl.lr-factors = "{self.lr_factors}" is not allowed'
+            refused = f'inclusivefl.lr-factors = "{self.lr_factors}" is not allowed'
             if spec not in config.brought:
-                there = ", ".join(config.brought)
-                raise ValueError(f"{said}: {spec!r} is no architecture of the fleet: {there}")
+                fleet = ", ".join(config.brought)
+                raise ValueError(f"{refused}: {spec!r} is no architecture of the fleet: {fleet}")
             try:
-                good = 0 < float(factor) < 1e6
+                valid = 0 < float(factor) < 1e6
             except ValueError:
-                good = False
-            if not good:
-                raise ValueError(f"{said}: {factor!r} of {spec} should be a number above 0")
+                valid = False
+            if not valid:
+                raise ValueError(f"{refused}: {factor!r} of {spec} should be a number above 0")

@@ -1,11 +1,11 @@
-"""KT-pFL: FedMD with a learnt mixture of the clients' predictions as each client's target.
+"""KT-pFL: FedMD with learnt mixtures of the clients' predictions as targets.
 
 Zhang, Guo, Ma, Wang, Xu, Wu, "Parameterized Knowledge Transfer for Personalized Federated
-Learning", NeurIPS 2021. The released code (cugzj/KT-pFL) settles what the paper leaves open.
+Learning", NeurIPS 2021. Details missing in the paper follow the released code (cugzj/KT-pFL).
 
-As FedMD (its messages and its client half): a client keeps θ_k, speaks about A_t, and digests and
-trains in the second exchange. The server keeps the knowledge coefficients c [N, N], one row for
-each client, 1/N at first. Round t, with σ_T(z) = softmax(z/T):
+KT-pFL uses FedMD's messages and client half: a client stores θ_k, sends predictions for A_t, and
+digests and trains in the second exchange. The server stores the knowledge coefficients c [N, N],
+one row for each client, initially 1/N. Round t, with σ_T(z) = softmax(z/T):
 
     up:      p_k = σ_T(f(θ_k; A_t))
     server:  for each k ∈ S_t: c_k ← σ(``c-scale`` (c_k − r g)),
@@ -14,25 +14,26 @@ each client, 1/N at first. Round t, with σ_T(z) = softmax(z/T):
     digest:  ``public.epochs`` epochs of KL(Σ_j c_kj p_j ‖ σ_T(f(θ_k; A_t))), without a factor T²
     revisit: E epochs of CE on the client's own samples
 
-j = k is one of them; MSE is the mean over samples and classes, or over clients. The step r is
-looked for with m = Σ_j |g_j|/N, from r = 1: five times, if m > 0.01 both are divided by 5, and then
-if m < 0.01 both are multiplied by 5.
+The sums include j = k. MSE is the mean over samples and classes, or over clients. The search for
+the step r starts with r = 1 and m = Σ_j |g_j|/N. It repeats five times: if m > 0.01, both are
+divided by 5; then, if m < 0.01, both are multiplied by 5.
 
-Where not all clients take part, j runs over S_t and N is their number; c_k is restricted to them
-and divided by its sum there, and what is learnt shares out that sum again. The released code has
-all clients in every round.
+Under partial participation j runs over S_t and N is |S_t|. The entries of c_k for S_t are divided
+by their sum; the learnt entries are multiplied by the same sum. In the released code all clients
+take part in every round.
 
-``c-scale = 0`` leaves the mixtures uniform: FedMD with ``align = "kl"`` (at T = 1 and
-``kl = "batchmean"``, to the bit). What is scored is θ_k, as with FedMD.
+``c-scale = 0`` keeps the mixtures uniform, which is FedMD with ``align = "kl"`` (at T = 1 and
+``kl = "batchmean"``, to the bit). θ_k is scored, as in FedMD.
 
-Released: T = 10, ρ = 0.7, A_t of 5000 (500 to 4000 swept), digested once in batches of 256; SGD at
-0.02 without momentum, also [train]'s, in batches of 16; one first epoch; E = 1 in round 1, one more
-in each round, 10 or 20 at most.
+Released settings: T = 10, ρ = 0.7; A_t of 5000 (500 to 4000 in a sweep), digested once in batches
+of 256; SGD at 0.02 without momentum, also for [train], in batches of 16; one first epoch; E = 1 in
+round 1, one more in each further round, at most 10 or 20.
 
 Deviations, with their switches:
-- KL is divided by C too, as released (``kl = "mean"``); that makes it weak. ``"batchmean"`` is the
-  mean over samples, as the formula says.
-- E grows by one a round up to ``train.epochs`` (``grow``), as released; the paper has a fixed E.
+- KL is divided by C too, as in the released code (``kl = "mean"``), which makes it weak.
+  ``"batchmean"`` is the mean over samples, as in the formula.
+- E grows by one in each round up to ``train.epochs`` (``grow``), as in the released code; the paper
+  has a fixed E.
 """
 
 from collections.abc import Mapping
@@ -55,7 +56,7 @@ from common.settings.section import NonNegative, Positive
 
 CLIENT = "fedmd"
 GRADIENT = 0.01
-"""Mean absolute gradient that the step search aims at."""
+"""Target of the step search for the mean absolute gradient."""
 
 
 @final
@@ -77,10 +78,10 @@ class Options(PredictionExchange):
     c_scale: NonNegative = 5.0
     """Factor of the coefficients before the softmax over clients; 0: they stay 1/N."""
     kl: Literal["mean", "batchmean"] = "mean"
-    """Divisor of KL: samples and classes, as released, or samples alone."""
+    """Divisor of KL: samples and classes, as in the released code, or samples only."""
     grow: bool = True
-    """Whether round t has min(t, ``train.epochs``) epochs on the client's samples, as released;
-    false: always ``train.epochs``."""
+    """Whether round t has min(t, ``train.epochs``) epochs on the client's samples, as in the
+    released code; false: always ``train.epochs``."""
 
     @property
     def probabilities(self) -> bool:

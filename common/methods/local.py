@@ -31,4 +31,4 @@ class OwnModels(MethodOptions):
 class Options(OwnModels):
     """Options of local training."""
 
-    leaks = "models of clients alone, nothing is averaged"
+    leaks = "models of single clients, nothing is averaged"

@@ -1,7 +1,7 @@
 """LWN: clients exchange a light-weight network and keep their own models.
 
-"Cost Effective Federated Learning for Heterogeneous Systems", Light Weight Network: FedORION's
-ancestor.
+"Cost Effective Federated Learning for Heterogeneous Systems", Light Weight Network; FedORION
+extends it.
 
 Client i stores its own model w_i of any architecture and receives a copy of the small network w
 (the global architecture). Deep mutual learning on each batch (x, y), with C(x) = C(x; w_i) and
@@ -10,21 +10,22 @@ S(x) = S(x; w), both losses from the same two forward passes:
     L_c = CE(C(x), y) + KL(S(x) → C(x))        w_i ← w_i − η ∇L_c
     L_s = CE(S(x), y) + KL(C(x) → S(x))        w   ← w   − η ∇L_s
 
-KL(a → b) is KL(softmax a ‖ softmax b), the teacher a detached. Only the copy goes back, as s_i.
+KL(a → b) is KL(softmax a ‖ softmax b) without gradient for the teacher a. The client sends only its
+copy s_i of w.
 
 Server, on noise z ~ N(0, 1), all networks on the statistics of the batch:
 
     L = KL(max_i σ(S(z; s_i)) ‖ σ(S(z; w)))    w ← w − η_s ∇L
 
 Deviations, with their switches:
-- The maximum of distributions is none; we divide it by its sum (``noise.max-norm``).
-- Whether the server starts from the previous w or from the mean of the s_i is not said:
-  ``init = "previous"``, or ``"average"`` as [average] says.
-- The paper prints the arguments of KL in two orders; ours is always KL(teacher ‖ student).
-- No setting is given; batches, epochs and rates of the distillation are FedORION's. The server's
-  BatchNorm never sees data, so the running statistics of w mean nothing: with networks that have
-  BatchNorm set ``score.bn = "recalibrated"``, with which w also works as saved, or ``"batch"``
-  (transductive), as in the paper's experiments here.
+- The maximum of distributions is not a distribution, so it is divided by its sum
+  (``noise.max-norm``).
+- The paper does not define the start of the server's distillation: ``init = "previous"`` is the
+  previous w, ``"average"`` the mean of the s_i with the settings of [average].
+- The paper prints the arguments of KL in two orders; here it is always KL(teacher ‖ student).
+- The paper gives no settings; batches, epochs and rates of the distillation are FedORION's. The
+  running statistics of w do not match any data. With BatchNorm set ``score.bn = "recalibrated"``,
+  which also makes the saved w usable, or ``"batch"`` (transductive, as in our experiments).
 """
 
 from typing import ClassVar, Literal, final
@@ -36,7 +37,7 @@ CLIENT = "fedkemf"
 
 @final
 class Options(Averaging):
-    """Messages: w, the small network, and s_i, trained from it."""
+    """Options of LWN. Request: the small network w; reply: the trained copy s_i."""
 
     leaks = "single clients' networks that the server distils"
     uses = ("average", "oca", "noise")

@@ -2,18 +2,18 @@
 
 Li et al., "Fair Resource Allocation in Federated Learning", 2020, Algorithm 2.
 
-Clients with a larger loss weigh more. With L = 1/η and F_k the mean training loss of the received
-w:
+Clients with a larger loss have a larger weight. With L = 1/η and F_k the mean training loss of the
+received w:
 
     Δw_k = L (w − w_k),   Δ_k = F_k^q Δw_k,   h_k = q F_k^{q−1} ‖Δw_k‖² + L F_k^q
     w ← w − Σ_k Δ_k / Σ_k h_k
 
-which is one weighted mean: r w + Σ_k F_k^q w_k, divided by r + Σ_k F_k^q, with
+The new w is the weighted mean (r w + Σ_k F_k^q w_k) / (r + Σ_k F_k^q) with
 r = L Σ_k q F_k^{q−1} ‖w − w_k‖². q = 0 is FedAvg with uniform weights.
 
-Deviations: F_k + 1e-10 stands for F_k, as in the authors' code. ‖·‖ runs over the parameters;
-BatchNorm's floating-point buffers take the same weighted mean (``average.bn-buffers``).
-``train.steps`` gives equal steps here too; FedKF's comparison trained q-FFL for real epochs.
+Deviations: the code uses F_k + 1e-10 for F_k, as the authors' code does. ‖·‖ runs over the
+parameters; floating-point BatchNorm buffers take the same weighted mean (``average.bn-buffers``).
+``train.steps`` gives all clients equal steps; FedKF's comparison trained q-FFL for full epochs.
 """
 
 from typing import Annotated, final
@@ -28,7 +28,7 @@ from common.settings.section import NonNegative
 
 @final
 class Options(Averaging):
-    leaks = "losses beside the weights"
+    leaks = "losses in addition to the weights"
 
     q: NonNegative = 0.0001
     """q, exponent of the loss in the weights; 0: uniform weights; larger values: fairer."""
@@ -36,13 +36,15 @@ class Options(Averaging):
     def check(self, config: Config) -> None:
         super().check(config)
         if config.average.robust != "none":
-            why = 'method = "qffl", which weighs clients by their losses'
+            why = 'method = "qffl", which weights clients by their losses'
             raise not_allowed("average.robust", config.average.robust, why, "none")
         if config.oca.init == "w0":
-            why = 'method = "qffl": a client that never uploaded has told no loss'
+            why = 'method = "qffl": a client without an upload has no loss'
             raise not_allowed("oca.init", "w0", why, "uploaded")
 
 
 @final
 class Reply(protocol.ModelReply, kind="qffl.Up"):
+    """Reply with w_k and the loss of the received w."""
+
     loss: Annotated[float, Field(ge=0, allow_inf_nan=False)]  #: F_k, in nats

@@ -3,36 +3,37 @@
 Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020,
 Algorithm 1 with option II.
 
-Round t: the server sends w and its control variate c; client k, which keeps c_k (0 at first), takes
-K steps of
+Round t: the server sends w and its control variate c. Client k stores c_k (initially 0) and takes K
+steps
 
     y ← y − η (∇L(y) − c_k + c)
 
-then c_k⁺ = c_k − c + (w − y_k) / (K η), and sends y_k and Δc_k = c_k⁺ − c_k. The server, of N
-clients in all:
+It then sets c_k⁺ = c_k − c + (w − y_k) / (K η), and sends y_k and Δc_k = c_k⁺ − c_k. With N clients
+in all, the server sets
 
     w ← w + η_g Σ_{k∈S_t} p_k (y_k − w),   c ← c + 1/N Σ_{k∈S_t} Δc_k
 
-p_k is uniform unless ``average.weights = "samples"``. In round 1 all variates are 0: it is FedAvg.
+p_k is uniform unless ``average.weights = "samples"``. In round 1 all variates are 0, so the round
+equals FedAvg.
 
-Where clients train their own architectures (``average.across``), N counts for each layer the
-clients that have it; η_g is then 1.
+If clients train their own architectures (``average.across``), N is, for each layer, the number of
+clients that have it, and η_g is 1.
 
 c is the mean of the c_k that the server has counted. A client whose reply was lost has changed its
 c_k, but the server has not counted the change. The request therefore names the client's last
 accepted round, and the client continues from its stored c_k of exactly that round.
 
 Deviations, with their switches:
-- The variates are of the parameters; BatchNorm's buffers are averaged as in FedAvg.
+- Only parameters have variates; BatchNorm buffers are averaged as in FedAvg.
 - ``correction = "gradient"`` adds c − c_k to the gradient, as printed; ``"after"`` subtracts
-  η (c − c_k) from the weights after the optimiser's step, as NIID-Bench does. They are the same for
-  SGD without momentum. Other optimisers than SGD rescale their gradients and need ``"after"``.
-- Under momentum ρ the K steps go further than K η: ``divisor = "effective"`` divides by
-  K̃ = (K − ρ (1 − ρ^K) / (1 − ρ)) / (1 − ρ) in place of K, as FedNTD's code does; ``"steps"`` is as
-  printed. Nesterov's momentum is not counted.
-- Δc_k follows from w, c, K, η and y_k. The server recomputes it and refuses another, so that a
-  client cannot move c on its own. With ``average.robust``, Δc_k is combined as w is, and c is then
-  no longer the mean of the c_k.
+  η (c − c_k) from the weights after the optimiser's step, as NIID-Bench does. Both are equal for
+  SGD without momentum. Optimisers other than SGD rescale their gradients and need ``"after"``.
+- With momentum ρ the K steps move the weights further than K η. ``divisor = "effective"`` divides
+  by K̃ = (K − ρ (1 − ρ^K) / (1 − ρ)) / (1 − ρ) instead of K, as FedNTD's code does; ``"steps"`` is
+  as printed. Nesterov momentum is ignored.
+- Δc_k follows from w, c, K, η and y_k. The server recomputes it and refuses any other value, so
+  that a client cannot change c independently of y_k. With ``average.robust``, Δc_k is combined like
+  w, and c is no longer the mean of the c_k.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ from common.training.task import Task
 
 @final
 class Options(Averaging):
-    leaks = "changes of control variates beside the weights"
+    leaks = "changes of control variates in addition to the weights"
     auto = {"average.weights": "uniform"}
     schemes = ("none", "layerwise", "same")
 
@@ -69,31 +70,35 @@ class Options(Averaging):
         super().check(config)
         why = 'method = "scaffold"'
         if self.correction == "gradient" and not optimise.is_sgd(config.train):
-            said = f'train.optimizer = "{config.train.optimizer}"'
-            raise not_allowed("scaffold.correction", "gradient", said, "after")
+            optimizer = f'train.optimizer = "{config.train.optimizer}"'
+            raise not_allowed("scaffold.correction", "gradient", optimizer, "after")
         across = config.average.across
         if self.server_lr != 1 and across != "none":
             why = f'average.across = "{across}"'
             raise not_allowed("scaffold.server-lr", self.server_lr, why, 1)
         if config.average.robust == "clip":
-            why += ": a shortened step is not what the client's variate is made of"
+            why += ", whose control variates do not match a clipped update"
             raise not_allowed("average.robust", "clip", why, "none", "median", "trimmed")
 
     def change(
-        self, task: Task, t: int, n: int, sent: Request, y: Mapping[str, Tensor]
+        self, task: Task, t: int, n: int, request: Request, y: Mapping[str, Tensor]
     ) -> StateDict:
         """Return Δc_k = (w − y_k) / (K η) − c of a client with n samples, on the CPU."""
         steps = task.effective_steps(n) if self.divisor == "effective" else task.steps(n)
-        far = steps * task.lr(t)
-        return {name: (sent.w[name] - y[name]) / far - c for name, c in sent.c.items()}
+        scale = steps * task.lr(t)
+        return {name: (request.w[name] - y[name]) / scale - c for name, c in request.c.items()}
 
 
 @final
 class Request(protocol.ModelRequest, kind="scaffold.Down"):
+    """Request with w and c."""
+
     c: StateDict  #: the server's control variate, for parameters
     accepted: Round  #: round of this client's last reply that the server counted into c; 0: none
 
 
 @final
 class Reply(protocol.ModelReply, kind="scaffold.Up"):
+    """Reply with ``w`` = y_k and the change of the control variate."""
+
     dc: StateDict  #: Δc_k

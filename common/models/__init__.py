@@ -1,12 +1,12 @@
-"""The architectures by name: ``build("resnet8", (3, 32, 32), 10, seed=0)``.
+"""Architectures by name: ``build("resnet8", (3, 32, 32), 10, seed=0)``.
 
 A spec is a name from ``MODELS``, or a name and a width factor: ``resnet18@0.25`` has a quarter of
-the channels everywhere (at least 4 in a layer), ``resnet18@0.25-up`` rounds them up instead, also
-to fewer than 4. Networks of others (``torchvision:NAME``, ``timm:NAME``, a plug-in's) have none.
+the channels everywhere (at least 4 in a layer). ``resnet18@0.25-up`` rounds them up instead, also
+to fewer than 4. External networks (``torchvision:NAME``, ``timm:NAME``, plug-ins) have no factor.
 
-``resnet18-exits2`` is the first two stages of a ResNet-18, with a classifier after each
-(``exits.py``), for the ImageNet family's ResNets (1 to 4) and the CNNs; ``resnet18-linear2`` the
-same with plain linear ones.
+``resnet18-exits2`` is the first two stages of a ResNet-18 with a classifier after each stage
+(``exits.py``). ResNets of the ImageNet family (1 to 4 exits) and CNNs have it.
+``resnet18-linear2`` is the same with plain linear classifiers.
 """
 
 import math
@@ -38,24 +38,24 @@ from common.settings import plugins
 from common.training import seeds
 
 WIDEST = 16.0  #: the largest width factor
-UP = "-up"  #: behind one by which channels are rounded up
+UP = "-up"  #: suffix of a width factor that rounds channels up
 
 
 @final
 @dataclass(frozen=True)
 class Architecture:
-    """How a network is built, what it takes, and how large it is in its source."""
+    """Description of an architecture: constructor, input shape, size and source."""
 
-    build: Callable[..., Classifier]  #: of input shape, classes, width factor; keyword: stem
-    params: int  #: trainable numbers for 10 classes and the default input
+    build: Callable[..., Classifier]  #: takes input shape, classes, width factor; keyword: stem
+    params: int  #: trainable parameters for 10 classes and the default input
     source: str
     input: Shape = (3, 32, 32)  #: default (C, H, W)
     #: smallest side in pixels for each stem, the default one first
     stems: Mapping[str, int] = field(default_factory=lambda: {"own": 4})
-    pretrained: str = ""  #: torchvision's name for it where it has ImageNet weights
-    scales: bool = True  #: it takes a width factor
-    nests: bool = True  #: a narrower one's channels are the first of a wider one's
-    check: Callable[[Shape, int], object] | None = None  #: tries a network that is not ours
+    pretrained: str = ""  #: torchvision's name of the network if it has ImageNet weights
+    scales: bool = True  #: whether it accepts a width factor
+    nests: bool = True  #: whether a narrow network's channels are the first of a wider one's
+    check: Callable[[Shape, int], object] | None = None  #: trial run of an external network
 
     @property
     def stem(self) -> str:
@@ -68,9 +68,9 @@ class Architecture:
         return self.stems[self.stem]
 
 
-# Why a side is the smallest: networks of three stages halve it twice (4 pixels), the ImageNet ones
-# three times behind a cifar stem (8 pixels) and five times with their own, of which the later leave
-# one pixel as it is. Where a layer truly breaks below, the row says so.
+# Smallest sides: networks of three stages halve the side twice (4 pixels). ImageNet networks halve
+# it three times after a cifar stem (8 pixels) and five times with their own stem, but the later
+# halvings keep a single pixel. A comment marks rows where a layer fails below the limit.
 _BOTH = {"imagenet": 8, "cifar": 8}
 
 
@@ -84,9 +84,9 @@ def _row(
     pretrained: str = "",
     **options: object,
 ) -> Architecture:
-    """``side``: the smallest, for the architecture's own stem or for each that it can have."""
+    """Return a row of ``MODELS``; ``side``: the smallest side, in total or for each stem."""
     stems = {"own": side} if isinstance(side, int) else side
-    # splits, concatenations and padded shortcuts move channels by numbers that grow with the width
+    # splits, concatenations and padded shortcuts shift channels by offsets that depend on the width
     moves = kind in (ShuffleNetV2, CifarDenseNet, DenseNet121) or "shortcut" in options
     build = partial(kind, **options)
     return Architecture(build, params, source, input, stems, pretrained, nests=not moves)
@@ -97,7 +97,7 @@ def _densenet(depth: int, bc: bool, params: int, source: str) -> Architecture:
 
 
 def _shufflenet(width: int, params: int, source: str, pretrained: str) -> Architecture:
-    """``width``: channels of the first of three stages, each twice as wide as the one before."""
+    """Return a row; ``width``: channels of the first of three stages, doubled in each stage."""
     widths = (24, width, 2 * width, 4 * width, 1024)
     return _row(ShuffleNetV2, params, source, _BOTH, pretrained=pretrained, widths=widths)
 
@@ -128,7 +128,7 @@ MODELS: dict[str, Architecture] = {
     "resnet8-a": _row(CifarResNet, 75_290, _OPTION_A, depth=8, shortcut="padding"),
     "resnet20-a": _row(CifarResNet, 269_722, _OPTION_A, depth=20, shortcut="padding"),
     "resnet32-a": _row(CifarResNet, 464_154, _OPTION_A, depth=32, shortcut="padding"),
-    # 4 pixels: one channel's one pixel, normalised, would be a constant
+    # with 4 pixels the norm would see one pixel per channel and return a constant
     "resnet8-wide-gn": _row(CifarResNet, 1_227_594, _GN, 5, depth=8, first=64, norm=single),
     "resnet8-wide-bn": _row(CifarResNet, 1_227_594, _CUT, depth=8, first=64),
     "resnet8-gn16": _row(CifarResNet, 78_042, _GN16, depth=8, norm=sixteen),
@@ -173,10 +173,10 @@ MODELS: dict[str, Architecture] = {
 
 
 def parse(spec: str) -> tuple[str, float]:
-    """``"resnet18@0.25"`` to ``("resnet18", 0.25)``; without a factor it is 1.
+    """Split ``"resnet18@0.25"`` into ``("resnet18", 0.25)``; the default factor is 1.
 
-    Of ``"resnet18@0.25-up"`` the factor is a ``RoundedUp``. An unknown name or a factor outside
-    (0, 16] is a ``ValueError``.
+    The factor of ``"resnet18@0.25-up"`` is a ``RoundedUp``. Raises ``ValueError`` for an unknown
+    name or a factor outside (0, 16].
     """
     name, at, width = spec.partition("@")
     scales = architecture(name).scales
@@ -196,9 +196,9 @@ def parse(spec: str) -> tuple[str, float]:
 
 @lru_cache(maxsize=256)
 def architecture(name: str) -> Architecture:
-    """The architecture of a name: ours, a family's or a plug-in's.
+    """Return the architecture ``name`` from ``MODELS``, an external family or a plug-in.
 
-    Raises ``ValueError``, one line: there is none of this name, or the plug-in is no network.
+    Raises ``ValueError``, one line, for an unknown name or a plug-in that is not a network.
     """
     if name in MODELS:
         return MODELS[name]
@@ -207,46 +207,49 @@ def architecture(name: str) -> Architecture:
     family, _, network = name.partition(":")
     if family in plugins.FAMILIES:
         build, published = external.of_family(family, network)
-        return _outside(build, build, pretrained=published)
-    found = plugins.find("models", name)
-    if found is None:
+        return _external(build, build, pretrained=published)
+    plugin = plugins.find("models", name)
+    if plugin is None:
         families = (f"{family}:NAME" for family in plugins.FAMILIES)
-        there = plugins.choices("models", name, [*MODELS, *families])
-        raise ValueError(f"model {name!r}: no architecture {name!r}; there are {there}")
-    if isinstance(found, Architecture):
-        return found
-    if not callable(found):
+        choices = plugins.choices("models", name, [*MODELS, *families])
+        raise ValueError(f"model {name!r}: no architecture {name!r}; there are {choices}")
+    if isinstance(plugin, Architecture):
+        return plugin
+    if not callable(plugin):
         raise ValueError(
-            f"model {name!r} is of type {type(found).__name__}; it should be a class or function "
+            f"model {name!r} is of type {type(plugin).__name__}; it should be a class or function "
             "that makes an nn.Module"
         )
-    whole = isinstance(found, type) and issubclass(found, Classifier)
-    tried = external.of_plugin(name, found)
-    return _outside(tried, found if whole else tried, scales=whole)
+    is_classifier = isinstance(plugin, type) and issubclass(plugin, Classifier)
+    model = external.of_plugin(name, plugin)
+    return _external(model, plugin if is_classifier else model, scales=is_classifier)
 
 
 _EXITS = re.compile(r"(.+)-(exits|linear)([1-9])")
 
 
 def exits(spec: str) -> tuple[str, int]:
-    """Which whole an architecture with exits is cut from, and how many it has; 0: it has none."""
+    """Return the base architecture and number of exits of ``spec``, or ``("", 0)`` without exits.
+
+    The base includes the kind of exits and the width factor, as in ``resnet18-exits@0.5``.
+    """
     name, factor = parse(spec)
-    found = _EXITS.fullmatch(name)
-    if not found or found[1] not in MODELS:
+    cut = _EXITS.fullmatch(name)
+    if not cut or cut[1] not in MODELS:
         return "", 0
-    return f"{found[1]}-{found[2]}@{factor:g}", int(found[3])
+    return f"{cut[1]}-{cut[2]}@{factor:g}", int(cut[3])
 
 
 def _with_exits(name: str, base: str, depth: int) -> Architecture:
-    """The first stages of one of ours, each with an exit. Raises ``ValueError``: it has fewer."""
+    """Return ``base`` cut to ``depth`` stages with exits; ``ValueError`` if it has fewer."""
     row = MODELS[base]
     kind: Kind = "linear" if "-linear" in name else "bottleneck"
     options = {} if row.stem == "own" else {"stem": row.stem}
     with torch.device("meta"), seeds.scope(0, "exits"):
         most = len(_stages(row.build(row.input, 2, 1.0, **options)))
     if depth > most:
-        there = f"{base}-exits{most} at most" if most else "resnet10 to resnet34, cnn2 to cnn4 have"
-        raise ValueError(f"model {name!r}: {base} has {most} stages for exits; {there}")
+        hint = f"{base}-exits{most} at most" if most else "use resnet10 to resnet34, cnn2 to cnn4"
+        raise ValueError(f"model {name!r}: {base} has {most} stages for exits; {hint}")
 
     def build(shape: Shape, classes: int, factor: float, **options: str) -> Classifier:
         net = row.build(shape, classes, factor, **options)
@@ -257,31 +260,31 @@ def _with_exits(name: str, base: str, depth: int) -> Architecture:
 
 
 def _stages(net: Classifier) -> list[nn.Module]:
-    """The stages after which a network may have exits; none for most."""
+    """Return the stages that can have an exit; most architectures have none."""
     if isinstance(net, ResNet):
         return [net.layer1, net.layer2, net.layer3, net.layer4]
     return list(net.layer1) if isinstance(net, CNN) else []
 
 
-def _outside(
-    tried: external.ExternalModel,
+def _external(
+    model: external.ExternalModel,
     build: Callable[..., Classifier],
     *,
     pretrained: str = "",
     scales: bool = False,
 ) -> Architecture:
     return Architecture(
-        build, 0, tried.name, (0, 0, 0), {"own": 1}, pretrained, scales, False, tried.check
+        build, 0, model.name, (0, 0, 0), {"own": 1}, pretrained, scales, False, model.check
     )
 
 
 def check(
     spec: str, shape: Shape, classes: int, *, stem: str = "auto", pretrained: bool = False
 ) -> None:
-    """Refuse what ``build`` could not make or what could not run, without building it.
+    """Raise ``ValueError`` for a network that ``build`` cannot build or that cannot run.
 
-    ``ValueError`` in one line: an unknown spec, fewer than 2 classes, an input smaller than the
-    architecture takes, pretrained weights that do not exist.
+    The message is one line. Causes: an unknown spec, fewer than 2 classes, an input smaller than
+    the architecture accepts, pretrained weights that do not exist. Nothing is built.
     """
     name, _ = parse(spec)
     row = architecture(name)
@@ -305,7 +308,7 @@ def check(
 
 
 def published(spec: str) -> bool:
-    """Whether torchvision has ImageNet weights for ``spec``: some architectures, at width 1."""
+    """Return whether torchvision has ImageNet weights for ``spec``, which needs width 1."""
     name, factor = parse(spec)
     return bool(architecture(name).pretrained) and factor == 1
 
@@ -321,18 +324,18 @@ def build(
     name: tuple[str | int, ...] = ("init",),
     pretrained: bool = False,
 ) -> Classifier:
-    """The network ``spec`` for images (C, H, W), in train mode, on torch's default device.
+    """Return the network ``spec`` for images (C, H, W), in train mode, on torch's default device.
 
-    The initial weights are a function of ``seed`` and ``name``; the global random state is left as
-    it was. ``stem`` (``auto``, ``cifar``, ``imagenet``) matters to the architectures that have
-    both; the others have one of their own. ``projection``: MOON's, before the head.
+    The initial weights depend only on ``seed`` and ``name``; the global random state does not
+    change. ``stem`` (``auto``, ``cifar``, ``imagenet``) is ignored by architectures with a single
+    stem. ``projection`` adds MOON's projection before the head.
 
-    Errors are those of ``check``, and a ``ValueError`` when ``pretrained`` weights (torchvision's,
+    Raises the errors of ``check``, and ``ValueError`` if ``pretrained`` weights (torchvision,
     ImageNet) cannot be fetched.
     """
     check(spec, shape, classes, stem=stem, pretrained=pretrained)
-    own, factor = parse(spec)
-    row = architecture(own)
+    base, factor = parse(spec)
+    row = architecture(base)
     chosen = _stem(row, stem)
     options = {} if chosen == "own" else {"stem": chosen}
     with seeds.scope(seed, *name):
@@ -347,7 +350,7 @@ def build(
 
 
 def count(model: nn.Module) -> int:
-    """The number of parameters of ``model``; buffers do not count."""
+    """Return the number of parameters of ``model``, without buffers."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -355,13 +358,13 @@ def count(model: nn.Module) -> int:
 def parameters(
     spec: str, shape: Shape, classes: int, stem: str = "auto", projection: bool = False
 ) -> int:
-    """The number of parameters of a network that is not built; counted once in a process."""
+    """Return the number of parameters of ``spec`` without building it; cached."""
     with torch.device("meta"):
         return count(build(spec, shape, classes, stem, projection, seed=0))
 
 
 def smallest(specs: Iterable[str], shape: Shape, classes: int, *, stem: str = "auto") -> str:
-    """The spec with the fewest parameters, the first of several: FedORION's common architecture."""
+    """Return the first spec with the fewest parameters: FedORION's common architecture."""
     return min(specs, key=lambda spec: parameters(spec, shape, classes, stem=stem))
 
 

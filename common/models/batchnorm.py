@@ -1,8 +1,8 @@
-"""BatchNorm on the statistics of the batch at hand, and what its running statistics ought to be.
+"""BatchNorm with batch statistics, and measurement of the running statistics.
 
-Networks asked about Gaussian noise must normalise with the noise batch's own statistics, and that
-must leave no trace in the running ones (noise distillation, FedORION's Algorithm 1). Calling
-``model.train()`` would do the first, ruin the second and switch dropout on as well.
+Networks that receive Gaussian noise must normalise with the statistics of the noise batch, without
+changing the running statistics (noise distillation, FedORION's Algorithm 1). ``model.train()``
+would use batch statistics, but it would also change the running ones and enable dropout.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ MEAN, VARIANCE = "running_mean", "running_var"
 
 @contextlib.contextmanager
 def restored(model: nn.Module) -> Iterator[None]:
-    """Put every module's train or eval mode back at the end, also after an exception."""
+    """Restore every module's train or eval mode at the end, also after an exception."""
     modes = [(module, module.training) for module in model.modules()]
     try:
         yield
@@ -30,17 +30,17 @@ def restored(model: nn.Module) -> Iterator[None]:
 
 
 def norms(model: nn.Module) -> list[_BatchNorm]:
-    """The BatchNorm layers of ``model``; GroupNorm has no running statistics to care for."""
+    """Return the BatchNorm layers of ``model``; GroupNorm has no running statistics."""
     return [module for module in model.modules() if isinstance(module, _BatchNorm)]
 
 
 @contextlib.contextmanager
 def batch_statistics(model: nn.Module, *, protect: bool = True) -> Iterator[None]:
-    """Within the block BatchNorm normalises by the batch and all other layers are in eval mode.
+    """Normalise with batch statistics in BatchNorm, with all other layers in eval mode.
 
-    With ``protect`` the running statistics are neither read nor written; without, they are updated
-    as in training. Gradients flow as in train mode. Modes are restored at the end, also after an
-    exception. A batch must give every channel more than one value, as in training.
+    With ``protect`` the running statistics are neither read nor written; without it they are
+    updated as in training. Gradients flow as in train mode. Modes are restored at the end, also
+    after an exception. A batch must have more than one value per channel, as in training.
     """
     tracking = [(norm, norm.track_running_stats) for norm in norms(model)]
     with restored(model):
@@ -56,8 +56,9 @@ def batch_statistics(model: nn.Module, *, protect: bool = True) -> Iterator[None
 
 
 def statistics(model: nn.Module) -> StateDict:
-    """The running means and variances of ``model`` by their names in its state dict, as float64
-    (C) on the CPU. A layer that has none, or is no BatchNorm, has no entry.
+    """Return the running means and variances of ``model`` by state-dict name, float64 (C) on CPU.
+
+    Only BatchNorm layers with running statistics have entries.
     """
     return {
         f"{name}.{buffer}": norm.get_buffer(buffer).detach().cpu().to(torch.float64)
@@ -68,28 +69,29 @@ def statistics(model: nn.Module) -> StateDict:
 
 @torch.no_grad()
 def measure(model: nn.Module, batches: Iterable[Tensor], *, by_batch: bool) -> StateDict:
-    """Mean and population variance of every BatchNorm layer's inputs over ``batches`` of images
-    (n, C, H, W), of each channel over samples and places, named as ``statistics``.
+    """Return mean and population variance of every BatchNorm layer's inputs over ``batches``.
 
-    ``by_batch``: the layers normalise by the batch at hand, else by their running statistics, which
-    stay as they are. Sums run in float64. A layer that no batch reaches keeps what it has.
+    ``batches``: images (n, C, H, W). Moments are per channel, over samples and positions, in
+    float64, with the names of ``statistics``. ``by_batch``: the layers normalise with batch
+    statistics, else with their running statistics, which do not change. A layer that receives no
+    batch keeps its current statistics.
     """
-    found = {name: Moments() for name, _ in _tracked(model)}
+    moments_of = {name: Moments() for name, _ in _tracked(model)}
     names: dict[nn.Module, str] = {
         norm: name for name, norm in _tracked(model)
-    }  # of one under several names, the last
+    }  # the last name of a layer with several names
 
-    def look(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        found[names[norm]].add(inputs[0])
+    def observe(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        moments_of[names[norm]].add(inputs[0])
 
-    with _watched(names, look), batch_statistics(model) if by_batch else restored(model):
+    with _observed(names, observe), batch_statistics(model) if by_batch else restored(model):
         if not by_batch:
             model.eval()
         for x in batches:
             model(x)
     measured = statistics(model)
     for name, norm in _tracked(model):
-        if (moments := found[names[norm]]).count:
+        if (moments := moments_of[names[norm]]).count:
             measured[f"{name}.{MEAN}"] = moments.mean.cpu()
             measured[f"{name}.{VARIANCE}"] = (moments.squares / moments.count).cpu()
     return measured
@@ -97,46 +99,46 @@ def measure(model: nn.Module, batches: Iterable[Tensor], *, by_batch: bool) -> S
 
 @contextlib.contextmanager
 def distances(model: nn.Module) -> Iterator[list[Tensor]]:
-    """How far each BatchNorm layer's inputs are from its running statistics, forward by forward.
+    """Yield a list of distances between each BatchNorm layer's inputs and its running statistics.
 
-    The list grows by a scalar for each layer at each forward within the block, which keep their
-    graphs: ‖σ²_run − σ²‖₂ + ‖μ_run − μ‖₂ over the channels, σ² the batch's population variance.
+    Each forward pass in the context appends one scalar per layer, with its graph:
+    ‖σ²_run − σ²‖₂ + ‖μ_run − μ‖₂ over the channels, where σ² is the batch's population variance.
     Yin et al. 2020, "Dreaming to Distill" (DeepInversion), eq. 4, with norms that are not squared.
     """
-    found: list[Tensor] = []
+    terms: list[Tensor] = []
 
-    def look(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    def observe(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         values = inputs[0].transpose(0, 1).flatten(1)
         variance, mean = torch.var_mean(values, 1, correction=0)
         running_mean, running_variance = norm.get_buffer(MEAN), norm.get_buffer(VARIANCE)
-        found.append((running_variance - variance).norm() + (running_mean - mean).norm())
+        terms.append((running_variance - variance).norm() + (running_mean - mean).norm())
 
-    layers = dict.fromkeys(norm for _, norm in _tracked(model))  # once each, in order
-    with _watched(layers, look):
-        yield found
+    layers = dict.fromkeys(norm for _, norm in _tracked(model))  # unique, in order
+    with _observed(layers, observe):
+        yield terms
 
 
 @contextlib.contextmanager
-def _watched(
-    layers: Iterable[nn.Module], look: Callable[[nn.Module, tuple[Tensor, ...]], None]
+def _observed(
+    layers: Iterable[nn.Module], observe: Callable[[nn.Module, tuple[Tensor, ...]], None]
 ) -> Iterator[None]:
-    """Within the block each layer's inputs are looked at before its forward."""
+    """Call ``observe`` with each layer's inputs before its forward pass."""
     with contextlib.ExitStack() as hooks:
         for layer in layers:
-            hooks.enter_context(layer.register_forward_pre_hook(look))
+            hooks.enter_context(layer.register_forward_pre_hook(observe))
         yield
 
 
 @final
 class Moments:
-    """Count, mean and sum of squared deviations of values that come in parts (Chan et al. 1983)."""
+    """Running count, mean and sum of squared deviations per channel (Chan et al. 1983)."""
 
     def __init__(self) -> None:
         self.count = 0
         self.mean = self.squares = torch.zeros(())
 
     def add(self, x: Tensor) -> None:
-        """Values of each channel: ``x`` (n, C, ...)."""
+        """Add the values of each channel of ``x`` (n, C, ...)."""
         values = x.to(torch.float64).transpose(0, 1).flatten(1)
         count, mean = values.shape[1], values.mean(1)
         squares = (values - mean[:, None]).square().sum(1)
@@ -150,7 +152,7 @@ class Moments:
 
 
 def _tracked(model: nn.Module) -> list[tuple[str, _BatchNorm]]:
-    """The BatchNorm layers with running statistics, under every name they have."""
+    """Return the BatchNorm layers with running statistics, once for every name."""
     return [
         (name, module)
         for name, module in model.named_modules(remove_duplicate=False)

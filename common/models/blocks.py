@@ -1,7 +1,7 @@
-"""The blocks of networks that differ in depth: stages ``layer1``, ``layer2`` … of blocks 0, 1 …
+"""Match blocks of networks that differ in depth: stages ``layer1``, ``layer2`` … of blocks 0, 1 …
 
-Which entries of a state dict lie in a network's last blocks, and which of a larger network's blocks
-go on from there (InclusiveFL).
+The functions select the state-dict entries of a network's last blocks, and the blocks of a larger
+network from there on (InclusiveFL).
 """
 
 import re
@@ -17,16 +17,16 @@ SHORTCUTS = ("downsample", "shortcut")
 
 
 def last_blocks(names: Iterable[str]) -> dict[str, int]:
-    """The index of the last block of each stage, in the order of the stages."""
-    found: dict[str, int] = {}
+    """Return the index of the last block of each stage, in the order of the stages."""
+    last: dict[str, int] = {}
     for name in names:
         if block := _BLOCK.fullmatch(name):
-            found[block[1]] = max(found.get(block[1], 0), int(block[2]))
-    return found
+            last[block[1]] = max(last.get(block[1], 0), int(block[2]))
+    return last
 
 
 def own_entries(names: Iterable[str], own: str) -> list[str]:
-    """The entries of ``names`` in what ``average.own`` lists, in their order."""
+    """Return the entries of ``names`` in the parts that ``average.own`` lists, in order."""
     parts, names = own.split(","), list(names)
     prefixes = HEADS if "head" in parts else ()
     if "last" in parts:
@@ -38,31 +38,31 @@ def own_entries(names: Iterable[str], own: str) -> list[str]:
 def onward(
     small: Mapping[str, Tensor], large: Mapping[str, Tensor], stages: str
 ) -> dict[str, list[str]]:
-    """For each entry of ``small``'s last blocks, those of ``large`` in its place or further on.
+    """Map each entry of ``small``'s last blocks to the entries of ``large`` from that block on.
 
-    Blocks are L to L′ of a stage, if it has L + 1 blocks in ``small`` and L′ + 1 in ``large``, both
-    inclusive. Left out are shortcuts, and entries that are not of one shape in all these blocks.
-    ``stages``: ``all``, or the ``last`` alone.
+    The entries are in blocks L to L′ (inclusive) of a stage with L + 1 blocks in ``small`` and
+    L′ + 1 in ``large``. Shortcuts are omitted, and entries whose shape differs between these
+    blocks. ``stages``: ``all`` or ``last``.
     """
-    ours, theirs = last_blocks(small), last_blocks(large)
-    wanted = list(ours)[-1:] if stages == "last" else list(ours)
-    found: dict[str, list[str]] = {}
+    last_small, last_large = last_blocks(small), last_blocks(large)
+    selected = list(last_small)[-1:] if stages == "last" else list(last_small)
+    entries: dict[str, list[str]] = {}
     for name, value in small.items():
         block = _BLOCK.fullmatch(name)
-        if not block or block[1] not in wanted or int(block[2]) != ours[block[1]]:
+        if not block or block[1] not in selected or int(block[2]) != last_small[block[1]]:
             continue
-        stage, first, rest = block[1], int(block[2]), block[3]
-        names = [f"{stage}.{i}.{rest}" for i in range(first, theirs[stage] + 1)]
-        alike = all(each in large and large[each].shape == value.shape for each in names)
-        if alike and not rest.startswith(SHORTCUTS):
-            found[name] = names
-    return found
+        stage, first, suffix = block[1], int(block[2]), block[3]
+        names = [f"{stage}.{i}.{suffix}" for i in range(first, last_large[stage] + 1)]
+        alike = all(other in large and large[other].shape == value.shape for other in names)
+        if alike and not suffix.startswith(SHORTCUTS):
+            entries[name] = names
+    return entries
 
 
 def check_blocks(states: Mapping[str, Mapping[str, Tensor]], average: Average) -> None:
-    """Raise ``ValueError``, one line, if [average] asks for last blocks of a network without any.
+    """Raise ``ValueError``, one line, if [average] needs last blocks and a network has none.
 
-    ``states``: of the architectures by their names.
+    ``states``: state dicts by architecture.
     """
     if average.across != "depth" or (average.beta == 0 and "last" not in average.own):
         return

@@ -1,7 +1,7 @@
-"""What every architecture promises: features, a linear head, and for some a common split.
+"""Interface of every architecture: features, a linear head, and for some a common split.
 
-Knowledge transfer needs more of a model than its logits: MOON and FedProto compare features,
-FedKF's generator looks at activations, FedIN trains the middle of a network on its own.
+Knowledge transfer needs more than logits: MOON and FedProto compare features, FedKF's generator
+uses activations, and FedIN trains the intermediate layers of a network separately.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ from typing import ClassVar, Literal, final
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-PROJECTED = 256  #: features behind a projection
+PROJECTED = 256  #: number of features after a projection
 
 
 class Classifier(nn.Module, ABC):
-    """A network whose logits are a linear function of its features."""
+    """Network whose logits are a linear function of its features."""
 
-    spec: str = ""  #: the name it was built by, such as ``resnet8`` or ``resnet18@0.25``
+    spec: str = ""  #: spec that built it, such as ``resnet8`` or ``resnet18@0.25``
     head: nn.Linear  #: d features to C logits
 
     @abstractmethod
     def features(self, x: Tensor) -> Tensor:
-        """Images (n, C, H, W) to the features (n, d) that the head reads."""
+        """Return the head's inputs, features (n, d), for images (n, C, H, W)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images (n, C, H, W) to logits (n, classes)."""
+        """Return logits (n, classes) for images (n, C, H, W)."""
         logits: Tensor = self.head(self.features(x))
         return logits
 
     def within(self) -> dict[str, Classifier]:
-        """Classifiers in this one by name, such as its exits, which are scored beside it."""
+        """Return classifiers inside this one by name, such as exits; they are scored separately."""
         return {}
 
     def with_activations(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits (n, classes) and the activations (n, a) of DAFL's and FedKF's activation loss.
+        """Return logits (n, classes) and activations (n, a) for DAFL's and FedKF's loss.
 
         The activations are the features, except in LeNet-5, where they are the 120 outputs of the
         last convolution (FedKF, section IV-C and its released code).
@@ -46,14 +46,14 @@ class Classifier(nn.Module, ABC):
 
 @final
 class Projected(Classifier):
-    """A network whose head reads a projection of its features: d to d to 256, as in MOON.
+    """Classifier whose head reads a projection of the features, d to d to 256, as in MOON.
 
-    Li, He, Song, "Model-Contrastive Federated Learning", CVPR 2021, as released: the projection
-    is part of the classifier, not an appendix that only a loss sees.
+    Li, He, Song, "Model-Contrastive Federated Learning", CVPR 2021. As in the released code, the
+    projection is part of the classifier and not only an input of the loss.
     """
 
     def __init__(self, base: Classifier) -> None:
-        """``base`` loses its head."""
+        """Remove the head of ``base`` and add the projection and a new head."""
         super().__init__()
         d, classes = base.head.in_features, base.head.out_features
         del base.head
@@ -67,11 +67,11 @@ class Projected(Classifier):
 
 
 class Split(Classifier):
-    """A classifier cut into extractor, intermediate layers and classifier (FedIN, section III).
+    """Network split into extractor, intermediate layers and classifier (FedIN, section III).
 
-    ``forward(x) == classifier(intermediate(extractor(x)))``. Within one family s_in and s_out have
-    one shape each, whatever the depth, so that one network's (s_in, s_out) can train another's
-    intermediate layers.
+    ``forward(x) == classifier(intermediate(extractor(x)))``. Within a family s_in and s_out have
+    the same shapes at every depth, so that (s_in, s_out) of one network can train the intermediate
+    layers of another.
     """
 
     intermediate_prefixes: ClassVar[tuple[str, ...]]
@@ -79,14 +79,14 @@ class Split(Classifier):
 
     @abstractmethod
     def extractor(self, x: Tensor) -> Tensor:
-        """Images (n, C, H, W) to s_in (n, c, h, w)."""
+        """Return s_in (n, c, h, w) for images (n, C, H, W)."""
 
     @abstractmethod
     def intermediate(self, s_in: Tensor) -> Tensor:
-        """s_in (n, c, h, w) to s_out (n, c', h', w')."""
+        """Return s_out (n, c', h', w') for s_in (n, c, h, w)."""
 
     def classifier(self, s_out: Tensor) -> Tensor:
-        """s_out (n, c', h', w') to logits (n, classes)."""
+        """Return logits (n, classes) for s_out (n, c', h', w')."""
         logits: Tensor = self.head(pooled(s_out))
         return logits
 
@@ -95,12 +95,12 @@ class Split(Classifier):
 
     @classmethod
     def part(cls, key: str) -> Literal["extractor", "intermediate", "classifier"]:
-        """Which of the three parts a state-dict key such as ``layer2.1.conv1.weight`` is in."""
+        """Return the part that contains a state-dict key such as ``layer2.1.conv1.weight``."""
         if key.startswith(cls.intermediate_prefixes):
             return "intermediate"
         return "classifier" if key.startswith(cls.classifier_prefixes) else "extractor"
 
 
 def pooled(maps: Tensor) -> Tensor:
-    """The mean of every feature map: (n, c, h, w) to (n, c)."""
+    """Return the mean (n, c) of every feature map of ``maps`` (n, c, h, w)."""
     return F.adaptive_avg_pool2d(maps, 1).flatten(1)

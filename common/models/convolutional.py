@@ -1,7 +1,7 @@
-"""Convolutional networks: ResNets for small images, wide ones and ImageNet's, DenseNets, and
-torchvision's MobileNetV2, ShuffleNetV2 and DenseNet-121.
+"""Convolutional networks: ResNets (for small images, wide, ImageNet), DenseNets, MobileNetV2,
+ShuffleNetV2 and DenseNet-121.
 
-State-dict keys of the ImageNet family of ResNets are torchvision's, except that ``fc`` is ``head``.
+ResNets of the ImageNet family have torchvision's state-dict keys, except that ``fc`` is ``head``.
 """
 
 from functools import partial
@@ -23,13 +23,13 @@ from common.models.layers import (
     stages,
 )
 
-GROWTH = 12  #: of the DenseNets for CIFAR
+GROWTH = 12  #: growth rate of the DenseNets for CIFAR
 Shortcut = Literal["projection", "padding"]
 
 
 @final
 class Padding(nn.Module):
-    """The parameter-free shortcut (option A): every second pixel, new channels zero."""
+    """Parameter-free shortcut (option A): every second pixel, zeros for the new channels."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Padding(nn.Module):
 
 @final
 class Block(nn.Module):
-    """conv - norm - ReLU - conv - norm, plus the shortcut, then ReLU."""
+    """Residual block: conv - norm - ReLU - conv - norm, plus the shortcut, then ReLU."""
 
     def __init__(
         self, inputs: int, outputs: int, stride: int, norm: Norm, shortcut: Shortcut
@@ -69,12 +69,12 @@ class Block(nn.Module):
 
 @final
 class CifarResNet(Classifier):
-    """For small images: a 3×3 stem and three stages at full, half and quarter resolution.
+    """ResNet for small images: a 3×3 stem and three stages at full, half and quarter resolution.
 
-    ``depth`` 6n + 2 with n blocks per stage (He et al., "Deep residual learning", section 4.2); the
-    features are the last stage's mean, as many as its channels. FedDF uses 16-32-64 channels, FedKF
-    a wide 64-128-256 ResNet-8 with GroupNorm (FedKF's code; its conv - norm - ReLU order and
-    initialisation are followed).
+    ``depth`` is 6n + 2 with n blocks per stage (He et al., "Deep residual learning", section 4.2).
+    The features are the mean maps of the last stage. FedDF uses 16-32-64 channels, FedKF a wide
+    64-128-256 ResNet-8 with GroupNorm. The order conv - norm - ReLU and the initialisation are
+    those of FedKF's code.
     """
 
     def __init__(
@@ -107,7 +107,10 @@ class CifarResNet(Classifier):
 
 @final
 class Preactivated(nn.Module):
-    """norm - ReLU - conv, twice; where the shape changes, a 1×1 shortcut from the first ReLU."""
+    """Pre-activation block: norm - ReLU - conv, twice.
+
+    If the shape changes, a 1×1 convolution of the first ReLU's output is the shortcut.
+    """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -127,9 +130,9 @@ class Preactivated(nn.Module):
 
 @final
 class WideResNet(Classifier):
-    """WRN-depth-widen: depth 6n + 4, widths 16, 16·widen, 32·widen, 64·widen.
+    """Wide ResNet WRN-depth-widen: depth 6n + 4, widths 16, 16·widen, 32·widen, 64·widen.
 
-    Zagoruyko and Komodakis, section 2: pre-activation blocks, three groups.
+    Zagoruyko and Komodakis, section 2: three groups of pre-activation blocks.
     """
 
     def __init__(
@@ -153,12 +156,12 @@ class WideResNet(Classifier):
 
 @final
 class ResNet(Split):
-    """Four stages of ``blocks`` of torchvision's basic blocks and 64, 128, 256, 512 channels.
+    """ImageNet ResNet with four stages of torchvision's basic blocks, 64, 128, 256, 512 channels.
 
-    ResNet-18 and 34, and FedIN's family 10, 14, 18, 22, 26: one stem and one set of stage widths,
-    so that s_in (64×8×8 for 32×32 images) and s_out (512×1×1) have one shape for all depths, and so
-    that ``layer2.1.conv1`` means the same layer in every network that has it (FedIN, section III;
-    layer-wise aggregation matches these names).
+    ``blocks``: blocks per stage. The family has ResNet-18 and 34, and FedIN's 10, 14, 18, 22, 26,
+    with one stem and one set of stage widths. Hence s_in (64×8×8 for 32×32 images) and s_out
+    (512×1×1) have the same shape for all depths. A name such as ``layer2.1.conv1`` is the same
+    layer in all networks (FedIN, section III); layer-wise aggregation matches these names.
     """
 
     intermediate_prefixes: ClassVar[tuple[str, ...]] = ("layer1.", "layer2.", "layer3.", "layer4.")
@@ -182,8 +185,8 @@ class ResNet(Split):
             if stride > 1:
                 convolution = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
                 downsample = nn.Sequential(convolution, nn.BatchNorm2d(outputs))
-            made: nn.Module = basic(inputs, outputs, stride, downsample)
-            return made
+            module: nn.Module = basic(inputs, outputs, stride, downsample)
+            return module
 
         widths = [scale(64 * 2**stage, factor) for stage in range(4)]
         kernel, stride, padding = (7, 2, 3) if stem == "imagenet" else (3, 1, 1)
@@ -207,7 +210,10 @@ class ResNet(Split):
 
 @final
 class Layer(nn.Module):
-    """norm - ReLU - conv adding ``growth`` channels, after a bottleneck of 4 × growth if wanted."""
+    """Dense layer: norm - ReLU - conv that adds ``growth`` channels.
+
+    With ``bottleneck`` a 1×1 convolution to 4 × growth channels precedes it.
+    """
 
     def __init__(self, inputs: int, growth: int, bottleneck: bool) -> None:
         super().__init__()
@@ -225,8 +231,9 @@ class Layer(nn.Module):
 
 @final
 class CifarDenseNet(Classifier):
-    """DenseNet of three blocks, plain or with ``bc``: bottlenecks and transitions that halve the
-    channels (Huang et al., "Densely connected convolutional networks", sections 3 and 4.2).
+    """DenseNet with three blocks; ``bc`` adds bottlenecks and transitions that halve the channels.
+
+    Huang et al., "Densely connected convolutional networks", sections 3 and 4.2.
     """
 
     def __init__(self, shape: Shape, classes: int, factor: float, *, depth: int, bc: bool) -> None:
@@ -258,7 +265,7 @@ class CifarDenseNet(Classifier):
 
 @final
 class MobileNetV2(Classifier):
-    """1280 features, after dropout 0.2; the width factor is torchvision's ``width_mult``."""
+    """MobileNetV2: 1280 features after dropout 0.2; the factor is torchvision's ``width_mult``."""
 
     def __init__(self, shape: Shape, classes: int, factor: float, *, stem: Stem) -> None:
         super().__init__()
@@ -276,9 +283,9 @@ class MobileNetV2(Classifier):
 
 @final
 class ShuffleNetV2(Classifier):
-    """1024 features; ``widths`` are the channels of stem, three stages and last convolution.
+    """ShuffleNetV2: 1024 features; ``widths``: channels of stem, three stages, last convolution.
 
-    ``cifar`` takes no pooling, as FedDF does.
+    The stem ``cifar`` has no pooling, as in FedDF.
     """
 
     def __init__(
@@ -303,7 +310,7 @@ class ShuffleNetV2(Classifier):
 
 @final
 class DenseNet121(Classifier):
-    """Growth 32, blocks of 6, 12, 24 and 16 layers, 1024 features."""
+    """DenseNet-121: growth 32, blocks of 6, 12, 24 and 16 layers, 1024 features."""
 
     def __init__(self, shape: Shape, classes: int, factor: float, *, stem: Stem) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Several classifiers that answer as one."""
+"""Ensembles: the weighted mean of several classifiers' outputs."""
 
 from collections.abc import Iterable
 from typing import Literal, final
@@ -11,11 +11,11 @@ Kind = Literal["logits", "softmax"]
 
 @final
 class Ensemble(nn.Module):
-    """z̄(x) = Σ_k w_k z_k(x) / Σ_k w_k, the weighted mean of K frozen classifiers' logits.
+    """Weighted mean of K frozen classifiers' logits, z̄(x) = Σ_k w_k z_k(x) / Σ_k w_k.
 
-    They are in evaluation mode, on one device, and may differ in architecture. ``weights``: w [K],
-    not negative and not all 0, at first all 1/K. A single network answers as it would alone.
-    ``kind = "softmax"``: the logarithm of the same mean of softmax z_k(x), in place of z̄(x).
+    The networks are in evaluation mode on one device and may differ in architecture. ``weights``:
+    w [K], non-negative with a positive sum, initially 1/K. With K = 1 the output is that network's.
+    ``kind = "softmax"``: the logarithm of the weighted mean of softmax z_k(x), in place of z̄(x).
     """
 
     weights: Tensor
@@ -31,16 +31,16 @@ class Ensemble(nn.Module):
         return len(self.nets)
 
     def each(self, x: Tensor) -> Tensor:
-        """Images (n, C, H, W) to every network's logits (K, n, classes)."""
+        """Return every network's logits (K, n, classes) for images (n, C, H, W)."""
         return torch.stack([net(x) for net in self.nets])
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images (n, C, H, W) to logits (n, classes)."""
+        """Return logits (n, classes) for images (n, C, H, W)."""
         return weighted(self.each(x), self.weights, self.kind)
 
 
 def weighted(logits: Tensor, w: Tensor, kind: Kind = "logits") -> Tensor:
-    """What logits z (K, n, C) with weights w (K) come to, (n, C): as ``Ensemble`` says."""
+    """Return the mean (n, C) of logits z (K, n, C) with weights w (K); see ``Ensemble``."""
     shares = (w / w.sum())[:, None, None]
     if kind == "softmax":
         return (logits.log_softmax(2) + shares.log()).logsumexp(0)

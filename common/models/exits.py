@@ -1,8 +1,8 @@
 """Networks with a classifier after each stage, cut to a depth (DepthFL).
 
-Kim et al., "DepthFL: Depthwise Federated Learning for Heterogeneous Clients", ICLR 2023; layers as
-in the first author's code for Flower. The network of depth d has the stem, stages and exits 1 … d
-of the whole, under the same names, so that it is a part of every deeper one.
+Kim et al., "DepthFL: Depthwise Federated Learning for Heterogeneous Clients", ICLR 2023; the layers
+follow the first author's code for Flower. The network of depth d has the stem, stages 1 … d and
+exits 1 … d of the full network under the same names, so that every deeper network contains it.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ Kind = Literal["bottleneck", "linear"]
 
 
 def separable(inputs: int, outputs: int) -> nn.Sequential:
-    """SepConv: two depthwise-separable convolutions, the first of stride 2, norms and ReLUs."""
+    """Return SepConv: two depthwise-separable convolutions with norm and ReLU, strides 2 and 1."""
     return nn.Sequential(
         nn.Conv2d(inputs, inputs, 3, 2, 1, groups=inputs, bias=False),
         nn.Conv2d(inputs, inputs, 1, bias=False),
@@ -35,11 +35,11 @@ def separable(inputs: int, outputs: int) -> nn.Sequential:
 
 @final
 class Exit(Classifier):
-    """The classifier after a stage. ``widths``: channels of this stage and of those after it.
+    """Classifier after a stage. ``widths``: channels of this stage and of all later stages.
 
-    ``bottleneck``: the stage's maps x times a gate, σ(↑(ReLU(norm(SepConv(x))))), ↑ bilinear to the
-    size of x; a SepConv in place of each stage that is missing; their mean; a linear layer. After
-    the last stage, and with ``linear`` after each: mean and linear layer.
+    ``bottleneck``: the stage's maps x times a gate σ(↑(ReLU(norm(SepConv(x))))), where ↑ is
+    bilinear to the size of x; then a SepConv for each later stage, the mean and a linear layer.
+    After the last stage, and with ``linear`` after every stage: mean and linear layer.
     """
 
     def __init__(self, widths: Sequence[int], classes: int, kind: Kind) -> None:
@@ -52,7 +52,7 @@ class Exit(Classifier):
         self.head = nn.Linear(through[-1], classes)
 
     def features(self, x: Tensor) -> Tensor:
-        """The stage's maps (n, c, h, w) to what the linear layer reads (n, d)."""
+        """Return the linear layer's inputs (n, d) for the stage's maps (n, c, h, w)."""
         if self.gate is not None:
             gate = F.interpolate(self.gate(x), x.shape[-2:], mode="bilinear", align_corners=False)
             x = x * torch.sigmoid(gate)
@@ -61,13 +61,13 @@ class Exit(Classifier):
 
 @final
 class Exits(Classifier):
-    """``net``'s first ``depth`` stages, each with an exit; the logits are the mean of the exits'.
+    """First ``depth`` stages of ``net``, each with an exit; the logits are the mean over exits.
 
-    ``features`` and ``head`` are the deepest exit's.
+    ``features`` and ``head`` belong to the deepest exit.
     """
 
     def __init__(self, net: Split, stages: Sequence[nn.Module], depth: int, kind: Kind) -> None:
-        """``net`` is taken apart; ``stages``: all of its intermediate layers, in order."""
+        """Take the layers of ``net``; ``stages``: all its intermediate layers in order."""
         super().__init__()
         classes, widths = net.head.out_features, [_channels(stage) for stage in stages]
         for name in (*(prefix.rstrip(".") for prefix in net.intermediate_prefixes), "head"):
@@ -77,25 +77,25 @@ class Exits(Classifier):
         he_convolutions(self.exits)
 
     def maps(self, x: Tensor) -> list[Tensor]:
-        """Images (n, C, H, W) to the maps (n, c, h, w) of every stage."""
-        x, found = self.stem.extractor(x), []
+        """Return the maps (n, c, h, w) of every stage for images (n, C, H, W)."""
+        x, maps = self.stem.extractor(x), []
         for stage in self.stages:
             x = stage(x)
-            found.append(x)
-        return found
+            maps.append(x)
+        return maps
 
     def each(self, x: Tensor) -> list[Tensor]:
-        """Images (n, C, H, W) to the logits (n, classes) of every exit, the shallowest first."""
-        return [leave(maps) for leave, maps in zip(self.exits, self.maps(x), strict=True)]
+        """Return the logits (n, classes) of every exit for images, the shallowest exit first."""
+        return [exit_(maps) for exit_, maps in zip(self.exits, self.maps(x), strict=True)]
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.stack(self.each(x)).mean(0)
 
     def leave(self, i: int) -> Exit:
-        """Exit ``i``, counted from 0; −1: the deepest."""
-        found = self.exits[i]
-        assert isinstance(found, Exit)
-        return found
+        """Return exit ``i``, counted from 0; −1 is the deepest."""
+        exit_ = self.exits[i]
+        assert isinstance(exit_, Exit)
+        return exit_
 
     def features(self, x: Tensor) -> Tensor:
         return self.leave(-1).features(self.maps(x)[-1])
@@ -110,7 +110,7 @@ class Exits(Classifier):
 
 @final
 class SingleExit(Classifier):
-    """What exit ``i`` of a network says alone."""
+    """Classifier that uses only exit ``i`` of a network."""
 
     def __init__(self, net: Exits, i: int) -> None:
         super().__init__()
@@ -121,5 +121,5 @@ class SingleExit(Classifier):
 
 
 def _channels(stage: nn.Module) -> int:
-    """Return the number of channels of a stage's output, which its last BatchNorm has."""
+    """Return the number of output channels of a stage: the size of its last BatchNorm."""
     return [m.num_features for m in stage.modules() if isinstance(m, nn.BatchNorm2d)][-1]

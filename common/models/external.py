@@ -1,7 +1,7 @@
-"""Networks of others as classifiers: torchvision's, timm's, any ``nn.Module`` of a plug-in.
+"""Classifiers from external networks: torchvision, timm, or any ``nn.Module`` of a plug-in.
 
-The linear layer whose output is the network's is taken out and replaced by a head of the task's
-classes; what it read are the features.
+The last linear layer, whose output is the network's output, is replaced by a head for the task's
+classes. Its inputs are the features.
 """
 
 import importlib
@@ -25,16 +25,16 @@ Factory = Callable[..., object]
 
 @final
 class Headed(Classifier):
-    """``trunk`` with a linear head behind it; ``last``: where the trunk's own last layer was."""
+    """Classifier of ``trunk`` and a linear head; ``last``: name of the layer that it replaces."""
 
     def __init__(self, net: nn.Module, last: str, classes: int) -> None:
         super().__init__()
-        own = net.get_submodule(last)
-        assert isinstance(own, nn.Linear)
+        linear = net.get_submodule(last)
+        assert isinstance(linear, nn.Linear)
         parent, _, name = last.rpartition(".")
         setattr(net.get_submodule(parent), name, nn.Identity())
         self.trunk, self.last = net, last
-        self.head = nn.Linear(own.in_features, classes)
+        self.head = nn.Linear(linear.in_features, classes)
 
     def features(self, x: Tensor) -> Tensor:
         features: Tensor = self.trunk(x)
@@ -44,36 +44,36 @@ class Headed(Classifier):
 @final
 @dataclass(frozen=True)
 class ExternalModel:
-    """Builds a network of others; ``name`` is what the run config calls it.
+    """Constructor of an external network; ``name`` is its name in the run config.
 
-    ``make(shape, classes)`` gives a ``Classifier``, which is taken as it is, or another module.
+    ``make(shape, classes)`` returns a ``Classifier``, which is used unchanged, or another module.
     """
 
     name: str
     make: Callable[[Shape, int], object]
     light: bool = False
-    """It can be tried without numbers; so a client may bring one, whatever its size."""
+    """Whether a trial run works on the meta device, so that a client may use it at any size."""
 
     def __call__(self, shape: Shape, classes: int, factor: float) -> Classifier:
         last = self.check(shape, classes)
-        net = self._made(shape, classes)
+        net = self._build(shape, classes)
         return net if isinstance(net, Classifier) else Headed(net, last, classes)
 
     def check(self, shape: Shape, classes: int) -> str:
-        """Where the last linear layer is; empty for a ``Classifier``. Nothing is computed.
+        """Return the name of the last linear layer; the result of a trial run is cached.
 
-        Raises ``ValueError``, one line, for a network that cannot be built, does not take the
-        images or has no linear layer at its end.
+        Raises ``ValueError``, one line, for a network that cannot be built, does not accept the
+        images or does not end with a linear layer.
         """
         return _last(self, shape, classes)
 
     def refusal(self, why: str) -> ValueError:
-        found = self.make.args[:1] if isinstance(self.make, partial) else ()
-        where = "" if ", line " in why else "".join(map(at, found))
+        factory = self.make.args[:1] if isinstance(self.make, partial) else ()
+        where = "" if ", line " in why else "".join(map(at, factory))
         return ValueError(f"model {self.name!r}: {why}{where}")
 
-    def _made(self, shape: Shape, classes: int) -> nn.Module:
-        """The network on torch's default device, also one that cannot be built without numbers."""
+    def _build(self, shape: Shape, classes: int) -> nn.Module:
+        """Build the network on the default device; if the meta device fails, build on the CPU."""
         try:
             try:
                 net = self.make(shape, classes)
@@ -90,11 +90,11 @@ class ExternalModel:
             raise self.refusal(f"it makes a value of type {type(net).__name__}, not an nn.Module")
         return net
 
-    def _tried(self, shape: Shape, classes: int, device: str) -> tuple[object, str]:
-        """What a new network gives for two images in training, and which linear layer gave it."""
+    def _trial(self, shape: Shape, classes: int, device: str) -> tuple[object, str]:
+        """Return a new network's output for two images, and the linear layer that computed it."""
         called: list[tuple[str, object]] = []
         with torch.device(device), seeds.scope(0, "probe"), torch.no_grad():
-            net = self._made(shape, classes).train()
+            net = self._build(shape, classes).train()
             for name, module in net.named_modules():
                 if isinstance(module, nn.Linear):
                     module.register_forward_hook(
@@ -103,8 +103,8 @@ class ExternalModel:
             try:
                 out = net(torch.zeros(2, *shape))
             except Exception as error:  # whatever the plug-in's author did
-                if device == "meta" and not self.light:  # it may want to look at numbers
-                    return self._tried(shape, classes, "cpu")
+                if device == "meta" and not self.light:  # its code may depend on values
+                    return self._trial(shape, classes, "cpu")
                 size = "×".join(map(str, shape))
                 raise self.refusal(
                     f"it does not take images {size}: {line(error, typed=True)}"
@@ -113,40 +113,39 @@ class ExternalModel:
 
 
 @lru_cache(maxsize=64)
-def _last(outside: ExternalModel, shape: Shape, classes: int) -> str:
-    out, last = outside._tried(shape, classes, "meta")
+def _last(model: ExternalModel, shape: Shape, classes: int) -> str:
+    out, last = model._trial(shape, classes, "meta")
     if not last:
-        raise outside.refusal("its output is not that of a linear layer, so it has no head")
+        raise model.refusal("its output is not that of a linear layer, so it has no head")
     assert isinstance(out, Tensor)
     if out.ndim != 2 or len(out) != 2:
-        size = "×".join(map(str, shape))
-        given = tuple(out.shape)
-        raise outside.refusal(f"two images {size} give {given}; it should be (2, logits)")
+        size, actual = "×".join(map(str, shape)), tuple(out.shape)
+        raise model.refusal(f"two images {size} give {actual}; it should be (2, logits)")
     return last
 
 
-def of_plugin(name: str, found: Factory) -> ExternalModel:
-    """A plug-in's class or function; it is given what it asks for by name.
+def of_plugin(name: str, factory: Factory) -> ExternalModel:
+    """Return the network of a plug-in's class or function, called with the arguments that it names.
 
-    Raises ``ValueError``, one line, if it asks for something else.
+    Raises ``ValueError``, one line, if a required parameter has an unknown name.
     """
-    if isinstance(found, type) and issubclass(found, Classifier):
-        return ExternalModel(name, partial(_of_classifier, found))
-    asked = inspect.signature(found).parameters.values()
+    if isinstance(factory, type) and issubclass(factory, Classifier):
+        return ExternalModel(name, partial(_of_classifier, factory))
+    parameters = inspect.signature(factory).parameters.values()
     offered = ("shape", "classes", "num_classes", "channels", "in_channels", "in_chans")
-    needed = [p.name for p in asked if p.default is p.empty and p.kind not in _VARIADIC]
-    if other := [each for each in needed if each not in offered]:
+    required = [p.name for p in parameters if p.default is p.empty and p.kind not in _VARIADIC]
+    if unknown := [parameter for parameter in required if parameter not in offered]:
         raise ValueError(
-            f"model {name!r}: its parameter {other[0]!r} needs a default; what it can be given: "
+            f"model {name!r}: its parameter {unknown[0]!r} needs a default; known parameters are "
             + ", ".join(offered)
         )
 
-    def make(found: Factory, shape: Shape, classes: int) -> object:
+    def make(factory: Factory, shape: Shape, classes: int) -> object:
         values = (shape, classes, classes, shape[0], shape[0], shape[0])
-        given = dict(zip(offered, values, strict=True))
-        return found(**{p.name: given[p.name] for p in asked if p.name in given})
+        named = dict(zip(offered, values, strict=True))
+        return factory(**{p.name: named[p.name] for p in parameters if p.name in named})
 
-    return ExternalModel(name, partial(make, found))
+    return ExternalModel(name, partial(make, factory))
 
 
 def _of_classifier(kind: type[Classifier], shape: Shape, classes: int) -> Classifier:
@@ -157,11 +156,11 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def of_family(family: str, name: str) -> tuple[ExternalModel, str]:
-    """A network of torchvision or timm, and what torchvision calls its published weights.
+    """Return a network of torchvision or timm, and torchvision's name of its published weights.
 
-    Raises ``ValueError``, one line: no such network, or timm is not installed.
+    Raises ``ValueError``, one line, for an unknown network or if timm is not installed.
     """
-    whole, published = f"{family}:{name}", ""
+    spec, published = f"{family}:{name}", ""
     if family == "torchvision":
         from common.vision import torchvision
 
@@ -171,14 +170,14 @@ def of_family(family: str, name: str) -> tuple[ExternalModel, str]:
             weights: str = torchvision.models.get_model_weights(name).__name__
             published = weights.removesuffix("_Weights")  # ResNet18
     else:
-        known, make = _timm(whole).list_models(), partial(_of_timm, name)
+        known, make = _timm(spec).list_models(), partial(_of_timm, name)
     if name not in known:
-        raise ValueError(f"model {whole!r}: {family} has no network {name!r}{nearest(name, known)}")
-    return ExternalModel(whole, make, light=True), published
+        raise ValueError(f"model {spec!r}: {family} has no network {name!r}{nearest(name, known)}")
+    return ExternalModel(spec, make, light=True), published
 
 
 def _of_torchvision(name: str, shape: Shape, classes: int) -> nn.Module:
-    """The network; where the images have other channels, its first convolution is a new one."""
+    """Return the network, with a new first convolution if the number of channels differs."""
     from common.vision import torchvision
 
     net: nn.Module = torchvision.models.get_model(name, weights=None, num_classes=classes)
@@ -192,19 +191,19 @@ def _of_torchvision(name: str, shape: Shape, classes: int) -> nn.Module:
     return net
 
 
-def _timm(what: str) -> Any:
+def _timm(model: str) -> Any:
     importlib.import_module("common.vision")  # timm imports torchvision
     try:
         return importlib.import_module("timm")
     except ImportError:
-        raise ValueError(f"model {what!r} needs timm: pip install 'fedmosaic[vision]'") from None
+        raise ValueError(f"model {model!r} needs timm: pip install 'fedmosaic[vision]'") from None
 
 
 def _of_timm(name: str, shape: Shape, classes: int) -> nn.Module:
     timm = _timm(name)
-    more: dict[str, object] = {"num_classes": classes, "in_chans": shape[0]}
-    usual = timm.get_pretrained_cfg(name)
-    if usual is not None and usual.fixed_input_size:
-        more["img_size"] = shape[1:]
-    net: nn.Module = timm.create_model(name, pretrained=False, **more)
+    options: dict[str, object] = {"num_classes": classes, "in_chans": shape[0]}
+    config = timm.get_pretrained_cfg(name)
+    if config is not None and config.fixed_input_size:
+        options["img_size"] = shape[1:]
+    net: nn.Module = timm.create_model(name, pretrained=False, **options)
     return net

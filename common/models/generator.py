@@ -1,4 +1,4 @@
-"""Generators: noise to images in the classifiers' input space, or with a label to features."""
+"""Generators that map noise to images for classifiers, or noise and a label to features."""
 
 from collections.abc import Sequence
 from typing import Literal, final
@@ -13,22 +13,22 @@ from common.training import seeds
 from common.training.task import Task
 
 WIDTH = 128  #: channels of DAFL and FedKF
-EPS = 0.8  #: DAFL passes .8 as BatchNorm's second argument, which is eps, and FedKF inherits it
+EPS = 0.8  #: DAFL passes .8 as BatchNorm's second argument, which is eps; FedKF uses the same
 SLOPE = 0.2
 
 
 @final
 class Generator(nn.Module):
-    """z (n, ``latent``), standard normal, to normalised images (n, C, H, W).
+    """Generator of normalised images (n, C, H, W) from standard normal z (n, ``latent``).
 
-    DAFL's layers (Chen et al., "Data-free learning of student networks") with FedKF's end: a
-    sigmoid, then the data set's normalisation, so that generated images enter a classifier as real
-    ones do. ``eps`` is that of the last two BatchNorm layers, ``bias`` whether the convolutions
-    before them have one; DENSE's generator has 1e-5 and none.
+    The layers are DAFL's (Chen et al., "Data-free learning of student networks"). The output is
+    FedKF's: a sigmoid, then the data set's normalisation, as for real images. ``eps``: of the last
+    two BatchNorm layers. ``bias``: whether the convolutions before them have a bias. DENSE's
+    generator has 1e-5 and no bias.
 
-    FedKF takes 100 latent numbers for EMNIST (1,049,985 parameters at 1×32×32) and 1000 for CIFAR
-    (8,423,939). ``width`` below 128 is for CPUs. ``mean`` and ``std`` are those that the real
-    images were normalised with, one for each channel (pixels in [0, 1]).
+    FedKF uses 100 latent numbers for EMNIST (1,049,985 parameters at 1×32×32) and 1000 for CIFAR
+    (8,423,939). ``width`` below 128 is for CPUs. ``mean`` and ``std``: normalisation of the real
+    images, one value per channel (pixels in [0, 1]).
     """
 
     mean: Tensor
@@ -63,7 +63,7 @@ class Generator(nn.Module):
         return (self.pixels(z) - self.mean) / self.std
 
     def pixels(self, z: Tensor) -> Tensor:
-        """The images (n, C, H, W) before normalisation, in (0, 1); the margin is cut off."""
+        """Return the images (n, C, H, W) before normalisation, in (0, 1), cropped to size."""
         x = self.bn0(self.fc(z).unflatten(1, self.start))
         x = F.interpolate(x, scale_factor=2.0, mode="nearest")
         x = F.leaky_relu(self.bn1(self.conv1(x)), SLOPE)
@@ -73,15 +73,16 @@ class Generator(nn.Module):
         return torch.sigmoid(self.conv3(x))[:, :, :height, :width]
 
     def latents(self, n: int, generator: torch.Generator) -> Tensor:
-        """n fresh latent vectors ~ N(0, I), drawn from ``generator`` on its device."""
+        """Draw n latent vectors ~ N(0, I) from ``generator`` on its device."""
         return torch.randn(n, self.latent, generator=generator, device=generator.device)
 
 
 @torch.no_grad()
 def redraw(net: nn.Module, generator: torch.Generator) -> None:
-    """Convolutions and linear layers ~ N(0, 0.02²), norms' weights ~ N(1, 0.02²), biases 0.
+    """Draw convolutions and linear layers ~ N(0, 0.02²), norms' weights ~ N(1, 0.02²); biases 0.
 
-    As GANs begin (Radford et al. 2016, DCGAN), and DENSE's generator before each batch.
+    This is the initialisation of DCGAN (Radford et al. 2016), which DENSE repeats for its generator
+    before each batch.
     """
     for module in net.modules():
         if isinstance(module, nn.Conv2d | nn.Linear | nn.BatchNorm2d):
@@ -94,10 +95,11 @@ def redraw(net: nn.Module, generator: torch.Generator) -> None:
 
 @final
 class FeatureGenerator(nn.Module):
-    """(z [n, ``noise``], y [n]) to features [n, ``features``] ≥ 0, as classifiers' heads read them.
+    """Generator of a classifier head's inputs [n, ``features``] ≥ 0 from z [n, ``noise``], y [n].
 
-    FedGen's: noise and one-hot label, one hidden layer with BatchNorm and ReLU, one layer with ReLU
-    (Zhu et al. 2021, "Data-Free Knowledge Distillation for Heterogeneous Federated Learning").
+    FedGen's layers: noise and one-hot label, one hidden layer with BatchNorm and ReLU, one layer
+    with ReLU (Zhu et al. 2021, "Data-Free Knowledge Distillation for Heterogeneous Federated
+    Learning").
     """
 
     def __init__(self, noise: int, classes: int, features: int, hidden: int) -> None:
@@ -114,12 +116,12 @@ class FeatureGenerator(nn.Module):
     def latents(
         self, n: int, kind: Literal["uniform", "normal"], generator: torch.Generator
     ) -> Tensor:
-        """n noise vectors, in [0, 1) or standard normal, drawn on the device of ``generator``."""
+        """Draw n noise vectors, in [0, 1) or standard normal, on the device of ``generator``."""
         draw = torch.rand if kind == "uniform" else torch.randn
         return draw(n, self.noise, generator=generator, device=generator.device)
 
 
 def new_feature_generator(task: Task, net: Classifier, noise: int, hidden: int) -> FeatureGenerator:
-    """The generator all owners start from, of features in front of ``net``'s head."""
+    """Return the common initial generator of features in front of ``net``'s head."""
     with seeds.scope(task.seed, "init", "generator"):
         return FeatureGenerator(noise, task.num_classes, net.head.in_features, hidden)

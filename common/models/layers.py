@@ -1,4 +1,4 @@
-"""What architectures are made of: widths, stems, norms, stages of blocks and initial weights."""
+"""Components of architectures: widths, stems, norms, stages of blocks and initial weights."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,23 +10,23 @@ Shape = tuple[int, int, int]  #: (C, H, W) of an image
 Norm = Callable[[int], nn.Module]  #: channels to a layer over (n, channels, h, w)
 
 Stem = Literal["imagenet", "cifar"]
-"""How a network of ImageNet's meets images of 32 pixels: ``imagenet`` keeps the architecture as
-published, which shrinks 32×32 to one pixel; ``cifar`` starts with a 3×3 convolution of stride 1 and
-drops the first pooling."""
+"""First layers of an ImageNet network. ``imagenet`` keeps the published architecture, which reduces
+32×32 pixels to one. ``cifar`` starts with a 3×3 convolution of stride 1 and omits the first
+pooling."""
 
-FEWEST = 4  #: channels that a width factor below 1 never goes under
+FEWEST = 4  #: smallest number of channels after a width factor below 1
 
 
 @final
 class RoundedUp(float):
-    """A width factor by which channels are rounded up and may be fewer than 4, as in HeteroFL."""
+    """Width factor that rounds channels up and allows fewer than 4, as in HeteroFL."""
 
 
 def scale(channels: int, factor: float, multiple: int = 1) -> int:
-    """``channels`` × ``factor``, rounded to a multiple; at least 4, unless it started smaller.
+    """Return ``channels`` × ``factor``, rounded to a multiple; at least min(4, ``channels``).
 
-    Factor 1 changes nothing, so the counts of the papers hold exactly. Under ``RoundedUp`` it is
-    ⌈channels × factor⌉, or the next multiple.
+    Factor 1 changes nothing, so that the papers' parameter counts hold exactly. ``RoundedUp``
+    gives ⌈channels × factor⌉, or the next multiple.
     """
     if factor == 1:
         return channels
@@ -37,20 +37,20 @@ def scale(channels: int, factor: float, multiple: int = 1) -> int:
 
 
 def single(channels: int) -> nn.Module:
-    """GroupNorm with one channel per group, FedKF's choice (``num_groups = channels``).
+    """Return GroupNorm with one channel per group, as in FedKF (``num_groups = channels``).
 
-    This is instance norm with an affine map; it needs feature maps of more than one pixel.
+    This is instance norm with an affine map. It needs feature maps of more than one pixel.
     """
     return nn.GroupNorm(channels, channels)
 
 
 def sixteen(channels: int) -> nn.Module:
-    """GroupNorm of 16 groups, or of the most that divide both 16 and ``channels``."""
+    """Return GroupNorm with 16 groups, or the greatest common divisor of 16 and ``channels``."""
     return nn.GroupNorm(math.gcd(16, channels), channels)
 
 
 def first_convolution(conv: nn.Conv2d, channels: int, stem: Stem) -> nn.Conv2d:
-    """``conv``, or where channels or stem differ a fresh one, initialised by fan out (He)."""
+    """Return ``conv``, or a new one if channels or stem differ, initialised by fan out (He)."""
     if stem == "imagenet" and conv.in_channels == channels:
         return conv
     kernel, stride = (3, 1) if stem == "cifar" else (conv.kernel_size[0], conv.stride[0])
@@ -65,31 +65,31 @@ def stages(
     widths: Sequence[int],
     counts: Sequence[int],
 ) -> list[nn.Sequential]:
-    """One stage for each of ``widths``, of as many blocks as ``counts`` says.
+    """Return one stage for each of ``widths`` with the number of blocks in ``counts``.
 
-    ``block`` (channels in, channels out, stride) makes one; every stage but the first begins with
-    stride 2. ``inputs``: channels before the first.
+    ``block`` (input channels, output channels, stride) builds a block. Every stage but the first
+    starts with stride 2. ``inputs``: channels before the first stage.
     """
-    made = []
+    sequences = []
     for stage, (outputs, count) in enumerate(zip(widths, counts, strict=True)):
         stack = [block(inputs, outputs, 1 if stage == 0 else 2)]
         stack += [block(outputs, outputs, 1) for _ in range(count - 1)]
-        made.append(nn.Sequential(*stack))
+        sequences.append(nn.Sequential(*stack))
         inputs = outputs
-    return made
+    return sequences
 
 
 def he_convolutions(model: nn.Module) -> None:
-    """Weights of convolutions ~ N(0, 2 / (k² c_out)); everything else stays as it is."""
+    """Draw the weights of convolutions from N(0, 2 / (k² c_out)); nothing else changes."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 
 def he_fan_out(model: nn.Module) -> None:
-    """Convolutions ~ N(0, 2 / (k² c_out)), norms 1 and 0, linear biases 0.
+    """Initialise convolutions ~ N(0, 2 / (k² c_out)), norms with 1 and 0, linear biases with 0.
 
-    He et al., "Delving deep into rectifiers", equation 14, as FedKF, FedDF and Wide ResNet use it.
+    He et al., "Delving deep into rectifiers", equation 14, as in FedKF, FedDF and Wide ResNet.
     """
     he_convolutions(model)
     for module in model.modules():
@@ -101,6 +101,6 @@ def he_fan_out(model: nn.Module) -> None:
 
 
 def normalisations(model: nn.Module) -> list[nn.Module]:
-    """The layers of ``model`` that normalise: BatchNorm and GroupNorm."""
+    """Return the BatchNorm and GroupNorm layers of ``model``."""
     kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm)
     return [module for module in model.modules() if isinstance(module, kinds)]

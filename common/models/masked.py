@@ -1,4 +1,4 @@
-"""Networks that know a client's own classes alone, answering in the task's (DL-MH, HeteroFL)."""
+"""Networks limited to a client's classes, with logits for all classes (DL-MH, HeteroFL)."""
 
 from abc import ABC
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ NEVER = -1e9
 
 
 class Limited(Classifier, ABC):
-    """``net`` with other logits, by the classes that a client has."""
+    """Wrapper of ``net`` that limits its logits to a client's classes."""
 
     def __init__(self, net: Classifier) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Limited(Classifier, ABC):
 
 @final
 class Masked(Limited):
-    """``net``'s outputs 0 … |d| − 1 as the logits of classes d among ``classes``."""
+    """Wrapper that maps ``net``'s outputs 0 … |d| − 1 to the logits of classes d."""
 
     def __init__(self, net: Classifier, d: Sequence[int], classes: int) -> None:
         super().__init__(net)
@@ -36,15 +36,15 @@ class Masked(Limited):
         self.register_buffer("d", torch.tensor(d), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        own = self.net(x)[:, : len(self.d)]
-        full = own.new_full((len(own), self.classes), NEVER)
-        logits: Tensor = full.index_copy(1, self.d.to(own.device), own)
+        z = self.net(x)[:, : len(self.d)]
+        full = z.new_full((len(z), self.classes), NEVER)
+        logits: Tensor = full.index_copy(1, self.d.to(z.device), z)
         return logits
 
 
 @final
 class Zeroed(Limited):
-    """``net`` with the logits of all classes but d set to 0, as in HeteroFL."""
+    """Wrapper that sets the logits of all classes except d to 0, as in HeteroFL."""
 
     def __init__(self, net: Classifier, d: Sequence[int]) -> None:
         super().__init__(net)
@@ -59,9 +59,10 @@ class Zeroed(Limited):
 
 
 def widened(own: StateDict, fresh: StateDict, d: Sequence[int]) -> StateDict:
-    """``own`` with the head of ``fresh``, of whose rows those of classes d are own's (I-DL-MH).
+    """Return ``own`` with the head of ``fresh``, where rows d come from ``own`` (I-DL-MH).
 
-    Both of one architecture; own's head has |d| rows (two, the second unused, if |d| = 1).
+    Both have one architecture. The head of ``own`` has |d| rows (two, the second unused, if
+    |d| = 1).
     """
     wide = dict(own)
     for name in ("head.weight", "head.bias"):
@@ -72,12 +73,12 @@ def widened(own: StateDict, fresh: StateDict, d: Sequence[int]) -> StateDict:
 
 
 def narrowed(wide: StateDict, d: Sequence[int]) -> StateDict:
-    """Inverse of ``widened``: the rows of classes d alone, twice if there is only one."""
+    """Invert ``widened``: keep only rows d of the head, twice if |d| = 1."""
     rows = torch.tensor(d if len(d) > 1 else [d[0], d[0]])
     heads = {name: wide[name][rows] for name in ("head.weight", "head.bias")}
     return {**wide, **heads}
 
 
 def beheaded(state: StateDict) -> StateDict:
-    """A state dict without its head, for a network that gets another (DL-SH's confidence net)."""
+    """Return a state dict without its head, for DL-SH's confidence network."""
     return {name: value for name, value in state.items() if not name.startswith("head.")}

@@ -15,10 +15,10 @@ SIDE = 32  #: pixels that LeNet-5's three 5×5 convolutions and two poolings red
 
 @final
 class MLP(Classifier):
-    """Flattened input, hidden layers of the given widths; the last one's are the features.
+    """Perceptron with hidden layers of the given widths; the last hidden layer gives the features.
 
-    Two hidden layers for small images, and FedORION's toys for 2-D points. Every layer but the last
-    is followed by ReLU and then BatchNorm, as in FedORION, Figure 1.
+    It serves small images (two hidden layers) and FedORION's toy data of 2-D points. ReLU and then
+    BatchNorm follow every layer but the last, as in FedORION, Figure 1.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class Stage(nn.Module):
 
 @final
 class CNN(Split):
-    """A stem and 1, 2 or 3 equal middle stages, hence ``depth`` 2, 3 or 4 convolutions.
+    """CNN with a stem and 1, 2 or 3 equal middle stages: ``depth`` 2, 3 or 4 convolutions.
 
-    s_in is 32 maps of half the input's side, s_out 64 maps of a quarter. All depths share these
-    shapes, and the state-dict keys of the shallower ones are among those of the deeper, so the
-    family serves FedIN and layer-wise aggregation at a small scale.
+    s_in has 32 maps of half the input's side, s_out 64 maps of a quarter. All depths share these
+    shapes, and a deeper network has all state-dict keys of a shallower one. The family is therefore
+    suitable for FedIN and layer-wise aggregation at a small scale.
     """
 
     intermediate_prefixes: ClassVar[tuple[str, ...]] = ("layer1.",)
@@ -83,10 +83,10 @@ class CNN(Split):
 
 
 def enlarge(x: Tensor, side: int = SIDE) -> Tensor:
-    """Images (n, C, h, w), made at least ``side`` high and wide.
+    """Enlarge images (n, C, h, w) to at least ``side`` pixels in height and width.
 
-    Pixels are repeated by the largest whole factor that fits, then zeros are added around: 8×8
-    becomes 32×32, 28×28 gets a margin of 2. Unlike interpolation, its gradient is deterministic on
+    Pixels are repeated by the largest integer factor that fits, then zeros are added around: 8×8
+    becomes 32×32, 28×28 gets a margin of 2. Unlike interpolation, the gradient is deterministic on
     every device.
     """
     height, width = x.shape[-2:]
@@ -102,9 +102,9 @@ def enlarge(x: Tensor, side: int = SIDE) -> Tensor:
 
 @final
 class LeNet5(Classifier):
-    """Three 5×5 convolutions (6, 16, 120) and 84 features; larger inputs end in a mean.
+    """LeNet-5: three 5×5 convolutions (6, 16, 120) and 84 features; larger inputs end in a mean.
 
-    As FedKF uses it on EMNIST: ReLU, max pooling, no normalisation, 32×32 inside.
+    The variant is FedKF's for EMNIST: ReLU, max pooling, no normalisation, enlarged to 32×32.
     """
 
     def __init__(self, shape: Shape, classes: int, factor: float) -> None:
@@ -117,7 +117,7 @@ class LeNet5(Classifier):
         self.head = nn.Linear(hidden, classes)
 
     def activations(self, x: Tensor) -> Tensor:
-        """Images (n, C, H, W) to the last convolution's outputs (n, 120)."""
+        """Return the last convolution's outputs (n, 120) for images (n, C, H, W)."""
         x = F.max_pool2d(torch.relu(self.conv1(enlarge(x))), 2)
         x = F.max_pool2d(torch.relu(self.conv2(x)), 2)
         return pooled(torch.relu(self.conv3(x)))

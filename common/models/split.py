@@ -1,4 +1,4 @@
-"""Split networks: the two halves that FedGKT trains apart, and the one split of FedIN's fleets."""
+"""Split networks: FedGKT's two halves of a network, and FedIN's common split of architectures."""
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -14,7 +14,7 @@ from common.training import seeds
 
 
 def splittable(net: Classifier) -> Split:
-    """``net``, if it has an extractor; a one-line ``ValueError`` if not."""
+    """Return ``net`` if it has an extractor; raise a one-line ``ValueError`` if not."""
     if not isinstance(net, Split):
         parts = "extractor, intermediate layers and classifier"
         raise ValueError(f"model {net.spec!r} cannot be split into {parts}")
@@ -23,7 +23,7 @@ def splittable(net: Classifier) -> Split:
 
 @final
 class Edge(Classifier):
-    """The extractor of ``net`` and a linear classifier on the means of its features."""
+    """Classifier with the extractor of ``net`` and a linear head on the mean feature maps."""
 
     def __init__(self, net: Split, classes: int, shape: Shape, seed: int) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Edge(Classifier):
         return pooled(self.net.extractor(x))
 
     def trained(self) -> Iterator[nn.Parameter]:
-        """Parameters of the extractor and of the small classifier."""
+        """Yield the parameters of the extractor and the head."""
         for name, parameter in self.net.named_parameters():
             if self.net.part(name) == "extractor":
                 yield parameter
@@ -44,7 +44,7 @@ class Edge(Classifier):
 
 @torch.no_grad()
 def feature_shape(net: Split, shape: Shape) -> tuple[int, ...]:
-    """(c, h, w) of the extractor's features of an image of ``shape``."""
+    """Return the shape (c, h, w) of the extractor's features for an image of ``shape``."""
     training = net.training
     net.eval()
     device = next(net.parameters()).device
@@ -54,13 +54,13 @@ def feature_shape(net: Split, shape: Shape) -> tuple[int, ...]:
 
 
 def behind(net: Split, h: Tensor) -> Tensor:
-    """f_s(H): features [n, c, h, w] to logits [n, C]."""
+    """Return f_s(H), the logits [n, C] of the server's half for features H [n, c, h, w]."""
     return net.classifier(net.intermediate(h))
 
 
 @final
 class EdgeServerModel(Classifier):
-    """f_s(f_e(x)): the client's extractor before the server's half."""
+    """Classifier f_s(f_e(x)): the client's extractor followed by the server's half."""
 
     def __init__(self, edge: Edge, server: Classifier) -> None:
         super().__init__()
@@ -82,9 +82,10 @@ class Shapes(NamedTuple):
 
 @lru_cache(maxsize=64)
 def shapes(spec: str, shape: Shape, classes: int, *, stem: str = "auto") -> Shapes:
-    """What an architecture's extractor and intermediate layers put out; nothing is computed.
+    """Return the output shapes of an architecture's extractor and intermediate layers.
 
-    Raises ``ValueError``, one line, for an architecture without intermediate layers of its own.
+    Runs on the meta device. Raises ``ValueError``, one line, for an architecture without
+    intermediate layers.
     """
     with torch.device("meta"):
         net = splittable(models.build(spec, shape, classes, stem, seed=0)).eval()
@@ -96,20 +97,20 @@ def shapes(spec: str, shape: Shape, classes: int, *, stem: str = "auto") -> Shap
 def common_shapes(
     specs: Iterable[str], shape: Shape, classes: int, *, stem: str = "auto"
 ) -> Shapes:
-    """The one pair of shapes of all ``specs``, of which there is at least one.
+    """Return the common pair of shapes of ``specs`` (at least one).
 
-    Raises ``ValueError``, one line, naming two architectures that differ.
+    Raises ``ValueError``, one line, that names two architectures with different shapes.
     """
     distinct = list(dict.fromkeys(specs))
-    found = {spec: shapes(spec, shape, classes, stem=stem) for spec in distinct}
+    shapes_of = {spec: shapes(spec, shape, classes, stem=stem) for spec in distinct}
     first = distinct[0]
-    for spec, theirs in found.items():
-        if theirs != found[first]:
+    for spec, other in shapes_of.items():
+        if other != shapes_of[first]:
             raise ValueError(
-                f"no common split: s_in and s_out are {_text(found[first])} in {first}, "
-                f"{_text(theirs)} in {spec}"
+                f"no common split: s_in and s_out are {_text(shapes_of[first])} in {first}, "
+                f"{_text(other)} in {spec}"
             )
-    return found[first]
+    return shapes_of[first]
 
 
 def _text(shapes: Shapes) -> str:
@@ -117,7 +118,7 @@ def _text(shapes: Shapes) -> str:
 
 
 def parts(net: Split) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """The parameters of w_in, and those of extractor and classifier."""
+    """Return the parameters of w_in, and the parameters of extractor and classifier."""
     named = list(net.named_parameters())
     inner = [w for name, w in named if net.part(name) == "intermediate"]
     return inner, [w for name, w in named if net.part(name) != "intermediate"]

@@ -1,6 +1,6 @@
-"""Weights from elsewhere: torchvision's published ones, and a file of the user's own.
+"""Initial weights from torchvision or from a user's file.
 
-FedORION's code starts from ImageNet's; the default everywhere is to start from scratch.
+FedORION's code starts from ImageNet weights; the default everywhere is random initialisation.
 """
 
 import re
@@ -14,17 +14,17 @@ from common import model_file
 from common.errors import first_line
 from common.models.classifier import Classifier
 
-#: torchvision's published DenseNets say ``norm.1`` where its modules say ``norm1``
+#: published DenseNet weights use the key ``norm.1`` for torchvision's module ``norm1``
 _OLD_DENSE = re.compile(r"(denselayer\d+\.(?:norm|relu|conv))\.([12]\.)")
 
 HEAD = ("head.weight", "head.bias")
 
 
 def load_published(model: Classifier, name: str) -> None:
-    """Copy torchvision's weights ``name`` into the layers of ``model`` of equal key and shape.
+    """Copy torchvision's weights ``name`` into the layers of ``model`` with equal key and shape.
 
-    torchvision's ``features`` are ``trunk`` here. The head stays fresh; so does a first convolution
-    of another shape. Without a network: ``ValueError``.
+    torchvision's ``features`` correspond to ``trunk``. The head keeps its initial weights, and so
+    does a first convolution of another shape. Raises ``ValueError`` if the download fails.
     """
     from common.vision import torchvision
 
@@ -37,8 +37,8 @@ def load_published(model: Classifier, name: str) -> None:
             "run with pretrained = false or with network access"
         ) from error
     own = model.state_dict()
-    found = {_ours(_OLD_DENSE.sub(r"\1\2", key), own): value for key, value in state.items()}
-    loaded = {k: v for k, v in found.items() if k in own and own[k].shape == v.shape}
+    renamed = {_own_key(_OLD_DENSE.sub(r"\1\2", key), own): value for key, value in state.items()}
+    loaded = {k: v for k, v in renamed.items() if k in own and own[k].shape == v.shape}
     model.load_state_dict(loaded, strict=False)
     missing = [k for k in own if k not in loaded and not k.endswith("num_batches_tracked")]
     stem = next(key for key, value in own.items() if value.ndim == 4)
@@ -46,47 +46,48 @@ def load_published(model: Classifier, name: str) -> None:
 
 
 def path_of(weights: str, spec: str) -> Path:
-    """The file of an architecture; ``{model}`` is its name, with ``-`` for ``:``."""
+    """Return the path ``weights`` with ``{model}`` replaced by ``spec``, with ``-`` for ``:``."""
     return Path(weights.replace("{model}", spec.replace(":", "-"))).expanduser()
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """The tensors of a .safetensors file, or of a state dict that torch has saved.
+    """Return the tensors of a .safetensors file or of a state dict that torch has saved.
 
-    Raises ``ValueError``, one line: no such file, or one that holds anything but tensors by name.
+    Raises ``ValueError``, one line, for a missing file or a file that is not a state dict.
     """
     try:
         if path.suffix == ".safetensors":
             return model_file.read(path)[0]
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise ValueError(f"weights = {str(path)!r}: {error.strerror or error}") from None
     except (RuntimeError, EOFError, ValueError, KeyError) as error:
         raise ValueError(f"weights = {str(path)!r} cannot be read: {first_line(error)}") from None
-    except Exception:  # what torch raises for a pickle of anything but tensors is no public type
+    except Exception:  # torch raises no public type for a pickle of anything but tensors
         raise ValueError(
             f"weights = {str(path)!r} is no state dict of torch: it may hold tensors by name only"
         ) from None
-    for wrapping in ("state_dict", "model"):  # as training scripts save them
-        if isinstance(found, Mapping) and isinstance(found.get(wrapping), Mapping):
-            found = found[wrapping]
-    if not isinstance(found, Mapping) or not all(isinstance(v, Tensor) for v in found.values()):
+    for key in ("state_dict", "model"):  # training scripts nest the state dict under these keys
+        if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
+            state = state[key]
+    if not isinstance(state, Mapping) or not all(isinstance(v, Tensor) for v in state.values()):
         raise ValueError(f"weights = {str(path)!r} holds something else than tensors by name")
-    return {str(key): value for key, value in found.items()}
+    return {str(key): value for key, value in state.items()}
 
 
 def fitted(model: Classifier, state: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """The entries of ``state`` by the names that ``model`` has for them; its values are not read.
+    """Return the entries of ``state`` under the names of ``model``'s state dict.
 
-    The head may be missing, or have other classes: then the model's own stays.
+    A head that is missing or has another number of classes is left out. Only shapes are compared.
 
-    Raises ``ValueError``, one line, naming a layer that is missing, unknown or of another shape.
+    Raises ``ValueError``, one line, that names a layer that is missing, unknown or of another
+    shape.
     """
     own, last = model.state_dict(), f"{getattr(model, 'last', 'head')}."
     named: dict[str, Tensor] = {}
     for key, value in state.items():
         head = key.startswith(("head.", last))
-        name = f"head.{key.rpartition('.')[2]}" if head else _ours(key, own)
+        name = f"head.{key.rpartition('.')[2]}" if head else _own_key(key, own)
         if name not in own:
             raise _unfit(path, model, f"it has {key!r}, which the model does not have")
         named[name] = value
@@ -106,7 +107,7 @@ def _unfit(path: Path, model: Classifier, why: str) -> ValueError:
     return ValueError(f"weights = {str(path)!r} does not fit model {model.spec!r}: {why}")
 
 
-def _ours(key: str, own: Mapping[str, Tensor]) -> str:
-    """A layer's name in ``own``; others' ``features`` are ``trunk`` here, or lie in ``trunk``."""
+def _own_key(key: str, own: Mapping[str, Tensor]) -> str:
+    """Return a layer's key in ``own``, where ``features`` is ``trunk`` or inside ``trunk``."""
     names = (key, f"trunk.{key}", "trunk." + key.removeprefix("features."))
     return next((name for name in names if name in own), key)

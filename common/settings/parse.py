@@ -174,12 +174,11 @@ def kind_of(key: str, method: str = "") -> type[Value]:
     ``method``: as for ``tables``. Raises ``ValueError`` for an unknown key.
     """
     table, _, leaf = key.rpartition(".")
-    known, name = tables(method), leaf.replace("-", "_")
-    if NODE.fullmatch(table):
-        known[table] = Node
-    if table not in known or name not in known[table].model_fields:
+    shared: dict[str, type[Section]] = {"": Run, **SECTIONS}
+    section = Node if NODE.fullmatch(table) else shared.get(table) or tables(method).get(table)
+    if section is None or (name := leaf.replace("-", "_")) not in section.model_fields:
         raise ValueError(_unknown(key, defaults(method)))
-    kind = value_kind(known[table].model_fields[name])
+    kind = value_kind(section.model_fields[name])
     assert kind is not None, key
     return kind
 

@@ -1,8 +1,8 @@
-"""Data-free distillation: a generator learns what excites a teacher, a student what it answers.
+"""Data-free distillation: a student learns a teacher's logits on images from a generator.
 
-FedKF's clients do it beside their own data, DAFL's server in place of data. The loop over batches
-is ``fit``'s: ``DataFree`` turns the owner's batches into batches with images and answers added, and
-trains the generator between them.
+The generator is trained to make images that activate the teacher. FedKF's clients use it beside
+their own data, DAFL's server in place of data. ``fit`` loops over the batches: ``DataFree`` adds
+images and the teacher's logits to each batch, and trains the generator between batches.
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,6 +11,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from common import progress
 from common.exchange.records import StateDict
 from common.losses import generation
 from common.losses.distillation import kl
@@ -28,13 +29,12 @@ CIFAR = ("cifar10", "cifar100")
 
 @final
 class DataFree:
-    """A generator, a frozen teacher and a student at their common work.
+    """A generator, a frozen teacher and a student.
 
-    ``optimizer``: of the generator, None if it stands still; ``student``: takes its steps
-    elsewhere, by an optimiser of the owner; ``gamma``: γ, the weight of the student's distillation,
-    with which the adversarial term is weighed too; ``size``: images in a batch; ``name``: of the
-    stream that z comes from; ``protect``: the student's BatchNorm layers keep their running
-    statistics for real images.
+    ``optimizer``: the generator's; None: the generator is not trained. ``student``: trained by the
+    caller's optimiser. ``gamma``: γ, weight of the student's distillation and of the adversarial
+    term. ``size``: images in a batch. ``name``: stream of the latents z. ``protect``: whether
+    to keep generated images out of the running statistics of the student's BatchNorm layers.
     """
 
     def __init__(
@@ -58,12 +58,12 @@ class DataFree:
         self.losses: list[float] = []  #: L_G of every step
 
     def batches(self, real: Iterable[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]:
-        """Every batch of ``real`` with x̂ [size, C, H, W] and the teacher's logits added.
+        """Yield each batch of ``real`` with x̂ [size, C, H, W] and the teacher's logits added.
 
-        The student's step on a batch is taken by whoever iterates, between two of them.
+        The caller takes the student's step on a batch before the next one.
         """
         optimizer = self.optimizer
-        for batch in real:
+        for batch in progress.steps(real, "generator step"):
             z = self.generator.latents(self.size, self.draw)
             with torch.set_grad_enabled(optimizer is not None), forward(self.precision, z.device):
                 images = self.generator(z)
@@ -78,7 +78,7 @@ class DataFree:
                 self._step(optimizer, images, logits, features)
 
     def distance(self, images: Tensor, logits: Tensor) -> Tensor:
-        """KL(teacher ‖ student) on generated images (FedKF eq. 6).
+        """Return KL(teacher ‖ student) on generated images (FedKF eq. 6).
 
         The student's BatchNorm layers normalise by the batch, and its dropout is off.
         """
@@ -86,7 +86,7 @@ class DataFree:
             return kl(logits, self.student(images))
 
     def _step(self, optimizer: torch.optim.Optimizer, *batch: Tensor) -> None:
-        """One step of the generator on L_G = L_IE + λ₁ L_OH + λ₂ L_A (FedKF eq. 5)."""
+        """Take a step of the generator on L_G = L_IE + λ₁ L_OH + λ₂ L_A (FedKF eq. 5)."""
         o = self.options
 
         def loss(images: Tensor, logits: Tensor, features: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ class DataFree:
                 value = value - self.gamma * self.distance(images, logits.detach())
             return value
 
-        # The graph from z to the features is there already; ``fit`` only descends it.
+        # The graph from z to the features exists already, so ``fit`` only goes backward.
         frozen = [p for p in self.student.parameters() if p.requires_grad and self.adversarial]
         for p in frozen:
             p.requires_grad_(False)
@@ -112,9 +112,9 @@ class DataFree:
 
 
 def new_generator(task: Task) -> Generator:
-    """The generator all owners start from, its weights drawn as in FedKF's released code.
+    """Return the initial generator of all owners, its weights drawn as in FedKF's released code.
 
-    With torch's own, smaller ones it begins with images that are grey and nearly all alike.
+    torch's own initial weights are smaller and give grey images that hardly differ.
     """
     options = task.config.generator
     with seeds.scope(task.seed, "init", "generator"):
@@ -128,7 +128,7 @@ def new_generator(task: Task) -> Generator:
 def resumed_generator(
     task: Task, t: int, theta: StateDict | None, adam: dict[int, StateDict]
 ) -> tuple[Generator, torch.optim.Optimizer]:
-    """Return a generator with θ, if given, and round t's optimiser with the moments ``adam``."""
+    """Return a generator with θ, if there is one, and round t's optimiser with moments ``adam``."""
     generator = new_generator(task)
     if theta is not None:
         generator.load_state_dict(theta)
@@ -138,6 +138,6 @@ def resumed_generator(
 
 
 def is_adversarial(task: Task) -> bool:
-    """Whether the adversarial term is on for this task's data set."""
+    """Return whether the adversarial term is on for this task's data set."""
     chosen, data = task.config.generator.adversarial, task.config.data.name
     return chosen == "on" or (chosen == "cifar" and data in CIFAR)

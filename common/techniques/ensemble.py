@@ -1,18 +1,18 @@
-"""What a server makes of several clients' predictions on the same public images.
+"""Ensembles of several clients' predictions on the same public images.
 
-DL-SH weighs them sample by sample with the clients' confidences, of which ODIN's is one. Shapes: M
-clients, N public samples, C classes. Clients are taken in the order given.
+DL-SH weights predictions sample by sample with the clients' confidences, for example ODIN scores.
+Shapes: M clients, N public samples, C classes. Sums run in the order of the clients.
 
-DL-MH's clients have heads of their own. A schema d (Figure 4) says which global class each output
-stands for: a list of |d| global classes, all different; the client's output j is class d[j].
+In DL-MH, clients' heads differ. A schema d (Figure 4) maps a client's outputs to global classes: a
+list of |d| different global classes; output j is class d[j].
 
 UHC makes one distribution over all classes from classifiers of different class sets (Vongkulbhisal
 et al., "Unifying Heterogeneous Classifiers with Distillation", CVPR 2019). Client i's posterior
 over its classes L_i relates to the whole q by p_i(l) = q(l) / Σ_{k∈L_i} q(k); q is estimated for
-each sample. Predictions p are [M, N, C], zero where a client has no class; ``held`` [M, C] says
-which classes it has; at least one client holds each class of the result's support. Where no two
-clients share a class, nothing tells how the mass divides between them: cross-entropy then keeps
-what its start and its steps give, the factorisation gives each client the same.
+each sample. Predictions p are [M, N, C], zero where a client lacks a class. ``held`` [M, C] marks
+the classes of each client; the result is zero for classes of no client. Where no two clients share
+a class, the division of the mass between them is undetermined: cross-entropy keeps the result of
+its start and its steps, the factorisation gives each client the same mass.
 """
 
 from collections import Counter
@@ -23,17 +23,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from common import progress
+
 EDGE = 1 / 510
-"""Confidences stay this far from 0 and 1 before their logit is taken: half a step of 8 bits."""
+"""Least distance of a confidence from 0 and 1 before its logit: half a step of 8 bits."""
 TINY = 1e-12
-"""Least divisor of UHC's factorisation."""
+"""Smallest divisor in UHC's factorisation."""
 
 
 def client_weights(w: Tensor, T: float, space: str = "prob") -> Tensor:
-    """W_i(x) = exp(w_i(x)/T) / Σ_j exp(w_j(x)/T), a softmax over the clients (DL-SH, eq. 4).
+    """Return W_i(x) = exp(w_i(x)/T) / Σ_j exp(w_j(x)/T), a softmax over clients (DL-SH, eq. 4).
 
-    ``w``: P("this sample is like mine") in [0, 1], [M, N]; T > 0. ``space = "logit"`` takes the
-    logit of w, which is not bounded, instead. Returns [M, N], columns summing to 1.
+    ``w`` [M, N]: probability in [0, 1] that a sample resembles the client's data; T > 0.
+    ``space = "logit"`` uses the unbounded logit of w. Returns [M, N], columns summing to 1.
     """
     if space == "logit":
         w = torch.logit(w, eps=EDGE)
@@ -41,7 +43,7 @@ def client_weights(w: Tensor, T: float, space: str = "prob") -> Tensor:
 
 
 def weighted_sum(predictions: Sequence[Tensor], W: Tensor) -> Tensor:
-    """Σ_i W_i(x) M_i(x): predictions [N, C] of each client, W [M, N] (DL-SH, eq. 1)."""
+    """Return Σ_i W_i(x) M_i(x); predictions M_i are [N, C], W is [M, N] (DL-SH, eq. 1)."""
     assert len(predictions) == len(W)
     total = torch.zeros_like(predictions[0])
     for theta, weights in zip(predictions, W, strict=True):
@@ -50,7 +52,7 @@ def weighted_sum(predictions: Sequence[Tensor], W: Tensor) -> Tensor:
 
 
 def literal_product(predictions: Sequence[Tensor], W: Tensor) -> Tensor:
-    """Mean of the predictions times the mean of the weights (DL-SH, Algorithm 2, lines 4-6).
+    """Return the mean prediction times the mean weight (DL-SH, Algorithm 2, lines 4-6).
 
     Σ_i W_i = 1, so the weights come to the constant 1/M: the confidences have no effect.
     """
@@ -58,7 +60,7 @@ def literal_product(predictions: Sequence[Tensor], W: Tensor) -> Tensor:
 
 
 def entropy_reduced(p: Tensor, T: float) -> Tensor:
-    """softmax(p/T) of probabilities p [n, C], T > 0: of less entropy than p for a small T.
+    """Return softmax(p/T) of probabilities p [n, C], T > 0; a small T reduces the entropy.
 
     DS-FL's entropy reduction aggregation (Itahara et al.; the paper has T = 0.1).
     """
@@ -68,11 +70,11 @@ def entropy_reduced(p: Tensor, T: float) -> Tensor:
 def odin_score(
     net: nn.Module, x: Tensor, *, T: float, epsilon: float, std: Sequence[float]
 ) -> Tensor:
-    """max softmax(f(x')/T) with x' = x − ε sign(−∇_x log max softmax(f(x)/T)); [n] in (0, 1].
+    """Return max softmax(f(x')/T), x' = x − ε sign(−∇_x log max softmax(f(x)/T)); [n] in (0, 1].
 
-    ``x``: normalised images [n, C, H, W]; ``std``: the deviations by which they were normalised, so
-    that ε is in units of pixels in [0, 1]. The network is in evaluation mode; its parameters and
-    their gradients stay as they are. Liang et al., "Enhancing the Reliability of
+    ``x``: normalised images [n, C, H, W]; ``std``: the standard deviations of that normalisation,
+    so that ε is in units of pixels in [0, 1]. The network is in evaluation mode; its parameters and
+    gradients do not change. Liang et al., "Enhancing the Reliability of
     Out-of-distribution Image Detection in Neural Networks", ICLR 2018, equations 1 to 3; the paper
     has T = 1000, ε = 0.0014.
     """
@@ -88,10 +90,10 @@ def odin_score(
 
 
 def rescaled(scores: Tensor) -> Tensor:
-    """Scores [N] stretched to [0, 1]; all 0.5 if they are equal.
+    """Return scores [N] rescaled to [0, 1]; all 0.5 if they are equal.
 
-    With T = 1000 all scores lie within a thousandth of 1/C; a softmax over clients would see none
-    of it.
+    With T = 1000 all scores lie within a thousandth of 1/C, so a softmax over clients would hardly
+    depend on them.
     """
     low, high = scores.min(), scores.max()
     if not bool(high > low):
@@ -100,9 +102,9 @@ def rescaled(scores: Tensor) -> Tensor:
 
 
 def check_schema(d: Sequence[int], C: int) -> None:
-    """Raise a one-line ``ValueError`` for a schema that is empty, repeats a class or knows others.
+    """Raise a one-line ``ValueError`` for an empty schema, or a repeated or unknown class.
 
-    C: classes of the task, 0 … C − 1.
+    C: number of classes of the task, 0 … C − 1.
     """
     if not d:
         raise ValueError("the schema names no class")
@@ -113,7 +115,7 @@ def check_schema(d: Sequence[int], C: int) -> None:
 
 
 def to_local(y: Tensor, d: Sequence[int]) -> Tensor:
-    """Global labels y [n], all of them in d, as indices into d (Algorithm 3, lines 2-11)."""
+    """Return the indices in d of global labels y [n], all in d (Algorithm 3, lines 2-11)."""
     index = torch.full((max(d) + 1,), -1, dtype=torch.int64, device=y.device)
     index[torch.tensor(d, device=y.device)] = torch.arange(len(d), device=y.device)
     local = index[y]
@@ -122,47 +124,47 @@ def to_local(y: Tensor, d: Sequence[int]) -> Tensor:
 
 
 def scatter(theta: Tensor, d: Sequence[int], C: int) -> Tensor:
-    """Predictions [N, |d|] as [N, C], zeros where the client has no class (Algorithm 4, 2-9)."""
+    """Return predictions [N, |d|] as [N, C], zero for classes not in d (Algorithm 4, 2-9)."""
     full = theta.new_zeros(len(theta), C)
     full[:, torch.tensor(d, device=theta.device)] = theta
     return full
 
 
 def nearest_class(theta: Tensor, d: Sequence[int]) -> Tensor:
-    """The client's best class for each sample, as an index into d: int64 [N] (Algorithm 5, 9-22).
+    """Return each sample's best class in d, as an index into d: int64 [N] (Algorithm 5, 9-22).
 
-    ``theta`` [N, C]: the server's predictions. Of equal classes the first in d. The algorithm
-    starts from θ[k][0], the prediction for class 0; what it means is d[0], the client's first.
+    ``theta`` [N, C]: the server's predictions. Of equal classes the first in d counts. The paper's
+    algorithm starts from θ[k][0], class 0; we take it to mean d[0], the client's first class.
     """
     columns = theta[:, torch.tensor(d, device=theta.device)].cpu().numpy()
     return torch.from_numpy(np.argmax(columns, axis=1))
 
 
 def by_cross_entropy(p: Tensor, held: Tensor, steps: int, lr: float) -> Tensor:
-    """q = softmax(u) after ``steps`` gradient steps from u = 0 on
+    """Return q = softmax(u) [N, C] after ``steps`` gradient steps from u = 0 on
 
         −Σ_i Σ_{l∈L_i} p_i(l) (u_l − log Σ_{k∈L_i} exp u_k)          (section 3.3.1)
 
-    of size ``lr`` over the largest number of clients that share a class. Classes that nobody holds
-    get nothing. Returns [N, C].
+    of size ``lr`` over the largest number of clients that share a class. Classes of no client get
+    probability 0.
     """
     outside = ~held[:, None, :]
     u = torch.zeros_like(p[0])
     size = lr / max(int(held.sum(0).max()), 1)
-    for _ in range(steps):
-        own = torch.softmax(u.masked_fill(outside, -torch.inf), dim=2)
-        u = u - size * (own - p).sum(0)
+    for _ in progress.steps(range(steps), "step"):
+        q = torch.softmax(u.masked_fill(outside, -torch.inf), dim=2)
+        u = u - size * (q - p).sum(0)
     return torch.softmax(u.masked_fill(~held.any(0), -torch.inf), dim=1)
 
 
 def by_factorisation(p: Tensor, held: Tensor, steps: int) -> Tensor:
-    """q ∝ v where p_i(l) ≈ u_i v_l on the entries held: ``steps`` of alternating least squares.
+    """Return q ∝ v [N, C], where p_i(l) ≈ u_i v_l on the entries that are ``held``.
 
-    Section 3.3.2, in probability space, from v = 1. Returns [N, C].
+    ``steps`` of alternating least squares from v = 1, in probability space (section 3.3.2).
     """
     mask = held[:, None, :].to(p.dtype)
     v = torch.ones_like(p[0])
-    for _ in range(steps):
+    for _ in progress.steps(range(steps), "step"):
         u = (p * v).sum(2) / (mask * v.square()).sum(2).clamp_min(TINY)
         v = (p * u[:, :, None]).sum(0) / (mask * u.square()[:, :, None]).sum(0).clamp_min(TINY)
     return v / v.sum(1, keepdim=True).clamp_min(TINY)

@@ -1,4 +1,4 @@
-"""Messages of a round's second exchange, in which clients receive predictions to learn from."""
+"""Messages of a round's second exchange, in which clients receive predictions to train on."""
 
 from typing import final
 

@@ -1,8 +1,8 @@
-"""Noise: inputs from no data set, on which a server distils its clients' models.
+"""Noise images on which a server distils its clients' models without a data set.
 
-A kind is a function ``kind(n, shape, generator)`` that yields batches (n, C, H, W) float32 without
-end, on the generator's device and from it alone. All kinds have mean 0 and variance 1, as the
-normalised images have that the networks were trained on.
+A kind is a function ``kind(n, shape, generator)`` that yields an endless sequence of batches
+(n, C, H, W), float32, drawn from the generator on its device. All kinds have mean 0 and variance 1,
+like the normalised images on which the networks are trained.
 """
 
 import math
@@ -13,25 +13,25 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-LEAVES = 64  #: of an image; they leave 2 % of it to the ground, which is one more leaf
+LEAVES = 64  #: leaves in an image; the background, one more leaf, covers 2 % of it
 SMALLEST, LARGEST = 1 / 16, 1 / 2  #: radii of leaves in units of the longer side
-TOGETHER = 16  #: leaves laid at a time; bounds memory, not results
+TOGETHER = 16  #: leaves painted at a time; limits memory and does not change results
 
-LATENT = 64  #: latent numbers of a StyleGAN, and the size of a style
+LATENT = 64  #: length of the latent vector of a StyleGAN and of a style
 WIDTH = 16  #: channels at every size
-FIRST = 4  #: side of the constant that everything grows from
+FIRST = 4  #: side of the constant input
 SLOPE = 0.2
 GRAIN = 0.2  #: strength of the pixel noise
 
 
 def gaussian(n: int, shape: tuple[int, int, int], generator: torch.Generator) -> Iterator[Tensor]:
-    """N(0, 1), not standardised further (Raikwar and Mishra 2022; FedORION, Algorithm 1)."""
+    """Yield N(0, 1), not standardised (Raikwar and Mishra 2022; FedORION, Algorithm 1)."""
     while True:
         yield torch.randn((n, *shape), generator=generator, device=generator.device)
 
 
 def uniform(n: int, shape: tuple[int, int, int], generator: torch.Generator) -> Iterator[Tensor]:
-    """U(−√3, √3), of variance 1 (FedDF's code distils on uniform images too)."""
+    """Yield U(−√3, √3), of variance 1 (FedDF's code distils on uniform images too)."""
     side = math.sqrt(3)
     while True:
         z = torch.rand((n, *shape), generator=generator, device=generator.device)
@@ -39,7 +39,7 @@ def uniform(n: int, shape: tuple[int, int, int], generator: torch.Generator) -> 
 
 
 def standard(x: Tensor) -> Tensor:
-    """(n, C, H, W) with mean 0 and variance 1 per channel over the batch; a constant becomes 0."""
+    """Return x (n, C, H, W) with mean 0 and variance 1 per channel; constant channels become 0."""
     deviation, mean = torch.std_mean(x, (0, 2, 3), correction=0, keepdim=True)
     return (x - mean) / torch.where(deviation < 1e-6, torch.ones_like(deviation), deviation)
 
@@ -49,40 +49,40 @@ def dead_leaves(
 ) -> Iterator[Tensor]:
     """Yield images of random shapes that lie on top of one another, standardised.
 
-    Leaves fall at uniform places, their radii r have density ∝ r⁻³, which gives images the scale
-    invariance of natural ones, and each has one uniform colour. Circles and squares fall in turn;
-    every image is painted from the front, so a pixel has the colour of the first leaf over it (Lee,
-    Mumford and Huang 2001; Baradad Jurjo et al. 2021, "Learning to see by looking at noise").
+    Leaves have uniform positions and one uniform colour each. Their radii r have density ∝ r⁻³,
+    which makes the images scale-invariant like natural ones. Circles and squares alternate. Images
+    are painted from the front, so a pixel has the colour of the first leaf over it (Lee, Mumford
+    and Huang 2001; Baradad Jurjo et al. 2021, "Learning to see by looking at noise").
     """
     channels, height, width = shape
     device = generator.device
-    across = torch.arange(width, device=device) + 0.5
-    request = torch.arange(height, device=device) + 0.5
+    columns = torch.arange(width, device=device) + 0.5
+    rows = torch.arange(height, device=device) + 0.5
     while True:
         place = torch.rand((n, LEAVES, 3), generator=generator, device=device)
         colour = torch.rand((n, channels, LEAVES + 1), generator=generator, device=device)
         squared = (radii(place[..., 0]) * max(height, width)).square()
-        dx2 = (across - width * place[..., 1, None]).square()
-        dy2 = (request - height * place[..., 2, None]).square()
+        dx2 = (columns - width * place[..., 1, None]).square()
+        dy2 = (rows - height * place[..., 2, None]).square()
         front = torch.full((n, height, width), LEAVES, dtype=torch.uint8, device=device)
         for first in range(0, LEAVES, TOGETHER):
             part = slice(first, first + TOGETHER)
             depth = torch.arange(LEAVES, dtype=torch.uint8, device=device)[part]
-            _lay(front, depth, dx2[:, part], dy2[:, part], squared[:, part])
+            _paint(front, depth, dx2[:, part], dy2[:, part], squared[:, part])
         chosen = front.long().view(n, 1, -1).expand(-1, channels, -1)
         yield standard(colour.gather(2, chosen).view(n, *shape))
 
 
 def radii(u: Tensor) -> Tensor:
-    """Uniform u in [0, 1) to radii with density ∝ r⁻³ on [SMALLEST, LARGEST] (inverse of the cdf).
+    """Return radii of density ∝ r⁻³ on [SMALLEST, LARGEST] from uniform u (inverse of the cdf).
 
     ∫ r⁻³ dr = −r⁻²/2, so r⁻² is uniform between SMALLEST⁻² and LARGEST⁻².
     """
     return (u * LARGEST**-2 + (1 - u) * SMALLEST**-2).rsqrt()
 
 
-def _lay(front: Tensor, depth: Tensor, dx2: Tensor, dy2: Tensor, squared: Tensor) -> None:
-    """Lower ``front`` (n, H, W) to the depth of the nearest leaf over each pixel, in place.
+def _paint(front: Tensor, depth: Tensor, dx2: Tensor, dy2: Tensor, squared: Tensor) -> None:
+    """Set ``front`` (n, H, W) in place to the depth of the nearest leaf over each pixel.
 
     dx2 (n, L, W), dy2 (n, L, H), squared radii (n, L); even leaves are circles, odd ones squares.
     """
@@ -98,19 +98,19 @@ def _lay(front: Tensor, depth: Tensor, dx2: Tensor, dy2: Tensor, squared: Tensor
 
 
 def stylegan(n: int, shape: tuple[int, int, int], generator: torch.Generator) -> Iterator[Tensor]:
-    """Yield images of an untrained StyleGAN, a fresh network for each batch, standardised.
+    """Yield images of an untrained StyleGAN, a new network for each batch, standardised.
 
-    Random weights of the architecture (Karras et al. 2020, StyleGAN2) make images with structure
-    (Baradad Jurjo et al. 2021). Ours is a small one: a mapping of latents to styles, then from 4×4
-    upwards, a modulated and demodulated 3×3 convolution, pixel noise, a random bias and a leaky
-    ReLU at each size, and the sum of each size's colours.
+    Random weights of the architecture (Karras et al. 2020, StyleGAN2) give images with structure
+    (Baradad Jurjo et al. 2021). This network is small: it maps latents to styles. From 4×4 upwards,
+    each size has a modulated and demodulated 3×3 convolution, pixel noise, a random bias and a
+    leaky ReLU. An image is the sum of the colours of all sizes.
     """
     while True:
         yield standard(images(n, shape, generator))
 
 
 def images(n: int, shape: tuple[int, int, int], generator: torch.Generator) -> Tensor:
-    """(n, C, H, W) images of one network, in no particular scale."""
+    """Return images (n, C, H, W) of one network, not standardised."""
 
     def normal(*size: int) -> Tensor:
         return torch.randn(size, generator=generator, device=generator.device)
@@ -135,9 +135,9 @@ def images(n: int, shape: tuple[int, int, int], generator: torch.Generator) -> T
 
 
 def modulated(x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
-    """A convolution whose weights are scaled per sample and brought back to norm 1.
+    """Return a convolution whose weights are scaled for each sample and normalised to norm 1.
 
-    x (n, c, h, w), weight (d, c, 3, 3), scales (n, c); out (n, d, h, w):
+    x (n, c, h, w), weight (d, c, 3, 3), scales (n, c); output (n, d, h, w):
     ŵ_dc = s_c w_dc / ‖s ⊙ w_d‖ (StyleGAN2, equations 1 and 3).
     """
     power = scales.square() @ weight.square().sum((2, 3)).T
@@ -158,6 +158,6 @@ NOISES: dict[str, Noise] = {
 def batches(
     kind: str, count: int, n: int, shape: tuple[int, int, int], generator: torch.Generator
 ) -> Iterator[tuple[Tensor]]:
-    """``count`` batches of ``n`` samples of ``shape`` (C, H, W), as ``fit`` takes them."""
+    """Yield ``count`` batches of ``n`` samples of ``shape`` (C, H, W) in the form for ``fit``."""
     for z in islice(NOISES[kind](n, shape, generator), count):
         yield (z,)

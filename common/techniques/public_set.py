@@ -41,10 +41,10 @@ class OnPublicSet(MethodOptions):
 
 
 def subset(task: Task, t: int, size: int) -> Tensor:
-    """A_t, the public samples of round t: int64 [n], ascending, of ``size``.
+    """Return A_t, the indices of round t's public samples among ``size``: int64 [n], ascending.
 
-    ``public.subset`` of them, all where there are no more or it is 0, from the stream "subset":
-    server and clients draw the same, so that indices need not travel.
+    n is ``public.subset``; A_t has all samples if n is 0 or not below ``size``. Server and clients
+    draw the same indices from the stream "subset", so that messages do not carry them.
     """
     n = task.config.public.subset
     if not 0 < n < size:
@@ -68,8 +68,8 @@ def digest(
     batches = task.batches(x, targets, *name, t, size=o.batch_size, augment="none")
     optimizer = optimise.of(net.parameters(), o, t, task.config.run.rounds)
     if o.anneal:
-        falling = CosineAnnealingLR(optimizer, o.epochs * len(batches))
-        optimizer.register_step_post_hook(lambda *_: falling.step())
+        schedule = CosineAnnealingLR(optimizer, o.epochs * len(batches))
+        optimizer.register_step_post_hook(lambda *_: schedule.step())
     net.train()
     protected = batch_statistics(net) if o.protect_running_stats else nullcontext()
     with seeds.scope(task.seed, *name, t), protected:

@@ -1,13 +1,13 @@
 """Deterministic costs of computation: floating-point operations and peak memory.
 
 Operations are those of matrix products and convolutions, forward and backward; a multiplication and
-an addition are two. What is done element by element (activations, normalisation, the optimiser's
-step) is not counted. The formulas are torch's (``torch.utils.flop_counter``).
+an addition count as two. Element-wise operations (activations, normalisation, the optimiser's step)
+are not counted. The formulas are torch's (``torch.utils.flop_counter``).
 
-Peak memory is the most bytes that tensors take at once. Counted are the tensors that are made in a
-block and still held, on any device: weights, activations that autograd keeps, gradients, the
-optimiser's moments, batches. Scratch space inside an operation is not, nor is what was there
-before the block.
+Peak memory is the largest number of bytes that tensors occupy at once, on any device. It includes
+tensors that were created in a block and still exist: weights, activations that autograd keeps,
+gradients, the optimiser's moments, batches. It excludes scratch space inside an operation and
+tensors from before the block.
 """
 
 import weakref
@@ -25,7 +25,7 @@ FLOPS, MEMORY = "flops", "memory"  #: among a client's metrics, the latter in by
 
 @final
 class Flops(TorchDispatchMode):
-    """Counter of operations (``total``) in its ``with`` block, including autograd's backward."""
+    """Counter of the operations (``total``) in a ``with`` block, including autograd's backward."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -35,7 +35,7 @@ class Flops(TorchDispatchMode):
         """Run the operation, and count it if there is a formula."""
         named, formula = kwargs or {}, flop_registry.get(func.overloadpacket)
         if formula is None:
-            with self:  # in inference mode operations arrive whole that have parts to count
+            with self:  # in inference mode composite operations arrive undivided
                 parts = func.decompose(*args, **named)
             return func(*args, **named) if parts is NotImplemented else parts
         result = func(*args, **named)
@@ -45,7 +45,7 @@ class Flops(TorchDispatchMode):
 
 @contextmanager
 def counting(on: bool) -> Iterator[Flops]:
-    """What the block costs, if ``on``; else 0, at no cost."""
+    """Count the operations of a block if ``on``; else the counter stays 0, at no cost."""
     counter = Flops()
     with counter if on else nullcontext():
         yield counter
@@ -53,17 +53,17 @@ def counting(on: bool) -> Iterator[Flops]:
 
 @final
 class Peak(TorchDispatchMode):
-    """Follows, inside its ``with`` block, the bytes that are ``held``, and their ``most``."""
+    """Counter of the bytes of tensors in a ``with`` block: now (``held``), at most (``most``)."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.held = self.most = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation, and count the storages of its result that no argument uses."""
+        """Run the operation, and count the storages of its result that no argument shares."""
         named = kwargs or {}
         there = [tensor.untyped_storage() for tensor in _tensors((args, named))]
-        known = set(map(id, there))  # ``there`` keeps them, so that no number is used again
+        known = set(map(id, there))  # ``there`` keeps the storages alive, so ids stay unique
         result = func(*args, **named)
         for tensor in _tensors(result):
             storage = tensor.untyped_storage()
@@ -84,7 +84,7 @@ def _tensors(value: object) -> list[Tensor]:
 
 @contextmanager
 def following(on: bool) -> Iterator[Peak]:
-    """What the block holds at most, if ``on``; else 0, at no cost."""
+    """Measure the peak memory of a block if ``on``; else the counter stays 0, at no cost."""
     peak = Peak()
     with peak if on else nullcontext():
         yield peak

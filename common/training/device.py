@@ -11,24 +11,24 @@ from common.settings.config import DEVICES, MemoryFormat
 
 Net = TypeVar("Net", bound=nn.Module)
 
-MOST_PARAMETERS = 4_000_000  #: of a network that is faster with its channels last
-FEWEST_CHANNELS = 8  #: into a strided 1×1 convolution, for channels last; see ``_unsafe_last``
+MOST_PARAMETERS = 4_000_000  #: size up to which a network is faster with channels last
+FEWEST_CHANNELS = 8  #: least inputs of a strided 1×1 convolution; see ``_unsafe_last``
 
 
 def choose(name: str) -> torch.device:
-    """The device called ``auto | cpu | cuda | cuda:N``; ``auto`` is cuda where there is one.
+    """Return the device called ``auto | cpu | cuda | cuda:N``; ``auto`` prefers cuda.
 
-    Raises ``ValueError`` if the device does not exist here.
+    Raises ``ValueError`` if this machine does not have the device.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not re.fullmatch(DEVICES, name):
         raise ValueError(f'device = "{name}" is not allowed; allowed: auto, cpu, cuda, cuda:N')
     if name != "cpu":
-        there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if int(name.partition(":")[2] or 0) >= there:  # torch keeps eight bits of it
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if int(name.partition(":")[2] or 0) >= count:  # torch keeps eight bits of the index
             raise ValueError(
-                f'device = "{name}" is not here; this machine has {there} CUDA devices'
+                f'device = "{name}" is not here; this machine has {count} CUDA devices'
             )
     return torch.device(name)
 
@@ -36,7 +36,7 @@ def choose(name: str) -> torch.device:
 def settle(threads: int) -> None:
     """Make this process deterministic: fixed thread count, deterministic kernels, no TF32.
 
-    Sums on a CPU depend on how many threads share them, so the count is configuration.
+    Sums on a CPU depend on the number of threads, so the number is part of the configuration.
     """
     if torch.get_num_threads() != threads:
         torch.set_num_threads(threads)
@@ -48,17 +48,15 @@ def settle(threads: int) -> None:
 
 
 def arrange(net: Net, memory_format: MemoryFormat) -> Net:
-    """Lay out the network's four-dimensional weights; ``auto`` goes by their number alone.
+    """Lay out the network's four-dimensional weights; ``auto`` decides by the network's size.
 
     Measured on a CPU, one thread, batch 64, against torch's default: channels-last trains ResNet-8,
-    DenseNet and MobileNetV2 1.5-1.9 times as fast and ResNet-18 0.9 times. The large networks spend
-    their time in wide layers on tiny images, where there is nothing to gain, and lose in the
-    update. The format decides the order of sums and with it the last bits of a result, so it may
-    depend on the network and the configuration but never on the machine. Inputs may stay as they
-    are.
+    DenseNet and MobileNetV2 1.5-1.9 times as fast and ResNet-18 0.9 times. Large networks spend
+    their time in wide layers on tiny images, where channels-last gains nothing, and their update is
+    slower. The format decides the order of sums and so the last bits of a result. It may therefore
+    depend on the network and the configuration, but not on the machine. Inputs need no conversion.
 
-    A network with a layer that is not safe with its channels last keeps torch's default, whatever
-    the configuration says.
+    A network with a layer that is unsafe with channels last keeps torch's default in any case.
     """
     parameters = sum(parameter.numel() for parameter in net.parameters())
     last = memory_format == "channels-last" or (
@@ -70,11 +68,11 @@ def arrange(net: Net, memory_format: MemoryFormat) -> Net:
 
 
 def _unsafe_last(module: nn.Module) -> bool:
-    """Whether the gradient of this layer is written past the end of its buffer, channels last.
+    """Return whether channels-last makes oneDNN write this layer's gradient out of bounds.
 
-    oneDNN, with which torch convolves on x86 processors, does so in the kernels for AVX2 where a
-    1×1 convolution has a stride and fewer than eight channels go in (its issue 6035): the process
-    dies, or goes on with wrong weights. ResNet-8 at a quarter of its width has such a layer.
+    torch uses oneDNN for convolutions on x86 processors. Its AVX2 kernels for a strided 1×1
+    convolution of fewer than eight input channels have this error (oneDNN issue 6035): the process
+    crashes or continues with wrong weights. ResNet-8 at a quarter of its width has such a layer.
     """
     return (
         isinstance(module, nn.Conv2d)
@@ -85,14 +83,14 @@ def _unsafe_last(module: nn.Module) -> bool:
 
 
 def memory(device: torch.device) -> tuple[int, int] | None:
-    """Bytes of a device's own memory, those that are free and all; None: it has none of its own."""
+    """Return the free and the total bytes of a device's memory; None for the CPU."""
     return torch.cuda.mem_get_info(device.index or 0) if device.type == "cuda" else None
 
 
 def limit(device: torch.device, share: float) -> None:
-    """From now on tensors of this process take at most this part of the device's memory, in (0, 1].
+    """Limit this process's tensors to a ``share`` of the device's memory, in (0, 1].
 
-    An allocation beyond it raises ``torch.OutOfMemoryError``; other processes keep theirs.
+    An allocation beyond the limit raises ``torch.OutOfMemoryError``.
     """
     if device.type == "cuda":
         torch.cuda.set_per_process_memory_fraction(share, device.index or 0)

@@ -1,7 +1,7 @@
-"""The one training loop. Local models, mutual pairs, generators and noise images all train here.
+"""The one training loop, for local models, mutual pairs, generators and noise images.
 
-A method differs in its loss, never in its loop: what it adds to gradient descent it writes as a
-term of the loss (a gradient correction g + a is the term ⟨a, w⟩).
+Methods differ in their losses, never in the loop. A correction of the gradient is a term of the
+loss: g + a is the gradient of the loss plus ⟨a, w⟩.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from common import progress
 from common.errors import at
 
 Loss = Callable[..., Tensor]
@@ -18,10 +19,11 @@ Precision = Literal["fp32", "bf16"]
 
 
 def forward(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """Where the forward passes of training run: under autocast to bfloat16, or as they are.
+    """Return the context for forward passes in training: autocast to bfloat16, or none.
 
-    ``fit`` runs its losses in it; whoever asks a network between two steps does so himself, and
-    leaves it before weights change, for autocast remembers them in bfloat16 until its end.
+    ``fit`` computes its losses in this context. Code that calls a network between two steps enters
+    the context itself and leaves it before the weights change, because autocast caches the weights
+    in bfloat16 until the context ends.
     """
     if precision == "bf16":
         return torch.autocast(device.type, dtype=torch.bfloat16)
@@ -36,19 +38,20 @@ def fit(
     precision: Precision,
     clip: float = 0.0,
 ) -> dict[str, float]:
-    """One optimiser step for each batch: ``optimizer`` descends ``loss(*batch)``, a scalar.
+    """Take one optimiser step on the scalar ``loss(*batch)`` for each batch.
 
-    ``clip``: largest gradient norm over all parameters; 0: none. ``precision``: of ``loss``, whose
-    first argument says on which device; weights and optimiser stay float32.
+    ``clip``: largest gradient norm over all parameters; 0: no clipping. ``precision``: dtype in
+    which ``loss`` is computed, on the device of its first argument; weights and optimiser stay
+    float32.
 
     Returns the mean ``loss`` over the steps and the number of ``steps``.
 
-    Raises ``ValueError`` if there is no batch at all, and ``FloatingPointError`` if the mean loss
-    is not finite: a diverged model is not worth sending.
+    Raises ``ValueError`` if there is no batch, and ``FloatingPointError`` if the mean loss is not
+    finite.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     total, steps = None, 0
-    for batch in batches:
+    for batch in progress.steps(batches, "step"):
         optimizer.zero_grad(set_to_none=True)
         with forward(precision, batch[0].device):
             value = loss(*batch)

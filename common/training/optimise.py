@@ -1,4 +1,4 @@
-"""Optimisers as the configuration asks for them."""
+"""Optimisers by the names and options of the configuration."""
 
 import inspect
 import tomllib
@@ -15,16 +15,16 @@ from common.settings.plugins import nearest
 from common.settings.section import Value
 
 UNFIT = ("LBFGS", "Muon", "SparseAdam")
-"""Optimisers of torch that need a closure, weights that are all matrices, sparse gradients."""
+"""torch optimisers that need a closure, matrices as weights, or sparse gradients."""
 KINDS: dict[str, type[optim.Optimizer]] = {
     name.lower(): kind
     for name, kind in vars(optim).items()
     if inspect.isclass(kind) and issubclass(kind, optim.Optimizer)
     if kind is not optim.Optimizer and name not in UNFIT
 }
-"""Those that can train any network, by their names in small letters."""
+"""Optimisers that can train any network, by name in lower case."""
 FUSED = (optim.SGD, optim.Adam, optim.AdamW)
-"""Those of which torch has a form with one kernel for all parameters, on every device."""
+"""Optimisers that torch implements as one kernel for all parameters, on every device."""
 
 
 def make(
@@ -36,24 +36,24 @@ def make(
     weight_decay: float = 0.0,
     options: str = "",
 ) -> optim.Optimizer:
-    """The optimiser ``kind``, one of ``KINDS``; fused where it can be.
+    """Return the optimiser ``kind``, a key of ``KINDS``; fused where torch supports it.
 
-    ``parameters``: or groups of them, with learning rates of their own. ``momentum`` is SGD's;
-    ``options``: further arguments, as ``Descent.optimizer_options``.
+    ``parameters``: parameters, or groups with their own learning rates. ``momentum``: for SGD only.
+    ``options``: further arguments, in the form of ``Descent.optimizer_options``.
     """
     cls = KINDS[kind.lower()]
-    given: dict[str, Any] = {"lr": lr}
+    arguments: dict[str, Any] = {"lr": lr}
     if cls is optim.SGD:
-        given["momentum"] = momentum
+        arguments["momentum"] = momentum
     if "weight_decay" in inspect.signature(cls).parameters:
-        given["weight_decay"] = weight_decay
+        arguments["weight_decay"] = weight_decay
     if cls in FUSED:
-        given["fused"] = True
-    return cls(parameters, **{**given, **_read(options)})
+        arguments["fused"] = True
+    return cls(parameters, **{**arguments, **_read(options)})
 
 
 def of(parameters: ParamsT, o: Descent, t: int, rounds: int) -> torch.optim.Optimizer:
-    """What a table asks for in round t of ``rounds``."""
+    """Return the optimiser that a settings table describes, for round t of ``rounds``."""
     return make(
         parameters,
         o.optimizer,
@@ -65,7 +65,7 @@ def of(parameters: ParamsT, o: Descent, t: int, rounds: int) -> torch.optim.Opti
 
 
 def effective(steps: int, momentum: float) -> float:
-    """How many steps of size lr so many of SGD amount to on a constant gradient.
+    """Return the length of ``steps`` SGD steps on a constant gradient, in units of the rate lr.
 
     (τ − ρ (1 − ρ^τ) / (1 − ρ)) / (1 − ρ), τ steps, momentum ρ in [0, 1): Wang et al. 2020, FedNova.
     """
@@ -74,12 +74,12 @@ def effective(steps: int, momentum: float) -> float:
 
 
 def is_sgd(o: Descent) -> bool:
-    """Whether a table asks for SGD, whose momentum is ``o.momentum``."""
+    """Return whether a table names SGD, the optimiser that uses ``o.momentum``."""
     return KINDS[o.optimizer.lower()] is optim.SGD
 
 
 def check(table: str, o: Descent) -> None:
-    """Raise ``ValueError``, one line, unless ``make`` can make what the table asks for."""
+    """Raise a one-line ``ValueError`` unless ``make`` accepts the settings of a table."""
     if o.optimizer.lower() not in KINDS:
         hint = nearest(o.optimizer.lower(), KINDS) or f"; allowed: {', '.join(KINDS)}"
         raise ValueError(f'{table}.optimizer = "{o.optimizer}" is unknown{hint}')
@@ -106,17 +106,17 @@ def check(table: str, o: Descent) -> None:
 
 
 def _read(options: str) -> dict[str, Value | tuple[Value, ...]]:
-    """The arguments that a text names. Raises ``ValueError`` for one that is not TOML."""
+    """Return the arguments in a text. Raises ``ValueError`` if the text is not TOML."""
     try:
-        found = tomllib.loads(f"options = {{{options}}}")
+        parsed = tomllib.loads(f"options = {{{options}}}")
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"it is not like alpha = 0.9, eps = 1e-6 ({error})") from None
-    named = found["options"].items()
+    named = parsed["options"].items()
     return {name: tuple(v) if isinstance(v, list) else v for name, v in named}
 
 
 def moments(optimizer: torch.optim.Optimizer) -> dict[int, StateDict]:
-    """What an optimiser remembers, parameter by parameter: Adam's moments and its step."""
+    """Return an optimiser's state by parameter index, such as Adam's moments and step count."""
     state: dict[int, StateDict] = optimizer.state_dict()["state"]
     return {
         i: {name: v.detach().cpu().clone() for name, v in s.items() if v is not None}
@@ -125,9 +125,9 @@ def moments(optimizer: torch.optim.Optimizer) -> dict[int, StateDict]:
 
 
 def restore_moments(optimizer: torch.optim.Optimizer, state: dict[int, StateDict]) -> None:
-    """Inverse of ``moments``, for an optimiser of the same parameters.
+    """Load a state from ``moments`` into an optimiser of the same parameters.
 
-    A moment gets its parameter's memory format: fused kernels go through both in memory order.
+    A moment gets its parameter's memory format, because fused kernels walk both in memory order.
     """
     groups = optimizer.state_dict()["param_groups"]
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -135,5 +135,5 @@ def restore_moments(optimizer: torch.optim.Optimizer, state: dict[int, StateDict
     def like(p: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(p, dtype=v.dtype).copy_(v) if v.shape == p.shape else v.clone()
 
-    own = {i: {n: like(parameters[i].detach(), v) for n, v in s.items()} for i, s in state.items()}
-    optimizer.load_state_dict({"state": own, "param_groups": groups})
+    laid = {i: {n: like(parameters[i].detach(), v) for n, v in s.items()} for i, s in state.items()}
+    optimizer.load_state_dict({"state": laid, "param_groups": groups})

@@ -1,6 +1,6 @@
-"""The task: what is classified, and how this run builds, feeds and trains networks for it.
+"""The task: the classes and images of a run, and how networks for them are built and trained.
 
-The same on the server and at every client, but for the device.
+Server and clients have the same task, on different devices.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
-from common import models
+from common import models, progress
 from common.data.batches import Batches, check_augment, lengths, standardise
 from common.data.dataset import Dataset
 from common.exchange.records import StateDict
@@ -31,9 +31,9 @@ from common.training.device import Net, arrange
 from common.training.fit import Loss, fit
 
 Extend = Callable[[Iterable[tuple[Tensor, ...]]], Iterable[tuple[Tensor, ...]]]
-"""Turns training batches (x, y) into those that a loss takes."""
+"""Function from training batches (x, y) to the batches that a loss takes."""
 Form = tuple[Shape, int, str, bool]
-"""What a network is built for: input, outputs, stem, and whether there is a projection."""
+"""Input shape, number of outputs and stem of a network, and whether it has a projection."""
 
 
 @final
@@ -41,7 +41,7 @@ Form = tuple[Shape, int, str, bool]
 class Task:
     """Images of ``shape`` (C, H, W) in ``classes``, normalised by ``mean`` and ``std``.
 
-    ``device``: where this side computes.
+    ``device``: where the server or this client computes.
     """
 
     shape: Shape
@@ -53,7 +53,7 @@ class Task:
 
     @classmethod
     def of(cls, config: Config, dataset: Dataset, device: torch.device) -> Task:
-        """The task of a data set under a run's configuration."""
+        """Return the task of a data set under a run's configuration."""
         return cls(dataset.shape, dataset.classes, dataset.mean, dataset.std, config, device)
 
     @property
@@ -75,7 +75,7 @@ class Task:
 
     @property
     def fingerprint(self) -> str:
-        """Input shape and digest of the class names in order, for the census."""
+        """Input shape, number of classes and digest of their names in order, for the census."""
         digest = hashlib.sha256("\n".join(self.classes).encode()).hexdigest()[:12]
         return f"{'x'.join(map(str, self.shape))}/{self.num_classes}/{digest}"
 
@@ -94,10 +94,10 @@ class Task:
         pretrained: bool = False,
         first: bool = False,
     ) -> Classifier:
-        """A network on the device: with ``weights``, else as the draw ``name`` makes it.
+        """Return a network on the device with ``weights``, else with those of the draw ``name``.
 
-        ``classes``: outputs; 0: all classes of the task. ``first``: without ``weights`` it starts
-        from the run's file of weights, if there is one.
+        ``classes``: number of outputs; 0: all classes of the task. ``first``: without ``weights``,
+        the network starts from the run's file of weights, if there is one.
         """
         form = self._form(classes)
         net = models.build(spec, *form, seed=self.seed, name=name, pretrained=pretrained)
@@ -108,10 +108,10 @@ class Task:
         return self.place(net)
 
     def shown(self, spec: str, weights: StateDict) -> Classifier:
-        """A network with ``weights`` that is only looked at, until the next call.
+        """Return a network with ``weights`` for evaluation, valid until the next call.
 
-        Drawing what the weights then overwrite takes longer than loading them, so a process keeps
-        one network of each of our own architectures for this.
+        Drawing initial weights takes longer than loading others. A process therefore reuses one
+        network for each of our own architectures.
         """
         if models.parse(spec)[0] not in models.MODELS:
             return self.build(spec, weights, name=("shown",))
@@ -120,14 +120,12 @@ class Task:
         return net.to(self.device)
 
     def check_weights(self, spec: str) -> None:
-        """Raise a one-line ``ValueError`` if a network of this architecture cannot start from the
-        run's file of weights.
-        """
+        """Raise a one-line ``ValueError`` if the run's weights file does not fit ``spec``."""
         if file := self.config.run.weights:
             self._from_file(self.without_values(spec), file)
 
     def without_values(self, spec: str) -> Classifier:
-        """A network of this architecture on torch's device ``meta``: shapes and dtypes alone."""
+        """Return a network on torch's device ``meta``: shapes and dtypes without values."""
         with torch.device("meta"):
             return models.build(spec, *self._form(), seed=0)
 
@@ -140,36 +138,36 @@ class Task:
         return arrange(net, self.config.train.memory_format).to(self.device)
 
     def expected(self, spec: str) -> StateDict:
-        """Names, shapes and dtypes of an architecture's state dict; the values mean nothing."""
+        """Return an architecture's state dict on ``meta``: names, shapes and dtypes, no values."""
         return _layers(spec, self._form())
 
     def parameters(self, spec: str) -> int:
-        """How many parameters an architecture has for this task."""
+        """Return how many parameters an architecture has for this task."""
         return models.parameters(spec, *self._form())
 
     # Training and evaluation.
 
     def optimizer(self, t: int, parameters: ParamsT) -> torch.optim.Optimizer:
-        """What [train] asks for in round t."""
+        """Return round t's optimiser of the table [train]."""
         return optimise.of(parameters, self.config.train, t, self.config.run.rounds)
 
     def generator_optimizer(
         self, t: int, parameters: Iterable[nn.Parameter]
     ) -> torch.optim.Optimizer:
-        """What [generator] asks for in round t."""
+        """Return round t's optimiser of the table [generator]."""
         return optimise.of(parameters, self.config.generator, t, self.config.run.rounds)
 
     def lr(self, t: int) -> float:
-        """The learning rate of local training in round t."""
+        """Return the learning rate of local training in round t."""
         return self.config.train.lr_at(t, self.config.run.rounds)
 
     def steps(self, n: int) -> int:
-        """How many optimiser steps local training takes in a round on n samples."""
+        """Return how many optimiser steps local training on n samples takes in a round."""
         train = self.config.train
         return train.steps or train.epochs * len(lengths(n, train.batch_size))
 
     def effective_steps(self, n: int) -> float:
-        """What those steps amount to on a constant gradient: more than they are under momentum."""
+        """Return the length of these steps on a constant gradient, which momentum increases."""
         train = self.config.train
         momentum = train.momentum if optimise.is_sgd(train) else 0.0
         return optimise.effective(self.steps(n), momentum)
@@ -185,8 +183,8 @@ class Task:
     ) -> Batches:
         """Return training batches of x [n, C, H, W] and y [n, ...].
 
-        Drawn from the stream ("batches", *name). ``size`` and ``augment``: by default
-        train.batch-size and data.augment.
+        Order and augmentation come from the stream ("batches", *name). ``size`` and ``augment``: by
+        default train.batch-size and data.augment.
         """
         augment = augment or self.config.data.augment
         check_augment(augment, x)
@@ -206,19 +204,19 @@ class Task:
     def in_order(
         self, x: Tensor, y: Tensor | None = None, size: int = 0
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield all samples in order, normalised; ``size``: of a batch, 0: score.batch-size."""
+        """Yield all samples in order, normalised, in batches of ``size``; 0: score.batch-size."""
         y = torch.zeros(len(x), dtype=torch.int64) if y is None else y
         size, how = size or self.config.score.batch_size, self.config.data.standardize
-        for start in range(0, len(x), size):
+        for start in progress.steps(range(0, len(x), size), "batch"):
             part = slice(start, start + size)
             images = standardise(x[part].to(self.device), self.mean, self.std, how)
             yield images, y[part].to(self.device)
 
     def mixed(self, x: Tensor, y: Tensor, *name: str | int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Every sample once, normalised, for networks on the statistics of the batch at hand.
+        """Return batches of all samples, normalised, for networks that use batch statistics.
 
-        In an order drawn from the stream ``name``, so that no batch holds one class alone, and in
-        equal batches of at most score.batch-size, none of them a lone sample where n ≥ 2.
+        The order is drawn from the stream ``name``, so that no batch consists of one class. Batches
+        have equal sizes of about score.batch-size, and at least two samples where n ≥ 2.
         """
         order = torch.randperm(len(x), generator=seeds.stream(self.seed, *name))
         size = -(-len(x) // -(-len(x) // self.config.score.batch_size))
@@ -234,11 +232,10 @@ class Task:
         loss: Loss,
         after: Callable[[], None] | None = None,
     ) -> dict[str, float]:
-        """``common.training.fit`` with round t's optimiser, the clipping and the precision of the
-        run.
+        """Call ``common.training.fit`` with the run's optimiser of round t, clipping and precision.
 
-        ``after``: called after each step, without gradients, for what corrects the weights that an
-        optimiser such as Adam leaves.
+        ``after``: called after each step, without gradients, to correct the weights after an
+        optimiser such as Adam.
         """
         optimizer = self.optimizer(t, parameters)
         if after is not None:
@@ -254,14 +251,15 @@ class Task:
 
     @torch.no_grad()
     def logits(self, net: Classifier, x: Tensor) -> Tensor:
-        """The network's logits [n, C] on images x, in evaluation mode, on the CPU."""
+        """Return the network's logits [n, C] on images x, in evaluation mode, on the CPU."""
         net.eval()
         return torch.cat([net(images).float().cpu() for images, _ in self.in_order(x)])
 
 
 def epochs(batches: Iterable[tuple[Tensor, ...]], count: int) -> Iterator[tuple[Tensor, ...]]:
-    """``batches`` gone through ``count`` times."""
-    return (batch for _ in range(count) for batch in batches)
+    """Yield ``batches`` ``count`` times over."""
+    for _ in progress.steps(range(count), "epoch"):
+        yield from progress.steps(batches, "batch")
 
 
 @lru_cache(maxsize=64)
@@ -290,11 +288,12 @@ def evaluate(
     bn: str = "",
     name: tuple[str | int, ...] = ("score",),
 ) -> Result:
-    """Score ``net`` on x [n, C, H, W] and y [n], n ≥ 1.
+    """Return accuracy and loss of ``net`` on x [n, C, H, W] and y [n], n ≥ 1.
 
-    ``bn``, by default ``score.bn``: ``batch``: BatchNorm by the statistics of each test batch, in
-    an order drawn from the stream ``name`` (transductive: the answer for one image depends on its
-    neighbours); else by the running ones, which under ``recalibrated`` clients have measured.
+    ``bn``: statistics for BatchNorm, by default ``score.bn``. ``batch`` uses those of each test
+    batch, in an order drawn from the stream ``name`` (transductive: the prediction for one image
+    depends on its batch). Other values use the running statistics, which clients have measured
+    under ``recalibrated``.
     """
     by_batch = (bn or task.config.score.bn) == "batch" and len(x) > 1
     was_training = net.training
@@ -310,7 +309,7 @@ def evaluate(
 
 
 def global_spec(task: Task) -> str:
-    """The server's architecture; ``smallest`` is the fleet's one with the fewest parameters."""
+    """Return the server's architecture; ``smallest``: the fleet's one with fewest parameters."""
     config = task.config
     if config.run.global_model != "smallest":
         return config.run.global_model
@@ -325,8 +324,9 @@ def check_architectures(config: Config) -> None:
 
 
 def check_fleet(task: Task) -> None:
-    """Raise a one-line ``ValueError`` if an architecture is unknown or cannot take the input, or if
-    the method asks something of the fleet that it does not have.
+    """Raise a one-line ``ValueError`` if the fleet does not suit the task or the method.
+
+    Every architecture must exist and accept the input shape.
     """
     config = task.config
     for spec in config.brought:

@@ -1,11 +1,11 @@
 """Algebra on state dicts: the vectors that federated averaging adds and scales.
 
-Floating-point entries are numbers; integer ones (BatchNorm's ``num_batches_tracked``) are counters,
-for which a mean means nothing: the largest is kept.
+Floating-point entries are averaged. Integer entries are counters (BatchNorm's
+``num_batches_tracked``), which have no meaningful mean; the largest is kept.
 
-A smaller network's state dict may be part of a larger one's, its sub-model: two entries are the
-same layer if they have the same name and shape; names count the blocks of a stage from its start,
-so ``layer2.1.conv1`` of a ResNet-18 is that of a ResNet-26.
+A network is a sub-model of a larger one if the larger one has all its entries. Two entries are the
+same layer if they have the same name and shape. Names count the blocks of a stage from its start,
+so ``layer2.1.conv1`` is the same layer in a ResNet-18 and a ResNet-26.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from torch import Tensor, nn
 
 from common.exchange.records import StateDict
 
-PIECE = 1 << 20  #: numbers of an entry that are looked at together
+PIECE = 1 << 20  #: numbers of an entry that are processed at once
 
 
 def snapshot(module: nn.Module) -> StateDict:
-    """A copy of a module's parameters and buffers on the CPU."""
+    """Return a copy of a module's parameters and buffers on the CPU."""
     return {name: value.detach().cpu().clone() for name, value in module.state_dict().items()}
 
 
 def mean(states: Iterable[Mapping[str, Tensor]], weights: Sequence[float]) -> StateDict:
-    """Σ_i weights_i · states_i / Σ_i weights_i, entry by entry, in the order given.
+    """Return Σ_i weights_i · states_i / Σ_i weights_i, entry by entry, in the order of ``states``.
 
-    Sums run in float64 and are rounded once, so equal states average to themselves bit for bit.
-    States that are no sequence are gone through once, so that models on disk need not be in memory
-    together; the sums of all entries are then.
+    Sums run in float64 and are rounded once, so the mean of equal states has the same bits. An
+    iterator of states is read once, so that only one model on disk is in memory at a time, beside
+    the sums of all entries.
 
-    Raises ``ValueError`` if there is nothing to average or the weights do not sum to more than 0.
+    Raises ``ValueError`` if there are no states or the weights do not sum to more than 0.
     """
     total = float(sum(weights))
     if not weights or not total > 0:
@@ -51,22 +51,22 @@ def mean(states: Iterable[Mapping[str, Tensor]], weights: Sequence[float]) -> St
 def _mean(values: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
     if not all(value.is_contiguous() for value in values):
         return _sum(values, shares)
-    found = torch.empty_like(values[0])
-    for into, *parts in zip(*map(pieces, (found, *values)), strict=True):
+    result = torch.empty_like(values[0])
+    for into, *parts in zip(*map(pieces, (result, *values)), strict=True):
         into.copy_(_sum(parts, shares))
-    return found
+    return result
 
 
 def _sum(values: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
-    found = _Sum()
+    total = _Sum()
     for value, share in zip(values, shares, strict=True):
-        found.add(value, share)
-    return found.done()
+        total.add(value, share)
+    return total.done()
 
 
 @final
 class _Sum:
-    """Running weighted sum of one entry in float64; of an integer counter, the maximum."""
+    """Running weighted sum of one entry in float64, or maximum of an integer counter."""
 
     def __init__(self) -> None:
         self.value: Tensor | None = None
@@ -78,7 +78,7 @@ class _Sum:
         if self.value is None:
             self.dtype = value.dtype
             self.value = torch.zeros_like(value, dtype=torch.float64)
-        self.value.add_(value, alpha=share)  # in float64, without a copy of ``value`` in it
+        self.value.add_(value, alpha=share)  # in float64, without a float64 copy of ``value``
 
     def done(self) -> Tensor:
         assert self.value is not None, "there is something to average"
@@ -86,17 +86,17 @@ class _Sum:
 
 
 def numbers(state: Mapping[str, Tensor]) -> int:
-    """How many numbers a state dict has."""
+    """Return how many numbers a state dict has."""
     return sum(value.numel() for value in state.values())
 
 
 def parameters_only(module: nn.Module) -> frozenset[str]:
-    """Names of the entries of a state dict that are parameters, not buffers."""
+    """Return the names of a module's parameters, without its buffers."""
     return frozenset(name for name, _ in module.named_parameters())
 
 
 def check_like(state: Mapping[str, Tensor], reference: Mapping[str, Tensor], what: str) -> None:
-    """Raise a one-line ``ValueError`` unless keys, shapes and dtypes agree and all is finite."""
+    """Raise a one-line ``ValueError`` unless keys, shapes and dtypes match and all is finite."""
     if missing := sorted(reference.keys() - state.keys()):
         raise ValueError(f"{what} lacks {len(missing)} entries, first {missing[0]!r}")
     if extra := sorted(state.keys() - reference.keys()):
@@ -114,12 +114,12 @@ def check_like(state: Mapping[str, Tensor], reference: Mapping[str, Tensor], wha
 
 
 def pieces(tensor: Tensor) -> Iterable[Tensor]:
-    """All numbers, flat, in pieces: what is computed of a piece takes little memory."""
+    """Yield flat pieces of a tensor, so that intermediate results take little memory."""
     yield from tensor.reshape(-1).split(PIECE)
 
 
 def finite(tensor: Tensor) -> bool:
-    """Whether it has no number that is infinite or none."""
+    """Return whether a tensor has neither infinities nor NaN."""
     return not tensor.is_floating_point() or all(
         bool(torch.isfinite(piece).all()) for piece in pieces(tensor)
     )
@@ -130,12 +130,12 @@ def _describe(tensor: Tensor) -> str:
 
 
 def cut(whole: Mapping[str, Tensor], names: Iterable[str]) -> StateDict:
-    """The entries of ``whole`` under ``names``, in their order; no copies."""
+    """Return the entries ``names`` of ``whole`` in the order of ``names``, not copied."""
     return {name: whole[name] for name in names}
 
 
 def difference(part: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> str:
-    """The first layer of ``part`` that ``whole`` does not have; empty for a sub-model."""
+    """Return the first difference that makes ``part`` no sub-model of ``whole``; else empty."""
     for name, value in part.items():
         if name not in whole:
             return f"{name!r} is not in it"
@@ -145,24 +145,25 @@ def difference(part: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> str:
 
 
 def check_nested(states: Mapping[str, Mapping[str, Tensor]], across: str = "") -> str:
-    """The architecture of which all the others are sub-models, by the name it has in ``states``.
+    """Return the architecture, a key of ``states``, of which all the others are sub-models.
 
-    Raises ``ValueError``, one line, if there is none: who does not fit into the largest, and the
-    ``average.across`` that asks for it.
+    Raises a one-line ``ValueError`` if there is none: it names the architecture that is no
+    sub-model of the largest, and ``across``, the value of ``average.across``.
     """
-    found = max(states, key=lambda spec: numbers(states[spec]))
+    largest = max(states, key=lambda spec: numbers(states[spec]))
     for spec, state in states.items():
-        if reason := difference(state, states[found]):
+        if reason := difference(state, states[largest]):
             raise ValueError(
-                f'average.across = "{across}": {spec} is no sub-model of {found}, the largest of '
+                f'average.across = "{across}": {spec} is no sub-model of {largest}, the largest of '
                 f'all: {reason}; "same" takes any fleet'
             )
-    return found
+    return largest
 
 
 def steps(sent: Mapping[str, Tensor], w: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """``w`` - ``sent`` in float64, entry by entry, flat and in pieces of at most ``PIECE`` numbers,
-    without BatchNorm's statistics; nothing if they are not of one network.
+    """Yield entries' names and ``w`` - ``sent`` in float64, flat, at most ``PIECE`` numbers each.
+
+    BatchNorm's statistics are left out. State dicts of different networks yield nothing.
     """
     if sent.keys() != w.keys() or any(w[name].shape != x.shape for name, x in sent.items()):
         return

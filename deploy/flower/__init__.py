@@ -1,1 +1,1 @@
-"""What drives Flower's own programs."""
+"""Start and control Flower's own programs."""

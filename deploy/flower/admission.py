@@ -1,8 +1,8 @@
-"""Before anything connects to a SuperLink: does it speak TLS, and would it let this key in?
+"""Check TLS and the client's key at a SuperLink before a SuperNode connects.
 
-TLS on one side only makes gRPC try for ever without a word of why. A SuperNode that is refused ends
-with a traceback, and one that was killed is refused when it is started again, until the server has
-missed its heartbeats. So both are checked first, ``fedmosaic node`` with the client's own key.
+If only one side uses TLS, gRPC retries forever without a reason. A rejected SuperNode ends with a
+traceback. A SuperNode that was killed is rejected after its restart until the server has missed its
+heartbeats. ``fedmosaic node`` therefore checks both first, with the client's key.
 """
 
 import ssl
@@ -22,36 +22,36 @@ from common.exchange.seal.files import ssh_key
 from common.flower.rpc import details
 from deploy.machines.certificates import Certificates
 
-NOTICED = 60.0  #: seconds until the server notices a lost SuperNode: two of Flower's heartbeats
+NOTICED = 60.0  #: seconds until the server detects a lost SuperNode: two of Flower's heartbeats
 PATIENCE = NOTICED + 15.0
-CALL = 10.0  #: seconds for one answer
-UNKNOWN = "No SuperNode found"  #: Flower's words for a key that is not registered
-CONNECTED = "could not be activated"  #: and for one whose SuperNode it counts as connected
-OTHER_API = "Method not found"  #: gRPC's answer where another service listens
-TLS_PATIENCE = 5.0  #: seconds for a connection and for the handshake
-NOT_TLS = "WRONG_VERSION_NUMBER"  #: OpenSSL's word for an answer that is no TLS record
+CALL = 10.0  #: timeout of one call in seconds
+UNKNOWN = "No SuperNode found"  #: Flower's error for a key that is not registered
+CONNECTED = "could not be activated"  #: Flower's error for a key whose SuperNode is connected
+OTHER_API = "Method not found"  #: gRPC's error from another service
+TLS_PATIENCE = 5.0  #: timeout of the connection and the handshake in seconds
+NOT_TLS = "WRONG_VERSION_NUMBER"  #: OpenSSL's error for a response without TLS
 
 
 def check_tls(address: str, tls: bool) -> None:
-    """Raise ``RuntimeError`` where the server at ``address`` has TLS and this side has not, or the
-    reverse; with the option that fits.
+    """Raise ``RuntimeError`` if only one of the server at ``address`` and this side uses TLS.
 
-    Return if nobody answers: the server may be about to start.
+    The message names the correct option. Return if there is no response, because the server may
+    start later.
     """
-    spoken = _speaks_tls(address)
-    if spoken and not tls:
-        raise RuntimeError(f"{address} speaks TLS: give --ca FILE in place of --insecure")
-    if spoken is False and tls:
+    server_tls = _uses_tls(address)
+    if server_tls and not tls:
+        raise RuntimeError(f"{address} uses TLS: pass --ca FILE instead of --insecure")
+    if server_tls is False and tls:
         raise RuntimeError(
-            f"{address} does not speak TLS: is it the right port? A SuperLink that was started "
-            f"with --insecure wants --insecure in place of --ca"
+            f"{address} does not use TLS: check the port; for a SuperLink that was started with "
+            "--insecure, pass --insecure instead of --ca"
         )
 
 
-def _speaks_tls(address: str) -> bool | None:
-    """Whether a server answers a handshake with TLS; None if nobody answers, or unclear."""
+def _uses_tls(address: str) -> bool | None:
+    """Return whether the server completes a TLS handshake; None without a clear response."""
     host, _, port = address.rpartition(":")
-    try:  # who it is does not matter yet: nothing is sent
+    try:  # the certificate is not verified, because nothing is sent
         ssl.get_server_certificate((host.strip("[]"), int(port)), timeout=TLS_PATIENCE)
         return True
     except ssl.SSLError as error:
@@ -64,34 +64,35 @@ def await_admission(
     fleet: str,
     trust: Certificates,
     k: int,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
     *,
     patience: float = PATIENCE,
     pause: float = 2.0,
 ) -> None:
-    """Return once client k's SuperNode would be let in, or if the server does not answer.
+    """Wait until the server admits client k's SuperNode; return also if there is no response.
 
-    ``fleet``: ``host:port`` of the SuperLink's Fleet API; ``tell``: gets one line, if there is
-    something to wait for; ``patience``: seconds to wait for the server to notice that the client
-    was lost; ``pause``: seconds between two tries.
+    ``fleet``: ``host:port`` of the SuperLink's Fleet API; ``report``: receives one line if waiting
+    is necessary; ``patience``: seconds to wait until the server detects the lost client; ``pause``:
+    seconds between two tries.
 
-    Raises ``ValueError``: the key is no private key, or is not registered. ``RuntimeError``: the
-    server refuses the client for another reason, such as that it is still connected.
+    Raises ``ValueError`` for an invalid private key or a key that is not registered, and
+    ``RuntimeError`` if the server rejects the client for another reason, such as a connection of
+    the same client.
     """
     key = ssh_key(trust.key(k))
-    deadline, told = time.monotonic() + patience, False
+    deadline, reported = time.monotonic() + patience, False
     signer = NodeAuthClientInterceptor(key, key.public_key())
     with channel(fleet, trust.ca) as connection:
         stub = FleetStub(grpc.intercept_channel(connection, signer))
         while reason := _refusal(stub, key):
             if UNKNOWN in reason:
                 raise ValueError(
-                    f"{fleet} does not know the key of client {k}: register {trust.public(k).name} "
-                    f"with fedmosaic register ({reason})"
+                    f"{fleet}: the key of client {k} is not registered: register "
+                    f"{trust.public(k).name} with fedmosaic register ({reason})"
                 )
             if OTHER_API in reason:
                 raise RuntimeError(
-                    f"{fleet} is not a SuperLink's Fleet API (port 9092 unless told otherwise; "
+                    f"{fleet} is not a SuperLink's Fleet API (port 9092 by default; "
                     f"9093 is the operator's): {reason}"
                 )
             if CONNECTED not in reason:
@@ -100,17 +101,17 @@ def await_admission(
                 raise RuntimeError(
                     f"client {k} is connected already: its key {trust.key(k)} is in use elsewhere"
                 )
-            if not told:
-                tell(
-                    f"{fleet} counts client {k} as connected; if it was killed, the server notices "
-                    f"within {NOTICED:.0f} s: waiting"
+            if not reported:
+                report(
+                    f"{fleet} counts client {k} as connected; if it was killed, the server detects "
+                    f"this within {NOTICED:.0f} s: waiting"
                 )
-            told = True
+            reported = True
             time.sleep(pause)
 
 
 def channel(address: str, ca: Path | None, options: Sequence[tuple[str, int]] = ()) -> grpc.Channel:
-    """A connection to come; with the authority's certificate ``ca`` it has TLS."""
+    """Return a channel to ``address``, with TLS if the authority's certificate ``ca`` is given."""
     if ca is None:
         plain: grpc.Channel = grpc.insecure_channel(address, options)
         return plain
@@ -120,9 +121,9 @@ def channel(address: str, ca: Path | None, options: Sequence[tuple[str, int]] = 
 
 
 def _refusal(stub: FleetStub, key: ec.EllipticCurvePrivateKey) -> str:
-    """Why the server refuses the key now; empty if it does not, or does not answer.
+    """Return why the server rejects the key; empty if it accepts it or does not respond.
 
-    A node that was let in is signed off again at once; the SuperNode then signs on.
+    An activated node is deactivated again at once, and the SuperNode activates it later.
     """
     request = ActivateNodeRequest(
         public_key=public_key_to_bytes(key.public_key()), heartbeat_interval=HEARTBEAT_MIN_INTERVAL
@@ -133,8 +134,8 @@ def _refusal(stub: FleetStub, key: ec.EllipticCurvePrivateKey) -> str:
     except grpc.RpcError as error:
         if "CERTIFICATE_VERIFY_FAILED" in details(error):
             raise RuntimeError(
-                f"the server's certificate is not accepted; is --ca its authority, and its host in "
-                f"it? ({details(error)})"
+                f"the server's certificate is not accepted; check that --ca is its authority and "
+                f"that it names this host ({details(error)})"
             ) from None
         code: grpc.StatusCode = error.code()  # type: ignore[attr-defined]
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):

@@ -1,9 +1,9 @@
-"""A run as Flower's command line takes it: the app's folder, its bundle, configs and their quoting.
+"""Inputs of Flower's command line for a run: app folder, bundle, and quoted configs.
 
-Flower reads overrides either from a TOML file (run configs) or from ``key=value`` text that it
-cuts up with a regular expression (node configs, federation configs), in which a string can hold
-either kind of quote but not both. Here a value is written so that Flower reads the same value back,
-or it is refused. What a bundle holds of a user's own modules is found out by making one.
+Flower reads overrides from a TOML file (run configs), or from ``key=value`` text that it splits
+with a regular expression (node and federation configs). In that text, a string can contain one of
+the two kinds of quotes but not both. This module writes values so that Flower reads the same value,
+or raises an error. A bundle is built to determine which files of user modules it contains.
 """
 
 import io
@@ -17,40 +17,39 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from common.errors import first_line
-from common.settings.names import shadowed
 from common.settings.section import Value
 from deploy.flower import pinned
 from deploy.run import user_modules
 from deploy.run.settings import app_folder, flatten, with_app_config
 
 TAKEN = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}
-"""The ends of files that Flower's bundle takes."""
+"""File suffixes that Flower includes in a bundle."""
 
 
 def run_config_toml(run_config: Mapping[str, Value]) -> str:
-    """``run_config`` as the TOML file that ``flwr run --run-config FILE.toml`` reads.
+    """Return ``run_config`` as TOML for ``flwr run --run-config FILE.toml``.
 
-    Raises ``ValueError``: a key that is no (dotted) bare key, or a value that Flower cannot carry.
+    Raises ``ValueError`` for a key that is not a (dotted) bare key, or an unsupported value.
     """
     return "".join(f"{_key(key)} = {_toml(key, value)}\n" for key, value in run_config.items())
 
 
 def config_arguments(config: Mapping[str, Value]) -> str:
-    """``config`` as the one argument of ``--node-config`` or ``--federation-config``.
+    """Return ``config`` as the argument of ``--node-config`` or ``--federation-config``.
 
-    Raises ``ValueError``: as above, and a string with both kinds of quote or with a control
-    character.
+    Raises ``ValueError`` as ``run_config_toml`` does, and for a string with both kinds of quotes or
+    a control character.
     """
     return " ".join(f"{_key(key)}={_argument(key, value)}" for key, value in config.items())
 
 
 def check_app(app: Path, run_config: Mapping[str, Value]) -> Path:
-    """The absolute folder of a Flower app that takes every key of ``run_config``.
+    """Return the absolute folder of a Flower app after checking every key of ``run_config``.
 
-    Flower itself finds an unknown key only when the run has begun, in the ServerApp's process. A
-    whole table that the app does not have is taken: ``stage_app`` adds it.
+    Flower detects an unknown key only after the start of the run, in the ServerApp's process. A
+    table that the app does not have is allowed, because ``stage_app`` adds it.
 
-    Raises ``ValueError``: there is no Flower app, or a table of its config lacks a key.
+    Raises ``ValueError`` if there is no Flower app, or if a table of its config lacks a key.
     """
     folder = app.expanduser().resolve()
     try:
@@ -74,13 +73,14 @@ def check_app(app: Path, run_config: Mapping[str, Value]) -> Path:
 
 
 def stage_app(app: Path, to: Path, run_config: Mapping[str, Value]) -> Path:
-    """A folder with nothing but the files that ``app`` bundles, made at ``to``; or ``app`` itself.
+    """Copy only the bundled files of ``app`` to ``to``; return the copy, or ``app`` without one.
 
-    Flower walks the whole folder of an app, virtual environments and results of former runs
-    included, and refuses the app when any file lies too deep. So what ``fab-include`` names is
-    copied, if it names folders and files at the top. Flower also refuses an override whose key is
-    not in the app's own config, so tables of ``run_config`` that are not there (single nodes'
-    settings, a plug-in's options) are added to the copy; so are the user's own modules.
+    Flower walks the complete folder of an app, including virtual environments and results of
+    earlier runs, and rejects the app if a file is nested too deeply. Therefore the files in
+    ``fab-include`` are copied, if it names folders and files at the top level. Flower also rejects
+    an override whose key is not in the app's config. Therefore tables of ``run_config`` that are
+    missing there (settings of single nodes, options of a plug-in) are added to the copy, and the
+    user's modules too.
     """
     with (app / "pyproject.toml").open("rb") as file:
         patterns = tomllib.load(file)["tool"]["flwr"]["app"].get("fab-include", [])
@@ -97,10 +97,10 @@ def stage_app(app: Path, to: Path, run_config: Mapping[str, Value]) -> Path:
             shutil.copy2(app / name, to / name)
     user_modules.copy(run_config, to, TAKEN)
     pyproject = to / "pyproject.toml"
-    more = "".join(f", {json.dumps(pattern)}" for pattern in _of_modules(to, run_config))
+    added = "".join(f", {json.dumps(pattern)}" for pattern in _module_patterns(to, run_config))
     text = re.sub(
         r"^(fab-include\s*=\s*\[[^\]]*?),?\s*\]",
-        lambda found: f"{found[1]}{more}]" if more else found[0],
+        lambda match: f"{match[1]}{added}]" if added else match[0],
         pyproject.read_text(encoding="utf-8"),
         count=1,
         flags=re.MULTILINE,
@@ -110,74 +110,78 @@ def stage_app(app: Path, to: Path, run_config: Mapping[str, Value]) -> Path:
 
 
 def write_app(to: Path, run_config: Mapping[str, Value]) -> Path:
-    """Our Flower app at ``to`` as ``stage_app`` makes it, with ``run_config`` as its defaults.
+    """Write our Flower app to ``to`` with ``stage_app``, with ``run_config`` as its defaults.
 
-    Raises ``ValueError``: there is something at ``to``, or Flower does not take its name.
+    Raises ``ValueError`` if ``to`` exists and is not empty, or if Flower rejects its name.
     """
-    place = to.expanduser().resolve()
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9-]{0,31}", place.name):
+    folder = to.expanduser().resolve()
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9-]{0,31}", folder.name):
         raise ValueError(
-            f"app {to}: Flower wants a folder whose name is letters, digits and '-', at most 32, "
+            f"app {to}: Flower needs a folder whose name is letters, digits and '-', at most 32, "
             "beginning with a letter"
         )
-    if place.exists() and not (place.is_dir() and not any(place.iterdir())):
-        raise ValueError(f"app {to}: there is something already; name another folder")
-    staged = stage_app(app_folder(), place, run_config)
-    assert staged == place, "our own app names folders only"
-    pyproject = place / "pyproject.toml"
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise ValueError(f"app {to}: it exists already and is not empty; name another folder")
+    staged = stage_app(app_folder(), folder, run_config)
+    assert staged == folder, "our own app names folders only"
+    pyproject = folder / "pyproject.toml"
     text = with_app_config(pyproject.read_text(encoding="utf-8"), {**run_config, "plugins": ""})
     pyproject.write_text(text, encoding="utf-8")
-    return place
+    return folder
 
 
 def told(run_config: Mapping[str, Value], *, bundled: bool) -> list[str]:
-    """Lines to say before a run about its plug-ins; ``bundled``: they travel in Flower's bundle.
+    """Return notes on a run's plug-ins to print before it; ``bundled``: Flower's bundle has them.
 
-    Raises ``ValueError``, one line: the bundle cannot be made, or a module would not be in it.
+    Raises ``ValueError``, one line, if the bundle cannot be built or would lack a module.
     """
+    from common.settings.names import shadowed  # it imports torch
+
     lines = shadowed(run_config)
-    if bundled and user_modules.carried(run_config) and (left := _left_out(run_config)):
-        more = f" and {len(left) - 5} more" if len(left) > 5 else ""
+    if bundled and user_modules.carried(run_config) and (left_out := _left_out(run_config)):
+        more = f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
         lines.append(
-            f"not in the bundle, so not at the clients: {', '.join(left[:5])}{more}; Flower takes "
-            f"{' '.join(sorted(TAKEN))}, and no tests"
+            f"not in the bundle, so not at the clients: {', '.join(left_out[:5])}{more}; "
+            f"Flower takes {' '.join(sorted(TAKEN))}, and no tests"
         )
     return lines
 
 
 def digest(run_config: Mapping[str, Value]) -> str:
-    """The digest of the bundle that this installation sends for a run, as a node pins it.
+    """Return the digest of the bundle that this installation sends for a run, which a node can pin.
 
-    It depends on the code, on modules of the user's own and on tables that the app lacks (single
-    nodes' settings, a plug-in's options), not on the values of other settings.
+    It depends on the code, on the user's modules and on tables that the app lacks (settings of
+    single nodes, options of a plug-in), but not on the values of other settings.
     """
     return pinned.digest(_for_run(run_config))
 
 
 def built(app: Path) -> bytes:
-    """What Flower makes of an app's folder. Raises ``ValueError`` with Flower's own message."""
-    from flwr.cli.build import build_fab_from_disk  # a command line of its own
+    """Build the bundle of an app's folder; raise ``ValueError`` with Flower's own message."""
+    from flwr.cli.build import build_fab_from_disk  # slow: it imports Flower's command line
 
     return build_fab_from_disk(app)
 
 
-def _of_modules(to: Path, run_config: Mapping[str, Value]) -> list[str]:
-    """Patterns for what Flower can take of the modules in ``to``; others would be an error."""
+def _module_patterns(to: Path, run_config: Mapping[str, Value]) -> list[str]:
+    """Return patterns of the module files in ``to`` that Flower includes; others are an error."""
     patterns = []
-    for name in sorted(place.name for place in user_modules.carried(run_config).values()):
-        files = [to / name] if name.endswith(".py") else [*(to / name).rglob("*.*")]
-        ends = sorted({file.suffix for file in files} & TAKEN)
-        patterns += [f"/{name}"] if name.endswith(".py") else [f"/{name}/**/*{end}" for end in ends]
+    for name in sorted(path.name for path in user_modules.carried(run_config).values()):
+        if name.endswith(".py"):
+            patterns.append(f"/{name}")
+        else:
+            suffixes = sorted({file.suffix for file in (to / name).rglob("*.*")} & TAKEN)
+            patterns += [f"/{name}/**/*{suffix}" for suffix in suffixes]
     return patterns
 
 
 def _added_tables(pyproject: str, run_config: Mapping[str, Value]) -> str:
-    """The tables of ``run_config`` that an app's config lacks, as TOML."""
+    """Return the tables of ``run_config`` that an app's config lacks, as TOML."""
     config = tomllib.loads(pyproject)["tool"]["flwr"]["app"]
-    there = {_table(key) for key in flatten(config.get("config", {}))} | {""}
+    existing = {_table(key) for key in flatten(config.get("config", {}))} | {""}
     added: dict[str, str] = {}
     for key, value in run_config.items():
-        if (table := _table(key)) not in there:
+        if (table := _table(key)) not in existing:
             line = f"{_key(key).rpartition('.')[2]} = {_toml(key, value)}\n"
             added[table] = added.get(table, "") + line
     return "".join(f"\n[tool.flwr.app.config.{table}]\n{lines}" for table, lines in added.items())
@@ -221,26 +225,25 @@ def _argument(key: str, value: Value) -> str:
 
 
 def _for_run(run_config: Mapping[str, Value]) -> bytes:
-    with tempfile.TemporaryDirectory(prefix="fedmosaic-") as place:
-        return built(stage_app(app_folder(), Path(place) / "app", run_config))
+    with tempfile.TemporaryDirectory(prefix="fedmosaic-") as folder:
+        return built(stage_app(app_folder(), Path(folder) / "app", run_config))
 
 
 def _left_out(run_config: Mapping[str, Value]) -> list[str]:
     try:
         with zipfile.ZipFile(io.BytesIO(_for_run(run_config))) as file:
-            inside = set(file.namelist())
+            bundled = set(file.namelist())
     except ValueError as error:
-        why = first_line(error)
-        raise ValueError(f"the modules cannot travel to the clients: {why}") from None
-    left = []
+        raise ValueError(f"the modules cannot be sent to clients: {first_line(error)}") from None
+    left_out = []
     for name, original in user_modules.carried(run_config).items():
         files = [p for p in (original, *original.rglob("*")) if p.is_file()]
-        named = [file.relative_to(original.parent).as_posix() for file in sorted(files)]
-        named = [file for file in named if "__pycache__" not in file and "/." not in file]
-        if not any(file in inside for file in named if file.endswith(".py")):
+        names = [file.relative_to(original.parent).as_posix() for file in sorted(files)]
+        names = [file for file in names if "__pycache__" not in file and "/." not in file]
+        if not any(file in bundled for file in names if file.endswith(".py")):
             raise ValueError(
-                f"module {name!r} cannot travel to the clients: Flower's bundle takes nothing of "
+                f"module {name!r} cannot be sent to clients: Flower's bundle takes nothing of "
                 f"{original.name}; rename it"
             )
-        left += [file for file in named if file not in inside]
-    return left
+        left_out += [file for file in names if file not in bundled]
+    return left_out

@@ -1,8 +1,7 @@
-"""The processes of a run on this machine: each with a log file, all of them ended together.
+"""Processes of a run on this machine, each with a log file, which all end together.
 
-A run starts Flower's own executables and nothing else. This file knows what every one of
-them needs: an environment that names no other Flower installation's files, an empty working
-directory, a log, and an end that is certain (``watchdog.py``).
+A run starts only Flower's own executables. Each gets an environment without the files of another
+Flower installation, an empty working directory and a log, and is always ended (``watchdog.py``).
 """
 
 import contextlib
@@ -24,28 +23,30 @@ import grpc
 from deploy.flower import watchdog
 
 GRACE = 3.0  #: seconds between SIGTERM and SIGKILL
-POLL = 0.1  #: seconds between two looks at processes that start
+POLL = 0.1  #: seconds between two checks of starting processes
 DROPPED = ("FORCE_COLOR", "PYTHONPATH", "FEDMOSAIC_TRUST", "FEDMOSAIC_APP_DIGEST")
-"""Of the user's own environment."""
+"""Variables of the user's environment that are removed."""
 
 
 def executable(name: str) -> str:
-    """Path of one of Flower's programs, first beside the running Python, then on PATH.
+    """Return the path of one of Flower's programs, next to the running Python or on PATH.
 
-    Raises ``RuntimeError``: it is in neither place.
+    Raises ``RuntimeError`` if it is in neither location.
     """
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if os.access(beside, os.X_OK) else shutil.which(name)
-    if found is None:
+    adjacent = Path(sys.executable).parent / name
+    path = str(adjacent) if os.access(adjacent, os.X_OK) else shutil.which(name)
+    if path is None:
         raise RuntimeError(
-            f"{name} was found neither in {beside.parent} nor on PATH: install flwr into "
+            f"{name} was found neither in {adjacent.parent} nor on PATH: install flwr into "
             "the environment of this Python"
         )
-    return found
+    return path
 
 
 def write_program(path: Path, command: Sequence[str]) -> Path:
-    """Write an executable that becomes ``command`` with the arguments that it gets; its path."""
+    """Write an executable that runs ``command`` with its own arguments appended; return its
+    path.
+    """
     path.parent.mkdir(0o700, parents=True, exist_ok=True)
     path.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
     path.chmod(0o700)
@@ -53,11 +54,11 @@ def write_program(path: Path, command: Sequence[str]) -> Path:
 
 
 def environment(extra: Mapping[str, str], home: Path) -> dict[str, str]:
-    """The environment of a Flower process whose own files (apps, configuration) lie in ``home``,
-    and so of the ServerApp or the ClientApp below it; ``extra`` wins over the rest.
+    """Return the environment of a Flower process, which its ServerApp or ClientApp inherits.
 
+    ``home``: folder of Flower's files (apps, configuration); ``extra`` overrides other variables.
     Flower starts its inner programs (flower-superexec, flwr-serverapp, flwr-clientapp) by name, so
-    the directory of the running Python comes first on PATH.
+    the directory of the running Python is first on PATH.
     """
     inherited = {
         name: value
@@ -65,7 +66,7 @@ def environment(extra: Mapping[str, str], home: Path) -> dict[str, str]:
         if not name.startswith(("FLWR_", "RAY_")) and name not in DROPPED
     }
     modules = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    if modules:  # relative entries would mean another folder in the new working directory
+    if modules:  # relative entries would be wrong in the new working directory
         inherited["PYTHONPATH"] = os.pathsep.join(str(Path(entry).resolve()) for entry in modules)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     loopback = ",".join(filter(None, [os.environ.get("no_proxy"), "127.0.0.1", "localhost"]))
@@ -84,12 +85,12 @@ def environment(extra: Mapping[str, str], home: Path) -> dict[str, str]:
 
 
 def free_ports(count: int) -> list[int]:
-    """``count`` different TCP ports that nobody listens on at 127.0.0.1 at this moment."""
+    """Return ``count`` different TCP ports that are free at 127.0.0.1 at this moment."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
 
 
 def _killed(number: int) -> str:
@@ -100,12 +101,12 @@ def _killed(number: int) -> str:
 
 
 def plain(text: str) -> str:
-    """``text`` without the colours that Flower's logger gives it unasked."""
+    """Return ``text`` without the colour codes of Flower's logger."""
     return re.sub("\x1b\\[[0-9;]*m", "", text)
 
 
 def tail(log: Path, lines: int = 15) -> str:
-    """The last ``lines`` lines of a log, indented; a line in place of an empty or missing one."""
+    """Return the last ``lines`` lines of a log, indented, or a note if it is empty or missing."""
     text = plain(log.read_text(errors="replace")) if log.exists() else ""
     last = [line.rstrip() for line in text.splitlines() if line.strip()][-lines:]
     return "\n".join(f"    {line}" for line in last) or "    (the log is empty)"
@@ -113,21 +114,21 @@ def tail(log: Path, lines: int = 15) -> str:
 
 @final
 class Processes:
-    """A context of processes: started one by one, ended together when the context is left.
+    """Context manager of processes that are started one by one and ended together at its exit.
 
-    They also end when this process is killed: a watchdog process holds the other end of a pipe.
+    They also end if this process is killed: a watchdog process reads the other end of a pipe.
     """
 
     def __init__(self, work: Path, quiet: bool = True) -> None:
-        """``work`` (absolute) gets ``logs/NAME.log`` and the empty working directory ``empty``.
+        """Set the folder ``work`` (absolute) for ``logs/NAME.log`` and the working directory.
 
-        Unless ``quiet``, output goes where this process's own goes instead of to logs.
+        Unless ``quiet``, the processes write to this process's output instead of logs.
         """
         assert work.is_absolute(), work
         self._quiet = quiet
         self.logs = work / "logs"
         self.empty = work / "empty"
-        self.started: dict[str, subprocess.Popen[bytes]] = {}  #: each leads a session
+        self.started: dict[str, subprocess.Popen[bytes]] = {}  #: each is a session leader
         self._spared: set[str] = set()
         self._last: set[str] = set()
         self._watchdog: subprocess.Popen[bytes] | None = None
@@ -149,9 +150,9 @@ class Processes:
     def start(
         self, name: str, command: Sequence[str], env: Mapping[str, str], *, last: bool = False
     ) -> None:
-        """Start ``command`` in a session of its own, its output going to ``logs/name.log``.
+        """Start ``command`` in a new session, with its output in ``logs/name.log``.
 
-        ``last``: end it after the others, which may want to sign off there.
+        ``last``: end it after the other processes, which may disconnect from it at their end.
         """
         assert name not in self.started, name
         assert self._watchdog is not None and self._watchdog.stdin is not None
@@ -171,16 +172,17 @@ class Processes:
         self._watchdog.stdin.flush()
 
     def log(self, name: str) -> Path:
-        """The log file of the process called ``name``."""
+        """Return the log file of the process ``name``."""
         return self.logs / f"{name}.log"
 
     def spare(self, name: str) -> None:
-        """From now on the process called ``name`` may end by itself."""
+        """Allow the process ``name`` to end by itself from now on."""
         self._spared.add(name)
 
     def check(self) -> None:
-        """Raise ``RuntimeError`` when a process has ended by itself, unless it has been spared;
-        with its name, its exit status and the end of its log.
+        """Raise ``RuntimeError`` if a process has ended by itself and is not spared.
+
+        The message has its name, its exit status and the end of its log.
         """
         for name, process in self.started.items():
             if name not in self._spared and (status := process.poll()) is not None:
@@ -190,12 +192,12 @@ class Processes:
                 )
 
     def wait(self, ready: Callable[[], bool], what: str, patience: float) -> None:
-        """Wait for ``ready()``, watching that no process ends meanwhile.
+        """Wait until ``ready()`` is true, and check that no process ends meanwhile.
 
-        A ``grpc.RpcError`` of it, such as that of a SuperLink which is slow to answer, is a "not
-        yet".
+        A ``grpc.RpcError`` in ``ready``, as from a slow SuperLink, counts as not ready. ``what``
+        describes the wait in the message.
 
-        Raises ``RuntimeError``: a process ended, or ``patience`` seconds passed.
+        Raises ``RuntimeError`` if a process ends or after ``patience`` seconds.
         """
         deadline = time.monotonic() + patience
         while True:
@@ -211,7 +213,7 @@ class Processes:
             time.sleep(POLL)
 
     def __exit__(self, *error: object) -> None:
-        """End every process and all that they started."""
+        """End every process with all its children."""
         for names in (self.started.keys() - self._last, self._last):
             watchdog.end({self.started[name].pid for name in names}, GRACE)
         for process in self.started.values():

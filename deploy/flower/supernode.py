@@ -1,12 +1,12 @@
-"""``flower-supernode`` that looks for messages often while there is work, and seldom without.
+"""``flower-supernode`` that polls for messages often during work, and rarely without work.
 
-Flower's loop sleeps 3 s when there is no message, half a second at a time until its ClientApp has
-answered, and a second before it asks again for a part of a message. None of these can be
-configured. Run as a script, this file is Flower's own program, but the step that fetches a message
-also starts the ClientApp, as ``flower-superexec`` would, and returns when it has ended.
+Flower's loop sleeps 3 s without a message, 0.5 s between two checks for the ClientApp's reply, and
+1 s before it retries a part of a message. None of these times is configurable. As a script, this
+file runs Flower's own program, but the step that fetches a message also starts the ClientApp, as
+``flower-superexec`` would, and returns after its end.
 
-One more thing is mended. If a run ends while Flower fetches a message of it, the message stays
-behind, and from then on each answer is taken for that to the next message.
+It also corrects an error: if a run ends while Flower fetches one of its messages, the message is
+not deleted, and each later reply is assigned to the following message.
 """
 
 import contextlib
@@ -21,59 +21,62 @@ from pathlib import Path
 from typing import Any, TypeVar, final
 
 PROGRAM = "flower-supernode"
-CLIENT_APP = "flwr-clientapp"  #: Flower's program for one message, found on PATH
+CLIENT_APP = "flwr-clientapp"  #: Flower's program for one message, on PATH
 LOOP = "flwr.supernode.start_client_internal"
-STOPPED = "stopped"  #: Flower's word for how a task has ended
-WAITING = ("pending",)  #: and for how one stands that nobody has begun
-AT_WORK = (*WAITING, "starting", "running")  #: or that has not ended
-SHORTEST = 0.05  #: seconds of a wait; as in ``common/flower/rpc.py``, which lies in the bundle
+STOPPED = "stopped"  #: Flower's final status of a task
+WAITING = ("pending",)  #: Flower's status of a task before its start
+AT_WORK = (*WAITING, "starting", "running")  #: statuses of a task before its end
+SHORTEST = 0.05  #: shortest wait in seconds; as in ``common/flower/rpc.py``, part of the bundle
 LOOK, REPLY = 1 / 4, 1 / 20
-"""How much of the time that has passed a wait may add: since the last message, until its reply.
+"""Next wait as a fraction of the elapsed time, for a message and for a reply.
 
-A look for messages is a call of the SuperLink, a look for the reply is within the process."""
-LONGEST_LOOK, LONGEST_REPLY = 3.0, 0.5  #: seconds of a wait at most: Flower's own
-Found = TypeVar("Found")
+A poll for messages is a call of the SuperLink, a poll for the reply is local to the process."""
+LONGEST_LOOK, LONGEST_REPLY = 3.0, 0.5  #: longest waits in seconds: Flower's values
+Result = TypeVar("Result")
 
 
-def wait(look: Callable[[], Found | None], share: float, longest: float) -> Found:
-    """What ``look`` finds at last, looking again after a ``share`` of the time that has passed."""
+def wait(look: Callable[[], Result | None], share: float, longest: float) -> Result:
+    """Poll ``look`` until it returns a result; each wait is a ``share`` of the elapsed time."""
     since = time.monotonic()
-    while (found := look()) is None:
+    while (result := look()) is None:
         time.sleep(min(longest, max(SHORTEST, share * (time.monotonic() - since))))
-    return found
+    return result
 
 
 @final
 class Node:
-    """The steps of Flower's loop in a form that does what ``flower-superexec`` does, too."""
+    """Wrapped steps of Flower's loop, which also do the work of ``flower-superexec``."""
 
-    address = ""  #: where ClientApps find this SuperNode
+    address = ""  #: address of this SuperNode for ClientApps
 
     def listening(self, serve: Callable[..., Any]) -> Callable[..., Any]:
-        """``serve``, which begins to serve ClientApps, noting where."""
+        """Wrap ``serve``, which starts the server for ClientApps, to store its address."""
 
         @functools.wraps(serve)
-        def known(**named: Any) -> Any:
+        def wrapped(**named: Any) -> Any:
             server = serve(**named)
             self.address = server.bound_address
             return server
 
-        return known
+        return wrapped
 
     def serving(self, fetch: Callable[..., int | None]) -> Callable[..., int]:
-        """``fetch``, which takes a message if there is one, until one has come and is answered."""
+        """Wrap ``fetch``, which fetches one message if any, to wait for a message and its reply."""
 
         @functools.wraps(fetch)
-        def known(*, state: Any, object_store: Any, **named: Any) -> int:
+        def wrapped(*, state: Any, object_store: Any, **named: Any) -> int:
             take = functools.partial(whole, fetch, state=state, object_store=object_store, **named)
             run_id = wait(take, LOOK, LONGEST_LOOK)
             wait(functools.partial(self._ended, state), REPLY, LONGEST_REPLY)
             return run_id
 
-        return known
+        return wrapped
 
     def _ended(self, state: Any) -> bool | None:
-        """Whether nothing is left to do. A ClientApp that never said that it runs begins anew."""
+        """Start pending ClientApps; return True if no task is left, else None.
+
+        A ClientApp that never reported its start is started again.
+        """
         for task in state.get_tasks(statuses=WAITING):
             token = state.claim_task(task.task_id)
             line = [CLIENT_APP, "--clientappio-api-address", self.address, "--token", token]
@@ -84,32 +87,32 @@ class Node:
 def whole(
     fetch: Callable[..., int | None], *, state: Any, object_store: Any, **named: Any
 ) -> int | None:
-    """The run of a message that ``fetch`` has taken, leaving nothing of one that it gave up.
+    """Return the run id of a complete message from ``fetch``, or None without one.
 
-    None where nothing has come that can be answered.
+    All traces of a message whose transfer was aborted are deleted.
     """
-    begun = {task.task_id for task in state.get_tasks()}
+    earlier = {task.task_id for task in state.get_tasks()}
     run_id = fetch(state=state, object_store=object_store, **named)
-    left = list(state.msg_store)
-    if run_id is not None and left:
+    messages = list(state.msg_store)
+    if run_id is not None and messages:
         return run_id
     for task in state.get_tasks():
-        if task.task_id not in begun:  # ended first: what its process says is refused then
-            state.finish_task(task.task_id, STOPPED, "the message was given up")
+        if task.task_id not in earlier:  # first, so that output of its process is rejected
+            state.finish_task(task.task_id, STOPPED, "the transfer of the message was aborted")
     state.delete_messages()
-    for name in left:
+    for name in messages:
         object_store.delete(name)
     return None
 
 
 def command(arguments: Sequence[str]) -> list[str]:
-    """The command line of a SuperNode with these arguments of ``flower-supernode``."""
+    """Return the command line of a SuperNode with ``arguments`` of ``flower-supernode``."""
     program = [Path(sys.executable).name, "-P", str(Path(__file__).resolve())]
     return [*program, "--isolation", "process", *arguments]
 
 
 def main() -> None:
-    """Be ``flower-supernode``."""
+    """Run as ``flower-supernode``."""
     from flwr.supernode.cli import flower_supernode
 
     loop: Any = importlib.import_module(LOOP)
@@ -123,5 +126,5 @@ def main() -> None:
 if __name__ == "__main__":
     sys.argv[0] = PROGRAM
     with contextlib.suppress(OSError):
-        Path("/proc/self/comm").write_text(PROGRAM[:15])  # what top and ps show
+        Path("/proc/self/comm").write_text(PROGRAM[:15])  # the name in top and ps
     main()

@@ -1,13 +1,13 @@
-"""A warm start for the gRPC runtime: fork what Flower would start anew for every message.
+"""Warm start for the gRPC runtime: fork a process per message from one with all imports done.
 
-A SuperNode starts a process per message and imports Flower and torch in it, which takes seconds of
-processor time. Flower finds its inner programs by name on PATH. So a folder of stand-ins
-(``warm_client.py``) goes first on PATH, and one process that has imported everything forks a child
-for each of them, which then runs Flower's own entry point with the very arguments, environment,
-working directory and output files. Messages, isolation and results are those of the plain start;
-the app's own modules are never imported ahead, since each child must take them from its bundle.
+A SuperNode starts a process per message, and importing Flower and torch in it takes seconds of CPU
+time. Flower finds its inner programs by name on PATH. Therefore a folder of stand-ins
+(``warm_client.py``) is first on PATH. One process with all imports forks a child for each
+stand-in. The child runs Flower's own entry point with the same arguments, environment, working
+directory and output files. Messages, isolation and results are those of a cold start. The app's
+modules are never preloaded, because each child must import them from its bundle.
 
-Linux only: elsewhere a process that has imported this much cannot be trusted to fork.
+Linux only: on other systems, forking after these imports is not safe.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from deploy.flower import pinned, warm_client
 from deploy.flower.processes import Processes, executable, write_program
 
 PROGRAMS = ("flower-superexec", "flwr-serverapp", "flwr-clientapp")
-#: imported ahead where they are installed; nothing here may start a thread or touch a GPU
+#: preloaded if installed; none of them may start a thread or use a GPU
 PACKAGES = (
     "numpy",
     "torch",
@@ -42,43 +42,43 @@ PACKAGES = (
     "flwr.app",
 )
 SOCKET = "s"  #: file name in the folder of stand-ins
-STALL = 5.0  #: seconds that a request may keep the others waiting
+STALL = 5.0  #: longest time in seconds for one request, because the others wait
 
 
 @contextlib.contextmanager
 def stand_ins(real: Mapping[str, Path] | None = None) -> Iterator[Path]:
-    """A folder to put first on PATH, with a stand-in for each of ``PROGRAMS``.
+    """Yield a folder with a stand-in for each of ``PROGRAMS``, to put first on PATH.
 
-    ``real``: programs, by name, to start in place of Flower's when nothing is warm.
+    ``real``: programs by name that replace Flower's if the warm process is not available.
     """
-    with tempfile.TemporaryDirectory(prefix="warm-") as name:  # short, and only this user's
+    with tempfile.TemporaryDirectory(prefix="warm-") as name:  # a short path, private to this user
         folder = Path(name)
         for program in PROGRAMS:
-            behind = (real or {}).get(program) or executable(program)
+            fallback = (real or {}).get(program) or executable(program)
             client = [sys.executable, "-I", "-S", str(Path(warm_client.__file__).resolve())]
-            write_program(folder / program, [*client, str(folder / SOCKET), str(behind)])
+            write_program(folder / program, [*client, str(folder / SOCKET), str(fallback)])
         yield folder
 
 
 def pinning(folder: Path) -> Path:
-    """Write the program that runs pinned bundles alone (``pinned.py``) to ``folder``; its path."""
+    """Write the program that runs only the pinned bundle (``pinned.py``); return its path."""
     command = [sys.executable, "-P", str(Path(pinned.__file__).resolve())]
     return write_program(folder / pinned.PROGRAM, command)
 
 
 def possible() -> bool:
-    """Whether this machine can start warm: Linux, and programs may lie among temporary files."""
+    """Return whether warm start works: Linux, and temporary files can be executed."""
     if sys.platform != "linux":
         return False
     return not os.statvfs(tempfile.gettempdir()).f_flag & os.ST_NOEXEC
 
 
 def start(processes: Processes, folder: Path, env: Mapping[str, str]) -> None:
-    """Start the warm process of the stand-ins in ``folder``, among ``processes`` as ``warm``.
+    """Start the warm process for the stand-ins in ``folder``, as ``warm`` in ``processes``.
 
-    ``env`` must be the environment of the SuperLink and the SuperNodes, apart from FLWR_HOME:
-    variables that packages read when they are imported (OMP_NUM_THREADS) are the warm process's.
-    If it ends, the stand-ins start the real programs.
+    ``env`` must be the environment of the SuperLink and the SuperNodes, except FLWR_HOME. Packages
+    read some variables on import (OMP_NUM_THREADS), and these have the warm process's values. If
+    the warm process ends, the stand-ins start the real programs.
     """
     source = f"import sys; sys.path.insert(0, {str(Path(__file__).resolve().parents[2])!r}); "
     source += f"from deploy.flower.warm import serve; serve({str(folder / SOCKET)!r})"
@@ -87,21 +87,21 @@ def start(processes: Processes, folder: Path, env: Mapping[str, str]) -> None:
 
 
 def ready(processes: Processes, folder: Path) -> bool:
-    """Whether the warm process takes requests, or never will."""
+    """Return whether the warm process accepts requests or has ended."""
     return (folder / SOCKET).exists() or processes.started["warm"].poll() is not None
 
 
 def serve(address: str) -> None:
-    """Import everything, then fork a child for every request at ``address``, for ever."""
-    del sys.path[0]  # this repository: the children import the app from its bundle
+    """Import all packages, then fork a child for every request at ``address``, without end."""
+    del sys.path[0]  # this repository; the children import the app from its bundle
     for package in PACKAGES:
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(package)
-    known = distribution("flwr").entry_points
-    mains = {entry.name: entry.load() for entry in known if entry.name in PROGRAMS}
+    entries = distribution("flwr").entry_points
+    mains = {entry.name: entry.load() for entry in entries if entry.name in PROGRAMS}
     mains[pinned.PROGRAM] = functools.partial(pinned.main, mains[pinned.PROGRAM])
     gc.collect()
-    gc.freeze()  # children never walk these objects, so their memory stays shared
+    gc.freeze()  # the children's collector skips these objects, so that their memory stays shared
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         listener.listen(128)
@@ -115,7 +115,7 @@ def serve(address: str) -> None:
 def _take_over(
     connection: socket.socket, listener: socket.socket, mains: Mapping[str, Callable[[], None]]
 ) -> None:
-    """Fork a child for the request of ``connection``, if the other side still wants it."""
+    """Fork a child for the request of ``connection`` if the client confirms it."""
     connection.settimeout(STALL)
     _, outputs, _, _ = socket.recv_fds(connection, 1, 2)
     try:
@@ -135,7 +135,7 @@ def _take_over(
 
 
 def _become(mains: Mapping[str, Callable[[], None]], request: Any, outputs: list[int]) -> None:
-    """Be the requested program, in the child; never returns."""
+    """Run the requested program in the child; never returns."""
     status = 1
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -147,12 +147,12 @@ def _become(mains: Mapping[str, Callable[[], None]], request: Any, outputs: list
         os.environ.update(request["env"])
         sys.argv = request["argv"]
         with contextlib.suppress(OSError):
-            Path("/proc/self/comm").write_text(sys.argv[0][:15])  # what top and ps show
+            Path("/proc/self/comm").write_text(sys.argv[0][:15])  # the name in top and ps
         mains[sys.argv[0]]()
         status = 0
-    except SystemExit as leaving:
-        status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
-    except BaseException:  # a child that went on would be a second warm process
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # a child that continued would be a second warm process
         traceback.print_exc()
     finally:
         for stream in (sys.stdout, sys.stderr):

@@ -1,12 +1,12 @@
-"""Stands in for one of Flower's programs and hands its work to the warm process (``warm.py``).
+"""Stand-in for one of Flower's programs that delegates to the warm process (``warm.py``).
 
-Run as a script with the standard library only: connect, send the arguments, the environment, the
-working directory and the two output files, and leave once a child has been forked. Whatever goes
-wrong, the real program takes over in this process, so a run never depends on the warm process.
+It is a script that uses only the standard library. It connects, sends the arguments, environment,
+working directory and the two output files, and exits after the fork of a child. On any error, the
+real program replaces this process, so that a run never depends on the warm process.
 
-A task must not be started twice: Flower would fail the first start for the sake of the second. So
-the warm process forks only after it has said that it is ready and this side has agreed, and this
-side never turns to the real program after it has agreed, unless the warm process hangs up.
+A task must not start twice, because Flower would then fail the first start. Therefore the warm
+process forks only after it has sent READY and received AGREED. After AGREED this side starts the
+real program only if the warm process closes the connection.
 """
 
 import json
@@ -15,11 +15,11 @@ import socket
 import sys
 
 READY, AGREED, FORKED = b"?", b"!", b"+"
-PATIENCE = 30.0  #: seconds until the warm process, which may be busy, must be ready
+PATIENCE = 30.0  #: timeout in seconds until the warm process, which may be busy, is ready
 
 
 def hand_over(address: str, program: str, arguments: list[str]) -> bool:
-    """Whether the warm process at ``address`` has taken ``program`` over."""
+    """Return whether the warm process at ``address`` has started ``program``."""
     request = {"argv": [program, *arguments], "env": dict(os.environ), "cwd": os.getcwd()}
     try:
         with socket.socket(socket.AF_UNIX) as connection:

@@ -1,11 +1,11 @@
-"""Ends whole sessions of processes, also when the process that started them is already gone.
+"""End complete sessions of processes, also after the death of the process that started them.
 
-Every process that a run starts leads a session of its own, and whatever Flower or Ray start
-below it stays in that session (Ray's driver leaves its process group, but not its session). So
-"nothing is left behind" means: no living process in any of the sessions that we began.
+Every process that a run starts is the leader of its own session. The children of Flower and Ray
+stay in that session (Ray's driver leaves its process group, but not its session). A run has cleaned
+up if none of its sessions has a living process.
 
-Run as a script, this file reads one session id per line from standard input and ends them all when
-its parent is gone, by SIGKILL too. It needs the standard library only.
+As a script, this file reads one session id per line from standard input, and ends all sessions when
+its parent dies, also by SIGKILL. It uses only the standard library.
 """
 
 import contextlib
@@ -20,12 +20,12 @@ from pathlib import Path
 
 
 def living(sessions: Collection[int]) -> list[int]:
-    """Ids of the processes in ``sessions`` that still run; zombies do not count."""
+    """Return the ids of the running processes in ``sessions``, without zombies."""
     return [pid for pid, session in _processes() if session in sessions]
 
 
 def end(sessions: Collection[int], grace: float) -> None:
-    """SIGTERM to all processes of ``sessions``; SIGKILL to those that live after ``grace`` s."""
+    """Send SIGTERM to all processes of ``sessions``, and after ``grace`` s SIGKILL."""
     _signal(living(sessions), signal.SIGTERM)
     if not _gone(sessions, grace):
         _signal(living(sessions), signal.SIGKILL)
@@ -48,44 +48,44 @@ def _signal(pids: list[int], number: signal.Signals) -> None:
 
 
 def _processes() -> list[tuple[int, int]]:
-    """(process id, session id) of every running process that this user may see."""
+    """Return (process id, session id) of every running process that is visible to this user."""
     if not Path("/proc/self/stat").exists():
         return _processes_without_proc()
-    found = []
+    processes = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             with contextlib.suppress(OSError):
                 text = Path("/proc", entry, "stat").read_text(errors="replace")
                 state, _, _, session = text.rpartition(")")[2].split()[:4]
                 if state not in "ZX":
-                    found.append((int(entry), int(session)))
-    return found
+                    processes.append((int(entry), int(session)))
+    return processes
 
 
 def _processes_without_proc() -> list[tuple[int, int]]:
     listing = subprocess.run(["ps", "-axo", "pid=,stat="], capture_output=True, text=True)
-    found = []
+    processes = []
     for line in listing.stdout.splitlines():
         pid, state = line.split()[:2]
         if not state.startswith("Z"):
             with contextlib.suppress(OSError):
-                found.append((int(pid), os.getsid(int(pid))))
-    return found
+                processes.append((int(pid), os.getsid(int(pid))))
+    return processes
 
 
 def main(parent: int, grace: float) -> None:
-    """Collect session ids until standard input closes or ``parent`` is gone, then end them."""
+    """Collect session ids until standard input closes or ``parent`` dies, then end the sessions."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     text = b""
     while True:
-        alone = os.getppid() != parent  # asked first: what was written before is read below
-        if select.select([0], [], [], 0.0 if alone else 1.0)[0]:
+        orphaned = os.getppid() != parent  # checked before the read, so that no input is lost
+        if select.select([0], [], [], 0.0 if orphaned else 1.0)[0]:
             chunk = os.read(0, 4096)
             text += chunk
             if not chunk:
                 break
-        elif alone:
+        elif orphaned:
             break
     end({int(line) for line in text.split()}, grace)
 

@@ -208,10 +208,11 @@ def app_digest(experiment: Experiment = None, settings: Settings = None) -> None
     change it.
     """
     from deploy.flower.bundle import digest
+    from deploy.run.settings import DEFAULT, read
 
-    found = digest(resolved(experiment, settings))
-    plain(found)
-    answer({"app_digest": found})
+    experiment_digest = digest(read(experiment or DEFAULT, settings or []).shipped())
+    plain(experiment_digest)
+    answer({"app_digest": experiment_digest})
 
 
 def app(

@@ -8,10 +8,7 @@ from pathlib import Path
 from common.settings.config import Value
 from common.settings.parse import parse
 from deploy.machines.certificates import general_name
-from deploy.run.preflight import check_names, counted, name_of
-from server_app.storage import checkpoint
 from server_app.storage.relative_paths import places
-from server_app.storage.summary import complete
 
 HOST_PORT = "HOST:PORT, such as fed.example.org:9092 or [::1]:9092, with a port of 1 to 65535"
 _PORT = re.compile("[0-9]{1,5}")
@@ -45,6 +42,9 @@ def prepared(flat: Mapping[str, Value], resume: bool, if_any: bool) -> dict[str,
 
     Raises ``ValueError`` for what no machine could run.
     """
+    from deploy.run.preflight import check_names, counted, name_of  # it imports torch
+    from server_app.storage import checkpoint
+
     flat = {**counted(flat, here=False), "runtime": "grpc"}
     for key in ("out", *places(flat)):
         if flat[key] and not Path(str(flat[key])).is_absolute():
@@ -65,6 +65,9 @@ def done(flat: Mapping[str, Value]) -> bool:
 
     Raises ``ValueError`` if it holds a checkpoint of another configuration.
     """
+    from server_app.storage import checkpoint  # it imports torch
+    from server_app.storage.summary import complete
+
     folder = Path(str(flat["out"]))
     config = parse(flat)
     checkpoint.read(folder, config)

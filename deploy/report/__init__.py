@@ -1,1 +1,1 @@
-"""What a run leaves, shown: curves, clients, partition, costs, failures, and the papers' tables."""
+"""Reports about finished runs: curves, clients, partition, costs, failures; tables and listings."""

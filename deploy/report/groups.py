@@ -1,7 +1,6 @@
-"""Runs that are compared: those that differ in nothing but the seed belong together.
+"""Groups of runs in a comparison: runs that differ only in the seed form one group.
 
-Of such a group a page shows the mean over its seeds, and how far it may lie from the one over all
-seeds.
+A page shows the mean over the seeds of a group and its 95 % confidence interval.
 """
 
 import math
@@ -15,26 +14,26 @@ from scipy.special import stdtrit
 from deploy.report.read import Run, flat
 from deploy.report.table import clean
 
-LEVEL = 0.95  #: of an interval
-MOST = 3  # settings in a label beside the method; more would not be read
+LEVEL = 0.95  #: confidence level of an interval
+LABEL_SETTINGS = 3  # most settings in a label beside the method, so that it stays readable
 PLACES = {
     *("out", "state-dir", "data.dir", "data.public-dir"),
     *("experiment", "runtime", "resume", "track"),
 }
-"""Settings that say where a run was and what it was called, and nothing about its numbers."""
+"""Settings that name where and how a run was started and do not affect its results."""
 
 
 @final
 @dataclass(frozen=True)
 class Group:
-    """Runs of one setting, each with a seed of its own, and what they are called on a page."""
+    """Runs with equal settings and different seeds, and their name on a page."""
 
     name: str
     runs: Sequence[Run]
 
     @property
     def label(self) -> str:
-        """The name, and how many seeds there are if there are several."""
+        """The name, followed by the number of seeds if there are several."""
         return f"{self.name}, {len(self.runs)} seeds" if self.several else self.name
 
     @property
@@ -43,32 +42,32 @@ class Group:
 
     @property
     def named(self) -> list[tuple[str, Run]]:
-        """Every run with a label of its own."""
+        """(label, run) for every run; each label is unique."""
         if not self.several:
             return [(self.name, self.runs[0])]
         return [(f"{self.name}, seed {run.setting('seed')}", run) for run in self.runs]
 
-    def values(self, of: Callable[[Run], float | None]) -> list[float]:
-        """A number of each run; empty if one has none."""
-        found = [of(run) for run in self.runs]
-        return [value for value in found if value is not None] if None not in found else []
+    def values(self, measure: Callable[[Run], float | None]) -> list[float]:
+        """Return the measure of each run; an empty list if any run lacks it."""
+        values = [measure(run) for run in self.runs]
+        return [value for value in values if value is not None] if None not in values else []
 
 
 def named(groups: Sequence[Group]) -> list[tuple[str, Run]]:
-    """Return every run of the groups with a label of its own."""
-    return [each for group in groups for each in group.named]
+    """Return (label, run) for every run of the groups."""
+    return [pair for group in groups for pair in group.named]
 
 
 def spread(values: Sequence[float]) -> tuple[float, float]:
-    """Mean of ≥ 1 values and their sample standard deviation, 0 of a single one."""
+    """Return the mean of ≥ 1 values and their sample standard deviation, 0 for one value."""
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
 
 
 def half_width(values: Sequence[float]) -> float | None:
-    """h of the 95 % interval mean ± h: t · s / √n, s the sample standard deviation of n values.
+    """Return h of the 95 % confidence interval mean ± h: t · s / √n.
 
-    t is the quantile of Student's distribution with n − 1 degrees of freedom. None below two
-    values, or if one is not finite.
+    s is the sample standard deviation of the n values, t the quantile of Student's distribution
+    with n − 1 degrees of freedom. Return None for fewer than two values or a non-finite one.
     """
     n = len(values)
     if n < 2 or not all(map(math.isfinite, values)):
@@ -78,41 +77,44 @@ def half_width(values: Sequence[float]) -> float | None:
 
 
 def mean_with_interval(values: Sequence[float], spec: str) -> str:
-    """``82.94 ± 0.21``: the mean of values, and half of its interval where there is one.
+    """Return ``82.94 ± 0.21``: the mean of the values and the half-width of its interval, if any.
 
-    ``spec``: format of both numbers, ".2f".
+    ``spec``: format of both numbers, such as ".2f".
     """
     half = half_width(values)
     return format(statistics.fmean(values), spec) + ("" if half is None else f" ± {half:{spec}}")
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
-    """The runs in groups, in order of the first run of each; every name is another."""
-    found: list[list[Run]] = []
+    """Group runs that differ only in the seed, in order of each group's first run.
+
+    The groups' names are unique.
+    """
+    groups: list[list[Run]] = []
     for run in runs:
-        home = next((group for group in found if _belongs(run, group)), [])
-        if not home:
-            found.append(home)
-        home.append(run)
-    return [Group(name, group) for name, group in zip(_names(found), found, strict=True)]
+        members = next((group for group in groups if _belongs(run, group)), [])
+        if not members:
+            groups.append(members)
+        members.append(run)
+    return [Group(name, group) for name, group in zip(_names(groups), groups, strict=True)]
 
 
 def _belongs(run: Run, group: Sequence[Run]) -> bool:
-    """Whether a run differs from those of a group in the seed and in nothing else."""
-    own, seeds = _settings(run), [other.setting("seed") for other in group]
-    return bool(own) and own == _settings(group[0]) and run.setting("seed") not in seeds
+    """Return whether a run differs from the runs of a group only in the seed."""
+    settings, seeds = _settings(run), [other.setting("seed") for other in group]
+    return bool(settings) and settings == _settings(group[0]) and run.setting("seed") not in seeds
 
 
 def _settings(run: Run) -> dict[str, object]:
-    """What decides a run's numbers, but for the seed."""
+    """Return the settings that affect a run's results, without the seed."""
     hidden = PLACES | {"seed"}
     return {name: value for name, value in flat(run.config).items() if name not in hidden}
 
 
 def differences(groups: Sequence[Sequence[Run]]) -> dict[str, list[object]]:
-    """Setting -> its value in each group (None: not set), for the settings that are not all equal.
+    """Return setting -> its value in each group (None: not set), for the settings that differ.
 
-    Of the seeds of a group all are named; places are left out.
+    All seeds of a group are listed; the settings in ``PLACES`` are left out.
     """
     configs = [flat(runs[0].config) for runs in groups]
     for config, runs in zip(configs, groups, strict=True):
@@ -124,18 +126,18 @@ def differences(groups: Sequence[Sequence[Run]]) -> dict[str, list[object]]:
 
 
 def _names(groups: Sequence[Sequence[Run]]) -> list[str]:
-    """The method, and what differs or where it lies."""
+    """Return a unique name for each group: the method, with differing settings or the directory."""
     first = [runs[0] for runs in groups]
     methods = [run.name for run in first]
     shared = set.intersection(*(set(flat(run.config)) for run in first)) - {"method"}
     if any(len(runs) > 1 for runs in groups):
         shared -= {"seed"}
-    told = {n: values for n, values in differences(groups).items() if n in shared}
+    differing = {n: values for n, values in differences(groups).items() if n in shared}
     named = [
-        ", ".join([m, *(f"{n.rpartition('.')[2]}={clean(v[i], 24)}" for n, v in told.items())])
+        ", ".join([m, *(f"{n.rpartition('.')[2]}={clean(v[i], 24)}" for n, v in differing.items())])
         for i, m in enumerate(methods)
     ]
     placed = [f"{m} ({clean(run.path.name, 40)})" for m, run in zip(methods, first, strict=True)]
     paths = [clean(run.path, 160) for run in first]
-    candidates = (methods, named if len(told) <= MOST else methods, placed, paths)
-    return next((each for each in candidates if len(set(each)) == len(groups)), paths)
+    candidates = (methods, named if len(differing) <= LABEL_SETTINGS else methods, placed, paths)
+    return next((names for names in candidates if len(set(names)) == len(groups)), paths)

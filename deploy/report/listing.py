@@ -1,142 +1,223 @@
-"""What there is: methods, models, data sets, partitions, trackers; every setting."""
+"""Lists of methods, models, data sets, partitions, trackers and settings.
 
-from collections.abc import Callable
-from typing import Literal, NamedTuple, final, get_args, get_origin
+``listing.json`` is a built copy of the registries, so that a list imports no torch.
+``python -m deploy.run.settings`` writes it. Installed plug-ins are added when a list is printed.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, final, get_args, get_origin
 
 from pydantic.fields import FieldInfo
+from rich import table as rich_table
+from rich.text import Text
 
-from common import methods as methods_
+from common import methods
 from common.settings import plugins
-from common.settings.names import OURS
-from common.settings.section import Value, value_kind
-from deploy.report.table import Table
+from common.settings.config import FLEETS, Node
+from common.settings.section import Section, Value, kebab, meaning, value_kind
+from deploy.report.table import Table, terminal
 
-
-def methods() -> Table:
-    """Name, what it is, its paper: the first two paragraphs of its contract."""
-    rows = []
-    for name in methods_.names():
-        module = methods_.contract(name)
-        parts = [" ".join(part.split()) for part in (module.__doc__ or "").split("\n\n")]
-        title, source = (part.strip().rstrip(".") for part in (*parts, "")[:2])
-        title = title.partition(":")[2].strip() or title
-        rows.append((name, title, source, module.__name__.replace(".", "/") + ".py"))
-    rows += [(name, about, "", place) for name, about, place in _plugged("methods")]
-    return Table(("method", "what it is", "source", "contract"), rows, "l")
-
-
-def models() -> Table:
-    from common.models import MODELS
-
-    rows = [
-        (name, f"{row.params:,}", "×".join(map(str, row.input)), str(row.smallest), row.source)
-        for name, row in MODELS.items()
-    ]
-    for family, about in (("torchvision", "its classifiers"), ("timm", "PyTorch Image Models")):
-        rows.append((f"{family}:NAME", "", "any", "", f"{about} with a linear head"))
-    rows += [(name, "", "any", "", f"{about}: {at}") for name, about, at in _plugged("models")]
-    return Table(("model", "parameters", "input", "smallest side", "source"), rows, "l")
-
-
-def datasets() -> Table:
-    from common.data import DATASETS
-
-    rows = []
-    for name, row in DATASETS.items():
-        shape = "×".join(map(str, row.shape or ())) or "any"
-        rows.append((name, shape, str(row.classes or "any"), row.description))
-    rows += [(name, "any", "any", f"{about}: {at}") for name, about, at in _plugged("datasets")]
-    return Table(("data set", "shape", "classes", "what it is"), rows, "l")
-
-
-def partitions() -> Table:
-    from common.data.partition import PARTITIONS
-
-    rows = []
-    for name, row in PARTITIONS.items():
-        keys = [f"data.{key.replace('_', '-')}" for key in row.options if key != "num_classes"]
-        rows.append((name, row.description, row.source, ", ".join(keys)))
-    rows += [(name, about, place, "") for name, about, place in _plugged("partitions")]
-    return Table(("partition", "what it does", "source", "keys"), rows, "l")
-
-
-def trackers() -> Table:
-    from server_app.tracking.tracker import TRACKERS
-
-    rows = [(name, f"{at}, with the package {needs}") for name, (at, needs) in TRACKERS.items()]
-    rows += [(name, f"{about}: {at}") for name, about, at in _plugged("trackers")]
-    return Table(("tracker", "what it is"), rows, "l")
-
-
-def _plugged(kind: str) -> list[tuple[str, str, str]]:
-    """Name, package and place of the installed plug-ins of a kind; nothing is imported."""
-    found = []
-    for name, points in plugins.installed(kind).items():
-        for point in points:
-            package = point.dist.name if point.dist else "?"
-            ours = f"; {name} is ours, so write the place" if name in OURS.get(kind, ()) else ""
-            found.append((name, f"plug-in of {package}{ours}", point.value))
-    return found
+FILE = Path(__file__).with_name("listing.json")
+HEADERS: dict[str, tuple[str, ...]] = {
+    "methods": ("method", "what it is", "source", "contract"),
+    "models": ("model", "parameters", "input", "smallest side", "source"),
+    "datasets": ("data set", "shape", "classes", "what it is"),
+    "partitions": ("partition", "what it does", "source", "keys"),
+    "trackers": ("tracker", "what it is"),
+}
+"""Columns of each list but that of the settings."""
+PLUGGED: Mapping[str, Callable[[str, str, str], Sequence[str]]] = {
+    "methods": lambda name, about, place: (name, about, "", place),
+    "models": lambda name, about, place: (name, "", "any", "", f"{about}: {place}"),
+    "datasets": lambda name, about, place: (name, "any", "any", f"{about}: {place}"),
+    "partitions": lambda name, about, place: (name, about, place, ""),
+    "trackers": lambda name, about, place: (name, f"{about}: {place}"),
+}
+"""Row of an installed plug-in from its name, its package and its place."""
 
 
 @final
 class Setting(NamedTuple):
-    """A knob of the run config."""
+    """A setting of the run config."""
 
     key: str  #: such as ``data.alpha``
-    default: Value | None  #: None: the run's
+    default: Value | None  #: None: the run's value
     allowed: str  #: its words, or its bounds
     meaning: str  #: one line
 
 
-def described(method: str = "") -> list[Setting]:
-    """Every knob; with a method those that it reads, their defaults resolved for it.
+def rows(kind: str) -> Table:
+    """Return the list of a ``kind``, a key of ``HEADERS``: built-in names, then plug-ins."""
+    ours = _built()[kind]
+    names = {row[0] for row in ours} | ({*FLEETS, "smallest"} if kind == "models" else set())
+    plugged = []
+    for name, points in plugins.installed(kind).items():
+        for point in points:
+            package = point.dist.name if point.dist else "?"
+            shadowed = f"; {name} is built in, so write the place" if name in names else ""
+            plugged.append(PLUGGED[kind](name, f"plug-in of {package}{shadowed}", point.value))
+    return Table(HEADERS[kind], [*ours, *plugged], "l")
 
-    Raises ``ValueError`` for a method that does not exist, and for an installed one that is none.
+
+def described(method: str = "") -> list[Setting]:
+    """Return every setting; with a method, the settings that it reads with resolved defaults.
+
+    Raises ``ValueError`` for a method that does not exist or a plug-in that is not a method.
     """
-    from common.settings.config import Node
+    every = [Setting(*row) for row in _built()["settings"]]
+    if not method:
+        return every + [s for name in plugins.installed("methods") for s in _own(name)]
+    if method not in methods.names():
+        return list(_read_by(method))
+    _, tables, defaults = next(row for row in _built()["reads"] if row[0] == method)
+    known = {table: [s for s in every if s.key.rpartition(".")[0] == table] for table in tables}
+    return [
+        setting._replace(default=defaults.get(setting.key, setting.default))
+        for table in tables
+        for setting in known[table]
+    ]
+
+
+def search(word: str) -> list[Setting]:
+    """Return the settings that the method ``word`` reads, or those with ``word`` in key or meaning.
+
+    An empty word stands for all settings. Raises ``ValueError``, one line, if nothing matches.
+    """
+    named = [*methods.names(), *plugins.installed("methods")]
+    if not word or ":" in word or word in named:
+        return described(word)
+    every, text = described(), word.lower()
+    matching = [s for s in every if text in s.key.lower() or text in s.meaning.lower()]
+    if not matching:
+        near = plugins.nearest(word, [*named, *(setting.key for setting in every)])
+        raise ValueError(
+            f"list settings {word}: no method has this name, and no setting has it in its key or "
+            f"description{near}"
+        )
+    return matching
+
+
+def shown(table: Table) -> rich_table.Table:
+    """Return a list as it is printed: columns, or wrapped texts where there are several texts."""
+    if len(table.header) == 4 and table.header[1].startswith("what"):
+        return _entries(
+            (row[0], str(row[1]), [str(text) for text in row[2:]]) for row in table.rows
+        )
+    (drawn,) = terminal(table, ruled=False)
+    return drawn
+
+
+def shown_settings(settings: Sequence[Setting]) -> rich_table.Table:
+    """Return settings as they are printed: key, then meaning, default and allowed values."""
+    lines = []
+    for key, value, allowed, text in settings:
+        default = "the run's" if value is None else json.dumps(value, ensure_ascii=False)
+        lines.append((key, text, [f"default: {default}; allowed: {allowed}"]))
+    return _entries(iter(lines))
+
+
+def _entries(lines: Iterator[tuple[Any, str, list[str]]]) -> rich_table.Table:
+    """Return two columns: names, and wrapped texts with their details in grey below."""
+    grid = rich_table.Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, text, details in lines:
+        cell = Text(text)
+        for detail in filter(None, details):
+            cell.append(f"\n{detail}", "dim")
+        grid.add_row(Text(str(name), "bold"), cell)
+    return grid
+
+
+@cache
+def _built() -> dict[str, list[list[Any]]]:
+    content: dict[str, list[list[Any]]] = json.loads(FILE.read_text(encoding="utf-8"))
+    return content
+
+
+def built_text() -> str:
+    """Return the text of ``listing.json`` for this code, a row per line. It imports torch."""
+    from common.data import DATASETS
+    from common.data.partition import PARTITIONS
+    from common.models import MODELS
+    from common.settings.parse import tables
+    from server_app.tracking.tracker import TRACKERS
+
+    content: dict[str, list[Any]] = {kind: [] for kind in (*HEADERS, "settings", "reads")}
+    for name in methods.names():
+        module = methods.contract(name)
+        parts = [" ".join(part.split()) for part in (module.__doc__ or "").split("\n\n")]
+        title, source = (part.strip().rstrip(".") for part in (*parts, "")[:2])
+        title = title.partition(":")[2].strip() or title
+        path = module.__name__.replace(".", "/") + ".py"
+        content["methods"].append((name, title, source, path))
+    for name, row in MODELS.items():
+        size = (f"{row.params:,}", "×".join(map(str, row.input)), str(row.smallest))
+        content["models"].append((name, *size, row.source))
+    for family, about in (("torchvision", "its classifiers"), ("timm", "PyTorch Image Models")):
+        content["models"].append((f"{family}:NAME", "", "any", "", f"{about} with a linear head"))
+    for name, data in DATASETS.items():
+        shape = "×".join(map(str, data.shape or ())) or "any"
+        content["datasets"].append((name, shape, str(data.classes or "any"), data.description))
+    for name, rule in PARTITIONS.items():
+        keys = [f"data.{kebab(key)}" for key in rule.options if key != "num_classes"]
+        content["partitions"].append((name, rule.description, rule.source, ", ".join(keys)))
+    for name, (place, package) in TRACKERS.items():
+        content["trackers"].append((name, f"{place}, with the package {package}"))
+    known = {**tables(), "node.K": Node}
+    content["settings"] = [s for table, kind in known.items() for s in _settings(table, kind)]
+    raw = {setting.key: setting.default for setting in content["settings"]}
+    for name in methods.names():
+        read = list(_read_by(name))
+        prefixes = dict.fromkeys(setting.key.rpartition(".")[0] for setting in read)
+        resolved = {s.key: s.default for s in read if s.default != raw[s.key]}
+        content["reads"].append((name, list(prefixes), resolved))
+    lists = []
+    for kind, lines in content.items():
+        text = ",\n".join(json.dumps(line, ensure_ascii=False) for line in lines)
+        lists.append(f"{json.dumps(kind)}: [\n{text}\n]")
+    return "{\n" + ",\n".join(lists) + "\n}\n"
+
+
+def _read_by(method: str) -> Iterator[Setting]:
+    """Yield the settings that a method reads, with the defaults that it gives them."""
     from common.settings.parse import tables, usual
-    from common.settings.section import Section, kebab, meaning
 
     known: dict[str, type[Section]] = {**tables(method), "node.K": Node}
-    for name in () if method else plugins.installed("methods"):
-        known = known | tables(name)
-    own = methods_.options(method) if method else None
-    if own:
-        table = plugins.table_of(method)
-        shared = (table, *own.uses, "", "data", "train", "score", "wire", "node.K")
-        known = {table: known[table] for table in shared}
-    found = []
-    for table, kind in known.items():
-        for name, field in kind.model_fields.items():
-            key = f"{table}.{kebab(name)}".lstrip(".")
-            default = usual(key, field, own.auto) if own else field.default
-            default = method if own and key == "method" else default
-            line = meaning(kind, name).replace("``", "")
-            found.append(Setting(key, default, _allowed(field), line))
-    return found
+    options, own = methods.options(method), plugins.table_of(method)
+    for table in (own, *options.uses, "", "data", "train", "score", "wire", "node.K"):
+        for setting, field in zip(
+            _settings(table, known[table]), known[table].model_fields.values(), strict=True
+        ):
+            default = usual(setting.key, field, options.auto)
+            yield setting._replace(default=method if setting.key == "method" else default)
 
 
-def settings(method: str = "") -> Table:
-    """The same as a table."""
-    rows = []
-    for key, value, allowed, meaning in described(method):
-        shown = f'"{value}"' if isinstance(value, str) else str(value).lower()
-        rows.append((key, "the run's" if value is None else shown, allowed, meaning))
-    return Table(("key", "default", "allowed", "meaning"), rows, "l")
+def _own(method: str) -> list[Setting]:
+    """Return the settings in a method's own table."""
+    return list(_settings(plugins.table_of(method), methods.options(method)))
+
+
+def _settings(table: str, kind: type[Section]) -> Iterator[Setting]:
+    for name, field in kind.model_fields.items():
+        key = f"{table}.{kebab(name)}".lstrip(".")
+        line = meaning(kind, name).replace("``", "")
+        yield Setting(key, field.default, _allowed(field), line)
 
 
 def _allowed(field: FieldInfo) -> str:
-    """What a knob may be: its words, or its bounds."""
+    """Return the words that a setting may be, or its bounds."""
     if get_origin(field.annotation) is Literal:
         return ", ".join(str(word) or '""' for word in get_args(field.annotation))
     if (kind := value_kind(field)) is not int and kind is not float:
         return "true, false" if kind is bool else "text"
     signs = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))
-    told = ((mark, name, sign) for mark in field.metadata for name, sign in signs)
-    bounds = [f"{sign} {getattr(m, name):,}" for m, name, sign in told if hasattr(m, name)]
+    marks = ((mark, name, sign) for mark in field.metadata for name, sign in signs)
+    bounds = [f"{sign} {getattr(m, name):,}" for m, name, sign in marks if hasattr(m, name)]
     return ", ".join(bounds) or "any number"
 
 
-KINDS = (methods, models, datasets, partitions, trackers, settings)
-LISTINGS: dict[str, Callable[[], Table]] = {kind.__name__: kind for kind in KINDS}
+LISTINGS: dict[str, Callable[[], Table]] = {kind: partial(rows, kind) for kind in HEADERS}

@@ -1,4 +1,4 @@
-"""report.html: one self-contained page about one run, or about several compared."""
+"""report.html: one self-contained page about one run or a comparison of several."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,22 +17,22 @@ from deploy.report.table import NONE, Cell, Table, clean, duration, number, perc
 def write_report(dirs: list[Path], out: Path) -> None:
     """Read the runs in ``dirs`` and write the page to ``out``, atomically.
 
-    ValueError if a directory is no run's, is named twice, or none is named.
+    Raises ``ValueError`` if ``dirs`` is empty, has a directory twice or one without a run.
     """
     if not dirs:
         raise ValueError("no directory given: a report needs at least one run's directory")
-    places = [directory.resolve() for directory in dirs]
-    for i, place in enumerate(places):
-        if place in places[:i]:
+    folders = [directory.resolve() for directory in dirs]
+    for i, folder in enumerate(folders):
+        if folder in folders[:i]:
             raise ValueError(f"{dirs[i]}: given twice; compare different runs")
-    runs = [read(place) for place in places]
+    runs = [read(folder) for folder in folders]
     page = one(runs[0]) if len(runs) == 1 else several(runs)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, render(page).encode())
 
 
 def one(run: Run) -> Page:
-    """The page of a single run."""
+    """Return the page of a single run."""
     dataset = run.setting("dataset")
     alone = [Group(run.name, [run])]
     return Page(
@@ -61,7 +61,7 @@ def one(run: Run) -> Page:
 
 
 def several(runs: list[Run]) -> Page:
-    """The page of runs compared: their curves overlaid, their numbers in one table."""
+    """Return the page that compares runs: overlaid curves and one table of results."""
     groups = grouped(runs)
     open_ = sum(not run.finished for run in runs)
     datasets = dict.fromkeys(run.setting("dataset") or "unknown data" for run in runs)
@@ -93,30 +93,30 @@ def _state(run: Run) -> str:
 
 
 def _subtitle(run: Run) -> str:
-    told = [(name, run.setting(name)) for name in ("runtime", "seed")]
+    settings = [(name, run.setting(name)) for name in ("runtime", "seed")]
     parts = [f"{len(run.members)} clients" if run.members else "", ", ".join(run.models())]
-    parts += [f"{name} {value}" for name, value in told if value is not None]
+    parts += [f"{name} {value}" for name, value in settings if value is not None]
     return " · ".join(part for part in parts if part)
 
 
 def _tiles(run: Run) -> list[tuple[str, str, str]]:
-    told = run.headline()
+    headline = run.headline()
     best_at = f"round {run.best()[0]}" if run.accuracies() else ""
     failed = len(run.failures())
-    every = "not told, see below" if run.secret else "every reply was good"
+    no_failure = "secret, see below" if run.secret else "all replies were valid"
     return [
-        ("Final accuracy", percent(told["final"]), f"round {run.done}"),
-        ("Best accuracy", percent(told["best"]), best_at),
-        ("Last rounds", percent(told["last10"]), f"mean of last {run.last()}"),
+        ("Final accuracy", percent(headline["final"]), f"round {run.done}"),
+        ("Best accuracy", percent(headline["best"]), best_at),
+        ("Last rounds", percent(headline["last10"]), f"mean of last {run.last()}"),
         ("Down", size(run.cost("down")), "server to clients"),
         ("Up", size(run.cost("up")), "clients to server"),
         ("Time", duration(run.seconds()), f"{run.done} rounds"),
-        ("Failures", NONE if run.secret else str(failed), "see below" if failed else every),
+        ("Failures", NONE if run.secret else str(failed), "see below" if failed else no_failure),
     ]
 
 
 def _results(groups: Groups) -> Section:
-    """A row for each group: means over its seeds, with half of their 95 % intervals."""
+    """Return a row for each group: means over its seeds ± half of their 95 % intervals."""
     measures: list[Callable[[Run], float | None]] = [
         lambda run: run.headline()["final"],
         lambda run: run.headline()["best"],
@@ -141,7 +141,7 @@ def _results(groups: Groups) -> Section:
     table = Table((*header, "down", "up", "time", "failures"), rows)
     lead = (
         "Final, best and last 10: the server's model on its test set. On clients: their own "
-        "models, or the global one where they have none, on their test shares; "
+        "models, or the global one if they have none, on their test shares; "
         f"{sections.MEAN[0].lower()}{sections.MEAN[1:]}."
     )
     if any(group.several for group in groups):
@@ -150,12 +150,12 @@ def _results(groups: Groups) -> Section:
 
 
 def _marked(values: Sequence[Sequence[float]]) -> list[Cell]:
-    """A column of the results: each group's mean, the best in bold, and half of its interval."""
-    means = [fmean(each) if each else None for each in values]
+    """Return a column of results: each group's mean ± half of its interval, the best in bold."""
+    means = [fmean(of_group) if of_group else None for of_group in values]
     best = max((mean for mean in means if mean is not None), default=None)
     cells = []
-    for mean, each in zip(means, values, strict=True):
-        half = half_width(each)
+    for mean, of_group in zip(means, values, strict=True):
+        half = half_width(of_group)
         aside = "" if half is None else f"± {100 * half:.2f}"
         cells.append(Cell(percent(mean, 2), aside, best=mean is not None and mean == best))
     return cells
@@ -171,10 +171,10 @@ def _curves(groups: Groups) -> Section:
         Card(f"{title}, server's model", draw(groups), f"{title} of {names}.")
         for title, draw in curves.items()
     ]
-    lead = "Every curve is of the server's model on its test set."
+    lead = "Every curve shows the server's model on its test set."
     if seeds := [group.label for group in groups if group.several]:
         lead += (
-            f" A band is one sample standard deviation either side of the mean ({'; '.join(seeds)})"
+            f" A band is the mean ± one sample standard deviation ({'; '.join(seeds)})"
             ", over the rounds that all seeds have."
         )
     return Section("Learning", cards, lead)
@@ -185,8 +185,8 @@ def _client_spread(groups: Groups) -> Section | None:
         return None
     alt = "Dots: every client's accuracy by run; a stroke marks the mean."
     lead = (
-        "A dot is a client, with its own model or the global one, as its row says. "
-        "The stroke is their mean, weighted by their test samples."
+        "A dot is one client with its own model or the global one (see the row's label). "
+        "The stroke is the mean over clients, weighted by their test samples."
     )
     return single("Clients", lead, figure=plots.spread(groups), alt=alt)
 
@@ -195,7 +195,9 @@ def _different_settings(groups: Groups) -> Section | None:
     different = differences([group.runs for group in groups])
     if not different:
         return None
-    shown = {n: (NONE if v is None else clean(v, 80) for v in of) for n, of in different.items()}
-    rows = [(name, *values) for name, values in shown.items()]
+    rows = [
+        (name, *(NONE if value is None else clean(value, 80) for value in values))
+        for name, values in different.items()
+    ]
     table = Table(("setting", *(group.label for group in groups)), rows, "l")
     return single("Settings that differ", table=table)

@@ -1,9 +1,9 @@
-"""The report's plots, one function each, on matplotlib's objects alone (no pyplot, no state).
+"""The report's plots, one function each, built from matplotlib objects (no pyplot, no state).
 
-A function takes groups of runs, or one run, and returns a Figure. A group of several runs is a
-mean over its seeds, and a band of one sample standard deviation on either side. Every text is
-drawn as it stands: model and metric names come from clients, and ``$`` in them is no formula.
-Every point, bar and bubble says its value on hover (``style.say``).
+A function takes groups of runs, or one run, and returns a Figure. A group of several runs is drawn
+as the mean over its seeds with a band of ± one sample standard deviation. Texts are drawn
+literally: model and metric names come from clients, and ``$`` in them does not start a formula.
+Every point, bar and bubble shows its value on hover (``style.set_hover_texts``).
 """
 
 import math
@@ -26,39 +26,39 @@ from common.training.seeds import rng
 from deploy.report.groups import Group
 from deploy.report.groups import spread as over_seeds
 from deploy.report.read import Run, scalars, total
-from deploy.report.style import MUTED, PAPER, frame, say, series, style
+from deploy.report.style import MUTED, PAPER, frame, series, set_hover_texts, style
 from deploy.report.table import clean, duration, number, percent, size
 
 Groups = Sequence[Group]
 Models = Mapping[str, tuple[list[float], list[int]]]
-"""Name to the clients' accuracies, each in [0, 1], and their test samples."""
+"""Model name -> the clients' accuracies, in [0, 1], and their numbers of test samples."""
 
-# Inches, so that type is of one size on the page: half of its width, all of it, a third.
+# Inches for half, full and a third of the page's width, so that all texts have the same size.
 HALF, WIDE, THIRD = (6.2, 3.1), (13.0, 3.4), (3.95, 2.1)
 PHASES = ("select", "clients", "step", "statistics", "score", "checkpoint")  # in a round's order
-BARS = 80  # rounds; more of them are drawn as steps and areas
-LEAST = 5  # clients for whose bars there is room; fewer stand in the middle
-LABELLED = 60  # clients that can all be named under their bars
-MARKS = 60  # points of a line that say their value
+BARS = 80  # most rounds that are drawn as bars; more are drawn as areas
+LEAST = 5  # smallest width of the axis in bars; fewer bars are centred
+LABELLED = 60  # most clients that are all labelled under their bars
+MARKS = 60  # most points of a line with a hover text
 DRAWS = 2000  #: random mixtures of the clients' distributions
-CONCENTRATION = 0.3  #: of their Dirichlet: mixtures of a few clients each
+CONCENTRATION = 0.3  #: of their Dirichlet distribution: each mixture has few dominant clients
 
 Point = tuple[float, float, str]
-"""Where it lies, and what it says on hover."""
+"""x, y and the hover text."""
 Course = dict[int, tuple[float, float]]
-"""Round to where its point lies."""
+"""Round -> (x, y) of its point."""
 
 
 @style()
 def accuracy(groups: Groups) -> Figure:
-    """The server's test accuracy by round; for one run also the method's further accuracies."""
+    """Plot the server's test accuracy by round; for one run also the method's other accuracies."""
     figure, axes = frame(HALF)
     _lines(axes, groups, lambda run: {t: (t, a) for t, a in run.accuracies()}, _share)
     for run in groups[0].runs if len(groups) == 1 and not groups[0].several else ():
         if run.accuracies():
             t, best = run.best()
             (dot,) = axes.plot([t], [best], "o", color=series(0), markersize=6)
-            say(dot, [f"round {t}: {_share(best)}"])
+            set_hover_texts(dot, [f"round {t}: {_share(best)}"])
             side = "right" if t > sum(axes.get_xlim()) / 2 else "left"
             axes.annotate(
                 f"best {percent(best)}", (t, best), (0, 8), textcoords="offset points",
@@ -66,8 +66,8 @@ def accuracy(groups: Groups) -> Figure:
             )  # fmt: skip
         names = dict.fromkeys(name for e in run.entries for name in e.accuracies)
         for i, name in enumerate(names, start=1):
-            told = [(e.round, e.accuracies[name]) for e in run.entries if name in e.accuracies]
-            points = [(t, v, f"{name}, round {t}: {_share(v)}") for t, v in told]
+            scored = [(e.round, e.accuracies[name]) for e in run.entries if name in e.accuracies]
+            points = [(t, v, f"{name}, round {t}: {_share(v)}") for t, v in scored]
             _line(axes, points, name, i, further=True)
     _over_rounds(axes, margin=0.02)
     _as_shares(axes)
@@ -75,19 +75,19 @@ def accuracy(groups: Groups) -> Figure:
 
 
 def loss(groups: Groups) -> Figure:
-    """The server's test loss by round."""
+    """Plot the server's test loss by round."""
     return _curves(groups, lambda e: e.loss, HALF)
 
 
 def metric(groups: Groups, name: str) -> Figure:
-    """One of the method's own scalars by round, as a small multiple."""
+    """Plot one of the method's scalars by round, as a small multiple."""
     return _curves(groups, lambda e: scalars(e).get(name), THIRD)
 
 
 @style()
 def clients(run: Run) -> Figure:
-    """Each client's own model, if it has one, and the global one on its test share; by
-    architecture."""
+    """Plot the accuracy of each client's own model, if any, and of the global model on its test
+    share, coloured by architecture."""
     scores = run.scores()
     figure, axes = frame(WIDE)
     models = list(dict.fromkeys([*run.models(), *(member.model for member, _ in scores)]))
@@ -96,18 +96,18 @@ def clients(run: Run) -> Figure:
     sole = "own" if run.own_models else "global"
     for j, (member, score) in enumerate(scores):
         i = models.index(member.model)
-        of_it = score.accuracy if run.own_models else score.accuracy_global
-        bars = [(j - shift, of_it, sole, series(i), 1.0)]
-        if both:  # on a ground of paper, else the grid would shine through
+        first = score.accuracy if run.own_models else score.accuracy_global
+        bars = [(j - shift, first, sole, series(i), 1.0)]
+        if both:  # an opaque bar below, so that the grid does not show through
             bars.append((j + shift, score.accuracy_global, "global", PAPER, 1.0))
             bars.append((j + shift, score.accuracy_global, "global", series(i), 0.38))
-        for x, value, whose, colour, alpha in bars:
+        for x, value, kind, colour, alpha in bars:
             drawn = axes.bar(
                 x, _value(value), width, color=colour, edgecolor=PAPER, linewidth=0.6,
                 hatch="" if i < 8 else "////" if i < 16 else "....", alpha=alpha,
             )  # fmt: skip
             if colour != PAPER:
-                _say_each(drawn, [f"client {score.k}, {whose} model: {percent(value)}"])
+                _hover_bars(drawn, [f"client {score.k}, {kind} model: {percent(value)}"])
     _percents(axes.yaxis)
     middle, half = (len(scores) - 1) / 2, max(len(scores), LEAST) / 2 + 0.2
     axes.set(xlim=(middle - half, middle + half), ylim=(0, 1), xlabel="client")
@@ -125,12 +125,12 @@ def clients(run: Run) -> Figure:
 
 @style()
 def ascending(run: Run) -> Figure:
-    """The accuracies of many clients in ascending order, against the share of them."""
+    """Plot the sorted accuracies of many clients against the fraction of clients."""
     figure, axes = frame(WIDE)
-    told = {"own model": [s.accuracy for _, s in run.scores()]} if run.own_models else {}
-    told["global model"] = [s.accuracy_global for _, s in run.scores()]
+    accuracies = {"own model": [s.accuracy for _, s in run.scores()]} if run.own_models else {}
+    accuracies["global model"] = [s.accuracy_global for _, s in run.scores()]
     handles = dict[str, Patch]()
-    for name, values in told.items():
+    for name, values in accuracies.items():
         if known := thinned(sorted(v for v in values if v is not None)):
             colour = series(len(handles))
             axes.plot(np.linspace(0, 1, len(known)), known, color=colour)
@@ -142,25 +142,25 @@ def ascending(run: Run) -> Figure:
 
 
 def spread(groups: Groups) -> Figure:
-    """Every client as a dot, the mean over clients, and seeds, as a stroke, one row per group."""
+    """Plot every client as a dot and the mean over clients and seeds as a stroke, a row a group."""
     rows = []
     for group in groups:
         dots = []
         for run in group.runs:
-            who = f"seed {run.setting('seed')}, " if group.several else ""
+            prefix = f"seed {run.setting('seed')}, " if group.several else ""
             for _, s in run.scores():
                 a = _value(s.accuracy if run.own_models else s.accuracy_global)
-                dots += [(a, f"{who}client {s.k}: {percent(a)}")] * math.isfinite(a)
+                dots += [(a, f"{prefix}client {s.k}: {percent(a)}")] * math.isfinite(a)
         means = group.values(lambda run: run.mean_on_clients()[1])
         mean = over_seeds(means)[0] if means else math.nan
-        whose = group.runs[0].mean_on_clients()[0]
-        rows.append((f"{clean(group.label, 36)}\n{whose}", dots, mean))
-    said = "accuracy on each client's own test share"
-    return _dots((WIDE[0], 0.9 + 0.5 * len(groups)), rows, (None, 1.0), said)
+        model = group.runs[0].mean_on_clients()[0]
+        rows.append((f"{clean(group.label, 36)}\n{model}", dots, mean))
+    label = "accuracy on each client's own test share"
+    return _dots((WIDE[0], 0.9 + 0.5 * len(groups)), rows, (None, 1.0), label)
 
 
 def distribution(models: Models) -> Figure:
-    """A row for each model: every client a dot, AMP a stroke."""
+    """Plot a row for each model: a dot for every client and a stroke at AMP."""
     rows = [
         (name, [(value, percent(value)) for value in values], fairness(values, sizes)["amp"])
         for name, (values, sizes) in models.items()
@@ -171,15 +171,15 @@ def distribution(models: Models) -> Figure:
 
 @style()
 def mixtures(models: Models) -> Figure:
-    """How accuracy is distributed over random mixtures of clients; dashed: WLP, its floor."""
+    """Plot the histogram of accuracy over random mixtures of clients; dashed: its minimum, WLP."""
     figure, axes = frame(HALF)
     for i, (name, (values, _)) in enumerate(models.items()):
         drawn = over_mixtures(values, DRAWS, rng(0, "mixtures"), CONCENTRATION)
         bins = np.linspace(min(values), max(max(values), min(values) + 0.01), 41).tolist()
         counts, _, bars = axes.hist(drawn, bins=bins, color=series(i), alpha=0.45, label=name)
         assert isinstance(bars, BarContainer)
-        found = zip(bins, bins[1:], np.ravel(counts), strict=False)
-        _say_each(bars, [f"{percent(low)} to {percent(up)}: {int(n)}" for low, up, n in found])
+        bounds = zip(bins, bins[1:], np.ravel(counts), strict=False)
+        _hover_bars(bars, [f"{percent(low)} to {percent(up)}: {int(n)}" for low, up, n in bounds])
         axes.axvline(min(values), color=series(i), linestyle=(0, (4, 2)), linewidth=1.5)
     axes.set(xlim=(0, 1), ylabel="mixtures")
     axes.set_xlabel("accuracy on a mixture; dashed: the worst client (WLP)", color=MUTED)
@@ -189,7 +189,7 @@ def mixtures(models: Models) -> Figure:
 
 
 def bytes_by_round(run: Run) -> Figure:
-    """Bytes per round: down to the clients and up from them; round 0 is the census."""
+    """Plot the bytes of each round, down to the clients and up to the server; 0 is the census."""
     ways = {way: _finite(e.bytes.get(way, 0) for e in run.entries) for way in ("down", "up")}
     figure, axes = _stacked(run, ways, size)
     _sizes(axes.yaxis)
@@ -197,13 +197,13 @@ def bytes_by_round(run: Run) -> Figure:
 
 
 def seconds_by_round(run: Run) -> Figure:
-    """Where a round's time goes; what no phase accounts for is ``other``."""
-    found = dict.fromkeys(n for e in run.entries for n in e.seconds if n != "total")
-    names = sorted(found, key=lambda n: PHASES.index(n) if n in PHASES else len(PHASES))
+    """Plot the seconds of each round by phase; time outside the phases is ``other``."""
+    timed = dict.fromkeys(n for e in run.entries for n in e.seconds if n != "total")
+    names = sorted(timed, key=lambda n: PHASES.index(n) if n in PHASES else len(PHASES))
     phases = {n: _finite(e.seconds.get(n, 0.0) for e in run.entries) for n in names}
-    whole = _finite(total(e) for e in run.entries)
-    other = np.maximum(whole - sum(phases.values(), start=np.zeros(len(whole))), 0.0)
-    if other.sum() > 0.01 * whole.sum():
+    totals = _finite(total(e) for e in run.entries)
+    other = np.maximum(totals - sum(phases.values(), start=np.zeros(len(totals))), 0.0)
+    if other.sum() > 0.01 * totals.sum():
         phases["other"] = other
     figure, axes = _stacked(run, phases, duration)
     axes.set_ylabel("seconds")
@@ -211,47 +211,51 @@ def seconds_by_round(run: Run) -> Figure:
 
 
 def by_bytes(groups: Groups) -> Figure:
-    """Accuracy against the bytes sent so far, both ways: what an accuracy costs on the wire."""
+    """Plot accuracy against the bytes sent so far, up and down."""
     cost = "bytes sent, up and down"
     return _against(groups, lambda e: e.bytes.get("up", 0) + e.bytes.get("down", 0), size, cost)
 
 
 def by_time(groups: Groups) -> Figure:
-    """Accuracy against the seconds spent so far."""
+    """Plot accuracy against the seconds elapsed so far."""
     return _against(groups, total, duration, "seconds")
 
 
 @style()
 def partition(run: Run) -> Figure | None:
-    """How the classes are spread over the clients, as bubbles; None if the census does not say."""
+    """Plot the samples per client and class as bubbles; None if the census has no such counts."""
     members = thinned(run.members)
-    held = [member.counts or [] for member in members]
-    if len({len(counts) for counts in held}) != 1 or not held[0] or min(map(min, held)) < 0:
+    rows = [member.counts or [] for member in members]
+    if len({len(row) for row in rows}) != 1 or not rows[0] or min(map(min, rows)) < 0:
         return None
-    counts = np.array(held)
+    counts = np.array(rows)
     names = run.classes if len(run.classes) == counts.shape[1] else []
     figure = bubbles(counts, classes=[clean(name, 16) for name in names], color=series(0))
-    called = names or [str(c) for c in range(counts.shape[1])]
+    labels = names or [str(c) for c in range(counts.shape[1])]
     texts = [
-        f"client {members[k].k}, class {called[c]}: {counts[k, c]:,}"
+        f"client {members[k].k}, class {labels[c]}: {counts[k, c]:,}"
         for k, c in zip(*np.nonzero(counts), strict=True)
     ]
-    say(figure.axes[0].collections[0], texts)
+    set_hover_texts(figure.axes[0].collections[0], texts)
     return figure
 
 
 @style()
 def coefficients(c: Sequence[Sequence[float]], ks: Sequence[int]) -> Figure:
-    """A square for each pair of clients ``ks``, the fuller the more row k learns from column j."""
+    """Plot a square for each pair of clients ``ks``: more opaque for a larger coefficient.
+
+    ``c`` [n, n]: row k has the coefficients with which client k learns from the clients j.
+    """
     values, n = np.array(c), len(c)
     side = min(max(0.3 * n, 1.6), 5.0)
     figure, axes = frame((side + 0.9, side + 0.7))
     k, j = np.divmod(np.arange(n * n), n)
-    full = values[k, j] / max(values.max(), 1e-9)
+    alpha = values[k, j] / max(values.max(), 1e-9)
     size = (0.92 * 72 * side / n) ** 2
-    drawn = axes.scatter(j, k, s=size, marker="s", color=series(0), alpha=full, linewidths=0)
+    drawn = axes.scatter(j, k, s=size, marker="s", color=series(0), alpha=alpha, linewidths=0)
     pairs = zip(k, j, strict=True)
-    say(drawn, [f"client {ks[a]} from client {ks[b]}: {values[a, b]:.3f}" for a, b in pairs])
+    texts = [f"client {ks[a]} from client {ks[b]}: {values[a, b]:.3f}" for a, b in pairs]
+    set_hover_texts(drawn, texts)
     axes.set(xlim=(-0.6, n - 0.4), ylim=(n - 0.4, -0.6))
     axes.grid(False)
     for axis, label in ((axes.xaxis, "from client"), (axes.yaxis, "client")):
@@ -274,35 +278,35 @@ def _share(value: float) -> str:
 
 
 def _visible(name: str) -> str:
-    """Matplotlib hides a legend's entry whose name starts with an underscore."""
+    """Return a legend label; matplotlib hides a label that starts with an underscore."""
     return "\u200b" + clean(name, 35) if name.startswith("_") else clean(name, 36)
 
 
-def _say_each(bars: BarContainer, texts: Sequence[str]) -> None:
+def _hover_bars(bars: BarContainer, texts: Sequence[str]) -> None:
     for bar, text in zip(bars, texts, strict=True):
-        say(bar, [text])
+        set_hover_texts(bar, [text])
 
 
-def _hover(axes: Axes, points: Sequence[Point], i: int) -> None:
-    """Unseen marks on a line of series i, the last ones of every few if there are many."""
+def _hover_points(axes: Axes, points: Sequence[Point], i: int) -> None:
+    """Draw invisible marks with hover texts on a line of series i, at most ``MARKS`` points."""
     chosen = points[:: -max(1, math.ceil(len(points) / MARKS))]
     if chosen:
         x, y, texts = zip(*chosen, strict=True)
         (marks,) = axes.plot(x, y, "o", color=series(i), markersize=7, alpha=0)
-        say(marks, texts)
+        set_hover_texts(marks, texts)
 
 
 def _line(
     axes: Axes, points: Sequence[Point], label: str, i: int, *, further: bool = False
 ) -> None:
-    """Series i, dashed if ``further``; a lone point, which is no line, gets a mark."""
+    """Draw series i, dashed if ``further``; a single point gets a visible mark."""
     dashes = (1, 1.5) if i >= 8 else (4, 2) if further else None
     axes.plot(
         [x for x, _, _ in points], [y for _, y, _ in points], color=series(i),
         linestyle=(0, dashes) if dashes else "-", linewidth=1.5 if further else 2.0,
         marker="o" if len(points) == 1 else None, markersize=4, label=_visible(label),
     )  # fmt: skip
-    _hover(axes, points, i)
+    _hover_points(axes, points, i)
 
 
 def _lines(
@@ -312,24 +316,24 @@ def _lines(
     write: Callable[[float], str],
     at: Callable[[float], str] | None = None,
 ) -> None:
-    """A line for each group: the mean over the rounds that all its runs have, and its band.
+    """Draw a line for each group: the mean over the rounds that all its runs have, and its band.
 
-    A point says its round, with ``at`` where it lies too, and where there are several its group.
+    A hover text has the round and the value, with ``at`` also x, and the group if not the only one.
     """
     for i, group in enumerate(groups):
-        who = f"{clean(group.label, 36)}, " if len(groups) > 1 else ""
-        found = [course(run) for run in group.runs]
+        prefix = f"{clean(group.label, 36)}, " if len(groups) > 1 else ""
+        courses = [course(run) for run in group.runs]
         points, bands = list[Point](), list[tuple[float, float, float]]()
-        for t in sorted(set.intersection(*map(set, found))):
-            there, _ = over_seeds([each[t][0] for each in found])
-            mean, deviation = over_seeds([each[t][1] for each in found])
-            where = f", {at(there)}" if at else ""
+        for t in sorted(set.intersection(*map(set, courses))):
+            x, _ = over_seeds([points_by_round[t][0] for points_by_round in courses])
+            mean, deviation = over_seeds([points_by_round[t][1] for points_by_round in courses])
+            x_text = f", {at(x)}" if at else ""
             more = f" ± {write(deviation)}" if group.several else ""
-            points.append((there, mean, f"{who}round {t}{where}: {write(mean)}{more}"))
-            bands.append((there, mean - deviation, mean + deviation))
+            points.append((x, mean, f"{prefix}round {t}{x_text}: {write(mean)}{more}"))
+            bands.append((x, mean - deviation, mean + deviation))
         if group.several and bands:
-            x, low, high = zip(*bands, strict=True)
-            axes.fill_between(x, low, high, color=series(i), alpha=0.18, linewidth=0)
+            xs, low, high = zip(*bands, strict=True)
+            axes.fill_between(xs, low, high, color=series(i), alpha=0.18, linewidth=0)
         _line(axes, points, group.label, i)
 
 
@@ -354,27 +358,27 @@ def _curves(
 def _stacked(
     run: Run, stacks: Mapping[str, np.ndarray], write: Callable[[float], str]
 ) -> tuple[Figure, Axes]:
-    """Draw what each round took, stacked: bars, or areas where there are more than ``BARS``."""
+    """Draw the amounts of each round stacked, as bars, or as areas above ``BARS`` rounds."""
     figure, axes = frame(HALF)
     t, base = np.array([e.round for e in run.entries], dtype=float), np.zeros(len(run.entries))
     rounds, sums = [f"round {x:.0f}" for x in t], sum(stacks.values(), start=base)
     texts = [f"{name}: {write(amount)}" for name, amount in zip(rounds, sums, strict=True)]
     for i, (name, height) in enumerate(stacks.items()):
-        said = [f", {name} {write(amount)}" for amount in height]
+        parts = [f", {name} {write(amount)}" for amount in height]
         if len(t) > BARS:
             axes.fill_between(t, base, base + height, step="mid", color=series(i), linewidth=0)
-            seen = [
-                text if amount >= 0.005 else "" for text, amount in zip(said, height, strict=True)
+            visible = [
+                part if amount >= 0.005 else "" for part, amount in zip(parts, height, strict=True)
             ]
-            texts = list(map(operator.add, texts, seen))
+            texts = list(map(operator.add, texts, visible))
         else:
             drawn = axes.bar(
                 t, height, 0.72, bottom=base, color=series(i), edgecolor=PAPER, linewidth=0.5
             )
-            _say_each(drawn, list(map(operator.add, rounds, said)))
+            _hover_bars(drawn, list(map(operator.add, rounds, parts)))
         base = base + height
     if len(t) > BARS:
-        _hover(axes, list(zip(t, base, texts, strict=True)), len(stacks) - 1)
+        _hover_points(axes, list(zip(t, base, texts, strict=True)), len(stacks) - 1)
     _over_rounds(axes)
     _legend_above(figure, {name: Patch(color=series(i)) for i, name in enumerate(stacks)})
     return figure, axes
@@ -382,12 +386,12 @@ def _stacked(
 
 @style()
 def _against(
-    groups: Groups, cost: Callable[[Entry], float], write: Callable[[float], str], said: str
+    groups: Groups, cost: Callable[[Entry], float], write: Callable[[float], str], label: str
 ) -> Figure:
     def course(run: Run) -> Course:
         spent = np.cumsum(_finite(cost(e) for e in run.entries)).tolist()
-        told = zip(run.entries, spent, strict=True)
-        scored = [(e.round, x, e.accuracy) for e, x in told if e.accuracy is not None]
+        pairs = zip(run.entries, spent, strict=True)
+        scored = [(e.round, x, e.accuracy) for e, x in pairs if e.accuracy is not None]
         return {t: (x, a) for t, x, a in scored if math.isfinite(a)}
 
     figure, axes = frame(HALF)
@@ -397,7 +401,7 @@ def _against(
         _sizes(axes.xaxis)
     else:
         axes.xaxis.set_major_formatter(FuncFormatter(lambda s, _: f"{s:g}"))
-    axes.set_xlabel(said)
+    axes.set_xlabel(label)
     return figure
 
 
@@ -406,19 +410,19 @@ def _dots(
     figsize: tuple[float, float],
     rows: Sequence[tuple[str, list[tuple[float, str]], float]],
     limits: tuple[float | None, float],
-    said: str,
+    label: str,
 ) -> Figure:
-    """A row each: its name, its dots (value and hover text), and a stroke at its centre."""
+    """Draw rows: the name, the dots (value and hover text) and the position of the stroke."""
     figure, axes = frame(figsize)
     for i, (_, dots_of_row, centre) in enumerate(rows):
         shown = thinned(sorted(dots_of_row)) if len(dots_of_row) > MANY else dots_of_row
         values, texts = [value for value, _ in shown], [text for _, text in shown]
         lift = 0.13 * np.sin(2.4 * np.arange(len(values)))  # so that equal dots stay visible
         (dots,) = axes.plot(values, i + lift, "o", color=series(i), alpha=0.55, markeredgewidth=0)
-        say(dots, texts)
+        set_hover_texts(dots, texts)
         axes.plot([centre] * 2, [i - 0.32, i + 0.32], color=series(i), linewidth=2.6)
     axes.set_yticks(range(len(rows)), [name for name, *_ in rows])
-    axes.set(xlim=limits, ylim=(len(rows) - 0.5, -0.5), xlabel=said)
+    axes.set(xlim=limits, ylim=(len(rows) - 0.5, -0.5), xlabel=label)
     axes.grid(visible=False, axis="y")
     axes.grid(visible=True, axis="x")
     _percents(axes.xaxis)
@@ -448,7 +452,7 @@ def _sizes(axis: Axis) -> None:
 
 
 def _legend(axes: Axes, loc: Literal["lower right", "upper right"]) -> None:
-    """Name the lines inside the axes, where there is more than one and not too many."""
+    """Draw a legend inside the axes if there are 2 to 10 lines."""
     if 1 < len(axes.get_legend_handles_labels()[0]) <= 10:
         axes.legend(loc=loc)
 

@@ -1,8 +1,8 @@
-"""A run's directory, read back: config.toml, journal.jsonl and, once it is over, summary.json.
+"""Read a run's directory: config.toml, journal.jsonl and, after the run's end, summary.json.
 
-Reading is tolerant: a run that goes on, was killed, or lost half of its last line still reads, and
-``Run.notes`` says what was missing. Only a directory without a journal, or with one that another
-release wrote, is refused. Every text is cleaned here: no name or reason can steer a terminal.
+Reading is tolerant: the run may be unfinished or killed, and its last line may be cut off.
+``Run.notes`` lists what is missing. Only a directory without a journal, or with a journal of
+another release, is rejected. Every text is cleaned, so that no name or reason controls a terminal.
 """
 
 import json
@@ -30,12 +30,12 @@ from common.journal import (
 from common.metrics import LAST, MANY, SHARES, fairness, over_rounds, quantiles
 from deploy.report.table import Cell, Table, clean, number, percent
 
-NAME, LONGEST = 40, 500  #: characters of a name, and of any other text
+NAME, LONGEST = 40, 500  #: most characters of a name, and of any other text
 
 
 @final
 class Reached(Part):
-    """The rounds in which an accuracy of ``target``, in [0, 1], was reached: by one score, by the
+    """The first rounds that reach the accuracy ``target``, in [0, 1]: with one score, and with the
     mean of five."""
 
     target: float
@@ -45,7 +45,7 @@ class Reached(Part):
 
 @final
 class Summary(Part):
-    """Fields of summary.json that the journal lacks, or that a run's folder may have lost."""
+    """Fields of summary.json that are not in the journal or replace a missing config.toml."""
 
     method: str | None = None
     dataset: str | None = None
@@ -60,7 +60,7 @@ class Summary(Part):
 @final
 @dataclass(frozen=True)
 class Run:
-    """What one directory says about its run. ``entries`` is in order of the round, census first."""
+    """The contents of one run's directory. ``entries`` are ordered by round, census first."""
 
     path: Path
     config: Mapping[str, object] = field(default_factory=dict)
@@ -72,23 +72,23 @@ class Run:
 
     @property
     def rounds(self) -> int | None:
-        """How many rounds were asked for, if that is known."""
-        asked = self.config.get("rounds", self.summary and self.summary.rounds)
-        return asked if isinstance(asked, int) and not isinstance(asked, bool) else None
+        """The configured number of rounds, if it is known."""
+        rounds = self.config.get("rounds", self.summary and self.summary.rounds)
+        return rounds if isinstance(rounds, int) and not isinstance(rounds, bool) else None
 
     @property
     def done(self) -> int:
-        """The last round the journal holds."""
+        """The last round in the journal."""
         return max((e.round for e in self.entries), default=0)
 
     @property
     def reached(self) -> str:
-        """The same in words: "2 of 5"."""
+        """The number of finished rounds in words: "2 of 5"."""
         return f"{self.done}" if self.rounds is None else f"{self.done} of {self.rounds}"
 
     @property
     def target(self) -> float | None:
-        """The accuracy with which the run ended, in its last round or before, if it did."""
+        """The target accuracy (``score.stop``), if the run ended because it was reached."""
         return self.entries[-1].reached if self.entries else None
 
     @property
@@ -98,36 +98,36 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Its method, else the name of its directory."""
+        """The method, else the name of the directory."""
         return self.setting("method") or clean(self.path.name, 60)
 
     def setting(self, name: str) -> str | None:
-        """``method``, ``dataset``, ``runtime`` or ``seed``, from the summary or the config."""
+        """Return ``method``, ``dataset``, ``runtime`` or ``seed``, from the summary or config."""
         inner = self.table("data").get("name") if name == "dataset" else None
         value = getattr(self.summary, name, None)
         value = self.config.get(name, inner) if value is None else value
         return None if value is None else clean(value, 60)
 
     def table(self, name: str) -> dict[str, object]:
-        """A table of the config; empty if there is none."""
+        """Return a table of the config; an empty one if it is missing."""
         table = self.config.get(name)
         return table if isinstance(table, dict) else {}
 
     def accuracies(self) -> list[tuple[int, float]]:
-        """(round, accuracy) wherever the server scored its model."""
+        """Return (round, accuracy) of every round in which the server scored its model."""
         scored = ((e.round, e.accuracy) for e in self.entries)
         return [(t, a) for t, a in scored if a is not None and math.isfinite(a)]
 
     def best(self) -> tuple[int, float]:
-        """The first (round, accuracy) of the best accuracy, where there is one."""
+        """Return the first (round, accuracy) with the best accuracy; needs a scored round."""
         return max(self.accuracies(), key=lambda point: point[1])
 
     def headline(self) -> dict[str, float | None]:
-        """Final, best and last-10-mean accuracy so far; of the census where nothing else is."""
+        """Return final, best and last-10-mean accuracy so far; before round 1 the census's."""
         if not (trained := self._trained()):
             return {"final": None, "best": None, "last10": None}
-        told = over_rounds(trained)
-        return {"final": told["final"], "best": told["best"], "last10": told["last10"]}
+        statistics = over_rounds(trained)
+        return {name: statistics[name] for name in ("final", "best", "last10")}
 
     def last(self) -> int:
         """Return how many accuracies ``last10`` averages: ten, or all if there are fewer."""
@@ -137,53 +137,57 @@ class Run:
         return [a for t, a in self.accuracies() if t > 0] or [a for _, a in self.accuracies()]
 
     def cost(self, direction: str) -> float:
-        """Bytes sent ``up`` or ``down`` over the whole run, census included."""
+        """Return the bytes sent ``up`` or ``down`` over the whole run, census included."""
         return sum(e.bytes.get(direction, 0) for e in self.entries)
 
-    def flops(self, whose: str) -> int:
-        """Operations of training by ``clients`` or ``server``; 0 where they were not counted."""
-        return sum(e.flops.get(whose, 0) for e in self.entries)
+    def flops(self, side: str) -> int:
+        """Return the operations of training by ``clients`` or ``server``; 0 if not counted."""
+        return sum(e.flops.get(side, 0) for e in self.entries)
 
     def memory(self) -> PeakMemory:
-        """Most bytes of tensors in any round; none where they were not measured."""
+        """Return the peak bytes of tensors over all rounds; empty if not measured."""
         return PeakMemory.most([e.memory for e in self.entries if e.memory])
 
     def seconds(self) -> float:
         return sum(total(e) for e in self.entries)
 
     def scores(self) -> list[tuple[Member, ClientScore]]:
-        """Every scored client, by k, as the census found it, with its last accuracies."""
+        """Return every scored client's census entry and last accuracies, in order of k."""
         members = {member.k: member for member in self.members}
         scores = {score.k: score for entry in self.entries for score in entry.scores}
         return [(members.get(k, Member(k=k)), scores[k]) for k in sorted(scores)]
 
     @property
     def own_models(self) -> bool:
-        """Whether clients scored models of their own, and not the global one again."""
-        told = [(s.accuracy, s.accuracy_global) for _, s in self.scores() if s.accuracy is not None]
-        return any(own != shared for own, shared in told)
+        """Whether clients scored own models that differ from the global one."""
+        pairs = [
+            (s.accuracy, s.accuracy_global) for _, s in self.scores() if s.accuracy is not None
+        ]
+        return any(own != shared for own, shared in pairs)
 
     def on_clients(self) -> dict[str, tuple[list[float], list[int]]]:
-        """Every model that all scored clients scored: their accuracies and test samples.
+        """Return the clients' accuracies and test samples, for each model that all of them scored.
 
-        First the clients' own models, if they have any, then the global one, then further ones by
-        name.
+        The clients' own models come first, if they have any, then the global one, then further
+        ones by name.
         """
-        told = [(m, s) for m, s in self.scores() if (s.accuracy, s.accuracy_global) != (None, None)]
+        scored = [
+            (m, s) for m, s in self.scores() if (s.accuracy, s.accuracy_global) != (None, None)
+        ]
         columns: dict[str, list[float | None]] = {}
         if self.own_models:
-            columns["own models"] = [s.accuracy for _, s in told]
-        columns[self._global()] = [s.accuracy_global for _, s in told]
-        for name in told[0][1].accuracies if told else ():
-            columns[name] = [s.accuracies.get(name) for _, s in told]
-        sizes = [max(m.n_test or s.n or 0, 1) for m, s in told]
+            columns["own models"] = [s.accuracy for _, s in scored]
+        columns[self._global()] = [s.accuracy_global for _, s in scored]
+        for name in scored[0][1].accuracies if scored else ():
+            columns[name] = [s.accuracies.get(name) for _, s in scored]
+        sizes = [max(m.n_test or s.n or 0, 1) for m, s in scored]
         known = {name: [v for v in values if v is not None] for name, values in columns.items()}
-        return {name: (v, sizes) for name, v in known.items() if v and len(v) == len(told)}
+        return {name: (v, sizes) for name, v in known.items() if v and len(v) == len(scored)}
 
     def mean_on_clients(self) -> tuple[str, float | None]:
-        """Whose models clients were scored with, their own or the global one; the mean accuracy.
+        """Return "own models" or "global model", whichever clients scored, and the mean accuracy.
 
-        Every client weighs as its test samples (AMP), so that it is the accuracy on all of them.
+        The mean is weighted by test samples (AMP), so it is the accuracy on all test samples.
         """
         name, scored = next(iter(self.on_clients().items()), ("", None))
         if scored is None:
@@ -191,61 +195,61 @@ class Run:
         return name if name == "own models" else "global model", fairness(*scored)["amp"]
 
     def _global(self) -> str:
-        """What the run's own model is called where several are scored."""
-        told = self.last_of("fairness")
+        """Return the name of the global model among the models that clients scored."""
+        fairness = self.last_of("fairness")
         others = {"own", *(name for _, s in self.scores() for name in s.accuracies)}
-        return next(
-            (name for name in (told.models if told else ()) if name not in others), "global"
-        )
+        names = fairness.models if fairness else ()
+        return next((name for name in names if name not in others), "global")
 
     def spent(self) -> Privacy | None:
-        """(ε, δ) after the last round of a run with differential privacy."""
+        """Return (ε, δ) after the last round; None without differential privacy."""
         return self.entries[-1].privacy if self.entries else None
 
     @property
     def secret(self) -> bool:
-        """Whether the journal keeps to itself who was selected, and so who failed."""
+        """Whether the journal omits which clients were selected, and therefore which failed."""
         return self.spent() is not None and self.table("privacy").get("sampling") == "secret"
 
     def last_of(self, field: str) -> Any:
-        """Return the newest value of a field that some entries leave empty; None without one."""
+        """Return the newest value of a field that some entries leave empty; None if all do."""
         return next((v for e in reversed(self.entries) if (v := getattr(e, field))), None)
 
     def failures(self) -> list[Failure]:
-        """Every failure, round by round."""
+        """Return every failure, in order of the round."""
         return [failure for entry in self.entries for failure in entry.failures]
 
     def models(self) -> list[str]:
-        """The architectures, in order of the first client that brings each."""
-        brought = self.members or [member for member, _ in self.scores()]
-        return list(dict.fromkeys(member.model for member in brought))
+        """Return the architectures, in order of the first client with each."""
+        members = self.members or [member for member, _ in self.scores()]
+        return list(dict.fromkeys(member.model for member in members))
 
 
 def total(entry: Entry) -> float:
-    """Seconds of a round: its own total, else the sum of its phases."""
+    """Return the seconds of a round: its recorded total, else the sum of its phases."""
     phases = {n: s for n, s in entry.seconds.items() if n != "total" and math.isfinite(s)}
     return entry.seconds.get("total", sum(phases.values()))
 
 
 def scalars(entry: Entry) -> dict[str, float]:
-    """Every named number beside accuracy and loss: the method's metrics, drift, then fairness."""
-    found = entry.metrics | ({} if entry.drift is None else {"drift": entry.drift})
+    """Return all named numbers beside accuracy and loss: method metrics, drift, then fairness."""
+    numbers = entry.metrics | ({} if entry.drift is None else {"drift": entry.drift})
     if entry.fairness is not None:
         main = entry.fairness.main
         further = {m: spread for m, spread in entry.fairness.models.items() if spread != main}
-        found |= main.model_dump()
-        found |= {f"{m} {n}": v for m, of in further.items() for n, v in of.model_dump().items()}
-    return found
+        numbers |= main.model_dump()
+        for model, spread in further.items():
+            numbers |= {f"{model} {name}": v for name, v in spread.model_dump().items()}
+    return numbers
 
 
 def of_clients(run: Run, *, parameters: bool) -> Table:
-    """Each scored client's samples and accuracies, with its number of ``parameters`` if asked.
+    """Return a table of each scored client's samples, accuracies and, if asked, ``parameters``.
 
-    Of many clients it has quantiles instead of a line each.
+    For more than ``MANY`` clients the table has quantiles instead of a row for each client.
     """
     scores, own, models = run.scores(), run.own_models, run.models()
     if len(scores) > MANY:
-        return _of_many(run)
+        return _quantiles(run)
     columns = ["parameters"] if parameters else []
     rows = list[list[str | Cell]]()
     for m, s in scores:
@@ -257,14 +261,14 @@ def of_clients(run: Run, *, parameters: bool) -> Table:
     return Table(header, rows, "llr" if parameters else "rlr")
 
 
-def _of_many(run: Run) -> Table:
-    """Quantiles of the scored clients, each column by itself."""
+def _quantiles(run: Run) -> Table:
+    """Return quantiles over the scored clients, separately for each column."""
     scores, own = run.scores(), run.own_models
     samples = quantiles(member.n for member, _ in scores) or {}
-    of_own = quantiles(score.accuracy if own else None for _, score in scores) or {}
+    own_model = quantiles(score.accuracy if own else None for _, score in scores) or {}
     shared = quantiles(score.accuracy_global for _, score in scores) or {}
     rows = [
-        (name, number(int(samples[name])), percent(of_own.get(name)), percent(shared.get(name)))
+        (name, number(int(samples[name])), percent(own_model.get(name)), percent(shared.get(name)))
         for name in SHARES
     ]
     header = (f"of {number(len(scores))} clients", "samples", "own model", "global model")
@@ -274,7 +278,8 @@ def _of_many(run: Run) -> Table:
 def read(path: Path) -> Run:
     """Read a run's directory.
 
-    Raises ``ValueError``, one line, if it is none or another release wrote its journal.
+    Raises ``ValueError``, one line, if ``path`` is no such directory or its journal is of another
+    release.
     """
     if not path.is_dir():
         raise ValueError(f"{path}: not a directory; a report needs the directory a run wrote")
@@ -287,7 +292,7 @@ def read(path: Path) -> Run:
 
 @lru_cache(maxsize=1)
 def _read(path: Path, stamps: tuple[tuple[int, int, int], ...]) -> Run:
-    """The last one is kept as long as its files are those: a run's end asks several times."""
+    """Read a run; cached while its files are unchanged, as a run's end reads it several times."""
     notes: list[str] = []
     entries = _entries(path / "journal.jsonl", notes)
     census = next((e for e in entries if e.round == 0), None)
@@ -304,7 +309,7 @@ def _read(path: Path, stamps: tuple[tuple[int, int, int], ...]) -> Run:
 
 
 def flat(config: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    """Nested tables as dotted keys: ``{"data": {"alpha": 0.5}}`` -> ``{"data.alpha": 0.5}``."""
+    """Flatten nested tables: ``{"data": {"alpha": 0.5}}`` -> ``{"data.alpha": 0.5}``."""
     out: dict[str, object] = {}
     for name, value in config.items():
         key = f"{prefix}{name}"
@@ -313,17 +318,17 @@ def flat(config: Mapping[str, object], prefix: str = "") -> dict[str, object]:
 
 
 def _entries(journal: Path, notes: list[str]) -> list[Entry]:
-    """The journal's rounds; a round written twice (a resumed run) counts as written last."""
+    """Return the journal's rounds; the last entry of a round written twice (by a resumed run)."""
     by_round: dict[int, Entry] = {}
     for line in read_lines(journal):
         place = f"journal.jsonl, line {line.number}"
         if line.entry:
-            told = _cleaned(line.entry.model_dump(exclude_unset=True), NAME)
-            by_round[line.entry.round] = Entry.model_validate(told)
+            fields = _cleaned(line.entry.model_dump(exclude_unset=True), NAME)
+            by_round[line.entry.round] = Entry.model_validate(fields)
             notes += [f"{place} is not as it was written: {line.why}."] * bool(line.why)
         elif line.raw.strip():
-            what = "cut off" if line.cut else "unreadable"
-            notes.append(f"{place} is {what}: left out.")
+            damage = "cut off" if line.cut else "unreadable"
+            notes.append(f"{place} is {damage}: left out.")
     return [by_round[t] for t in sorted(by_round)]
 
 
@@ -341,8 +346,8 @@ def _config(path: Path, notes: list[str]) -> Mapping[str, object]:
 
 def _summary(path: Path, notes: list[str]) -> Summary | None:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return Summary.model_validate(_cleaned(found, LONGEST))
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return Summary.model_validate(_cleaned(content, LONGEST))
     except FileNotFoundError:
         pass
     except ValidationError as error:
@@ -353,8 +358,8 @@ def _summary(path: Path, notes: list[str]) -> Summary | None:
 
 
 def _cleaned(value: Any, limit: int) -> Any:
-    """Every text in it, keys too, on one printable line of ``limit`` characters; a ``reason`` may
-    be longer."""
+    """Return ``value`` with every text and key on one printable line of at most ``limit``
+    characters; a ``reason`` may be longer."""
     if isinstance(value, dict):
         most = {"reason": LONGEST}
         return {_cleaned(k, limit): _cleaned(v, most.get(k, limit)) for k, v in value.items()}
@@ -364,4 +369,4 @@ def _cleaned(value: Any, limit: int) -> Any:
 
 
 _clean = lru_cache(maxsize=1000)(clean)
-"""The keys and models of many clients are the same few words."""
+"""Cached, because many clients share the same few keys and model names."""

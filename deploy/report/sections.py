@@ -1,4 +1,4 @@
-"""The parts of a page that a single run and a comparison have in common, or that one run fills."""
+"""Sections of a report page, about a single run or a comparison of several."""
 
 from collections import Counter
 
@@ -25,42 +25,43 @@ from deploy.report.table import (
     size,
 )
 
-MOST_METRICS = 24  # a page of more small figures is not read
-MOST_CLIENTS = 40  # squares of more pairs are too small to see
+MOST_METRICS = 24  # a page with more small figures is hard to read
+MOST_CLIENTS = 40  # with more clients the squares are too small to see
 MEAN = "Mean over clients, weighted by their test samples"
 
 
 def learning(run: Run) -> Section | None:
-    """Accuracy and loss on the server's test set; None without a model of the server's."""
+    """Return accuracy and loss on the server's test set; None if the server has no model."""
     if run.done and not run.accuracies():
         return None
     alone = [Group(run.name, [run])]
     cards = [Card("Accuracy", plots.accuracy(alone), _course(run), behind=_rounds(run))]
     if any(e.loss is not None for e in run.entries):
         cards.append(Card("Loss", plots.loss(alone), f"Test loss by round, {run.done} rounds."))
-    lead = "The server's model on the server's test set, after each round; round 0 is before any."
+    lead = "The server's model on its test set after each round; round 0 is before training."
     return Section("Learning", cards, lead)
 
 
 def clients(run: Run) -> Section | None:
-    """Every client's accuracy, with the table behind it; None if none was tested."""
+    """Return every client's accuracy as a plot and a table; None if no client was scored."""
     scores = run.scores()
     if all(s.accuracy is None and s.accuracy_global is None for _, s in scores):
         return None
     whose, mean = run.mean_on_clients()
-    told = f"{whose} {percent(mean)}"
-    if len(scores) > MANY:
-        figure, of = plots.ascending(run), "Curve: accuracy of {} clients in ascending order"
+    result, n = f"{whose} {percent(mean)}", len(scores)
+    if n > MANY:
+        figure, caption = plots.ascending(run), f"Curve: sorted accuracies of {n} clients"
     else:
-        figure, of = plots.clients(run), "Bars: accuracy of {} clients on their own test shares"
-    alt = f"{of.format(len(scores))}; {told}."
-    lead = f"Accuracy on each client's own test share. {MEAN}: {told}."
+        caption = f"Bars: accuracy of {n} clients on their own test shares"
+        figure = plots.clients(run)
+    alt = f"{caption}; {result}."
+    lead = f"Accuracy on each client's own test share. {MEAN}: {result}."
     behind = of_clients(run, parameters=True)
     return single("Clients", lead, figure=figure, alt=alt, behind=behind)
 
 
 def fairness(run: Run) -> Section | None:
-    """AMP, FM and WLP of every model, and what agnostic domains would see.
+    """Return AMP, FM and WLP of every model, and its accuracy on agnostic domains: random mixtures.
 
     None if fewer than two clients were scored.
     """
@@ -68,19 +69,19 @@ def fairness(run: Run) -> Section | None:
     if not models or len(run.scores()) < 2:
         return None
     worst = {name: min(values) for name, (values, _) in models.items()}
-    told = "; ".join(f"{name} {percent(low)}" for name, low in worst.items())
+    lowest = "; ".join(f"{name} {percent(low)}" for name, low in worst.items())
     lead = (
-        f"AMP: {MEAN.lower()}; FM: variance over clients; WLP: the "
-        "worst client. Whatever mixture of clients a model meets, it does no worse than WLP."
+        f"AMP: {MEAN.lower()}; FM: variance over clients; WLP: the worst client. "
+        "On every mixture of the clients' data a model is at least as accurate as WLP."
     )
     rows = []
     for i, (name, (values, sizes)) in enumerate(models.items()):
-        of = measures(values, sizes)
-        amp, wlp = percent(of["amp"], 2), percent(of["wlp"], 2)
-        rows.append((Cell(name, dot=i), amp, f"{of['fm']:.5f}", wlp))
+        spread = measures(values, sizes)
+        amp, wlp = percent(spread["amp"], 2), percent(spread["wlp"], 2)
+        rows.append((Cell(name, dot=i), amp, f"{spread['fm']:.5f}", wlp))
     behind = Table(("model", "AMP", "FM", "WLP"), rows)
     mixed = f"Accuracy on {plots.DRAWS} random mixtures of clients"
-    alts = f"Dots: clients; worst client: {told}.", f"Accuracy over mixtures; floor: {told}."
+    alts = f"Dots: clients; worst client: {lowest}.", f"Accuracy over mixtures; floor: {lowest}."
     cards = [
         Card("Clients' accuracies", plots.distribution(models), alts[0], behind=behind),
         Card(mixed, plots.mixtures(models), alts[1]),
@@ -89,15 +90,15 @@ def fairness(run: Run) -> Section | None:
 
 
 def data(run: Run) -> Section | None:
-    """The partition."""
+    """Return the partition and the architectures; None if the census has no class counts."""
     figure = plots.partition(run)
     if figure is None:
         return None
     n = sum(p.n for p in run.members)
-    alt = f"Bubbles: how {len(run.classes)} classes are spread over {len(run.members)} clients."
+    alt = f"Bubbles: samples of {len(run.classes)} classes on {len(run.members)} clients."
     lead = (
         f"{number(n)} training samples on {len(run.members)} clients; "
-        "the area of a bubble is the number of samples of a class that a client holds."
+        "the area of a bubble is a client's number of samples of a class."
     )
     if len(run.members) > MANY:
         lead += f" Shown are {MANY} of them."
@@ -107,7 +108,7 @@ def data(run: Run) -> Section | None:
 
 
 def cost(run: Run) -> Section | None:
-    """Bytes and seconds by round."""
+    """Return bytes and seconds by round."""
     cards = []
     if any(e.bytes for e in run.entries):
         up, down = size(run.cost("up")), size(run.cost("down"))
@@ -116,18 +117,21 @@ def cost(run: Run) -> Section | None:
     if any(e.seconds for e in run.entries):
         alt = f"Stacked bars: seconds by round and phase; {duration(run.seconds())} in all."
         cards.append(Card("Time", plots.seconds_by_round(run), alt))
-    lead = "What each round took; round 0 is the census."
+    lead = "Bytes and time of each round; round 0 is the census."
     if run.flops("clients") or run.flops("server"):
-        clients, server = (operations(run.flops(whose)) for whose in ("clients", "server"))
+        clients, server = (operations(run.flops(side)) for side in ("clients", "server"))
         lead += f" Training took {clients} at the clients and {server} at the server."
     if (memory := run.memory()).clients:
-        largest, server = (size(memory.told()[whose]) for whose in ("largest", "server"))
+        largest, server = (size(memory.told()[key]) for key in ("largest", "server"))
         lead += f" Tensors took {largest} at most at a client and {server} at the server."
     return Section("Cost", cards, lead) if cards else None
 
 
 def formula_cost(groups: Groups) -> Section | None:
-    """Numbers by DL-MH's equations 7 to 10, bytes sent, and the ratio; a row for each run."""
+    """Return numbers by DL-MH's equations 7 to 10, bytes sent, and their ratio, a row for each run.
+
+    None if no run counted them.
+    """
     rows = []
     for label, run in named(groups):
         costs = [e.cost for e in run.entries if e.cost and e.cost.numbers]
@@ -140,27 +144,31 @@ def formula_cost(groups: Groups) -> Section | None:
     header = ("method", "rounds", "numbers by the formula", "bytes sent", "bytes per number")
     lead = (
         "Numbers exchanged as DL-MH's paper counts them (its equations 7 to 10), and the bytes of "
-        "the training messages, both ways, names and headers included. A float32 has 4 bytes."
+        "the training messages in both directions, names and headers included. A float32 has 4 "
+        "bytes."
     )
     return single("Communication", lead, table=Table(header, rows))
 
 
 def normalised(groups: Groups) -> Section | None:
-    """Accuracy by what BatchNorm normalises with; a row for each run that has such layers."""
-    found = [(label, run.last_of("accuracy_bn") or {}) for label, run in named(groups)]
-    kinds = [bn for bn in ("running", "batch", "recalibrated") if any(bn in of for _, of in found)]
-    rows = [(label, *(percent(of.get(bn), 2) for bn in kinds)) for label, of in found if of]
+    """Return accuracy by the statistics of BatchNorm, a row for each run with such layers."""
+    scored = [(label, run.last_of("accuracy_bn") or {}) for label, run in named(groups)]
+    kinds = [bn for bn in ("running", "batch", "recalibrated") if any(bn in a for _, a in scored)]
+    rows = [(label, *(percent(a.get(bn), 2) for bn in kinds)) for label, a in scored if a]
     if not rows:
         return None
     lead = (
-        "The server's model where it was scored last: on its running statistics, on those of each "
-        "test batch, and on running ones that clients measured."
+        "The server's model when it was last scored: with its running statistics, with those of "
+        "each test batch, and with running statistics that clients measured."
     )
     return single("BatchNorm's statistics", lead, table=Table(("run", *kinds), rows))
 
 
 def incentive(run: Run) -> Section | None:
-    """Each client's accuracy on the whole test set before and after the incentive (I-DL-MH)."""
+    """Return each client's accuracy on the whole test set before and after the incentive (I-DL-MH).
+
+    None without an incentive.
+    """
     last = run.last_of("incentive")
     if last is None:
         return None
@@ -169,15 +177,15 @@ def incentive(run: Run) -> Section | None:
     for k, gain in last.clients.items():
         change = gain.after / gain.before - 1 if gain.before else None
         relative = NONE if change is None else f"{100 * change:+.0f} %"
-        shown = (percent(gain.before), percent(gain.after), relative)
-        rows.append((number(k), models.get(k, "?"), *shown))
+        cells = (percent(gain.before), percent(gain.after), relative)
+        rows.append((number(k), models.get(k, "?"), *cells))
     table = Table(("client", "model", "before", "after", "gain"), rows, "rlr")
     lead = "Accuracy of the clients' own models on the whole test set, before and after."
     return single("Incentive", lead, table=table)
 
 
 def coefficients(run: Run) -> Section | None:
-    """From whom each client learns (KT-pFL), after the last round that says so."""
+    """Return the knowledge coefficients of all clients (KT-pFL) in the last round that has them."""
     last = next((e for e in reversed(run.entries) if e.coefficients), None)
     if last is None or len(last.coefficients) > MOST_CLIENTS:
         return None
@@ -189,8 +197,9 @@ def coefficients(run: Run) -> Section | None:
     behind = Table(("client", *(f"from {k}" for k in ks)), rows)
     most = max(max(row) for row in c)
     lead = (
-        f"How much each client (row) learns from what each one says (column), in round "
-        f"{last.round}. Rows sum to 1; the fullest square is {most:.3f}, 1/N is {1 / len(c):.3f}."
+        f"How much each client (row) learns from the predictions of each client (column) in round "
+        f"{last.round}. Rows sum to 1; the largest coefficient is {most:.3f}, 1/N is "
+        f"{1 / len(c):.3f}."
     )
     alt = f"Squares: knowledge coefficients of {len(c)} clients, at most {most:.3f}."
     card = Card("", plots.coefficients(c, ks), alt, behind=behind)
@@ -198,11 +207,11 @@ def coefficients(run: Run) -> Section | None:
 
 
 def metrics(groups: Groups) -> Section | None:
-    """The scalars a method reports about itself, one small figure each; a point is no curve."""
+    """Return one small figure for each scalar of the method; long runs omit those of one point."""
     runs = [run for _, run in named(groups)]
-    seen = Counter(n for run in runs for e in run.entries for n in scalars(e))
+    counts = Counter(n for run in runs for e in run.entries for n in scalars(e))
     short = all(run.done < 2 for run in runs)
-    names = [name for name, times in seen.items() if short or times > len(runs)]
+    names = [name for name, times in counts.items() if short or times > len(runs)]
     more = len(names) - MOST_METRICS
     cards = [
         Card(name, plots.metric(groups, name), f"{name} by round.", span=4)
@@ -213,65 +222,66 @@ def metrics(groups: Groups) -> Section | None:
 
 
 def privacy(run: Run) -> Section | None:
-    """(ε, δ) by round; None for a run without differential privacy."""
+    """Return (ε, δ) by round; None for a run without differential privacy."""
     spent = run.spent()
     if spent is None:
         return None
-    each = [(e.round, e.privacy) for e in run.entries if e.privacy]
-    rows = [(number(t), f"{p.epsilon:.4g}", f"{p.delta:.3g}") for t, p in each]
-    told = ", ".join(f"{name} {clean(value, 40)}" for name, value in run.table("privacy").items())
+    rounds = [(e.round, e.privacy) for e in run.entries if e.privacy]
+    rows = [(number(t), f"{p.epsilon:.4g}", f"{p.delta:.3g}") for t, p in rounds]
+    knobs = ", ".join(f"{name} {clean(value, 40)}" for name, value in run.table("privacy").items())
     lead = (
         f"One client: ε = {spent.epsilon:.4g} at δ = {spent.delta:.3g} after round {run.done} "
-        f"({told}). What single clients sent or hold is not in the journal."
+        f"({knobs}). The journal has no values or updates of single clients."
     )
     return single("Differential privacy", text=lead, behind=Table(("round", "ε", "δ"), rows))
 
 
 def failures(groups: Groups) -> Section:
-    """Every reply that was missing, broken or refused, with its reason."""
+    """Return every missing, broken or rejected reply with its reason."""
     runs = named(groups)
     several = len(runs) > 1
-    told = [(label, f) for label, run in runs for f in run.failures()]
-    more = len(told) - MANY
+    failed = [(label, f) for label, run in runs for f in run.failures()]
+    more = len(failed) - MANY
     rows = [
-        (label, number(f.round), number(f.k), f.reason)[not several :] for label, f in told[:MANY]
+        (label, number(f.round), number(f.k), f.reason)[not several :] for label, f in failed[:MANY]
     ]
     if not rows:
         secret = any(run.secret for _, run in runs)
-        why = "None are told: who failed was selected, which is secret."
-        return single("Failures", text=why if secret else "None: every reply came and was good.")
+        why = "Not listed: a failed client was selected, and the selection is secret."
+        text = why if secret else "None: every reply arrived and was valid."
+        return single("Failures", text=text)
     header = ("run", "round", "client", "reason")[not several :]
-    lead = "Such a reply enters no average."
+    lead = "Such a reply is not aggregated."
     lead += f" {more} more are in the journal." if more > 0 else ""
     return single("Failures", lead, table=Table(header, rows, "l"))
 
 
 def settings(run: Run) -> Section:
-    """The resolved configuration, a card for each of its tables, and what the run was made with.
+    """Return the resolved configuration, a card for each of its tables, and the versions used.
 
-    Tables that the method does not read had no say in the run and are left out.
+    Tables that the method does not read had no effect on the run and are left out.
     """
     top = {n: v for n, v in run.config.items() if not isinstance(v, dict)}
     method = run.setting("method") or ""
     read = {"data", "train", "score", "wire", method}
     read |= set(options(method).uses if method in methods() else SECTIONS)
     tables = {n: v for n, v in run.config.items() if isinstance(v, dict) and n in read}
-    made = dict(run.summary.versions) if run.summary else {}
+    versions = dict(run.summary.versions) if run.summary else {}
     if run.summary and run.summary.weights_sha256:
-        made["weights, SHA-256"] = run.summary.weights_sha256
+        versions["weights, SHA-256"] = run.summary.weights_sha256
     cards = []
-    for name, values in (("run", top), *tables.items(), ("made with", made)):
+    for name, values in (("run", top), *tables.items(), ("made with", versions)):
         resolved = {n: _resolved(name, n, v, method) for n, v in values.items()}
         rows = [(n, repr(v) if v == "" else clean(v, 400)) for n, v in resolved.items()]
         if rows:
             cards.append(Card(name, table=Table(("setting", "value"), rows, "l"), span=4))
     if not cards:
-        cards = [Card("", text="Unknown: the run left no config.toml.", span=12)]
-    return Section("Settings", cards, f"As resolved; the run lies in {run.path.name}.")
+        cards = [Card("", text="Unknown: config.toml is missing.", span=12)]
+    return Section("Settings", cards, f"Resolved values; the run's folder is {run.path.name}.")
 
 
 def _resolved(table: str, key: str, value: object, method: str) -> object:
-    """What a shared key stood for with the method, where it was left at ``auto`` (a number: 0)."""
+    """Return a setting's value, resolved for the method if a shared key is ``auto`` (number: 0)."""
     fields = SECTIONS[table].model_fields if table in SECTIONS and method in methods() else {}
     field = fields.get(key.replace("-", "_"))
     if field is None or auto_of(field) is None or value not in ("auto", 0):
@@ -292,14 +302,14 @@ def _course(run: Run) -> str:
 
 
 def _fleet(run: Run) -> Table:
-    """The architectures: how many clients bring each, its size, the samples they hold."""
+    """Return the architectures with their clients, parameters and training samples."""
     rows = []
     for i, model in enumerate(run.models()):
         owners = [m for m in run.members if m.model == model]
         sizes = sorted({m.parameters for m in owners if m.parameters is not None})
-        told = dict.fromkeys(number(n) for n in (sizes[:1] + sizes[-1:]))
+        bounds = dict.fromkeys(number(n) for n in (sizes[:1] + sizes[-1:]))
         samples = number(sum(m.n for m in owners))
-        rows.append((Cell(model, dot=i), str(len(owners)), " to ".join(told), samples))
+        rows.append((Cell(model, dot=i), str(len(owners)), " to ".join(bounds), samples))
     return Table(("model", "clients", "parameters", "samples"), rows)
 
 

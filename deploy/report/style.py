@@ -1,15 +1,15 @@
-"""The look of plots and pages: colours, type, a plot as SVG, a table as a picture, the page itself.
+"""Appearance of plots and pages: colours, fonts, plots as SVG, tables as pictures, whole pages.
 
-The series are Okabe and Ito's colour-blind-safe set (Color Universal Design, 2008) without its
-yellow, which vanishes on white; indigo and grey take its place. A plot is drawn in the light
-colours; on a page each is replaced by the CSS variable of its name, so it follows the reader's
-scheme. The page's CSS decides the typeface too.
+The series use Okabe and Ito's colour-blind-safe palette (Color Universal Design, 2008). Indigo and
+grey replace its yellow, which is hard to see on white. Plots are drawn in the light colours; on a
+page CSS variables replace them, so that a plot follows the reader's colour scheme. The page's CSS
+also sets the typeface.
 
-Names in a plot come from clients; they are text of the XML tree and stay text. The texts that marks
-show on hover travel through matplotlib as the ``gid`` of their artist, a JSON list.
+Names in a plot come from clients; they stay text nodes of the XML tree. Matplotlib carries the
+hover texts of an artist's marks in its ``gid``, as a JSON list.
 
-``page.html.jinja`` and ``page.css`` hold all markup of a page. Jinja escapes every value that is
-not an SVG of ours. The page's Content-Security-Policy forbids it to load or run anything.
+``page.html.jinja`` and ``page.css`` contain all markup of a page. Jinja escapes every value except
+our own SVGs. The page's Content-Security-Policy forbids loading and running anything.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ from matplotlib.figure import Figure
 
 from deploy.report.table import HERE, TEMPLATES, Table, html
 
-LINE = 90  #: characters of a line of a note in a picture, if title and table are not wider
+LINE = 90  #: least characters of a line of a note in a picture; a wider title or table has more
 
 PALETTE = {  # on light paper, on dark paper
     "ink": ("#1f2430", "#e7e9ee"),
@@ -60,12 +60,12 @@ _INHERITED = {"fill", "stroke", "fill-opacity", "stroke-width"}
 
 
 def series(i: int) -> str:
-    """The colour of series i; they repeat after eight."""
+    """Return the colour of series i; colours repeat after eight."""
     return PALETTE[f"c{i % 8}"][0]
 
 
 def css() -> str:
-    """The custom properties for both schemes."""
+    """Return the CSS custom properties of both colour schemes."""
     light, dark = (
         " ".join(f"--{name}: {pair[i]};" for name, pair in PALETTE.items()) for i in (0, 1)
     )
@@ -74,9 +74,9 @@ def css() -> str:
 
 @contextlib.contextmanager
 def style(*, ticks: bool = True) -> Iterator[None]:
-    """Draw inside: our type and lines, literal text, no warning for a glyph the font lacks.
+    """Apply our fonts and lines, literal text, and no warnings for missing glyphs while drawing.
 
-    Without ``ticks`` axes are frames for pictures: no grid, no numbers.
+    Without ``ticks`` axes only frame pictures: no grid, no numbers.
     """
     with mpl.rc_context(fname=HERE / "plots.mplstyle"), warnings.catch_warnings():
         if not ticks:
@@ -86,30 +86,33 @@ def style(*, ticks: bool = True) -> Iterator[None]:
 
 
 def frames(size: tuple[float, float], rows: int, columns: int) -> tuple[Figure, np.ndarray]:
-    """A figure of ``size`` inches and its axes [rows, columns]."""
+    """Return a figure of ``size`` inches and its axes [rows, columns]."""
     figure = Figure(figsize=size, layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
 def frame(size: tuple[float, float]) -> tuple[Figure, Axes]:
-    """The same with one pair of axes."""
+    """Return a figure of ``size`` inches and its single pair of axes."""
     figure, axes = frames(size, 1, 1)
     return figure, axes[0, 0]
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write a figure as PNG; returns ``path``."""
+    """Write a figure as PNG and return ``path``."""
     figure.savefig(path, format="png", dpi=150)
     return path
 
 
-def say(artist: Artist, texts: Sequence[str]) -> None:
-    """What the marks of ``artist`` say on hover, in the order in which it draws them."""
+def set_hover_texts(artist: Artist, texts: Sequence[str]) -> None:
+    """Set the texts that the marks of ``artist`` show on hover, in drawing order."""
     artist.set_gid(json.dumps(list(texts)))
 
 
 def inline(figure: Figure, name: str, alt: str) -> Markup:
-    """``<svg role="img" aria-label=alt>``; ``name`` (letters, digits, -) goes before every id."""
+    """Return a plot as ``<svg role="img" aria-label=alt>``; every id starts with ``name``.
+
+    ``name``: letters, digits and hyphens.
+    """
     assert re.fullmatch(r"[a-z][a-z0-9-]*", name), name
     raw = io.BytesIO()
     with style():
@@ -118,10 +121,10 @@ def inline(figure: Figure, name: str, alt: str) -> Markup:
     values = [value for e in root.iter() for key, value in e.attrib.items() if key != "id"]
     used = dict.fromkeys(re.findall(r"(?:^|url\()#([\w.-]+)", "\n".join(values), re.MULTILINE))
     ids = {old: f"{name}-{i}" for i, old in enumerate(used)}
-    told = [(e, e.attrib["id"]) for e in root.iter() if e.attrib.get("id", "").startswith("[")]
+    hovers = [(e, e.attrib["id"]) for e in root.iter() if e.attrib.get("id", "").startswith("[")]
     for element in root.iter():
         _rewrite(element, ids)
-    for group, gid in told:
+    for group, gid in hovers:
         _entitle(group, json.loads(gid))
     _prune(root)
     box = root.attrib["viewBox"]
@@ -131,7 +134,7 @@ def inline(figure: Figure, name: str, alt: str) -> Markup:
 
 
 def _rewrite(element: Element, ids: dict[str, str]) -> None:
-    """One element for the page: its colours, type and ids; no name space, no blank text."""
+    """Adapt one element to the page: its colours, font and ids; no name space, no blank text."""
     element.tag = element.tag.removeprefix(_SVG)
     element.tail = None
     if element.tag != "text":
@@ -152,13 +155,13 @@ def _rewrite(element: Element, ids: dict[str, str]) -> None:
 
 
 def _prune(parent: Element) -> None:
-    """Leave out what draws nothing, and groups that say nothing about what they hold."""
+    """Remove elements that draw nothing; replace groups without attributes by their children."""
     kept: list[Element] = []
     for child in parent:
         _prune(child)
         group = child.tag in ("g", "defs")
         if child.tag in ("metadata", "style") or (group and not len(child)):
-            continue  # the page has a style sheet of its own
+            continue  # the page has its own style sheet
         if child.tag == "g":
             _share(child)
         kept += list(child) if child.tag == "g" and not child.attrib else [child]
@@ -166,7 +169,7 @@ def _prune(parent: Element) -> None:
 
 
 def _share(group: Element) -> None:
-    """Move a style that all marks of a group have to the group, for a smaller page."""
+    """Move a style that all marks of a group share to the group, for a smaller page."""
     if len(group) < 2 or any(child.tag != "use" for child in group):
         return
     styles = [_declarations(child) for child in group]
@@ -177,34 +180,35 @@ def _share(group: Element) -> None:
 
 
 def _entitle(group: Element, texts: list[str]) -> None:
-    """Give each mark in ``group`` its text; unseen ones (the class is the page's) show on hover."""
+    """Give each mark in ``group`` its text as a title; a group of invisible marks gets the page's
+    class ``hover``."""
     marks = list(group.iter("use")) or list(group.findall("path"))
     if len(marks) != len(texts):
-        return  # matplotlib left out what lies beyond the canvas
+        return  # matplotlib omits marks beyond the canvas
     for mark, text in zip(marks, texts, strict=True):
-        told = _declarations(mark)
-        if told.get("fill-opacity") == "0":
-            group.attrib = {"class": "hover", "style": f"fill:{told['fill']}"}
+        styles = _declarations(mark)
+        if styles.get("fill-opacity") == "0":
+            group.attrib = {"class": "hover", "style": f"fill:{styles['fill']}"}
             _declare(mark, {})
         ElementTree.SubElement(mark, "title").text = text
 
 
 def _declarations(element: Element) -> dict[str, str]:
-    """The style attribute without the typeface, in the page's colours."""
+    """Return the style attribute without the typeface, in the page's colours."""
     pairs = (part.partition(":") for part in element.attrib.get("style", "").split(";"))
-    told = {key.strip(): value.strip() for key, _, value in pairs if key.strip()}
-    told.pop("font-family", None)
-    return {key: _COLOURS.get(value, value) for key, value in told.items()}
+    styles = {key.strip(): value.strip() for key, _, value in pairs if key.strip()}
+    styles.pop("font-family", None)
+    return {key: _COLOURS.get(value, value) for key, value in styles.items()}
 
 
-def _declare(element: Element, told: dict[str, str]) -> None:
+def _declare(element: Element, styles: dict[str, str]) -> None:
     element.attrib.pop("style", None)
-    if told:
-        element.attrib["style"] = ";".join(f"{key}:{value}" for key, value in told.items())
+    if styles:
+        element.attrib["style"] = ";".join(f"{key}:{value}" for key, value in styles.items())
 
 
 def png(table: Table, path: Path) -> None:
-    """An image as papers set tables: three rules, texts in ink and asides in grey."""
+    """Write a table as an image with three rules as in papers, texts in ink and asides in grey."""
     rows, heads = table.cells(), table.header[1:]
     em, line, pad = 0.083, 0.3, 0.2  # inches: a character, a row, the margin
     first = em * max(len(row[0].text) for row in rows) + 0.2
@@ -254,10 +258,10 @@ def png(table: Table, path: Path) -> None:
 @final
 @dataclass(frozen=True)
 class Card:
-    """A plot or a table with its title; ``alt`` says the plot in words, ``behind`` is its data,
-    folded away.
+    """A plot or a table with its title.
 
-    ``span`` is in twelfths of the page's width.
+    ``alt`` describes the plot, ``behind`` is a collapsed table of its data, and ``span`` is the
+    width in twelfths of the page.
     """
 
     title: str
@@ -278,7 +282,7 @@ class Section:
 
 
 def single(title: str, lead: str = "", **card: Any) -> Section:
-    """Return a section with one card as wide as the page, which has no title of its own."""
+    """Return a section with one untitled card as wide as the page."""
     return Section(title, [Card("", span=12, **card)], lead)
 
 
@@ -289,13 +293,13 @@ class Page:
     subtitle: str
     state: str  # one of "done", "open", "failed": the colour of the pill beside the title
     pill: str
-    tiles: Sequence[tuple[str, str, str]]  # headline numbers: what it is, the number, a word on it
+    tiles: Sequence[tuple[str, str, str]]  # headline numbers: name, number, hint
     notes: Sequence[str]
-    sections: Sequence[Section | None] = ()  # what has nothing to show is None
+    sections: Sequence[Section | None] = ()  # None: without content
 
 
 def render(page: Page) -> str:
-    """The page as one HTML document that needs nothing else."""
+    """Return the page as one self-contained HTML document."""
     sheet = css() + "\n" + (HERE / "page.css").read_text(encoding="utf-8")
     template = TEMPLATES.get_template("page.html.jinja")
     return template.render(page=page, css=Markup(sheet), html=html, inline=inline)  # our own file

@@ -1,8 +1,8 @@
-"""How a report writes: 93.1 %, 4.20 MB, 3 min 20 s, 1,234, a dash where there is none; and tables.
+"""Formats of numbers (93.1 %, 4.20 MB, 3 min 20 s, 1,234; a dash for a missing one) and tables.
 
-Model names, class names, metric names and reasons of failure come from clients. A terminal obeys
-escape sequences, so ``clean`` shows control characters as a sign. Each rendering of a table prints
-its texts as they stand, whatever they mean in that language.
+Model names, class names, metric names and failure reasons come from clients. A terminal executes
+escape sequences, so ``clean`` replaces control characters. Each renderer escapes the texts of a
+table, so that they appear literally.
 """
 
 import csv as separated
@@ -35,7 +35,7 @@ _MARKDOWN = re.compile(r"([\\`*_{}<>#|~]|\](?=[(:]))")
 _LATEX = str.maketrans(
     {c: f"\\{c}" for c in "&%$#_{}"}
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    | {"|": r"\textbar{}", "[": "{[}", "*": "{*}"}  # the last two mean something after \\
+    | {"|": r"\textbar{}", "[": "{[}", "*": "{*}"}  # the last two are special after \\
     | {"–": "--", "…": r"\ldots{}", "<": r"\textless{}", ">": r"\textgreater{}"}
     | {"±": r"$\pm$", "−": "$-$", "×": r"$\times$", "∞": r"$\infty$", "·": r"$\cdot$"}
     | {"⌊": r"$\lfloor$", "⌋": r"$\rfloor$", "α": r"$\alpha$", "β": r"$\beta$"}
@@ -46,8 +46,8 @@ _LATEX = str.maketrans(
 @final
 @dataclass(frozen=True)
 class Cell:
-    """``aside`` follows the text in grey; the ``best`` of a column is bold; ``dot`` is the series
-    whose colour marks the cell on a page."""
+    """One cell: ``aside`` follows the text in grey, the ``best`` of a column is bold, ``dot`` is
+    the series whose colour marks the cell on a page."""
 
     text: str
     aside: str = ""
@@ -61,8 +61,8 @@ class Cell:
 @final
 @dataclass(frozen=True)
 class Table:
-    """``align`` has "l" or "r" for each column, the last letter for all that follow. A first column
-    without a name holds the names of the rows."""
+    """A table of texts. ``align`` has "l" or "r" for each column; the last letter also applies to
+    all further columns. A first column without a name holds the names of the rows."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str | Cell]]
@@ -71,22 +71,22 @@ class Table:
     notes: Sequence[str] = ()
 
     def right(self, column: int) -> bool:
-        """Whether a column is flush right."""
+        """Return whether a column is right-aligned."""
         return self.align[min(column, len(self.align) - 1)] == "r"
 
     def cells(self) -> list[list[Cell]]:
-        """The rows with every text as a cell."""
+        """Return the rows with every text as a cell."""
         return [[c if isinstance(c, Cell) else Cell(c) for c in row] for row in self.rows]
 
     def records(self) -> list[dict[str, str]]:
-        """A dictionary for each row, the header's texts its keys."""
+        """Return a dictionary for each row, with the header's texts as keys."""
         return [dict(zip(self.header, map(str, row), strict=True)) for row in self.rows]
 
 
 def terminal(table: Table, width: int = 10_000, *, ruled: bool = True) -> list[rich_table.Table]:
     """Split a table into tables of at most ``width`` characters, each with the first column.
 
-    Title above the first, notes below the last; ``ruled`` with a line below the header.
+    The title is above the first, the notes are below the last. ``ruled``: a line below the header.
     """
     blocks: list[list[int]] = [[0]]
     for column in range(1, len(table.header)):
@@ -120,7 +120,7 @@ def _block(table: Table, columns: Sequence[int], ruled: bool) -> rich_table.Tabl
 
 
 def markdown(table: Table) -> str:
-    """A GitHub-flavoured table under its title, notes below."""
+    """Return a table in GitHub-flavoured Markdown, its title above and its notes below."""
 
     def plain(text: str) -> str:
         return _MARKDOWN.sub(r"\\\1", text)
@@ -137,12 +137,12 @@ def markdown(table: Table) -> str:
 
 
 def html(table: Table) -> Markup:
-    """A ``<table>`` alone, with classes for the page's CSS."""
+    """Return a ``<table>`` element with classes for the page's CSS."""
     return Markup(TEMPLATES.get_template("table.html.jinja").render(table=table))
 
 
 def latex(table: Table) -> str:
-    r"""A ``table`` with booktabs' rules: ``\usepackage{booktabs}``."""
+    r"""Return a LaTeX ``table`` with booktabs' rules; needs ``\usepackage{booktabs}``."""
 
     def line(cells: Iterable[Cell]) -> str:
         plain = ((c, c.text.translate(_LATEX), c.aside.translate(_LATEX)) for c in cells)
@@ -159,14 +159,16 @@ def latex(table: Table) -> str:
 
 
 def csv(table: Table) -> str:
-    """Header and rows, without title and notes."""
+    """Return header and rows as CSV, without title and notes."""
     out = io.StringIO()
     separated.writer(out, lineterminator="\n").writerows([table.header, *table.rows])
     return out.getvalue()
 
 
 def clean(text: object, limit: int = 200) -> str:
-    """One line of at most ``limit`` characters; white space is one blank, the unprintable is �.
+    """Return one line of at most ``limit`` characters.
+
+    White space becomes one blank, and an unprintable character becomes �.
 
     >>> clean("ok\\x1b[2J\\n  done")
     'ok�[2J done'
@@ -180,24 +182,24 @@ def clean(text: object, limit: int = 200) -> str:
 
 
 def percent(fraction: float | None, digits: int = 1) -> str:
-    """``0.931`` -> ``93.1 %``."""
+    """Format a fraction as a percentage: ``0.931`` -> ``93.1 %``."""
     if fraction is None or not math.isfinite(fraction):
         return NONE
     return f"{100 * fraction:.{digits}f} %"
 
 
 def size(n_bytes: float | None) -> str:
-    """Bytes in decimal units (1 kB = 1,000 B), as the papers count them."""
+    """Format bytes in decimal units (1 kB = 1,000 B), as in the papers."""
     return _in_units(n_bytes, "B", "kB", "MB", "GB", "TB")
 
 
 def operations(n: int) -> str:
-    """Floating-point operations: ``1234567`` -> ``1.23 MFLOP``."""
+    """Format a number of floating-point operations: ``1234567`` -> ``1.23 MFLOP``."""
     return _in_units(n, "FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP")
 
 
 def _in_units(value: float | None, *units: str) -> str:
-    """Three digits and the unit, each a thousand times the one before."""
+    """Format a value with three digits; each unit is a thousand times the previous one."""
     if value is None or not math.isfinite(value):
         return NONE
     power = 0
@@ -208,20 +210,20 @@ def _in_units(value: float | None, *units: str) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """``0.42`` -> ``0.42 s``, ``200`` -> ``3 min 20 s``, ``7260`` -> ``2 h 01 min``."""
+    """Format seconds: 0.42 -> ``0.42 s``, 200 -> ``3 min 20 s``, 7260 -> ``2 h 01 min``."""
     if seconds is None or not math.isfinite(seconds):
         return NONE
     if seconds < 59.95:
         return f"{seconds:.2f} s" if seconds < 9.995 else f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
+    rounded = round(seconds)
+    if rounded < 3600:
+        return f"{rounded // 60} min {rounded % 60:02d} s"
     minutes = round(seconds / 60)
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def number(value: object) -> str:
-    """An integer with thousands separators, a float with four significant digits."""
+    """Format an integer with thousands separators, a float with four significant digits."""
     if value is None:
         return NONE
     if isinstance(value, bool) or not isinstance(value, int | float):

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from common.errors import LOG, logged_to
 from common.journal import follow
+from common.progress import MARK, Reporter, reporting
 from common.settings.config import Config, Value
 from common.settings.extras import missing
 from deploy.flower.bundle import told
@@ -81,15 +82,15 @@ def launch(
     user_modules.copy(flat, folder / user_modules.COPIES)
     flat = sent
     started = time.time()
-    with _told_how_to_go_on(folder, started), _watched(config, folder, console) as progress:
-        progress.on_phase(f"starting {config.run.clients} clients on {runtime}")
+    with _told_how_to_go_on(folder, started), _watched(config, folder, console) as display:
+        display.on_phase(f"starting {config.run.clients} clients on {runtime}")
         failure, logs = "", folder / "flower" / "logs"
         if runtime == "loopback":
             _loopback(flat, config, workers, learnt)
         elif ray_address:
             _cluster(flat, config, folder, ray_address)
         else:
-            failure = _flower(flat, config, folder, started, warm_start)
+            failure = _flower(flat, config, folder, started, warm_start, display.on_step)
         summary = summary_since(folder, started)
         if summary is None:  # otherwise the ServerApp's own word is the better reason
             where = logs if logs.exists() else folder
@@ -117,12 +118,12 @@ def cell(
 def _watched(config: Config, folder: Path, console: Console) -> Iterator[Progress]:
     """A display that shows the journal's new lines while a run goes on elsewhere."""
     over = threading.Event()
-    with Progress(config.run.rounds, console) as progress:
-        what = (folder / "journal.jsonl", over.is_set, progress.on_round, progress.warn)
+    with Progress(config.run.rounds, console) as display, reporting(Reporter(display.on_step)):
+        what = (folder / "journal.jsonl", over.is_set, display.on_round, display.warn)
         thread = threading.Thread(target=follow, args=what, daemon=True)
         thread.start()
         try:
-            yield progress
+            yield display
         finally:
             over.set()
             thread.join(timeout=5)
@@ -170,11 +171,17 @@ def _serve(flat: Mapping[str, Value], nodes: Nodes) -> None:
 
 
 def _flower(
-    flat: Mapping[str, Value], config: Config, folder: Path, started: float, warm_start: bool | None
+    flat: Mapping[str, Value],
+    config: Config,
+    folder: Path,
+    started: float,
+    warm_start: bool | None,
+    on_step: Callable[[str], None],
 ) -> str:
     """Run with Flower's own programs, in Ray or over gRPC; why it failed, if it did.
 
-    What the ServerApp prints is kept in ``flower/logs/run.log``.
+    What the ServerApp prints is kept in ``flower/logs/run.log``; ``on_step`` gets its lines of
+    progress.
     """
     from deploy.run.grpc import start_federation
     from deploy.run.ray import run_simulation
@@ -187,6 +194,8 @@ def _flower(
 
         def log(line: str) -> None:
             print(line.rstrip("\n"), file=file, flush=True)
+            if step := line.rstrip().partition(MARK)[2]:
+                on_step(step)
 
         def watch() -> Callable[[], bool]:
             return _finished(folder, started)

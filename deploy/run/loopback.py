@@ -14,7 +14,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import count, groupby
 from multiprocessing import connection
 from types import ModuleType
@@ -23,7 +24,9 @@ from typing import Self, final
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
+from common import progress
 from common.errors import first_line, logged_to
+from common.progress import Reporter
 from common.settings.config import Value
 from deploy.flower.messages import empty, from_bytes, head, nameless_run, packed, to_bytes
 from deploy.run import preload
@@ -38,6 +41,8 @@ QUICK = "query", "evaluate"
 """Kinds of messages whose replies are small and soon there: several go to a process at once."""
 
 GROUP, GROUPS = 16, 8  #: at most so many at once, and of those sent together at most this part
+
+LINE = 400  #: bytes of a line of progress; a pipe takes at least 512 in one write
 
 NodeConfig = dict[str, Value]
 Letter = tuple[bytes, int, NodeConfig]  #: a message without its content, node, the node's config
@@ -177,6 +182,7 @@ class Loopback(Nodes):
         self._shares = dict(shares or {})
         self._workers = workers
         self._pool: ProcessPoolExecutor | None = None
+        self._lines, self._line_end = multiprocessing.Pipe(duplex=False)  # workers' progress
 
     def __exit__(self, *error: object) -> None:
         """End the workers, also those that are at work."""
@@ -196,13 +202,20 @@ class Loopback(Nodes):
             return answer
         for _ in range(2):
             if self._pool is None:
-                self._pool = _start_pool(self._workers, self._run_config, self._shares)
+                self._pool = _start_pool(
+                    self._workers, self._run_config, self._shares, self._line_end
+                )
             try:
                 with _no_main():
                     return self._pool.submit(_serve_in_worker, *work)
             except BrokenProcessPool:  # a worker was killed earlier; the next pool is whole again
                 self.__exit__()
         raise AssertionError("a new pool takes work")
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        while self._lines.poll():
+            progress.reporter().note = self._lines.recv_bytes().decode()
+        return super().pull_messages(message_ids)
 
 
 @contextmanager
@@ -221,7 +234,10 @@ def _no_main() -> Iterator[None]:
 
 
 def _start_pool(
-    workers: int, run_config: dict[str, Value], shares: dict[str, float]
+    workers: int,
+    run_config: dict[str, Value],
+    shares: dict[str, float],
+    line_end: connection.Connection | None = None,
 ) -> ProcessPoolExecutor:
     """Workers fork from a server that has imported what they need, so each starts in milliseconds.
 
@@ -232,7 +248,7 @@ def _start_pool(
         workers,
         mp_context=multiprocessing.get_context("forkserver"),
         initializer=_begin_worker,
-        initargs=(run_config, shares),
+        initargs=(run_config, shares, line_end),
     )
 
 
@@ -240,17 +256,32 @@ _run_config: dict[str, Value] = {}
 """The run's, in a worker."""
 
 
-def _begin_worker(run_config: dict[str, Value], shares: dict[str, float]) -> None:
-    """Leave Ctrl-C to the parent, do not outlive it, and keep to a share of each GPU's memory."""
+def _begin_worker(
+    run_config: dict[str, Value],
+    shares: dict[str, float],
+    line_end: connection.Connection | None,
+) -> None:
+    """Leave Ctrl-C to the parent, do not outlive it, and keep to a share of each GPU's memory.
+
+    ``line_end``: the pipe that takes lines of progress.
+    """
     _run_config.update(run_config)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if line_end is not None:
+        os.set_blocking(line_end.fileno(), False)  # no worker waits for a full pipe
+        progress.report_to(Reporter(partial(_send_line, line_end)))
     if shares:
         from common.training import device  # imports torch
 
         for name, share in shares.items():
             device.limit(device.choose(name), share)
+
+
+def _send_line(line_end: connection.Connection, line: str) -> None:
+    with suppress(OSError):  # a full pipe, or no parent: the line is lost
+        line_end.send_bytes(line.encode()[:LINE])  # one write, so that lines of workers do not mix
 
 
 def _end_with_parent() -> None:

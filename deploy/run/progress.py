@@ -22,6 +22,7 @@ from rich.table import Table as Lines
 from rich.text import Text
 
 from common.journal import Entry
+from common.progress import LOG_PAUSE
 from common.settings.extras import missing
 from common.settings.section import Value
 from deploy.report.read import Run, of_clients, read
@@ -63,12 +64,13 @@ class Progress:
         self._clock = clock
         self._phase = ""
         self._entries: dict[int, Entry] = {}
-        self._began = self._last = clock()
+        self._shown: dict[int, Entry] = {}  # what was printed, also of rounds that are repeated
+        self._began = self._last = self._printed = clock()
         self._spinner = Spinner("dots", style="cyan")
         self._live: Live | None = None
 
     def __enter__(self) -> Progress:
-        self._began = self._last = self._clock()
+        self._began = self._last = self._printed = self._clock()
         if self._console.is_terminal:
             self._live = Live(
                 get_renderable=self._view, console=self._console, refresh_per_second=8
@@ -107,7 +109,7 @@ class Progress:
         that counts as it is by now.
         """
         ended = max(self._entries, default=0)
-        if ended == 0 or self._reached is not None:
+        if not 0 < ended < self._rounds or self._reached is not None:
             return None
         last = [self._entries[t] for t in sorted(self._entries) if t > 0][-5:]
         known = [e.seconds["total"] for e in last if "total" in e.seconds]
@@ -120,14 +122,29 @@ class Progress:
         """Say what goes on between rounds: "starting 10 SuperNodes"."""
         known, self._phase = self._phase, clean(text)
         if self._live is None and self._phase not in ("", known):
+            self._printed = self._clock()
+            say(self._console, self._phase)
+
+    def on_step(self, text: str) -> None:
+        """Show how far the work within a round is; in a log at most every ``LOG_PAUSE`` seconds."""
+        self._phase = clean(text)
+        if self._live is None and self._clock() >= self._printed + LOG_PAUSE:
+            self._printed = self._clock()
             say(self._console, self._phase)
 
     def on_round(self, entry: Entry) -> None:
-        """Take in one journal entry; round 0 is the census."""
-        t = entry.round
-        self._entries[t] = entry
-        self._last = self._clock()
+        """Take in one journal entry; round 0 is the census.
+
+        A journal that was rewound comes once more from its start: later rounds count no longer, and
+        a line that was printed is not repeated.
+        """
+        t, again = entry.round, self._shown.get(entry.round) == entry
+        self._entries = {u: e for u, e in self._entries.items() if u < t} | {t: entry}
+        self._shown[t] = entry
+        self._last = self._printed = self._clock()
         self._phase = ""
+        if again:
+            return
         for note in entry.notes:
             self.warn(note)
         for failure in entry.failures[:FEW]:

@@ -15,10 +15,11 @@ from typing import Any, TypeVar, final, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from common import methods
 from common.errors import refusal
 from common.files import write_atomically
 from common.settings.old_defaults import OLD_DEFAULTS
-from common.settings.parse import defaults, kind_of, reads, tables
+from common.settings.parse import NODE, defaults, kind_of, reads, tables
 from common.settings.plugins import nearest, table_of
 from common.settings.section import Value, kebab
 from deploy.run import user_modules
@@ -88,6 +89,22 @@ class Experiment:
         flat = defaults(method) | numbers(own, method)
         flat |= dict(parse_override(text, method) for text in self.overrides)
         return flat | {"plugins": folder}
+
+    def shipped(self) -> dict[str, Value]:
+        """Return the settings that decide the code of a run: names, ``[node.K]`` tables, plug-ins.
+
+        It imports no method unless the method is a plug-in or a key is unknown.
+        """
+        app = read_toml(app_folder() / "pyproject.toml")["tool"]["flwr"]["app"]
+        known, chosen = flatten(app["config"]), self.chosen
+        nodes = {key for key in chosen if NODE.fullmatch(key.rpartition(".")[0])}
+        built_in = chosen.get("method", known["method"]) in methods.names()
+        if not built_in or chosen.keys() - nodes - known.keys():
+            return self.resolve()
+        flat = chosen | numbers({key: self.own[key] for key in nodes & self.own.keys()})
+        overrides = (text for text in self.overrides if text.partition("=")[0].strip() in nodes)
+        flat |= dict(parse_override(text) for text in overrides)
+        return flat | {"plugins": self._plugins(chosen)}
 
     def _plugins(self, chosen: Mapping[str, Value]) -> str:
         """Return the folder with modules of the user's own that ``chosen`` names, or nothing.
@@ -303,5 +320,8 @@ def with_app_config(pyproject: str, flat: Mapping[str, Value]) -> str:
 
 
 if __name__ == "__main__":
+    from deploy.report import listing
+
     path = app_folder() / "pyproject.toml"
     write_atomically(path, with_app_config(path.read_text(encoding="utf-8"), defaults()).encode())
+    write_atomically(listing.FILE, listing.built_text().encode())

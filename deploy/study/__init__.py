@@ -1,1 +1,1 @@
-"""The papers' tables, and what finished runs are asked beyond their reports."""
+"""The papers' tables and claims, and further analyses of finished runs."""

@@ -1,6 +1,6 @@
-"""Analyse finished runs and write what was found.
+"""Analyse finished runs: similarity of the clients' features, and the cost of a client's round.
 
-What a method costs a client in a round: numbers sent, and memory to train (FedIN, Table VI).
+The cost is the numbers sent and the memory to train (FedIN, Table VI).
 """
 
 from __future__ import annotations
@@ -46,122 +46,122 @@ NOTE = (
     "parameters and further numbers a client sends in a round; memory to train"
 )
 INTERVAL = "mean of the seeds ± half of its 95 % interval (Student's t)"
-CLASS_IMAGES = 100  #: of one class and architecture in the t-SNE
-STEPS = 2  #: training steps of which the memory is measured
+CLASS_IMAGES = 100  #: most images of one class for each architecture in the t-SNE
+STEPS = 2  #: training steps during which the memory is measured
 
 
 @final
 @dataclass(frozen=True)
 class Overheads:
-    """Means over the clients of one round; numbers are floating-point ones, one way."""
+    """Means over the clients of one round; counts of floating-point numbers, in one direction."""
 
     parameters: float
     buffers: float
     further_up: float
-    """Sent to the server beside weights and buffers, such as features."""
+    """Numbers sent to the server beside weights and buffers, such as features."""
     further_down: float
     memory_mb: float
-    """Most bytes (in 10⁶) that tensors took at once while a client trained."""
+    """Peak memory of tensors while a client trains, in 10⁶ bytes."""
 
 
 @final
 @dataclass(frozen=True)
 class Analysis:
-    """What was found in one run: CKA in [0, 1] by stage, the mean and of every pair [m][m]."""
+    """The results of one run: CKA in [0, 1] by stage, the mean and the matrix of pairs [m][m]."""
 
     method: str
     clients: list[str]
     cka: dict[str, float]
     cka_pairs: dict[str, list[list[float]]]
     tsne: Map | None
-    """None where the architectures' features have several widths."""
+    """None if the architectures' features have different widths."""
     overheads: Overheads
 
 
 def analyse(
     folders: list[Path], to: Path, clients: int, images: int, label: int, workers: int
 ) -> tuple[list[Path], Table, dict[str, object]]:
-    """Analyse each run; the files written under ``to``, the numbers as a table, and all by run.
+    """Analyse each run; return the files written under ``to``, a table, and all numbers by run.
 
-    Runs that differ in the seed alone are one row of the table and one bar of the figure: their
-    mean, and half of its 95 % interval. The first ``clients`` clients and ``images`` test images, 2
-    or more; the t-SNE of class ``label``.
+    Runs that differ only in the seed are one row of the table, mean ± half of the 95 % interval,
+    and one bar of the figure. The analysis uses the first ``clients`` ≥ 2 clients, the first
+    ``images`` ≥ 2 test images, and class ``label`` for the t-SNE.
 
     Raises ``ValueError``, one line, for a run that cannot be analysed.
     """
     if clients < 2 or images < 2:
-        given = f"--clients {clients} --images {images}"
-        raise ValueError(f"{given} is not allowed; an analysis takes 2 or more of each")
+        options = f"--clients {clients} --images {images}"
+        raise ValueError(f"{options} is not allowed; an analysis takes 2 or more of each")
     to.mkdir(parents=True, exist_ok=True)
     names = [folder.resolve().name for folder in folders]
     names = [f"{n}-{i}" if names.count(n) > 1 else n for i, n in enumerate(names, 1)]
-    found: dict[str, Analysis] = {}
+    analyses: dict[str, Analysis] = {}
     written: list[Path] = []
     for name, folder in zip(names, folders, strict=True):
         with further_round(folder, clients, workers) as further:
-            found[name], pictures = _one(further, images, label)
+            analyses[name], pictures = _one(further, images, label)
         written += [save(figure, to / f"{name}-{kind}.png") for kind, figure in pictures.items()]
     runs = [read(folder) for folder in folders]
-    of = dict(zip(map(id, runs), found.values(), strict=True))
-    alike = {group.label: [of[id(run)] for run in group.runs] for group in grouped(runs)}
-    means = {name: _mean([one.cka for one in ones]) for name, ones in alike.items()}
+    by_run = dict(zip(map(id, runs), analyses.values(), strict=True))
+    groups = {group.label: [by_run[id(run)] for run in group.runs] for group in grouped(runs)}
+    means = {name: _mean([one.cka for one in group]) for name, group in groups.items()}
     written.append(save(bars(means), to / "cka.png"))
-    table, told = _table(alike), {name: asdict(one) for name, one in found.items()}
-    texts = {"analysis.json": f"{json.dumps(told, indent=1)}\n", "analysis.md": markdown(table)}
+    table, results = _table(groups), {name: asdict(one) for name, one in analyses.items()}
+    texts = {"analysis.json": f"{json.dumps(results, indent=1)}\n", "analysis.md": markdown(table)}
     for name, text in texts.items():
         write_atomically(to / name, text.encode())
-    return [*written, *(to / name for name in texts)], table, dict(told)
+    return [*written, *(to / name for name in texts)], table, dict(results)
 
 
 def _one(further: Further, images: int, label: int) -> tuple[Analysis, dict[str, Figure]]:
     data, task = further.dataset, further.method.task
-    owned = further.networks()
-    if len(owned) < 2:
-        raise ValueError(f"the run has {len(owned)} client; CKA compares 2 or more")
+    networks = further.networks()
+    if len(networks) < 2:
+        raise ValueError(f"the run has {len(networks)} client; CKA compares 2 or more")
     if not 0 <= label < data.num_classes:
         raise ValueError(f"class {label}: the data set has 0 to {data.num_classes - 1}")
-    matrices = similarity([net for _, net in owned], data.x_test[:images], task)
-    drawn = class_map(_three(owned), label, data, task, CLASS_IMAGES)
-    names = [f"{client.k} {client.model}" for client, _ in owned]
+    matrices = similarity([net for _, net in networks], data.x_test[:images], task)
+    tsne = class_map(_three(networks), label, data, task, CLASS_IMAGES)
+    names = [f"{client.k} {client.model}" for client, _ in networks]
     means = {stage: mean_pair(matrix) for stage, matrix in matrices.items()}
     pairs = {stage: matrix.tolist() for stage, matrix in matrices.items()}
-    result = Analysis(task.config.run.method, names, means, pairs, drawn, overheads(further))
+    result = Analysis(task.config.run.method, names, means, pairs, tsne, overheads(further))
     pictures = {"cka": heat_maps(matrices, names)}
-    return result, pictures if drawn is None else {**pictures, "tsne": plane(drawn)}
+    return result, pictures if tsne is None else {**pictures, "tsne": plane(tsne)}
 
 
-def _three(owned: list[tuple[Client, Split]]) -> dict[str, Split]:
-    """The smallest, a middle one and the largest architecture, each of its first client."""
-    firsts = {client.model: net for client, net in reversed(owned)}
+def _three(networks: list[tuple[Client, Split]]) -> dict[str, Split]:
+    """Return the smallest, a middle and the largest architecture: name -> a client's network."""
+    firsts = {client.model: net for client, net in reversed(networks)}
     ordered = sorted(firsts, key=lambda spec: (count(firsts[spec]), spec))
     chosen = dict.fromkeys([ordered[0], ordered[len(ordered) // 2], ordered[-1]])
     return {spec: firsts[spec] for spec in chosen}
 
 
-def _mean(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    return {name: fmean(one[name] for one in found) for name in found[0]}
+def _mean(numbers: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: fmean(one[name] for one in numbers) for name in numbers[0]}
 
 
-def _table(alike: Mapping[str, Sequence[Analysis]]) -> Table:
-    stages = list(dict.fromkeys(s for ones in alike.values() for one in ones for s in one.cka))
+def _table(groups: Mapping[str, Sequence[Analysis]]) -> Table:
+    stages = list(dict.fromkeys(s for group in groups.values() for one in group for s in one.cka))
     rows = []
-    for label, ones in alike.items():
-        cka = ([one.cka.get(stage, math.nan) for one in ones] for stage in stages)
-        apart = _told([one.tsne.separation if one.tsne else math.nan for one in ones])
-        cost = Overheads(**_mean([asdict(one.overheads) for one in ones]))
+    for label, group in groups.items():
+        cka = ([one.cka.get(stage, math.nan) for one in group] for stage in stages)
+        apart = _cell([one.tsne.separation if one.tsne else math.nan for one in group])
+        cost = Overheads(**_mean([asdict(one.overheads) for one in group]))
         sent = (f"{cost.parameters / 1e6:.2f} M", f"{cost.further_up:,.0f}")
-        rows.append((clean(label), *map(_told, cka), apart, *sent, f"{cost.memory_mb:.1f} MB"))
+        rows.append((clean(label), *map(_cell, cka), apart, *sent, f"{cost.memory_mb:.1f} MB"))
     header = ("run", *stages, "apart", "parameters", "more up", "memory")
-    several = any(len(ones) > 1 for ones in alike.values())
+    several = any(len(group) > 1 for group in groups.values())
     return Table(header, rows, notes=(NOTE, INTERVAL) if several else (NOTE,))
 
 
-def _told(values: Sequence[float]) -> str:
+def _cell(values: Sequence[float]) -> str:
     return mean_with_interval(values, ".3f") if all(map(math.isfinite, values)) else NONE
 
 
 def overheads(further: Further) -> Overheads:
-    """Count what travelled in the further round, and train once more to see the memory."""
+    """Count the numbers sent in the further round, and train again to measure the memory."""
     counts = [_counts(further, client, reply) for client, reply in further.replies]
     firsts = {client.model: client.k for client, _ in reversed(further.replies)}
     memory = [_memory(further, k) for k in firsts.values()]
@@ -170,7 +170,7 @@ def overheads(further: Further) -> Overheads:
 
 
 def _counts(further: Further, client: Client, reply: Reply) -> dict[str, int]:
-    """Floating-point numbers of one client's round."""
+    """Return counts of the floating-point numbers that one client exchanges in a round."""
     net = further.method.build(client.model)
     named = tree.parameters_only(net)
     state = {k: v for k, v in net.state_dict().items() if v.is_floating_point()}
@@ -191,7 +191,7 @@ def _numbers(payload: Records) -> int:
 
 
 def _memory(further: Further, k: int) -> int:
-    """Most bytes that tensors take at once while client k trains in this process, a few steps."""
+    """Return the peak bytes of tensors while client k trains ``STEPS`` steps in this process."""
     flat: dict[str, Value] = {**further.flat, "train.steps": STEPS}
     message, run = further.messages[k], further.method.config.run
 
@@ -199,7 +199,7 @@ def _memory(further: Further, k: int) -> int:
         with Loopback(run.clients, flat, workers=0) as grid:
             exchange(grid, {k: message}, run.timeout, 0)
 
-    train()  # data sets and caches are there from now on
+    train()  # fills the caches and loads data sets, which are not measured
     with following(True) as peak:
         train()
     return peak.most
@@ -208,47 +208,47 @@ def _memory(further: Further, k: int) -> int:
 @final
 @dataclass(frozen=True)
 class Map:
-    """Features of one class, three architectures, on a plane (Figure 7)."""
+    """Features of one class from three architectures, mapped to a plane (Figure 7)."""
 
     stage: str
     class_name: str
     points: dict[str, list[list[float]]]
     """Two coordinates for each image, by architecture."""
     separation: float
-    """Silhouette of the architectures in feature space, −1 to 1: 0 mixed, 1 apart."""
+    """Silhouette of the architectures in feature space, −1 to 1: 0 mixed, 1 separate."""
 
 
 @torch.no_grad()
 def features(net: Split, x: Tensor, task: Task) -> dict[str, Tensor]:
-    """The outputs [n, c, h, w] of every stage for images x, on the CPU, in eval mode.
+    """Return the outputs [n, c, h, w] of every stage for images x, on the CPU.
 
-    The network is on the task's device.
+    The network is in eval mode and on the task's device.
     """
-    kept: dict[str, list[Tensor]] = {name.rstrip("."): [] for name in net.intermediate_prefixes}
+    outputs: dict[str, list[Tensor]] = {name.rstrip("."): [] for name in net.intermediate_prefixes}
 
-    def listen(stage: str, module: Module, given: object, output: Tensor) -> None:
-        kept[stage].append(output.float().cpu())
+    def collect(stage: str, module: Module, inputs: object, output: Tensor) -> None:
+        outputs[stage].append(output.float().cpu())
 
     with ExitStack() as hooks:
-        for stage in kept:
-            hook = net.get_submodule(stage).register_forward_hook(partial(listen, stage))
+        for stage in outputs:
+            hook = net.get_submodule(stage).register_forward_hook(partial(collect, stage))
             hooks.callback(hook.remove)
         for images, _ in task.in_order(x):
-            net.features(images)  # behind a projection there is no head of their own
-    return {stage: torch.cat(parts) for stage, parts in kept.items()}
+            net.features(images)  # not net(images): a network below a projection has no head
+    return {stage: torch.cat(parts) for stage, parts in outputs.items()}
 
 
 def similarity(nets: Sequence[Split], x: Tensor, task: Task) -> dict[str, Tensor]:
-    """Linear CKA of every pair of networks [m, m] on images x, by stage."""
+    """Return the linear CKA of every pair of networks [m, m] on images x, by stage."""
     grams: dict[str, list[Tensor]] = {}
     for net in nets:
         for stage, output in features(net, x, task).items():
             grams.setdefault(stage, []).append(centred_gram(output))
-    return {stage: pairwise(found) for stage, found in grams.items()}
+    return {stage: pairwise(matrices) for stage, matrices in grams.items()}
 
 
 def mean_pair(matrix: Tensor) -> float:
-    """The mean over all pairs of two different networks."""
+    """Return the mean over all pairs of two different networks of a matrix [m, m]."""
     m = len(matrix)
     return float((matrix.sum() - matrix.diagonal().sum()) / (m * (m - 1)))
 
@@ -256,9 +256,9 @@ def mean_pair(matrix: Tensor) -> float:
 def class_map(
     nets: dict[str, Split], label: int, dataset: Dataset, task: Task, images: int
 ) -> Map | None:
-    """t-SNE of up to ``images`` test images of one class in the third stage (or the last).
+    """Return the t-SNE of up to ``images`` test images of one class, of the third (or last) stage.
 
-    None if the features there are not of one shape: they lie in different spaces.
+    None if the features have different shapes, because such spaces cannot be compared.
 
     ``nets``: up to three networks of different architectures, by name.
     """
@@ -269,11 +269,11 @@ def class_map(
     if len(x) < 3:
         raise ValueError(f"class {label} has {len(x)} test images; t-SNE takes 3 or more")
     names = list(nets)
-    seen = [features(net, x, task) for net in nets.values()]
-    stage = list(seen[0])[:3][-1]
-    if len({found[stage].shape for found in seen}) > 1:
+    outputs = [features(net, x, task) for net in nets.values()]
+    stage = list(outputs[0])[:3][-1]
+    if len({by_stage[stage].shape for by_stage in outputs}) > 1:
         return None
-    stacked = np.concatenate([found[stage].flatten(1).numpy() for found in seen])
+    stacked = np.concatenate([by_stage[stage].flatten(1).numpy() for by_stage in outputs])
     near = min(30.0, (len(stacked) - 1) / 3)
     plane = TSNE(perplexity=near, init="pca", random_state=task.seed)  # type: ignore[no-untyped-call]
     points = plane.fit_transform(stacked).reshape(len(names), len(x), 2)
@@ -285,7 +285,7 @@ def class_map(
 
 @style()
 def bars(means: Mapping[str, Mapping[str, float]]) -> Figure:
-    """Mean CKA of two clients by stage, one bar for each run (Figure 5).
+    """Plot the mean CKA of two clients by stage, one bar for each run (Figure 5).
 
     ``means``: by run, by stage.
     """
@@ -305,29 +305,29 @@ def bars(means: Mapping[str, Mapping[str, float]]) -> Figure:
 
 @style()
 def heat_maps(matrices: Mapping[str, Tensor], labels: Sequence[str]) -> Figure:
-    """CKA of every pair of clients, one map for each stage (Figure 6).
+    """Plot the CKA of every pair of clients, one map for each stage (Figure 6).
 
-    ``matrices``: [m, m] by stage; ``labels``: of the m clients.
+    ``matrices``: [m, m] by stage; ``labels``: names of the m clients.
     """
-    figure, ((*every,),) = frames((3.3 * len(matrices) + 0.8, 3.4), 1, len(matrices))
-    for axes, (stage, matrix) in zip(every, matrices.items(), strict=True):
+    figure, ((*panels,),) = frames((3.3 * len(matrices) + 0.8, 3.4), 1, len(matrices))
+    for axes, (stage, matrix) in zip(panels, matrices.items(), strict=True):
         image = axes.imshow(matrix.numpy(), vmin=0, vmax=1, cmap="viridis")
         axes.grid(visible=False)
         axes.set_title(stage, fontsize=9.5)
         axes.set_xticks(range(len(labels)), [label.partition(" ")[0] for label in labels])
         axes.set_yticks(range(len(labels)), [""] * len(labels))
-    every[0].set_yticks(range(len(labels)), labels)
-    figure.colorbar(image, ax=every, shrink=0.8)
+    panels[0].set_yticks(range(len(labels)), labels)
+    figure.colorbar(image, ax=panels, shrink=0.8)
     return figure
 
 
 @style(ticks=False)
-def plane(found: Map) -> Figure:
-    """One class's features, a colour for each architecture (Figure 7)."""
+def plane(tsne: Map) -> Figure:
+    """Plot one class's features, a colour for each architecture (Figure 7)."""
     figure, axes = frame((4.4, 3.9))
-    for i, (name, points) in enumerate(found.points.items()):
+    for i, (name, points) in enumerate(tsne.points.items()):
         x, y = np.asarray(points).T
         axes.plot(x, y, "o", color=series(i), markersize=4, alpha=0.7, label=name)
-    axes.set_title(f"{found.class_name}, {found.stage}", fontsize=9.5)
-    figure.legend(loc="outside lower center", ncols=len(found.points))
+    axes.set_title(f"{tsne.class_name}, {tsne.stage}", fontsize=9.5)
+    figure.legend(loc="outside lower center", ncols=len(tsne.points))
     return figure

@@ -1,13 +1,13 @@
-"""A short run of each method in a recorded table, whose digest tells whether the record is stale.
+"""Canaries: a short run of each method in a recorded table, whose digest shows a stale record.
 
 Before its first cell ``fedmosaic table`` runs a canary for each method: the method's first cell,
-cut to two rounds and single epochs. The digest of its numbers is kept in ``canaries.json`` beside
+cut to two rounds and single epochs. The digest of its results is stored in ``canaries.json`` beside
 the record. If the same short run gives another digest later, the code computes something else. The
-second round is for what a method begins after the first. Canaries that were recorded with one round
-are repeated with one.
+second round covers steps that a method starts after the first. Canaries that were recorded with one
+round are repeated with one.
 
-Digests are compared only where torch and the model of the processor are the same; others may add in
-another order. So a record that was made on several machines keeps canaries of each.
+Digests are compared only between machines with the same torch and CPU model, because others may sum
+in another order. A record from several machines therefore has canaries of each.
 """
 
 import hashlib
@@ -36,10 +36,10 @@ Launch = Callable[[Flat, Path], None]
 @final
 @dataclass(frozen=True)
 class Canaries:
-    """Those of one machine.
+    """The canaries of one machine.
 
-    ``where``: torch and processor; ``digests``: of what the short run came to, by method;
-    ``rounds``: the most that a short run had.
+    ``where``: torch and processor; ``digests``: method -> digest of its short run's results;
+    ``rounds``: most rounds of a short run.
     """
 
     where: str
@@ -50,13 +50,13 @@ class Canaries:
 FILE = TypeAdapter(list[Canaries])
 
 
-def save(made: Sequence[Canaries], folder: Path) -> None:
-    """Write ``canaries.json`` of one machine or several in ``folder``."""
-    write_atomically(folder / NAME, FILE.dump_json(list(made), indent=1) + b"\n")
+def save(canaries: Sequence[Canaries], folder: Path) -> None:
+    """Write the canaries of one machine or several to ``canaries.json`` in ``folder``."""
+    write_atomically(folder / NAME, FILE.dump_json(list(canaries), indent=1) + b"\n")
 
 
 def load(folder: Path) -> list[Canaries]:
-    """Those that were recorded in ``folder``, if any. Raises ``ValueError`` for a damaged file."""
+    """Return the canaries recorded in ``folder``. Raises ``ValueError`` for a damaged file."""
     path = folder / NAME
     try:
         return FILE.validate_json(path.read_bytes()) if path.exists() else []
@@ -66,30 +66,31 @@ def load(folder: Path) -> list[Canaries]:
 
 
 def made_here(recorded: Sequence[Canaries]) -> Canaries | None:
-    """Those among them that this machine can repeat."""
+    """Return the canaries that this machine can repeat; None if there are none."""
     return next((one for one in recorded if one.where == here()), None)
 
 
 def here() -> str:
-    """What digests depend on, beside the code."""
+    """Return this machine's torch, instruction set and processor, on which digests depend."""
     kind = torch.backends.cpu.get_cpu_capability()
     return f"torch {torch.__version__}, {platform.machine()}, {kind}, {processor()}"
 
 
-def processor(told: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor's maker, family and model as Linux tells them; elsewhere Python's word for it.
+def processor(path: Path = Path("/proc/cpuinfo")) -> str:
+    """Return the processor's maker, family and model from Linux; elsewhere Python's name for it.
 
-    Instructions alone do not tell: two machines with the same torch and AVX-512 gave other bits.
+    The instruction set is not enough: two machines with the same torch and AVX-512 gave other bits.
     """
-    lines = told.read_text(encoding="utf-8").splitlines() if told.exists() else []
-    words = (line.partition(":")[::2] for line in reversed(lines))  # the first processor wins
-    of = {name.strip(): value.strip() for name, value in words}
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    pairs = (line.partition(":")[::2] for line in reversed(lines))  # the first processor is kept
+    fields = {name.strip(): value.strip() for name, value in pairs}
     names = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
-    return " ".join(of[name] for name in names if name in of) or platform.processor() or "unknown"
+    words = [fields[name] for name in names if name in fields]
+    return " ".join(words) or platform.processor() or "unknown"
 
 
 def first_cells(file: TableFile, of: Sequence[CellRun] = ()) -> Iterator[CellRun]:
-    """The first cell of each method of a table; ``of``: of those that these cells have."""
+    """Yield the first cell of each method of a table; with ``of`` only for these cells' methods."""
     every = list(cells(file))
     left = {cell.flat["method"] for cell in of or every}
     for cell in every:
@@ -99,7 +100,7 @@ def first_cells(file: TableFile, of: Sequence[CellRun] = ()) -> Iterator[CellRun
 
 
 def short(flat: Flat, rounds: int = ROUNDS) -> Flat:
-    """The same run cut to ``rounds``, single epochs, and few steps on the server."""
+    """Return the settings cut to ``rounds``, single epochs, and few steps on the server."""
     most = {"epochs": 1, "batches": 2, "iterations": 2, "steps": 2}  # by the key's last word
     words = {key: re.split("[.-]", key)[-1] for key, value in flat.items() if type(value) is int}
     cut = {key: min(int(flat[key]), most[word]) for key, word in words.items() if word in most}
@@ -113,9 +114,10 @@ def run(
     rounds: int = ROUNDS,
     of: Sequence[CellRun] = (),
 ) -> Canaries:
-    """Run the canaries of a table; ``launch`` runs one in a folder, ``tell`` hears its method.
+    """Run the canaries of a table and return their digests.
 
-    ``of``: only those of the methods that these cells have.
+    ``launch`` runs one in a folder; ``tell`` is called with its method. With ``of`` only the
+    methods of these cells run.
     """
     digests = {}
     for cell in first_cells(file, of):
@@ -135,11 +137,11 @@ def keep(
     tell: Callable[[str], None],
     of: Sequence[CellRun] = (),
 ) -> None:
-    """Have canaries of this machine beside the record in ``folder``: make them or repeat them.
+    """Run this machine's canaries, compare them with the record in ``folder`` and add missing ones.
 
-    A method that had none yet is added. ``of``: only the methods of these cells.
+    With ``of`` only the methods of these cells run.
 
-    Raises ``ValueError`` if some method gives other numbers than when the record was begun.
+    Raises ``ValueError`` if a method gives other results than when the record was begun.
     """
     recorded = load(folder)
     mine = made_here(recorded)
@@ -147,24 +149,24 @@ def keep(
     if mine and (other := changed(mine, now)):
         raise ValueError(
             f"{folder / NAME}: {', '.join(other)} gives other numbers now than when this record "
-            "was begun; a table is of one code, so give --out another folder"
+            "was begun; all cells of a table need the same code, so give --out another folder"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    recorded = load(folder)  # another process may have added its own meanwhile
+    recorded = load(folder)  # another process may have added canaries meanwhile
     mine = made_here(recorded)
     now = replace(now, digests={**(mine.digests if mine else {}), **now.digests})
     save([*(one for one in recorded if one is not mine), now], folder)
 
 
 def digest(summary: Mapping[str, object]) -> str:
-    """SHA-256 of what a run came to: the weights, and the numbers of server and clients."""
+    """Return the SHA-256 of a run's results: the weights, and the metrics of server and clients."""
     parts = ("weights_sha256", "accuracy", "accuracies", "metrics", "clients")
-    told = {key: summary.get(key) for key in parts}
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    results = {key: summary.get(key) for key in parts}
+    return hashlib.sha256(json.dumps(results, sort_keys=True).encode()).hexdigest()
 
 
 def changed(recorded: Canaries, now: Canaries) -> list[str]:
-    """The methods of both whose canary gives another digest than recorded."""
+    """Return the methods in both whose digests differ."""
     both = recorded.digests.keys() & now.digests.keys()
     return sorted(name for name in both if now.digests[name] != recorded.digests[name])
 
@@ -172,23 +174,23 @@ def changed(recorded: Canaries, now: Canaries) -> list[str]:
 def stale(
     tables: Sequence[str], records: Path, launch: Launch, tell: Callable[[str], None]
 ) -> dict[str, str]:
-    """Recorded tables whose canaries give another digest now: of which methods, by table.
+    """Run the canaries of recorded tables; return stale table -> the methods whose digests differ.
 
-    ``tell`` hears of each table what was found. A table without canaries, or with those of another
-    torch or processor, is said to be so and is not called stale.
+    ``tell`` is called with the result for each table. A table without canaries, or with canaries
+    of another torch or processor, is reported and does not count as stale.
     """
-    found = {}
+    stale_methods = {}
     for table in tables:
         recorded = load(records / table)
         mine = made_here(recorded)
         if not recorded:
-            tell(f"{table}: recorded without canaries, so nothing can be said")
+            tell(f"{table}: recorded without canaries, so it cannot be checked")
         elif mine is None:
             places = " and ".join(one.where for one in recorded)
-            tell(f"{table}: recorded with {places}, here is {here()}")
+            tell(f"{table}: recorded with {places}, this machine has {here()}")
         else:
             now = run(paper_table.read(Path(table)), launch, tell, mine.rounds)
             if methods := changed(mine, now):
-                found[table] = ", ".join(methods)
-            tell(f"{table}: {'stale: ' + found[table] if methods else 'as recorded'}")
-    return found
+                stale_methods[table] = ", ".join(methods)
+            tell(f"{table}: {'stale: ' + stale_methods[table] if methods else 'as recorded'}")
+    return stale_methods

@@ -1,13 +1,13 @@
-"""The papers' claims against recorded runs: which hold here, which do not, which stay undecided.
+"""Test the papers' claims on recorded runs: a claim holds, does not hold, or is undecided.
 
 ``deploy/experiments/claims/`` has a file for each paper: one ``[[claim]]`` for each sentence of its
 abstract and conclusion that a measurement can decide. A claim names the recorded tables that decide
-it, and what is compared there; the verdict follows by rule (``decide``), not by hand.
+it, and the comparison there; the verdict follows from a rule (``decide``), not from judgement.
 
-A claim is a region of the real line: "a above b" is everything above 0, "comparable" is what lies
-within a margin, "by 150 %" is a stated range. Two rows give one number for each seed. The claim
-holds if the 95 % interval of their mean (Student's t) lies inside the region, does not hold if it
-lies outside, and else is undecided. The first five seeds decide; if they do not, the first ten do.
+A claim is a region of the real line: "a above b" is everything above 0, "comparable" is a margin
+around 0, "by 150 %" is a stated range. Two rows give one number for each seed. The claim holds if
+the 95 % interval of their mean (Student's t) lies inside the region, does not hold if it lies
+outside, and is undecided otherwise. The first five seeds decide; if they do not, the first ten do.
 """
 
 import math
@@ -32,7 +32,7 @@ STRICT = ConfigDict(extra="forbid", frozen=True)
 
 
 class Verdict(StrEnum):
-    """What the recorded runs say about a claim."""
+    """The result of a claim's tests on recorded runs."""
 
     HOLDS = "holds here"
     OPPOSITE = "does not hold here"
@@ -43,7 +43,7 @@ class Verdict(StrEnum):
 @final
 @dataclass(frozen=True)
 class Region:
-    """Open: ``low`` < x < ``high``; either may be infinite."""
+    """The open interval ``low`` < x < ``high``; either bound may be infinite."""
 
     low: float
     high: float
@@ -56,10 +56,11 @@ class Region:
 @final
 @dataclass(frozen=True)
 class Decision:
-    """``mean`` ± ``interval`` over ``seeds`` paired numbers; None where there are fewer than two.
+    """The result of one test: ``mean`` ± ``interval`` over ``seeds`` paired numbers.
 
-    ``p``: the smallest α at which the 1 − α interval gives a verdict, so that p < 0.05 is the
-    verdict at 95 %; None with fewer than five seeds, which decide nothing.
+    ``mean`` is None without numbers, ``interval`` below two. ``p``: the smallest α at which the
+    1 − α interval gives a verdict, so that p < 0.05 is the verdict at 95 %; None with fewer than
+    five seeds, which decide nothing.
     """
 
     seeds: int
@@ -70,12 +71,12 @@ class Decision:
 
 
 def decide(numbers: Sequence[float], region: Region) -> Decision:
-    """The verdict of one number for each seed, in the order of the seeds.
+    """Return the decision on one number for each seed, in the order of the seeds.
 
     Raises ``ValueError`` for a number that is not finite.
     """
     if not all(map(math.isfinite, numbers)):
-        raise ValueError("a seed's number is not finite: a target that it never reached?")
+        raise ValueError("a seed's number is not finite; its run may have missed a target")
     first = _decided(numbers[:SEEDS], region)
     if first.verdict is Verdict.UNDECIDED and len(numbers) >= EXTENDED:
         return _decided(numbers[:EXTENDED], region)
@@ -98,7 +99,7 @@ def _decided(numbers: Sequence[float], region: Region) -> Decision:
 
 
 def _level(distance: float, error: float, n: int) -> float:
-    """The α at which an interval of n numbers just reaches so far from its middle."""
+    """Return the α at which ``distance`` is half of the interval of n numbers."""
     if distance <= 0:
         return 1.0
     if error == 0 or math.isinf(distance):
@@ -107,22 +108,22 @@ def _level(distance: float, error: float, n: int) -> float:
 
 
 def holm(levels: Sequence[float | None], alpha: float = 1 - LEVEL) -> list[bool]:
-    """Which of the tests are still decided where all of them are right together at 1 − ``alpha``.
+    """Return for each test whether it stays decided when all are to be right at 1 − ``alpha``.
 
     ``levels``: each test's p; None counts as a test that was not made. Holm, A simple sequentially
     rejective multiple test procedure, 1979.
     """
-    made = sorted((p, i) for i, p in enumerate(levels) if p is not None)
+    ordered = sorted((p, i) for i, p in enumerate(levels) if p is not None)
     kept = [False] * len(levels)
-    for rank, (p, i) in enumerate(made):
-        if p >= alpha / (len(made) - rank):
+    for rank, (p, i) in enumerate(ordered):
+        if p >= alpha / (len(ordered) - rank):
             break
         kept[i] = True
     return kept
 
 
 def together(verdicts: Sequence[Verdict]) -> Verdict:
-    """The verdict of a sentence that claims all of several things."""
+    """Return the verdict of a sentence that claims several things together."""
     if not verdicts:
         return Verdict.UNDECIDED
     if Verdict.OPPOSITE in verdicts:
@@ -137,18 +138,18 @@ class Test(BaseModel):
     model_config = STRICT
 
     table: str = Field(min_length=1)
-    """The name of a table file; its record is the folder of that name."""
+    """Name of a table file; its record is the folder of that name."""
     above: str
     below: list[str] = Field(min_length=1)
     column: list[str] = Field(min_length=1)
-    """Each column is a test of its own."""
+    """Columns to compare; each is a separate test."""
     below_column: str = Field("", alias="below-column")
-    """The column of ``below``, where it is another one."""
+    """The column of ``below``, if it differs."""
     beyond: str = ""
-    """A further column: what counts is how much larger the difference is than there."""
+    """Another column: its difference is subtracted."""
     better: Literal["higher", "lower"] = "higher"
     censored: float | None = None
-    """What a target that was never reached counts as: the first round after the run's last."""
+    """Value for a target that was never reached: the first round after the run's last."""
 
 
 @final
@@ -162,32 +163,32 @@ class Claim(BaseModel):
     says: str
     """The sentence, in our words."""
     number: str = ""
-    """What the paper measured."""
+    """The number in the paper."""
     kind: Literal["order", "comparable", "size"] = "order"
     margin: float = Field(0.0, ge=0)
     """Largest difference that counts as ``comparable``, in the table's unit."""
     range: tuple[float, float] | None = None
     """Bounds of the difference under ``size``, in percent more than ``below``."""
     seen: bool = False
-    """Written down, or changed, when what it is tested on had been recorded already: so the
-    sentence, its tests and its margin were not fixed beforehand."""
+    """Whether the claim was written or changed after its runs were recorded, so that its sentence,
+    tests and margin were not fixed beforehand."""
     needs: str = ""
-    """What a decision would take that is not here: such a claim is out of reach."""
+    """What a decision needs that is not available here: such a claim is out of reach."""
     test: list[Test] = []
 
     @model_validator(mode="after")
-    def _whole(self) -> Self:
+    def _consistent(self) -> Self:
         if (self.kind == "size") != (self.range is not None):
             raise ValueError(f"{self.name}: kind = 'size' needs a range, and no other kind has one")
         if (self.kind == "comparable") != (self.margin > 0):
             raise ValueError(f"{self.name}: kind = 'comparable' needs a margin above 0")
         if bool(self.needs) == bool(self.test):
-            raise ValueError(f"{self.name}: give tests, or what it needs, and not both")
+            raise ValueError(f"{self.name}: give either tests or 'needs', and not both")
         return self
 
     @property
     def region(self) -> Region:
-        """Where the numbers of a test must lie if the claim is true."""
+        """The region in which the numbers of a test lie if the claim is true."""
         if self.range is not None:
             return Region(*self.range)
         return Region(-self.margin, self.margin) if self.margin else Region(0.0, math.inf)
@@ -195,7 +196,7 @@ class Claim(BaseModel):
 
 @final
 class Paper(BaseModel):
-    """A file of claims."""
+    """A file of claims from one paper."""
 
     model_config = STRICT
 
@@ -207,7 +208,7 @@ class Paper(BaseModel):
 @final
 @dataclass(frozen=True)
 class Tested:
-    """One test as the records decide it. ``kept``: also after Holm's correction over all tests."""
+    """One test with its decision; ``kept``: decided also after Holm's correction over all tests."""
 
     table: str
     above: str
@@ -220,9 +221,9 @@ class Tested:
 @final
 @dataclass(frozen=True)
 class Judged:
-    """A claim, its verdict and what it rests on.
+    """A claim, its verdict and its tests.
 
-    ``stale``: tables whose canaries have changed, and of which methods.
+    ``stale``: tables whose canaries have changed, with the methods concerned.
     """
 
     paper: str
@@ -233,14 +234,14 @@ class Judged:
 
 
 def read(folder: Path = CLAIMS) -> list[Paper]:
-    """The files of claims. Raises ``ValueError``, one line, for one that is none."""
+    """Return the files of claims. Raises ``ValueError``, one line, for an invalid file."""
     papers = []
     for path in sorted(folder.glob("*.toml")):
         papers.append(checked(Paper, read_toml(path), path))
     names = [claim.name for paper in papers for claim in paper.claim]
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(f"{folder}: the claim {name} stands twice")
+            raise ValueError(f"{folder}: the claim {name} exists twice; rename one")
     if not papers:
         raise ValueError(f"{folder} has no files of claims")
     return papers
@@ -248,19 +249,19 @@ def read(folder: Path = CLAIMS) -> list[Paper]:
 
 @final
 class Records:
-    """The numbers of recorded tables."""
+    """Recorded tables in a folder; each is read when it is first used."""
 
     def __init__(self, folder: Path = RESULTS) -> None:
         self._folder = folder
         self._read: dict[str, tuple[TableFile, Comparison]] = {}
 
     def values(self, table: str, row: str, column: str) -> Sequence[float]:
-        """A cell's numbers in the order of the seeds; infinite for a target that was never reached.
+        """Return a cell's numbers in the order of the seeds; ∞ for a target that was never reached.
 
-        Empty if the cell is not recorded with all seeds of its row: which seeds fewer numbers are
-        of is not told, so they cannot be paired. Raises ``ValueError`` for a row or a column that
-        the table does not have, and for a row whose seeds do not begin with the table's: numbers
-        are paired by their place.
+        Empty unless the cell is recorded with all seeds of its row: the seeds of fewer numbers are
+        unknown, so they cannot be paired. Raises ``ValueError`` for a row or column that the table
+        lacks. Raises it also for a row whose seeds do not begin with the table's, because numbers
+        are paired by position.
         """
         if table not in self._read:
             file = paper_table.read(Path(table))
@@ -277,26 +278,29 @@ class Records:
 
 
 def tables(papers: list[Paper]) -> list[str]:
-    """The recorded tables that the claims rest on."""
-    named = (test.table for paper in papers for claim in paper.claim for test in claim.test)
-    return list(dict.fromkeys(named))
+    """Return the names of the recorded tables that decide the claims."""
+    names = (test.table for paper in papers for claim in paper.claim for test in claim.test)
+    return list(dict.fromkeys(names))
 
 
 def judge(papers: list[Paper], records: Records, stale: Mapping[str, str]) -> list[Judged]:
-    """Every claim with its verdict, in the files' order; ``stale``: tables, with what changed."""
+    """Return every claim with its verdict, in the files' order.
+
+    ``stale``: table -> the methods whose canaries have changed.
+    """
     tested = [
         (paper, claim, [*_tests(claim, records)]) for paper in papers for claim in paper.claim
     ]
     levels = [test.decision.p for _, _, tests in tested for test in tests]
     kept = iter(holm(levels))
-    found = []
+    judged = []
     for paper, claim, tests in tested:
         final_tests = tuple(replace(t, kept=next(kept)) for t in tests)
         verdict = together([t.decision.verdict for t in tests])
         verdict = Verdict.OUT_OF_REACH if claim.needs else verdict
         old = dict.fromkeys(f"{t.table}: {stale[t.table]}" for t in tests if t.table in stale)
-        found.append(Judged(paper.paper, claim, verdict, final_tests, tuple(old)))
-    return found
+        judged.append(Judged(paper.paper, claim, verdict, final_tests, tuple(old)))
+    return judged
 
 
 def _tests(claim: Claim, records: Records) -> Iterator[Tested]:
@@ -304,30 +308,30 @@ def _tests(claim: Claim, records: Records) -> Iterator[Tested]:
         for column in test.column:
             for below in test.below:
                 pairs = _paired(claim, test, records, below, column, test.below_column or column)
-                beside = f"{column} / {test.below_column}" if test.below_column else column
+                label = f"{column} / {test.below_column}" if test.below_column else column
                 if test.beyond:
-                    there = _paired(claim, test, records, below, test.beyond, test.beyond)
-                    pairs = [a - b for a, b in zip(pairs, there, strict=False)]
-                    beside += f" beyond {test.beyond}"
+                    others = _paired(claim, test, records, below, test.beyond, test.beyond)
+                    pairs = [a - b for a, b in zip(pairs, others, strict=False)]
+                    label += f" beyond {test.beyond}"
                 decision = decide(pairs, claim.region)
-                yield Tested(test.table, test.above, below, beside, decision)
+                yield Tested(test.table, test.above, below, label, decision)
 
 
 def _paired(
     claim: Claim, test: Test, records: Records, below: str, column: str, below_column: str
 ) -> list[float]:
-    """One number for each seed that both cells have."""
-    ours = records.values(test.table, test.above, column)
-    theirs = records.values(test.table, below, below_column)
-    return [_number(claim, test, a, b) for a, b in zip(ours, theirs, strict=False)]
+    """Return one number for each seed that both cells have."""
+    first = records.values(test.table, test.above, column)
+    second = records.values(test.table, below, below_column)
+    return [_number(claim, test, a, b) for a, b in zip(first, second, strict=False)]
 
 
 def _number(claim: Claim, test: Test, above: float, below: float) -> float:
-    """What one seed says: a difference, or percent more."""
+    """Return the number of one seed: a difference, or percent more."""
     a, b = (_censored(test, value) for value in (above, below))
     if claim.kind == "size":
         if b == 0:
-            raise ValueError(f"{claim.name}: {test.table} has a 0 to compare with")
+            raise ValueError(f"{claim.name}: {test.table} has a 0, so there is no ratio to it")
         return 100 * (a / b - 1)
     return a - b if test.better == "higher" else b - a
 

@@ -1,4 +1,4 @@
-"""The judged claims as a page with pictures, as Markdown, as JSON, and in the terminal."""
+"""Render the judged claims as a page with pictures, as Markdown, as JSON and for the terminal."""
 
 import json
 import math
@@ -31,29 +31,33 @@ LEAD = (
 
 
 def summary(judged: Sequence[Judged]) -> Table:
-    """A line for each claim."""
+    """Return a table with a row for each claim."""
     rows = []
     for one in judged:
         claim = one.claim
-        said = (clean(claim.section, 200), clean(claim.says, 400), clean(claim.number, 200) or NONE)
-        rows.append((one.paper, *said, _verdict(one), _basis(one)))
+        texts = (
+            clean(claim.section, 200),
+            clean(claim.says, 400),
+            clean(claim.number, 200) or NONE,
+        )
+        rows.append((one.paper, *texts, _verdict(one), _basis(one)))
     header = ("paper", "section", "claim", "the paper's number", "verdict", "by")
     return Table(header, rows, "l")
 
 
 def short(judged: Sequence[Judged]) -> Table:
-    """What a terminal has room for."""
+    """Return a table with a row for each claim, short enough for a terminal."""
     rows = [(one.claim.name, _verdict(one), _basis(one)) for one in judged]
     return Table(("claim", "verdict", "by"), rows, "l")
 
 
 def tests(judged: Sequence[Judged]) -> Table:
-    """A line for each comparison behind the claims."""
+    """Return a table with a row for each comparison behind the claims."""
     rows = []
-    for one, test in [(each, test) for each in judged for test in each.tests]:
-        what = clean(f"{test.above} against {test.below}, {test.column}", 200)
-        found = (interval(test), str(test.decision.seeds), str(test.decision.verdict))
-        rows.append((one.claim.name, what, *found, _holm(test), test.table))
+    for name, test in [(one.claim.name, test) for one in judged for test in one.tests]:
+        compared = clean(f"{test.above} against {test.below}, {test.column}", 200)
+        decision = (interval(test), str(test.decision.seeds), str(test.decision.verdict))
+        rows.append((name, compared, *decision, _holm(test), test.table))
     header = ("claim", "comparison", "difference", "seeds", "verdict", "after Holm", "table")
     notes = [
         "Difference: the mean over seeds ± half of its 95 % interval (Student's t), positive "
@@ -65,7 +69,7 @@ def tests(judged: Sequence[Judged]) -> Table:
 
 
 def interval(test: Tested) -> str:
-    """``1.2 ± 0.4``, or what there is of it."""
+    """Return ``1.2 ± 0.4``, the mean alone without an interval, or a dash without a mean."""
     mean, half = test.decision.mean, test.decision.interval
     if mean is None:
         return NONE
@@ -83,7 +87,7 @@ def _verdict(one: Judged) -> str:
 
 
 def _basis(one: Judged) -> str:
-    """What a verdict rests on, or what is missing for one."""
+    """Return the tables and comparisons behind a verdict, or what is missing for one."""
     claim = one.claim
     if claim.needs:
         return clean(f"needs {claim.needs}", 300)
@@ -92,12 +96,12 @@ def _basis(one: Judged) -> str:
         str(test.decision.verdict) if test.decision.seeds >= SEEDS else "without five seeds"
         for test in one.tests
     )
-    told = ", ".join(f"{n} {what}" for what, n in count.items())
-    return f"{', '.join(tables)}: {told}"
+    counts = ", ".join(f"{n} {verdict}" for verdict, n in count.items())
+    return f"{', '.join(tables)}: {counts}"
 
 
 def picture(judged: Sequence[Judged]) -> Figure:
-    """Each comparison's difference with its interval, claim by claim; a line at what divides."""
+    """Plot each comparison's difference with its interval, claim by claim, and a line at 0."""
     lines = [(one, test) for one in judged for test in one.tests]
     with style():
         figure, axes = frame((9.0, 0.24 * len(lines) + 0.35 * len(judged) + 0.8))
@@ -119,42 +123,42 @@ def picture(judged: Sequence[Judged]) -> Figure:
 
 
 def _label(test: Tested, claim: Sequence[Tested]) -> str:
-    """A comparison, with what tells it from the others of its ``claim``."""
-    several_above = len({each.above for each in claim}) > 1
-    several_below = len({each.below for each in claim}) > 1
-    words = test.above if several_above else test.below
+    """Return a label that distinguishes a comparison from the others of its ``claim``."""
+    several_above = len({other.above for other in claim}) > 1
+    several_below = len({other.below for other in claim}) > 1
+    label = test.above if several_above else test.below
     if several_above and several_below:
-        words = f"{test.above} against {test.below}"
-    if len({each.table for each in claim}) > 1:
-        words += f" ({test.table})"
-    return clean(f"{words}, {test.column}", 90)
+        label = f"{test.above} against {test.below}"
+    if len({other.table for other in claim}) > 1:
+        label += f" ({test.table})"
+    return clean(f"{label}, {test.column}", 90)
 
 
 def _mark(axes: Axes, y: float, test: Tested, claim: Claim) -> None:
-    """A point with its interval, and the region of a claim that has one on both sides."""
-    region, found = claim.region, test.decision
+    """Draw a point with its interval, and the claim's region if it is bounded on both sides."""
+    region, decision = claim.region, test.decision
     if math.isfinite(region.low) and math.isfinite(region.high):
         axes.plot([region.low, region.high], [y, y], color=series(5), linewidth=6, alpha=0.35)
-    if found.mean is not None:
-        colour = series(COLOURS[found.verdict])
-        axes.errorbar(found.mean, y, xerr=found.interval, fmt="o", color=colour, markersize=4)
+    if decision.mean is not None:
+        colour = series(COLOURS[decision.verdict])
+        axes.errorbar(decision.mean, y, xerr=decision.interval, fmt="o", color=colour, markersize=4)
 
 
 def page(judged: Sequence[Judged]) -> str:
-    """One HTML document: the verdicts, then a picture and the numbers for each paper."""
+    """Return one HTML document: the verdicts, then a picture and the numbers for each paper."""
     count = Counter(one.verdict for one in judged)
     papers = list(dict.fromkeys(one.paper for one in judged))
     stale = [one for one in judged if one.stale]
     sections = [Section("Verdicts", [Card("", table=summary(judged), span=12)], LEAD)]
     for paper in papers:
-        own = [one for one in judged if one.paper == paper and one.tests]
-        if own:
+        tested = [one for one in judged if one.paper == paper and one.tests]
+        if tested:
             alt = "; ".join(
                 f"{one.claim.name}: {test.below}, {test.column}: {interval(test)}"
-                for one in own
+                for one in tested
                 for test in one.tests
             )
-            card = Card("", figure=picture(own), alt=alt, behind=tests(own), span=12)
+            card = Card("", figure=picture(tested), alt=alt, behind=tests(tested), span=12)
             sections.append(Section(paper, [card]))
     return render(
         Page(
@@ -170,12 +174,12 @@ def page(judged: Sequence[Judged]) -> str:
 
 
 def markdown(judged: Sequence[Judged]) -> str:
-    """The verdicts and the comparisons behind them."""
+    """Return the verdicts and the comparisons behind them as Markdown."""
     return f"{LEAD}\n\n{rendering.markdown(summary(judged))}\n\n{rendering.markdown(tests(judged))}"
 
 
 def told(judged: Sequence[Judged]) -> list[dict[str, object]]:
-    """Everything, as JSON has it."""
+    """Return all claims, verdicts and tests as JSON values."""
     return [
         {
             "paper": one.paper,
@@ -190,13 +194,13 @@ def told(judged: Sequence[Judged]) -> list[dict[str, object]]:
 
 
 def _test(test: Tested) -> dict[str, object]:
-    told = asdict(test)
-    decision, kept = told.pop("decision"), told.pop("kept")
-    return {**told, **decision, "after_holm": kept}
+    fields = asdict(test)
+    decision, kept = fields.pop("decision"), fields.pop("kept")
+    return {**fields, **decision, "after_holm": kept}
 
 
 def write(judged: Sequence[Judged], folder: Path) -> list[Path]:
-    """``claims.html``, ``claims.md`` and ``claims.json`` in ``folder``."""
+    """Write ``claims.html``, ``claims.md`` and ``claims.json`` in ``folder``; return the paths."""
     folder.mkdir(parents=True, exist_ok=True)
     texts = {
         "claims.html": page(judged),
@@ -209,14 +213,14 @@ def write(judged: Sequence[Judged], folder: Path) -> list[Path]:
 
 
 def around_marks(document: Path) -> tuple[str, str]:
-    """What stands before and after the two marks of ``document``.
+    """Return the text before and after the two marks of ``document``.
 
-    Raises ``ValueError`` if there is no such document, or it has no such marks.
+    Raises ``ValueError`` if the document cannot be read or lacks the marks.
     """
     try:
         text = document.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"--into {document}: it should be a text file, with marks") from error
+        raise ValueError(f"--into {document}: not a readable text file with marks") from error
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -225,7 +229,7 @@ def around_marks(document: Path) -> tuple[str, str]:
 
 
 def into(judged: Sequence[Judged], document: Path) -> None:
-    """Replace what stands between the two marks of ``document``. Raises as ``around_marks``."""
+    """Replace the text between the two marks of ``document``. Raises as ``around_marks``."""
     before, after = around_marks(document)
     text = f"{before}{BEGIN}\n{markdown(judged)}\n{END}{after}"
     write_atomically(document, text.encode())

@@ -1,4 +1,4 @@
-"""A table's accuracies against what its runs cost: bytes sent, or operations of training."""
+"""Plot a table's accuracies against the cost of its runs: bytes sent, or training operations."""
 
 import statistics
 import textwrap
@@ -14,28 +14,28 @@ from deploy.study import records
 from deploy.study.paper_table import CellRun, Comparison, TableFile, cells
 from deploy.study.records import Recorded
 
-MARKERS = "osD^vP*Xh"  # one more than there are colours, so that no pair soon comes again
-ACROSS = 3  # panels beside each other
+MARKERS = "osD^vP*Xh"  # one more than the colours, so that pairs of both repeat late
+ACROSS = 3  # most panels in a row
 LOOK: dict[str, Any] = {"markersize": 7, "markerfacecolor": "none", "markeredgewidth": 1.6}
 LOOK |= {"capsize": 3, "elinewidth": 1.0}
 
 Panels = Mapping[str, Mapping[str, float]]
-"""Column to row to the cost of its runs, above 0, the mean over seeds."""
+"""Column -> row -> cost of its runs, above 0, the mean over seeds."""
 
 SHARES = ("accuracy.", "accuracies.", "fairness.amp", "metrics.client_test_accuracy")
-"""Measures that are accuracies begin so; ``accuracy_bn`` is the same runs' once more."""
+"""Prefixes of measures that are accuracies, without ``accuracy_bn``, a second score of a run."""
 
 Cost = Callable[[Recorded], float | None]
 
 
 def _megabytes(recorded: Recorded) -> float | None:
-    """10⁶ bytes that a client sent in the run, the mean over clients."""
+    """Return the megabytes (10⁶) that a client sent in the run, the mean over clients."""
     up, clients = recorded.measured("bytes.up"), recorded.summary.get("clients")
     return up / len(clients) / 1e6 if up is not None and clients else None
 
 
 def _operations(recorded: Recorded) -> float | None:
-    """10⁹ floating-point operations of all clients and the server; None where nobody counted."""
+    """Return the GFLOP (10⁹) of all clients and the server; None if they were not counted."""
     total = recorded.measured("flops.total")
     return total / 1e9 if total else None
 
@@ -47,8 +47,9 @@ COSTS: Mapping[str, tuple[str, Cost]] = {
 
 
 def pictures(filled: Comparison, file: TableFile, folder: Path, stem: str) -> list[Path]:
-    """``STEM-bytes.png`` and ``STEM-flops.png`` in ``folder``; each only where two rows with
-    accuracies are recorded that have such a cost.
+    """Write ``STEM-bytes.png`` and ``STEM-flops.png`` in ``folder``; return the paths.
+
+    A picture is omitted unless two recorded rows have both accuracies and this cost.
     """
     drawn = []
     for name, (axis, cost) in COSTS.items():
@@ -60,15 +61,15 @@ def pictures(filled: Comparison, file: TableFile, folder: Path, stem: str) -> li
 
 
 def _panels(filled: Comparison, file: TableFile, folder: Path, cost: Cost) -> Panels:
-    found: dict[str, dict[str, list[float]]] = {}
+    costs: dict[str, dict[str, list[float]]] = {}
     known = records.read(folder)
     for cell in (cell for cell in cells(file) if cell.fingerprint in known and _is_share(cell)):
         spent, shown = cost(known[cell.fingerprint]), filled.cell(cell.row, cell.column)
         if spent is not None and shown.mean is not None:
-            found.setdefault(cell.column, {}).setdefault(cell.row, []).append(spent)
+            costs.setdefault(cell.column, {}).setdefault(cell.row, []).append(spent)
     return {
         column: {row: statistics.fmean(spent) for row, spent in rows.items()}
-        for column, rows in found.items()
+        for column, rows in costs.items()
     }
 
 
@@ -77,10 +78,10 @@ def _is_share(cell: CellRun) -> bool:
 
 
 def png(filled: Comparison, panels: Panels, cost: str, path: Path) -> None:
-    """A panel for each column with its rows as points: the cost, logarithmic, against the number.
+    """Draw a panel for each column with its rows as points: the number against the cost.
 
-    A row has the same colour and marker in every panel. ``cost`` says what the axis is, and its
-    unit.
+    The cost axis is logarithmic; ``cost`` is its label with the unit. A row has the same colour
+    and marker in every panel.
     """
     across = min(len(panels), ACROSS)
     down = -(-len(panels) // across)

@@ -1,4 +1,4 @@
-"""A finished run, opened again, and one round more than it has, outside its folder."""
+"""Load a finished run, or run one further round of it outside its folder."""
 
 import shutil
 import tempfile
@@ -41,7 +41,8 @@ from server_app.storage.checkpoint import Checkpoint
 @final
 @dataclass(frozen=True)
 class Finished:
-    """``flat`` is the run config that everybody worked under; ``config.run.out`` is the folder."""
+    """A finished run. ``flat`` is the run config of the server and all clients;
+    ``config.run.out`` is the folder."""
 
     folder: Path
     flat: dict[str, Value]
@@ -49,17 +50,17 @@ class Finished:
 
     @cached_property
     def saved(self) -> Checkpoint:
-        """The server's state as the run left it."""
+        """The server's state at the end of the run."""
         return checkpoint.read(self.folder, self.config)
 
     def method(self, task: Task) -> AnyMethod:
-        """The server half as the run left it, on the task's device."""
+        """Return the method's server half at the end of the run, on the task's device."""
         method = make(task, global_spec(task))
         method.restore(self.saved.state)
         return method
 
     def client(self, k: int) -> AnyHandler:
-        """The half of client k on the CPU, with what the run left of its private state."""
+        """Return the method's half of client k on the CPU, with its client state after the run."""
         node: dict[str, Value] = {"partition-id": k, "device": "cpu"}
         return client_app.methods.make(Participant(self.config, node, self.config.run.experiment))
 
@@ -68,13 +69,13 @@ class Finished:
         return for_testing(config.data, config.run.clients, config.partition_seed)
 
     def task(self, dataset: Dataset) -> Task:
-        """What the run learnt, on the CPU."""
+        """Return the run's task, on the CPU."""
         return Task.of(self.config, dataset, torch.device("cpu"))
 
     def server_model(self, task: Task, *, trained: bool = True) -> Classifier:
-        """The server's model as the run left it, else as it was first drawn; in eval mode.
+        """Return the server's model, trained or as initialised, in eval mode.
 
-        Raises ``ValueError`` naming a file of weights that cannot be read.
+        Raises ``ValueError`` with the path of a file of weights that cannot be read.
         """
         path = self.folder / "model.safetensors"
         weights = model_file.load(path) if trained else None
@@ -82,66 +83,66 @@ class Finished:
 
 
 def finished(folder: Path, needed: str = "model.safetensors") -> Finished:
-    """The run in ``folder``.
+    """Return the run in ``folder``.
 
-    Raises ``ValueError``, one line, if config.toml or the file ``needed`` is not there.
+    Raises ``ValueError``, one line, if config.toml or the file ``needed`` is missing.
     """
     for name in ("config.toml", needed):
         if not (folder / name).exists():
             raise ValueError(f"{folder} holds no finished run: it has no {name}")
     flat = {**load_run(folder), "out": str(folder)}
-    if (own := folder / "state").is_dir():  # where a run keeps it unless told otherwise
-        flat["state-dir"] = str(own)
+    if (state := folder / "state").is_dir():  # the default place of the clients' states
+        flat["state-dir"] = str(state)
     return Finished(folder, flat, parse(flat))
 
 
 @final
 @dataclass(frozen=True)
 class Further:
-    """The round after the last: what chosen clients were sent and what they answered."""
+    """The round after the last one: the messages to chosen clients and their replies."""
 
     flat: dict[str, Value]
-    """The run config that the clients worked under."""
+    """The run config of the clients."""
     dataset: Dataset
     method: AnyMethod
     messages: dict[int, Message]
     replies: list[tuple[Client, Reply]]
 
     def networks(self) -> list[tuple[Client, Split]]:
-        """Each client's own network as it uploaded it, in eval mode; a projection is left out.
+        """Return each client's uploaded network in eval mode, without a projection.
 
-        Raises ``ValueError`` if the method uploads none, or a network has no stages.
+        Raises ``ValueError`` if the method uploads no networks, or a network has no stages.
         """
-        found = []
+        networks = []
         for client, reply in self.replies:
-            whole = self.method.build(client.model, _own(client, reply, self.method)).eval()
-            net = whole.base if isinstance(whole, Projected) else whole
+            built = self.method.build(client.model, _own(client, reply, self.method)).eval()
+            net = built.base if isinstance(built, Projected) else built
             if not isinstance(net, Split):
                 raise ValueError(f"model {client.model!r} of client {client.k} has no stages")
-            found.append((client, net))
-        return found
+            networks.append((client, net))
+        return networks
 
 
 @contextmanager
 def further_round(folder: Path, clients: int, workers: int) -> Iterator[Further]:
-    """Play the first ``clients`` clients' next round of the finished run in ``folder``.
+    """Run the next round of the finished run in ``folder`` with its first ``clients`` clients.
 
-    Raises ``ValueError``, one line: no run there, no checkpoint, a client that failed.
+    Raises ``ValueError``, one line, without a run or a checkpoint, and for a client that fails.
     """
     run = finished(folder, "config.toml")
     if not checkpoint.path_in(folder).exists():
         raise ValueError(
             f"{folder} has no checkpoint, and a table's cells keep none; use fedmosaic run"
         )
-    with tempfile.TemporaryDirectory(prefix="fedmosaic-") as place:
+    with tempfile.TemporaryDirectory(prefix="fedmosaic-") as temporary:
         state = Path(str(run.flat["state-dir"]))
         if state.exists():
-            shutil.copytree(state, Path(place) / "state")
-        flat = {**run.flat, "state-dir": str(Path(place) / "state")}
-        yield _play(Finished(folder, flat, parse(flat)), clients, workers)
+            shutil.copytree(state, Path(temporary) / "state")
+        flat = {**run.flat, "state-dir": str(Path(temporary) / "state")}
+        yield _run_round(Finished(folder, flat, parse(flat)), clients, workers)
 
 
-def _play(run: Finished, size: int, workers: int) -> Further:
+def _run_round(run: Finished, size: int, workers: int) -> Further:
     config, flat, dataset = run.config, run.flat, run.dataset()
     device.settle(config.run.threads)
     task = Task.of(config, dataset, device.choose(config.run.device))
@@ -163,7 +164,7 @@ def _play(run: Finished, size: int, workers: int) -> Further:
 
 
 def _own(client: Client, reply: Reply, method: AnyMethod) -> StateDict:
-    """The weights of the client's own architecture in its upload."""
+    """Return the weights of the client's own architecture in its upload."""
     expected = method.task.expected(client.model)
     for name in ("local", "w"):
         state = getattr(reply, name, None)

@@ -1,16 +1,16 @@
-"""The kinds of noise: what they look like, how long they take, how much they tell of a teacher.
+"""The kinds of noise: their appearance, their time, and the information in predictions on them.
 
-``fedmosaic noise`` draws and times them. ``fedmosaic information`` measures whether what noise
-tells of a teacher predicts what a student learns on it.
+``fedmosaic noise`` draws and times them. ``fedmosaic information`` measures whether the mutual
+information of noise and a teacher's predictions predicts the accuracy of a student.
 
-A batch of noise z reaches a network that was trained on images. What its predictions σ(f(z)) tell
-of z is their mutual information, in nats between 0 and log C:
+A network f was trained on images and receives a batch of noise z. The mutual information of z and
+the predictions σ(f(z)) is, in nats between 0 and log C:
 
     I(z; ŷ) = H(mean_z σ(f(z))) − mean_z H(σ(f(z)))
 
 Raikwar and Mishra 2022 ("Discovering and overcoming limitations of noise-engineered data-free
-knowledge distillation") see that networks answer noise usefully only if BatchNorm normalises by the
-noise batch; FedORION builds on it (section 3.3).
+knowledge distillation") find that predictions on noise are useful only if BatchNorm normalises by
+the noise batch; FedORION builds on it (section 3.3).
 """
 
 import json
@@ -50,14 +50,14 @@ from server_app.methods.fedorion import FedORION
 BatchNorm = Literal["batch", "running"]
 BOTH: tuple[BatchNorm, ...] = ("batch", "running")
 FILE = "information.json"
-BATCHES = 8  #: of noise.batch-size images, over which the information is a mean
-SAMPLES = 8  #: of each kind in the picture
-SHAPE = (3, 32, 32)  #: of a sample there
+BATCHES = 8  #: batches of noise.batch-size images for the information
+SAMPLES = 8  #: samples of each kind in the picture
+SHAPE = (3, 32, 32)  #: shape of a sample in the picture
 
 
 @style(ticks=False)
 def draw_kinds() -> Figure:
-    """Draw ``SAMPLES`` of each kind, a row each, values from −2.5 to 2.5 from dark to light."""
+    """Draw a row of ``SAMPLES`` samples for each kind; −2.5 is dark and 2.5 is light."""
     size = (SAMPLES * 1.05 + 1.1, len(NOISES) * 1.1)
     figure, grid = frames(size, len(NOISES), SAMPLES)
     for row, (kind, sampler) in zip(grid, NOISES.items(), strict=True):
@@ -72,7 +72,7 @@ def draw_kinds() -> Figure:
 @final
 @dataclass(frozen=True)
 class Time:
-    """Seconds for one batch of a kind, and for one whole step of distillation on it."""
+    """Seconds for one batch of a kind of noise, and for one whole distillation step on it."""
 
     kind: str
     noise: float
@@ -85,11 +85,11 @@ class Time:
 
 
 def times(flat: Mapping[str, Value], batches: int = 3) -> list[Time]:
-    """Time each kind in FedORION's server step as ``flat`` configures it.
+    """Time each kind of noise in FedORION's server step with the settings ``flat``.
 
-    The teachers are the untrained models of the clients of one round. Each kind is timed three
-    times over ``batches`` batches and the least counts, so that other work on the machine does not;
-    a step has its part in setting the networks up.
+    The teachers are the untrained models of one round's clients. Each kind is timed three times
+    over ``batches`` batches. The minimum counts, because it is the least disturbed by other work on
+    the machine. The time of a step includes its part of the networks' set-up.
     """
     return [_time(kind, flat, batches) for kind in NOISES]
 
@@ -113,13 +113,15 @@ def _time(kind: str, flat: Mapping[str, Value], batches: int) -> Time:
         if task.device.type == "cuda":
             torch.cuda.synchronize(task.device)
 
-    each = (noise_alone, partial(distil, method, 1, teachers, transfer))
-    alone, whole = (min(timeit.repeat(partial(clocked, work), number=1, repeat=3)) for work in each)
-    return Time(kind, alone / batches, whole / batches)
+    works = (noise_alone, partial(distil, method, 1, teachers, transfer))
+    alone, total = (
+        min(timeit.repeat(partial(clocked, work), number=1, repeat=3)) for work in works
+    )
+    return Time(kind, alone / batches, total / batches)
 
 
 def times_table(times: Sequence[Time]) -> Table:
-    """Milliseconds of a batch and of a step, and the noise's share of the step."""
+    """Return a table of milliseconds of a batch and a step, and the noise's share of the step."""
     rows = [
         (t.kind, f"{t.noise * 1e3:.1f}", f"{t.step * 1e3:.1f}", f"{t.share:.1%}") for t in times
     ]
@@ -127,7 +129,7 @@ def times_table(times: Sequence[Time]) -> Table:
 
 
 def _task(flat: Mapping[str, Value]) -> Task:
-    """The task of FedORION, without a partition, on the device of ``flat``."""
+    """Return FedORION's task without a partition, on the device of ``flat``."""
     config = parse({**flat, "method": "fedorion"})
     device.settle(config.run.threads)
     return Task.of(config, load(config.data), device.choose(config.run.device))
@@ -136,7 +138,7 @@ def _task(flat: Mapping[str, Value]) -> Task:
 @final
 @dataclass(frozen=True)
 class Measurement:
-    """One teacher, one kind of noise, one way of normalising it, one seed."""
+    """Result of one seed, teacher, kind of noise and BatchNorm statistics."""
 
     seed: int
     model: str
@@ -154,16 +156,17 @@ def study(
     flat: Mapping[str, Value],
     repeats: Sequence[int],
     known: Sequence[Measurement] = (),
-    on_found: Callable[[Measurement], object] = lambda found: None,
+    on_measured: Callable[[Measurement], object] = lambda measurement: None,
 ) -> list[Measurement]:
-    """Train the fleet's architectures on all the data, each as a teacher, and distil each into the
-    global architecture on every kind of noise, ``flat`` saying how; once for each seed.
+    """Return the measurements for each seed, teacher architecture, kind of noise and BatchNorm.
 
-    A teacher has ``train.epochs`` epochs; a student ``noise.epochs`` · ``noise.batches`` steps.
-    What is ``known`` is not measured again; ``on_found`` hears of everything else.
+    For each seed, train each architecture of the fleet as a teacher on all the data, and distil it
+    into the global architecture on every kind of noise, with the settings ``flat``. A teacher
+    trains for ``train.epochs`` epochs, a student for ``noise.epochs`` · ``noise.batches`` steps.
+    ``known`` measurements are not repeated; ``on_measured`` is called with each new one.
     """
     before = {(one.seed, one.model, one.kind, one.bn): one for one in known}
-    found: list[Measurement] = []
+    measurements: list[Measurement] = []
     for seed in repeats:
         task = _task({**flat, "seed": seed})
         for spec in dict.fromkeys(task.config.fleet):
@@ -173,12 +176,12 @@ def study(
                 one = before.get((seed, spec, kind, bn))
                 if one is None:
                     net, accuracy = teacher = teacher or _teacher(task, spec)
-                    there = _task({**task.config.flat, "noise.kind": kind, "noise.teacher-bn": bn})
-                    told = mutual_information(_answers(net, there))
-                    one = Measurement(seed, spec, kind, bn, accuracy, told, _student(net, there))
-                    on_found(one)
-                found.append(one)
-    return found
+                    noisy = _task({**task.config.flat, "noise.kind": kind, "noise.teacher-bn": bn})
+                    nats = mutual_information(_logits(net, noisy))
+                    one = Measurement(seed, spec, kind, bn, accuracy, nats, _student(net, noisy))
+                    on_measured(one)
+                measurements.append(one)
+    return measurements
 
 
 def _teacher(task: Task, spec: str) -> tuple[Classifier, float]:
@@ -196,8 +199,8 @@ def _teacher(task: Task, spec: str) -> tuple[Classifier, float]:
 
 
 @torch.no_grad()
-def _answers(net: Classifier, task: Task) -> list[Tensor]:
-    """The teacher's logits on batches of noise, [n, C] each."""
+def _logits(net: Classifier, task: Task) -> list[Tensor]:
+    """Return the teacher's logits on batches of noise, [n, C] each."""
     o, draw = task.config.noise, seeds.stream(task.seed, "information", device=task.device)
     zs = noise.batches(o.kind, BATCHES, o.batch_size, task.shape, draw)
     if o.teacher_bn == "running":
@@ -207,7 +210,7 @@ def _answers(net: Classifier, task: Task) -> list[Tensor]:
 
 
 def mutual_information(logits: Sequence[Tensor]) -> float:
-    """I(z; ŷ) in nats over all rows of ``logits``, batches [n, C]."""
+    """Return I(z; ŷ) in nats over all rows of ``logits``, batches [n, C]."""
     p = torch.cat(list(logits)).double().softmax(1)
 
     def entropy(q: Tensor) -> Tensor:
@@ -224,46 +227,52 @@ def _student(net: Classifier, task: Task) -> float:
     return evaluate(student, data.x_test, data.y_test, task, bn="batch").accuracy
 
 
-def correlations(found: Sequence[Measurement]) -> list[float]:
-    """Spearman's rank correlation of information and the student's accuracy, seed by seed."""
+def correlations(measurements: Sequence[Measurement]) -> list[float]:
+    """Return Spearman's rank correlation of information and student accuracy for each seed."""
     result = []
-    for seed in dict.fromkeys(one.seed for one in found):
-        mine = [one for one in found if one.seed == seed]
-        pairs = [[one.information for one in mine], [one.student for one in mine]]
+    for seed in dict.fromkeys(one.seed for one in measurements):
+        of_seed = [one for one in measurements if one.seed == seed]
+        pairs = [[one.information for one in of_seed], [one.student for one in of_seed]]
         result.append(float(spearmanr(*pairs).statistic))
     return result
 
 
-def table(found: Sequence[Measurement]) -> Table:
-    """Means over the seeds, ± half of the 95 % interval."""
+def table(measurements: Sequence[Measurement]) -> Table:
+    """Return a table of means over the seeds ± half of the 95 % interval."""
     groups: dict[tuple[str, str, str], list[Measurement]] = defaultdict(list)
-    for one in found:
+    for one in measurements:
         groups[one.model, one.kind, one.bn].append(one)
     rows = []
-    for (model, kind, bn), mine in groups.items():
-        teacher, student = ([100 * getattr(m, n) for m in mine] for n in ("teacher", "student"))
-        information = [m.information for m in mine]
+    for (model, kind, bn), group in groups.items():
+        teacher, student = ([100 * getattr(m, n) for m in group] for n in ("teacher", "student"))
+        information = [m.information for m in group]
         columns = ((teacher, ".1f"), (information, ".3f"), (student, ".1f"))
         rows.append((model, kind, bn, *(mean_with_interval(*column) for column in columns)))
     header = ("teacher", "noise", "BatchNorm", "teacher, %", "I(z; ŷ), nats", "student, %")
-    parts = {"all": found} | {f"{bn} alone": [f for f in found if f.bn == bn] for bn in BOTH}
-    each = {what: correlations(part) for what, part in parts.items() if part}
-    told = [f"{what}: {mean_with_interval(values, '.2f')}" for what, values in each.items()]
-    number = len({one.seed for one in found})
+    parts = {"all": measurements}
+    parts |= {f"{bn} alone": [one for one in measurements if one.bn == bn] for bn in BOTH}
+    texts = [
+        f"{name}: {mean_with_interval(correlations(part), '.2f')}"
+        for name, part in parts.items()
+        if part
+    ]
+    number = len({one.seed for one in measurements})
     note = "Spearman's correlation of information and student, "
-    note += f"{'; '.join(told)}. {number} seeds, ± half of the 95 % interval."
+    note += f"{'; '.join(texts)}. {number} seeds, ± half of the 95 % interval."
     return Table(header, rows, notes=(note,))
 
 
 @style()
-def draw(found: Sequence[Measurement]) -> Figure:
-    """The student's accuracy over the information, a colour for each architecture; hollow where
-    BatchNorm normalises by running statistics."""
+def draw(measurements: Sequence[Measurement]) -> Figure:
+    """Plot the student's accuracy over the information, a colour for each architecture.
+
+    A mark is hollow if BatchNorm normalises by running statistics.
+    """
     figure, axes = frame((5.2, 3.6))
-    for i, model in enumerate(dict.fromkeys(one.model for one in found)):
+    for i, model in enumerate(dict.fromkeys(one.model for one in measurements)):
         for bn in BOTH:
-            mine = [one for one in found if one.model == model and one.bn == bn]
-            x, y = [one.information for one in mine], [100 * one.student for one in mine]
+            part = [one for one in measurements if one.model == model and one.bn == bn]
+            x, y = [one.information for one in part], [100 * one.student for one in part]
             face, label = series(i) if bn == "batch" else "none", f"{model}, {bn}"
             axes.plot(x, y, "o", color=series(i), ms=5, markerfacecolor=face, label=label)
     axes.set_xlabel("I(z; ŷ) of the teacher on noise, nats")
@@ -278,34 +287,35 @@ def _identity(flat: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def load_found(flat: Mapping[str, Value], folder: Path) -> list[Measurement]:
-    """What ``folder`` holds of this experiment from before, if anything.
+    """Return the earlier measurements of this experiment in ``folder``, if any.
 
-    Raises ``ValueError`` if it is of another experiment, or damaged.
+    Raises ``ValueError`` if they are of another experiment, or damaged.
     """
     path = folder / FILE
     if not path.exists():
         return []
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        experiment, found = told["experiment"], [Measurement(**one) for one in told["found"]]
+        content = json.loads(path.read_text(encoding="utf-8"))
+        experiment = content["experiment"]
+        measurements = [Measurement(**one) for one in content["found"]]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is no record of this study: {error}") from error
     now = _identity(flat)
     if other := [key for key in now | experiment if now.get(key) != experiment.get(key)]:
         keys = ", ".join(sorted(other))
         raise ValueError(f"{path} is of an experiment with another {keys}: give another --out")
-    return found
+    return measurements
 
 
-def keep_found(found: Sequence[Measurement], flat: Mapping[str, Value], folder: Path) -> None:
-    """Write ``information.json``: the experiment and all that was found."""
+def keep_found(done: Sequence[Measurement], flat: Mapping[str, Value], folder: Path) -> None:
+    """Write ``information.json``: the experiment and its measurements so far."""
     folder.mkdir(parents=True, exist_ok=True)
-    told = {"experiment": _identity(flat), "found": [asdict(one) for one in found]}
-    write_atomically(folder / FILE, f"{json.dumps(told, indent=1)}\n".encode())
+    content = {"experiment": _identity(flat), "found": [asdict(one) for one in done]}
+    write_atomically(folder / FILE, f"{json.dumps(content, indent=1)}\n".encode())
 
 
-def write(found: Sequence[Measurement], folder: Path) -> list[Path]:
-    """The table as Markdown and the picture, in ``folder``, beside what ``keep_found`` wrote."""
+def write(measurements: Sequence[Measurement], folder: Path) -> list[Path]:
+    """Write the table as Markdown and the picture in ``folder``; return the paths of all files."""
     text = folder / "information.md"
-    write_atomically(text, f"{markdown(table(found))}\n".encode())
-    return [folder / FILE, text, save(draw(found), folder / "information.png")]
+    write_atomically(text, f"{markdown(table(measurements))}\n".encode())
+    return [folder / FILE, text, save(draw(measurements), folder / "information.png")]

@@ -1,10 +1,10 @@
-"""``fedmosaic table``: a paper's table from recorded runs, ours beside the paper's.
+"""``fedmosaic table``: a paper's table from recorded runs, with the paper's numbers beside ours.
 
-A table file is an experiment file with rows and columns: each cell is ``[base]`` plus what its row
-and column set, once for each seed. A cell whose run is recorded (``records.py``) is not run again;
-two rows that differ only in what they measure share one run.
+A table file is an experiment file with rows and columns. A cell has the settings of ``[base]``, its
+row and its column, and one run for each seed. A recorded run (``records.py``) is not repeated. Two
+rows that differ only in their measure share one run.
 
-Ours is the mean over seeds ± half of its 95 % interval.
+Our number is the mean over seeds ± half of its 95 % interval.
 """
 
 import itertools
@@ -42,25 +42,25 @@ class Line(BaseModel):
     set: dict[str, object] = {}
     measure: str = ""
     model: str = "global"
-    """A row: which model it is about; stands for ``{model}`` in a measure."""
+    """For a row: its model, which replaces ``{model}`` in a measure."""
     seeds: list[int] = []
-    """A row: its own seeds; empty: the table's."""
+    """For a row: its seeds; empty: the table's."""
     against: str = ""
-    """A row: another one; how far they are apart, seed by seed, is told below the table."""
+    """For a row: another row; a note has the differences to it, seed by seed."""
     scale: float | None = None
-    """A column: its numbers are multiplied by this instead of by the unit's 100."""
+    """For a column: factor for its numbers instead of the unit's 100."""
     better: Literal["higher", "lower", "", "as the table"] = "as the table"
     reach: str = ""
-    """A column: the first round in which a row's measure reaches that row's last, same seed."""
+    """For a column: a row. A cell is the first round that reaches its last value, same seed."""
     rows: list[str] = []
-    """A column: the rows that it is about; the others have no number in it. Empty: all."""
+    """For a column: its rows; other rows have no number in it. Empty: all."""
     window: int = Field(1, ge=1)
-    """Measurements whose mean must reach ``reach``; 1: the first that does, as in papers."""
+    """Number of measurements whose mean must reach ``reach``; 1, a single one, as in papers."""
 
 
 @final
 class TableFile(BaseModel):
-    """A table file."""
+    """The content of a table file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -80,7 +80,7 @@ class TableFile(BaseModel):
 @final
 @dataclass(frozen=True)
 class Measured:
-    """``values`` in the comparison's unit, one per seed; ``expected`` is the paper's number."""
+    """One cell: ``values`` in the comparison's unit, one per seed, and the paper's number."""
 
     values: tuple[float, ...] = ()
     expected: float | None = None
@@ -104,10 +104,10 @@ class Measured:
 @final
 @dataclass(frozen=True)
 class Comparison:
-    """Rows (mostly methods) × columns (mostly settings); absent cells count as not run.
+    """A table of rows (mostly methods) × columns (mostly settings); absent cells are not run.
 
-    ``format`` is a format specification, ".2f"; ``better`` is "higher", "lower" or "" (no column's
-    best is marked).
+    ``format`` is a format specification, ".2f"; ``better`` is "higher", "lower" or "" (the best of
+    a column is not marked).
     """
 
     title: str
@@ -124,7 +124,7 @@ class Comparison:
         return self.cells.get((row, column), Measured())
 
     def best(self, column: str) -> set[str]:
-        """The rows of a column's best mean, as printed: equal prints share the place."""
+        """Return the rows with a column's best mean; means that are printed alike are equal."""
         better = self.better_in.get(column, self.better)
         if not better:
             return set()
@@ -136,8 +136,10 @@ class Comparison:
         return {r for r, m in finite.items() if self._number(m) == self._number(top)}
 
     def ours(self, row: str, column: str) -> str:
-        """``82.94 ± 0.21``, the mean and half of its interval; with ``[2]``, the number of seeds,
-        where others have more."""
+        """Return ``82.94 ± 0.21``, the mean and half of its interval.
+
+        ``[2]``, the number of seeds, follows if other cells have more.
+        """
         cell = self.cell(row, column)
         if not cell.values or cell.mean is None:
             return NONE
@@ -149,12 +151,12 @@ class Comparison:
         return f"{self._number(cell.mean)}{spread}{seeds}"
 
     def theirs(self, row: str, column: str) -> str:
-        """``(83.36)``, or nothing where the paper gives no number."""
+        """Return the paper's number, ``(83.36)``; an empty text if there is none."""
         expected = self.cell(row, column).expected
         return "" if expected is None else f"({self._number(expected)})"
 
     def footnotes(self) -> list[str]:
-        """What the marks mean, as far as they occur, then the table's own notes."""
+        """Return explanations of the marks that occur, then the table's own notes."""
         cells = list(self.cells.values())
         counts = {len(c.values) for c in cells if c.values}
         out = []
@@ -178,18 +180,18 @@ class Comparison:
         return format(value, self.format)
 
     def table(self) -> Table:
-        """Rows and columns as the paper has them."""
+        """Return rows and columns as in the paper."""
         best = {column: self.best(column) for column in self.columns}
         rows: list[list[str | Cell]] = []
         for row in self.rows:
-            told = [(self.ours(row, c), self.theirs(row, c), row in best[c]) for c in best]
-            rows.append([clean(row), *(Cell(*cell) for cell in told)])
+            cells = [Cell(self.ours(row, c), self.theirs(row, c), row in best[c]) for c in best]
+            rows.append([clean(row), *cells])
         header = ["", *map(clean, self.columns)]
         title = clean(f"{self.title} ({self.unit})" if self.unit else self.title)
         return Table(header, rows, title=title, notes=self.footnotes())
 
     def numbers(self) -> Table:
-        """A line for each cell, the numbers alone, for a spreadsheet; empty where there is none."""
+        """Return a row of bare numbers for each cell, for a spreadsheet; missing ones are empty."""
         header = ("row", "column", "mean", "std", "interval", "seeds", "paper")
         rows = []
         for row, column in itertools.product(self.rows, self.columns):
@@ -202,7 +204,7 @@ class Comparison:
 @final
 @dataclass(frozen=True)
 class CellRun:
-    """One run of the table: where it stands, what it measures, and its whole run config."""
+    """One run of the table: its row, column and seed, its measure, and its complete run config."""
 
     row: str
     column: str
@@ -210,26 +212,26 @@ class CellRun:
     measure: str
     flat: Flat
     line: Line
-    """The column, as the file has it."""
+    """The column of the table file."""
 
     @cached_property
     def fingerprint(self) -> str:
         return records.fingerprint(self.flat)
 
     def value(self, recorded: Recorded) -> float | None:
-        """What it measures; infinite where a run has a target that it never reached."""
+        """Return the cell's number; ∞ if the run has a target that it never reached."""
         value = recorded.measured(self.measure)
         if value is None and self.measure.startswith(TARGET) and recorded.measured(GOAL):
             return math.inf
         return value
 
 
-TARGET = "rounds_to_target."  #: measures that are nothing where a run never reached its target
-GOAL = "rounds_to_target.target"
+TARGET = "rounds_to_target."  #: prefix of measures that are missing if the target is not reached
+GOAL = "rounds_to_target.target"  #: measure that exists if a run has a target
 
 
 def read(path: Path) -> TableFile:
-    """A table file. Raises ``ValueError``, one line, if it is not one."""
+    """Read a table file. Raises ``ValueError``, one line, if it is not one."""
     path = find(path)
     content = read_toml(path)
     if "row" not in content:
@@ -241,18 +243,18 @@ def read(path: Path) -> TableFile:
 
 
 def cells(file: TableFile) -> Iterator[CellRun]:
-    """Every cell for every seed, row by row.
+    """Yield every cell for every seed, row by row.
 
-    Raises ``ValueError`` for a key that does not exist, a column of a row that does not, a name
-    given twice, or an expected number without a cell.
+    Raises ``ValueError`` for an unknown key or row, a name given twice, or an expected number
+    without a cell.
     """
     rows, columns = [r.name for r in file.row], [c.name for c in file.column]
     for what, names in (("row", rows), ("column", columns)):
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"{what} {name!r} stands twice; every {what} needs its name")
-    for row_name, told in file.expected.items():
-        for name in told:
+    for row_name, expected in file.expected.items():
+        for name in expected:
             if row_name not in rows or name not in columns:
                 raise ValueError(f"expected.{row_name}.{name} stands for no cell")
     for column in file.column:
@@ -262,11 +264,11 @@ def cells(file: TableFile) -> Iterator[CellRun]:
     for row, column in itertools.product(file.row, file.column):
         if column.rows and row.name not in column.rows:
             continue
-        own = flatten(file.base) | flatten(row.set) | flatten(column.set)
-        method = str(own.get("method", ""))
+        settings = flatten(file.base) | flatten(row.set) | flatten(column.set)
+        method = str(settings.get("method", ""))
         usual = defaults(method)
         usual |= unread(method or str(usual["method"]))
-        flat = counted(usual | numbers(own, method))
+        flat = counted(usual | numbers(settings, method))
         measure = row.measure or column.measure or file.measure
         measure = measure.replace("{model}", row.model)
         for line, key, name in ((column, "reach", column.reach), (row, "against", row.against)):
@@ -279,9 +281,9 @@ def cells(file: TableFile) -> Iterator[CellRun]:
 def part(
     file: TableFile, rows: Sequence[str], columns: Sequence[str], seeds: Sequence[int]
 ) -> list[CellRun]:
-    """The table's cells in these rows and columns with these seeds; of each kind none named: all.
+    """Return the table's cells in these rows and columns with these seeds; an empty list means all.
 
-    Raises ``ValueError`` for what the table does not have.
+    Raises ``ValueError`` for a row, column or seed that the table lacks.
     """
     every = list(cells(file))
     _check("--row", rows, [row.name for row in file.row])
@@ -307,7 +309,7 @@ def _check(option: str, named: Sequence[object], there: Sequence[object]) -> Non
 
 
 def options(rows: Sequence[str], columns: Sequence[str], seeds: Sequence[int]) -> list[str]:
-    """The words of a command line that name these."""
+    """Return the command-line options for these rows, columns and seeds."""
     named = {"--row": rows, "--column": columns, "--seed": seeds}
     return [word for option, some in named.items() for one in some for word in (option, str(one))]
 
@@ -320,86 +322,86 @@ def run(
 ) -> None:
     """Run and record the cells that are not recorded yet, by this process or another.
 
-    ``launch(cell, folder)`` runs one; ``on_cell(i, of, cell, recorded)`` hears of each before. The
-    private state of a finished cell's clients is dropped.
+    ``launch(cell, folder)`` runs one; ``on_cell(i, of, cell, recorded)`` is called before each. The
+    client states of a finished cell are deleted.
     """
-    found = recorded(todo, folder)
+    known = recorded(todo, folder)
     for i, cell in enumerate(todo, start=1):
-        if cell.fingerprint not in found:
-            found = recorded([cell], folder)
-        on_cell(i, len(todo), cell, cell.fingerprint in found)
-        if cell.fingerprint not in found:
+        if cell.fingerprint not in known:
+            known = recorded([cell], folder)
+        on_cell(i, len(todo), cell, cell.fingerprint in known)
+        if cell.fingerprint not in known:
             place = folder / records.RUNS / cell.fingerprint
             launch(cell, place)
             shutil.rmtree(place / "state", ignore_errors=True)
             shutil.rmtree(place / "uploads", ignore_errors=True)
             (place / "checkpoint.safetensors").unlink(missing_ok=True)
-            found = recorded([cell], folder)
+            known = recorded([cell], folder)
 
 
 def recorded(some: Iterable[CellRun], folder: Path) -> dict[str, Recorded]:
-    """The record in ``folder``, with ``some`` cells of its table if they have been run there."""
+    """Return the record in ``folder``, after adding those of ``some`` cells that are finished."""
     return records.gather(folder, {cell.fingerprint: cell.flat for cell in some})
 
 
 def whole(some: Sequence[CellRun], folder: Path) -> bool:
-    """Whether these cells are all recorded."""
+    """Return whether these cells are all recorded."""
     return recorded(some, folder).keys() >= {cell.fingerprint for cell in some}
 
 
 def collect(file: TableFile, folder: Path) -> Comparison:
-    """The table as far as it is recorded."""
+    """Return the table with the numbers recorded so far."""
     rows, columns = [row.name for row in file.row], [column.name for column in file.column]
-    found: dict[tuple[str, str], list[float]] = {(r, c): [] for r in rows for c in columns}
+    results: dict[tuple[str, str], list[float]] = {(r, c): [] for r in rows for c in columns}
     all_cells, usual = list(cells(file)), 100.0 if file.unit == "%" else 1.0
     known = recorded(all_cells, folder)
     goals = {(c.row, c.column, c.seed): c for c in all_cells}
     for cell in all_cells:
-        if (own := known.get(cell.fingerprint)) is None:
+        if (record := known.get(cell.fingerprint)) is None:
             continue
         if cell.line.reach:
             goal = goals.get((cell.line.reach, cell.column, cell.seed))
             other = known.get(goal.fingerprint) if goal else None
             if goal is None or other is None:
                 continue
-            value = own.reaches(cell.measure, other, goal.measure, cell.line.window)
+            value = record.reaches(cell.measure, other, goal.measure, cell.line.window)
         else:
-            value = cell.value(own)
+            value = cell.value(record)
         if value is not None:
             scale = usual if cell.line.scale is None else cell.line.scale
-            found[cell.row, cell.column].append(value * scale)
+            results[cell.row, cell.column].append(value * scale)
     measured = {
         (row, column): Measured(tuple(values), file.expected.get(row, {}).get(column))
-        for (row, column), values in found.items()
+        for (row, column), values in results.items()
     }
     better_in = {c.name: c.better for c in file.column if c.better != "as the table"}
-    notes = (*_differences(file, found), *([file.note] if file.note else []))
-    shown = (file.unit, file.format, file.better, better_in, notes)
-    return Comparison(file.title, tuple(rows), tuple(columns), measured, *shown)
+    notes = (*_differences(file, results), *([file.note] if file.note else []))
+    layout = (file.unit, file.format, file.better, better_in, notes)
+    return Comparison(file.title, tuple(rows), tuple(columns), measured, *layout)
 
 
-def _differences(file: TableFile, found: Mapping[tuple[str, str], list[float]]) -> Iterator[str]:
-    """A line for each row that stands against another, of the columns in which both are whole.
+def _differences(file: TableFile, values: Mapping[tuple[str, str], list[float]]) -> Iterator[str]:
+    """Yield a note for each row with ``against``, over the columns in which both are complete.
 
-    Rows with different seeds are compared over those that both have.
+    Rows with different seeds are compared over the seeds that both have.
     """
     seeds = {row.name: row.seeds or file.seeds for row in file.row}
     for row in (row for row in file.row if row.against):
         pair, parts = (row.name, row.against), []
         for column in file.column:
-            if all(len(found[name, column.name]) == len(seeds[name]) for name in pair):
-                ours, theirs = (
-                    dict(zip(seeds[name], found[name, column.name], strict=True)) for name in pair
+            if all(len(values[name, column.name]) == len(seeds[name]) for name in pair):
+                first, second = (
+                    dict(zip(seeds[name], values[name, column.name], strict=True)) for name in pair
                 )
-                apart = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
-                if half_width(apart) is not None:
-                    parts.append(f"{column.name}: {mean_with_interval(apart, file.format)}")
+                differences = [first[seed] - second[seed] for seed in first if seed in second]
+                if half_width(differences) is not None:
+                    parts.append(f"{column.name}: {mean_with_interval(differences, file.format)}")
         if parts:
             yield f"{row.name} less {row.against}, seed by seed: {'; '.join(parts)}."
 
 
 def told(filled: Comparison, file: TableFile) -> dict[str, object]:
-    """The bare numbers: every cell's values by seed (None: never), and the paper's."""
+    """Return the bare numbers: every cell's values by seed (None: never), and the paper's."""
     cells = []
     for (row, column), cell in filled.cells.items():
         values = [v if math.isfinite(v) else None for v in cell.values] or None
@@ -408,10 +410,10 @@ def told(filled: Comparison, file: TableFile) -> dict[str, object]:
 
 
 def write(filled: Comparison, file: TableFile, folder: Path, stem: str) -> list[Path]:
-    """Markdown, HTML, LaTeX, CSV, PNG, and the bare numbers as JSON (null: never), in ``folder``.
+    """Write Markdown, HTML, LaTeX, CSV, PNG, and the bare numbers as JSON (null: never).
 
-    The CSV has a line for each cell: mean, standard deviation, half of the 95 % interval, seeds,
-    the paper's number.
+    The files are in ``folder``. The CSV has a line for each cell: mean, standard deviation, half of
+    the 95 % interval, seeds, the paper's number.
     """
     table = filled.table()
     texts = {

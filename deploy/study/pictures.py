@@ -1,8 +1,8 @@
-"""What the models of a finished run see and imagine, as pictures.
+"""Pictures of the models of a finished run: decision regions and generated images.
 
 ``fedmosaic regions``: decision regions on points in the plane (FedORION, Figure 1). ``fedmosaic
-samples``: the average of many generated images in each class, by the word of the run's own model,
-under the average of the real ones (FedKF, figures 2 and 3).
+samples``: the average of many generated images in each class below the average of the real ones
+(FedKF, figures 2 and 3). The run's own model classifies the generated images.
 """
 
 from pathlib import Path
@@ -34,13 +34,13 @@ SIDE = 200  #: points of the grid along each axis
 
 @style(ticks=False)
 def regions(folder: Path) -> Figure:
-    """Two rows: every client's model and the server's, before round 1 and after the last.
+    """Plot the regions of every client's model and the server's in two rows: before and after.
 
-    On a client's panels lie its own training points, on the server's all of them. A client without
-    a model of its own has no panel.
+    The rows are before round 1 and after the last round. A client's panels show its training
+    points, the server's all of them. A client without an own model has no panel.
 
-    Raises ``ValueError`` if there is no finished run in ``folder`` or its samples are not points in
-    the plane.
+    Raises ``ValueError`` if ``folder`` has no finished run or its samples are not points in the
+    plane.
     """
     run = finished(folder)
     config, data = run.config, run.dataset()
@@ -49,8 +49,8 @@ def regions(folder: Path) -> Figure:
     columns: list[tuple[str, list[Classifier], tuple[Tensor, Tensor]]] = []
     for k in range(config.run.clients):
         handler = run.client(k)
-        own = [handler.own_model(t) for t in (0, config.run.rounds)]
-        nets = [net for net in own if net is not None]
+        models = [handler.own_model(t) for t in (0, config.run.rounds)]
+        nets = [net for net in models if net is not None]
         if len(nets) == 2:
             columns.append((f"client {k}: {handler.spec}", nets, handler.participant.train_set))
     server = [run.server_model(run.task(data), trained=trained) for trained in (False, True)]
@@ -89,7 +89,10 @@ def _panel(axes: Axes, net: Classifier, points: tuple[Tensor, Tensor], data: Dat
 
 @torch.no_grad()
 def decisions(net: Classifier, data: Dataset, reach: float, side: int = SIDE) -> np.ndarray:
-    """The class of every point of a grid over [−reach, reach]²: int [side, side], rows upwards."""
+    """Return the class of every point of a grid over [−reach, reach]²: int [side, side].
+
+    The first row has the smallest second coordinate.
+    """
     axis = torch.linspace(-reach, reach, side)
     second, first = torch.meshgrid(axis, axis, indexing="ij")
     grid = torch.stack([first, second], dim=-1).reshape(-1, 2, 1, 1)
@@ -100,14 +103,14 @@ def decisions(net: Classifier, data: Dataset, reach: float, side: int = SIDE) ->
 
 @final
 class Averages:
-    """Mean pixels [C, H, W] in [0, 1] and number of images for every class."""
+    """Mean pixels [C, H, W], in [0, 1], and number of images of every class."""
 
     def __init__(self, classes: int, shape: tuple[int, int, int]) -> None:
         self.sums = torch.zeros(classes, *shape, dtype=torch.float64)
         self.counts = torch.zeros(classes, dtype=torch.int64)
 
     def add(self, pixels: Tensor, labels: Tensor) -> None:
-        """``pixels`` [n, C, H, W] in [0, 1], ``labels`` [n]."""
+        """Add images: ``pixels`` [n, C, H, W] in [0, 1], ``labels`` [n]."""
         self.sums.index_add_(0, labels, pixels.double())
         self.counts += torch.bincount(labels, minlength=len(self.counts))
 
@@ -118,10 +121,10 @@ class Averages:
 
 @torch.no_grad()
 def imagine(folder: Path, images: int) -> tuple[Averages, Averages, Dataset]:
-    """Averages of real and of ``images`` generated images in all, by class.
+    """Return class averages of real and of ``images`` generated images, and the data set.
 
-    The generators are those that the clients of the run in ``folder`` kept, or the server's of
-    DAFL. Raises ``ValueError``, one line: no finished run, neither method's, no generator found.
+    The generators come from the states of the run's clients, or from the server for DAFL. Raises
+    ``ValueError``, one line, without a finished run of fedkf or dafl, or without generators.
     """
     run = finished(folder)
     config, dataset = run.config, run.dataset()
@@ -139,33 +142,33 @@ def imagine(folder: Path, images: int) -> tuple[Averages, Averages, Dataset]:
             pixels = generator.pixels(generator.latents(min(left - start, BATCH), draw))
             generated.add(pixels, net((pixels - generator.mean) / generator.std).argmax(1))
     real = Averages(dataset.num_classes, dataset.shape)
-    nothing, one = (0.0,) * dataset.shape[0], (1.0,) * dataset.shape[0]
+    zeros, ones = (0.0,) * dataset.shape[0], (1.0,) * dataset.shape[0]
     for x, y in zip(dataset.x.split(BATCH), dataset.y.split(BATCH), strict=True):
-        real.add(normalise(x, nothing, one), y)
+        real.add(normalise(x, zeros, ones), y)
     return real, generated, dataset
 
 
 @style(ticks=False)
 def averages(real: Averages, generated: Averages, classes: tuple[str, ...]) -> Figure:
-    """A column for each class: the average real image above the average generated one."""
+    """Plot a column for each class: the average real image above the average generated one."""
     n = len(classes)
     figure, grid = frames((max(3.0, 0.95 * n), 2.6), 2, n)
-    for row, found, what in zip(grid, (real, generated), ("real", "generated"), strict=True):
-        for axes, image, count in zip(row, found.images, found.counts, strict=True):
+    for row, source, label in zip(grid, (real, generated), ("real", "generated"), strict=True):
+        for axes, image, count in zip(row, source.images, source.counts, strict=True):
             grey = len(image) == 1
             picture = image[0] if grey else image.clamp(0, 1).permute(1, 2, 0)
             axes.imshow(picture.numpy(), cmap="gray")
             axes.set_xlabel(f"{int(count):,}", fontsize=7.0)
-        row[0].set_ylabel(what)
+        row[0].set_ylabel(label)
     for axes, name in zip(grid[0], classes, strict=True):
         axes.set_title(name, fontsize=7.5)
     return figure
 
 
 def samples(folder: Path, images: int, out: Path) -> Averages:
-    """Draw to ``out`` (PNG); returns the generated averages.
+    """Draw the averages to ``out`` (PNG); return the averages of generated images.
 
-    Raises ``ValueError`` as ``imagine``, and for a file that cannot be written.
+    Raises ``ValueError`` as ``imagine``, and if the folder of ``out`` does not exist.
     """
     if folder.is_dir() and not out.resolve().parent.is_dir():
         raise ValueError(f"--out {out}: the folder {out.resolve().parent} does not exist")
@@ -175,18 +178,19 @@ def samples(folder: Path, images: int, out: Path) -> Averages:
 
 
 def _generators(run: Finished, task: Task) -> list[Generator]:
-    """The newest generator of every client that has one, in order of k; or the server's (DAFL)."""
-    rounds, found = run.config.run.rounds, list[Generator]()
+    """Return each client's newest generator, if any, in order of k; or the server's (DAFL)."""
+    rounds, generators = run.config.run.rounds, list[Generator]()
     if run.config.run.method == "dafl":
         method = run.method(task)
         assert isinstance(method, DAFL)
         generator = new_generator(task)
         generator.load_state_dict(method.generator)
-        found.append(generator)
+        generators.append(generator)
     for half in map(run.client, range(run.config.run.clients)):
         if isinstance(half, FedKF) and half.participant.folder.is_dir():
-            found += [own] if (own := half.own_generator(rounds)) is not None else []
-    if not found:
+            own = half.own_generator(rounds)
+            generators += [] if own is None else [own]
+    if not generators:
         root = run.config.run.state_dir
-        raise ValueError(f"no client of {run.folder} has kept a generator under {root}")
-    return [generator.eval() for generator in found]
+        raise ValueError(f"no client of {run.folder} has saved a generator under {root}")
+    return [generator.eval() for generator in generators]

@@ -1,9 +1,9 @@
-"""The record of a table: ``cells.jsonl`` in its folder, a line for each cell that has been run.
+"""The record of a table: ``cells.jsonl`` in its folder, with a line for each finished cell.
 
-A line is a JSON object with sorted keys (``Recorded``). Several processes may add to one file. A
-last line without its end, as a crash leaves it, is ignored, and removed before the next is added.
+A line is a JSON object with sorted keys (``Recorded``). Several processes may append to one file. A
+crash may leave an incomplete last line: it is ignored, and removed before the next is appended.
 
-A cell runs in ``cells/<fingerprint>`` beside the record, where its journal and its model remain.
+A cell runs in ``cells/<fingerprint>`` beside the record; its journal and model remain there.
 """
 
 from __future__ import annotations
@@ -34,30 +34,29 @@ CURVE |= {"bytes", "flops"}
 
 @final
 class Recorded(BaseModel):
-    """A cell that has been run."""
+    """The record of a finished cell."""
 
     model_config = ConfigDict(frozen=True)
 
     fingerprint: str
     settings: Flat
-    """What differs from the defaults; the fingerprint is the digest of it."""
+    """Settings that differ from the defaults; the fingerprint is their digest."""
     seed: int
     summary: dict[str, Any]
-    """What the run's ``summary.json`` holds."""
+    """The content of the run's ``summary.json``."""
     curve: dict[str, list[int | float | None]] = {}
-    """``round``, from the census (0) on, and numbers of the journal by their dotted names, an item
-    for each round: ``accuracy``, ``bytes.up``, ``fairness.wlp``. Null where a round has none."""
+    """``round``, from the census (0) on, and numbers of the journal by dotted name, one item for
+    each round: ``accuracy``, ``bytes.up``, ``fairness.wlp``. Null if a round lacks the number."""
     reached: dict[str, int | None] = {}
-    """Rounds to a target by the target's name, for a cell recorded before there were curves; null:
-    never."""
+    """Rounds to a target by the target's name, only in records without curves; null: never."""
 
     @classmethod
     def of(cls, flat: Flat, run: Path) -> Recorded | None:
-        """The cell ``flat``, if the run in the folder ``run`` is complete."""
+        """Return the record of the cell ``flat``, if the run in the folder ``run`` is complete."""
         if (summary := completed(run)) is None:
             return None
-        kept = (run / "journal.jsonl").exists()
-        rounds = [_numbers(entry) for entry in report.read(run).entries] if kept else []
+        has_journal = (run / "journal.jsonl").exists()
+        rounds = [_numbers(entry) for entry in report.read(run).entries] if has_journal else []
         names = sorted({name for numbers in rounds for name in numbers})
         return cls(
             fingerprint=fingerprint(flat),
@@ -68,28 +67,27 @@ class Recorded(BaseModel):
         )
 
     def line(self) -> bytes:
-        """The cell as the file has it, with the line's end."""
-        told = self.model_dump(exclude_defaults=True)
-        return json.dumps(told, sort_keys=True, separators=(",", ":")).encode() + b"\n"
+        """Return the cell's line in the file, with its line feed."""
+        fields = self.model_dump(exclude_defaults=True)
+        return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode() + b"\n"
 
     def measured(self, measure: str) -> float | None:
-        """The number at a dotted path of the summary; None if it is not there."""
+        """Return the number at a dotted path of the summary; None if it is missing."""
         value: object = self.summary
         for part in measure.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
         return float(value) if isinstance(value, int | float) else None
 
     def course(self, measure: str) -> list[tuple[int, float]]:
-        """(round, number) of each round after the census that has it."""
+        """Return (round, number) of each round after the census that has the number."""
         both = zip(self.curve.get("round", []), self.curve.get(measure, []), strict=False)
         return [(int(t), value) for t, value in both if t and value is not None]
 
     def reaches(self, measure: str, other: Recorded, goal: str, window: int) -> float | None:
-        """The first round in which ``measure`` is what ``goal`` of the ``other`` cell is at its
-        end, or higher.
+        """Return the first round in which ``measure`` is at least the last ``goal`` of ``other``.
 
-        ``window``: the mean of the last so many numbers must be. Infinite if it never is; None if
-        the curve of one of them is not known.
+        ``window``: the number of last measurements whose mean must reach the goal. Return ∞ if
+        it is never reached, and None if one of the curves is unknown.
         """
         name = f"{measure}, {window}: {goal} of {other.fingerprint}"
         if name in self.reached:
@@ -104,12 +102,12 @@ class Recorded(BaseModel):
 
 
 def fingerprint(flat: Mapping[str, Value]) -> str:
-    """Equal for equal configurations, so that a recorded run is found again."""
+    """Return a digest that is equal for equal configurations; it identifies a recorded run."""
     return hashlib.sha256(json.dumps(chosen(flat)).encode()).hexdigest()[:16]
 
 
 def completed(run: Path) -> dict[str, Any] | None:
-    """The summary of the run in a folder, if it is complete."""
+    """Return the summary of the run in a folder, if it is complete."""
     path = run / "summary.json"
     if not path.exists():
         return None
@@ -121,16 +119,16 @@ def completed(run: Path) -> dict[str, Any] | None:
 
 
 def begun(folder: Path) -> bool:
-    """Whether cells of a table have been run in ``folder``."""
+    """Return whether cells of a table have been run in ``folder``."""
     return (folder / NAME).exists() or (folder / RUNS).exists()
 
 
 def read(folder: Path) -> dict[str, Recorded]:
-    """The cells that are recorded in ``folder``, by their fingerprints.
+    """Return the cells recorded in ``folder`` by fingerprint.
 
-    Raises ``ValueError``, one line, for a line that is no record of a cell.
+    Raises ``ValueError`` for an invalid line.
     """
-    path, found = folder / NAME, {}
+    path, recorded = folder / NAME, {}
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     for i, line in enumerate(lines, start=1):
         try:
@@ -138,29 +136,29 @@ def read(folder: Path) -> dict[str, Recorded]:
         except ValidationError as error:
             why = error.errors(include_url=False)[0]["msg"]
             raise ValueError(f"{path}, line {i} is damaged: {why}") from error
-        found[cell.fingerprint] = cell
-    return found
+        recorded[cell.fingerprint] = cell
+    return recorded
 
 
 def gather(folder: Path, cells: Mapping[str, Flat]) -> dict[str, Recorded]:
-    """``read``, after recording each of ``cells`` that has a complete run and no line yet: a run
-    that has just ended, that another machine did, or an earlier release.
+    """Return the recorded cells, after recording each of ``cells`` with a complete run and no line.
 
-    ``cells``: configurations by their fingerprints.
+    Such a run has just ended, or comes from another machine or an earlier release. ``cells``:
+    configurations by fingerprint.
     """
-    found = read(folder)
-    for name in (name for name in cells if name not in found):
+    recorded = read(folder)
+    for name in (name for name in cells if name not in recorded):
         if (cell := Recorded.of(cells[name], folder / RUNS / name)) is not None:
             append(folder, cell)
-            found[name] = cell
-    return found
+            recorded[name] = cell
+    return recorded
 
 
 def append(folder: Path, cell: Recorded) -> None:
-    """Add a line to the record in ``folder``; it is on the disk then."""
+    """Append a line to the record in ``folder`` and flush it to the disk."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / NAME, "a+b") as file:
-        with contextlib.suppress(OSError):  # a file system without locks
+        with contextlib.suppress(OSError):  # some file systems have no locks
             filelock.lock_descriptor(file.fileno())
         file.seek(0)
         lines, end, _ = file.read().rpartition(b"\n")
@@ -172,8 +170,8 @@ def append(folder: Path, cell: Recorded) -> None:
 
 
 def _numbers(entry: Entry) -> dict[str, Any]:
-    """What a curve takes of one line of the journal, by dotted names."""
-    told = entry.model_dump(include=CURVE, exclude_unset=True)
+    """Return the numbers of one journal entry that belong to curves, by dotted name."""
+    fields = entry.model_dump(include=CURVE, exclude_unset=True)
     if entry.fairness is not None:  # named as in the summary
-        told["fairness"] = entry.fairness.flat()
-    return {name: value for name, value in report.flat(told).items() if value is not None}
+        fields["fairness"] = entry.fairness.flat()
+    return {name: value for name, value in report.flat(fields).items() if value is not None}

@@ -1,1 +1,1 @@
-"""Means of the clients' models: plain, robust, across architectures, over cached uploads."""
+"""Aggregation: averages of the clients' models, plain, robust, across architectures, and OCA."""

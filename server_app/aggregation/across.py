@@ -1,8 +1,8 @@
-"""Averaging where every client trains its own architecture (``average.across``).
+"""Average models where every client trains its own architecture (``average.across``).
 
-Across depths (``depth.py``) and widths (``width.py``) the server holds one network, the largest, of
-which each client's is a part, and across depths also what each size keeps of its own. Otherwise
-(``same``) there is one for each architecture, averaged among its clients alone.
+Across depths (``depth.py``) and widths (``width.py``) the server holds the largest network, and
+each client's network is a part of it. Across depths each size may have entries of its own. With
+``same`` the server holds one network for each architecture, averaged among its clients.
 """
 
 from abc import ABC, abstractmethod
@@ -26,11 +26,12 @@ class State(Records, kind="across.State"):
 
 
 class Across(Averaged[O, T], ABC):
-    """In front of a method: global models for the architectures of all clients, known by the
-    census.
+    """Base class placed before a method's class: global models for all clients' architectures.
+
+    The architectures are known after the census.
     """
 
-    models: Models = {}  # in place of the property; never changed
+    models: Models = {}  # replaces the property; never modified in place
 
     def prepare(self) -> None:
         super().prepare()
@@ -39,22 +40,22 @@ class Across(Averaged[O, T], ABC):
         self.nets: dict[str, Classifier] = {}
 
     def begin(self, clients: Sequence[Client]) -> None:
-        """Build what a checkpoint has not brought back.
+        """Build the networks, and the models unless a checkpoint restored them.
 
-        Raises ``ValueError`` if networks are to be parts of one and are not, or if the checkpoint
-        is of other architectures.
+        Raises ``ValueError`` if a network must be a part of the largest one and is not, or if the
+        checkpoint has other architectures.
         """
         self.check_sizes(clients)
         super().begin(clients)
         distinct = {spec: self.task.expected(spec) for spec in self.architectures()}
         self.specs = sorted(distinct, key=lambda spec: (tree.numbers(distinct[spec]), spec))
-        self.held = self.hold(distinct)
+        self.global_specs = self.model_specs(distinct)
         self.nets = {spec: self.build(spec) for spec in self.specs}
         if not self.models:
             self.models = self.drawn()
             self.begin_overall()
-        elif sorted(self.models) != sorted(self.held):
-            need = f"the clients need {self.held}"
+        elif sorted(self.models) != sorted(self.global_specs):
+            need = f"the clients need {self.global_specs}"
             raise ValueError(f"the checkpoint holds {sorted(self.models)}, {need}")
 
     def drawn(self) -> Models:
@@ -64,33 +65,33 @@ class Across(Averaged[O, T], ABC):
         return self.parts(models)[client.model]
 
     @abstractmethod
-    def hold(self, distinct: Mapping[str, StateDict]) -> list[str]:
-        """The architectures of the global models; ``distinct``: the clients', by their names."""
+    def model_specs(self, distinct: Mapping[str, StateDict]) -> list[str]:
+        """Return the architectures of the global models; ``distinct``: the clients', by name."""
 
     def network(self, spec: str) -> Classifier:
         return self.nets[spec]
 
     def request(self, t: int) -> Callable[[Client], Request]:
-        """Equal payloads are one object, which is packed once."""
+        """Return a function that gives clients with equal payloads one object, to pack it once."""
         sent, models = super().request(t), self.models
         payloads: dict[tuple[int, Submodel], tuple[Request, Request]] = {}
 
         def to(client: Client) -> Request:
             payload = sent(client) if callable(sent) else sent
             taken = self.taken(client, t)._replace(classes=None)
-            if (known := (id(payload), taken)) not in payloads:
+            if (key := (id(payload), taken)) not in payloads:
                 w = self.entries(models, taken)
-                payloads[known] = payload, self.part(client, payload, w)
-            return payloads[known][1]
+                payloads[key] = payload, self.part(client, payload, w)
+            return payloads[key][1]
 
         return to
 
     def entries(self, models: Models, taken: Submodel) -> StateDict:
-        """What a client is sent that takes so much of global models."""
+        """Return the entries of the global models that belong to a sub-model."""
         return self.parts(models)[taken.spec]
 
     def measured_by(self, name: str) -> Sequence[Client]:
-        """No client computes with a network that is not its own."""
+        """Return the clients of architecture ``name``: no other client can compute with it."""
         return [client for client in self.clients if client.model == name]
 
     def networks(self) -> dict[str, Classifier]:
@@ -111,21 +112,21 @@ class Across(Averaged[O, T], ABC):
 
 @final
 class Same(Across[O, T]):
-    """A model for each architecture, averaged among its clients."""
+    """One model for each architecture, averaged among its clients."""
 
-    def hold(self, distinct: Mapping[str, StateDict]) -> list[str]:
+    def model_specs(self, distinct: Mapping[str, StateDict]) -> list[str]:
         return self.specs
 
     def parts(self, models: Models) -> Models:
         return {spec: models[spec] for spec in self.specs}
 
     def flat(self, models: Models) -> StateDict:
-        """The entries of each one behind its name."""
+        """Return all entries as one state dict, with keys ``architecture/entry``."""
         named = sorted(models.items())
         return {f"{spec}/{name}": value for spec, w in named for name, value in w.items()}
 
     def aggregate(self, replies: Replies[T], previous: Models) -> Models:
-        """An architecture without a client this round stays."""
+        """Average each architecture; one without a client in this round stays unchanged."""
         return {spec: self._aggregate(spec, replies, before) for spec, before in previous.items()}
 
     def _aggregate(self, spec: str, replies: Replies[T], before: StateDict) -> StateDict:

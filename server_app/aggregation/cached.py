@@ -1,12 +1,12 @@
 """Overall clients aggregated (OCA): ŵ over every client's latest upload (FedKF, section IV-A, T1).
 
-Beside the model of the active clients (ACA), which is still what is sent, the server combines the
-cached uploads of all clients in order of k, as the method combines those of the active ones. ŵ is
-then the run's model, and both are scored. With everybody active in every round they are equal.
+The server still sends the model of the active clients (ACA). It also combines the cached uploads of
+all clients, in order of k, by the method's own combination. ŵ is then the run's model, and both are
+scored. If all clients are active in every round, both models are equal.
 
-The cache is bounded: the newest uploads are in memory and part of the checkpoint; the others are
-files, one for each client, of which the checkpoint holds the rounds. A file stays while one of the
-last ``keep`` checkpoints names it.
+The cache is bounded: the newest uploads are in memory and in the checkpoint. Each other upload is a
+file, and the checkpoint has its round. A file stays while one of the last ``keep`` checkpoints
+names it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,15 +25,13 @@ from server_app.method import Client, Metrics, Models, O, Replies
 class State(Records, kind="oca.State"):
     inner: dict[str, object]
     overall: dict[str, StateDict]  #: ŵ by architecture
-    uploads: dict[int, dict[str, object]]  #: those in memory, by client
-    rounds: dict[int, int]
+    uploads: dict[int, dict[str, object]]  #: the uploads in memory, by client
+    rounds: dict[int, int]  #: the round of each client's upload
 
 
 @final
 class Oca(Averaged[O, T]):
-    """In front of a method: ŵ ← its combination of the latest uploads of all clients that have
-    uploaded.
-    """
+    """Class placed before a method's class: ŵ ← its combination of all clients' latest uploads."""
 
     name = "oca"
 
@@ -50,16 +48,19 @@ class Oca(Averaged[O, T]):
         return metrics
 
     def _latest(self) -> Replies[T]:
-        """Every client's last upload; under ``oca.init = "w0"`` the first model of the others."""
-        uploads, anew = self.uploads, self.config.oca.init == "w0"
-        first = self.drawn() if anew else {}
+        """Return every client's latest upload.
+
+        A client without an upload is left out, or has the initial model if ``oca.init = "w0"``.
+        """
+        uploads, fill = self.uploads, self.config.oca.init == "w0"
+        first = self.drawn() if fill else {}
 
         def load(client: Client) -> T:
             if client.k in uploads:
                 return uploads.get(client.k)
             return uploads.kind.model_construct(w=self.start(first, client))
 
-        return Replies([c for c in self.clients if anew or c.k in uploads], load)
+        return Replies([c for c in self.clients if fill or c.k in uploads], load)
 
     # What is scored.
 
@@ -70,19 +71,19 @@ class Oca(Averaged[O, T]):
         return self.classifiers(self.overall) if super().networks() else {}
 
     def further(self) -> dict[str, Models]:
-        """The ACA model, and what the method itself would have scored."""
-        found = {"aca": self.parts(self.models)}
+        """Return the ACA model, and the model that the method scores without OCA."""
+        models = {"aca": self.parts(self.models)}
         if super().name != "global" and (w := super().weights_to_score()) is not None:
-            found[super().name] = {self.global_spec: w}
-        return {**found, **super().further()}
+            models[super().name] = {self.global_spec: w}
+        return {**models, **super().further()}
 
     def weights_to_score(self) -> StateDict:
         return self.flat(self.overall)
 
     def state(self) -> State:
-        held = {k: dict(reply) for k, reply in self.uploads.held.items()}
+        uploads = {k: dict(reply) for k, reply in self.uploads.in_memory.items()}
         rounds, inner = self.uploads.rounds, dict(super().state())
-        return State(inner=inner, overall=self.overall, uploads=held, rounds=rounds)
+        return State(inner=inner, overall=self.overall, uploads=uploads, rounds=rounds)
 
     def restore(self, state: Mapping[str, object]) -> None:
         kept = State.model_validate(state)
@@ -105,57 +106,57 @@ class Upload(Records, kind="oca.Upload"):
 
 @final
 class Uploads(Generic[P]):
-    """One upload of ``kind`` for each client that ever sent one; at most ``limit`` in memory."""
+    """Cache of the latest upload of each client, of type ``kind``; at most ``limit`` in memory."""
 
     def __init__(self, kind: type[P], folder: Path, limit: int, keep: int = 1) -> None:
         self.kind, self.folder = kind, folder / "uploads"
         self.limit, self.keep = limit, keep
-        self.held: dict[int, P] = {}  #: in memory, by client
+        self.in_memory: dict[int, P] = {}  #: uploads by client
         self.rounds: dict[int, int] = {}  #: the round of every client's upload
 
     def put(self, t: int, uploads: Sequence[tuple[int, P]]) -> None:
-        """Take round t's uploads; the oldest of those in memory make room (ties: larger k)."""
-        self._sweep(t)
+        """Add round t's uploads; write the oldest in memory to files (ties: larger k first)."""
+        self._remove_files(t)
         for k, reply in uploads:
-            self.held[k], self.rounds[k] = reply, t
-        oldest = sorted(self.held, key=lambda k: (self.rounds[k], -k))
+            self.in_memory[k], self.rounds[k] = reply, t
+        oldest = sorted(self.in_memory, key=lambda k: (self.rounds[k], -k))
         for k in oldest[: max(len(oldest) - self.limit, 0)]:
             self._path(k).parent.mkdir(parents=True, exist_ok=True)
-            upload = Upload(k=k, t=self.rounds[k], up=dict(self.held.pop(k)))
+            upload = Upload(k=k, t=self.rounds[k], up=dict(self.in_memory.pop(k)))
             write_atomically(self._path(k), upload.pieces(), private=True)
 
     def __contains__(self, k: int) -> bool:
         return k in self.rounds
 
     def get(self, k: int) -> P:
-        """Client k's upload. Raises ``ValueError`` naming a file that is missing or damaged."""
-        if k in self.held:
-            return self.held[k]
+        """Return client k's upload. Raises ``ValueError`` naming a missing or damaged file."""
+        if k in self.in_memory:
+            return self.in_memory[k]
         return self.kind.model_validate(Upload.load(self._path(k)).up)
 
-    def restore(self, held: dict[int, dict[str, object]], rounds: dict[int, int]) -> None:
-        """Take up what a checkpoint holds. Raises ``ValueError`` if a file is not there."""
-        self.held = {k: self.kind.model_validate(reply) for k, reply in held.items()}
+    def restore(self, uploads: dict[int, dict[str, object]], rounds: dict[int, int]) -> None:
+        """Restore the cache from a checkpoint. Raises ``ValueError`` if a file is missing."""
+        self.in_memory = {k: self.kind.model_validate(reply) for k, reply in uploads.items()}
         self.rounds = dict(rounds)
-        for k in self.rounds.keys() - self.held.keys():
+        for k in self.rounds.keys() - self.in_memory.keys():
             if not self._path(k).exists():
                 raise ValueError(f"{self._path(k)} is missing: the cached model of client {k}")
 
     def _path(self, k: int) -> Path:
         return self.folder / f"{k}-{self.rounds[k]}.safetensors"
 
-    def _sweep(self, t: int) -> None:
-        """Remove the files that none of the last ``keep`` checkpoints, of t - 1 and before, names.
+    def _remove_files(self, t: int) -> None:
+        """Remove the files that none of the last ``keep`` checkpoints, up to t - 1, names.
 
-        A client's upload is named until the round of its next one.
+        Checkpoints name an upload until the round of the client's next one.
         """
-        found: dict[int, list[tuple[int, Path]]] = {}
+        by_client: dict[int, list[tuple[int, Path]]] = {}
         for path in self.folder.glob("*-*.safetensors") if self.folder.exists() else ():
             client, _, when = path.stem.partition("-")
-            found.setdefault(int(client), []).append((int(when), path))
-        for k, files in found.items():
+            by_client.setdefault(int(client), []).append((int(when), path))
+        for k, files in by_client.items():
             rounds = sorted({r for r, _ in files if r < t} | {self.rounds.get(k, t)})
             for r, path in files:
-                later = next((each for each in rounds if each > r), t)
+                later = next((one for one in rounds if one > r), t)
                 if r >= t or r > self.rounds.get(k, -1) or later <= t - self.keep:
                     path.unlink()

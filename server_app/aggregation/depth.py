@@ -1,21 +1,20 @@
-"""Networks of several depths, each a part of the largest (``average.across``).
+"""Average networks of several depths, each a part of the largest (``average.across``).
 
 ``layerwise``: every entry is averaged over all clients that have it (``mean.py``).
 
 ``depth``: Liu et al., "No One Left Behind: Inclusive Federated Learning over Heterogeneous
-Devices", KDD 2022. Sizes s_1 < … < s_m by their number of entries. Each size keeps what
-``average.own`` lists, averaged among its own clients; every other entry is averaged over the
-clients for whose size it is not such an own one. Weights are renormalised over those that share an
-entry, and what nobody shares this round stays.
+Devices", KDD 2022. Sizes s_1 < … < s_m by their number of entries. The entries that ``average.own``
+lists belong to a size, and are averaged among its clients. Every other entry is averaged over the
+clients whose size does not own it. Weights are normalised over the clients that share an entry; an
+entry that no client shares in this round stays unchanged.
 
-Before that, momentum distillation: let Δ^(i) be what the clients of size s_i change on average. In
-each stage let L_i be the last block of s_i. The clients of s_i change it by
+Before that, momentum distillation: let Δ^(i) be the mean change of the clients of size s_i. In each
+stage let L_i be the last block of s_i. The change of the clients of s_i in that block becomes
 
     Δ_{L_i} ← (1 − β) Δ_{L_i} + β mean(Δ^(i+1)_{L_i}, …, Δ^(i+1)_{L_{i+1}})
 
-in place of Δ_{L_i}, for the parameters that have one shape in all these blocks, shortcuts left out;
-nothing if no client of size s_{i+1} replied. The larger size's Δ are those that came, before its
-own distillation.
+for the parameters that have one shape in all these blocks, without shortcuts. Nothing changes if no
+client of size s_{i+1} replied. The Δ of the larger size are those before its own distillation.
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -34,17 +33,17 @@ from server_app.global_model import T
 from server_app.method import Models, O, Replies
 
 Uploads = Sequence[tuple[str, StateDict]]
-"""Of clients, in order of k, each with the architecture."""
+"""Architecture and weights of each client, in order of k."""
 
 
 @final
 class Depth(Across[O, T]):
-    """The largest network, and under ``depth`` what every size keeps of its own.
+    """The largest network, and under ``depth`` the own entries of every size.
 
-    Models are the largest one's entries by its name, and by the names of the others their own.
+    ``models`` has all entries of the largest architecture, and the own entries of each other.
     """
 
-    def hold(self, distinct: Mapping[str, StateDict]) -> list[str]:
+    def model_specs(self, distinct: Mapping[str, StateDict]) -> list[str]:
         average = self.config.average
         self.layers = {spec: distinct[spec] for spec in self.specs}
         self.largest = check_nested(self.layers, average.across)
@@ -55,21 +54,21 @@ class Depth(Across[O, T]):
         return [*smaller, self.largest]
 
     def drawn(self) -> Models:
-        return self.whole(tree.snapshot(self.build(self.largest)))
+        return self.split(tree.snapshot(self.build(self.largest)))
 
-    def whole(self, w: StateDict) -> Models:
-        """Every size as the part of ``w`` that it is."""
-        return {**{spec: cut(w, self.own[spec]) for spec in self.held}, self.largest: w}
+    def split(self, w: StateDict) -> Models:
+        """Return the models that the largest network's weights ``w`` give."""
+        return {**{spec: cut(w, self.own[spec]) for spec in self.global_specs}, self.largest: w}
 
     def parts(self, models: Models) -> Models:
-        whole = models[self.largest]
+        largest = models[self.largest]
         return {
-            spec: cut({**whole, **models.get(spec, {})}, layers)
+            spec: cut({**largest, **models.get(spec, {})}, layers)
             for spec, layers in self.layers.items()
         }
 
     def flat(self, models: Models) -> StateDict:
-        """The largest network's entries, and the others' own behind their names."""
+        """Return one state dict; own entries of smaller sizes have keys ``architecture/entry``."""
         smaller = [(spec, own) for spec, own in models.items() if spec != self.largest]
         named = {f"{spec}/{name}": v for spec, own in smaller for name, v in own.items()}
         return {**models[self.largest], **named}
@@ -83,10 +82,10 @@ class Depth(Across[O, T]):
     def average(
         self, uploads: Uploads, sizes: Sequence[int], previous: Models, parameters: Set[str]
     ) -> Models:
-        """The new models from clients' uploads, each with its architecture, in order of k.
+        """Return the new models from the uploads in order of k.
 
-        ``sizes``: their training samples; ``previous``: the models before; ``parameters``: names of
-        the entries that are no buffers.
+        ``sizes``: training samples of these clients; ``previous``: the models before the round;
+        ``parameters``: names of the entries that are not buffers.
         """
         options, before = self.config.average, self.parts(previous)
         if options.across == "depth":
@@ -96,37 +95,37 @@ class Depth(Across[O, T]):
                 uploads = [(spec, bounded(w, before[spec], most, names)) for spec, w in uploads]
                 options = options.model_copy(update={"robust": "none"})
             uploads = self._distilled(uploads, sizes, before, parameters)
-        found: Models = {}
-        for spec in self.held[:-1]:
-            members = [i for i, (theirs, _) in enumerate(uploads) if theirs == spec]
+        smaller: Models = {}
+        for spec in self.global_specs[:-1]:
+            members = [i for i, (architecture, _) in enumerate(uploads) if architecture == spec]
             own = [cut(uploads[i][1], self.own[spec]) for i in members]
             n = [sizes[i] for i in members]
-            found[spec] = average_layers(own, n, previous[spec], options, parameters)
+            smaller[spec] = average_layers(own, n, previous[spec], options, parameters)
         kept = {**self.own, self.largest: ()}
         shared = [{n: v for n, v in w.items() if n not in kept[spec]} for spec, w in uploads]
-        whole = average_layers(shared, sizes, previous[self.largest], options, parameters)
-        return {**found, self.largest: whole}
+        largest = average_layers(shared, sizes, previous[self.largest], options, parameters)
+        return {**smaller, self.largest: largest}
 
     def _distilled(
         self, uploads: Uploads, sizes: Sequence[int], before: Models, parameters: Set[str]
     ) -> Uploads:
-        """The uploads, the last blocks of all sizes but the largest by momentum distillation."""
+        """Return the uploads after momentum distillation of all sizes but the largest."""
         options, changed = self.config.average, [(spec, dict(w)) for spec, w in uploads]
         if options.beta == 0:
             return changed
         for small, large in pairwise(self.specs):
-            theirs = [i for i, (spec, _) in enumerate(uploads) if spec == large]
-            ours = [w for spec, w in changed if spec == small]
-            if not theirs or not ours:
+            teachers = [i for i, (spec, _) in enumerate(uploads) if spec == large]
+            students = [w for spec, w in changed if spec == small]
+            if not teachers or not students:
                 continue
-            weights = [sizes[i] if options.weights == "samples" else 1 for i in theirs]
-            mean = combine([uploads[i][1] for i in theirs], weights, options)
+            weights = [sizes[i] if options.weights == "samples" else 1 for i in teachers]
+            mean = combine([uploads[i][1] for i in teachers], weights, options)
             for name, onwards in onward(before[small], before[large], options.stages).items():
                 if name not in parameters:
                     continue
                 steps = [mean[n].double() - before[large][n].double() for n in onwards]
                 step, start = torch.stack(steps).mean(0), before[small][name].double()
-                for w in ours:
+                for w in students:
                     own = w[name].double() - start
                     w[name] = (start + own + options.beta * (step - own)).to(w[name].dtype)
         return changed

@@ -1,4 +1,4 @@
-"""The mean of the clients' copies, as [average] says: of one architecture, or layer by layer.
+"""Average the clients' models by the settings of [average]: of one architecture, or layer by layer.
 
 Layer-wise: Liu et al., "No One Left Behind: Inclusive Federated Learning over Heterogeneous
 Devices", 2022 (without its momentum), which FedIN and its baselines use (FedIN, section 4.3). The
@@ -7,15 +7,16 @@ every entry e of w
 
     w[e] ← Σ_{k has e} p_k w_k[e] / Σ_{k has e} p_k
 
-and what no selected client has stays. With one architecture it is the ordinary average.
+and an entry that no selected client has stays unchanged. With one architecture it is the ordinary
+average.
 
-Robust means, that one poisoned client moves only so far: Yin, Chen, Ramchandran, Bartlett,
+Robust means limit the influence of one poisoned client. Yin, Chen, Ramchandran, Bartlett,
 "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML 2018: the
 coordinate-wise median (Algorithm 1, option I) and the coordinate-wise trimmed mean (option II).
-Both count every client alike.
+Both give every client the same weight.
 
 Sun, Kairouz, Suresh, McMahan, "Can You Really Backdoor Federated Learning?", 2019: norm clipping,
-w_k ← w + (w_k − w) · min(1, M / ‖w_k − w‖), after which the clients are weighed as usual.
+w_k ← w + (w_k − w) · min(1, M / ‖w_k − w‖), followed by the ordinary weighted average.
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -37,10 +38,10 @@ def average(
     options: Average,
     parameters: Set[str],
 ) -> StateDict:
-    """Σ_k p_k w_k with p_k ∝ n_k or uniform.
+    """Return Σ_k p_k w_k with p_k ∝ n_k or uniform.
 
-    Without ``bn-buffers`` only the entries named in ``parameters`` are averaged, the others stay as
-    they are in ``previous``. ``robust`` puts something sturdier in place of the mean (``combine``).
+    Without ``bn-buffers`` only the entries named in ``parameters`` are averaged; the others keep
+    their values in ``previous``. ``robust`` replaces the mean by a robust one (``combine``).
     """
     weights = sizes if options.weights == "samples" else [1] * len(sizes)
     names = previous.keys() if options.bn_buffers else parameters
@@ -55,10 +56,10 @@ def average_layers(
     options: Average,
     parameters: Set[str],
 ) -> StateDict:
-    """w of the largest network, from its ``previous`` and the clients' ``states`` in order of k.
+    """Return w of the largest network from its ``previous`` and the clients' ``states`` by k.
 
     p_k ∝ ``sizes`` or uniform; without ``bn-buffers`` only the entries named in ``parameters`` are
-    averaged. ``robust`` works among the owners of each entry.
+    averaged. ``robust`` applies among the owners of each entry.
     """
     weights = sizes if options.weights == "samples" else [1] * len(sizes)
     names = previous.keys() if options.bn_buffers else parameters
@@ -75,16 +76,17 @@ def average_layers(
 
 
 def combine(states: Iterable[StateDict], weights: Sequence[float], options: Average) -> StateDict:
-    """One state from the clients': the weighted mean, or under ``median`` and ``trimmed`` those,
-    coordinate by coordinate, with equal weights and all states in memory together. Integer
-    counters keep the largest.
+    """Return the weighted mean of the clients' states, or their median or trimmed mean.
+
+    Median and trimmed mean are coordinate-wise with equal weights, and keep all states in memory.
+    Integer counters become their maximum.
     """
     if options.robust not in ("median", "trimmed"):
         return tree.mean(states, weights)
-    held = list(states)
-    if not held:
+    in_memory = list(states)
+    if not in_memory:
         raise ValueError("cannot combine 0 states")
-    return {name: _centre([state[name] for state in held], options) for name in held[0]}
+    return {name: _centre([state[name] for state in in_memory], options) for name in in_memory[0]}
 
 
 def _centre(values: list[Tensor], options: Average) -> Tensor:
@@ -93,24 +95,24 @@ def _centre(values: list[Tensor], options: Average) -> Tensor:
     stacked = torch.stack([value.to(torch.float64) for value in values]).numpy()
     if options.robust == "median":
         centre = np.median(stacked, axis=0)
-    else:  # the half keeps Flower's int(fraction · m) from losing one to rounding
+    else:  # + 0.5, because Flower computes int(fraction · m), which rounding could reduce by one
         m = len(values)
         centre = trim_mean(stacked, (trimmed(m, options.trim) + 0.5) / m)
     return torch.as_tensor(centre).to(values[0].dtype)
 
 
 def trimmed(m: int, share: float) -> int:
-    """How many of m values are left out at each end: ⌈share · m⌉, but at least one value stays."""
+    """Return how many of m values to drop at each end: ⌈share · m⌉, but at least one stays."""
     return min(int(np.ceil(share * m - 1e-9)), (m - 1) // 2)
 
 
 def clipped(
     states: Iterable[StateDict], previous: Mapping[str, Tensor], options: Average, names: Set[str]
 ) -> Iterable[StateDict]:
-    """The states, under ``robust = "clip"`` each moved to within ``clip-norm`` of ``previous``.
+    """Return the states, with ``robust = "clip"`` each within ``clip-norm`` of ``previous``.
 
-    The norm runs over the floating-point entries that are averaged, which ``names`` has; a state
-    within it passes as it is, bit for bit.
+    The norm covers the averaged floating-point entries, named in ``names``. A state within the norm
+    stays unchanged, bit for bit.
     """
     if options.robust != "clip":
         return states
@@ -120,7 +122,7 @@ def clipped(
 def bounded(
     state: StateDict, previous: Mapping[str, Tensor], most: float, names: Set[str]
 ) -> StateDict:
-    """``state`` moved to within ``most`` of ``previous``; the arguments are as in ``clipped``."""
+    """Return ``state`` moved to within ``most`` of ``previous``; for ``names`` see ``clipped``."""
     moved = {
         name: value.to(torch.float64) - previous[name].to(torch.float64)
         for name, value in state.items()

@@ -1,8 +1,8 @@
-"""The server's part of differential privacy: the noisy mean, selection, the bill, what is withheld.
+"""The server's part of differential privacy: noisy mean, selection, accounting, withheld fields.
 
-``central``: clients send their updates as they are; the server bounds each, adds noise to the sum
-and keeps single ones to itself. ``local``: a client bounds its update and adds the noise
-(``client_app/handler.py``); the server adds up.
+``central``: clients send unmodified updates; the server clips each, adds noise to the sum and
+publishes no single update. ``local``: a client clips its update and adds noise to it
+(``client_app/handler.py``); the server sums the updates.
 """
 
 import math
@@ -23,16 +23,16 @@ BY_CLIENT = (
     *("client_metrics", "scores", "fairness", "accuracy_covered", "uncovered"),
     *("magnitudes", "undone"),
 )
-"""What the journal says of clients, or counts over what they hold."""
+"""Journal fields about single clients or their data."""
 ORDERS = [*range(2, 65), 80, 96, 128, 192, 256, 512, 1024]
-"""Of the Rényi divergences: integers, for which a sampled Gaussian's is a finite sum."""
+"""Orders of the Rényi divergence. For integers that of a sampled Gaussian is a finite sum."""
 BY_SELECTION = ("selected", "replied", "failures", "bytes", "cost")
-"""What tells who was selected, or how many."""
+"""Journal fields that reveal which or how many clients were selected."""
 
 
 @final
 class NoisyMean:
-    """Round after round of one run, of which ``config.run.out`` keeps the key."""
+    """The noisy mean of one run; the folder ``config.run.out`` keeps its secret key."""
 
     def __init__(self, config: Config) -> None:
         self.options, self.config = config.privacy, config
@@ -48,9 +48,9 @@ class NoisyMean:
         parameters: Set[str],
         clients: int,
     ) -> StateDict:
-        """w + (Σ_k Δ_k + noise) / m, m the clients that a round expects; no states: noise alone.
+        """Return w + (Σ_k Δ_k + noise) / m for m expected clients; without states noise alone.
 
-        Integer counters, and buffers that are not averaged, stay as they are.
+        Integer counters, and buffers that are not averaged, stay unchanged.
         """
         o = self.options
         names = averaged(previous, parameters, buffers=self.config.average.bn_buffers)
@@ -64,31 +64,34 @@ class NoisyMean:
         return moved(previous, names, total / expected(self.config, clients))
 
     def selected(self, t: int, clients: int) -> list[int]:
-        """Each client by itself with probability m / N; possibly nobody."""
+        """Return the clients of round t, each selected independently with probability m / N.
+
+        The list may be empty.
+        """
         share = expected(self.config, clients) / clients
         return [int(k) for k in (self.secret.uniform(clients, "select", t) <= share).nonzero()[0]]
 
 
 def expected(config: Config, clients: int) -> int:
-    """m, the clients of a round: as many as are selected, or on average."""
+    """Return m, the number of selected clients of a round, or its mean if selection is random."""
     return config.run.per_round or clients
 
 
 def delta(options: Options, clients: int) -> float:
-    """δ: as configured, else N^−1.1, N counted as at least 2."""
+    """Return the configured δ, or N^−1.1 with N at least 2."""
     return options.delta or float(max(clients, 2)) ** -1.1
 
 
 def spent(config: Config, clients: int, rounds: int) -> Privacy:
-    """ε and δ after so many rounds.
+    """Return ε and δ after ``rounds`` rounds.
 
-    Everybody is counted as selected in every round, unless selection is secret. T rounds of the
-    Gaussian mechanism are then one with noise z / √T, of which ε is exact (Balle and Wang, ICML
-    2018). Rounds with secret selection are composed by Rényi divergences (Mironov, Talwar, Zhang,
-    2019), which bound ε from above.
+    Unless selection is secret, every client counts as selected in every round. Then T rounds of the
+    Gaussian mechanism equal one with noise z / √T, whose ε is exact (Balle and Wang, ICML 2018).
+    Rounds with secret selection are composed by Rényi divergences (Mironov, Talwar, Zhang, 2019),
+    which give an upper bound of ε.
 
-    ``central``: with or without one client. ``local``: a client's update or any other, which lies
-    up to 2 C away.
+    Neighbouring inputs: for ``central`` with or without one client; for ``local`` one client's
+    update or any other, at a distance of at most 2 C.
     """
     o = config.privacy
     dp, share, d = imported("dp_accounting"), expected(config, clients) / clients, delta(o, clients)
@@ -97,19 +100,19 @@ def spent(config: Config, clients: int, rounds: int) -> Privacy:
     if o.sampling == "secret" and share < 1:
         accountant = imported("dp_accounting.rdp").RdpAccountant(ORDERS)
         accountant.compose(dp.PoissonSampledDpEvent(share, dp.GaussianDpEvent(z)), rounds)
-        epsilon = min(epsilon, accountant.get_epsilon(d))  # who may stay away pays no more
+        epsilon = min(epsilon, accountant.get_epsilon(d))  # random selection never increases ε
     return Privacy(epsilon=float(epsilon), delta=d)
 
 
 def withhold(entry: Entry, config: Config, clients: int) -> None:
-    """Take from the journal's entry what is not noisy, and write down the bill."""
+    """Remove the fields without noise from a journal entry, and add ε and δ."""
     options = config.privacy
     if not options.on:
         return
     _drop(entry, BY_CLIENT)
     if entry.clients:
-        told = {"n": 0, "n_test": 0, "classes": [], "counts": None}
-        entry.clients = [m.model_copy(update=told) for m in entry.clients]
+        hidden = {"n": 0, "n_test": 0, "classes": [], "counts": None}
+        entry.clients = [m.model_copy(update=hidden) for m in entry.clients]
     if entry.round:
         if options.sampling == "secret":
             _drop(entry, BY_SELECTION)
@@ -117,7 +120,7 @@ def withhold(entry: Entry, config: Config, clients: int) -> None:
 
 
 def _drop(entry: Entry, names: Sequence[str]) -> None:
-    """Set fields back to their defaults, which are left out of the journal's line."""
+    """Reset fields to their defaults, so that the journal's line does not have them."""
     for name in names:
         setattr(entry, name, Entry.model_fields[name].get_default(call_default_factory=True))
         entry.model_fields_set.discard(name)

@@ -1,4 +1,4 @@
-"""The mean across widths (``average.across = "width"``): number by number, among its owners.
+"""Average networks of several widths (``average.across = "width"``), number by number.
 
 Diao, Ding, Tarokh, "HeteroFL: Computation and Communication Efficient Federated Learning for
 Heterogeneous Clients", ICLR 2021, section 3.1. The server holds the widest network w; client k has
@@ -6,7 +6,8 @@ a block of it (``common/techniques/widths.py``), by default the leading one. For
 
     w[e] ← Σ_{k has e} p_k w_k[e] / Σ_{k has e} p_k
 
-and what no selected client has stays. With one width it is the ordinary mean, bit for bit.
+and a number that no selected client has stays unchanged. With one width it is the ordinary mean,
+bit for bit.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,7 +32,7 @@ HEAD = ("head.weight", "head.bias")
 @final
 @dataclass(frozen=True)
 class Block:
-    """What one client contributes: entries, where they lie in the whole, and its weight p_k."""
+    """One client's entries, their places in the widest network, and the client's weight p_k."""
 
     w: StateDict
     places: Mapping[str, Places]
@@ -40,53 +41,53 @@ class Block:
 
 @final
 class Width(Across[O, T]):
-    """One network, the widest, of which every client trains a block."""
+    """The widest network, of which every client trains a block."""
 
     def begin(self, clients: Sequence[Client]) -> None:
         super().begin(clients)
         self.main = self.specs[-1] if self.widest else ""
 
     def measured_by(self, name: str) -> Sequence[Client]:
-        """Where all score the widest network, all measure."""
+        """Return all clients if all score the widest network, else those of ``name``."""
         return self.clients if self.widest else super().measured_by(name)
 
-    def hold(self, distinct: Mapping[str, StateDict]) -> list[str]:
-        self.whole = check_widths(distinct)
-        return [self.whole]
+    def model_specs(self, distinct: Mapping[str, StateDict]) -> list[str]:
+        self.widest_spec = check_widths(distinct)
+        return [self.widest_spec]
 
     def drawn(self) -> Models:
-        return {self.whole: tree.snapshot(self.build(self.whole))}
+        return {self.widest_spec: tree.snapshot(self.build(self.widest_spec))}
 
     def parts(self, models: Models) -> Models:
         return {spec: self.entries(models, Submodel(spec)) for spec in self.specs}
 
     def flat(self, models: Models) -> StateDict:
-        return models[self.whole]
+        return models[self.widest_spec]
 
     def entries(self, models: Models, taken: Submodel) -> StateDict:
-        whole = models[self.whole]
-        return cut(whole, block(whole, self.task.expected(taken.spec), taken.window))
+        widest = models[self.widest_spec]
+        return cut(widest, block(widest, self.task.expected(taken.spec), taken.window))
 
     def aggregate(self, replies: Replies[T], previous: Models) -> Models:
-        options, before = self.config.average, previous[self.whole]
+        options, before = self.config.average, previous[self.widest_spec]
         weights = replies.sizes if options.weights == "samples" else [1] * len(replies)
         blocks = [
             self._block(self.taken(client, reply.t), reply.w, before, p)
             for (client, reply), p in zip(replies, weights, strict=True)
         ]
-        parameters = tree.parameters_only(self.nets[self.whole])
+        parameters = tree.parameters_only(self.nets[self.widest_spec])
         names = before.keys() if options.bn_buffers else parameters
         mean = average_blocks(blocks, before, options, names, by_width=self.by_width)
-        return {self.whole: mean}
+        return {self.widest_spec: mean}
 
-    def _block(self, taken: Submodel, w: StateDict, whole: StateDict, weight: float) -> Block:
-        """Without the rows of the head that are of other classes than the client's."""
-        places = block(whole, self.task.expected(taken.spec), taken.window)
+    def _block(self, taken: Submodel, w: StateDict, widest: StateDict, weight: float) -> Block:
+        """Return the client's block; of the head it has the rows of the client's classes only."""
+        places = block(widest, self.task.expected(taken.spec), taken.window)
         if taken.classes is None:
             return Block(w, places, weight)
         rows = torch.tensor(taken.classes)
         for name in HEAD:
-            columns = places[name][1:] or tuple(torch.arange(n) for n in whole[name].shape[1:])
+            columns = places[name][1:] or tuple(torch.arange(n) for n in widest[name].shape[1:])
             places[name] = (rows, *columns)
         return Block({**w, **{name: w[name][rows] for name in HEAD}}, places, weight)
 
@@ -99,10 +100,10 @@ def average_blocks(
     *,
     by_width: bool = False,
 ) -> StateDict:
-    """The whole from its ``previous`` and the clients' blocks in order of k.
+    """Return the widest network from its ``previous`` and the clients' blocks in order of k.
 
-    Only the entries ``names`` are averaged; ``robust`` works among the owners of each number.
-    ``by_width``: in a convolution p_k is multiplied by the client's output channels.
+    Only the entries ``names`` are averaged; ``robust`` applies among the owners of each number.
+    ``by_width``: multiply p_k in a convolution by the client's number of output channels.
     """
     names = frozenset(names)
     states = [next(iter(clipped([b.w], cut(previous, b.places), options, names))) for b in blocks]
@@ -139,17 +140,17 @@ def _entry(
 
 
 def _by_owners(before: Tensor, parts: Sequence[tuple[Tensor, Places]], options: Average) -> Tensor:
-    """One entry, in groups of numbers with the same owners."""
+    """Return the robust mean of one entry, for each group of numbers with the same owners."""
     owned = torch.zeros(len(parts), *before.shape[:2], dtype=torch.bool)
     values = torch.zeros(len(parts), *before.shape, dtype=before.dtype)
-    for (value, axes), own, whole in zip(parts, owned, values, strict=True):
+    for (value, axes), mask, full in zip(parts, owned, values, strict=True):
         where = grid(axes) or ...
-        own[where], whole[where] = True, value
+        mask[where], full[where] = True, value
     result = before.clone()
     groups, group = torch.unique(owned.flatten(1), dim=1, return_inverse=True)
     for i, owners in enumerate(groups.T):
         if owners.any():
             where = (group == i).view(owned.shape[1:])
-            found = [{"": whole[where]} for whole in values[owners]]
-            result[where] = combine(found, [1] * len(found), options)[""]
+            states = [{"": full[where]} for full in values[owners]]
+            result[where] = combine(states, [1] * len(states), options)[""]
     return result

@@ -1,1 +1,1 @@
-"""What server halves learn from clients' answers: on noise, on a public set, from features."""
+"""Server-side distillation: on noise, on a public set, on generated images."""

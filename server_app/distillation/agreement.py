@@ -1,4 +1,4 @@
-"""Rounds of two exchanges about a public subset: clients speak, then learn the server's answer."""
+"""Rounds of two exchanges: clients send public-set predictions, then learn an aggregate of them."""
 
 from abc import ABC
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import ClassVar, TypeVar
 from torch import Tensor
 
 from common.exchange.predictions import spoken
-from common.exchange.protocol import Reply as AnyUp
+from common.exchange.protocol import Reply as AnyReply
 from common.exchange.records import Records
 from common.journal import Entry
 from common.methods.fedmd import (
@@ -25,11 +25,11 @@ A = TypeVar("A", bound=PredictionExchange)
 
 
 class State(Records, kind="agreement.State"):
-    """Nothing: all that there is lies with the clients."""
+    """Empty state: the clients keep all models."""
 
 
 class Agreement(SharedPublicSet[A, Reply], ABC):
-    """No model of its own; a method says in ``second`` what each client hears."""
+    """Server half without a model; a method's ``second`` returns each client's targets."""
 
     reply_type, second_reply_type, trains_second = Reply, ConsensusReply, True
     state_type: ClassVar[type[Records]] = State
@@ -45,11 +45,11 @@ class Agreement(SharedPublicSet[A, Reply], ABC):
         )
 
     def said(self, replies: Replies[Reply]) -> list[Tensor]:
-        """What each client says, float32 [n, C]."""
+        """Return each client's predictions, float32 [n, C]."""
         return [reply.said(probabilities=self.options.probabilities) for _, reply in replies]
 
     def answer(self, said: Sequence[Tensor], weights: Tensor) -> ConsensusRequest:
-        """Σ_k weights_k said_k, for the wire; ``weights`` [|S_t|] sum to 1."""
+        """Return the request with Σ_k weights_k said_k; ``weights`` [|S_t|] sum to 1."""
         mixed = weighted_sum(said, weights[:, None].expand(-1, len(said[0])))
         dtype, probabilities = self.config.wire.dtype, self.options.probabilities
         return ConsensusRequest(**spoken(mixed, dtype, probabilities=probabilities))
@@ -57,18 +57,18 @@ class Agreement(SharedPublicSet[A, Reply], ABC):
     def step(self, t: int, replies: Replies[Reply]) -> Metrics:
         return {}
 
-    def aggregate_second(self, gains: Sequence[tuple[Client, AnyUp]], entry: Entry) -> None:
-        """The journal hears of the training, which is in this exchange."""
+    def aggregate_second(self, gains: Sequence[tuple[Client, AnyReply]], entry: Entry) -> None:
+        """Add the metrics of training, which happens in this exchange, to the entry."""
         if gains:
             entry.metrics = {**entry.metrics, **mean_metrics(Replies.of(gains))}
-        own = {client.k: gain.metrics for client, gain in gains}
+        trained = {client.k: gain.metrics for client, gain in gains}
         entry.client_metrics = {
-            k: {**before, **own.get(k, {})} for k, before in entry.client_metrics.items()
+            k: {**before, **trained.get(k, {})} for k, before in entry.client_metrics.items()
         }
 
     def model(self) -> None:
         return None
 
     def numbers(self, replies: Replies[Reply]) -> int:
-        """What everybody says, and what everybody hears."""
+        """Return the numbers of the clients' predictions and of the targets that they receive."""
         return 2 * self.of_a_round * self.task.num_classes * len(replies)

@@ -1,8 +1,8 @@
-"""Distillation on noise: the server's network learns what the clients' networks say about nothing.
+"""Distillation on noise: the server's network learns the predictions of clients' networks on noise.
 
 Raikwar and Mishra 2022, "Discovering and overcoming limitations of noise-engineered data-free
-knowledge distillation": networks with BatchNorm answer noise usefully when they normalise by the
-noise batch's own statistics.
+knowledge distillation": the predictions of networks with BatchNorm on noise are useful if BatchNorm
+normalises by the statistics of the noise batch.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,6 +11,7 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor
 
+from common import progress
 from common.exchange.records import StateDict
 from common.losses.distillation import kl_from, max_ensemble
 from common.models.batchnorm import batch_statistics
@@ -21,15 +22,15 @@ from server_app.global_model import GlobalModel
 from server_app.method import O, U
 
 Transfer = Callable[[list[Tensor], Tensor], Tensor]
-"""Teachers' logits and the student's, each [n, C], to the loss that the student descends."""
+"""Function from the teachers' logits and the student's, each [n, C], to the student's loss."""
 
 
 def distil(
     method: GlobalModel[O, U], t: int, teachers: Sequence[tuple[str, StateDict]], transfer: Transfer
 ) -> float:
-    """Round t's distillation of ``teachers`` (architecture, weights) into w, on fresh noise.
+    """Distil ``teachers`` (architecture, weights) into w on new noise; return the mean loss.
 
-    The settings are [noise]'s. The mean loss; the teachers are left as they are.
+    The settings are those of [noise]. The teachers' weights do not change.
     """
     o, task = method.config.noise, method.task
     nets = {spec: method.build(spec, weights).eval() for spec, weights in teachers}
@@ -39,7 +40,7 @@ def distil(
     def loss(z: Tensor) -> Tensor:
         with torch.no_grad():
             targets = []
-            for spec, weights in teachers:  # one network of each architecture, to take less memory
+            for spec, weights in teachers:  # one network per architecture takes less memory
                 nets[spec].load_state_dict(weights)
                 targets.append(nets[spec](z))
         return transfer(targets, student(z))
@@ -52,7 +53,8 @@ def distil(
         if o.teacher_bn == "batch":
             for teacher in nets.values():
                 stack.enter_context(batch_statistics(teacher))
-        metrics = fit(optimizer, zs, loss, precision=task.config.run.precision)
+        counted = progress.steps(zs, "noise batch", o.epochs * o.batches)
+        metrics = fit(optimizer, counted, loss, precision=task.config.run.precision)
     method.w = tree.snapshot(student)
     return metrics["loss"]
 
@@ -60,7 +62,7 @@ def distil(
 def weighted(
     kd: Callable[[Tensor, Tensor, float], Tensor], weights: Sequence[float], T: float
 ) -> Transfer:
-    """Σ_i weights_i · kd(teacher_i → student): every teacher is heard (FedORION, equation 3)."""
+    """Return the loss Σ_i weights_i · kd(teacher_i → student) (FedORION, equation 3)."""
 
     def transfer(teachers: list[Tensor], student: Tensor) -> Tensor:
         losses = [p * kd(y, student, T) for p, y in zip(weights, teachers, strict=True)]
@@ -70,5 +72,7 @@ def weighted(
 
 
 def largest(norm: str, T: float) -> Transfer:
-    """KL(max_i softmax(teacher_i) ‖ student): for each class the most convinced teacher counts."""
+    """Return the loss KL(max_i softmax(teacher_i) ‖ student): the largest probability of each
+    class.
+    """
     return lambda teachers, student: kl_from(max_ensemble(teachers, norm, T), student, T)

@@ -1,8 +1,8 @@
 """Server halves that distil clients' models into one on generated images: DENSE, Co-Boosting.
 
-``common/methods/dense.py`` says what is computed. Every round has streams of its own for what is
-drawn: ``generated`` (weights, latents, labels and views of the generator), ``pool`` (the student's
-passes), and what a method adds.
+``common/methods/dense.py`` has the equations. Every round has its own random streams: ``generated``
+(weights, latents, labels and views of the generator), ``pool`` (the student's passes), and those
+that a method adds.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from common import progress
 from common.data.batches import AUGMENTS, Batches, crop, standardise, views
 from common.losses import generation
 from common.losses.distillation import kl
@@ -33,15 +34,15 @@ from server_app.global_model import GlobalModel
 from server_app.method import Client, Metrics, Replies
 
 S = TypeVar("S", bound=Settings)
-ADAM = "betas = [0.5, 0.999]"  #: of the generator's Adam
+ADAM = "betas = [0.5, 0.999]"  #: options of the generator's Adam
 
 
 class OneShot(GlobalModel[S, Reply], ABC):
-    """w is the student, taught by the clients of a round on images that a generator makes up."""
+    """Server half whose w is a student of the round's clients on images from a generator."""
 
     reply_type = Reply
     ensemble: Ensemble
-    """Ensemble of round ``t``; there is none before the first round of this process."""
+    """The ensemble of round ``t``; not set before the first round of this process."""
 
     def prepare(self) -> None:
         super().prepare()
@@ -83,7 +84,7 @@ class OneShot(GlobalModel[S, Reply], ABC):
         )
         pool = Pool(task, o)
         generated = taught = 0.0
-        for e in range(o.epochs):
+        for e in progress.steps(range(o.epochs), "epoch"):
             images, y, least = self.imagine(student)
             generated += least / o.epochs
             self.improve(e, pool)
@@ -96,14 +97,15 @@ class OneShot(GlobalModel[S, Reply], ABC):
         return {"generator_loss": generated, "distill_loss": taught}
 
     def stream(self, name: str) -> torch.Generator:
-        """Round t's stream of this name, on the CPU; it goes on where it was left."""
+        """Return round t's stream of this name, on the CPU; repeated calls continue it."""
         if name not in self._streams:
             self._streams[name] = seeds.stream(self.task.seed, "one-shot", name, self.t)
         return self._streams[name]
 
     def imagine(self, student: Classifier) -> tuple[Tensor, Tensor, float]:
-        """A new generator's batch of least loss: images [B, C, H, W] with pixels in (0, 1), the
-        labels [B] that they are to have, ascending, and that loss.
+        """Train a new generator and return its batch of least loss, the labels and the loss.
+
+        Images are [B, C, H, W] with pixels in (0, 1); labels [B], the targets, are ascending.
         """
         o, task, net, draw = self.options, self.task, self.generator, self.stream("generated")
         redraw(net, draw)
@@ -132,7 +134,7 @@ class OneShot(GlobalModel[S, Reply], ABC):
         return best, y, least
 
     def seen(self, images: Tensor) -> Tensor:
-        """What classifiers see of images with pixels in [0, 1] while the generator trains."""
+        """Return classifiers' input for images with pixels in [0, 1] while the generator trains."""
         o, task = self.options, self.task
         how = AUGMENTS[o.augment]
         if o.view == "augmented" and (how.flip or how.pad):
@@ -144,8 +146,10 @@ class OneShot(GlobalModel[S, Reply], ABC):
     def generator_loss(
         self, taught: Tensor, y: Tensor, said: Tensor, apart: Sequence[Tensor]
     ) -> Tensor:
-        """What the generator descends: ``taught`` [B, C] are the ensemble's logits, ``said`` the
-        student's, ``apart`` the terms of L_BN, none of them without it.
+        """Return the generator's loss from the logits [B, C] of ensemble and student.
+
+        ``taught``: the ensemble's logits; ``said``: the student's; ``apart``: the terms of L_BN,
+        empty without it.
         """
         o = self.options
         everywhere = o.adversarial == "all"
@@ -156,14 +160,14 @@ class OneShot(GlobalModel[S, Reply], ABC):
         return value + o.bn * torch.stack(list(apart)).sum() if apart else value
 
     def one_hot(self, logits: Tensor, y: Tensor) -> Tensor:
-        """How badly the ensemble's logits [B, C] fit the labels [B]."""
+        """Return the loss of the ensemble's logits [B, C] for the labels [B]."""
         return F.cross_entropy(logits, y)
 
     def improve(self, e: int, pool: Pool) -> None:
-        """What epoch e ≥ 0 does to the ensemble, before its batch joins the pool."""
+        """Change the ensemble in epoch e ≥ 0, before the epoch's batch joins the pool."""
 
     def teach(self, student: Classifier, sgd: torch.optim.Optimizer, batches: Batches) -> float:
-        """One pass of the student over the pool; its mean loss."""
+        """Train the student for one pass over the pool, and return the mean loss."""
         T = self.options.temperature
 
         def loss(x: Tensor, _: Tensor) -> Tensor:
@@ -177,7 +181,7 @@ class OneShot(GlobalModel[S, Reply], ABC):
         return fit(sgd, batches, loss, clip=self.options.clip, precision=precision)["loss"]
 
     def harder(self, x: Tensor) -> Tensor:
-        """What the student sees of a batch of images as classifiers read them."""
+        """Return the student's input for a batch of normalised images."""
         return x
 
     def ensembles(self, nets: Sequence[Classifier]) -> dict[str, nn.Module]:
@@ -186,10 +190,10 @@ class OneShot(GlobalModel[S, Reply], ABC):
 
 @final
 class Pool:
-    """Generated images and the labels that they were made for; they only become more.
+    """A growing set of generated images and their target labels.
 
-    Pixels in [0, 1], float32, on the device. The memory for all epochs is taken at once: 4 ·
-    epochs · generated · C·H·W bytes.
+    Pixels in [0, 1], float32, on the device. The memory for all epochs, 4 · epochs · generated ·
+    C·H·W bytes, is allocated at once.
     """
 
     def __init__(self, task: Task, o: Settings) -> None:
@@ -199,18 +203,18 @@ class Pool:
         self._y = torch.empty(most, dtype=torch.int64, device=task.device)
 
     def add(self, images: Tensor, y: Tensor) -> None:
-        """Images [n, C, H, W] and labels [n] more."""
+        """Add images [n, C, H, W] and labels [n]."""
         end = self.count + len(y)
         self._x[self.count : end], self._y[self.count : end] = images, y
         self.count = end
 
     @property
     def images(self) -> Tensor:
-        """All of them [n, C, H, W], in the order in which they came."""
+        """All images [n, C, H, W] in the order of their addition."""
         return self._x[: self.count]
 
     def batches(self, augment: str, draw: torch.Generator) -> Batches:
-        """One pass in a random order, as classifiers read images."""
+        """Return one pass over the images in a random order, normalised for classifiers."""
         return Batches(
             self.images,
             self._y[: self.count],
@@ -224,5 +228,5 @@ class Pool:
 
 
 def _clip(net: nn.Module, norm: float) -> None:
-    """Shorten the gradient of a network's weights, without that of its inputs."""
+    """Clip the gradient norm of a network's weights; gradients of inputs do not count."""
     nn.utils.clip_grad_norm_(net.parameters(), norm)

@@ -1,6 +1,4 @@
-"""Server halves that see a public set; those that distil clients' predictions on it into a model of
-their own: DL-SH, DL-MH, I-DL-MH.
-"""
+"""Server halves with a public set, and DL-SH, DL-MH and I-DL-MH, which distil predictions on it."""
 
 from abc import ABC
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +12,7 @@ from common import journal
 from common.data import divide
 from common.data.dataset import fingerprint
 from common.exchange import quantise
-from common.exchange.protocol import Reply as AnyUp
+from common.exchange.protocol import Reply as AnyReply
 from common.exchange.records import Records, StateDict
 from common.journal import Entry, Incentive
 from common.methods.dl_mh import SchemeReply
@@ -41,7 +39,7 @@ S = TypeVar("S", bound=SchemeReply)
 
 
 class ServerPublicSet(Method[O, U], ABC):
-    """Holds the public set, of which clients need to know nothing."""
+    """Server half with a public set that clients need not have."""
 
     def prepare(self) -> None:
         super().prepare()
@@ -51,21 +49,22 @@ class ServerPublicSet(Method[O, U], ABC):
 
     @property
     def samples(self) -> int:
-        """N, the public samples."""
+        """N, the number of public samples."""
         return len(self.public)
 
     @property
     def of_a_round(self) -> int:
-        """n, the samples of A_t."""
+        """n, the number of samples in A_t."""
         return min(self.config.public.subset or self.samples, self.samples)
 
     def images(self, t: int) -> Tensor:
-        """A_t [n, C, H, W], the public images of round t."""
+        """Return A_t [n, C, H, W], the public images of round t."""
         return self.public[subset(self.task, t, self.samples)]
 
     def asked(self, t: int, models: Iterable[tuple[str, StateDict]]) -> Iterator[Tensor]:
-        """What networks, by architecture and weights, say of A_t: the logits [n, C] of one after
-        the other, of which one is in memory.
+        """Yield the logits [n, C] on A_t of networks, each an architecture with weights.
+
+        Only one network is in memory at a time.
         """
         images = self.images(t)
         return (self.task.logits(self.build(spec, w), images) for spec, w in models)
@@ -73,27 +72,28 @@ class ServerPublicSet(Method[O, U], ABC):
     def taught(
         self, t: int, spec: str, w: StateDict, targets: Tensor, loss: Loss
     ) -> tuple[StateDict, float]:
-        """Weights w of an architecture once it has learnt ``targets`` [n, ...] about A_t, and the
-        mean loss. ``loss`` takes its logits and the targets of a batch.
+        """Train weights w of an architecture on ``targets`` [n, ...] for A_t.
+
+        ``loss`` takes logits and targets of a batch. Returns the new weights and the mean loss.
         """
         student = self.build(spec, w)
-        found = digest(self.task, t, student, self.images(t), targets, loss, "distil", spec)
-        return tree.snapshot(student), found
+        mean = digest(self.task, t, student, self.images(t), targets, loss, "distil", spec)
+        return tree.snapshot(student), mean
 
 
 class SharedPublicSet(ServerPublicSet[O, U], ABC):
-    """Holds the public set, the same as every client's."""
+    """Server half with a public set that every client has too."""
 
     def begin(self, clients: Sequence[Client]) -> None:
         super().begin(clients)
-        own = fingerprint(self.public)
+        expected = fingerprint(self.public)
         for client in clients:
-            if client.info.public != own:
+            if client.info.public != expected:
                 raise ValueError(f"client {client.k} has another public set than the server")
 
 
 class PublicSet(SharedPublicSet[D, U], GlobalModel[D, U], ABC):
-    """w is M_tgt, trained on X_dist with targets that the clients' predictions make up."""
+    """Server half whose w is M_tgt, trained on X_dist with targets from clients' predictions."""
 
     state_type: ClassVar[type[Records]] = Weights
 
@@ -105,28 +105,31 @@ class PublicSet(SharedPublicSet[D, U], GlobalModel[D, U], ABC):
         return Request()
 
     def check_confidence(self, w: Tensor | None) -> None:
-        """Raise ``ValueError`` unless w_i is there as configured, [N], within [0, 1]."""
+        """Raise ``ValueError`` unless w_i matches the configuration: None, or [N] in [0, 1]."""
         kind = self.config.confidence.kind
         if (w is None) != (kind == "uniform"):
-            there = "missing" if w is None else "there"
-            raise ValueError(f'w is {there}, but confidence.kind = "{kind}"')
+            state = "missing" if w is None else "there"
+            raise ValueError(f'w is {state}, but confidence.kind = "{kind}"')
         if w is not None:
             quantise.check_dtype(w, (self.samples,), self.config.wire.dtype, "w")
             quantise.check_unit(w, "w")
 
     def ensemble(self, predictions: Sequence[Tensor], w: Sequence[Tensor | None]) -> Tensor:
-        """Y_g [N, C] from each client's M_i(x) [N, C] and w_i [N]; without w_i all count alike."""
+        """Return Y_g [N, C] from each client's M_i(x) [N, C] and w_i [N]; None: equal weights."""
         o = self.config.confidence
-        known = [
+        confidences = [
             torch.zeros(self.samples) if w_i is None else quantise.decode(w_i).clamp(0, 1)
             for w_i in w
         ]
-        W = client_weights(torch.stack(known), o.temperature, o.space)
+        W = client_weights(torch.stack(confidences), o.temperature, o.space)
         literal = self.config.ensemble.aggregation == "literal_product"
         return (literal_product if literal else weighted_sum)(predictions, W)
 
     def distil(self, t: int, targets: Tensor) -> float:
-        """E_g epochs of CE between targets [N, C] or labels [N] and M_tgt on X_dist; mean loss."""
+        """Train M_tgt on X_dist for E_g epochs of CE with targets [N, C] or labels [N].
+
+        Returns the mean loss.
+        """
         student = self.build(self.global_spec, self.w).train()
         batches = self.task.batches(self.public, targets, "distil", t)
         metrics = self.task.fit(
@@ -139,27 +142,27 @@ class PublicSet(SharedPublicSet[D, U], GlobalModel[D, U], ABC):
         return metrics["loss"]
 
     def reward(self, theta: Tensor) -> IncentiveRequest:
-        """All of θ [N, C], probabilities, in the wire's dtype."""
+        """Return the request with the probabilities θ [N, C] in the wire's dtype."""
         return IncentiveRequest(
             y=None, theta=quantise.encode(theta.clamp(0, 1), self.config.wire.dtype)
         )
 
-    def aggregate_second(self, gains: Sequence[tuple[Client, AnyUp]], entry: Entry) -> None:
-        """Each client's accuracy before and after, and the means, as ``entry.incentive``."""
-        told = {client.k: gain for client, gain in gains if isinstance(gain, IncentiveReply)}
-        if told:
+    def aggregate_second(self, gains: Sequence[tuple[Client, AnyReply]], entry: Entry) -> None:
+        """Write clients' accuracies before and after, and their means, to ``entry.incentive``."""
+        rewarded = {client.k: gain for client, gain in gains if isinstance(gain, IncentiveReply)}
+        if rewarded:
             entry.incentive = Incentive(
-                before=sum(gain.before for gain in told.values()) / len(told),
-                after=sum(gain.after for gain in told.values()) / len(told),
+                before=sum(gain.before for gain in rewarded.values()) / len(rewarded),
+                after=sum(gain.after for gain in rewarded.values()) / len(rewarded),
                 clients={
                     k: journal.Gain(before=gain.before, after=gain.after)
-                    for k, gain in told.items()
+                    for k, gain in rewarded.items()
                 },
             )
 
 
 class OwnClasses(PublicSet[D, S], ABC):
-    """Y_g = Σ_i W_i M_i', where M_i' is M_i in the places of its classes and 0 elsewhere."""
+    """Server half with Y_g = Σ_i W_i M_i'; M_i' is M_i at the client's classes and 0 elsewhere."""
 
     def check(self, client: Client, reply: S) -> None:
         check_schema(reply.d, self.classes)
@@ -173,7 +176,7 @@ class OwnClasses(PublicSet[D, S], ABC):
         return {"distill_loss": self.distil(t, self.targets)}
 
     def _targets(self, replies: Replies[S]) -> Tensor:
-        """Y_g [N, C]."""
+        """Return Y_g [N, C]."""
         o = self.config.ensemble
         predictions = [
             scatter(quantise.decode_probabilities(reply.theta), reply.d, self.classes)
@@ -190,7 +193,7 @@ class OwnClasses(PublicSet[D, S], ABC):
         return by_factorisation(p, held, o.uhc_steps)
 
     def numbers(self, replies: Replies[S]) -> int:
-        """Equation 10: logits of a client's own classes, its confidences and its schema."""
+        """Return equation 10: clients' logits of their classes, confidences and schemas."""
         N = self.samples
         return sum(
             N * (len(reply.d) + (reply.w is not None)) + len(reply.d) for _, reply in replies

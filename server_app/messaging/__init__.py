@@ -1,1 +1,1 @@
-"""Between server and clients: census, exchange, replies, readmission."""
+"""Messages between server and clients: census, exchange, replies, readmission."""

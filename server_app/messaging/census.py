@@ -1,4 +1,4 @@
-"""Round 0: who is there? The server refuses a federation that does not fit, naming the client."""
+"""Round 0: collect information about every client, and refuse a federation that does not fit."""
 
 import logging
 import time
@@ -18,19 +18,19 @@ from server_app.messaging.messenger import Messenger
 from server_app.method import Client, Method
 from server_app.stopped import Stopped
 
-ASK_AGAIN = 0.25
-FROM = 3  #: clients, of whom a median or a trimmed mean leaves one out
-LEFT = "Node Unavailable"  #: Flower's words for a node that is not connected
+POLL = 0.25  #: seconds between two looks at the list of nodes
+FEWEST = 3  #: the fewest clients of which a median or a trimmed mean leaves one out
+LEFT = "Node Unavailable"  #: Flower's message for a node that is not connected
 
 log = logging.getLogger("flwr.fedmosaic")
 
 
 def wait_for_nodes(grid: Grid, config: Config) -> list[int]:
-    """Node ids of the federation, as soon as ``clients`` of them are online.
+    """Wait until ``clients`` nodes are online, and return their ids.
 
-    With ``clients = 0`` whoever is online once the number has not changed for two seconds.
-    Raises ``Stopped`` after ``wait`` seconds, or if there are more than there should be, or fewer
-    than are to be selected.
+    With ``clients = 0`` return the nodes that are online once their list has not changed for two
+    seconds. Raises ``Stopped`` after ``wait`` seconds, for more nodes than ``clients``, or for
+    fewer than ``per-round``.
     """
     expected, start = config.run.clients, time.monotonic()
     online, since = sorted(grid.get_node_ids()), start
@@ -40,9 +40,9 @@ def wait_for_nodes(grid: Grid, config: Config) -> list[int]:
                 f"{len(online)} of {expected or 'at least 1'} clients connected within "
                 f"wait = {config.run.wait:g} s"
             )
-        time.sleep(ASK_AGAIN)
-        if (found := sorted(grid.get_node_ids())) != online:
-            online, since = found, time.monotonic()
+        time.sleep(POLL)
+        if (nodes := sorted(grid.get_node_ids())) != online:
+            online, since = nodes, time.monotonic()
     if expected and len(online) > expected:
         raise Stopped(f"{len(online)} clients are connected, but clients = {expected}")
     if (size := config.run.per_round) > len(online):
@@ -51,13 +51,13 @@ def wait_for_nodes(grid: Grid, config: Config) -> list[int]:
 
 
 def take_census(grid: Grid, nodes: list[int], messenger: Messenger, task: Task) -> list[Client]:
-    """Ask every node who it is; clients in order of k.
+    """Request the information of every node, and return the clients in order of k.
 
-    Raises ``Stopped`` naming the client for: no good answer, an id that two nodes claim or that is
-    out of range, another code version, another task, classes or counts that cannot be.
+    Raises ``Stopped`` naming the client for: no valid reply, an id that two nodes claim or that is
+    out of range, another code version, another task, impossible classes or counts.
     """
     clients: list[Client] = []
-    for node, reply in _hello(grid, nodes, messenger).items():
+    for node, reply in _census_replies(grid, nodes, messenger).items():
         try:
             clients.append(Client(messenger.info(node, reply), node))
         except ValueError as error:
@@ -68,30 +68,31 @@ def take_census(grid: Grid, nodes: list[int], messenger: Messenger, task: Task) 
     return sorted(clients, key=lambda client: client.k)
 
 
-def _hello(grid: Grid, nodes: list[int], messenger: Messenger) -> dict[int, Message]:
-    """Everybody's answer, by node. A node that has just left is waited for, as before the census:
-    it may be one that signs on and off while it starts.
+def _census_replies(grid: Grid, nodes: list[int], messenger: Messenger) -> dict[int, Message]:
+    """Return the reply of every node, by node id.
+
+    Wait again for a node that has just left, because a node may sign on and off while it starts.
     """
-    start, answers = time.monotonic(), dict[int, Message]()
+    start, received = time.monotonic(), dict[int, Message]()
     while True:
-        missing = [node for node in nodes if node not in answers]
-        asked = messenger.census_messages(missing, len(nodes))
-        replies, failures = messenger.channel.exchange(grid, asked, messenger.config.run.timeout, 0)
-        answers |= {missing[i]: reply for i, reply in replies.items()}
+        missing = [node for node in nodes if node not in received]
+        sent = messenger.census_messages(missing, len(nodes))
+        replies, failures = messenger.channel.exchange(grid, sent, messenger.config.run.timeout, 0)
+        received |= {missing[i]: reply for i, reply in replies.items()}
         failures = [failure for failure in failures if failure.k not in replies]
         if not failures:
-            return {node: answers[node] for node in nodes}
-        first = next((each for each in failures if LEFT not in each.reason), failures[0])
+            return {node: received[node] for node in nodes}
+        first = next((failure for failure in failures if LEFT not in failure.reason), failures[0])
         if LEFT not in first.reason or time.monotonic() - start > messenger.config.run.wait:
             raise Stopped(f"census: node {missing[first.k]} answered: {first.reason}")
         size = len(nodes)
         nodes = wait_for_nodes(grid, messenger.config)
-        if len(nodes) != size:  # only with clients = 0; everybody was told another number
-            answers = {}
+        if len(nodes) != size:  # only with clients = 0; the requests had another number of clients
+            received = {}
 
 
 def describe(entry: Entry, method: Method[MethodOptions, Reply]) -> None:
-    """Write down the clients that were found, and what is learnt."""
+    """Write the clients, the classes and the warnings of the census into the journal entry."""
     entry.clients = [
         Member(
             parameters=method.task.parameters(client.model),
@@ -100,56 +101,58 @@ def describe(entry: Entry, method: Method[MethodOptions, Reply]) -> None:
         for client in method.clients
     ]
     entry.classes = list(method.task.classes)
-    if said := unprotected(method):
-        log.warning(said)
-        entry.notes = [said]
+    if warning := unprotected(method):
+        log.warning(warning)
+        entry.notes = [warning]
     if missing := method.uncovered():
         entry.uncovered = missing
     entry.failures, entry.bytes = [], {"down": 0, "up": 0}
 
 
 def unprotected(method: Method[MethodOptions, Reply]) -> str:
-    """A line for whoever counts on ``average.robust``, if some entry of a model is averaged over
-    one or two clients alone; else nothing. After the census.
+    """Return a warning if ``average.robust`` averages some parameter over fewer than three clients.
+
+    Otherwise return an empty string. Call it after the census.
     """
     average, run = method.config.average, method.config.run
     if not isinstance(method, Averaged) or average.robust not in ("median", "trimmed"):
         return ""
     owners: Counter[object] = Counter()
-    having: dict[object, set[str]] = {}
+    specs: dict[object, set[str]] = {}
     for client in method.clients:
         spec = method.trains(client)
         for name, value in method.task.expected(spec).items():
             entry = (spec if average.across == "same" else "", name, tuple(value.shape))
             owners[entry] += 1
-            having.setdefault(entry, set()).add(spec)
-    few = min(run.per_round or len(method.clients), len(method.clients))
-    alone = {spec for entry, n in owners.items() if min(n, few) < FROM for spec in having[entry]}
-    if not alone:
+            specs.setdefault(entry, set()).add(spec)
+    most = min(run.per_round or len(method.clients), len(method.clients))
+    weak = {spec for entry, n in owners.items() if min(n, most) < FEWEST for spec in specs[entry]}
+    if not weak:
         return ""
     return (
         f'average.robust = "{average.robust}" protects nothing where the average is of one or two '
-        f"clients: parameters of {', '.join(sorted(alone))}"
+        f"clients: parameters of {', '.join(sorted(weak))}"
     )
 
 
 def check_peers(
     infos: list[ClientInfo], size: int, experiment: str, task: Task, max_samples: int = 2**40
 ) -> None:
-    """Raise ``Stopped`` unless the peers are clients 0 … size−1 of this experiment and task."""
+    """Raise ``Stopped`` unless ``infos`` are of clients 0 … size−1 of this experiment and task."""
     claimed, version = Counter(info.k for info in infos), version_of(task.config)
     for info in infos:
         if claimed[info.k] > 1:
             raise Stopped(f"census: {claimed[info.k]} nodes claim to be client {info.k}")
         if info.k >= size:
             raise Stopped(f"census: client {info.k} in a federation of {size}")
-        for what, theirs, ours in (
+        for name, value, expected in (
             ("experiment", info.experiment, experiment),
             ("code version", info.version, version),
             ("task (shape/classes/names)", info.task, task.fingerprint),
         ):
-            if theirs != ours:
-                raise Stopped(f"census: client {info.k} has {what} {theirs!r}, the server {ours!r}")
+            if value != expected:
+                line = f"client {info.k} has {name} {value!r}, the server {expected!r}"
+                raise Stopped(f"census: {line}")
         try:
             check_brought(info.model, task.config)
         except ValueError as error:
@@ -164,9 +167,9 @@ def check_peers(
 
 
 def check_kept(infos: Sequence[ClientInfo], kept: Mapping[int, int], t: int) -> None:
-    """Raise ``Stopped`` if a client has lost state on which the checkpoint of round t counts.
+    """Raise ``Stopped`` if a client has lost state that the checkpoint of round t needs.
 
-    ``kept``: the round of each client's newest state then; newer state is fine.
+    ``kept``: the round of each client's newest state at that checkpoint; newer state is allowed.
     """
     wrong = [info for info in infos if info.kept < kept.get(info.k, 0)]
     if wrong:
@@ -174,16 +177,16 @@ def check_kept(infos: Sequence[ClientInfo], kept: Mapping[int, int], t: int) -> 
         has = f"state of round {info.kept}" if info.kept else "no state"
         raise Stopped(
             f"census: client {info.k}{more} has {has} of experiment {info.experiment!r}, the "
-            f"checkpoint of round {t} needs that of round {kept[info.k]}: give it the state-dir "
-            "that it had, as it was"
+            f"checkpoint of round {t} needs that of round {kept[info.k]}: start the client with "
+            "its former state-dir, unchanged"
         )
 
 
 def _wrong_numbers(info: ClientInfo, classes: int, max_samples: int) -> str:
-    """What cannot be of a client's samples and classes; empty if all can."""
-    for what, n in (("training", info.n), ("test", info.n_test)):
+    """Return what is impossible about a client's samples or classes; empty if nothing is."""
+    for part, n in (("training", info.n), ("test", info.n_test)):
         if n > max_samples:
-            return f"claims {n} {what} samples, max-samples = {max_samples}"
+            return f"claims {n} {part} samples, max-samples = {max_samples}"
     if info.classes != sorted({c for c in info.classes if c < classes}) or not info.classes:
         shown = str(info.classes[:20])
         return f"claims classes {shown}, allowed are 0 to {classes - 1}, each once, ascending"

@@ -1,6 +1,4 @@
-"""How packed payloads travel between the server and its clients: as they are here, or sealed
-(``sealed.py``).
-"""
+"""Channels carry packed payloads between server and clients: plain, or sealed (``sealed.py``)."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
@@ -10,13 +8,14 @@ from typing import final
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
+from common import progress
 from common.exchange.records import array_bytes, count_bytes
 from common.journal import Failure
 from common.settings.config import Config
 from server_app.messaging.exchange import exchange
 from server_app.messaging.reply_files import ReplyStore
 
-HELLO = "query.hello"
+CENSUS = "query.hello"  #: message type of a census request
 Messages = dict[int, Message]
 """Messages or replies by client."""
 Exchanged = tuple[Messages, list[Failure]]
@@ -24,10 +23,10 @@ Exchanged = tuple[Messages, list[Failure]]
 
 
 class Channel(ABC):
-    """Carries the packed payloads of one run of ``experiment``, and counts their bytes.
+    """Base class: carries the packed payloads of one run, ``experiment``, and counts their bytes.
 
-    ``traffic``: the bytes ``down`` and ``up``, and of these the numbers alone: ``arrays_down`` and
-    ``arrays_up``. ``store``: where replies wait for their round's step.
+    ``traffic``: the bytes ``down`` and ``up``, and the bytes of arrays among them, ``arrays_down``
+    and ``arrays_up``. ``store``: stores replies until the aggregation step.
     """
 
     def __init__(self, config: Config, experiment: str) -> None:
@@ -36,45 +35,47 @@ class Channel(ABC):
         self.traffic: dict[str, int] = {}
 
     def count(self, way: str, content: RecordDict, arrays: int = 0) -> None:
-        """Add what travels, ``arrays`` bytes of which are numbers."""
+        """Add the bytes of a payload to ``traffic``; ``arrays`` of them belong to arrays."""
         for name, size in ((way, count_bytes(content)), (f"arrays_{way}", arrays)):
             self.traffic[name] = self.traffic.get(name, 0) + size
 
     @abstractmethod
-    def hello(self, content: RecordDict, nodes: Iterable[int]) -> dict[int, RecordDict]:
-        """The census question as it travels, by node."""
+    def census_requests(self, content: RecordDict, nodes: Iterable[int]) -> dict[int, RecordDict]:
+        """Return the content of the census message for each node."""
 
     @abstractmethod
-    def open_hello(self, node: int, content: RecordDict) -> RecordDict:
-        """A node's packed answer. Raises ``NotAuthentic`` unless a registered client gave it."""
+    def open_census_reply(self, node: int, content: RecordDict) -> RecordDict:
+        """Return a node's packed reply. Raises ``NotAuthentic`` if no registered client sent it."""
 
     @abstractmethod
-    def check_peer(self, node: int, k: int) -> None:
-        """Raise ``ValueError`` unless the node that answered the hello is client k."""
+    def check_client(self, node: int, k: int) -> None:
+        """Raise ``ValueError`` unless the node that replied to the census is client k."""
 
     @abstractmethod
     def wrap(self, content: RecordDict, t: int, kind: str) -> Callable[[int], RecordDict]:
-        """A function that returns the payload as it travels to client k."""
+        """Return a function that maps client k to the content of its message."""
 
     @abstractmethod
     def exchange(self, grid: Grid, messages: Messages, timeout: float, t: int) -> Exchanged:
-        """Send messages and return packed replies; the arguments are those of ``exchange``."""
+        """Send messages and return packed replies; for the arguments see ``exchange.exchange``."""
 
     def _exchange(self, grid: Grid, messages: Messages, timeout: float, t: int) -> Exchanged:
-        return exchange(grid, messages, timeout, t, self.config.run.window, self.store)
+        window = self.config.run.window
+        with progress.block("replies", len(messages)) as report:
+            return exchange(grid, messages, timeout, t, window, self.store, report)
 
 
 @final
 class PlainChannel(Channel):
-    """Payloads travel as they are packed, and whoever answers is taken at its word."""
+    """Channel without encryption and signatures: it cannot verify which client sent a reply."""
 
-    def hello(self, content: RecordDict, nodes: Iterable[int]) -> dict[int, RecordDict]:
+    def census_requests(self, content: RecordDict, nodes: Iterable[int]) -> dict[int, RecordDict]:
         return dict.fromkeys(nodes, content)
 
-    def open_hello(self, node: int, content: RecordDict) -> RecordDict:
+    def open_census_reply(self, node: int, content: RecordDict) -> RecordDict:
         return content
 
-    def check_peer(self, node: int, k: int) -> None: ...
+    def check_client(self, node: int, k: int) -> None: ...
 
     def wrap(self, content: RecordDict, t: int, kind: str) -> Callable[[int], RecordDict]:
         return lambda k: content
@@ -87,7 +88,7 @@ class PlainChannel(Channel):
 
 
 def check_size(size: int, config: Config) -> None:
-    """Raise ``ValueError`` for a reply of more bytes than may be."""
+    """Raise ``ValueError`` for a reply of more than ``wire.max-mb``."""
     limit = config.wire.max_mb
     if size > limit * 1e6:
         raise ValueError(f"it has {size / 1e6:.1f} MB, wire.max-mb = {limit:g}")

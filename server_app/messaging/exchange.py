@@ -1,13 +1,13 @@
-"""Send messages, collect the replies, and lose neither a reply nor a failure on the way.
+"""Send messages, and return a reply or a failure for each of them.
 
-Flower's ``send_and_receive`` looks for replies every three seconds; a round of small models takes
-less. Replies are matched by the message they answer: the source id of an error reply can be wrong.
+Flower's ``send_and_receive`` polls every three seconds; a round of small models takes less time.
+Replies are matched by the id of their request: the source id of an error reply can be wrong.
 """
 
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import grpc
 from flwr.app import Message, RecordDict
@@ -22,10 +22,10 @@ from server_app.stopped import Stopped
 
 FIRST_POLL, LAST_POLL = 0.005, 0.1
 WINDOW = 1000  #: messages that wait for a reply at once
-PORTION = 1 << 26  #: bytes of replies, about, that are fetched at once
-LEAST = 1 << 20  #: bytes that a reply is taken to have at least
-UNAVAILABLE = 3  #: Flower's code for what has outlived its ttl, and for a reply never whole
-LATE = 30.0  #: seconds of ttl beyond the timeout: whole replies may wait behind half ones
+PORTION = 1 << 26  #: approximate bytes of replies that are fetched together
+LEAST = 1 << 20  #: lower bound of a reply's size in bytes, in the estimate of a portion
+UNAVAILABLE = 3  #: Flower's error code for an expired message and for an incomplete reply
+LATE = 30.0  #: seconds of ttl after the timeout: incomplete replies can delay complete ones
 
 log = logging.getLogger("flwr.fedmosaic")
 
@@ -37,59 +37,61 @@ def exchange(
     t: int,
     window: int = WINDOW,
     store: ReplyStore | None = None,
+    report: Callable[[int], None] = lambda done: None,
 ) -> tuple[dict[int, Message], list[Failure]]:
-    """Good replies by client, and failures; both in ascending order of k, never of arrival.
+    """Send ``messages``, and return replies by client and failures, both in ascending order of k.
 
-    ``messages``: by client; their ttl is set here, and large contents are dropped once they are
-    sent. ``timeout``: seconds until a missing reply counts as lost. At most ``window`` messages
-    wait for a reply at once, so that memory and polling do not grow with the number of clients. A
-    reply goes to the ``store`` at once; ``portion`` bounds how many are fetched at a time.
+    ``messages``: by client; this function sets their ttl and drops large contents after sending.
+    ``timeout``: seconds until a missing reply counts as lost. At most ``window`` messages wait for
+    a reply at once, so that memory and polling do not grow with the number of clients. Each reply
+    is moved to the ``store`` immediately; ``portion`` bounds how many are fetched together.
+    ``report`` is called with the number of good replies after each fetch.
 
-    Raises ``Stopped`` if the SuperLink fails while it takes the messages.
+    Raises ``Stopped`` if the SuperLink fails while it receives the messages.
     """
     store = store or ReplyStore()
     replies: dict[int, Message] = {}
     failures: list[Failure] = []
     waiting: dict[str, int] = {}
-    turns = deque(messages)
+    unsent = deque(messages)
 
     def lose(k: int, reason: str) -> None:
         failures.append(Failure(k=k, round=t, reason=reason))
 
-    silent = f"no reply within {timeout:g} s"
+    no_reply = f"no reply within {timeout:g} s"
     deadline, pause = time.monotonic() + timeout, FIRST_POLL
     sizes = {id(content): count_bytes(content) for content in _contents(messages)}
-    most = portion(next(iter(sizes.values()), 0))  # replies are seldom larger than what was sent
-    least, anybody = window // 10, False  # some at once are less work than one by one
-    over = False  # once more after the deadline: one that stopped halfway may have held up others
-    while (waiting or turns) and not over:
-        free = min(window - len(waiting), len(turns))
-        enough = free >= min(least, len(turns)) or not anybody
-        due = [turns.popleft() for _ in range(free if enough else 0)]
+    most = portion(next(iter(sizes.values()), 0))  # replies are seldom larger than requests
+    least, any_reply = window // 10, False  # sending several together takes less time
+    over = False  # poll once more after the deadline: an incomplete reply may have delayed others
+    while (waiting or unsent) and not over:
+        free = min(window - len(waiting), len(unsent))
+        enough = free >= min(least, len(unsent)) or not any_reply
+        due = [unsent.popleft() for _ in range(free if enough else 0)]
         for k in due:
             messages[k].metadata.ttl = timeout + LATE
         names = push(grid, [messages[k] for k in due], t) if due else []
         large = [k for k in due if sizes[id(messages[k].content)] > LEAST]
-        messages.update((k, _envelope(messages[k])) for k in large)
-        for k, sent in zip(due, names, strict=True):
-            if sent:
-                waiting[sent] = k
+        messages.update((k, _without_content(messages[k])) for k in large)
+        for k, name in zip(due, names, strict=True):
+            if name:
+                waiting[name] = k
             else:
                 lose(k, "the message could not be delivered")
         over = time.monotonic() >= deadline
-        names, anybody = list(waiting), False
+        names, any_reply = list(waiting), False
         while names:
             some, names = names[:most], names[most:]
             arrived, unreadable = pull(grid, some, deadline, store)
-            anybody = anybody or bool(arrived)
+            any_reply = any_reply or bool(arrived)
             for name, reason in unreadable.items():
                 lose(waiting.pop(name), reason)
             for reply in arrived:
                 k = waiting.pop(reply.metadata.reply_to_message_id, -1)
-                if k < 0:  # a second reply to the same message, or one to nothing that was asked
+                if k < 0:  # a second reply to the same message, or a reply to an unknown message
                     continue
                 if reply.has_error():
-                    lose(k, silent if _late(reply) else _reason(reply))
+                    lose(k, no_reply if _late(reply) else _reason(reply))
                 elif reply.metadata.src_node_id != messages[k].metadata.dst_node_id:
                     lose(k, "another node answered in its place")
                 else:
@@ -97,22 +99,23 @@ def exchange(
                     most = min(most, portion(size))
                     store.keep(reply.content, size)
                     replies[k] = reply
-        pause = FIRST_POLL if anybody else min(1.5 * pause, LAST_POLL)
+        report(len(replies))
+        pause = FIRST_POLL if any_reply else min(1.5 * pause, LAST_POLL)
         if waiting and not over:
             time.sleep(pause)
     late = f"not asked within {timeout:g} s, window = {window} others were waited for"
-    for k, reason in (*((k, late) for k in turns), *((k, silent) for k in waiting.values())):
+    for k, reason in (*((k, late) for k in unsent), *((k, no_reply) for k in waiting.values())):
         lose(k, reason)
     return dict(sorted(replies.items())), sorted(failures, key=lambda failure: failure.k)
 
 
 def _contents(messages: Mapping[int, Message]) -> Iterable[RecordDict]:
-    """What is held by any of the messages, each once."""
+    """Return the distinct content objects of all messages."""
     return {id(message.content): message.content for message in messages.values()}.values()
 
 
-def _envelope(message: Message) -> Message:
-    """A message without what it holds."""
+def _without_content(message: Message) -> Message:
+    """Return a copy of a message with empty content."""
     about = message.metadata
     return Message(
         RecordDict(), about.dst_node_id, about.message_type, ttl=about.ttl, group_id=about.group_id
@@ -120,12 +123,12 @@ def _envelope(message: Message) -> Message:
 
 
 def portion(size: int) -> int:
-    """How many replies of ``size`` bytes may be in memory before they are kept elsewhere."""
+    """Return how many replies of ``size`` bytes are fetched into memory together."""
     return max(PORTION // max(size, LEAST), 1)
 
 
 def push(grid: Grid, messages: Iterable[Message], t: int) -> list[str]:
-    """Send, and return the messages' names, empty for one that could not be delivered.
+    """Send messages and return their ids; an id is empty if its message could not be delivered.
 
     Raises ``Stopped`` if the SuperLink fails meanwhile.
     """
@@ -133,19 +136,20 @@ def push(grid: Grid, messages: Iterable[Message], t: int) -> list[str]:
         with few_at_once():
             return list(grid.push_messages(messages))
     except grpc.RpcError as error:
-        said = f"the SuperLink failed while it took the messages: {details(error)[:LONGEST]}"
-        raise Stopped(f"round {t}: {said}") from error
+        reason = f"the SuperLink failed while it took the messages: {details(error)[:LONGEST]}"
+        raise Stopped(f"round {t}: {reason}") from error
 
 
 def pull(
     grid: Grid, names: list[str], deadline: float, store: ReplyStore
 ) -> tuple[list[Message], dict[str, str]]:
-    """What has arrived of the replies to ``names``, and which cannot be read, with the reason.
+    """Return the replies to the message ids ``names`` that have arrived, and reasons by id for
+    replies that cannot be read.
 
-    A reply that has begun to arrive is waited for until ``deadline``, see ``whole_by``. One that
-    Flower cannot read makes it drop all that it pulled at once; then they are pulled one by one.
+    Wait until ``deadline`` for a reply of which a part has arrived, see ``whole_by``. If Flower
+    cannot read one reply, it drops all replies of that call; then pull them one by one.
 
-    Raises ``OSError`` naming the shelf's folder if that is full.
+    Raises ``OSError`` naming the store's folder if that is full.
     """
     try:
         with whole_by(deadline, store.chunk_file):
@@ -154,27 +158,26 @@ def pull(
         raise
     except Exception as error:
         log.exception("a reply cannot be read")
-        what = line(error, LONGEST, typed=True)
+        cause = line(error, LONGEST, typed=True)
     if len(names) == 1:
-        return [], {names[0]: f"its reply cannot be read: {what}"}
+        return [], {names[0]: f"its reply cannot be read: {cause}"}
     arrived: list[Message] = []
     lost: dict[str, str] = {}
     for name in names:
-        found, unreadable = pull(grid, [name], deadline, store)
+        replies, unreadable = pull(grid, [name], deadline, store)
         lost |= unreadable
-        for reply in found:
+        for reply in replies:
             if reply.has_error():
-                said = _reason(reply)
-                lost[name] = f"lost where a reply cannot be read ({what}): {said}"
+                lost[name] = f"lost where a reply cannot be read ({cause}): {_reason(reply)}"
             else:
                 arrived.append(reply)
     return arrived, lost
 
 
 def _late(reply: Message) -> bool:
-    """Whether an error reply says that nothing had come when the message's time was over."""
-    said = reply.error.reason or ""
-    return bool(reply.error.code == UNAVAILABLE and HALFWAY not in said)
+    """Return whether an error reply means that no part of a reply came before the ttl ended."""
+    reason = reply.error.reason or ""
+    return bool(reply.error.code == UNAVAILABLE and HALFWAY not in reason)
 
 
 def _reason(reply: Message) -> str:

@@ -1,7 +1,7 @@
-"""The post: packs, stamps and addresses what is sent; opens and checks what comes back.
+"""The messenger: makes messages from payloads, and opens and checks replies.
 
-Opening checks everything that a client sent. Flower has received a reply by then, so
-``wire.max-mb`` does not save bandwidth but what unpacking would take on top.
+Opening checks everything that a client sent. Flower has already received the reply by then:
+``wire.max-mb`` saves no bandwidth, only the memory that unpacking would add.
 """
 
 import logging
@@ -16,7 +16,7 @@ from common.exchange.records import Records, array_bytes, count_bytes, tensors
 from common.journal import Failure
 from common.settings.config import Config
 from common.training import tree
-from server_app.messaging.channel import HELLO, Channel, check_size
+from server_app.messaging.channel import CENSUS, Channel, check_size
 from server_app.method import Client
 
 R = TypeVar("R", bound=ToServer)
@@ -25,12 +25,12 @@ log = logging.getLogger("flwr.fedmosaic")
 
 @final
 class Messenger:
-    """The messages of one run: payloads for clients, and what they answer, over a ``channel``."""
+    """Makes the messages of one run and opens the replies, over a ``channel``."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel, self.config = channel, channel.config
-        self.after = 0  #: the round that the run goes on after
-        self.kept: dict[int, int] = {}  #: of which round each client's newest state is
+        self.after = 0  #: the last complete round of a resumed run
+        self.kept: dict[int, int] = {}  #: the round of each client's newest state
 
     @property
     def experiment(self) -> str:
@@ -39,9 +39,9 @@ class Messenger:
     def make_messages(
         self, t: int, kind: str, payloads: Iterable[tuple[Client, ToClient]]
     ) -> dict[int, Message]:
-        """Messages of type ``kind`` by client. A payload for several clients is packed once."""
+        """Return messages of type ``kind`` by client; pack a payload for several clients once."""
         packed: dict[int, tuple[ToClient, int, Callable[[int], RecordDict]]] = {}
-        found: dict[int, Message] = {}
+        messages: dict[int, Message] = {}
         for client, payload in payloads:
             if id(payload) not in packed:
                 content = payload.stamped(self.experiment, t).pack()
@@ -50,21 +50,21 @@ class Messenger:
             _, arrays, wrap = packed[id(payload)]
             content = wrap(client.k)
             self.channel.count("down", content, arrays)
-            found[client.k] = Message(content, client.node, kind, group_id=str(t))
-        return found
+            messages[client.k] = Message(content, client.node, kind, group_id=str(t))
+        return messages
 
     def census_messages(
         self, nodes: Sequence[int], clients: int, ttl: float | None = None
     ) -> dict[int, Message]:
-        """The census question to ``nodes``, by place in that list."""
+        """Return census requests to ``nodes``, by position in that list; ``ttl`` in seconds."""
         content = CensusRequest(clients=clients).stamped(self.experiment, self.after).pack()
-        wrapped = self.channel.hello(content, nodes)
-        return {i: Message(wrapped[node], node, HELLO, ttl=ttl) for i, node in enumerate(nodes)}
+        wrapped = self.channel.census_requests(content, nodes)
+        return {i: Message(wrapped[node], node, CENSUS, ttl=ttl) for i, node in enumerate(nodes)}
 
     def info(self, node: int, reply: Message) -> ClientInfo:
-        """A node's answer to the hello. Raises ``ValueError`` for one that cannot be."""
+        """Return the content of a node's census reply. Raises ``ValueError`` if it is invalid."""
         info = open_reply(reply, ClientInfo, self.config)
-        self.channel.check_peer(node, info.k)
+        self.channel.check_client(node, info.k)
         return info
 
     def open(
@@ -76,10 +76,10 @@ class Messenger:
         check: Callable[[Client, R], None] = lambda client, payload: None,
         what: str = "reply",
     ) -> tuple[list[tuple[Client, R]], list[Failure]]:
-        """The good replies in order of k; one that is not good is a failure and enters nothing.
+        """Return the valid replies of type ``kind`` in order of k, and failures for the others.
 
-        The first reply of each client's node counts; what no client's node sent is left out.
-        Whatever a reply makes our code raise is the fault of the reply: a run must not end by it.
+        The first reply of each client's node counts; replies of other nodes are ignored. Every
+        exception that a reply causes is a failure of that reply, so that no reply can end a run.
         """
         ks = {client.node: client.k for client in clients}
         first: dict[int, Message] = {}
@@ -105,7 +105,7 @@ class Messenger:
 
 
 def open_reply(reply: Message, kind: type[R], config: Config) -> R:
-    """The payload of a reply. Raises ``ValueError`` for one that is too large or is no ``kind``."""
+    """Return the payload of a reply. Raises ``ValueError`` if it is too large or not a ``kind``."""
     check_size(count_bytes(reply.content), config)
     return kind.unpack(reply.content)
 

@@ -1,8 +1,8 @@
-"""Nodes that appear during a run: clients that came back under another id, or somebody else.
+"""Nodes that appear during a run: clients that return under another node id, or other nodes.
 
-A SuperNode without a registered key gets a new node id with every start, so with ``rebind`` a new
-node takes the place of a client that is gone if it gives exactly that client's answer to the
-census. A registered key keeps its node id: ``rebind = false``, and no new id can be a client.
+A SuperNode without a registered key gets a new node id with every start. With ``rebind`` a new node
+replaces a missing client if its census reply equals that client's. A registered key keeps its node
+id: with ``rebind = false`` no new node id can be a client.
 """
 
 import logging
@@ -21,42 +21,42 @@ from server_app.messaging.reply_files import ReplyStore
 from server_app.messaging.sealed import claimed
 from server_app.method import Client
 
-REMAINDER_TIMEOUT = 10.0  #: seconds for the rest of an answer of which a part is there
+REMAINDER_TIMEOUT = 10.0  #: seconds for the rest of a reply of which a part has arrived
 
 log = logging.getLogger("flwr.fedmosaic")
 
 
 @final
 class Readmission:
-    """Says at which nodes the clients are now."""
+    """Finder of the clients' nodes before a round."""
 
     def __init__(self, messenger: Messenger, grid: Grid) -> None:
         self.messenger, self.grid, self.run = messenger, grid, messenger.config.run
-        self.patience = min(self.run.timeout, self.run.wait)
-        self.refused: set[int] = set()  #: nodes that will not be asked again
+        self.timeout = min(self.run.timeout, self.run.wait)  #: seconds
+        self.refused: set[int] = set()  #: nodes that get no further census request
         self._failures: list[Failure] = []
-        self.asked: dict[str, Message] = {}  #: whose answers no round waits for, by name
+        self.pending: dict[str, Message] = {}  #: requests that no round waits for, by message id
 
     def renew(self, t: int, clients: list[Client]) -> tuple[list[Client], list[Failure]]:
-        """The clients before round t, and what the journal hears of strangers.
+        """Return the clients with their nodes before round t, and failures for the journal.
 
-        If a client is gone, unknown nodes are asked. One that claims a client's place and must not
-        have it is a failure, once. With ``rebind = false`` the round does not wait for answers:
-        they are for the journal only.
+        If a client is missing, unknown nodes get a census request. A node that claims the place of
+        a client and is refused is a failure, once. With ``rebind = false`` the round does not wait
+        for the replies: they are for the journal only.
         """
         online = set(self.grid.get_node_ids())
         lost = {client.k: client for client in clients if client.node not in online}
         known = {client.node for client in clients} | self.refused
-        known |= {message.metadata.dst_node_id for message in self.asked.values()}
+        known |= {message.metadata.dst_node_id for message in self.pending.values()}
         strangers = sorted(online - known) if lost else []
-        hello = (
-            self.messenger.census_messages(strangers, len(clients), self.patience)
+        requests = (
+            self.messenger.census_messages(strangers, len(clients), self.timeout)
             if strangers
             else {}
         )
         self._failures = []
-        answers = self._ask(hello, t) if self.run.rebind else self._overhear(hello, t)
-        for node, reply in sorted(answers.items()):
+        replies = self._exchange(requests, t) if self.run.rebind else self._poll(requests, t)
+        for node, reply in sorted(replies.items()):
             try:
                 info = self.messenger.info(node, reply)
             except ValueError as error:
@@ -65,7 +65,7 @@ class Readmission:
                 continue
             if why := self._why_not(info, clients):
                 self._refuse(node, info.k, why, t)
-            elif info.k in lost:  # otherwise its old node is not known to be gone yet
+            elif info.k in lost:  # otherwise its old node still counts as online
                 lost[info.k] = Client(info, node)
         return [lost.get(client.k, client) for client in clients], self._failures
 
@@ -76,7 +76,7 @@ class Readmission:
         self._failures.append(Failure(k=k, round=t, reason=first_line(reason, LONGEST)))
 
     def _why_not(self, info: ClientInfo, clients: list[Client]) -> str:
-        """Why a node must not have the place it claims; empty if it may."""
+        """Return why a node must not become the client that it claims to be; empty if it may."""
         if info.k >= len(clients):
             return f"there are {len(clients)} clients"
         node = clients[info.k].node
@@ -84,30 +84,30 @@ class Readmission:
             return f"it belongs to node {node} (rebind = false)"
         known = clients[info.k].info
         if info != known.model_copy(update={"kept": info.kept}):
-            return f"it is not what node {node} said in the census"
+            return f"its information differs from that of node {node} in the census"
         return ""
 
-    def _ask(self, hello: dict[int, Message], t: int) -> dict[int, Message]:
-        """The answers of nodes one of which may be a lost client."""
-        if not hello:
+    def _exchange(self, requests: dict[int, Message], t: int) -> dict[int, Message]:
+        """Send census requests, wait, and return the replies by node."""
+        if not requests:
             return {}
-        replies, _ = self.messenger.channel.exchange(self.grid, hello, self.patience, t)
+        replies, _ = self.messenger.channel.exchange(self.grid, requests, self.timeout, t)
         return {reply.metadata.src_node_id: reply for reply in replies.values()}
 
-    def _overhear(self, hello: dict[int, Message], t: int) -> dict[int, Message]:
-        """The answers that are there now, of these nodes and of those asked earlier."""
-        if hello:
-            names = push(self.grid, hello.values(), t)
-            sent = zip(names, hello.values(), strict=True)
-            self.asked |= {name: message for name, message in sent if name}
-        if not self.asked:
+    def _poll(self, requests: dict[int, Message], t: int) -> dict[int, Message]:
+        """Send census requests; return by node the replies to all pending requests so far."""
+        if requests:
+            names = push(self.grid, requests.values(), t)
+            sent = zip(names, requests.values(), strict=True)
+            self.pending |= {name: message for name, message in sent if name}
+        if not self.pending:
             return {}
         deadline = time.monotonic() + REMAINDER_TIMEOUT
-        arrived, unreadable = pull(self.grid, list(self.asked), deadline, ReplyStore())
-        self.refused |= {self.asked.pop(name).metadata.dst_node_id for name in unreadable}
-        found: dict[int, Message] = {}
+        arrived, unreadable = pull(self.grid, list(self.pending), deadline, ReplyStore())
+        self.refused |= {self.pending.pop(name).metadata.dst_node_id for name in unreadable}
+        replies: dict[int, Message] = {}
         for reply in arrived:
-            message = self.asked.pop(reply.metadata.reply_to_message_id, None)
+            message = self.pending.pop(reply.metadata.reply_to_message_id, None)
             if message is None:
                 continue
             node = message.metadata.dst_node_id
@@ -115,17 +115,17 @@ class Readmission:
                 self.refused.add(node)
                 continue
             try:
-                reply.content = self.messenger.channel.open_hello(node, reply.content)
-                found[node] = reply
+                reply.content = self.messenger.channel.open_census_reply(node, reply.content)
+                replies[node] = reply
             except ValueError as error:
                 self._refuse(node, claimed(reply.content), str(error), t)
-        return found
+        return replies
 
 
 def check_bound(clients: list[Client], nodes: dict[int, int], rebind: bool) -> None:
-    """Raise ``ValueError`` if a client of a resumed run is another node than before.
+    """Raise ``ValueError`` if a client of a resumed run has another node than before.
 
-    ``nodes``: node ids by client, from the checkpoint; empty if it does not say.
+    ``nodes``: node ids by client, from the checkpoint; empty if it has none.
     """
     for client in clients:
         before = nodes.get(client.k, client.node)

@@ -1,8 +1,9 @@
-"""Replies that wait for their round's step, in files: memory does not grow with their number.
+"""Store replies in memory-mapped files until the aggregation step.
 
-Every method's step sees all replies, in order of k. The arrays of a reply are written to a file
-without a name in the run's folder as soon as the reply is here, and read by a private mapping. The
-file is gone with the last tensor that lies in it, and with the process, however that ends.
+So memory use does not grow with the number of clients. A method's step reads all replies in order
+of k. The arrays of a reply are written to an unnamed file in the run's folder when it arrives, and
+read by a private mapping. The system frees the file with the last tensor that uses it, or when the
+process ends.
 """
 
 import tempfile
@@ -18,23 +19,23 @@ from flwr.app import RecordDict
 from common.files import written_in
 from common.flower.rpc import ChunkFile
 
-SMALL = 1 << 14  #: bytes of a reply that stays in memory
-EDGE = 64  #: bytes; an array begins at a multiple of them, as in a .npy file
+SMALL = 1 << 14  #: bytes; replies of at most this size stay in memory
+ALIGNMENT = 64  #: bytes; an array begins at a multiple of this, as in a .npy file
 
 
 @final
 @dataclass(frozen=True)
 class ReplyStore:
-    """Files in ``folder`` for replies of at most ``most`` bytes.
+    """Store for replies of at most ``most`` bytes, in files in ``folder``.
 
-    A larger one stays in memory until it is refused. Without a folder all stay in memory.
+    A larger reply stays in memory until it is refused. Without a folder all stay in memory.
     """
 
     folder: Path | None = None
     most: int = 0
 
     def keep(self, content: RecordDict, size: int) -> None:
-        """Put the numbers of a reply of ``size`` bytes into a file until nobody needs them.
+        """Move the arrays of a reply of ``size`` bytes into a file.
 
         Raises ``OSError`` naming the folder if it is full.
         """
@@ -43,14 +44,14 @@ class ReplyStore:
 
     @property
     def chunk_file(self) -> Callable[[], ChunkFile] | None:
-        """What makes a place for the large parts of a reply while they are pulled."""
+        """Factory of files for the large parts of a reply while they are pulled."""
         return None if self.folder is None else partial(ChunkFile, self.folder, self.most)
 
 
 def move_to_file(content: RecordDict, folder: Path) -> None:
     """Move the bytes of a payload's arrays from memory into a file, in place.
 
-    Raises ``OSError`` naming ``folder``: it cannot be written, or is full.
+    Raises ``OSError`` naming ``folder`` if it cannot be written or is full.
     """
     records = content.array_records.values()
     every = (array for record in records for array in record.values())
@@ -62,9 +63,9 @@ def move_to_file(content: RecordDict, folder: Path) -> None:
         for array in arrays:
             begins.append(file.tell())
             file.write(array.data)
-            file.write(bytes(-file.tell() % EDGE))
+            file.write(bytes(-file.tell() % ALIGNMENT))
         file.flush()
         mapped = memoryview(mmap(file.fileno(), 0, access=ACCESS_COPY))
     for begin, array in zip(begins, arrays, strict=True):
         piece = mapped[begin : begin + len(array.data)]
-        array.data = piece  # type: ignore[assignment]  # what reads it takes any buffer
+        array.data = piece  # type: ignore[assignment]  # readers accept any buffer

@@ -1,16 +1,16 @@
-"""How far out the numbers are that clients sent, and whose are beyond all reason.
+"""Measure how unusual the numbers of each reply are, and reject impossible ones.
 
-Finite numbers can be wrong beyond repair: one weight of 3·10³⁸ makes an average in which nobody can
-train. Two measures see that, whatever a method computes:
+Finite numbers can still ruin a model: with one weight of 3·10³⁸ in the average no client can train.
+Two measures detect that for every method:
 
-- *change*: ‖w_k − w‖ of the parameters that a client was sent, divided by its local steps, over the
-  median of that among the clients of one architecture, from three of them on. BatchNorm's
-  statistics are left out: they are no steps.
-- *largest*: the largest absolute value among all floating-point numbers of a reply: statistics,
-  logits, prototypes, features and generators too, and models of which there is no change to see.
+- *change*: ‖w_k − w‖ of the parameters that a client received, divided by its local steps, relative
+  to the median of this value among at least three clients of one architecture. BatchNorm's
+  statistics are left out because training steps do not change them.
+- *largest*: the largest absolute value among all floating-point numbers of a reply. It covers
+  statistics, logits, prototypes, features, generators and models without a measurable change.
 
-``sanity`` bounds the change, and 10⁴ times ``sanity`` the largest. Honest clients stay far below:
-docs/security.md has what was measured.
+``sanity`` is the limit of the change, and 10⁴ times ``sanity`` that of the largest. Honest clients
+stay far below: docs/security.md has the measurements.
 """
 
 import statistics
@@ -27,23 +27,24 @@ from common.training.tree import pieces
 from server_app.method import Client, Method
 from server_app.stopped import DivergedRound
 
-FROM = 3  #: clients of one architecture, for whom a median means something
-LARGEST = 1e4  #: of one unit of ``sanity``
+FEWEST = 3  #: the fewest clients of one architecture for a meaningful median
+LARGEST = 1e4  #: the limit of the largest value for ``sanity`` = 1
 HONEST_CHANGE, HONEST_LARGEST = 72.0, 7.2e5
-"""What no honest client of a recorded run exceeds."""
+"""Upper bounds of both measures for the honest clients of all recorded runs."""
 
 DIVERGED = ("training diverged", "not finite")
-"""What clients say, or what is said of their replies, where a model is beyond training."""
+"""Parts of the failure reasons of a client whose training diverged."""
 
-Found = dict[int, Magnitude]
+Magnitudes = dict[int, Magnitude]
+"""Both measures by client."""
 
 
 def measure(
     method: Method[MethodOptions, Reply],
     sent: Mapping[int, Request],
     good: Sequence[tuple[Client, Reply]],
-) -> Found:
-    """Both measures of every reply; ``sent``: what the clients were sent, by client, if known."""
+) -> Magnitudes:
+    """Return both measures of every reply; ``sent``: the requests by client, where known."""
     changes: dict[str, dict[int, float]] = {}
     largest = {client.k: _largest(reply) for client, reply in good}
     for client, reply in good:
@@ -57,43 +58,43 @@ def measure(
     ratios: dict[int, dict[str, Any]] = {}
     for group in changes.values():
         middle = statistics.median(group.values())
-        if len(group) >= FROM and middle > 0:
+        if len(group) >= FEWEST and middle > 0:
             among = len(group)
             ratios |= {k: {"change": c / middle, "among": among} for k, c in group.items()}
     return {k: Magnitude(largest=size, **ratios.get(k, {})) for k, size in largest.items()}
 
 
-def beyond(found: Found, sanity: float) -> dict[int, str]:
-    """Why a reply is not used, by client; nothing for ``sanity`` = 0."""
+def beyond(magnitudes: Magnitudes, sanity: float) -> dict[int, str]:
+    """Return by client why its reply exceeds the limits; nothing for ``sanity`` = 0."""
     why: dict[int, str] = {}
-    for k, told in found.items() if sanity else ():
-        if told.change is not None and told.change > sanity:
+    for k, size in magnitudes.items() if sanity else ():
+        if size.change is not None and size.change > sanity:
             why[k] = (
-                f"w: its change per step is {told.change:.2g} times the median of {told.among} "
+                f"w: its change per step is {size.change:.2g} times the median of {size.among} "
                 f"clients, sanity = {sanity:g}"
             )
-        elif told.largest > LARGEST * sanity:
+        elif size.largest > LARGEST * sanity:
             most = f"sanity = {sanity:g} allows {LARGEST * sanity:.2g}"
-            why[k] = f"it has the number {told.largest:.2g}, {most}"
+            why[k] = f"it has the number {size.largest:.2g}, {most}"
     return why
 
 
-def suspects(found: Found) -> list[int]:
-    """Those whose numbers are further out than those of any honest client, ascending."""
+def suspects(magnitudes: Magnitudes) -> list[int]:
+    """Return the clients whose measures exceed those of all honest clients, ascending."""
     return sorted(
         k
-        for k, told in found.items()
-        if (told.change or 0.0) > HONEST_CHANGE or told.largest > HONEST_LARGEST
+        for k, size in magnitudes.items()
+        if (size.change or 0.0) > HONEST_CHANGE or size.largest > HONEST_LARGEST
     )
 
 
 def check_before(entry: Entry, before: Entry) -> None:
-    """Raise ``DivergedRound``, of the round before, if most clients diverge from what it left."""
+    """Raise ``DivergedRound`` for the round ``before`` if most clients of ``entry`` diverge."""
     lost = [f for f in entry.failures if any(word in f.reason for word in DIVERGED)]
-    if 2 * len(lost) > len(entry.selected) and (who := suspects(before.magnitudes)):
+    if 2 * len(lost) > len(entry.selected) and (clients := suspects(before.magnitudes)):
         line = f"{len(lost)} of {len(entry.selected)} clients diverge; client {lost[0].k}"
-        said = f"round {entry.round}: {line}: {lost[0].reason}"
-        raise DivergedRound(said, before.round, who)
+        reason = f"round {entry.round}: {line}: {lost[0].reason}"
+        raise DivergedRound(reason, before.round, clients)
 
 
 def _largest(reply: Reply) -> float:

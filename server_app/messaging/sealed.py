@@ -1,6 +1,6 @@
-"""Sealed messages: keys, sessions, what was asked of whom, and replies that are authentic.
+"""Sealed messages: keys, sessions, open requests, and authentic replies.
 
-A session begins with the answer to a hello and ends with the next hello that the client answers.
+A session begins with a reply to a census request, and ends with the client's next such reply.
 """
 
 import logging
@@ -26,20 +26,20 @@ from common.exchange.seal.session import Keys, Offer, Place, Signed
 from common.journal import Failure
 from common.settings.config import Config
 from common.settings.section import Value
-from server_app.messaging.channel import HELLO, Channel, Exchanged, Messages, check_size
+from server_app.messaging.channel import CENSUS, Channel, Exchanged, Messages, check_size
 
 TRUST = "FEDMOSAIC_TRUST"
-"""The variable of the ServerApp's environment that names the folder of its key."""
-ROOT = Path(__file__).resolve().parents[2]  #: of the bundle
+"""Environment variable of the ServerApp: the folder of its key."""
+ROOT = Path(__file__).resolve().parents[2]  #: the bundle's folder
 
 log = logging.getLogger("flwr.fedmosaic")
 
 
 @final
 class Trust:
-    """The files in ``folder``: ``serverapp.key``, ``serverapp.crt`` and ``clients/K.pub``.
+    """Keys in ``folder``: ``serverapp.key``, ``serverapp.crt`` and ``clients/K.pub``.
 
-    Raises ``ValueError``, one line, for one that is missing or damaged.
+    Raises ``ValueError``, one line, for a missing or damaged file.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -51,28 +51,28 @@ class Trust:
             reason = f"{error.filename} cannot be read: {error.strerror}"
             raise ValueError(f"{TRUST} = {folder}: {reason} (see fedmosaic certs)") from None
         if certificate.public_key() != self.key.public_key():
-            raise ValueError(f"{TRUST} = {folder}: serverapp.key is not that of serverapp.crt")
+            raise ValueError(f"{TRUST} = {folder}: serverapp.key does not match serverapp.crt")
         self.certificate = certificate.public_bytes(Encoding.DER)
 
     def client(self, k: int) -> ec.EllipticCurvePublicKey:
-        """Client k's registered key."""
+        """Return client k's registered key."""
         return files.ssh_public_key(self._clients / f"{k}.pub")
 
 
 @final
 @dataclass(frozen=True)
-class _Hello:
-    """A hello to one node. ``own``: the ServerApp's X25519 key of the offer."""
+class _Census:
+    """A census request to one node. ``key``: the ServerApp's X25519 key of the offer."""
 
     offer: Signed
-    own: X25519PrivateKey
+    key: X25519PrivateKey
     place: Place
 
 
 @final
 @dataclass(frozen=True)
 class _Session:
-    """With one client; ``n``: how many messages it has had."""
+    """Session with one client; ``n``: number of messages sent in it."""
 
     offer: Signed
     keys: Keys
@@ -81,12 +81,12 @@ class _Session:
 
 @final
 class SealedChannel(Channel):
-    """Payloads travel encrypted and signed, and only authentic replies are used.
+    """Channel that encrypts and signs payloads, and uses authentic replies only.
 
-    Flower's SuperLink stores the first reply to a message, whoever sent it. So a client without an
-    authentic reply in time is asked once more under a new message id, which nobody else knows.
+    Flower's SuperLink stores the first reply to a message, whatever node sent it. So a client
+    without an authentic reply in time gets its message once more, under a new and secret id.
 
-    ``settings``: the run config as it came.
+    ``settings``: the run config as the user wrote it.
     """
 
     def __init__(
@@ -95,23 +95,23 @@ class SealedChannel(Channel):
         super().__init__(config, experiment)
         self._trust, self._digest = trust, session.config_digest(settings)
         self._at = 0
-        self._asked_all = RecordDict()  # the newest hello
-        self._hellos: dict[int, _Hello] = {}
-        self._met: dict[int, int] = {}  # which client has answered a hello, by node
-        self._sessions: dict[int, _Session] = {}
-        self._asked: dict[int, tuple[Body, Place]] = {}  # what may be answered, by client
+        self._census = RecordDict()  # the newest census request
+        self._censuses: dict[int, _Census] = {}  # by node
+        self._clients: dict[int, int] = {}  # the client that replied to the census, by node
+        self._sessions: dict[int, _Session] = {}  # by client
+        self._requests: dict[int, tuple[Body, Place]] = {}  # the newest request, by client
 
     @cached_property
     def _app(self) -> str:
         return session.app_digest(ROOT)
 
-    def hello(self, content: RecordDict, nodes: Iterable[int]) -> dict[int, RecordDict]:
-        """A new offer with the hello that it is for, by node."""
-        self._asked_all = content
-        own, self._at = X25519PrivateKey.generate(), max(time.time_ns(), self._at + 1)
+    def census_requests(self, content: RecordDict, nodes: Iterable[int]) -> dict[int, RecordDict]:
+        """Return the census request with a new offer of a session, by node."""
+        self._census = content
+        key, self._at = X25519PrivateKey.generate(), max(time.time_ns(), self._at + 1)
         text = Offer(
             experiment=self.experiment,
-            share=session.to_text(session.public(own)),
+            share=session.to_text(session.public(key)),
             nonce=secrets.token_hex(session.REQUEST),
             at=self._at,
             config=self._digest,
@@ -120,92 +120,92 @@ class SealedChannel(Channel):
             certificate=session.to_text(self._trust.certificate),
         ).to_bytes()
         offer = Signed(text, session.sign(self._trust.key, "offer", [text]))
-        found: dict[int, RecordDict] = {}
+        requests: dict[int, RecordDict] = {}
         for node in nodes:
             request = secrets.token_bytes(session.REQUEST)
-            self._hellos[node] = _Hello(
-                offer, own, Place(self.experiment, 0, -1, HELLO, 0, request)
-            )
+            place = Place(self.experiment, 0, -1, CENSUS, 0, request)
+            self._censuses[node] = _Census(offer, key, place)
             header = ConfigRecord({**_header(offer, request)})
-            found[node] = RecordDict({**content, session.SEAL: header})
-        return found
+            requests[node] = RecordDict({**content, session.SEAL: header})
+        return requests
 
-    def open_hello(self, node: int, content: RecordDict) -> RecordDict:
-        """Begins a session with the client whose key signed the answer."""
-        asked, about = self._hellos[node], session.header(content)
-        k, share = session.field(about, "k", int), session.field(about, "share", bytes)
-        parts = [*asked.offer.parts, str(k).encode(), share, asked.place.request]
-        signature = session.field(about, "signature", bytes)
+    def open_census_reply(self, node: int, content: RecordDict) -> RecordDict:
+        """Begin a session with the client whose key signed the reply, and return the content."""
+        census, header = self._censuses[node], session.header(content)
+        k, share = session.field(header, "k", int), session.field(header, "share", bytes)
+        parts = [*census.offer.parts, str(k).encode(), share, census.place.request]
+        signature = session.field(header, "signature", bytes)
         try:
             registered = self._trust.client(k)
         except ValueError as error:
             raise NotAuthentic(f"it claims to be client {k}: {error}") from None
         session.verify(registered, signature, "accept", parts)
-        keys = session.agree(asked.own, share, asked.offer, k, share)
-        opened = session.unseal(content, keys, replace(asked.place, k=k), "up")
-        self._met[node], self._sessions[k] = k, _Session(asked.offer, keys)
+        keys = session.agree(census.key, share, census.offer, k, share)
+        opened = session.unseal(content, keys, replace(census.place, k=k), "up")
+        self._clients[node], self._sessions[k] = k, _Session(census.offer, keys)
         return opened
 
-    def check_peer(self, node: int, k: int) -> None:
-        if (key := self._met[node]) != k:
-            raise ValueError(f"it says that it is client {k}, with client {key}'s key")
+    def check_client(self, node: int, k: int) -> None:
+        if (signer := self._clients[node]) != k:
+            raise ValueError(f"it says that it is client {k}, with client {signer}'s key")
 
     def wrap(self, content: RecordDict, t: int, kind: str) -> Callable[[int], RecordDict]:
-        body = encrypt(content)  # once, whoever gets it
+        body = encrypt(content)  # once for all clients
         return lambda k: self._address(body, Place(self.experiment, t, k, kind, 0, b""))
 
     def _address(self, body: Body, to: Place) -> RecordDict:
-        """A body as the next message to the client at a place; remembers that it was asked."""
-        held = self._sessions[to.k] = replace(self._sessions[to.k], n=self._sessions[to.k].n + 1)
-        place = replace(to, n=held.n, request=secrets.token_bytes(session.REQUEST))
-        self._asked[to.k] = body, place
-        header = {**_header(held.offer, place.request), "t": place.t, "n": held.n}
-        return session.seal(body, held.keys, place, "down", header)
+        """Return a body sealed as the next message to client ``to.k``, and record the request."""
+        state = self._sessions[to.k] = replace(self._sessions[to.k], n=self._sessions[to.k].n + 1)
+        place = replace(to, n=state.n, request=secrets.token_bytes(session.REQUEST))
+        self._requests[to.k] = body, place
+        header = {**_header(state.offer, place.request), "t": place.t, "n": state.n}
+        return session.seal(body, state.keys, place, "down", header)
 
     def open(self, k: int, content: RecordDict) -> RecordDict:
-        """Client k's packed answer to what it was asked last.
+        """Return client k's packed reply to its newest request.
 
-        Raises ``NotAuthentic`` if it is not that; ``ValueError`` if k's own work is malformed.
+        Raises ``NotAuthentic`` if it is no reply to that, ``ValueError`` for malformed content.
         """
-        return session.unseal(content, self._sessions[k].keys, self._asked[k][1], "up")
+        return session.unseal(content, self._sessions[k].keys, self._requests[k][1], "up")
 
     def exchange(self, grid: Grid, messages: Messages, timeout: float, t: int) -> Exchanged:
-        """A client whose first reply was forged is among the failures even if its second one is
-        good.
+        """Send messages and return packed replies; for the arguments see ``exchange.exchange``.
+
+        A client with a forged first reply is among the failures even if its second one is good.
         """
         start = time.monotonic()
-        good, failures, forged, lost = self._opened(grid, messages, timeout, t)
+        good, failures, forged, lost = self._exchange_once(grid, messages, timeout, t)
         in_time = time.monotonic() - start < timeout
-        if doubtful := sorted({each.k for each in (*forged, *(lost if in_time else []))}):
-            anew = {k: self._again(k, messages[k]) for k in doubtful}
-            second = self._opened(grid, anew, timeout, t)
+        if doubtful := sorted({failure.k for failure in (*forged, *(lost if in_time else []))}):
+            repeated = {k: self._repeat(k, messages[k]) for k in doubtful}
+            second = self._exchange_once(grid, repeated, timeout, t)
             good |= second[0]
-            # an error reply is not signed: its word counts unless the client says otherwise
-            lost = [each for each in lost if each.k not in doubtful or each.k in second[0]]
-            failures += [each for found in second[1:] for each in found]
-        self._asked.clear()  # in packed form it takes as much memory again
+            # an unsigned error reply counts only if the second exchange does not contradict it
+            lost = [f for f in lost if f.k not in doubtful or f.k in second[0]]
+            failures += [failure for part in second[1:] for failure in part]
+        self._requests.clear()  # packed requests take as much memory as the payloads
         failures += forged + lost
         return dict(sorted(good.items())), sorted(failures, key=lambda failure: failure.k)
 
-    def _again(self, k: int, message: Message) -> Message:
-        """A message to client k, or a hello, once more under another name."""
+    def _repeat(self, k: int, message: Message) -> Message:
+        """Return the same message or census request to client k under another message id."""
         about, node = message.metadata, message.metadata.dst_node_id
-        if about.message_type == HELLO:
-            content = self.hello(self._asked_all, [node])[node]
+        if about.message_type == CENSUS:
+            content = self.census_requests(self._census, [node])[node]
         else:
-            content = self._address(*self._asked[k])
+            content = self._address(*self._requests[k])
             self.count("down", content)
         return Message(content, node, about.message_type, group_id=about.group_id)
 
-    def _opened(
+    def _exchange_once(
         self, grid: Grid, messages: Messages, timeout: float, t: int
     ) -> tuple[Messages, list[Failure], list[Failure], list[Failure]]:
-        """Authentic replies; failures that clients vouch for; replies that are not authentic, or
-        too large to find out; and who has no reply.
+        """Return authentic replies, and three lists of failures: authentic failures; replies that
+        are not authentic or too large to check; missing replies.
         """
         replies, lost = self._exchange(grid, messages, timeout, t)
         good: Messages = {}
-        said, forged = list[Failure](), list[Failure]()
+        failed, forged = list[Failure](), list[Failure]()
         for k in list(replies):
             reply, about = replies.pop(k), messages[k].metadata
             try:
@@ -214,27 +214,27 @@ class SealedChannel(Channel):
                 forged.append(_failure(k, t, f"reply refused: {error}"))
                 continue
             try:
-                if about.message_type == HELLO:
-                    content = self.open_hello(about.dst_node_id, reply.content)
+                if about.message_type == CENSUS:
+                    content = self.open_census_reply(about.dst_node_id, reply.content)
                 else:
                     content = self.open(k, reply.content)
             except NotAuthentic as error:
-                what = "the answer" if about.message_type == HELLO else f"client {k}'s reply"
+                what = "the answer" if about.message_type == CENSUS else f"client {k}'s reply"
                 why = f"{what} is not authentic: the SuperLink or a registered node ({error})"
                 log.warning(why)
                 forged.append(_failure(k, t, why))
                 continue
             except ValueError as error:
-                said.append(_failure(k, t, f"reply refused: {error}"))
+                failed.append(_failure(k, t, f"reply refused: {error}"))
                 continue
             self.count("up", reply.content, array_bytes(content))
             self.store.keep(content, count_bytes(content))
             reply.content = content
-            if (words := session.failed(content)) is None:
+            if (reason := session.failed(content)) is None:
                 good[k] = reply
             else:
-                said.append(_failure(k, t, words))
-        return good, said, forged, lost
+                failed.append(_failure(k, t, reason))
+        return good, failed, forged, lost
 
 
 def _failure(k: int, t: int, reason: str) -> Failure:
@@ -246,7 +246,7 @@ def _header(offer: Signed, request: bytes) -> dict[str, int | bytes]:
 
 
 def claimed(reply: RecordDict) -> int:
-    """Which client an answer to a hello is said to be of; 0 if it does not say."""
+    """Return the client that a census reply names as its sender; 0 if it names none."""
     try:
         return max(session.field(session.header(reply), "k", int), 0)
     except NotAuthentic:

@@ -1,4 +1,4 @@
-"""The server halves, one file per method, found by its name: that of its contract."""
+"""Server halves, one file for each method, with the same name as its contract."""
 
 from typing import Any
 
@@ -23,16 +23,16 @@ ACROSS: dict[str, type[Averaged[Any, Any]]] = {
 
 
 def half(name: str) -> type[AnyMethod]:
-    """The server half of a method that exists."""
+    """Return the server half of the method ``name``."""
     return methods.half(__name__, name, Method)
 
 
 def make(task: Task, global_spec: str) -> AnyMethod:
-    """The chosen method, behind the classes that [average] and [oca] ask for."""
+    """Return the configured method, combined with the classes that [average] and [oca] need."""
     config, kind = task.config, half(task.config.run.method)
     if issubclass(kind, Averaged):
-        fronts = [ACROSS[config.average.across]] if config.average.across != "none" else []
-        fronts += [Oca] if config.oca.aggregate == "on" else []
-        for front in fronts:  # whose hooks come first, and those of ``kind`` by ``super()``
-            kind = type(kind.__name__, (front, kind), {})
+        wrappers = [ACROSS[config.average.across]] if config.average.across != "none" else []
+        wrappers += [Oca] if config.oca.aggregate == "on" else []
+        for wrapper in wrappers:  # its hooks call those of ``kind`` with ``super()``
+            kind = type(kind.__name__, (wrapper, kind), {})
     return kind(task, global_spec)

@@ -1,4 +1,4 @@
-"""Co-Boosting, server half: hard samples, and an ensemble that learns its weights on them."""
+"""Co-Boosting, server half: generate hard samples and learn the ensemble's weights on them."""
 
 from collections.abc import Sequence
 from typing import final
@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from common import progress
 from common.losses import generation
 from common.methods.co_boosting import Options, Reply
 from common.models.classifier import Classifier
@@ -15,13 +16,16 @@ from common.training.fit import forward
 from server_app.distillation.one_shot import OneShot, Pool
 from server_app.method import Metrics, Replies
 
-DOUBT = 4.0  #: temperature of the ensemble whose doubts are sought
-FADING = 0.99  #: what an epoch leaves of μ
+ODS_TEMPERATURE = 4.0  #: temperature of the ensemble in ``perturbed``
+STEP_DECAY = 0.99  #: factor of μ for each epoch
 
 
 @final
 class CoBoosting(OneShot[Options]):
-    """DENSE with (1 − p)^hs CE,  w ← clip(w − μ sign ∂CE(z̄, y)/∂w)  and  x ← x + ε sign ∇_x."""
+    """DENSE with the changes
+
+    (1 − p)^hs CE,  w ← clip(w − μ sign ∂CE(z̄, y)/∂w)  and  x ← x + ε sign ∇_x Σ_c u_c σ(z̄(x)/4)_c.
+    """
 
     def step(self, t: int, replies: Replies[Reply]) -> Metrics:
         metrics = super().step(t, replies)
@@ -34,18 +38,19 @@ class CoBoosting(OneShot[Options]):
         return {"weighted-ensemble": self.ensemble, "ensemble": Ensemble(self.ensemble.nets)}
 
     def generator_loss(
-        self, taught: Tensor, y: Tensor, said: Tensor, apart: Sequence[Tensor]
+        self, teacher: Tensor, y: Tensor, student: Tensor, distances: Sequence[Tensor]
     ) -> Tensor:
-        mean = [each / len(self.ensemble) for each in apart]
-        return super().generator_loss(taught, y, said, mean)
+        mean = [distance / len(self.ensemble) for distance in distances]
+        return super().generator_loss(teacher, y, student, mean)
 
     def one_hot(self, logits: Tensor, y: Tensor) -> Tensor:
         return generation.hard_cross_entropy(logits, y, self.options.hs)
 
     def improve(self, e: int, pool: Pool) -> None:
-        step = self.options.mu * FADING**e
+        step = self.options.mu * STEP_DECAY**e
         if e and step:
-            for x, y in pool.batches("none", self.stream("weights")):
+            batches = pool.batches("none", self.stream("weights"))
+            for x, y in progress.steps(batches, "weight step"):
                 with torch.no_grad(), forward(self.config.run.precision, x.device):
                     logits = self.ensemble.each(x)
                 self.ensemble.weights = reweighed(self.ensemble.weights, logits.float(), y, step)
@@ -59,9 +64,9 @@ class CoBoosting(OneShot[Options]):
 
 
 def reweighed(w: Tensor, logits: Tensor, y: Tensor, step: float) -> Tensor:
-    """clip[0, 1](w − step · sign ∂CE(z̄, y)/∂w), or w where that leaves nobody.
+    """Return clip[0, 1](w − step · sign ∂CE(z̄, y)/∂w) [K], or w if all entries would be 0.
 
-    w [K], each network's logits [K, n, C], labels y [n].
+    w [K], ``logits`` of the networks [K, n, C], labels y [n].
     """
     with torch.enable_grad():
         w = w.detach().requires_grad_()
@@ -71,13 +76,13 @@ def reweighed(w: Tensor, logits: Tensor, y: Tensor, step: float) -> Tensor:
 
 
 def perturbed(net: nn.Module, x: Tensor, u: Tensor, epsilon: float) -> Tensor:
-    """x + ε sign ∇_x Σ_c u_c softmax(net(x)/4)_c: images x [n, C, H, W], directions u [n, classes].
+    """Return x + ε sign ∇_x Σ_c u_c softmax(net(x)/4)_c for images x [n, C, H, W].
 
-    Tashiro et al. 2020, "Diversity can be Transferred" (output diversified sampling), on
-    probabilities at temperature 4.
+    u: directions [n, classes]. Tashiro et al. 2020, "Diversity can be Transferred" (output
+    diversified sampling), on probabilities at temperature 4.
     """
     with torch.enable_grad():
         x = x.detach().requires_grad_()
-        value = (u * torch.softmax(net(x) / DOUBT, dim=1)).sum()
+        value = (u * torch.softmax(net(x) / ODS_TEMPERATURE, dim=1)).sum()
         (gradient,) = torch.autograd.grad(value, x)
     return x.detach() + epsilon * gradient.sign()

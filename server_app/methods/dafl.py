@@ -1,4 +1,4 @@
-"""DAFL, server half: distil the clients' model into a student without data."""
+"""DAFL, server half: distil the global model into a student on generated images."""
 
 from typing import final
 
@@ -23,7 +23,7 @@ class State(Records, kind="dafl.State"):
 
 @final
 class DAFL(Averaged[Options, Reply]):
-    """w ← Σ_k p_k w_k;  v learns what w says to g(θ; z)."""
+    """Server with w ← Σ_k p_k w_k; the student v distils w on images g(θ; z)."""
 
     reply_type, state_type, name = Reply, State, "student"
 

@@ -1,4 +1,4 @@
-"""DENSE, server half: nothing but what one-shot methods share."""
+"""DENSE, server half: the one-shot method without changes."""
 
 from typing import final
 
@@ -8,4 +8,4 @@ from server_app.distillation.one_shot import OneShot
 
 @final
 class Dense(OneShot[Options]):
-    """s ← s − η_s ∇ T² KL(σ(z̄/T) ‖ σ(s/T)) on the pool of generated images."""
+    """Server with s ← s − η_s ∇ T² KL(σ(z̄/T) ‖ σ(s/T)) on the pool of generated images."""

@@ -1,4 +1,4 @@
-"""DepthFL, server half: the mean of every layer over the clients that are deep enough."""
+"""DepthFL, server half: average every layer over the clients that have it."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -23,9 +23,9 @@ class State(Records, kind="depthfl.State"):
 
 @final
 class DepthFL(Averaged[Options, Reply]):
-    """w ← m − h/α, m the layer-wise mean; h ← h − α/N Σ_k (w_k − w).
+    """Server with w ← m − h/α, m the layer-wise mean, and h ← h − α/N Σ_k (w_k − w).
 
-    The global architecture is the deepest client's, known by the census.
+    The global architecture is that of the deepest client in the census.
     """
 
     reply_type, state_type = Reply, State
@@ -34,7 +34,7 @@ class DepthFL(Averaged[Options, Reply]):
         self.w: StateDict = {}
         self.h: StateDict = {}
         self.overall = {}
-        self.accepted: dict[int, int] = {}  #: the last round counted into h, by client
+        self.accepted: dict[int, int] = {}  #: last round counted into h, by client
 
     def begin(self, clients: Sequence[Client]) -> None:
         self.check_sizes(clients)
@@ -47,10 +47,10 @@ class DepthFL(Averaged[Options, Reply]):
             self.h = {name: torch.zeros_like(self.w[name]) for name in parameters}
             self.begin_overall()
         elif self.w.keys() != self.task.expected(self.global_spec).keys():
-            raise ValueError(f"the checkpoint is not of {self.global_spec}, the deepest client's")
+            raise ValueError(f"the checkpoint does not fit {self.global_spec}, the deepest model")
 
     def measured_by(self, spec: str) -> Sequence[Client]:
-        """No client computes with a network deeper than its own."""
+        """Return the clients of the same depth: a client never uses a deeper network."""
         return [client for client in self.clients if client.model == spec]
 
     def trains(self, client: Client) -> str:
@@ -60,7 +60,7 @@ class DepthFL(Averaged[Options, Reply]):
         return tree.cut(models[self.global_spec], self.task.expected(client.model))
 
     def request(self, t: int) -> Callable[[Client], Request]:
-        """Equal payloads are one object, which is packed once."""
+        """Return a function of the client; equal payloads are one object, to pack them once."""
 
         @cache
         def payload(spec: str, accepted: int) -> Request:
@@ -72,12 +72,12 @@ class DepthFL(Averaged[Options, Reply]):
         if self.options.feddyn:
             share = self.options.alpha / len(self.clients)
             for _, reply in replies:
-                own = {
+                changed = {
                     n: h - share * (reply.w[n] - self.w[n])
                     for n, h in self.h.items()
                     if n in reply.w
                 }
-                self.h = {**self.h, **own}
+                self.h = {**self.h, **changed}
             self.accepted = {**self.accepted, **{client.k: t for client in replies.clients}}
         return super().step(t, replies)
 
@@ -87,6 +87,6 @@ class DepthFL(Averaged[Options, Reply]):
         mean = average_layers(states, replies.sizes, previous, options, parameters)
         if not self.options.feddyn:
             return mean
-        there = set().union(*states)
-        moved = {n: mean[n] - h / self.options.alpha for n, h in self.h.items() if n in there}
+        sent = set().union(*states)
+        moved = {n: mean[n] - h / self.options.alpha for n, h in self.h.items() if n in sent}
         return {**mean, **moved}

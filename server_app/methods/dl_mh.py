@@ -1,4 +1,4 @@
-"""DL-MH, server half: map and mask, then weigh and distil."""
+"""DL-MH, server half: map predictions to all classes, weight them and distil them."""
 
 from typing import final
 
@@ -8,6 +8,6 @@ from server_app.distillation.public_set import OwnClasses
 
 @final
 class DLMH(OwnClasses[Options, Reply]):
-    """Y_g = Σ_i W_i M_i', where M_i' is M_i in the places of its classes and 0 elsewhere."""
+    """Server with Y_g = Σ_i W_i M_i', where M_i' is M_i in the columns of its classes, else 0."""
 
     reply_type = Reply

@@ -1,4 +1,4 @@
-"""DL-SH, server half: weigh the clients' predictions by their confidences and distil."""
+"""DL-SH, server half: weight the clients' predictions by their confidences and distil them."""
 
 from typing import final
 
@@ -14,7 +14,7 @@ from server_app.method import Client, Metrics, Replies
 
 @final
 class DLSH(PublicSet[Options, Reply]):
-    """Y_g = Σ_i W_i M_i;  M_tgt ← M_tgt − η ∇ CE(Y_g, M_tgt(X_dist))."""
+    """Server with Y_g = Σ_i W_i M_i and M_tgt ← M_tgt − η ∇ CE(Y_g, M_tgt(X_dist))."""
 
     reply_type, second_reply_type = Reply, IncentiveReply
 
@@ -37,7 +37,7 @@ class DLSH(PublicSet[Options, Reply]):
         return {client.k: self.reward(self.theta) for client in replies.clients}
 
     def _targets(self, replies: Replies[Reply]) -> Tensor:
-        """Y_g [N, C], or the true classes [N]."""
+        """Return Y_g [N, C], or the true classes [N]."""
         if self.options.targets == "labels":
             if self.labels is None:
                 raise ValueError('targets = "labels", but the public set has no known classes')
@@ -49,7 +49,7 @@ class DLSH(PublicSet[Options, Reply]):
         return torch.softmax(self.ensemble(logits, w), dim=1)
 
     def numbers(self, replies: Replies[Reply]) -> int:
-        """DL-MH's equation 9: all logits and the confidences up; with an incentive θ down."""
+        """Return DL-MH's equation 9: logits and confidences up; with an incentive also θ down."""
         w = self.config.confidence.kind != "uniform"
-        back = self.classes if self.options.incentive != "none" else 0
-        return self.samples * (self.classes + w + back) * len(replies)
+        theta = self.classes if self.options.incentive != "none" else 0
+        return self.samples * (self.classes + w + theta) * len(replies)

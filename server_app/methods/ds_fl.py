@@ -1,4 +1,4 @@
-"""DS-FL, server half: sharpen what the clients agree on, and learn it too."""
+"""DS-FL, server half: average and sharpen the clients' predictions, and distil them into w."""
 
 from typing import final
 
@@ -20,14 +20,14 @@ from server_app.method import Client, Metrics, Replies
 @final
 class State(Records, kind="ds_fl.State"):
     w: StateDict
-    y: Tensor | None  #: the newest Ŷ [n, C] as it travels
-    since: int  #: the round it comes of
-    y_rows: Tensor | None  #: the samples it is about; None if drawn by lot in that round
+    y: Tensor | None  #: the newest Ŷ [n, C], encoded for the wire
+    since: int  #: round of Ŷ
+    y_rows: Tensor | None  #: sample indices of Ŷ; None if that round's A_t was drawn at random
 
 
 @final
 class DSFL(SharedPublicSet[Agreeing, Reply], GlobalModel[Agreeing, Reply]):
-    """Ŷ = σ(p̄ / T), or p̄;  w ← w − η ∇ KL(Ŷ ‖ σ(f(w; x)))."""
+    """Server with Ŷ = σ(p̄ / T), or p̄, and w ← w − η ∇ KL(Ŷ ‖ σ(f(w; x)))."""
 
     reply_type, state_type = Reply, State
 
@@ -42,11 +42,11 @@ class DSFL(SharedPublicSet[Agreeing, Reply], GlobalModel[Agreeing, Reply]):
         return Request(rows=self.rows, y=self.y, since=self.since, y_rows=self.y_rows)
 
     def _chosen(self, t: int) -> Tensor | None:
-        """Numbers of A_t, int32 ascending; None where everybody draws it by lot."""
+        """Return the indices of A_t, int32 ascending; None if all draw A_t from the seed."""
         n, choose = self.config.public.subset, self.options.choose
         if choose == "random" or t == 1 or not 0 < n < self.samples:
             return None
-        chosen = unsure(self.predicted(self.public), choose).topk(n).indices
+        chosen = uncertainty(self.predicted(self.public), choose).topk(n).indices
         return chosen.sort().values.int()
 
     def check(self, client: Client, reply: Reply) -> None:
@@ -66,16 +66,17 @@ class DSFL(SharedPublicSet[Agreeing, Reply], GlobalModel[Agreeing, Reply]):
         targets, images = quantise.decode_probabilities(self.y), self.public[rows]
         loss = digest(self.task, t, student, images, targets, lambda z, y: kl_from(y, z), "digest")
         self.w = tree.snapshot(student)
-        return {"distill_loss": loss, "entropy": float(unsure(y, "entropy").mean())}
+        return {"distill_loss": loss, "entropy": float(uncertainty(y, "entropy").mean())}
 
     def numbers(self, replies: Replies[Reply]) -> int:
-        """n C up and, from the second round on, n C down for each client."""
+        """Return n C up and, from the second round on, n C down for each client."""
         return 2 * self.of_a_round * self.task.num_classes * len(replies)
 
 
-def unsure(p: Tensor, by: str) -> Tensor:
-    """How little distributions p [N, C] decide, [N]: their entropy in nats, or less the ``margin``
-    between their two largest values.
+def uncertainty(p: Tensor, by: str) -> Tensor:
+    """Return the uncertainty [N] of distributions p [N, C].
+
+    ``by``: "entropy" in nats, or "margin", the negative difference of the two largest values.
     """
     if by == "entropy":
         entropy: Tensor = torch.special.entr(p).sum(1)

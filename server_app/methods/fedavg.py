@@ -9,10 +9,10 @@ from server_app.method import Replies
 
 @final
 class FedAvg(Averaged[Averaging, Reply]):
-    """w ← Σ_{k∈S_t} p_k w_k."""
+    """Server with w ← Σ_{k∈S_t} p_k w_k."""
 
     reply_type = Reply
 
     def numbers(self, replies: Replies[Reply]) -> int:
-        """DL-MH's equation 8 for one round: each client's parameters down and up."""
+        """Return DL-MH's equation 8 for one round: each client's parameters down and up."""
         return sum(2 * self.task.parameters(self.trains(client)) for client in replies.clients)

@@ -1,4 +1,4 @@
-"""FedDF, server half: a mean for each architecture, then all clients' models teach it."""
+"""FedDF, server half: average each architecture, then distil all clients' models into it."""
 
 from collections.abc import Sequence
 from statistics import fmean
@@ -17,7 +17,10 @@ from server_app.method import Metrics, Models, Replies
 
 @final
 class FedDF(ServerPublicSet[Options, Reply], Averaged[Options, Reply]):
-    """w_a ← w_a − η_s ∇ KL(σ(mean_k f(x; w_k) / T) ‖ σ(f(x; w_a) / T)), from the mean on."""
+    """Server with w_a ← w_a − η_s ∇ KL(σ(mean_k f(x; w_k) / T) ‖ σ(f(x; w_a) / T)).
+
+    w_a starts from the mean of the clients with architecture a.
+    """
 
     reply_type = Reply
 

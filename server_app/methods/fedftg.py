@@ -1,4 +1,4 @@
-"""FedFTG, server half: average, then fine-tune against a generator."""
+"""FedFTG, server half: average, then fine-tune on the images of a generator of hard samples."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from common import progress
 from common.exchange.records import Records, StateDict
 from common.losses import generation
 from common.methods.fedftg import Options, Reply
@@ -21,15 +22,15 @@ from server_app.method import Client, Metrics, Replies
 
 @final
 class State(Records, kind="fedftg.State"):
-    """What round t + 1 depends on."""
+    """State after a round."""
 
     w: StateDict
-    theta: StateDict  #: θ
+    theta: StateDict  #: weights θ of the generator
 
 
 @final
 class FedFTG(Averaged[Options, Reply]):
-    """w ← Σ p_k w_k, then θ learns what w does not know and w learns it from the w_k."""
+    """Server with w ← Σ p_k w_k; w then distils the w_k on images of θ where w and w_k differ."""
 
     reply_type, state_type = Reply, State
 
@@ -47,12 +48,12 @@ class FedFTG(Averaged[Options, Reply]):
         for client in clients:
             if client.info.counts is None:
                 raise ValueError(
-                    f"client {client.k} tells no class counts; set share-counts = true"
+                    f"client {client.k} sends no class counts; set share-counts = true"
                 )
         super().begin(clients)
 
     def after(self, t: int, replies: Replies[Reply]) -> Metrics:
-        """Algorithm 1, the server's iterations."""
+        """Fine-tune w (the server's iterations of Algorithm 1); return scalars for the journal."""
         o, g, task = self.options, self.config.generator, self.task
         if not o.iterations:
             return {}
@@ -70,7 +71,7 @@ class FedFTG(Averaged[Options, Reply]):
         draw = seeds.stream(task.seed, "fakes", t, device=task.device)
 
         def drawn() -> Iterator[tuple[Tensor, Tensor]]:
-            """z [Q, latent] and y [Q], without end."""
+            """Yield z [Q, latent] and y [Q], endlessly."""
             batches = 1 if o.draw == "iteration" else len(teachers) + o.student_steps
             while True:
                 if o.labels == "apportioned":
@@ -82,57 +83,60 @@ class FedFTG(Averaged[Options, Reply]):
                     yield z, y
 
         def latents(count: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-            """z, y and the number of the batch."""
+            """Yield z, y and the number of the batch."""
             for i in range(count):
                 z, y = fixed or next(noise)
                 yield z, y, torch.tensor(i)
 
-        def imagine(z: Tensor, y: Tensor) -> Tensor:
+        def generate(z: Tensor, y: Tensor) -> Tensor:
             one_hot = F.one_hot(y, task.num_classes).to(z.dtype)
             x: Tensor = self.generator(torch.cat([z, one_hot], dim=1))
             return x
 
         def generator_loss(z: Tensor, y: Tensor, i: Tensor) -> Tensor:
-            x, weights = imagine(z, y), alpha[int(i), y]
-            teacher = teachers[int(i)](x)
-            value = o.lambda_cls * generation.weighted_cross_entropy(teacher, y, weights)
+            x, weights = generate(z, y), alpha[int(i), y]
+            logits = teachers[int(i)](x)
+            value = o.lambda_cls * generation.weighted_cross_entropy(logits, y, weights)
             value = value + o.lambda_dis * generation.diversity(z, x) / len(teachers)
-            known = teacher.detach() if o.detach_teacher else teacher
-            return value - generation.disagreement(known, student(x), weights)
+            logits = logits.detach() if o.detach_teacher else logits
+            return value - generation.disagreement(logits, student(x), weights)
 
         def student_loss(z: Tensor, y: Tensor, _: Tensor) -> Tensor:
             with torch.no_grad():
-                x = imagine(z, y)
-                taught = [teacher(x) for teacher in teachers]
+                x = generate(z, y)
+                targets = [teacher(x) for teacher in teachers]
             s = student(x)
             losses = [
                 generation.weighted_soft_cross_entropy(logits, s, alpha[k, y])
-                for k, logits in enumerate(taught)
+                for k, logits in enumerate(targets)
             ]
             return torch.stack(losses).sum()
 
-        found, learnt, noise, precision = 0.0, 0.0, drawn(), self.config.run.precision
+        generated, distilled, noise, precision = 0.0, 0.0, drawn(), self.config.run.precision
         fixed: tuple[Tensor, Tensor] | None = None
         with ExitStack() as stack:
             stack.enter_context(seeds.scope(task.seed, "fine-tune", t))
             for net in [student, *(teachers if o.kd_teacher_bn == "batch" else [])]:
                 stack.enter_context(batch_statistics(net))
-            for _ in range(o.iterations):
+            for _ in progress.steps(range(o.iterations), "iteration"):
                 fixed = next(noise) if o.draw == "iteration" else None
                 student.requires_grad_(False)
                 for_generator = latents(len(teachers))
-                found += fit(adam, for_generator, generator_loss, precision=precision)["loss"]
+                generated += fit(adam, for_generator, generator_loss, precision=precision)["loss"]
                 student.requires_grad_(True)
                 for_student = latents(o.student_steps)
-                learnt += fit(sgd, for_student, student_loss, precision=precision)["loss"]
+                distilled += fit(sgd, for_student, student_loss, precision=precision)["loss"]
         self.w, self.theta = tree.snapshot(student), tree.snapshot(self.generator)
-        return {"generator_loss": found / o.iterations, "distill_loss": learnt / o.iterations}
+        return {
+            "generator_loss": generated / o.iterations,
+            "distill_loss": distilled / o.iterations,
+        }
 
 
 def apportioned(p: Tensor, number: int, draw: torch.Generator) -> Tensor:
-    """``number`` labels in a random order, of which class c has a share of p [C], but for rounding.
+    """Return ``number`` labels in a random order; class c has the share p_c, except for rounding.
 
-    Boundaries between classes are rounded down, as in the released code.
+    p: shares [C]. Boundaries between classes are rounded down, as in the released code.
     """
     shares = p.double() / p.double().sum()
     ends = (shares.cumsum(0) * number + 1e-6).floor().long().clamp_max(number)
@@ -143,9 +147,9 @@ def apportioned(p: Tensor, number: int, draw: torch.Generator) -> Tensor:
 
 
 def label_weights(counts: Tensor) -> tuple[Tensor, Tensor]:
-    """p(y) [C] ∝ Σ_k n_k^y and α_k^y = n_k^y / Σ_j n_j^y [K, C], float32, of n_k^y [K, C].
+    """Return p(y) [C] ∝ Σ_k n_k^y and α_k^y = n_k^y / Σ_j n_j^y [K, C], float32.
 
-    A class that nobody holds is never drawn; its α are 0.
+    ``counts``: n_k^y [K, C]. A class without samples is never drawn; its α are 0.
     """
     totals = counts.sum(0)
     alpha = counts / totals.clamp_min(1)

@@ -1,4 +1,4 @@
-"""Modified FedFTG, server half: average, then distil the clients on noise."""
+"""Modified FedFTG, server half: average, then distil the clients' models on noise."""
 
 from typing import final
 
@@ -12,7 +12,7 @@ from server_app.method import Metrics, Replies
 
 @final
 class FedFTGNoise(Averaged[Options, Reply]):
-    """w ← w + η Σ (w_i − w), then w ← w − η_s ∇ 1/K Σ_i KL(C(z; w_i) → S(z; w))."""
+    """Server with w ← w + η Σ (w_i − w), then w ← w − η_s ∇ 1/K Σ_i KL(C(z; w_i) → S(z; w))."""
 
     reply_type = Reply
 
@@ -26,7 +26,7 @@ class FedFTGNoise(Averaged[Options, Reply]):
 
 
 def towards(w: StateDict, mean: StateDict, step: float) -> StateDict:
-    """w + step · (mean − w); step 1 is ``mean`` itself. Variances stay at or above 0."""
+    """Return w + step · (mean − w); ``mean`` itself for step 1. Variances are at least 0."""
     if step == 1:
         return mean
     moved = {}

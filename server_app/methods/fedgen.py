@@ -1,4 +1,4 @@
-"""FedGen, server half: FedAvg, and a generator that the clients' heads teach."""
+"""FedGen, server half: FedAvg's server, and a generator trained with the clients' heads."""
 
 from collections.abc import Iterator
 from typing import final
@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from common import progress
 from common.exchange.records import Records, StateDict
 from common.losses.generation import diversity
 from common.methods.fedgen import Options, Reply, Request
@@ -27,7 +28,7 @@ class State(Records, kind="fedgen.State"):
 
 @final
 class FedGen(Averaged[Options, Reply]):
-    """w ← Σ_k p_k w_k;  G learns features that the clients' heads call ŷ."""
+    """Server with w ← Σ_k p_k w_k; G learns features that the clients' heads classify as ŷ."""
 
     reply_type, state_type = Reply, State
 
@@ -35,7 +36,7 @@ class FedGen(Averaged[Options, Reply]):
         super().prepare()
         self.generator = tree.snapshot(self._new_generator())
         self.adam: dict[int, StateDict] = {}
-        self.counts: dict[int, list[int]] = {}  #: samples of each class, by client
+        self.counts: dict[int, list[int]] = {}  #: number of samples of each class, by client
 
     def _new_generator(self) -> FeatureGenerator:
         o = self.options
@@ -68,7 +69,7 @@ class FedGen(Averaged[Options, Reply]):
         return {"generator_loss": trained["loss"]}
 
     def _loss(self, replies: Replies[Reply], generator: FeatureGenerator) -> Loss:
-        """What G descends, given the heads of the active clients."""
+        """Return the loss of G, from the heads of the active clients."""
         o, device = self.options, self.task.device
         heads = [
             (reply.w["head.weight"].to(device), reply.w["head.bias"].to(device))
@@ -86,22 +87,22 @@ class FedGen(Averaged[Options, Reply]):
             if o.ensemble == "logits":
                 value = F.cross_entropy((p[:, None, None] * logits).sum(0), y)
             else:
-                each = torch.stack([F.cross_entropy(row, y, reduction="none") for row in logits])
-                value = (alpha[:, y] * each).sum(0).mean()
+                losses = torch.stack([F.cross_entropy(z_k, y, reduction="none") for z_k in logits])
+                value = (alpha[:, y] * losses).sum(0).mean()
             return value + o.diversity * diversity(z, features)
 
         return loss
 
     def _noise(self, t: int, generator: FeatureGenerator) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches (z, ŷ)."""
+        """Yield batches (z, ŷ) for the steps of G."""
         o, device = self.options, self.task.device
         draw = seeds.stream(self.task.seed, "noise", t, device=device)
         p = self._histogram().to(device)
-        for _ in range(o.server_steps):
+        for _ in progress.steps(range(o.server_steps), "generator step"):
             z = generator.latents(o.server_batch_size, o.noise, draw)
             yield z, torch.multinomial(p, o.server_batch_size, replacement=True, generator=draw)
 
     def _histogram(self) -> Tensor:
-        """p(y) over all clients heard of, float64 [C]."""
+        """Return p(y) over all clients that have replied so far, float64 [C]."""
         total = torch.tensor(list(self.counts.values()), dtype=torch.float64).sum(0)
         return total / total.sum()

@@ -1,4 +1,4 @@
-"""FedGKD, server half: FedAvg, and the mean of the last global models for a teacher."""
+"""FedGKD, server half: FedAvg's server; the mean of its last global models is the teacher."""
 
 from typing import final
 
@@ -17,7 +17,7 @@ class State(Records, kind="fedgkd.State"):
 
 @final
 class FedGKD(Averaged[Options, Reply]):
-    """w ← Σ_{k∈S_t} p_k w_k;  w̄ ← the mean of the last M of these."""
+    """Server with w ← Σ_{k∈S_t} p_k w_k; w̄ is the mean of the last M global models."""
 
     reply_type, state_type = Reply, State
 

@@ -1,4 +1,4 @@
-"""FedGKT, server half: learn from everybody's features, answer with logits."""
+"""FedGKT, server half: train on all clients' features and send logits."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from common import progress
 from common.exchange.records import Records, StateDict
 from common.losses.distillation import kl
 from common.methods.fedgkt import Options, Reply, Request
@@ -19,13 +20,13 @@ from server_app.method import Client, Method, Metrics, Replies
 
 @final
 class State(Records, kind="fedgkt.State"):
-    w: StateDict  #: the global architecture; f_s is what lies behind its extractor
+    w: StateDict  #: weights of the global architecture; f_s are the layers after its extractor
     z: dict[int, Tensor]  #: z_s by client, [n_k, C]
 
 
 @final
 class FedGKT(Method[Options, Reply]):
-    """f_s ← f_s − η ∇ Σ_k T² KL(z_c → f_s(H)) + α CE(f_s(H), y);  z_s = f_s(H)."""
+    """Server with f_s ← f_s − η ∇ Σ_k T² KL(z_c → f_s(H)) + α CE(f_s(H), y); z_s = f_s(H)."""
 
     reply_type, state_type = Reply, State
 
@@ -40,10 +41,10 @@ class FedGKT(Method[Options, Reply]):
         super().begin(clients)
         self.check_sizes(clients)
         for client in clients:
-            theirs = feature_shape(splittable(self.build(client.model)), self.task.shape)
-            if theirs != self.features:
+            shape = feature_shape(splittable(self.build(client.model)), self.task.shape)
+            if shape != self.features:
                 raise ValueError(
-                    f"client {client.k}: {client.model} has features {theirs}, "
+                    f"client {client.k}: {client.model} has features {shape}, "
                     f"{self.global_spec} takes {self.features}"
                 )
 
@@ -66,22 +67,22 @@ class FedGKT(Method[Options, Reply]):
         self.net.load_state_dict(self.w)
         self.net.train()
         named = self.net.named_parameters()
-        behind_it = [p for name, p in named if self.net.part(name) != "extractor"]
+        parameters = [p for name, p in named if self.net.part(name) != "extractor"]
 
         def loss(rows: Tensor) -> Tensor:
             z_s, T = behind(self.net, h[rows]), o.temperature
             return T**2 * kl(z_c[rows], z_s, T) + o.alpha * F.cross_entropy(z_s, y[rows])
 
-        metrics = self.task.fit(t, behind_it, self._rows(t, len(y)), loss)
+        metrics = self.task.fit(t, parameters, self._rows(t, len(y)), loss)
         self.w = tree.snapshot(self.net)
         for client, reply in replies:
             self.z[client.k] = self._logits(reply.h)
         return {"server_loss": metrics["loss"]}
 
     def _rows(self, t: int, n: int) -> Iterator[tuple[Tensor]]:
-        """Batches of row numbers; a last one of a single row is left out, for BatchNorm's sake."""
+        """Yield batches of row indices, without batches of one row, which BatchNorm cannot use."""
         generator = seeds.stream(self.task.seed, "batches", "server", t)
-        for _ in range(self.options.server_epochs):
+        for _ in progress.steps(range(self.options.server_epochs), "epoch"):
             for rows in torch.randperm(n, generator=generator).split(self.config.train.batch_size):
                 if len(rows) > 1:
                     yield (rows.to(self.task.device),)
@@ -93,7 +94,7 @@ class FedGKT(Method[Options, Reply]):
         return torch.cat([behind(self.net, part).float().cpu() for part in parts])
 
     def numbers(self, replies: Replies[Reply]) -> int:
-        """DL-MH's equation 7 for one round: features and both sides' logits of every sample."""
+        """Return DL-MH's equation 7 for one round: features and two sets of logits per sample."""
         return (math.prod(self.features) + 2 * self.task.num_classes) * sum(replies.sizes)
 
     def model(self) -> None:

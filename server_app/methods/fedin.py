@@ -1,6 +1,6 @@
-"""FedIN, server half: average across architectures, keep features, hand out samples of them.
+"""FedIN, server half: average across architectures, store features and send samples of them.
 
-The average is the work of ``server_app/aggregation/across.py``.
+``server_app/aggregation/across.py`` computes the average.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,15 +27,18 @@ class State(Records, kind="fedin.State"):
 
 @final
 class FedIN(Averaged[Options, Reply]):
-    """w̄ ← layer-wise mean of the w_k;  S ← ``samples`` pairs (s_in, s_out) of the pool."""
+    """Server with the layer-wise mean w̄ of the w_k and a pool of features.
+
+    It sends S, ``samples`` pairs (s_in, s_out) of the pool.
+    """
 
     reply_type, state_type = Reply, State
 
     def prepare(self) -> None:
         super().prepare()
-        self.s_in: dict[int, Tensor] = {}  #: the pool: of each client the latest batch
+        self.s_in: dict[int, Tensor] = {}  #: pool: the latest batch of each client
         self.s_out: dict[int, Tensor] = {}
-        self.rounds: dict[int, int] = {}  #: the round that each comes from
+        self.rounds: dict[int, int] = {}  #: round of that batch, by client
 
     def begin(self, clients: Sequence[Client]) -> None:
         super().begin(clients)
@@ -45,14 +48,14 @@ class FedIN(Averaged[Options, Reply]):
         )
 
     def request(self, t: int) -> Callable[[Client], Request]:
-        def to(client: Client) -> Request:
+        def payload(client: Client) -> Request:
             s_in, s_out = self._sample(t, client.k) or (None, None)
             return Request(w=self.w, s_in=s_in, s_out=s_out)
 
-        return to
+        return payload
 
     def _sample(self, t: int, k: int) -> tuple[Tensor, Tensor] | None:
-        """S of round t for client k, from the stream "features"."""
+        """Return S of round t for client k, drawn from the stream "features"; None if empty."""
         o, seed = self.options, self.task.seed
         if not o.others_only:
             return self.draw(o.samples, seeds.stream(seed, "features", t))
@@ -61,26 +64,25 @@ class FedIN(Averaged[Options, Reply]):
     def draw(
         self, size: int, generator: torch.Generator, *, without: int | None = None
     ) -> tuple[Tensor, Tensor] | None:
-        """``size`` pairs of the pool, each as likely as any other and none twice; all if there are
-        fewer.
+        """Return ``size`` pairs drawn uniformly from the pool without replacement, or all if fewer.
 
         ``without``: the client whose pairs are left out. None if there is no pair.
         """
         others = [k for k in sorted(self.rounds) if k != without]
-        places = [(k, row) for k in others for row in range(len(self.s_in[k]))]
-        if not places:
+        indices = [(k, row) for k in others for row in range(len(self.s_in[k]))]
+        if not indices:
             return None
-        chosen = torch.randperm(len(places), generator=generator)[:size].tolist()
-        pairs = [places[i] for i in chosen]
+        chosen = torch.randperm(len(indices), generator=generator)[:size].tolist()
+        pairs = [indices[i] for i in chosen]
         s_in, s_out = ([s[k][row] for k, row in pairs] for s in (self.s_in, self.s_out))
         return torch.stack(s_in), torch.stack(s_out)
 
     def put(self, t: int, k: int, s_in: Tensor, s_out: Tensor) -> None:
-        """Take client k's batch of round t; the oldest makes room (ties: larger k)."""
+        """Add client k's batch of round t; a full pool loses its oldest batch (ties: larger k)."""
         self.s_in[k], self.s_out[k], self.rounds[k] = s_in, s_out, t
         while len(self.rounds) > self.options.pool:
-            gone = min(self.rounds, key=lambda k: (self.rounds[k], -k))
-            del self.s_in[gone], self.s_out[gone], self.rounds[gone]
+            oldest = min(self.rounds, key=lambda k: (self.rounds[k], -k))
+            del self.s_in[oldest], self.s_out[oldest], self.rounds[oldest]
 
     def check(self, client: Client, reply: Reply) -> None:
         super().check(client, reply)
@@ -91,13 +93,13 @@ class FedIN(Averaged[Options, Reply]):
         limit = self.config.train.batch_size
         if not self.options.in_training:
             if s is not None:
-                raise ValueError(f"{name} came, but there is no IN training")
+                raise ValueError(f"{name} is present, but in-training = false")
             return
         if s is None:
             raise ValueError(f"{name} is missing")
         if s.dtype != torch.float32 or tuple(s.shape[1:]) != shape:
-            got = f"{str(s.dtype).removeprefix('torch.')}{list(s.shape)}"
-            raise ValueError(f"{name} is {got}, expected float32{['n', *shape]}")
+            actual = f"{str(s.dtype).removeprefix('torch.')}{list(s.shape)}"
+            raise ValueError(f"{name} is {actual}, expected float32{['n', *shape]}")
         if not 1 <= len(s) <= limit:
             raise ValueError(f"{name} has {len(s)} samples, a batch has 1 to {limit}")
 

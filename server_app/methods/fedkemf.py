@@ -1,4 +1,4 @@
-"""FedKEMF, server half: the knowledge network learns what its copies say together."""
+"""FedKEMF, server half: distil the ensemble of the copies into the knowledge network."""
 
 from typing import final
 
@@ -17,7 +17,7 @@ from server_app.method import Client, Metrics, Replies
 
 @final
 class FedKEMF(ServerPublicSet[Options, Reply], GlobalModel[Options, Reply]):
-    """w ← w − η_s ∇ KL(mean_k σ(f(x; w_k) / T) ‖ σ(f(x; w) / T))."""
+    """Server with w ← w − η_s ∇ KL(mean_k σ(f(x; w_k) / T) ‖ σ(f(x; w) / T))."""
 
     reply_type = Reply
 

@@ -1,6 +1,6 @@
-"""FedKF, server half: the means over the active clients and over everybody's latest upload.
+"""FedKF, server half: the mean over the active clients, and that over all latest uploads.
 
-ŵ is the work of ``server_app/aggregation/cached.py``.
+``server_app/aggregation/cached.py`` computes the latter, ŵ.
 """
 
 from typing import final
@@ -15,16 +15,16 @@ from server_app.method import Metrics, Replies
 
 @final
 class State(Records, kind="fedkf.State"):
-    """What round t + 1 depends on."""
+    """State after a round."""
 
     w: StateDict
-    theta: StateDict | None  #: of the server's generator, where it has one that was trained
-    adam: dict[int, StateDict]  #: its moments
+    theta: StateDict | None  #: weights of the server's generator; None if none was trained
+    adam: dict[int, StateDict]  #: Adam moments of the generator
 
 
 @final
 class FedKF(Averaged[Options, Reply]):
-    """w ← Σ_{k∈S_t} (n_k/Σn) w_k (ACA);  ŵ ← the same over every client's last upload (OCA)."""
+    """Server with w ← Σ_{k∈S_t} (n_k/Σn) w_k (ACA); ŵ: the same over all last uploads (OCA)."""
 
     reply_type, state_type = Reply, State
 
@@ -32,7 +32,7 @@ class FedKF(Averaged[Options, Reply]):
         super().prepare()
         self.theta: StateDict | None = None
         self.adam: dict[int, StateDict] = {}
-        self.told: Metrics = {}
+        self.generator_metrics: Metrics = {}
 
     def request(self, t: int) -> Request:
         if t == 1:
@@ -43,7 +43,7 @@ class FedKF(Averaged[Options, Reply]):
         return Request(w=self.w, w_hat=w_hat, theta=self.theta)
 
     def _train_generator(self, t: int, teacher: StateDict) -> None:
-        """θ ← Adam along L_G on the answers of ``teacher`` (equations 2-5)."""
+        """Train θ with Adam on L_G, from the outputs of ``teacher`` (equations 2-5)."""
         generator, optimizer = resumed_generator(self.task, t, self.theta, self.adam)
         datafree = DataFree(
             self.task,
@@ -58,7 +58,7 @@ class FedKF(Averaged[Options, Reply]):
         for _ in datafree.batches([()] * self.options.generator_steps):
             pass
         self.theta, self.adam = tree.snapshot(generator), optimise.moments(optimizer)
-        self.told = {"generator_loss": datafree.mean_loss}
+        self.generator_metrics = {"generator_loss": datafree.mean_loss}
 
     def after(self, t: int, replies: Replies[Reply]) -> Metrics:
-        return self.told
+        return self.generator_metrics

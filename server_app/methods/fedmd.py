@@ -1,4 +1,4 @@
-"""FedMD, server half: the mean of what the clients say."""
+"""FedMD, server half: the mean of the clients' predictions."""
 
 from typing import final
 
@@ -12,7 +12,7 @@ from server_app.method import Replies
 
 @final
 class FedMD(Agreement[Options]):
-    """ẑ = 1/|S_t| Σ_k z_k, the same for all."""
+    """Server that sends ẑ = 1/|S_t| Σ_k z_k to all clients of the round."""
 
     def second(self, t: int, replies: Replies[Reply]) -> dict[int, Request]:
         uniform = torch.full((len(replies),), 1 / len(replies))

@@ -1,4 +1,4 @@
-"""FedNova, server half: the mean of the clients' steps, each normalised by its length."""
+"""FedNova, server half: average the updates, each normalised by the client's effective steps."""
 
 import math
 from collections.abc import Iterable, Set
@@ -14,14 +14,14 @@ from server_app.method import Replies
 
 @final
 class FedNova(Averaged[Options, Reply]):
-    """w ← w − (Σ_k p_k a_k) Σ_k p_k (w − w_k) / a_k."""
+    """Server with w ← w − (Σ_k p_k a_k) Σ_k p_k (w − w_k) / a_k."""
 
     reply_type = Reply
 
     def states(
         self, replies: Replies[Reply], previous: StateDict, parameters: Set[str]
     ) -> Iterable[StateDict]:
-        """w + (Σ_j p_j a_j / a_k) (w_k − w), j over the clients that have the layer."""
+        """Return w + (Σ_j p_j a_j / a_k) (w_k − w) for each k, j over clients with the layer."""
         a = [self.task.effective_steps(n) for n in replies.sizes]
         if min(a) == max(a):
             return super().states(replies, previous, parameters)

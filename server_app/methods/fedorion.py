@@ -15,12 +15,12 @@ from server_app.method import Client, Metrics, Replies
 @final
 class State(Records, kind="fedorion.State"):
     w: StateDict
-    given: dict[int, StateDict]  #: what each client was last given, under stale-broadcast
+    given: dict[int, StateDict]  #: weights last sent to each client, under stale-broadcast
 
 
 @final
 class FedORION(Averaged[Options, Reply]):
-    """θ_g ← 1/C Σ θ_gi, then θ_g ← θ_g − η_g ∇ Σ_i n_i/Σn KD(f(z; θ_i) → f(z; θ_g))."""
+    """Server with θ_g ← 1/C Σ θ_gi, then θ_g ← θ_g − η_g ∇ Σ_i n_i/Σn KD(f(z; θ_i) → f(z; θ_g))."""
 
     reply_type, state_type = Reply, State
 
@@ -37,10 +37,10 @@ class FedORION(Averaged[Options, Reply]):
     def check(self, client: Client, reply: Reply) -> None:
         super().check(client, reply)
         if reply.local is not None:
-            own = self.task.expected(client.model)
-            tree.check_like(reply.local, own, f"local ({client.model})")
+            expected = self.task.expected(client.model)
+            tree.check_like(reply.local, expected, f"local ({client.model})")
         elif client.model != self.global_spec:
-            raise ValueError(f"local is missing: a {client.model} cannot skip mutual learning")
+            raise ValueError(f"local is missing: {client.model} cannot skip mutual learning")
 
     def cached(self, reply: Reply) -> Reply:
         return super().cached(reply).model_copy(update={"local": None})
@@ -60,9 +60,9 @@ class FedORION(Averaged[Options, Reply]):
         return metrics
 
     def _shares(self, replies: Replies[Reply]) -> list[float]:
-        """The teachers' weights in equation 3."""
+        """Return the teachers' weights in equation 3."""
         if self.options.kd_weights == "uniform":
             return [1 / len(replies)] * len(replies)
-        everybody = sum(client.n for client in self.clients)
-        total = sum(replies.sizes) if self.options.kd_weights == "participants" else everybody
+        participants = self.options.kd_weights == "participants"
+        total = sum(client.n for client in (replies.clients if participants else self.clients))
         return [n / total for n in replies.sizes]

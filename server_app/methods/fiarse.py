@@ -1,4 +1,4 @@
-"""FIARSE, server half: the largest entries go out, and come back as steps."""
+"""FIARSE, server half: send each client the largest entries and average their changes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -20,7 +20,7 @@ from server_app.method import Client, Metrics, Replies
 
 @final
 class FIARSE(GlobalModel[Options, Reply]):
-    """w ← w − η_g Σ_k Δ_k / |{k has it}|."""
+    """Server with w ← w − η_g Σ_k Δ_k / |{k has the entry}|."""
 
     reply_type = Reply
 
@@ -28,23 +28,22 @@ class FIARSE(GlobalModel[Options, Reply]):
         super().prepare()
         self.entries = importance.entries(self.net)
         self.groups = importance.groups(self.entries, self.options.scope)
-        stays = set() if self.options.running else set(statistics(self.net))
-        self.whole = [name for name in self.w if name not in {*self.entries, *stays}]
-        self.masks: dict[float, Masks] = {}  #: of the round at hand, by size
+        unused = set() if self.options.running else set(statistics(self.net))
+        self.complete = [name for name in self.w if name not in {*self.entries, *unused}]
+        self.masks: dict[float, Masks] = {}  #: masks of the current round, by size
 
     def begin(self, clients: Sequence[Client]) -> None:
-        """Raises ``ValueError`` for a size that is not configured."""
         super().begin(clients)
         for client in clients:
             size, allowed = client.info.size, self.options.allowed(self.config, client.k)
             if size not in allowed:
-                told = ", ".join(f"{each:g}" for each in allowed)
+                sizes = ", ".join(f"{share:g}" for share in allowed)
                 raise ValueError(
-                    f"census: client {client.k} claims the size {size:g}; configured are {told}"
+                    f"census: client {client.k} claims the size {size:g}; configured are {sizes}"
                 )
 
     def request(self, t: int) -> Callable[[Client], Request]:
-        """Equal payloads are one object, which is packed once."""
+        """Return a function of the client; equal payloads are one object, to pack them once."""
         self.masks = {}
 
         @cache
@@ -52,11 +51,13 @@ class FIARSE(GlobalModel[Options, Reply]):
             theta, masks = self._extract(size)
             self.masks[size] = masks
             kept, bits = importance.kept(self.w, masks), importance.bitmap(masks)
-            return Request(theta=theta, kept=kept, bitmap=bits, rest=tree.cut(self.w, self.whole))
+            rest = tree.cut(self.w, self.complete)
+            return Request(theta=theta, kept=kept, bitmap=bits, rest=rest)
 
         return lambda client: payload(client.info.size)
 
     def _extract(self, size: float) -> tuple[dict[str, float], Masks]:
+        """Return the thresholds θ by group and the masks of a size."""
         theta = importance.thresholds(self.w, self.groups, size)
         return theta, importance.masks(self.w, importance.by_name(theta, self.groups))
 
@@ -67,23 +68,23 @@ class FIARSE(GlobalModel[Options, Reply]):
             raise ValueError(
                 f"delta has {len(reply.delta)} numbers, the mask of size {size:g} keeps {expected}"
             )
-        tree.check_like(reply.rest, tree.cut(self.w, self.whole), "rest")
+        tree.check_like(reply.rest, tree.cut(self.w, self.complete), "rest")
 
     def change(self, sent: protocol.Request, reply: Reply) -> Iterator[tuple[str, torch.Tensor]]:
         yield "delta", reply.delta
 
     def step(self, t: int, replies: Replies[Reply]) -> Metrics:
         zeros = {name: torch.zeros_like(self.w[name], dtype=torch.float64) for name in self.entries}
-        total, having = zeros, {name: torch.zeros_like(x) for name, x in zeros.items()}
+        total, count = zeros, {name: torch.zeros_like(x) for name, x in zeros.items()}
         for client, reply in replies:
             masks = self.masks[client.info.size]
             for name, delta in importance.spread(reply.delta, masks).items():
                 total[name] += delta
-                having[name] += delta != 0 if self.options.count == "nonzero" else masks[name]
+                count[name] += delta != 0 if self.options.count == "nonzero" else masks[name]
         rest = tree.mean((reply.rest for _, reply in replies), [1] * len(replies))
         step, new = self.options.server_lr, dict(self.w)
         for name in self.entries:
-            new[name] = self._moved(name, total[name] / having[name].clamp(min=1), step)
+            new[name] = self._moved(name, total[name] / count[name].clamp(min=1), step)
         for name, mean in rest.items():
             moves = name in self.parameter_names and step != 1
             new[name] = self._moved(name, self.w[name].double() - mean, step) if moves else mean
@@ -93,23 +94,23 @@ class FIARSE(GlobalModel[Options, Reply]):
     def _moved(self, name: str, delta: torch.Tensor, step: float) -> torch.Tensor:
         return (self.w[name].double() - step * delta).to(self.w[name].dtype)
 
-    # Every size is scored, a client's own by the client.
+    # The server scores every size; a client scores its own size.
 
     def networks(self) -> dict[str, Classifier]:
-        found = {}
+        networks = {}
         for size in sorted({client.info.size for client in self.clients}):
             masks = self._extract(size)[1]
-            inside: StateDict = {name: self.w[name] * mask for name, mask in masks.items()}
-            found[named(size)] = self.build(self.global_spec, self.w | inside)
-        return found
+            masked: StateDict = {name: self.w[name] * mask for name, mask in masks.items()}
+            networks[size_name(size)] = self.build(self.global_spec, self.w | masked)
+        return networks
 
     def scored_by(self, client: Client) -> str:
-        return named(client.info.size)
+        return size_name(client.info.size)
 
     def measured_by(self, name: str) -> Sequence[Client]:
-        return [client for client in self.clients if named(client.info.size) == name]
+        return [client for client in self.clients if size_name(client.info.size) == name]
 
 
-def named(size: float) -> str:
-    """What a size's submodel is called in the journal."""
+def size_name(size: float) -> str:
+    """Return the name of a size's sub-model in the journal."""
     return f"size-{size:g}"

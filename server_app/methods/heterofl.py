@@ -1,4 +1,4 @@
-"""HeteroFL and FedRolex, server half: who trains what; ``aggregation/width.py`` cuts and pastes."""
+"""HeteroFL and FedRolex, server half: choose each client's part for ``aggregation/width.py``."""
 
 from collections.abc import Callable
 from functools import cache
@@ -13,7 +13,7 @@ from server_app.method import Client
 
 @final
 class HeteroFL(Averaged[Partial, Reply]):
-    """w[e] ← Σ_{k has e} w_k[e] / |{k has e}|."""
+    """Server with w[e] ← Σ_{k has e} w_k[e] / |{k has e}|."""
 
     reply_type, widest = Reply, True
 
@@ -32,12 +32,12 @@ class HeteroFL(Averaged[Partial, Reply]):
         return self.taken(client, self.t).spec
 
     def request(self, t: int) -> Callable[[Client], Request]:
-        """Without the block of w, which is cut in front of this."""
+        """Return requests without weights; ``aggregation/width.py`` adds each client's block."""
         self.t = t
-        most = max(models.parse(spec)[1] for spec in self.architectures())
+        largest = max(models.parse(spec)[1] for spec in self.architectures())
 
         @cache
         def payload(spec: str) -> Request:
-            return Request(w={}, spec=spec, rate=models.parse(spec)[1] / most)
+            return Request(w={}, spec=spec, rate=models.parse(spec)[1] / largest)
 
         return lambda client: payload(self.trains(client))

@@ -1,4 +1,4 @@
-"""Heterogeneous FedFL, server half: distil the clients' own models on noise, average nothing."""
+"""Heterogeneous FedFL, server half: distil the clients' models on noise, without an average."""
 
 from typing import final
 
@@ -12,13 +12,16 @@ from server_app.method import Client, Metrics, Replies
 
 @final
 class HetFedFL(GlobalModel[Options, Reply]):
-    """w ← w − η_s ∇ 1/K Σ_i KL(C(z; w_i) → S(z; w)), or from the clients' max-ensemble."""
+    """Server with w ← w − η_s ∇ 1/K Σ_i KL(C(z; w_i) → S(z; w)).
+
+    With ``transfer = "ensemble"`` the target is the max-ensemble of the clients' models.
+    """
 
     reply_type = Reply
 
     def check(self, client: Client, reply: Reply) -> None:
-        own = self.task.expected(client.model)
-        tree.check_like(reply.local, own, f"local ({client.model})")
+        expected = self.task.expected(client.model)
+        tree.check_like(reply.local, expected, f"local ({client.model})")
 
     def step(self, t: int, replies: Replies[Reply]) -> Metrics:
         noise = self.config.noise

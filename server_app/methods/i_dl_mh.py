@@ -1,4 +1,4 @@
-"""I-DL-MH, server half: DL-MH's, then each client's share of what the server has learnt."""
+"""I-DL-MH, server half: DL-MH's server, then targets for the clients in a second exchange."""
 
 from typing import final
 
@@ -11,13 +11,13 @@ from common.techniques.incentive import IncentiveReply, IncentiveRequest
 from server_app.distillation.public_set import OwnClasses
 from server_app.method import Metrics, Replies
 
-SMALL = 256
-"""Up to so many classes a label travels as one byte."""
+BYTE_CLASSES = 256
+"""Largest number of classes for which a label is sent as one byte."""
 
 
 @final
 class IDLMH(OwnClasses[Options, Reply]):
-    """As DL-MH; then y_k = argmax_{j∈d} θ[k][j], or all of θ, to every client that wants it."""
+    """DL-MH's server, which sends y_k = argmax_{j∈d} θ[k][j] or all of θ to clients that opt in."""
 
     reply_type, second_reply_type = Reply, IncentiveReply
 
@@ -28,17 +28,17 @@ class IDLMH(OwnClasses[Options, Reply]):
         return metrics
 
     def second(self, t: int, replies: Replies[Reply]) -> dict[int, Request]:
-        return {client.k: self._lesson(reply) for client, reply in replies if reply.incentive}
+        return {client.k: self._reward(reply) for client, reply in replies if reply.incentive}
 
-    def _lesson(self, reply: Reply) -> IncentiveRequest:
-        """Algorithm 5, lines 9-36, or everything."""
+    def _reward(self, reply: Reply) -> IncentiveRequest:
+        """Return the labels of Algorithm 5, lines 9-36, or all of θ."""
         if self.options.incentive == "masked":
-            dtype = torch.uint8 if len(reply.d) <= SMALL else torch.int16
+            dtype = torch.uint8 if len(reply.d) <= BYTE_CLASSES else torch.int16
             return IncentiveRequest(y=nearest_class(self.theta, reply.d).to(dtype), theta=None)
         return self.reward(self.theta)
 
     def numbers(self, replies: Replies[Reply]) -> int:
-        """Equation 10 for what goes up; down a label of each sample, or all of θ (section 5.3)."""
+        """Return equation 10 for uploads, plus a label per sample or all of θ (section 5.3)."""
         theta = 1 if self.options.incentive == "masked" else self.classes
-        wanting = sum(reply.incentive for _, reply in replies)
-        return super().numbers(replies) + self.samples * theta * wanting
+        receivers = sum(reply.incentive for _, reply in replies)
+        return super().numbers(replies) + self.samples * theta * receivers

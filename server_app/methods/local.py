@@ -1,4 +1,4 @@
-"""Local training, server half: says when a round begins, and hears how it went."""
+"""Local training, server half: start the rounds and collect the metrics."""
 
 from typing import final
 
@@ -9,12 +9,12 @@ from server_app.method import Method, Metrics, Replies
 
 @final
 class State(Records, kind="local.State"):
-    """Nothing: all that there is lies with the clients."""
+    """Empty state: only the clients store models."""
 
 
 @final
 class Local(Method[Options, Reply]):
-    """No model, no step."""
+    """Server without a model."""
 
     reply_type, state_type = Reply, State
 

@@ -1,4 +1,4 @@
-"""LWN, server half: distil the largest opinion of the small networks."""
+"""LWN, server half: distil the max-ensemble of the small networks on noise."""
 
 from typing import final
 
@@ -11,7 +11,7 @@ from server_app.method import Metrics, Replies
 
 @final
 class LWN(Averaged[Options, Reply]):
-    """w ← w − η_s ∇ KL(max_i σ(S(z; s_i)) ‖ σ(S(z; w)))."""
+    """Server with w ← w − η_s ∇ KL(max_i σ(S(z; s_i)) ‖ σ(S(z; w)))."""
 
     reply_type = Reply
 

@@ -1,4 +1,4 @@
-"""q-FFL, server half: the clients with larger losses weigh more."""
+"""q-FFL, server half: average with larger weights for clients with larger losses."""
 
 import math
 from typing import final
@@ -9,19 +9,22 @@ from common.training import tree
 from server_app.global_model import Averaged
 from server_app.method import Client, Metrics, Replies
 
-LEAST = 1e-10  #: added to every loss, so that F^(q−1) is finite
-LARGEST = 100.0  #: of log₁₀ F^q, so that sums of F^q ‖w − w_k‖² are finite
+EPSILON = 1e-10  #: added to every loss, so that F^(q−1) is finite
+LARGEST = 100.0  #: upper limit of log₁₀ F^q, so that sums of F^q ‖w − w_k‖² are finite
 
 
 @final
 class QFFL(Averaged[Options, Reply]):
-    """w ← (r w + Σ_k F_k^q w_k) / (r + Σ_k F_k^q),  r = 1/η Σ_k q F_k^{q−1} ‖w − w_k‖²."""
+    """Server with w ← (r w + Σ_k F_k^q w_k) / (r + Σ_k F_k^q).
+
+    r = 1/η Σ_k q F_k^{q−1} ‖w − w_k‖².
+    """
 
     reply_type = Reply
 
     def check(self, client: Client, reply: Reply) -> None:
         super().check(client, reply)
-        if self.options.q * math.log10(reply.loss + LEAST) > LARGEST:
+        if self.options.q * math.log10(reply.loss + EPSILON) > LARGEST:
             raise ValueError(f"loss = {reply.loss:g} is too large for q = {self.options.q:g}")
 
     def step(self, t: int, replies: Replies[Reply]) -> Metrics:
@@ -32,7 +35,7 @@ class QFFL(Averaged[Options, Reply]):
         q, parameters = self.options.q, self.parameter_names
         weights, r = [], 0.0
         for _, reply in replies:
-            f = reply.loss + LEAST
+            f = reply.loss + EPSILON
             moved = sum(
                 float((previous[name].double() - reply.w[name].double()).square().sum())
                 for name in sorted(parameters)

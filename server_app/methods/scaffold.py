@@ -1,4 +1,4 @@
-"""SCAFFOLD, server half: the mean of the clients' models, and of their control variates."""
+"""SCAFFOLD, server half: average the clients' models and their control variates."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -25,28 +25,28 @@ class State(Records, kind="scaffold.State"):
 
 @final
 class Scaffold(Averaged[Options, Reply]):
-    """w ← w + η_g Σ_k p_k (y_k − w);  c ← c + 1/N Σ_k Δc_k."""
+    """Server with w ← w + η_g Σ_k p_k (y_k − w) and c ← c + 1/N Σ_k Δc_k."""
 
     reply_type, state_type = Reply, State
 
     def prepare(self) -> None:
         super().prepare()
         self.c: StateDict = {}
-        self.accepted: dict[int, int] = {}  #: the last round counted into c, by client
-        self.keys: dict[str, dict[str, str]] = {}  #: by architecture: the key in c of a parameter
+        self.accepted: dict[int, int] = {}  #: last round counted into c, by client
+        self.keys: dict[str, dict[str, str]] = {}  #: key in c, by architecture and parameter
 
     def begin(self, clients: Sequence[Client]) -> None:
-        """Every architecture that is trained has its variates, its own ones under ``same``."""
+        """Create the variates of every trained architecture; under ``same`` each has its own."""
         super().begin(clients)
         for spec in sorted({self.trains(client) for client in clients}):
-            apart = f"{spec}/" if self.config.average.across == "same" else ""
+            prefix = f"{spec}/" if self.config.average.across == "same" else ""
             net = self.net if spec == self.global_spec else self.build(spec)
             zeros = {name: torch.zeros_like(w.cpu()) for name, w in net.named_parameters()}
-            self.keys[spec] = {name: apart + name for name in zeros}
-            self.c = {apart + name: zero for name, zero in zeros.items()} | self.c
+            self.keys[spec] = {name: prefix + name for name in zeros}
+            self.c = {prefix + name: zero for name, zero in zeros.items()} | self.c
 
     def request(self, t: int) -> Callable[[Client], Request]:
-        """Equal payloads are one object, which is packed once."""
+        """Return a function of the client; equal payloads are one object, to pack them once."""
         self.t = t
         self.sent = {self.global_spec: Request(w=self.w, c=self.c, accepted=0)}
 
@@ -58,10 +58,10 @@ class Scaffold(Averaged[Options, Reply]):
 
     def part(self, client: Client, sent: protocol.Request, w: StateDict) -> protocol.Request:
         c = {name: self.c[key] for name, key in self.keys[client.model].items()}
-        told = sent.model_copy(update={"w": w, "c": c})
-        assert isinstance(told, Request)
-        self.sent[client.model] = told
-        return told
+        request = sent.model_copy(update={"w": w, "c": c})
+        assert isinstance(request, Request)
+        self.sent[client.model] = request
+        return request
 
     def check(self, client: Client, reply: Reply) -> None:
         super().check(client, reply)
@@ -69,9 +69,9 @@ class Scaffold(Averaged[Options, Reply]):
         tree.check_like(reply.dc, sent.c, "dc")
         expected = self.options.change(self.task, self.t, client.n, sent, reply.w)
         for name, value in expected.items():
-            apart = (reply.dc[name] - value).abs()
+            error = (reply.dc[name] - value).abs()
             rounding = 1e-5 * (value.abs() + sent.c[name].abs())
-            if not bool((apart.isfinite() & (apart <= rounding)).all()):
+            if not bool((error.isfinite() & (error <= rounding)).all()):
                 raise ValueError(f"dc: {name!r} does not follow from w")
 
     def combine(self, replies: Replies[Reply], previous: StateDict) -> StateDict:
@@ -87,8 +87,8 @@ class Scaffold(Averaged[Options, Reply]):
         options, names = self.config.average, self.c.keys()
         mean = average_layers(moves, [1] * len(moves), self.c, options, names)
         moved = Counter(key for move in moves for key in move)
-        having = Counter(key for own in keys.values() for key in own.values())
-        self.c = {key: c + moved[key] / having[key] * mean[key] for key, c in self.c.items()}
+        owners = Counter(key for names_of_k in keys.values() for key in names_of_k.values())
+        self.c = {key: c + moved[key] / owners[key] * mean[key] for key, c in self.c.items()}
         self.accepted = {**self.accepted, **{client.k: t for client in replies.clients}}
         return {}
 

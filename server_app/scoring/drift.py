@@ -1,12 +1,12 @@
-"""How far clients train apart: the share of their movement that cancels in its mean.
+"""Client drift: the share of the clients' updates that cancels in their mean.
 
     drift = 1 − m ‖Δ̄‖² / Σ_k ‖Δ_k‖²,    Δ_k = w_k − w,  Δ̄ = 1/m Σ_k Δ_k
 
-over the parameters of the m clients of a round that train one architecture, all counted alike. It
-is 0 where all move alike, 1 − 1/m where they move at right angles, and 1 where nothing is left. The
-fraction is the gradient diversity of Yin et al., "Gradient Diversity: a Key Ingredient for Scalable
-Distributed Learning", AISTATS 2018, upside down, of whole local updates. Of several architectures
-the sums of numerators and denominators are taken.
+over the parameters of the m clients of a round that train one architecture, with equal weights. It
+is 0 for equal updates, 1 − 1/m for orthogonal ones, and 1 if the mean is zero. The fraction is the
+inverse of the gradient diversity of Yin et al., "Gradient Diversity: a Key Ingredient for Scalable
+Distributed Learning", AISTATS 2018, for local updates in place of gradients. With several
+architectures, numerators and denominators are summed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,10 +24,10 @@ from server_app.method import Client, Method
 @final
 @dataclass
 class _Group:
-    """Clients of one architecture."""
+    """Sums over the clients of one architecture."""
 
     clients: int = 0
-    total: list[Tensor] = field(default_factory=list)  #: Σ Δ_k, float64, a tensor each
+    total: list[Tensor] = field(default_factory=list)  #: Σ Δ_k, one float64 tensor per piece
     squares: float = 0.0  #: Σ ‖Δ_k‖²
 
 
@@ -36,8 +36,9 @@ def measure(
     sent: Mapping[int, Request],
     good: Sequence[tuple[Client, Reply]],
 ) -> float | None:
-    """The drift of a round's replies, in [0, 1]; None where no two clients of one architecture
-    sent weights that moved. ``sent``: what they were sent, by client.
+    """Return the drift of a round's replies, in [0, 1].
+
+    None if no two clients of one architecture changed their weights. ``sent``: requests by client.
     """
     groups: dict[str, _Group] = {}
     for client, reply in good:
@@ -50,10 +51,10 @@ def measure(
         group.squares += sum(float(step.square().sum()) for step in moved)
         totals = group.total or [torch.zeros_like(step) for step in moved]
         group.total = [total.add_(step) for total, step in zip(totals, moved, strict=True)]
-    apart = moved_in_all = 0.0
+    apart = squares = 0.0
     for group in groups.values():
         if group.clients > 1:
             together = sum(float(total.square().sum()) for total in group.total)
             apart += group.squares - together / group.clients
-            moved_in_all += group.squares
-    return max(apart, 0.0) / moved_in_all if moved_in_all > 0 else None
+            squares += group.squares
+    return max(apart, 0.0) / squares if squares > 0 else None

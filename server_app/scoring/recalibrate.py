@@ -1,18 +1,18 @@
 """BatchNorm's running statistics measured by the clients (``score.bn = "recalibrated"``).
 
-A network that only saw noise, or only ever normalised by the batch, has running statistics that are
-nobody's. Before the global models are scored, clients say what their BatchNorm layers see of the
-training data: n_k, and for each channel of each layer's inputs the mean μ_k and the variance σ²_k.
-The server takes what all the data together would give, in float64 and in order of k:
+A network that was trained on noise, or only normalised by batches, has running statistics that do
+not match any client's data. Before the global models are scored, clients send statistics over their
+training data: n_k, and for each channel of each BatchNorm layer's input the mean μ_k and the
+variance σ²_k. The server computes the statistics over all the data, in float64 and in order of k:
 
     μ = Σ n_k μ_k / n      σ² = Σ n_k (σ²_k + (μ_k − μ)²) / n      n = Σ n_k
 
-In pass 1 of ``score.passes`` the layers normalise by the batch at hand, in pass p by the statistics
-of pass p − 1. A layer behind no other is exact after pass 1, one behind i others after pass i + 1.
+In pass 1 of ``score.passes`` the layers normalise by each batch, in pass p by the statistics of
+pass p − 1. The first layer is exact after pass 1, a layer behind i others after pass i + 1.
 
-In a round that is scored the clients whose replies were used in it are asked, after the last round
-all. A client that fails or is refused is left out of the next passes, and ``min-replies`` holds for
-the rest. The method's own models keep their statistics, so that scoring changes no training.
+The clients whose replies were used in the round measure; after the last round, all clients do. A
+client that fails or is refused is left out of the next passes, and ``min-replies`` applies to the
+rest. The method's own models keep their statistics, so that scoring does not change training.
 """
 
 import copy
@@ -31,24 +31,26 @@ from common.training import tree
 from server_app.method import Client, Method, Models
 
 FARTHEST = 1e15
-"""Largest mean, and its square the largest variance: their pooled variance is a finite float32."""
+"""Largest mean; its square is the largest variance. The pooled variance is then a finite
+float32.
+"""
 
 
 class ScoredModel(NamedTuple):
-    """A global model that is measured: ``statistics`` it has, ``on`` the data of which clients."""
+    """A global model with its BatchNorm ``statistics``, and the clients that measure them."""
 
     spec: str
     w: StateDict
     statistics: StateDict
-    on: str  #: as ``measured_by`` takes it
+    on: str  #: argument of ``measured_by``
 
 
 @final
 class ScoredModels:
     """The global models of ``method`` as they are scored and saved.
 
-    ``statistics``: those measured in the round at hand: of the run's own models by their names, of
-    further ones under ``name/architecture``.
+    ``statistics``: those measured in the current round, by the name of the run's models; for
+    further models by ``name/architecture``.
     """
 
     def __init__(self, method: Method[MethodOptions, Reply]) -> None:
@@ -56,13 +58,13 @@ class ScoredModels:
         self.statistics: dict[str, StateDict] = {}
 
     def raw(self) -> dict[str, Classifier]:
-        """The method's networks, or its one model, if there is one, as the method has them."""
+        """Return the method's networks, else its only model if any, with their own statistics."""
         networks = self.method.networks()
         single = self.method.model() if not networks else None
         return networks if single is None else {single.spec: single}
 
     def nets(self) -> list[Classifier]:
-        """The same with what was measured."""
+        """Return the networks of ``raw`` with the measured statistics."""
         return [self._with(name, net) for name, net in self.raw().items()]
 
     def networks(self) -> dict[str, Classifier]:
@@ -77,49 +79,51 @@ class ScoredModels:
         }
 
     def weights_to_score(self) -> StateDict | None:
-        """As the method's: the entries of one network, or of several behind their names. Where
-        networks share their layers, the largest one's statistics stand in them.
+        """Return the method's weights to score with the measured statistics.
+
+        Entries of several networks begin with the network's name. Where networks share layers, the
+        statistics are those of the largest.
         """
         w = self.method.weights_to_score()
         if w is None or not self.statistics:
             return w
-        whole = dict(w)
+        merged = dict(w)
         for name in self.raw():
             for entry, value in self.statistics.get(name, {}).items():
                 for place in (entry, f"{name}/{entry}"):
-                    if place in whole and whole[place].shape == value.shape:
-                        whole[place] = value
-        return whole
+                    if place in merged and merged[place].shape == value.shape:
+                        merged[place] = value
+        return merged
 
     def _with(self, name: str, net: Classifier) -> Classifier:
-        """A copy with the measured statistics, where there are any."""
-        if not (found := self.statistics.get(name)):
+        """Return a copy of ``net`` with the measured statistics, or ``net`` if there are none."""
+        if not (measured := self.statistics.get(name)):
             return net
         changed = copy.deepcopy(net)
-        changed.load_state_dict(changed.state_dict() | found)
+        changed.load_state_dict(changed.state_dict() | measured)
         return changed
 
 
 @final
 class Recalibration:
-    """One recalibration of what is ``shown``, by the clients ``asked`` as long as they are good.
+    """Measurement of the statistics of the models ``shown`` by the clients ``asked``, in passes.
 
-    Raises ``ValueError`` if clients cannot build a model whose statistics are to be measured.
+    Raises ``ValueError`` if clients cannot build one of the models.
     """
 
     def __init__(self, shown: ScoredModels, asked: Sequence[Client]) -> None:
         shown.statistics = {}
         self.shown, self.asked, self.passes = shown, list(asked), 0
         method, task = shown.method, shown.method.task
-        held = {
+        models = {
             name: ScoredModel(net.spec, tree.snapshot(net), statistics(net), name)
             for name, net in shown.raw().items()
         }
-        for further, models in method.further().items():
-            for spec, w in models.items():
-                told = statistics(method.build(spec, w))
-                held[f"{further}/{spec}"] = ScoredModel(spec, w, told, spec)
-        self.models = {name: model for name, model in held.items() if model.statistics}
+        for further, of_name in method.further().items():
+            for spec, w in of_name.items():
+                own = statistics(method.build(spec, w))
+                models[f"{further}/{spec}"] = ScoredModel(spec, w, own, spec)
+        self.models = {name: model for name, model in models.items() if model.statistics}
         for model in self.models.values():
             try:
                 tree.check_like(model.w, task.expected(model.spec), "its model")
@@ -127,15 +131,17 @@ class Recalibration:
                 why = f'method = "{method.config.run.method}", whose model clients cannot build'
                 raise not_allowed("score.bn", "recalibrated", why, "running", "batch") from error
         self._by = {n: {c.k for c in method.measured_by(m.on)} for n, m in self.models.items()}
-        self.measuring = sum(1 for client in asked if self.of(client))  #: how many are asked
+        self.measuring = sum(
+            1 for client in asked if self.of(client)
+        )  #: number of clients that measure
 
     def of(self, client: Client) -> tuple[str, ...]:
-        """The names of the models that a client measures."""
+        """Return the names of the models that a client measures."""
         return tuple(name for name in self.models if client.k in self._by[name])
 
     def request(self) -> list[tuple[Client, StatisticsRequest]]:
-        """What the next pass asks."""
-        payload = cache(self._measure)  # equal payloads are one object, which is packed once
+        """Return each client's request of the next pass."""
+        payload = cache(self._measure)  # equal requests are one object, which is packed once
         return [(client, payload(names)) for client in self.asked if (names := self.of(client))]
 
     def _measure(self, names: tuple[str, ...]) -> StatisticsRequest:
@@ -147,40 +153,41 @@ class Recalibration:
         )
 
     def check(self, client: Client, answer: StatisticsReply) -> None:
-        """Raise ``ValueError`` for an answer that is not to be used."""
+        """Raise ``ValueError`` for a reply that is not valid."""
         if answer.n != client.n:
             raise ValueError(
                 f"it is over {answer.n} training samples, in the census the client had {client.n}"
             )
         if sorted(answer.models) != (names := sorted(self.of(client))):
             raise ValueError(f"it is of the models {sorted(answer.models)}, expected {names}")
-        for name, found in answer.models.items():
-            tree.check_like(found, self.models[name].statistics, name)
-            for entry, value in found.items():
+        for name, measured in answer.models.items():
+            tree.check_like(measured, self.models[name].statistics, name)
+            for entry, value in measured.items():
                 most = FARTHEST**2 if entry.endswith(VARIANCE) else FARTHEST
                 if bool((value.abs() > most).any()):
                     raise ValueError(f"{name}: {entry!r} has values beyond {most:g}")
 
     def take(self, good: Sequence[tuple[Client, StatisticsReply]]) -> None:
-        """Combine the good answers of a pass; whoever gave none is not asked again."""
+        """Combine the good replies of a pass; clients without one leave the next passes."""
         answered, self.passes = {client.k for client, _ in good}, self.passes + 1
         self.asked = [c for c in self.asked if c.k in answered or not self.of(c)]
         for name in self.models:
             parts = [(c.n, answer.models[name]) for c, answer in good if name in answer.models]
             if parts:
-                w, found = self.models[name].w, pooled(parts)
-                self.shown.statistics[name] = {e: v.to(w[e].dtype) for e, v in found.items()}
+                w = self.models[name].w
+                pool = pooled(parts).items()
+                self.shown.statistics[name] = {entry: v.to(w[entry].dtype) for entry, v in pool}
 
 
 def pooled(parts: Sequence[tuple[int, StateDict]]) -> StateDict:
-    """Means and variances (C) float64 over all the data, from those over n samples each."""
-    found = {name: torch.zeros_like(value) for name, value in parts[0][1].items()}
+    """Return means and variances (C), float64, of all data from those of parts of n samples."""
+    pool = {name: torch.zeros_like(value) for name, value in parts[0][1].items()}
     total = sum(n for n, _ in parts)
-    for name in (name for name in found if name.endswith(MEAN)):
+    for name in (name for name in pool if name.endswith(MEAN)):
         variance = name.removesuffix(MEAN) + VARIANCE
         for n, part in parts:
-            found[name] += n / total * part[name]
+            pool[name] += n / total * part[name]
         for n, part in parts:
-            apart = part[name] - found[name]
-            found[variance] += n / total * (part[variance] + apart.square())
-    return found
+            apart = part[name] - pool[name]
+            pool[variance] += n / total * (part[variance] + apart.square())
+    return pool

@@ -1,4 +1,4 @@
-"""How good models are: the server's on its test set, and what clients say on their own data."""
+"""Scores of models: the server's on its test set, and those of clients on their own data."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -23,20 +23,20 @@ from server_app.scoring.recalibrate import ScoredModels
 from server_app.stopped import DivergedRound
 
 ABSURD = 1e4
-"""Times the loss of the first model, or that of a guess: above it a model has learnt nothing."""
-GLANCE = 64  #: images that are enough to see whether a model computes numbers at all
+"""Factor of the loss of the first model, or of a guess, above which a model is useless."""
+GLANCE = 64  #: images for a check that a model's loss is finite
 
 
 @final
 class Scorer:
-    """Scores ``method``'s models on the test part of ``dataset``."""
+    """Scorer of ``method``'s models on the test part of ``dataset``."""
 
     def __init__(self, method: Method[MethodOptions, Reply], dataset: Dataset) -> None:
         self.method, self.task, self.shown = method, method.task, ScoredModels(method)
         self.x, self.y = dataset.x_test, dataset.y_test
 
     def score(self, entry: Entry) -> None:
-        """Write accuracy and loss of the server's model, the mean where there are several."""
+        """Write accuracy and loss of the server's model, or the mean of several, to the entry."""
         method, nets = self.method, self.shown.nets()
         if not nets:
             entry.accuracy = entry.loss = None
@@ -66,25 +66,26 @@ class Scorer:
             entry.accuracies = named
 
     def main(self, nets: Sequence[Classifier]) -> list[Classifier]:
-        """Those whose mean is the run's score."""
+        """Return the networks whose mean is the run's score."""
         return [net for net in nets if self.method.main in ("", net.spec)]
 
     def _by_statistics(self, accuracy: float) -> dict[str, float]:
-        """The run's accuracy by what BatchNorm normalises with: as ``score.bn`` says, which
-        is ``accuracy``, and by the method's own running statistics and by the test batch's.
+        """Return the run's accuracy with running, batch and, if measured, recalibrated statistics.
+
+        ``accuracy``: with the statistics that ``score.bn`` names.
         """
-        ours = self.task.config.score.bn
-        if ours == "recalibrated" and not self.shown.statistics:
-            ours = "running"  # before round 1
-        found = {"running": 0.0, "batch": 0.0, ours: accuracy}
-        for bn in found.keys() - {ours}:
+        scored = self.task.config.score.bn
+        if scored == "recalibrated" and not self.shown.statistics:
+            scored = "running"  # before round 1
+        accuracies = {"running": 0.0, "batch": 0.0, scored: accuracy}
+        for bn in accuracies.keys() - {scored}:
             nets = self.main(list(self.shown.raw().values()))
             results = [evaluate(net, self.x, self.y, self.task, bn=bn) for net in nets]
-            found[bn] = fmean(result.accuracy for result in results)
-        return found
+            accuracies[bn] = fmean(result.accuracy for result in results)
+        return accuracies
 
     def _covered(self, nets: list[Classifier]) -> float | None:
-        """Accuracy on the classes that can be learnt; None if all can, or none."""
+        """Return the accuracy on classes that some client holds; None if those are all or none."""
         missing = self.method.uncovered()
         if not missing or len(missing) == self.task.num_classes:
             return None
@@ -95,12 +96,12 @@ class Scorer:
         return fmean(evaluate(net, x, y, self.task).accuracy for net in nets)
 
     def check_sound(self, entry: Entry, first: float | None) -> None:
-        """Raise ``DivergedRound`` if the loss after a round is no finite number, or one that no
-        model has that was only just drawn, naming whom to look at. ``first``: the loss before round
-        1.
+        """Raise ``DivergedRound``, with the suspect clients, if the loss is not finite or too
+        large.
 
-        One client's finite but enormous weights can make an average useless. No client could train
-        from it again, so the round is not kept, and resuming starts before it.
+        ``first``: the loss before round 1, by which the limit is set. Finite but enormous weights
+        of one client can make an average useless. No client can train from it, so the round is not
+        kept, and resuming starts before it.
         """
         loss = entry.loss if "loss" in entry.model_fields_set else self._glance()
         most = ABSURD * max(first or 0.0, math.log(self.task.num_classes))
@@ -109,21 +110,21 @@ class Scorer:
         line = f"round {entry.round}: the loss of the server's model is {loss:.3g}, so the round "
         line += "is not kept"
         if entry.magnitudes and not self.task.config.privacy.on:
-            size, k = max((told.largest, k) for k, told in entry.magnitudes.items())
+            size, k = max((size.largest, k) for k, size in entry.magnitudes.items())
             line += f"; the largest number that a client sent is {size:.3g}, from client {k}"
         raise DivergedRound(line, entry.round, suspects(entry.magnitudes))
 
     def _glance(self) -> float | None:
-        """The loss on a few test images; None where the server has no model."""
-        found: list[Classifier | None] = [*self.method.networks().values()]
+        """Return the loss on a few test images; None if the server has no model."""
+        networks: list[Classifier | None] = [*self.method.networks().values()]
         x, y = self.x[:GLANCE], self.y[:GLANCE]
-        nets = [net for net in found or [self.method.model()] if net is not None]
+        nets = [net for net in networks or [self.method.model()] if net is not None]
         losses = [evaluate(net, x, y, self.task).loss for net in nets]
         return fmean(losses) if losses else None
 
 
 def asks(shown: ScoredModels, clients: Sequence[Client]) -> list[tuple[Client, ScoreRequest]]:
-    """What the clients of ``score.clients`` are asked to score."""
+    """Return the score request of each client of ``score.clients``."""
     networks, further, own = shown.networks(), shown.further(), shown.method.global_spec
 
     def ask(spec: str, w: StateDict | None) -> ScoreRequest:
@@ -131,14 +132,14 @@ def asks(shown: ScoredModels, clients: Sequence[Client]) -> list[tuple[Client, S
             spec=spec, w=w, models={name: of[spec or own] for name, of in further.items()}
         )
 
-    each = {name: ask(net.spec, tree.snapshot(net)) for name, net in networks.items()}
-    one = None if each else ask("", shown.weights_to_score())
+    by_name = {name: ask(net.spec, tree.snapshot(net)) for name, net in networks.items()}
+    one = None if by_name else ask("", shown.weights_to_score())
     scoring = _sample(shown, clients)
-    return [(client, one or each[shown.method.scored_by(client)]) for client in scoring]
+    return [(client, one or by_name[shown.method.scored_by(client)]) for client in scoring]
 
 
 def _sample(shown: ScoredModels, clients: Sequence[Client]) -> Sequence[Client]:
-    """Those that score, in order of k: the same ones every time."""
+    """Return the clients that score, in order of k, the same in every round."""
     size, seed = shown.method.config.score.clients, shown.method.task.seed
     if not 0 < size < len(clients):
         return clients
@@ -147,8 +148,9 @@ def _sample(shown: ScoredModels, clients: Sequence[Client]) -> Sequence[Client]:
 
 
 def checking(method: Method[MethodOptions, Reply]) -> Callable[[Client, ScoreReply], None]:
-    """Raises ``ValueError`` unless a client's score is over its test samples of the census, and of
-    the models that were asked for.
+    """Return a function that raises ``ValueError`` for a score reply that is not valid.
+
+    A score must be over the test samples of the census, and of the requested models.
     """
     further, shared = sorted(method.further()), method.weights_to_score() is not None
 
@@ -161,8 +163,8 @@ def checking(method: Method[MethodOptions, Reply]) -> Callable[[Client, ScoreRep
             ("global", score.accuracy_global, n > 0 and shared),
         ):
             if (got is not None) != expected:
-                there = "is missing" if expected else "was not asked for"
-                raise ValueError(f"the accuracy of the {what} model {there}")
+                why = "is missing" if expected else "was not asked for"
+                raise ValueError(f"the accuracy of the {what} model {why}")
         if sorted(score.accuracies) != (names := further if n else []):
             raise ValueError(f"it scores the models {sorted(score.accuracies)}, expected {names}")
 
@@ -170,7 +172,7 @@ def checking(method: Method[MethodOptions, Reply]) -> Callable[[Client, ScoreRep
 
 
 def write_scores(scores: Sequence[ScoreReply], name: str, entry: Entry) -> None:
-    """Write down what clients scored and how even it is; ``name``: of the run's own model."""
+    """Write clients' scores and their fairness to the entry; ``name``: of the run's own model."""
     always = {"k", "n", "accuracy", "accuracy_global"}
     entry.scores = [
         ClientScore(**s.model_dump(include=always | ({"accuracies"} if s.accuracies else set())))
@@ -181,18 +183,16 @@ def write_scores(scores: Sequence[ScoreReply], name: str, entry: Entry) -> None:
 
 
 def _fairness(tested: Sequence[ScoreReply], name: str) -> Fairness:
-    """AMP, FM and WLP: of the global model, or of the clients' own where there is none; then of
-    every model by its name.
-    """
+    """Return AMP, FM and WLP of the global model, else of the clients' own, and of each model."""
     sizes = [score.n for score in tested]
     named: dict[str, list[float | None]] = {
         name: [score.accuracy_global for score in tested],
         "own": [score.accuracy for score in tested],
-        **{each: [s.accuracies.get(each) for s in tested] for each in tested[0].accuracies},
+        **{model: [s.accuracies.get(model) for s in tested] for model in tested[0].accuracies},
     }
     known = {
-        each: Spread(**fairness([value for value in values if value is not None], sizes))
-        for each, values in named.items()
+        model: Spread(**fairness([value for value in values if value is not None], sizes))
+        for model, values in named.items()
         if None not in values
     }
     main = known.get(name) or known["own"]

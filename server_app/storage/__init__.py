@@ -1,1 +1,1 @@
-"""What a run leaves on the server: journal, checkpoint, summary, and the lock on its folder."""
+"""Files of a run on the server: journal, checkpoint, summary, and the lock on its folder."""

@@ -1,4 +1,4 @@
-"""The server's state after the last rounds, written atomically: a run can go on, or back."""
+"""Checkpoints: the server's state after the last rounds, to resume a run or to go back."""
 
 import contextlib
 import json
@@ -32,35 +32,35 @@ FREE = {
     "wire": {"max_mb"},
     "node": {"device", "memory_mb", "state_dir"},
 }
-"""What a resumed run may change; all else decides the numbers, and so do ``rounds`` if a learning
-rate falls over the whole run (``cosine``)."""
+"""Settings that a resumed run may change. All others decide the results, and so does ``rounds`` if
+the learning rate decreases over all rounds (``cosine``)."""
 
 
 @final
 class Checkpoint(Records, kind="checkpoint.Checkpoint"):
-    """Method state after round t, and the configuration that it belongs to."""
+    """The method's state after round t, and the configuration of its run."""
 
     t: int
     experiment: str
     config: str
     entry: str
-    """The journal's line of round t, which a crash may have kept from the journal itself."""
+    """The journal's line of round t; after a crash the journal may lack it."""
     state: dict[str, object]
     nodes: dict[int, int] = {}
-    """Which node each client was."""
+    """Node id of each client."""
     kept: dict[int, int] = {}
     """Round of each client's newest state, by client; clients without state are left out."""
     undone: list[str] = []
-    """The rounds that were undone, as the journal tells of them (``Undone``, JSON)."""
+    """The undone rounds, as in the journal (``Undone``, JSON)."""
 
 
 def path_in(folder: Path) -> Path:
-    """The newest."""
+    """Return the path of the newest checkpoint."""
     return folder / "checkpoint.safetensors"
 
 
 def older(folder: Path) -> dict[int, Path]:
-    """Those of rounds before the newest, by round, ascending."""
+    """Return the paths of the checkpoints before the newest, by round, ascending."""
     paths = _place(folder, 0).parent.glob("*.safetensors")
     return dict(sorted((int(path.stem), path) for path in paths if path.stem.isdecimal()))
 
@@ -72,22 +72,22 @@ def _place(folder: Path, t: int) -> Path:
 def write(
     config: Config, entry: Entry, state: Records, undone: Sequence[Undone], **more: Any
 ) -> None:
-    """Keep the state after the round of ``entry``; before the journal has that entry.
+    """Write the state after the round of ``entry``, before the journal gets that entry.
 
-    The newest ``keep`` stay, the one before under its round in ``checkpoints``. ``more``: further
-    fields of a ``Checkpoint``.
+    The newest ``keep`` checkpoints stay; those of earlier rounds are in ``checkpoints``. ``more``:
+    further fields of a ``Checkpoint``.
     """
     folder, t, keep = Path(config.run.out), entry.round, config.run.keep
-    rounds = [each.model_dump_json() for each in undone]
+    rounds = [one.model_dump_json() for one in undone]
     own, line = _identity(config), entry.line()
     checkpoint = Checkpoint(t=t, config=own, entry=line, state=dict(state), undone=rounds, **more)
     newest, before = path_in(folder), _place(folder, t - 1)
-    if keep > 1 and newest.exists():  # it is of round t - 1, which every run goes on from
+    if keep > 1 and newest.exists():  # the newest checkpoint is always of round t - 1
         before.parent.mkdir(exist_ok=True)
         before.unlink(missing_ok=True)
         try:
             os.link(newest, before)
-        except OSError:  # a file has one name only here
+        except OSError:  # a file system without hard links
             shutil.copy2(newest, before)
     write_atomically(newest, checkpoint.pieces(), private=True)
     for past, path in older(folder).items():
@@ -96,9 +96,7 @@ def write(
 
 
 def go_back(folder: Path, t: int) -> None:
-    """Make the checkpoint of round t the newest again; those of later rounds go, and the summary
-    with them.
-    """
+    """Make the checkpoint of round t the newest; delete later checkpoints and the summary."""
     if (path := _place(folder, t)).exists():
         (folder / "summary.json").unlink(missing_ok=True)
         os.replace(path, path_in(folder))
@@ -108,19 +106,19 @@ def go_back(folder: Path, t: int) -> None:
 
 
 def undo(folder: Path, undone: Undone) -> None:
-    """Go back to before a round, and note in the checkpoint that it was undone.
+    """Go back to the checkpoint before a round, and add the undone round to that checkpoint.
 
-    Raises ``ValueError`` if the checkpoint before it is not kept.
+    Raises ``ValueError`` if that checkpoint is missing.
     """
     saved = load(folder, undone.round - 1)
     go_back(folder, saved.t)
-    noted = [*saved.undone, undone.model_dump_json()]
-    after = saved.model_copy(update={"undone": noted})
+    rounds = [*saved.undone, undone.model_dump_json()]
+    after = saved.model_copy(update={"undone": rounds})
     write_atomically(path_in(folder), after.pieces(), private=True)
 
 
 def advice(folder: Path, most: int | None = None) -> str:
-    """What can be done without the newest state, or without that of rounds after ``most``."""
+    """Return the remedy if the newest state is lost, or all states of rounds after ``most``."""
     for t, path in reversed(older(folder).items()):
         with contextlib.suppress(OSError, ValueError):
             if most is None or t <= most:
@@ -130,9 +128,9 @@ def advice(folder: Path, most: int | None = None) -> str:
 
 
 def load(folder: Path, t: int = -1) -> Checkpoint:
-    """The checkpoint of round t, or the newest.
+    """Return the checkpoint of round t, or the newest for t = -1.
 
-    Raises ``ValueError``, one line: none there; ``Damaged`` if it is, with what can still be done.
+    Raises ``ValueError``, one line, if there is none; ``Damaged``, with the remedy, if it is.
     """
     path, past = path_in(folder), older(folder)
     if not path.exists() and not past:
@@ -143,26 +141,28 @@ def load(folder: Path, t: int = -1) -> Checkpoint:
     except Damaged as error:
         raise Damaged(f"{error}; {advice(folder, t - 1 if t in past else None)}") from error
     if t not in (-1, checkpoint.t):
-        kept = ", ".join(str(each) for each in [*past, checkpoint.t])
+        kept = ", ".join(str(one) for one in [*past, checkpoint.t])
         raise ValueError(f"from-round = {t}: {folder} has no checkpoint of it; kept are {kept}")
     return checkpoint
 
 
 def read(folder: Path, config: Config) -> Checkpoint:
-    """The checkpoint in ``folder`` that a run goes on from.
+    """Return the checkpoint in ``folder`` from which a run resumes.
 
-    A key that it lacks has its old default. Raises ``ValueError``, one line: none there, damaged,
-    or of another configuration (first differing key, both values).
+    A key that the checkpoint lacks has its old default.
+
+    Raises ``ValueError``, one line: it is missing, damaged, or of another configuration (with the
+    first differing key and both values).
     """
     checkpoint = load(folder, config.run.from_round)
     path = path_in(folder)
-    theirs = _located(json.loads(checkpoint.config), Path(config.run.out))
-    ours = json.loads(_identity(config))
-    for each in (theirs["run"], ours["run"]):  # 0: as many as were connected
-        each["clients"] = each["clients"] or len(checkpoint.nodes)
-    for table in sorted(theirs.keys() | ours.keys()):
-        b = ours.get(table, {})
-        a = {**_before(config, table, b), **theirs.get(table, {})}
+    saved = _located(json.loads(checkpoint.config), Path(config.run.out))
+    current = json.loads(_identity(config))
+    for run in (saved["run"], current["run"]):  # 0: all clients that were connected
+        run["clients"] = run["clients"] or len(checkpoint.nodes)
+    for table in sorted(saved.keys() | current.keys()):
+        b = current.get(table, {})
+        a = {**_before(config, table, b), **saved.get(table, {})}
         for key in sorted(a.keys() | b.keys()):
             if a.get(key) != b.get(key):
                 name = key if table == "run" else f"{table}.{key}"
@@ -174,12 +174,12 @@ def read(folder: Path, config: Config) -> Checkpoint:
 
 
 def _identity(config: Config) -> str:
-    """What decides the numbers: the tables that the method reads, without what is free."""
+    """Return as JSON the settings that decide the results: all that the method reads but FREE."""
     own = table_of(config.run.method)
     needed = {"run", "data", "train", "score", "wire", own, *config.method.uses}
     tables = {name: section for name, section in config.tables.items() if name in needed}
-    falls = any(isinstance(each, Descent) and each.cosine for each in tables.values())
-    fixed = {"rounds"} if falls else set()
+    cosine = any(isinstance(one, Descent) and one.cosine for one in tables.values())
+    fixed = {"rounds"} if cosine else set()
     dumped = {
         name: section.model_dump(exclude=FREE.get(name, set()) - fixed)
         for name, section in tables.items()
@@ -200,7 +200,7 @@ def _before(config: Config, table: str, keys: Iterable[str]) -> dict[str, Value]
 
 
 def _located(tables: Tables, folder: Path) -> Tables:
-    """Return the tables with paths inside ``folder`` as relative to it."""
+    """Return the tables with paths inside ``folder`` relative to it."""
     return {
         name: {k: relative(v, folder) if isinstance(v, str) else v for k, v in table.items()}
         for name, table in tables.items()

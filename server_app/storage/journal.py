@@ -1,4 +1,4 @@
-"""journal.jsonl: one line for each round, appended and flushed when the round is done."""
+"""journal.jsonl: one line for each round, appended and flushed at the end of the round."""
 
 import itertools
 import os
@@ -20,25 +20,22 @@ class Journal:
         self.path = folder / "journal.jsonl"
 
     def append(self, entry: Entry) -> None:
-        """Add a round behind the last line."""
+        """Append an entry, and wait until it is on the disk."""
         with open(self.path, "ab") as file:
             file.write(sealed(entry))
             file.flush()
             os.fsync(file.fileno())
 
     def entries(self) -> list[Entry]:
-        """Those of all whole lines up to the first that is damaged or cut short.
+        """Return the entries up to the first damaged or incomplete line.
 
-        Raises ``OtherVersion`` for a journal that another release wrote.
+        Raises ``OtherVersion`` for a journal of another release.
         """
-        whole = itertools.takewhile(lambda line: not line.why, self._lines())
-        return [line.entry for line in whole if line.entry is not None]
+        valid = itertools.takewhile(lambda line: not line.why, self._lines())
+        return [line.entry for line in valid if line.entry is not None]
 
     def before(self, t: int) -> list[Line]:
-        """The lines of the rounds before t.
-
-        Raises ``Damaged`` if one is not as it was written, or is missing.
-        """
+        """Return the lines of rounds before t. Raises ``Damaged`` if one is damaged or missing."""
         lines = self._lines()[:t]
         for t_line, line in enumerate(lines):
             if line.why or line.entry is None or line.entry.round != t_line:
@@ -50,9 +47,9 @@ class Journal:
         return lines
 
     def rewind(self, last: Entry) -> None:
-        """Make ``last``, the checkpoint's round, the last line; later rounds will be repeated.
+        """Make ``last``, the checkpoint's entry, the last line; later rounds will be repeated.
 
-        Raises as ``before`` does.
+        Raises ``Damaged`` if an earlier line is damaged or missing.
         """
         kept = b"".join(line.raw + b"\n" for line in self.before(last.round))
         write_atomically(self.path, kept + sealed(last))
@@ -63,7 +60,7 @@ class Journal:
 
 @contextmanager
 def clock(entry: Entry, phase: str) -> Iterator[None]:
-    """Add the block's wall-clock seconds to a phase of the entry."""
+    """Add the wall-clock seconds of the ``with`` block to a phase of the entry."""
     start = time.perf_counter()
     try:
         yield

@@ -1,8 +1,7 @@
-"""One run at a time writes to a folder; whoever watches can tell that it is still at work.
+"""Lock a run's folder: one run at a time writes to it, and others see that it is running.
 
-A run holds the lock of a file there, which the system releases when the process ends, however it
-ends, so that a killed run leaves nothing to clear away. Where files cannot be locked nothing is
-held.
+A run holds a file lock there. The system releases it when the process ends, also if it is killed,
+so that no stale lock remains. On a file system without locks there is no protection.
 """
 
 import contextlib
@@ -14,13 +13,13 @@ from pathlib import Path
 import filelock
 
 NAME = ".running"
-PATIENCE = 20.0  #: seconds; a run that was killed with its launcher needs a few to end
-POLL = 0.1
+PATIENCE = 20.0  #: seconds; a run that was killed with its launcher takes a few to end
+POLL = 0.1  #: seconds
 
 
 @contextlib.contextmanager
 def hold(folder: Path, patience: float = PATIENCE) -> Iterator[None]:
-    """Hold the folder, so that no other process does.
+    """Hold the folder's lock.
 
     Raises ``ValueError`` if another process still holds it after ``patience`` seconds, or if the
     folder cannot be written.
@@ -38,7 +37,7 @@ def hold(folder: Path, patience: float = PATIENCE) -> Iterator[None]:
                     "its end or stop it"
                 )
             time.sleep(POLL)
-        with contextlib.suppress(OSError):  # a full disk: the lock is what counts
+        with contextlib.suppress(OSError):  # a full disk: the process id is not essential
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"{os.getpid()}\n".encode())
         yield
@@ -47,7 +46,7 @@ def hold(folder: Path, patience: float = PATIENCE) -> Iterator[None]:
 
 
 def held(folder: Path) -> bool:
-    """Whether a process holds the folder now, found by taking the lock for a moment."""
+    """Return whether a process holds the folder's lock; take the lock for a moment to test it."""
     try:
         descriptor = os.open(folder / NAME, os.O_RDWR)
     except OSError:
@@ -59,7 +58,7 @@ def held(folder: Path) -> bool:
 
 
 def _holder(folder: Path) -> str:
-    """The process id that was written by the process that holds the folder."""
+    """Return the id of the process that holds the folder's lock."""
     try:
         return (folder / NAME).read_text(errors="replace")[:20].strip() or "unknown"
     except OSError:
@@ -67,7 +66,7 @@ def _holder(folder: Path) -> str:
 
 
 def _locked(descriptor: int) -> bool:
-    """Whether the lock was to be had, or files cannot be locked here."""
+    """Take the lock, and return whether that succeeded or the file system has no locks."""
     try:
         return filelock.lock_descriptor(descriptor, blocking=False)
     except OSError:  # a file system without locks

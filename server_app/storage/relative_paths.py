@@ -1,4 +1,4 @@
-"""A run's folder keeps the paths inside it as relative, so that it can be moved and copied."""
+"""Keep paths inside a run's folder relative to it, so that the folder can be moved and copied."""
 
 import os
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ OF_A_NODE = ("data-dir", "public-dir", "state-dir")
 
 
 def places(flat: Mapping[str, Value]) -> list[str]:
-    """Return the keys of folders and files that are set, of all clients or of one."""
+    """Return the keys of all settings that name a folder or file, of all clients or of one."""
     return [
         key
         for key, value in flat.items()
@@ -21,13 +21,13 @@ def places(flat: Mapping[str, Value]) -> list[str]:
 
 
 def relative(path: str, folder: Path) -> str:
-    """Return a path inside ``folder`` as relative to it; any other stays as it is."""
+    """Return a path inside ``folder`` relative to it, and any other path unchanged."""
     inside = os.path.isabs(path) and Path(path).is_relative_to(folder)
     return os.path.relpath(path, folder) if inside else path
 
 
 def to_relative(flat: Mapping[str, Value], folder: Path) -> dict[str, Value]:
-    """Return a run config as the run in ``folder`` keeps it in ``config.toml``."""
+    """Return a run config in the form of ``config.toml`` in ``folder``, with relative paths."""
     inside = {
         key: relative(os.path.abspath(str(flat[key])), folder)
         for key in (*places(flat), "plugins")
@@ -37,10 +37,10 @@ def to_relative(flat: Mapping[str, Value], folder: Path) -> dict[str, Value]:
 
 
 def to_absolute(flat: Mapping[str, Value], folder: Path) -> dict[str, Value]:
-    """Return the run config that ``config.toml`` in ``folder`` has, with absolute paths.
+    """Return the run config of ``config.toml`` in ``folder``, with absolute paths.
 
-    Earlier releases kept ``out`` and what is inside it as absolute: these paths now lead to the
-    folder where it lies.
+    Earlier releases wrote ``out`` and the paths inside it as absolute; these paths are changed to
+    the folder's present place.
     """
     before = folder / str(flat.get("out", ""))
     inside = {

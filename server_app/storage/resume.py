@@ -1,5 +1,6 @@
-"""Going on from a checkpoint: that of a run that ended, or the one before a round that left a
-useless model, which is repeated without the suspects, once.
+"""Resume from a checkpoint: of a run that ended, or of the round before a diverged one.
+
+A diverged round is repeated once, without the suspects.
 """
 
 import logging
@@ -24,7 +25,7 @@ log = logging.getLogger("flwr.fedmosaic")
 
 
 def newest(config: Config) -> Checkpoint:
-    """The checkpoint to go on from; raises ``Stopped`` if there is none, or all rounds are done."""
+    """Return the checkpoint to resume from. Raises ``Stopped`` without one or after all rounds."""
     folder = Path(config.run.out)
     try:
         saved = checkpoint.read(folder, config)
@@ -37,17 +38,18 @@ def newest(config: Config) -> Checkpoint:
 def restore(
     method: Method[MethodOptions, Reply], journal: Journal, saved: Checkpoint
 ) -> tuple[Entry, list[Undone]]:
-    """Set the method's state, and make the checkpoint's round the journal's last; returns its entry
-    and the rounds that were undone before.
+    """Restore the method's state, and make the checkpoint's round the journal's last.
+
+    Return the journal entry of that round, and the rounds that were undone before.
     """
     run, folder, last = method.config.run, journal.path.parent, Entry.read(saved.entry)
     try:
         method.restore(saved.state)
     except ValidationError as error:
         raise ValueError(f"the checkpoint's state is not that of {run.method}") from error
-    undone = [Undone.model_validate_json(each) for each in saved.undone]
-    method.excluded = frozenset(k for each in undone for k in each.suspects)
-    method.attempts = Counter(each.round for each in undone)
+    undone = [Undone.model_validate_json(text) for text in saved.undone]
+    method.excluded = frozenset(k for attempt in undone for k in attempt.suspects)
+    method.attempts = Counter(attempt.round for attempt in undone)
     try:
         journal.before(last.round)
     except Damaged as error:
@@ -59,36 +61,37 @@ def restore(
 
 
 def undo(
-    absurd: DivergedRound, config: Config, trusted: Iterable[Client], past: Sequence[Undone]
+    diverged: DivergedRound, config: Config, trusted: Iterable[Client], past: Sequence[Undone]
 ) -> Checkpoint:
-    """Go back to the checkpoint before a round, and return it; ``past``: what was undone before.
+    """Go back to the checkpoint before a round and return it; ``past``: rounds undone before.
 
-    Raises ``absurd`` if the round was undone before, nobody is suspect or left without the
-    suspects, or the checkpoint is not kept; and under differential privacy: the model after the
-    round may have been sent to clients, and ε counts each round once.
+    Raises ``diverged`` if the round was undone before, if there is no suspect or no other trusted
+    client, or if the checkpoint is missing. It also does so under differential privacy: the model
+    after the round may have been sent to clients, and ε counts each round once.
     """
-    out, folder = absurd.suspects, Path(config.run.out)
-    again = any(each.round == absurd.t for each in past)
-    left = any(client.k not in out for client in trusted)
-    if config.privacy.on or again or not out or not left:
-        raise absurd
+    suspects, folder = diverged.suspects, Path(config.run.out)
+    repeated = any(attempt.round == diverged.t for attempt in past)
+    remaining = any(client.k not in suspects for client in trusted)
+    if config.privacy.on or repeated or not suspects or not remaining:
+        raise diverged
     try:
-        checkpoint.undo(folder, Undone(round=absurd.t, why=str(absurd), suspects=out))
+        checkpoint.undo(folder, Undone(round=diverged.t, why=str(diverged), suspects=suspects))
     except ValueError as error:
-        log.warning("round %d cannot be undone: %s", absurd.t, error)
-        raise absurd from error
-    who = ", ".join(map(str, out))
-    log.warning("round %d is undone and repeated without client %s: %s", absurd.t, who, absurd)
+        log.warning("round %d cannot be undone: %s", diverged.t, error)
+        raise diverged from error
+    names, t = ", ".join(map(str, suspects)), diverged.t
+    log.warning("round %d is undone and repeated without client %s: %s", t, names, diverged)
     return checkpoint.load(folder)
 
 
 def note(entry: Entry, past: Sequence[Undone]) -> None:
-    """Write down in a repeated round's entry that it was undone, and who is left out since."""
-    if not (again := [each for each in past if each.round == entry.round]):
+    """Add to a repeated round's entry its undone attempts, and a failure for each suspect."""
+    if not (attempts := [attempt for attempt in past if attempt.round == entry.round]):
         return
-    said = "left out from now on, its numbers were far out when the round was undone"
-    out = [(k, first_line(f"{said}: {each.why}", LONGEST)) for each in again for k in each.suspects]
-    entry.undone = again
+    excluded = "left out from now on, its numbers were far out when the round was undone"
+    entry.undone = attempts
     entry.failures = [
-        Failure(k=k, round=entry.round, reason=why) for k, why in out
+        Failure(k=k, round=entry.round, reason=first_line(f"{excluded}: {attempt.why}", LONGEST))
+        for attempt in attempts
+        for k in attempt.suspects
     ] + entry.failures

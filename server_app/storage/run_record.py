@@ -1,6 +1,4 @@
-"""What a run writes down: its settings, each round's checkpoint and line of the journal, and its
-summary, also if it fails.
-"""
+"""Write a run's files: its settings, checkpoints, journal, and its summary, also if it fails."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,9 +25,9 @@ log = logging.getLogger("flwr.fedmosaic")
 
 @final
 class Record:
-    """The files in a run's folder, and the trackers that hear of its rounds.
+    """The files in a run's folder, and the trackers that follow its journal.
 
-    ``settings``: the run config as it came.
+    ``settings``: the run config as the user wrote it.
     """
 
     def __init__(self, config: Config, sink: Sink, settings: Mapping[str, Value]) -> None:
@@ -39,9 +37,9 @@ class Record:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Follow a run: the trackers end with it, and if it fails its summary says why.
+        """Context of a run: start and end the trackers, and write a summary if the run fails.
 
-        Raises ``Stopped`` with that line then.
+        Raises ``Stopped`` with one line for every error.
         """
         with self.sink:
             try:
@@ -52,12 +50,12 @@ class Record:
                     line = f"{error.filename or folder} cannot be used: {error.strerror or line}"
                 if "--resume" not in line and checkpoint.path_in(folder).exists():
                     line += f"; the checkpoint is kept, go on with --resume {folder}"
-                with suppress(OSError, ValueError):  # on a full disk the line is all there is
+                with suppress(OSError, ValueError):  # a full disk: raise the line without it
                     self.add_summary(None, error=line)
                 raise Stopped(line) from error
 
     def add_settings(self, experiment: str, clients: int) -> None:
-        """Write ``config.toml``: the run config as it came, with what was still open in it."""
+        """Write ``config.toml``: the user's run config with the values known after the census."""
         settings = {**to_relative(self.settings, self.folder), "experiment": experiment}
         settings |= {"clients": clients, "resume": False, "from-round": -1}
         write_atomically(self.folder / "config.toml", to_toml(settings).encode())
@@ -65,25 +63,25 @@ class Record:
     def add(
         self, entry: Entry, state: Callable[[], Records], undone: Sequence[Undone], **more: Any
     ) -> None:
-        """Write the checkpoint after a round, then its line of the journal.
+        """Write the checkpoint after a round, then the journal's line.
 
-        ``state``: returns the method's; ``more``: further fields of the checkpoint.
+        ``state``: returns the method's state; ``more``: further fields of the checkpoint.
         """
         withhold(entry, self.config, len(more["nodes"]))
         with clock(entry, "checkpoint"):
             checkpoint.write(self.config, entry, state(), undone, **more)
         self.journal.append(entry)
         if entry.round:
-            log.info("round %d/%d: %s", entry.round, self.config.run.rounds, _told(entry))
+            log.info("round %d/%d: %s", entry.round, self.config.run.rounds, _log_text(entry))
 
     def add_summary(self, weights: StateDict | None, error: str = "") -> None:
         """Write ``summary.json``, and the weights if there are any."""
         summary.write(self.folder, self.config, self.journal.entries(), weights, error)
 
 
-def _told(entry: Entry) -> str:
-    """What those hear who follow Flower's log with ``flwr run --stream``."""
-    told = ["not scored" if entry.accuracy is None else f"accuracy {entry.accuracy:.4f}"]
-    told += [f"{len(entry.failures)} failures"] if entry.failures else []
-    told += [] if entry.reached is None else [f"the run ends: target {entry.reached:g} is reached"]
-    return ", ".join(told)
+def _log_text(entry: Entry) -> str:
+    """Return a round's results for Flower's log (``flwr run --stream``)."""
+    parts = ["not scored" if entry.accuracy is None else f"accuracy {entry.accuracy:.4f}"]
+    parts += [f"{len(entry.failures)} failures"] if entry.failures else []
+    parts += [] if entry.reached is None else [f"the run ends: target {entry.reached:g} is reached"]
+    return ", ".join(parts)

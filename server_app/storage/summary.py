@@ -1,4 +1,4 @@
-"""summary.json and model.safetensors: what a finished or stopped run comes down to."""
+"""summary.json and model.safetensors: the results of a finished or stopped run."""
 
 import json
 import platform
@@ -20,8 +20,8 @@ from common.settings.config import Config
 from common.settings.version import VERSION
 
 N = TypeVar("N", int, float)
-SOMETIMES = {"clients_in_all", "drift", "flops", "memory", "further_failures", "privacy"}
-"""What a summary leaves out where there is nothing of it; of all else it says ``null``."""
+OPTIONAL = {"clients_in_all", "drift", "flops", "memory", "further_failures", "privacy"}
+"""Keys that a summary leaves out if they have no value; all other keys are ``null`` then."""
 
 
 def write(
@@ -64,7 +64,7 @@ def write(
         "coefficients": last.coefficients or None,
         "cost": _cost(rounds),
         "clients": _clients(entries),
-        "clients_in_all": _of_many(entries),
+        "clients_in_all": _clients_in_all(entries),
         "bytes": _sums(entry.bytes for entry in entries),
         "drift": statistics.fmean(drifts) if drifts else None,
         "flops": {**flops, "total": sum(flops.values())} if flops else None,
@@ -84,24 +84,25 @@ def write(
             "python": platform.python_version(),
         },
     }
-    told = {k: v for k, v in summary.items() if v is not None or k not in SOMETIMES}
-    write_atomically(folder / "summary.json", (json.dumps(told, indent=1) + "\n").encode())
+    present = {k: v for k, v in summary.items() if v is not None or k not in OPTIONAL}
+    write_atomically(folder / "summary.json", (json.dumps(present, indent=1) + "\n").encode())
 
 
 def place(out: str, experiment: str) -> Path:
-    """The folder of a run's results: ``out``, or one named after the run, of the server's user."""
+    """Return the folder of a run's results: ``out``, or ``~/.fedmosaic/runs/EXPERIMENT``."""
     return Path(out).expanduser() if out else Path.home() / ".fedmosaic" / "runs" / experiment
 
 
 def complete(folder: Path, config: Config) -> str:
-    """Why the completed run in the folder does not go on under ``config``; empty if it would, or
-    there is none.
+    """Return why the completed run in the folder has no further round under ``config``.
+
+    The string is empty if a round follows, or if there is no completed run.
     """
     if config.run.from_round >= 0:
         return ""
     try:
-        found = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        status, rounds, accuracy = found["status"], found["rounds"], found["accuracy"]
+        saved = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        status, rounds, accuracy = saved["status"], saved["rounds"], saved["accuracy"]
     except (OSError, ValueError, KeyError):
         return ""
     if status != "completed":
@@ -115,23 +116,23 @@ def complete(folder: Path, config: Config) -> str:
 
 
 def check_incomplete(folder: Path, config: Config) -> None:
-    """Raise ``ValueError`` if the folder has a completed run that ends as ``config`` says."""
+    """Raise ``ValueError`` if the folder has a completed run without further rounds."""
     if why := complete(folder, config):
         raise ValueError(f"the run is complete: {why}")
 
 
 def _clients(entries: list[Entry]) -> list[dict[str, object]]:
-    """k, model, n of every client, with its last scores; none of more than ``MANY``."""
+    """Return k, model, n and last scores of every client; empty for more than ``MANY`` clients."""
     if not entries or len(entries[0].clients) > MANY:
         return []
     by_k = {score.k: score for score in _scores(entries)}
-    nothing = ClientScore(k=-1)
+    no_score = ClientScore(k=-1)
     return [
         {
             "k": client.k,
             "model": client.model,
             "n": client.n,
-            **by_k.get(client.k, nothing).model_dump(
+            **by_k.get(client.k, no_score).model_dump(
                 include={"accuracy", "accuracy_global", "accuracies"}
             ),
         }
@@ -140,12 +141,15 @@ def _clients(entries: list[Entry]) -> list[dict[str, object]]:
 
 
 def _scores(entries: list[Entry]) -> list[ClientScore]:
-    """The clients' last ones."""
+    """Return the clients' last scores."""
     return next((entry.scores for entry in reversed(entries) if entry.scores), [])
 
 
-def _of_many(entries: list[Entry]) -> dict[str, object] | None:
-    """What stands for ``clients`` where there are many: the journal has each one."""
+def _clients_in_all(entries: list[Entry]) -> dict[str, object] | None:
+    """Return totals and quantiles in place of ``clients`` for more than ``MANY`` clients.
+
+    The journal has every single client.
+    """
     if not entries or len(entries[0].clients) <= MANY:
         return None
     members, scores = entries[0].clients, _scores(entries)
@@ -160,7 +164,7 @@ def _of_many(entries: list[Entry]) -> dict[str, object] | None:
 
 
 def _named_accuracies(rounds: list[dict[str, float]]) -> dict[str, dict[str, float]]:
-    """Final, best and last-10 test accuracy of all that was scored last, by name."""
+    """Return final, best and last-10 test accuracy of the models scored last, by name."""
     scored = [accuracies for accuracies in rounds if accuracies]
     return {
         name: over_rounds([accuracies[name] for accuracies in scored if name in accuracies])
@@ -169,7 +173,10 @@ def _named_accuracies(rounds: list[dict[str, float]]) -> dict[str, dict[str, flo
 
 
 def _rounds_to_target(rounds: list[Entry], target: float) -> dict[str, float | None] | None:
-    """The round of the first hit, and the first in which the mean of five scores hits; or None."""
+    """Return the first round that reaches the target, by its score and by the mean of five scores.
+
+    A round is None if the target is not reached; the result is None without a target.
+    """
     if not target:
         return None
     scored = [(entry.round, entry.accuracy) for entry in rounds if entry.accuracy is not None]
@@ -180,7 +187,7 @@ def _rounds_to_target(rounds: list[Entry], target: float) -> dict[str, float | N
 
 
 def _cost(rounds: list[Entry]) -> dict[str, float] | None:
-    """Numbers by the literature's formula, bytes that travelled for them, bytes per number."""
+    """Return numbers by the literature's formula, bytes sent for them, and bytes per number."""
     costs = [entry.cost for entry in rounds if entry.cost]
     if not costs:
         return None

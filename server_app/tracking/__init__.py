@@ -1,7 +1,7 @@
-"""A run shown by programs for tracking experiments, while it goes on: ``track = "tensorboard"``.
+"""Experiment trackers that show a run while it goes on: ``track = "tensorboard"``.
 
-A tracker only looks on. It changes no number, and whatever befalls it, the run goes on. What these
-programs report to their makers about their use is off, unless the environment says otherwise.
+A tracker changes no result, and its errors do not stop the run. The usage statistics that these
+programs send to their makers are off, unless the environment turns them on.
 """
 
 import os

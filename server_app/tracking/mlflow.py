@@ -18,30 +18,30 @@ from common.settings.section import Value
 from server_app.tracking import numbers
 from server_app.tracking.tracker import PLACE, Tracker
 
-BATCH = 100  #: parameters that MLflow takes at a time
-LONGEST = 500  #: characters of a parameter's value that every server takes
+BATCH = 100  #: the most parameters in one MLflow request
+LONGEST = 500  #: the most characters of a parameter's value that all servers accept
 
 
 @final
 class MLflow(Tracker):
-    """Scalars, the settings as parameters, files as artifacts.
+    """Tracker with scalars, the settings as parameters, and files as artifacts.
 
-    It has no histograms: of the clients' scores it shows the least, the median and the greatest.
+    MLflow has no histograms: the clients' scores are shown as minimum, median and maximum.
     """
 
     def start(self, folder: Path, settings: Mapping[str, Value], known: str) -> str:
         place = folder / PLACE
-        own = os.environ.get("MLFLOW_TRACKING_URI")
-        files = None if own else (place / "mlflow-artifacts").as_uri()
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        files = None if uri else (place / "mlflow-artifacts").as_uri()
         if known and files:
-            _moved(place / "mlflow.db", files)
-        self._client = MlflowClient(tracking_uri=own or f"sqlite:///{place / 'mlflow.db'}")
+            _set_artifact_folder(place / "mlflow.db", files)
+        self._client = MlflowClient(tracking_uri=uri or f"sqlite:///{place / 'mlflow.db'}")
         if known:
             self._client.update_run(known, status="RUNNING")
             self._run = known
             return known
-        called = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fedmosaic")
-        experiment = self._experiment(called, files)
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fedmosaic")
+        experiment = self._experiment(name, files)
         self._run = self._client.create_run(experiment, run_name=folder.name).info.run_id
         params = [Param(key, str(value)[:LONGEST]) for key, value in settings.items()]
         for start in range(0, len(params), BATCH):
@@ -50,20 +50,20 @@ class MLflow(Tracker):
 
     def _experiment(self, name: str, files: str | None) -> str:
         try:
-            made: str = self._client.create_experiment(name, artifact_location=files)
-            return made
+            created: str = self._client.create_experiment(name, artifact_location=files)
+            return created
         except MlflowException:
-            found = self._client.get_experiment_by_name(name)
-            if found is None:
+            experiment = self._client.get_experiment_by_name(name)
+            if experiment is None:
                 raise
-            known: str = found.experiment_id
-            return known
+            existing: str = experiment.experiment_id
+            return existing
 
     def entry(self, entry: Entry) -> None:
         shown = numbers.scalars(entry)
         for name, values in numbers.scores(entry).items():
             spread = {"min": min(values), "median": median(values), "max": max(values)}
-            shown |= {f"{name}/{what}": value for what, value in spread.items()}
+            shown |= {f"{name}/{statistic}": value for statistic, value in spread.items()}
         now = int(time.time() * 1000)
         metrics = [Metric(name, value, now, entry.round) for name, value in shown.items()]
         self._client.log_batch(self._run, metrics=metrics)
@@ -75,8 +75,8 @@ class MLflow(Tracker):
         self._client.set_terminated(self._run, "FINISHED" if completed else "FAILED")
 
 
-def _moved(database: Path, files: str) -> None:
-    """Write where the folder ``files`` lies now into the database, which has absolute paths."""
+def _set_artifact_folder(database: Path, files: str) -> None:
+    """Set the URI of the artifact folder in the database, which has absolute paths."""
     with closing(sqlite3.connect(database)) as opened, opened:
         opened.execute(
             "update runs set artifact_uri = ? || '/' || run_uuid || '/artifacts'", [files]

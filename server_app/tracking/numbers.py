@@ -1,4 +1,4 @@
-"""What trackers show of a run: its settings, and an entry's numbers by name."""
+"""The settings of a run and the numbers of a journal entry, by name, for trackers."""
 
 import math
 import re
@@ -9,11 +9,11 @@ from common.settings.config import Config
 from common.settings.section import Value, kebab
 
 ALWAYS = ("run", "data", "train", "score", "wire")
-LONGEST = 100  #: characters of a part of a name
+LONGEST = 100  #: the most characters of a part of a name
 
 
 def settings(config: Config) -> dict[str, Value]:
-    """The settings that the run's method reads, by dotted key; ``auto`` is resolved."""
+    """Return the settings that the run's method reads, by dotted key; ``auto`` is resolved."""
     read = {*ALWAYS, config.run.method, *config.method.uses}
     return {
         f"{table}.{kebab(name)}".removeprefix("run."): value
@@ -24,19 +24,19 @@ def settings(config: Config) -> dict[str, Value]:
 
 
 def scalars(entry: Entry) -> dict[str, float]:
-    """The entry's finite numbers by a path such as ``seconds/clients``."""
+    """Return the entry's finite numbers by a path such as ``seconds/clients``."""
     return {name: value for name, value in _scalars(entry) if math.isfinite(value)}
 
 
 def scores(entry: Entry) -> dict[str, list[float]]:
-    """The clients' accuracies in [0, 1] by a path, where clients were asked."""
-    found: dict[str, list[float]] = {}
+    """Return the clients' accuracies in [0, 1] by a path; empty if clients scored no model."""
+    accuracies: dict[str, list[float]] = {}
     for score in entry.scores:
-        own = {"own": score.accuracy, "global": score.accuracy_global, **score.accuracies}
-        for name, value in own.items():
+        by_model = {"own": score.accuracy, "global": score.accuracy_global, **score.accuracies}
+        for name, value in by_model.items():
             if value is not None and math.isfinite(value):
-                found.setdefault(f"clients/{_plain(name)}", []).append(value)
-    return found
+                accuracies.setdefault(f"clients/{_plain(name)}", []).append(value)
+    return accuracies
 
 
 def _scalars(entry: Entry) -> Iterator[tuple[str, float]]:
@@ -57,8 +57,8 @@ def _scalars(entry: Entry) -> Iterator[tuple[str, float]]:
         for model, spread in entry.fairness.models.items():
             groups[f"fairness/{_plain(model)}"] = spread.model_dump()
     if entry.incentive is not None:
-        told = entry.incentive
-        groups["incentive"] = {"before": told.before, "after": told.after}
+        incentive = entry.incentive
+        groups["incentive"] = {"before": incentive.before, "after": incentive.after}
     for group, values in groups.items():
         for name, value in values.items():
             yield f"{group}/{_plain(name)}", value
@@ -68,5 +68,5 @@ def _scalars(entry: Entry) -> Iterator[tuple[str, float]]:
 
 
 def _plain(name: str) -> str:
-    """A name as all trackers take it; names of models and metrics may come from clients."""
+    """Return a name that all trackers accept; names of models and metrics may come from clients."""
     return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:LONGEST] or "_"

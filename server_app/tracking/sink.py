@@ -1,7 +1,7 @@
-"""Trackers follow a run's journal, in a thread that the run does not wait for.
+"""Trackers follow a run's journal in a thread of their own, for which the run does not wait.
 
-``track/NAME.json`` in the run's folder holds what a tracker knows the run by, the last round that
-it was told, and why it failed. A resumed run tells it what it has not heard, each round once.
+``track/NAME.json`` in the run's folder has the tracker's id of the run, the last round that it
+received, and why it failed. A resumed run sends the rounds that are missing, each once.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ PATIENCE = 30.0  #: seconds that all trackers together may take after the run's 
 
 @final
 class TrackerProgress(BaseModel):
-    """What ``track/NAME.json`` holds."""
+    """Content of ``track/NAME.json``."""
 
     model_config = ConfigDict(extra="ignore")
 
-    known: str = ""  #: what the tracker knows the run by; empty: nothing yet
-    round: int = -1  #: the last one that it was told
-    failed: str = ""  #: why it was given up, in one line
+    known: str = ""  #: the tracker's id of the run; empty before it has one
+    round: int = -1  #: the last round that the tracker received
+    failed: str = ""  #: why the tracker failed, in one line
 
 
 def progress_of(folder: Path, name: str) -> TrackerProgress:
-    """What a tracker has heard of the run in ``folder``."""
+    """Return the progress of a tracker for the run in ``folder``."""
     try:
         return TrackerProgress.model_validate_json(_path(folder, name).read_bytes())
     except (OSError, ValueError):
@@ -46,20 +46,20 @@ def progress_of(folder: Path, name: str) -> TrackerProgress:
 
 
 def failures(folder: Path, track: str) -> list[str]:
-    """A line for each of these trackers that was given up."""
-    found = ((name, progress_of(folder, name).failed) for name in named(track))
+    """Return a line for each of the trackers ``track`` that failed."""
+    reasons = ((name, progress_of(folder, name).failed) for name in named(track))
     return [
-        f"track: {name} failed, the run went on without it: {why}" for name, why in found if why
+        f"track: {name} failed, the run went on without it: {why}" for name, why in reasons if why
     ]
 
 
 def add_file(folder: Path, track: str, path: Path) -> None:
-    """Add a file to a run that has ended, with each of these trackers that shows it.
+    """Add a file to an ended run in each of the trackers ``track`` that shows the run.
 
     Raises ``ValueError`` for a tracker that does not exist or cannot be imported.
     """
-    heard = {name: progress_of(folder, name) for name in named(track)}
-    showing = [name for name, each in heard.items() if each.known and not each.failed]
+    progress = {name: progress_of(folder, name) for name in named(track)}
+    showing = [name for name, state in progress.items() if state.known and not state.failed]
     with Sink(folder, ",".join(showing), {}, file=path):
         pass
 
@@ -70,7 +70,7 @@ def _path(folder: Path, name: str) -> Path:
 
 @final
 class Sink:
-    """The trackers of the run in ``folder``, a context in which they follow its journal.
+    """Context in which the trackers of the run in ``folder`` follow its journal.
 
     Raises ``ValueError`` for a tracker that does not exist or cannot be imported.
     """
@@ -78,84 +78,86 @@ class Sink:
     def __init__(
         self, folder: Path, track: str, settings: Mapping[str, Value], file: Path | None = None
     ) -> None:
-        """``track``: names, comma-separated; ``settings``: of the run, by dotted key; ``file``: is
-        added to the tracked runs, and no journal followed.
+        """Make the trackers named in ``track``, comma-separated.
+
+        ``settings``: those of the run, by dotted key. With ``file`` the trackers only add this file
+        to the run, and do not follow the journal.
         """
         self._folder, self._settings, self._file = folder, dict(settings), file
         check(track)
-        self._shown = [_Shown(name, find(name), folder) for name in named(track)]
+        self._runs = [_TrackedRun(name, find(name), folder) for name in named(track)]
         self._over, self._completed = threading.Event(), False
         self._thread = threading.Thread(target=self._work, name="trackers", daemon=True)
 
     def __enter__(self) -> Self:
-        if self._shown:
+        if self._runs:
             self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """End the trackers; those that do not come to an end are left behind."""
+        """Wait for the trackers to finish; one that is not done after ``PATIENCE`` has failed."""
         self._completed = kind is None
         self._over.set()
-        if not self._shown or (kind is not None and not issubclass(kind, Exception)):
-            return  # nobody waits after a Ctrl-C
+        if not self._runs or (kind is not None and not issubclass(kind, Exception)):
+            return  # do not wait after a Ctrl-C
         self._thread.join(PATIENCE)
-        for one in self._shown:
-            if not one.finished:
-                one.fail("it does not come to an end")
+        for run in self._runs:
+            if not run.finished:
+                run.fail("it does not come to an end")
 
     def _work(self) -> None:
-        self._each(lambda one: one.start(self._folder, self._settings))
+        self._each(lambda run: run.start(self._folder, self._settings))
         if (file := self._file) is not None:
-            self._each(lambda one: one.tracker.add_file(file))
+            self._each(lambda run: run.tracker.add_file(file))
         else:
             journal, over = self._folder / "journal.jsonl", self._over.is_set
-            follow(journal, over, lambda e: self._each(lambda one: one.tell(e)), log.warning)
-        self._each(lambda one: one.finish(self._completed))
+            follow(journal, over, lambda e: self._each(lambda run: run.add(e)), log.warning)
+        self._each(lambda run: run.finish(self._completed))
 
-    def _each(self, work: Callable[[_Shown], object]) -> None:
-        """Have every tracker do this that has not failed yet."""
-        for one in self._shown:
+    def _each(self, work: Callable[[_TrackedRun], object]) -> None:
+        """Call ``work`` for every tracker that has not failed."""
+        for run in self._runs:
             try:
-                if not one.told.failed:
-                    work(one)
-            except BaseException as error:  # even of a tracker that wants to end the process
-                one.fail(report(error, self._folder))
+                if not run.progress.failed:
+                    work(run)
+            except BaseException as error:  # also SystemExit of a tracker
+                run.fail(report(error, self._folder))
 
 
 @final
-class _Shown:
-    """A run as one tracker shows it."""
+class _TrackedRun:
+    """One tracker's view of a run."""
 
     def __init__(self, name: str, kind: type[Tracker], folder: Path) -> None:
         self.name, self._kind, self._path = name, kind, _path(folder, name)
-        self.told = progress_of(folder, name).model_copy(update={"failed": ""})
+        self.progress = progress_of(folder, name).model_copy(update={"failed": ""})
         self.finished = False
-        self._lock = threading.RLock()  # of ``told``: both threads may find that it fails
+        self._lock = threading.RLock()  # for ``progress``, which both threads may change
 
     def start(self, folder: Path, settings: Mapping[str, Value]) -> None:
-        self._keep()  # its folder is there now
+        self._save()  # makes the trackers' folder
         self.tracker = self._kind()
-        self._keep(known=self.tracker.start(folder, settings, self.told.known))
+        self._save(known=self.tracker.start(folder, settings, self.progress.known))
 
-    def tell(self, entry: Entry) -> None:
+    def add(self, entry: Entry) -> None:
         """Show a round, unless it was shown before."""
-        if entry.round > self.told.round:
+        if entry.round > self.progress.round:
             self.tracker.entry(entry)
-            self._keep(round=entry.round)
+            self._save(round=entry.round)
 
     def finish(self, completed: bool) -> None:
         self.tracker.finish(completed)
         self.finished = True
 
     def fail(self, why: str) -> None:
-        """Warn, once."""
+        """Warn once, and use this tracker no more."""
         with self._lock, suppress(OSError):
-            if not self.told.failed:
+            if not self.progress.failed:
                 log.warning("track: %s fails, the run goes on without it: %s", self.name, why)
-                self._keep(failed=why)
+                self._save(failed=why)
 
-    def _keep(self, **changes: str | int) -> None:
+    def _save(self, **changes: str | int) -> None:
         with self._lock:
-            self.told = self.told.model_copy(update=changes)
+            self.progress = self.progress.model_copy(update=changes)
             self._path.parent.mkdir(exist_ok=True)
-            write_atomically(self._path, self.told.model_dump_json().encode() + b"\n")
+            write_atomically(self._path, self.progress.model_dump_json().encode() + b"\n")

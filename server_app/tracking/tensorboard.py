@@ -16,7 +16,7 @@ from server_app.tracking.tracker import PLACE, Tracker
 
 @final
 class TensorBoard(Tracker):
-    """Scalars, histograms, and the settings as hyper-parameters."""
+    """Tracker with scalars, histograms, and the settings as hyper-parameters."""
 
     def start(self, folder: Path, settings: Mapping[str, Value], known: str) -> str:
         self._writer = SummaryWriter(str(folder / PLACE / "tensorboard"))

@@ -1,4 +1,4 @@
-"""What a tracker is, and the ones there are, by name."""
+"""The base class of trackers, and the available trackers by name."""
 
 import importlib
 import importlib.util
@@ -15,26 +15,25 @@ PLACE = "track"  #: the folder of all trackers in a run's folder
 
 
 class Tracker(ABC):
-    """Shows one run. One thread makes it, without arguments, and uses it, ``start`` to ``finish``.
+    """Base class: shows one run. One thread makes it without arguments and calls all its methods.
 
-    What a method raises is a warning; the run goes on and this object is called no more.
+    An exception in a method becomes a warning; the run goes on without further calls.
     """
 
     @abstractmethod
     def start(self, folder: Path, settings: Mapping[str, Value], known: str) -> str:
-        """Begin a tracked run, or go on with one; what it is known by, as a text to keep.
+        """Begin or continue a tracked run, and return the tracker's id of the run.
 
-        ``folder``: the run's, whose name is the run's; what the tracker writes goes to
-        ``folder / PLACE``, which is there. ``settings``: the run's by dotted key, ``auto``
-        resolved; to be shown when the run begins. ``known``: empty, or what ``start`` returned when
-        this run began.
+        ``folder``: the run's folder; its name is the run's name. Files of the tracker go to
+        ``folder / PLACE``, which exists. ``settings``: the run's settings by dotted key, ``auto``
+        resolved; a new run shows them. ``known``: empty for a new run, otherwise the id.
         """
 
     @abstractmethod
     def entry(self, entry: Entry) -> None:
-        """Show one round, the census being round 0. Every round comes once and in order.
+        """Show one round; the census is round 0. Every round comes once and in order.
 
-        What this has returned from should outlast the end of the process.
+        Write the data before returning, so that it survives the end of the process.
         """
 
     @abstractmethod
@@ -43,7 +42,7 @@ class Tracker(ABC):
 
     @abstractmethod
     def finish(self, completed: bool) -> None:
-        """Nothing follows; ``completed``: all rounds are done."""
+        """End the tracked run; ``completed``: whether all rounds are done."""
 
 
 TRACKERS = {
@@ -51,11 +50,11 @@ TRACKERS = {
     "wandb": ("server_app.tracking.wandb:WandB", "wandb"),
     "mlflow": ("server_app.tracking.mlflow:MLflow", "mlflow"),
 }
-"""Ours by name: the class, and the package that it needs."""
+"""The project's trackers by name: the class, and the package that it needs."""
 
 
 def named(track: str) -> list[str]:
-    """The names in a comma-separated list, each once."""
+    """Return the distinct names in a comma-separated list."""
     return list(dict.fromkeys(name.strip() for name in track.split(",") if name.strip()))
 
 
@@ -69,21 +68,21 @@ def check(track: str) -> None:
 
 
 def find(name: str) -> type[Tracker]:
-    """The tracker of this name, imported: ours, or a plug-in's.
+    """Import and return the tracker class of this name: the project's, or a plug-in's.
 
-    Raises ``ValueError``, one line: it does not exist, cannot be imported here, or is no tracker.
+    Raises ``ValueError``, one line: it does not exist, cannot be imported, or is no tracker.
     """
-    found = _ours(name) if name in TRACKERS else plugins.find("trackers", name)
-    if found is None:
-        there = plugins.choices("trackers", name, TRACKERS)
-        raise ValueError(f"track = {name!r} is unknown: choose from {there}")
-    if not (isinstance(found, type) and issubclass(found, Tracker)):
+    kind = _import(name) if name in TRACKERS else plugins.find("trackers", name)
+    if kind is None:
+        choices = plugins.choices("trackers", name, TRACKERS)
+        raise ValueError(f"track = {name!r} is unknown: choose from {choices}")
+    if not (isinstance(kind, type) and issubclass(kind, Tracker)):
         where = TRACKERS.get(name, (name,))[0]
         raise ValueError(f"track = {name!r}: {where} is no Tracker")
-    return plugins.checked(found)
+    return plugins.checked(kind)
 
 
-def _ours(name: str) -> object:
+def _import(name: str) -> object:
     where, package = TRACKERS[name]
     module, _, attribute = where.partition(":")
     try:
@@ -93,5 +92,5 @@ def _ours(name: str) -> object:
 
 
 def _missing(name: str, package: str) -> ValueError:
-    gone = ModuleNotFoundError(f"no module named {package!r}", name=package)
-    return ValueError(f"track = {name!r}: {missing(gone)}")
+    error = ModuleNotFoundError(f"no module named {package!r}", name=package)
+    return ValueError(f"track = {name!r}: {missing(error)}")

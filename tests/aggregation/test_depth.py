@@ -74,7 +74,7 @@ def averaged(
     whole = {n: torch.full(v.shape, start) for n, v in ours.layers[ours.largest].items()}
     named = [(f"numbers{len(upload) - 2}", upload) for upload in uploads]
     sizes = sizes or [1] * len(uploads)
-    found: Models = ours.average(named, sizes, ours.whole(whole), set(whole))
+    found: Models = ours.average(named, sizes, ours.split(whole), set(whole))
     parts = ours.parts(found)
     return {s: {n: float(value) for n, value in w.items()} for s, w in parts.items()}
 
@@ -168,9 +168,9 @@ def test_networks_are_cut_from_the_largest_ones_first_draw() -> None:
     given = {"method": "fedavg", "fleet": "cnn2,cnn4", "average__across": "depth"}
     ours = begun(given, ["cnn2", "cnn4"])
     whole = dict(build("cnn4", (1, 8, 8), 3, seed=1).state_dict())
-    small = ours.parts(ours.whole(whole))["cnn2"]
+    small = ours.parts(ours.split(whole))["cnn2"]
     assert all(small[name] is value for name, value in cut(whole, small).items())
-    flat = ours.flat(ours.whole(whole))
+    flat = ours.flat(ours.split(whole))
     assert flat.keys() - whole.keys() == {f"cnn2/{name}" for name in ours.own["cnn2"]}
 
 

@@ -122,7 +122,7 @@ def test_no_more_than_the_limit_stay_in_memory_and_none_is_lost(tmp_path: Path) 
     uploads = cache(tmp_path, 2)
     for t in range(1, 6):
         uploads.put(t, [(t, upload(t))])
-    assert sorted(uploads.held) == [4, 5]
+    assert sorted(uploads.in_memory) == [4, 5]
     assert values(uploads, [1, 2, 3, 4, 5]) == [1, 2, 3, 4, 5]
     assert len(list((tmp_path / "uploads").iterdir())) == 3
 
@@ -130,19 +130,19 @@ def test_no_more_than_the_limit_stay_in_memory_and_none_is_lost(tmp_path: Path) 
 def test_of_one_round_the_smaller_ks_stay_in_memory(tmp_path: Path) -> None:
     uploads = cache(tmp_path, 2)
     uploads.put(1, [(k, upload(k)) for k in range(4)])
-    assert sorted(uploads.held) == [0, 1]
+    assert sorted(uploads.in_memory) == [0, 1]
 
 
 def test_a_limit_of_zero_keeps_everything_on_disk(tmp_path: Path) -> None:
     uploads = cache(tmp_path, 0)
     uploads.put(1, [(0, upload(1)), (1, upload(2))])
-    assert uploads.held == {} and values(uploads, [0, 1]) == [1, 2]
+    assert uploads.in_memory == {} and values(uploads, [0, 1]) == [1, 2]
 
 
 def test_what_a_checkpoint_names_is_there_until_the_next_one(tmp_path: Path) -> None:
     uploads = cache(tmp_path, 0)
     uploads.put(1, [(0, upload(1))])
-    held = {k: dict(reply) for k, reply in uploads.held.items()}  # the checkpoint of round 1
+    held = {k: dict(reply) for k, reply in uploads.in_memory.items()}  # the checkpoint of round 1
     rounds = dict(uploads.rounds)
     uploads.put(2, [(0, upload(2))])  # and a crash before that of round 2
     again = cache(tmp_path, 0)
@@ -158,8 +158,8 @@ def test_what_was_in_memory_comes_back_from_a_checkpoint(tmp_path: Path) -> None
     uploads = cache(tmp_path, 1)
     uploads.put(1, [(0, upload(1)), (1, upload(2))])
     again = cache(tmp_path, 1)
-    again.restore({k: dict(reply) for k, reply in uploads.held.items()}, uploads.rounds)
-    assert sorted(again.held) == [0] and values(again, [0, 1]) == [1, 2]
+    again.restore({k: dict(reply) for k, reply in uploads.in_memory.items()}, uploads.rounds)
+    assert sorted(again.in_memory) == [0] and values(again, [0, 1]) == [1, 2]
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -155,9 +155,10 @@ class Pair:
         self.channel = SealedChannel(config, RUN, Trust(keys.folder), {})
         hello = CensusRequest(clients=1).stamped(RUN, 0).pack()
         letter = open_message(
-            self.message(self.channel.hello(hello, [NODE])[NODE], "query.hello"), self.context
+            self.message(self.channel.census_requests(hello, [NODE])[NODE], "query.hello"),
+            self.context,
         )
-        self.channel.open_hello(NODE, letter.answer(hello))
+        self.channel.open_census_reply(NODE, letter.answer(hello))
 
     def message(self, content: RecordDict, kind: str) -> Message:
         return Message(content, NODE, kind)

@@ -58,11 +58,11 @@ def test_the_phases_of_a_message_add_up_to_the_exchange(tmp_path: Path) -> None:
 
 
 def test_the_tap_marks_begin_and_end_of_what_it_knows(tmp_path: Path) -> None:
-    talk = tmp_path / "server_app" / "talk"
-    talk.mkdir(parents=True)
-    for package in (talk.parent, talk):
+    messaging = tmp_path / "server_app" / "messaging"
+    messaging.mkdir(parents=True)
+    for package in (messaging.parent, messaging):
         (package / "__init__.py").touch()
-    (talk / "exchange.py").write_text("def exchange(x): return x + 1\n")
+    (messaging / "exchange.py").write_text("def exchange(x): return x + 1\n")
     marks = tmp_path / "marks"
     path = os.pathsep.join([str(timeline.TAP), str(tmp_path)])
     env = {**os.environ, "PYTHONPATH": path, "FEDMOSAIC_TIMELINE": str(marks)}

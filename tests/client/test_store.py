@@ -122,7 +122,7 @@ def test_a_process_that_comes_too_late_changes_nothing(t: int, tmp_path: Path) -
     late.save_state(1, memory(1.0))
     for done in range(2, t + 1):
         Store(tmp_path, "e", 0).save_state(done, memory(done))
-    with pytest.raises(ValueError, match="written by another process .* comes too late"):
+    with pytest.raises(ValueError, match="written by another process .* is discarded"):
         late.save_state(2, memory(-1.0))
     assert recalled(Store(tmp_path, "e", 0), 4) == float(t)
 

@@ -94,5 +94,5 @@ def greedy(dataset: Dataset, clients: int, rng: np.random.Generator, *, beta: fl
 
 
 def test_a_partition_that_asks_for_no_key_of_data_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"greedy': \[data\] has no 'beta' to give it"):
+    with pytest.raises(ValueError, match=r"greedy': its option 'beta' is no key of \[data\]"):
         rule(f"{__name__}:greedy")

@@ -110,7 +110,7 @@ def test_only_the_rows_that_are_taken_come_into_memory(tmp_path: Path) -> None:
     large = torch.zeros(64, 1, 1024, 1024, dtype=torch.uint8)
     source = tmp_path / "source"
     source.write_bytes(bytes(decoded.SMALL))
-    decoded.kept("large", [source], lambda: {"x": large})
+    decoded.cached_files("large", [source], lambda: {"x": large})
     script = (
         "import sys; from pathlib import Path; from common.data import decoded\n"
         "def anonymous():\n"
@@ -119,7 +119,7 @@ def test_only_the_rows_that_are_taken_come_into_memory(tmp_path: Path) -> None:
         f"source = Path({str(source)!r})\n"
         "import torch, safetensors.torch\n"
         "before = anonymous()\n"
-        "x = decoded.kept('large', [source], lambda: sys.exit('decoded again'))['x']\n"
+        "x = decoded.cached_files('large', [source], lambda: sys.exit('decoded again'))['x']\n"
         "assert x[torch.tensor([3, 5])].sum() == 0\n"
         "print(anonymous() - before)\n"
     )
@@ -142,7 +142,7 @@ def test_processes_that_decode_at_once_all_get_the_data(read: Any, tmp_path: Pat
         "source = Path(sys.argv[1])\n"
         "made = lambda: {'x': torch.arange(2**18)}\n"
         "for _ in range(10):\n"
-        "    x = decoded.kept('crowd', [source], made)['x']\n"
+        "    x = decoded.cached_files('crowd', [source], made)['x']\n"
         "    assert torch.equal(x, made()['x'])\n"
         "    for path in (decoded.cache_dir() / 'decoded').glob('crowd*.safetensors'):\n"
         "        path.unlink(missing_ok=True)\n"

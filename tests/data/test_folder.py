@@ -296,7 +296,7 @@ def with_half_an_image(root: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "line"),
     [
-        (without_test, "h1: there is a train folder, but no test beside it"),
+        (without_test, "h1: there is a train folder, but no test folder"),
         (without_images, "h3: no images"),
         (with_a_foreign_class, "h1/test/gnu: class 'gnu' has no training folder"),
         (with_half_an_image, "h10/dog/0.png: not a readable image"),

@@ -116,15 +116,15 @@ GOOD: dict[str, Any] = {"x": np.zeros((3, 1, 4, 4)), "y": np.arange(3)}
 @pytest.mark.parametrize(
     ("held", "line"),
     [
-        (Command(), "its pickle asks for posix.system, which is not opened"),
-        (GOOD | {"extra": Command()}, "its pickle asks for posix.system"),
-        (GOOD | {"x": torch.zeros(3, 1, 4, 4)}, "its pickle asks for torch._utils._rebuild_tenso"),
-        (GOOD | {"x": Path("/")}, "its pickle asks for pathlib.PosixPath"),
+        (Command(), "its pickle calls posix.system, which is not allowed"),
+        (GOOD | {"extra": Command()}, "its pickle calls posix.system"),
+        (GOOD | {"x": torch.zeros(3, 1, 4, 4)}, "its pickle calls torch._utils._rebuild_tenso"),
+        (GOOD | {"x": Path("/")}, "its pickle calls pathlib.PosixPath"),
         ({"images": 1, "y": 2}, "there are no 'x' and 'y', but 'images', 'y'"),
         ([1, None], "it is no pickled dictionary"),
         (None, "there are no 'x' and 'y', but NoneType"),
         (GOOD | {"y": np.arange(4)}, r"y has the shape \(4,\), but there are 3 samples"),
-        (GOOD | {"y": np.array([0, 1, -1])}, "y holds what are no classes"),
+        (GOOD | {"y": np.array([0, 1, -1])}, "y has values that are not classes"),
         (GOOD | {"y": ["a", "b", "c"]}, "it holds <U1, not numbers"),
         (GOOD | {"x": np.zeros((3, 17))}, "samples of 17 numbers, which make no square image"),
         (GOOD | {"x": [np.zeros(4), np.zeros(5), np.zeros(4)]}, "samples differ in shape"),
@@ -201,7 +201,7 @@ def test_every_way_to_name_a_function_is_closed(tmp_path: Path) -> None:
     ):
         with zipfile.ZipFile(header, "w") as archive:
             archive.writestr("data.npy", start + code)
-        with pytest.raises(ValueError, match="asks for|damaged"):
+        with pytest.raises(ValueError, match="calls|damaged"):
             read_npz(header, "data")
 
 

@@ -131,15 +131,19 @@ def test_subsets_resizing_and_the_public_set_keep_owners_with_their_samples(owne
     [
         ({}, 6, "the samples of 'owned' belong to 5 owners, but clients = 6"),
         ({}, 4, "the samples of 'owned' belong to 5 owners, but clients = 4"),
-        ({"owner": None, "owner_test": None}, 5, "does not say whose its samples are"),
+        ({"owner": None, "owner_test": None}, 5, "has no owners of samples"),
         ({"owner": OWNERS * 2}, 9, "'natural' leaves client 1 without training samples"),
-        ({"owner_test": None, "test": "own"}, 5, "does not say whose its test samples are; set"),
-        ({"owner_test": None, "test": "merge"}, 5, "does not say whose its test samples are; set"),
+        ({"owner_test": None, "test": "own"}, 5, "has no owners of test samples; set"),
+        ({"owner_test": None, "test": "merge"}, 5, "has no owners of test samples; set"),
         ({"test": "own", "partition": "iid"}, 5, "not allowed with data.partition = 'iid'"),
         ({"owner": OWNERS[:300]}, 5, r"owner is int64 \(300,\); .* int64 \(360,\)"),
         ({"owner": OWNERS - 1}, 5, "owner is -1"),
         ({"owner": OWNERS.int()}, 5, "owner is int32"),
-        ({"test": "merge", "partition": "iid_draw", "per_client": 4000}, 12, "no sample is left"),
+        (
+            {"test": "merge", "partition": "iid_draw", "per_client": 4000},
+            12,
+            "no sample is outside all",
+        ),
     ],
 )
 def test_what_cannot_be_followed_is_one_line(

@@ -137,7 +137,7 @@ def test_the_run_goes_on_without_a_liar_and_the_journal_names_every_lie(scene: S
         reasons,
         (
             "has values that are not finite",
-            "skeleton exceeds",
+            "schema exceeds",
             "it has 4.0 MB, wire.max-mb = 2",
             "it is for client 0, expected 1",
             "KeyError: 'arraychunk_ids'",
@@ -226,7 +226,7 @@ def test_a_registered_node_that_claims_a_connected_clients_partition_stops_the_c
     scene.await_online(REGISTERED + 1)
     status = scene.run({**scene.settings("double", rounds=1), "clients": REGISTERED + 1})
     assert "the answer is not authentic: the SuperLink or a registered node" in status.details
-    assert "the signature of its accept is not good" in status.details and not status.completed
+    assert "the signature of its accept is invalid" in status.details and not status.completed
     os.kill(scene.federation.processes.started["double"].pid, signal.SIGTERM)
     scene.await_online(REGISTERED)
 
@@ -257,9 +257,9 @@ def test_a_registered_node_does_not_get_the_partition_of_a_client_that_is_offlin
     federation.control.follow(run)
     (claim,) = claims()
     assert claim["k"] == 2
-    assert claim["reason"].endswith("refused: the signature of its accept is not good")
+    assert claim["reason"].endswith("refused: the signature of its accept is invalid")
     assert [entry["replied"] for entry in entries() if entry["round"] >= claim["round"]] == [
         [0] for entry in entries() if entry["round"] >= claim["round"]
     ]
     status = scene.run({**settings, "resume": True})
-    assert "the signature of its accept is not good" in status.details and not status.completed
+    assert "the signature of its accept is invalid" in status.details and not status.completed

@@ -283,13 +283,13 @@ ALWAYS_REFUSED: dict[str, tuple[Callable[[RecordDict], RecordDict], str]] = {
     "a pickle": (pickled, "not .npy data"),
     "numbers too many": (
         lambda c: changed_numbers(c, lambda numbers: np.append(numbers, numbers[:1])),
-        "numbers no field asks for",
+        "numbers that belong to no field",
     ),
     "one array twice": (
         lambda c: with_arrays(
             c, {**c.array_records["arrays"], "float64": Array(np.zeros(2, np.float64))}
         ),
-        "numbers no field asks for",
+        "numbers that belong to no field",
     ),
 }
 
@@ -307,7 +307,7 @@ def test_what_no_method_can_use_is_refused_with_the_reason(method: str, case: st
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_numbers_that_are_not_finite_are_refused(method: str, value: float) -> None:
     content = changed_numbers(seen(method).up, first_number(value), "float")
-    said = "not finite" if seen(method).up.array_records["arrays"] else "numbers no field asks for"
+    said = "not finite" if seen(method).up.array_records["arrays"] else "belong to no field"
     assert said in receive(method, content)
 
 
@@ -422,7 +422,7 @@ def test_a_loss_whose_power_overflows_is_refused(monkeypatch: pytest.MonkeyPatch
     [
         ("fedgkt", (-1, 3, 2**62), "int64", "y has label"),
         ("dl-sh dl-mh i-dl-mh kt-pfl", (-0.1, 1.5, 3e38), "float", "must stay in [0, 1]"),
-        ("fedmd", (1e30,), "float", "theta has the logit 1e+30, they end at 65504"),
+        ("fedmd", (1e30,), "float", "theta has the logit 1e+30, at most 65504 is allowed"),
     ],
     ids=["a label that does not exist", "no probability", "a logit beyond every dtype"],
 )

@@ -173,7 +173,8 @@ def test_with_keys_another_node_never_gets_a_clients_place_and_is_named_once(
 
 def test_a_node_that_says_something_else_than_the_census_heard_is_refused(tmp_path: Path) -> None:
     journal = swapped(tmp_path, {"model": "lenet5"}, method="fedorion")
-    reason = "node 99 claims its place and is refused: it is not what node 3 said in the census"
+    why = "its information differs from that of node 3 in the census"
+    reason = f"node 99 claims its place and is refused: {why}"
     assert claims(journal) == [{"k": 2, "round": 2, "reason": reason}]
     assert journal[2]["replied"] == journal[3]["replied"] == [0, 1, 3]
 

@@ -10,7 +10,7 @@ from common.exchange import quantise
 from common.methods.ds_fl import Reply
 from common.techniques.ensemble import entropy_reduced
 from server_app.method import Replies
-from server_app.methods.ds_fl import unsure
+from server_app.methods.ds_fl import uncertainty
 from tests.support import battery, halves
 from tests.support.tiny import Run
 
@@ -19,7 +19,7 @@ P = torch.tensor([[0.5, 0.3, 0.2]])
 
 
 def entropy(p: torch.Tensor) -> float:
-    return float(unsure(p, "entropy"))
+    return float(uncertainty(p, "entropy"))
 
 
 @pytest.mark.parametrize(
@@ -35,9 +35,11 @@ def test_entropy_reduction_by_hand(T: float, row: list[float], nats: float) -> N
 
 def test_the_least_sure_samples_are_chosen_by_hand() -> None:
     p = torch.tensor([[0.5, 0.5], [0.9, 0.1], [0.6, 0.4]])
-    assert_close(unsure(p, "entropy"), torch.tensor([0.6931, 0.3251, 0.6730]), atol=5e-5, rtol=0)
+    assert_close(
+        uncertainty(p, "entropy"), torch.tensor([0.6931, 0.3251, 0.6730]), atol=5e-5, rtol=0
+    )
     for by in ("entropy", "margin"):
-        assert unsure(p, by).topk(2).indices.sort().values.tolist() == [0, 2]
+        assert uncertainty(p, by).topk(2).indices.sort().values.tolist() == [0, 2]
 
 
 def server(**more: Any) -> Any:
@@ -65,7 +67,7 @@ def test_what_the_server_chooses_it_tells_for_this_round_and_the_next() -> None:
     reply = Reply(theta=torch.full((40, 3), 1 / 3))
     method.step(1, Replies.of([(halves.client(), reply)]))
     second = method.request(2)
-    doubt = unsure(method.predicted(method.public), "entropy")
+    doubt = uncertainty(method.predicted(method.public), "entropy")
     assert second.rows.dtype == torch.int32 and len(second.rows.unique()) == 40
     assert float(doubt[second.rows].min()) >= float(doubt.sort().values[-40])
     method.step(2, Replies.of([(halves.client(), reply)]))

@@ -72,7 +72,7 @@ def test_at_threshold_0_nothing_is_masked_and_the_gradient_is_plain() -> None:
 def aggregated(count: str, *replies: tuple[float, list[float]], **changes: Any) -> list[float]:
     """The server's w after steps Δ of clients of these sizes."""
     half = server(**{**TINY, "fiarse__sizes": "1, 0.5", "fiarse__count": count, **changes})
-    half.w, half.entries, half.groups, half.whole = {"x": W}, ["x"], GROUPS, []
+    half.w, half.entries, half.groups, half.complete = {"x": W}, ["x"], GROUPS, []
     clients = [client(k, size=size) for k, (size, _) in enumerate(replies)]
     sent = half.request(1)
     for each in clients:

@@ -45,7 +45,7 @@ def test_z_and_y_are_drawn_once_in_an_iteration(run: Run, monkeypatch: pytest.Mo
 
 
 def test_it_needs_the_class_counts(run: Run) -> None:
-    with pytest.raises(Stopped, match="client 0 tells no class counts; set share-counts = true"):
+    with pytest.raises(Stopped, match="client 0 sends no class counts; set share-counts = true"):
         run(**TINY, share_counts=False)
 
 

@@ -125,7 +125,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("fedkemf", {}, "method = 'fedkemf' needs a public set"),
     ("fedkemf", {**DIGITS, "fedkemf__labels": True}, "fedkemf.labels = true needs a public set"),
     ("fedmd", {**DIGITS, "fedmd__public_epochs": 2}, "fedmd.public-epochs = 2 needs a public set"),
-    ("dl-sh", {**PUBLIC, "dl_sh__free_riders": 4}, "dl-sh.free-riders = 4; of 4 clients"),
+    ("dl-sh", {**PUBLIC, "dl_sh__free_riders": 4}, "dl-sh.free-riders = 4 is not allowed"),
     (
         "dl-sh",
         {**PUBLIC, "dl_sh__incentive": "ensemble", "dl_sh__targets": "labels"},

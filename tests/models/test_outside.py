@@ -130,7 +130,7 @@ def test_a_classifier_of_a_plugin_is_taken_as_it_is_with_its_width_factor(nets: 
     [
         ("Softmaxed", GREY, "its output is not that of a linear layer, so it has no head"),
         ("Small", (1, 2, 2), "it does not take images 1×2×2: RuntimeError"),
-        ("Demanding", GREY, "its parameter 'depth' needs a default; what it can be given: shape,"),
+        ("Demanding", GREY, "its parameter 'depth' needs a default; known parameters are shape,"),
         ("Broken", GREY, "it cannot be built: KeyError: 'weights'"),
         ("sequences", GREY, "two images 1×32×32 give (2, 1, 32, 5); it should be (2, logits)"),
         ("number", GREY, "it makes a value of type int, not an nn.Module"),

@@ -82,7 +82,10 @@ def test_a_gate_opens_each_place_of_maps_of_any_side() -> None:
     [
         ("cnn2-exits2", "cnn2 has 1 stages for exits; cnn2-exits1 at most"),
         ("resnet18-exits5", "resnet18 has 4 stages for exits; resnet18-exits4 at most"),
-        ("wrn-16-1-exits1", "wrn-16-1 has 0 stages for exits; resnet10 to resnet34, cnn2 to cnn4"),
+        (
+            "wrn-16-1-exits1",
+            "wrn-16-1 has 0 stages for exits; use resnet10 to resnet34, cnn2 to cnn4",
+        ),
         ("resnet18-exits0", "no architecture 'resnet18-exits0'"),
     ],
 )
@@ -258,7 +261,7 @@ def test_a_methods_network_rests_while_clients_work(
 
     def exchanged(*given: Any) -> Any:
         if given[-1] > 0:  # the census is before
-            inside.extend(held(method._rest.net) for method in made)
+            inside.extend(held(method._offloaded.net) for method in made)
         return exchange(*given)
 
     exchange = PlainChannel.exchange

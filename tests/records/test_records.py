@@ -131,7 +131,7 @@ def test_a_file_whose_tensors_are_not_those_of_its_skeleton_is_refused(tmp_path:
     for changed, message in (
         (numbers.double(), "array 'float32' is described by .*'F64'"),
         (numbers[:-1], "only 1 numbers are left"),
-        (torch.cat([numbers, numbers[:2]]), "numbers no field asks for: {'float32': 2}"),
+        (torch.cat([numbers, numbers[:2]]), "numbers that belong to no field: {'float32': 2}"),
     ):
         arrays = {**found, "float32": changed.clone()}
         path.write_bytes(sealed(save(arrays, metadata=meta)))
@@ -179,7 +179,7 @@ LYING = Array("float32", (4,), "numpy.ndarray", Array(np.zeros(4, np.float64)).d
         (forged({"n": "1", "w": {}}), "field 'n'"),
         (forged({"n": 1}), "field 'w'"),
         (forged({"n": 1, "w": {}, "more": 1}), "field 'more'"),
-        (forged({"n": 1, "w": {"a": {"~tensor": ["float32", 2]}}}), "no float32 array came"),
+        (forged({"n": 1, "w": {"a": {"~tensor": ["float32", 2]}}}), "no float32 array"),
         (forged({"n": 1, "w": {"a": {"~tensor": ["float32", -1]}}}), "claims dtype"),
         (forged({"n": 1, "w": {"a": {"~tensor": ["object", 1]}}}), "claims dtype 'object'"),
         (
@@ -189,12 +189,12 @@ LYING = Array("float32", (4,), "numpy.ndarray", Array(np.zeros(4, np.float64)).d
             ),
             "only 4 numbers are left",
         ),
-        (forged({"n": 1, "w": {}}, {"float32": Array(np.zeros(4, np.float32))}), "no field asks"),
+        (forged({"n": 1, "w": {}}, {"float32": Array(np.zeros(4, np.float32))}), "to no field"),
         (forged({"n": 1, "w": {}}, {"float32": LYING}), "claims 4 numbers '<f8'"),
         (forged({"n": 1, "w": {}}, {"weird": Array(np.zeros(4, np.float32))}), "no known dtype"),
         (forged(b"\xff"), "not JSON"),
         (forged(b"[" * 100_000), "not JSON|malformed"),
-        (forged([1, 2]), "malformed skeleton"),
+        (forged([1, 2]), "malformed schema"),
     ],
 )
 def test_what_is_no_payload_is_refused_in_one_line(content: RecordDict, message: str) -> None:
@@ -233,7 +233,7 @@ def test_values_are_counted_before_any_of_them_is_made(
     text: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("common.exchange.records.parse", None)
-    with pytest.raises(ValueError, match="skeleton has more than 50000 values"):
+    with pytest.raises(ValueError, match="schema has more than 50000 values"):
         Parcel.unpack(forged(text))
 
 
@@ -244,7 +244,7 @@ def test_as_many_values_as_are_allowed_come_through_and_no_more() -> None:
 
     told = Told(n=list(range(10)))  # the object, the list, and what is in it
     assert Told.unpack(told.pack()) == told
-    with pytest.raises(ValueError, match="more than 12 values that are no tensors"):
+    with pytest.raises(ValueError, match="more than 12 values other than tensors"):
         Told.unpack(Told(n=list(range(11))).pack())
     tensors = Parcel(n=1, w={str(i): torch.zeros((1,) * 8) for i in range(20_000)})
     assert len(Parcel.unpack(tensors.pack()).w) == 20_000, "a tensor's claim counts as nothing"

@@ -15,7 +15,7 @@ from deploy.report import plots, sections
 from deploy.report.groups import Group, differences, grouped, half_width
 from deploy.report.pages import write_report
 from deploy.report.read import Run, flat, read
-from deploy.report.style import inline, png, say
+from deploy.report.style import inline, png, set_hover_texts
 from deploy.report.table import (
     Cell,
     Table,
@@ -366,10 +366,10 @@ def test_points_bars_and_bubbles_say_their_values_on_hover(tmp_path: Path) -> No
 def test_as_many_texts_as_marks_or_none_at_all() -> None:
     figure = Figure()
     (dots,) = figure.add_subplot().plot([1, 2], [1, 2], "o")
-    say(dots, ["one", "<two>"])
+    set_hover_texts(dots, ["one", "<two>"])
     assert "<title>one</title>" in inline(figure, "a", "")
     assert "<title>&lt;two&gt;</title>" in inline(figure, "a", "")
-    say(dots, ["one"])
+    set_hover_texts(dots, ["one"])
     assert "<title>" not in inline(figure, "a", "")
 
 

@@ -108,15 +108,43 @@ def test_a_round_that_comes_twice_counts_once() -> None:
     assert progress.failures == 1
 
 
+def test_a_log_gets_a_line_within_a_round_only_after_a_while_without_any() -> None:
+    progress, now, file = watched(3, 5.0)
+    for text in ("round 2, replies 1/4", "round 2, replies 2/4", "round 2, replies 3/4\x1b[2J"):
+        now[0] += 5.0
+        progress.on_step(text)
+    progress.on_round(entry(2))
+    now[0] += 5.0
+    progress.on_step("round 3, replies 1/4")
+    lines = file.getvalue().splitlines()
+    assert [line.partition(",")[0] for line in lines] == ["round 1/3", "round 2", "round 2/3"]
+    assert lines[1] == "round 2, replies 2/4"
+
+
+def test_a_journal_that_goes_back_counts_from_there_and_repeats_no_line() -> None:
+    progress, _, file = watched(6, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0)
+    assert progress.left is None
+    printed = len(file.getvalue().splitlines())
+    for t in (1, 2):
+        progress.on_round(entry(t, seconds={"total": 4.0}))
+    assert progress.left == Left(4.0 * 4, sure=True)
+    assert len(file.getvalue().splitlines()) == printed
+    progress.on_round(entry(3, 0.8))
+    (line,) = file.getvalue().splitlines()[printed:]
+    assert line.startswith("round 3/6, accuracy 80.0 %") and "-" not in line
+
+
 def test_a_terminal_gets_a_live_line_that_is_put_away_after_an_error() -> None:
     file = io.StringIO()
     console = Console(file=file, width=120, force_terminal=True)
     with pytest.raises(RuntimeError, match="stop"), Progress(4, console) as progress:
-        progress.on_phase("training")
         progress.on_round(entry(3, 0.75))
+        progress.on_step("round 4, replies 1/2")
+        assert progress._live is not None
+        progress._live.refresh()
         raise RuntimeError("stop")
     text = file.getvalue()
-    assert "round 3/4" in text and "75.0 %" in text
+    assert "round 3/4" in text and "75.0 %" in text and "round 4, replies 1/2" in text
     assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")  # the cursor is back
 
 

@@ -91,8 +91,8 @@ def test_what_workers_import_ahead_is_there() -> None:
 BEGUN = """
 import sys
 from deploy import cli
-from deploy.run import ahead
-ahead.begin = lambda: sys.exit("torch" in sys.modules and "too late" or "begun")
+from deploy.run import preload
+preload.begin = lambda: sys.exit("torch" in sys.modules and "too late" or "begun")
 cli.app(sys.argv[1:])
 """
 

@@ -189,7 +189,7 @@ def reflected(relay: Once, _: RecordDict) -> RecordDict:
 FORGED = "client 0's reply is not authentic: the SuperLink or a registered node ("
 ELSEWHERE = f"{FORGED}it was not sealed for this place by the other side)"
 AT_THE_CLIENT = "NotAuthentic: it was not sealed for this place by the other side"
-NOT_ITS_OWN = "ValueError: this node has a key and takes no message that is not sealed"
+NOT_ITS_OWN = "ValueError: this node has a key, but the message is not sealed"
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def test_a_forged_answer_to_the_census_is_asked_for_again(
     [
         (Impostor, "node 1 answered: the answer is not authentic: the SuperLink or a registered"),
         (Keyless, "node 1 answered: client 0: ValueError: the ServerApp seals its messages"),
-        (Changing, "node 1 answered: client 0: ValueError: the run config that came is not the"),
+        (Changing, "node 1 answered: client 0: ValueError: the received run config differs from"),
     ],
 )
 def test_a_census_that_cannot_be_believed_stops_the_run_in_a_line(

@@ -57,9 +57,9 @@ def met(keys: Certificates) -> SealedChannel:
     """A ServerApp that has met both clients."""
     seal = server(keys)
     for k in range(2):
-        asked = letter(seal.hello(HELLO, [k])[k], "query.hello", context(keys, k))
-        seal.open_hello(k, asked.answer(PAYLOAD))
-        seal.check_peer(k, k)
+        asked = letter(seal.census_requests(HELLO, [k])[k], "query.hello", context(keys, k))
+        seal.open_census_reply(k, asked.answer(PAYLOAD))
+        seal.check_client(k, k)
     return seal
 
 
@@ -194,7 +194,7 @@ def test_a_clients_share_is_its_own_and_another_in_each_experiment(keys: Certifi
 
 
 def test_a_share_of_low_order_is_refused() -> None:
-    with pytest.raises(NotAuthentic, match="its X25519 share is none"):
+    with pytest.raises(NotAuthentic, match="its X25519 share is invalid"):
         session.agree(X25519PrivateKey.generate(), bytes(32), Signed(b"", b""), 0, bytes(32))
 
 
@@ -202,7 +202,7 @@ def test_who_answers_a_hello_must_have_the_key_of_the_client_that_he_claims_to_b
     keys: Certificates,
 ) -> None:
     seal = server(keys)
-    hello = seal.hello(HELLO, [1, 2])
+    hello = seal.census_requests(HELLO, [1, 2])
     honest = letter(hello[1], "query.hello", context(keys)).answer(PAYLOAD)
     elsewhere = letter(hello[2], "query.hello", context(keys)).answer(PAYLOAD)
     usurper = context(keys, 0, key=str(keys.key(1)))
@@ -218,9 +218,9 @@ def test_who_answers_a_hello_must_have_the_key_of_the_client_that_he_claims_to_b
     }
     for said, reply in replies.items():
         with pytest.raises(NotAuthentic, match=said):
-            seal.open_hello(1, reply)
-    seal.open_hello(1, honest)
-    seal.check_peer(1, 0)
+            seal.open_census_reply(1, reply)
+    seal.open_census_reply(1, honest)
+    seal.check_client(1, 0)
 
 
 def with_header(content: RecordDict, **changes: Any) -> RecordDict:
@@ -230,28 +230,30 @@ def with_header(content: RecordDict, **changes: Any) -> RecordDict:
 
 def test_an_answer_to_an_earlier_hello_does_not_answer_this_one(keys: Certificates) -> None:
     seal = server(keys)
-    earlier = seal.hello(HELLO, [1])[1]
-    seal.hello(HELLO, [1])
+    earlier = seal.census_requests(HELLO, [1])[1]
+    seal.census_requests(HELLO, [1])
     with pytest.raises(NotAuthentic, match="signature of its accept"):
-        seal.open_hello(1, letter(earlier, "query.hello", context(keys)).answer(PAYLOAD))
+        seal.open_census_reply(1, letter(earlier, "query.hello", context(keys)).answer(PAYLOAD))
 
 
 def test_a_client_believes_a_server_app_of_its_authority_only(
     keys: Certificates, tmp_path: Path
 ) -> None:
-    hello = server(keys).hello(HELLO, [1])[1]
+    hello = server(keys).census_requests(HELLO, [1])[1]
     about = hello.config_records["seal"]
     others = make(tmp_path / "others", [], 1)
     offer = json.loads(about["offer"])
     cases = {
-        "the signature of its offer is not good": with_header(hello, signature=b"none"),
+        "the signature of its offer is invalid": with_header(hello, signature=b"none"),
         "signature of its offer": with_header(
             hello, offer=json.dumps({**offer, "experiment": "other"}).encode()
         ),
-        "its certificate is not one of this node's authority": server(others).hello(HELLO, [1])[1],
+        "its certificate is not one of this node's authority": server(others).census_requests(
+            HELLO, [1]
+        )[1],
         "its offer is malformed": with_header(hello, offer=b"[]"),
         "its seal has no offer": with_header(hello, offer="text"),
-        "the hello is not what the ServerApp signed": RecordDict(
+        "the census request differs from the one that the ServerApp signed": RecordDict(
             {**hello, **CensusRequest(clients=3).stamped(RUN, 0).pack()}
         ),
     }
@@ -302,7 +304,7 @@ def test_a_client_takes_each_message_once_and_no_older_session(
         with pytest.raises(ValueError, match="message [12] of the session came after message 2"):
             late.admit(tmp_path / "k")
     newer.admit(tmp_path / "k")
-    with pytest.raises(ValueError, match="older than one that this client has had"):
+    with pytest.raises(ValueError, match="older than one that this client received"):
         message(first).admit(tmp_path / "k")
     assert (tmp_path / "k" / "seal.json").stat().st_mode & 0o777 == 0o600
 
@@ -310,14 +312,14 @@ def test_a_client_takes_each_message_once_and_no_older_session(
 def test_a_run_config_or_a_bundle_that_a_relay_changed_is_found(
     keys: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = letter(server(keys).hello(HELLO, [1])[1], "query.hello", context(keys))
+    asked = letter(server(keys).census_requests(HELLO, [1])[1], "query.hello", context(keys))
     asked.check({"rounds": 2}, RUN)
-    with pytest.raises(ValueError, match="the run config that came is not the ServerApp's"):
+    with pytest.raises(ValueError, match="the received run config differs from the ServerApp's"):
         asked.check({"rounds": 3}, RUN)
     with pytest.raises(ValueError, match="the offer is for the experiment 'run'"):
         asked.check({"rounds": 2}, "other")
     monkeypatch.setattr(client_app.seal, "_app", lambda: "other")
-    with pytest.raises(ValueError, match="the app bundle that came is not the ServerApp's"):
+    with pytest.raises(ValueError, match="the received app bundle differs from the ServerApp's"):
         asked.check({"rounds": 2}, RUN)
 
 
@@ -337,7 +339,7 @@ def test_a_bundles_digest_covers_all_its_code(tmp_path: Path) -> None:
 
 
 def test_what_is_wrong_with_the_files_is_said_in_a_line(keys: Certificates, tmp_path: Path) -> None:
-    hello = server(keys).hello(HELLO, [1])[1]
+    hello = server(keys).census_requests(HELLO, [1])[1]
     for said, of in (
         ("node config ca is missing", Context(1, 1, {"key": "a"}, RecordDict(), {})),
         ("/nowhere cannot be read: No such file", context(keys, key="/nowhere")),

@@ -79,9 +79,9 @@ def test_a_flipped_bit_in_the_checkpoint_is_named_and_the_round_before_goes_on(r
     before = TinyRun(run)
     assert before.weights
     flip(run / "checkpoint.safetensors")
-    line = "checkpoint.safetensors cannot be read: it is damaged: its digest is not that of what"
+    line = "cannot be read: it is damaged: its digest does not match its content"
     back = f"go back to round 3: fedmosaic run --resume {run} --from-round 3"
-    with pytest.raises(Stopped, match=f"{line} it holds; {back}"):
+    with pytest.raises(Stopped, match=f"checkpoint.safetensors {line}; {back}"):
         again(run, rounds=5)
     ((state, told),) = state_of(run, "checkpoint.safetensors")
     assert state == "damaged" and told.endswith(back)
@@ -107,7 +107,7 @@ def test_a_flipped_bit_in_the_model_is_named(run: Path) -> None:
     done = typed("verify", run)
     assert done.returncode == 1 and "Traceback" not in done.stdout + done.stderr
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("damaged"))
-    assert "model.safetensors: is damaged: its digest is not that of its weights; remove" in line
+    assert "model.safetensors: is damaged: its digest does not match its weights; remove" in line
     (run / "summary.json").unlink()
     again(run)
     assert all(one.state != "damaged" for one in verify(run))
@@ -127,13 +127,13 @@ def replaced(i: int, line: bytes) -> Callable[[list[bytes]], list[bytes]]:
         (replaced(2, b"[1,2]\n"), "line 3 is damaged: it is no entry", "--from-round 2"),
         (replaced(2, b'{"x":1}\n'), "line 3 is damaged: it is no entry", "--from-round 2"),
         (replaced(3, b'{"round":\xff}\n'), "line 4 is damaged: .*byte 0xff", "round 3"),
-        (lambda x: [*x[:2], *x[3:]], "line 3 is damaged: it is of round 3", "--from-round 2"),
-        (lambda x: [*x[:3], *x[2:]], "line 4 is damaged: it is of round 2", "--from-round 3"),
+        (lambda x: [*x[:2], *x[3:]], "line 3 is damaged: it is for round 3", "--from-round 2"),
+        (lambda x: [*x[:3], *x[2:]], "line 4 is damaged: it is for round 2", "--from-round 3"),
         (lambda x: x[:3], "lacks rounds before 4", "--from-round 3"),
         (lambda x: x[:1], "lacks rounds before 4", "cannot go on: start the run anew"),
         (
             lambda x: [line.replace(b'"loss": ', b'"loss": 1') for line in x],
-            "line 1 is damaged: its digest is not that of its text",
+            "line 1 is damaged: its digest does not match its text",
             "cannot go on: start the run anew",
         ),
     ],

@@ -192,7 +192,7 @@ def test_a_record_is_stale_when_its_canary_says_so(scene: Scene, tmp_path: Path)
 
     heard: list[str] = []
     assert canary.stale(["ours"], scene.records, go, heard.append) == {}
-    assert heard == ["ours: recorded without canaries, so nothing can be said"]
+    assert heard == ["ours: recorded without canaries, so it cannot be checked"]
     now = canary.run(paper_table.read(Path("ours")), go, heard.append)
     assert sorted(now.digests) == ["fedavg", "fedprox"]
     place = scene.records / "ours"
@@ -207,7 +207,7 @@ def test_a_record_is_stale_when_its_canary_says_so(scene: Scene, tmp_path: Path)
     assert scene.judge(**found).stale == ("ours: fedprox",)
     canary.save([elsewhere], place)
     assert canary.stale(["ours"], scene.records, go, heard.append) == {}
-    assert heard[-1].startswith("ours: recorded with another torch, here is torch")
+    assert heard[-1].startswith("ours: recorded with another torch, this machine has torch")
 
 
 def test_the_page_the_json_and_the_document_tell_the_same(scene: Scene, tmp_path: Path) -> None:

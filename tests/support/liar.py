@@ -70,7 +70,7 @@ def lie(self: ClientApp, message: Message, context: Any) -> Message:
     if kind not in ("train", "evaluate"):
         return honest(self, message, context)
     seal = importlib.import_module("client_app.seal")  # of the bundle
-    received = seal.opened(message, context)
+    received = seal.open_message(message, context)
     if kind == "train":
         request = received.content
         fields = json.loads(zlib.decompress(request.config_records["fields"]["skeleton"]))

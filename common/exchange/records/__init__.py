@@ -1,14 +1,13 @@
-"""Records: one pydantic model <-> one Flower RecordDict <-> one file, by one codec.
+"""One codec between pydantic models, Flower's RecordDicts and files.
 
-The wire, the client's memory and the server's checkpoints are all declared once, as subclasses of
-``Records``. The sender validates by constructing, the receiver by unpacking. Axis names of
-jaxtyping bind within one payload: in ``x: Float[Tensor, "n d"]; y: Float[Tensor, "n C"]`` both n
-are the same.
+Messages, client states and checkpoints are declared as subclasses of ``Records``. The sender
+validates a payload by constructing it, the receiver by unpacking it. Axis names of jaxtyping bind
+within one payload: in ``x: Float[Tensor, "n d"]; y: Float[Tensor, "n C"]`` both n are the same.
 
-A payload is one flat array for each dtype (``arrays.py``) and one JSON skeleton that says which
-field each piece of it is (``schema.py``). A message holds the arrays in ``.npy`` form and the
-skeleton compressed, a file is a safetensors file of the same arrays. A state dict of
-two hundred small tensors then costs a kilobyte of names and headers in a message, not thirty.
+A payload is one flat array for each dtype (``arrays.py``) and one JSON schema that assigns the
+pieces of the arrays to fields (``schema.py``). A message holds the arrays in ``.npy`` form and the
+compressed schema. A file is a safetensors file of the same arrays. Names and headers of a state
+dict of two hundred small tensors thus take one kilobyte in a message instead of thirty.
 """
 
 import zlib
@@ -49,14 +48,14 @@ from common.exchange.records.schema import (
 from common.files import Damaged
 
 StateDict = dict[str, Tensor]
-"""Names to tensors, buffers included, as ``nn.Module.state_dict()`` gives them."""
+"""Names to tensors, including buffers, as in ``nn.Module.state_dict()``."""
 
 
 class Records(BaseModel):
-    """A payload. Fields are numbers, strings, tensors, and lists and dicts of these, nested.
+    """A payload, whose fields are numbers, strings, tensors, and nested lists and dicts of these.
 
-    Raises ``ValueError`` (pydantic's or ours, always one line through ``unpack`` and ``load``) for
-    a field that is missing, unknown, of another type, or whose axes disagree with another field's.
+    Raises ``ValueError`` for a field that is missing, unknown or of another type, and for axes that
+    do not match those of another field. ``unpack`` and ``load`` make it one line.
     """
 
     model_config = ConfigDict(
@@ -65,12 +64,12 @@ class Records(BaseModel):
 
     kind: ClassVar[str]
     values: ClassVar[int] = MAX_VALUES
-    """How many values that are no tensors a message of this kind may hold."""
+    """Maximum number of values other than tensors in a message of this kind."""
 
     def __init_subclass__(cls, kind: str = "") -> None:
-        """``kind``: the name of the payload in messages and files, which renaming does not change.
+        """Set ``kind``, the name of the payload in messages and files.
 
-        By default the module and the class.
+        It stays the same when the class is renamed. By default it is module and class.
         """
         super().__init_subclass__()
         cls.kind = kind or f"{cls.__module__.rpartition('.')[2]}.{cls.__name__}"
@@ -80,78 +79,78 @@ class Records(BaseModel):
             super().__init__(**fields)
 
     def pack(self) -> RecordDict:
-        """The payload as a RecordDict: record ``arrays`` (flat, by dtype) and record ``fields``."""
-        skeleton, arrays = self._apart()
+        """Return a RecordDict with the records ``arrays`` (flat, by dtype) and ``fields``."""
+        schema, arrays = self._split()
         flat = {name: to_npy(name, numbers) for name, numbers in arrays.items()}
-        fields = ConfigRecord({"kind": self.kind, "skeleton": zlib.compress(skeleton, 6)})
+        fields = ConfigRecord({"kind": self.kind, "skeleton": zlib.compress(schema, 6)})
         return RecordDict({"arrays": ArrayRecord(flat), "fields": fields})
 
     @classmethod
     def unpack(cls, content: RecordDict) -> Self:
-        """Inverse of ``pack``; ``ValueError`` in one line for anything that is not a ``cls``."""
+        """Return the payload from ``pack``; raise a one-line ``ValueError`` if it is no ``cls``."""
         fields, arrays = content.get("fields"), content.get("arrays")
-        said = fields if isinstance(fields, ConfigRecord) else {}
-        kind, squeezed = said.get("kind"), said.get("skeleton")
+        config = fields if isinstance(fields, ConfigRecord) else {}
+        kind, compressed = config.get("kind"), config.get("skeleton")
         if not (
             isinstance(arrays, ArrayRecord)
             and isinstance(kind, str)
-            and isinstance(squeezed, bytes)
+            and isinstance(compressed, bytes)
         ):
             shown = [name[:20] for name in sorted(content)[:5]]
             raise ValueError(f"not a {cls.kind} payload: records {shown}")
         if kind != cls.kind:
             raise ValueError(f"payload is a {kind[:80]!r}, expected a {cls.kind!r}")
-        check_count(skeleton := inflate(squeezed), cls.values)
+        check_count(schema := inflate(compressed), cls.values)
         pool = {name: from_npy(name, array) for name, array in arrays.items()}
-        return cls._together(skeleton, pool, MAX_TENSORS, cls.values)
+        return cls._join(schema, pool, MAX_TENSORS, cls.values)
 
     def to_bytes(self) -> bytes:
-        """The payload as a safetensors file."""
+        """Return the payload as the content of a safetensors file."""
         return b"".join(self.pieces())
 
     def pieces(self) -> list[bytes | memoryview]:
-        """``to_bytes`` in pieces, of which the numbers are the payload's own, not copied."""
-        return to_file(self.kind, *self._apart())
+        """Return ``to_bytes`` in pieces; the pieces share memory with the payload's tensors."""
+        return to_file(self.kind, *self._split())
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read what ``to_bytes`` wrote; ``Damaged``, naming the file, if it cannot be read."""
+        """Return the payload in a file; raise ``Damaged`` with the path if it cannot be read."""
         try:
-            kind, skeleton, pool = from_file(path)
+            kind, schema, pool = from_file(path)
             if kind != cls.kind:
                 raise ValueError(f"is a {kind[:80]!r}, expected a {cls.kind!r}")
-            return cls._together(skeleton, pool, MAX_TENSORS_KEPT, MAX_VALUES_KEPT)
+            return cls._join(schema, pool, MAX_TENSORS_KEPT, MAX_VALUES_KEPT)
         except (OSError, ValueError) as error:
             raise Damaged(f"{path} cannot be read: {first_line(error)}") from error
 
-    def _apart(self) -> tuple[bytes, dict[str, Numbers]]:
-        """Skeleton and numbers."""
+    def _split(self) -> tuple[bytes, dict[str, Numbers]]:
+        """Return the schema and the numbers by dtype."""
         leaves: list[tuple[str, Tensor]] = []
         return dump(to_json(dict(self), "", leaves)), flatten(leaves)
 
     @classmethod
-    def _together(cls, skeleton: bytes, pool: dict[str, Flat], most: int, values: int) -> Self:
-        """Inverse of ``_apart``, for ``most`` tensors and ``values`` other values at most."""
+    def _join(cls, schema: bytes, pool: dict[str, Flat], most: int, values: int) -> Self:
+        """Return the payload from ``_split``: at most ``most`` tensors, ``values`` other values."""
         try:
-            fields = from_json(parse(skeleton), partial(take, pool), most, values)
+            fields = from_json(parse(schema), partial(take, pool), most, values)
             if not isinstance(fields, dict):
-                raise ValueError(f"{cls.kind}: malformed skeleton: it is no JSON object")
+                raise ValueError(f"{cls.kind}: malformed schema: it is no JSON object")
             if unknown := next((name for name in fields if name not in cls.model_fields), None):
                 raise ValueError(f"{cls.kind}: field {str(unknown)[:40]!r}: it is unknown")
             built = cls(**fields)
         except ValidationError as error:
             raise ValueError(f"{cls.kind}: {invalid(error)}") from error
         except (TypeError, RecursionError) as error:
-            raise ValueError(f"{cls.kind}: malformed skeleton: {first_line(error)}") from error
+            raise ValueError(f"{cls.kind}: malformed schema: {first_line(error)}") from error
         if rest := {name: flat.left() for name, flat in pool.items() if flat.left()}:
-            raise ValueError(f"{cls.kind}: the payload has numbers no field asks for: {rest}")
+            raise ValueError(f"{cls.kind}: the payload has numbers that belong to no field: {rest}")
         return built
 
 
 def count_bytes(content: RecordDict) -> int:
-    """Bytes of a payload: arrays with their headers, values and keys; the same on every runtime.
+    """Return the bytes of a payload: arrays with headers, values and keys, equal on all runtimes.
 
-    Flower's own count raises on an empty text, which a client may well send.
+    Flower's own count raises an error for an empty text, which a client may send.
     """
     return sum(
         len(name) + sum(len(key) + _size(value) for key, value in record.items())
@@ -163,21 +162,21 @@ def _size(value: object) -> int:
     if isinstance(value, Array):
         return len(value.data)
     if isinstance(value, list):
-        return sum(_size(each) for each in value)
+        return sum(_size(item) for item in value)
     if isinstance(value, str | bytes):
         return len(value)
     return 1 if isinstance(value, bool) else 8
 
 
 def array_bytes(content: RecordDict) -> int:
-    """Bytes of the numbers alone in the arrays of a payload, whatever the arrays claim to be."""
+    """Return the bytes of the numbers in the arrays of a payload, without headers."""
     return sum(
         body_bytes(array) for record in content.array_records.values() for array in record.values()
     )
 
 
 def tensors(value: object) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor inside a payload, with its path, depth first."""
+    """Yield the path and the value of every tensor in a payload, depth first."""
     leaves: list[tuple[str, Tensor]] = []
     to_json(dict(value) if isinstance(value, BaseModel) else value, "", leaves)
     yield from leaves

@@ -1,15 +1,15 @@
-"""The numbers of a payload: one flat array for each dtype, handed out in pieces.
+"""Numbers of a payload: one flat array for each dtype, from which the tensors are taken in order.
 
-On the wire an array has the standard ``.npy`` form. Its header is compared with the one form that
-NumPy writes and never evaluated; the numbers are counted before any of them is believed.
+In a message an array has the standard ``.npy`` form. Its header must match the one form that NumPy
+writes and is never evaluated. The length is checked before a number is read.
 
-On disk a payload is one safetensors file: its header's length N (8 bytes, little-endian), then N
-bytes of JSON, padded to a multiple of 8: ``__metadata__`` (kind, skeleton and digest), and for each
-array dtype, shape and the place [begin, end) of its numbers behind the header. The arrays lie
-behind each other without a gap, those of the widest numbers first, so that every number is aligned.
-The digest is the SHA-256 of kind, skeleton and the arrays' names and lengths as a JSON list, and of
-all numbers behind it. A file whose digest is another one is refused. A file is mapped, so that its
-numbers take memory only where they are used, and once.
+A file is a safetensors file. It starts with the length N of the header (8 bytes, little-endian).
+The header is N bytes of JSON, padded to a multiple of 8: ``__metadata__`` (kind, schema and
+digest), and for each array its dtype, its shape and the range [begin, end) of its bytes after the
+header. The arrays follow without gaps, widest dtype first, so that every number is aligned. The
+digest is the SHA-256 of a JSON list (kind, schema, names and lengths of the arrays), followed by
+all numbers. A file with a wrong digest is refused. Files are memory-mapped, so that only numbers
+that are used take memory.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _HEADER = re.compile(
 _PREFIX = b"\x93NUMPY\x01\x00"
 
 Numbers: TypeAlias = list[memoryview]
-"""The bytes of one flat array, in pieces that belong behind each other."""
+"""Bytes of one flat array, as consecutive pieces."""
 
 
 MAX_HEADER = 100_000_000
-"""Bytes; what the safetensors library itself allows."""
-CHUNK = 1 << 20  #: bytes that are read at a time for the digest
+"""Limit of the safetensors library, in bytes."""
+CHUNK = 1 << 20  #: bytes read at a time for the digest
 
 _CODES = {"bool": "BOOL", "bfloat16": "BF16"} | {
     f"{kind}{bits}": f"{kind[0].upper()}{bits}"
@@ -52,7 +52,7 @@ _CODES = {"bool": "BOOL", "bfloat16": "BF16"} | {
 
 
 def flatten(leaves: list[tuple[str, Tensor]]) -> dict[str, Numbers]:
-    """One array for each dtype: the tensors behind each other, in the order given, not copied."""
+    """Return one array for each dtype: the tensors in their order, without a copy."""
     flat: dict[str, Numbers] = {}
     for _, leaf in leaves:
         numbers = leaf.detach().reshape(-1).cpu().view(torch.uint8).numpy()
@@ -61,7 +61,7 @@ def flatten(leaves: list[tuple[str, Tensor]]) -> dict[str, Numbers]:
 
 
 def to_npy(name: str, numbers: Numbers) -> Array:
-    """A flat array as it travels; each number is copied once, since models may be large."""
+    """Return a flat array in ``.npy`` form; each number is copied once, as models are large."""
     dtype = numpy_dtype(name)
     shape = (sum(map(len, numbers)) // dtype.itemsize,)
     header = io.BytesIO()
@@ -72,7 +72,7 @@ def to_npy(name: str, numbers: Numbers) -> Array:
 
 
 def from_npy(name: str, array: Array) -> Flat:
-    """Inverse of ``to_npy``; a one-line ``ValueError`` if name, header and bytes do not agree."""
+    """Return the array from ``to_npy``; raise ``ValueError`` if name, header and size differ."""
     expected = numpy_dtype(name)
     descr, count, start = _header(name, array.data)
     body = len(array.data) - start
@@ -83,9 +83,9 @@ def from_npy(name: str, array: Array) -> Flat:
 
 @final
 class Flat:
-    """One flat array that arrived, and how much of it is handed out.
+    """A received flat array, and the number of its entries taken so far.
 
-    It is copied, unless its bytes can be written to and lie where numbers may lie.
+    The data are copied only if they are read-only or not aligned.
     """
 
     def __init__(self, name: str, data: memoryview) -> None:
@@ -98,27 +98,25 @@ class Flat:
         self.numbers = torch.from_numpy(numbers).view(DTYPES[name])
 
     def left(self) -> int:
-        """How many numbers nobody has asked for yet."""
+        """Return how many numbers are not taken yet."""
         return self.numbers.numel() - self.at
 
 
 def take(pool: dict[str, Flat], dtype: str, shape: list[int]) -> Tensor:
-    """The next piece of the array of ``dtype``; ``ValueError`` if it has not that many numbers."""
+    """Return the next tensor from the array of ``dtype``; ``ValueError`` if it is too short."""
     size, flat = math.prod(shape), pool.get(dtype)
     if flat is None:
         if size == 0:
             return torch.empty(shape, dtype=DTYPES[dtype])
-        raise ValueError(f"a field asks for {dtype}{shape}, but no {dtype} array came")
+        raise ValueError(f"a field needs {dtype}{shape}, but the payload has no {dtype} array")
     if size > flat.left():
-        raise ValueError(
-            f"a field asks for {dtype}{shape}, but only {flat.left()} numbers are left"
-        )
+        raise ValueError(f"a field needs {dtype}{shape}, but only {flat.left()} numbers are left")
     flat.at += size
     return flat.numbers[flat.at - size : flat.at].view(shape)
 
 
 def body_bytes(array: Array) -> int:
-    """Bytes of the numbers alone; 0 for what is no array of ours."""
+    """Return the bytes of the numbers, without the header; 0 for an array that is not .npy data."""
     try:
         return len(array.data) - _header("", array.data)[2]
     except ValueError:
@@ -126,73 +124,73 @@ def body_bytes(array: Array) -> int:
 
 
 def _header(name: str, data: bytes) -> tuple[str, int, int]:
-    """Type and count that a version 1.0 ``.npy`` header claims, and where the numbers begin."""
+    """Return type and count in a version 1.0 ``.npy`` header, and the offset of the numbers."""
     start = len(_PREFIX) + 2 + int.from_bytes(data[8:10], "little")
-    found = _HEADER.fullmatch(data[10:start]) if data[:8] == _PREFIX else None
-    if found is None or start > len(data):
+    match = _HEADER.fullmatch(data[10:start]) if data[:8] == _PREFIX else None
+    if match is None or start > len(data):
         raise ValueError(f"array {name!r} is not .npy data of one axis")
-    return found[1].decode(), int(found[2]), start
+    return match[1].decode(), int(match[2]), start
 
 
 def numpy_dtype(name: str) -> np.dtype[np.generic]:
-    """How NumPy stores a dtype, by name; ``ValueError`` for one that cannot travel."""
+    """Return NumPy's dtype for a name; raise ``ValueError`` if payloads do not support it."""
     if name not in DTYPES:
         known = ", ".join(sorted(DTYPES))
         raise ValueError(f"array {name[:40]!r} is of no known dtype; known: {known}")
     return np.dtype("uint16" if name == "bfloat16" else name)
 
 
-def to_file(kind: str, skeleton: bytes, arrays: dict[str, Numbers]) -> list[bytes | memoryview]:
-    """The whole file in pieces; no number is copied, since models may be large."""
-    said: dict[str, Json] = {"kind": kind, "skeleton": skeleton.decode()}
-    header: dict[str, Json] = {"__metadata__": said}
+def to_file(kind: str, schema: bytes, arrays: dict[str, Numbers]) -> list[bytes | memoryview]:
+    """Return the content of a file in pieces; no number is copied, because models are large."""
+    metadata: dict[str, Json] = {"kind": kind, "skeleton": schema.decode()}
+    header: dict[str, Json] = {"__metadata__": metadata}
     begin, body, sizes = 0, list[memoryview](), dict[str, int]()
     for name in sorted(arrays, key=lambda name: -numpy_dtype(name).itemsize):
         sizes[name] = sum(map(len, arrays[name]))
-        header[name] = _place(name, begin, begin + sizes[name])
+        header[name] = _describe(name, begin, begin + sizes[name])
         begin, body = begin + sizes[name], body + arrays[name]
-    said["sha256"] = digest(kind, skeleton.decode(), sizes, body)
+    metadata["sha256"] = digest(kind, schema.decode(), sizes, body)
     text = dump(header)
     text += b" " * (-len(text) % 8)
     return [len(text).to_bytes(8, "little"), text, *body]
 
 
 def digest(
-    kind: str, skeleton: str, sizes: Mapping[str, int], body: Iterable[bytes | memoryview]
+    kind: str, schema: str, sizes: Mapping[str, int], body: Iterable[bytes | memoryview]
 ) -> str:
-    """The SHA-256 that a file has, in hexadecimal; ``sizes``: bytes of each array, in order."""
-    sha = hashlib.sha256(dump([kind, skeleton, dict(sizes)]))
+    """Return the SHA-256 of a file in hexadecimal; ``sizes``: bytes of each array, in order."""
+    sha = hashlib.sha256(dump([kind, schema, dict(sizes)]))
     for piece in body:
         sha.update(piece)
     return sha.hexdigest()
 
 
 def from_file(path: Path) -> tuple[str, bytes, dict[str, Flat]]:
-    """Kind, skeleton and arrays of a file.
+    """Return kind, schema and arrays of a file.
 
-    Lengths and places are compared with the file's size before any of them is believed, and the
-    digest before a number is. Raises a one-line ``ValueError`` if they do not fit, ``OSError`` if
-    the file cannot be opened.
+    Lengths and ranges are checked against the file's size before they are used, and the digest is
+    checked before a number is used. Raises a one-line ``ValueError`` if a check fails, ``OSError``
+    if the file cannot be opened.
     """
     with open(path, "rb") as file:
-        kind, skeleton, sizes, start = _proven(file)
+        kind, schema, sizes, start = _check(file)
         size = os.fstat(file.fileno()).st_size
         body = memoryview(mmap(file.fileno(), size, access=ACCESS_COPY))[start:]
     begin, pool = 0, dict[str, Flat]()
     for name, length in sizes.items():
         pool[name] = Flat(name, body[begin : begin + length])
         begin += length
-    return kind, skeleton.encode(), pool
+    return kind, schema.encode(), pool
 
 
 def prove(path: Path) -> str:
-    """The kind of a whole file; raises as ``from_file`` does, without keeping a number."""
+    """Return the kind of an intact file; raise as ``from_file`` does. No number stays in memory."""
     with open(path, "rb") as file:
-        return _proven(file)[0]
+        return _check(file)[0]
 
 
-def _proven(file: BinaryIO) -> tuple[str, str, dict[str, int], int]:
-    """Kind, skeleton, bytes of each array and where the arrays begin."""
+def _check(file: BinaryIO) -> tuple[str, str, dict[str, int], int]:
+    """Return kind, schema, bytes of each array and the offset of the first, after all checks."""
     size = os.fstat(file.fileno()).st_size
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or length > min(size - 8, MAX_HEADER):
@@ -200,13 +198,13 @@ def _proven(file: BinaryIO) -> tuple[str, str, dict[str, int], int]:
     header = parse(file.read(length), "its header")
     claims, rest = header if isinstance(header, dict) else {}, size - 8 - length
     match claims.pop("__metadata__", None):
-        case {"kind": str(kind), "skeleton": str(skeleton), **more}:
+        case {"kind": str(kind), "skeleton": str(schema), **more}:
             begin, sizes = 0, dict[str, int]()
         case _:
-            raise ValueError("its header is no JSON object with a kind and a skeleton")
+            raise ValueError("its header is no JSON object with a kind and a schema")
     for name, claim in claims.items():
         match claim:
-            case {"data_offsets": [_, int(end)]} if begin <= end <= rest and claim == _place(
+            case {"data_offsets": [_, int(end)]} if begin <= end <= rest and claim == _describe(
                 name, begin, end
             ):
                 sizes[name] = end - begin
@@ -218,13 +216,13 @@ def _proven(file: BinaryIO) -> tuple[str, str, dict[str, int], int]:
         raise ValueError(f"its arrays end at byte {begin} of {rest}")
     if "sha256" not in more:
         raise ValueError("it has no digest: an earlier release wrote it")
-    if more["sha256"] != digest(kind, skeleton, sizes, iter(lambda: file.read(CHUNK), b"")):
-        raise ValueError("it is damaged: its digest is not that of what it holds")
-    return kind, skeleton, sizes, 8 + length
+    if more["sha256"] != digest(kind, schema, sizes, iter(lambda: file.read(CHUNK), b"")):
+        raise ValueError("it is damaged: its digest does not match its content")
+    return kind, schema, sizes, 8 + length
 
 
-def _place(name: str, begin: int, end: int) -> Json:
-    """How the header describes an array."""
+def _describe(name: str, begin: int, end: int) -> Json:
+    """Return the entry of an array in the header."""
     width = numpy_dtype(name).itemsize
     shape: list[Json] = [(end - begin) // width]
     return {"dtype": _CODES[name], "shape": shape, "data_offsets": [begin, end]}

@@ -19,17 +19,16 @@ from torch import Tensor
 from common.errors import first_line
 
 MAX_BYTES = 4 * 2**20
-"""A skeleton that inflates beyond this is refused before it takes the memory. The skeleton of a
-DenseNet-121, the longest here, has 40 kB."""
+"""Largest inflated schema. The longest schema of a built-in model, DenseNet-121, has 40 kB."""
 MAX_DEPTH = 16
 MAX_TENSORS, MAX_TENSORS_KEPT = 20_000, 1_000_000
-"""Of a message; of a file, where the models of many clients may lie together."""
+"""Maximum number of tensors in a message, and in a file, which may hold many clients' models."""
 MAX_VALUES, MAX_VALUES_KEPT = 50_000, 100_000_000
-"""Likewise of objects, lists, numbers and words that are no part of a tensor's claim. A message
-that holds more says so itself (``Records.values``)."""
+"""Maximum number of other values (objects, lists, numbers, strings) in a message and in a file. A
+kind of message with more values sets its own limit (``Records.values``)."""
 MAX_AXES = 8
 MAX_NUMBERS = 2**40
-"""Of one tensor, counting an axis of length 0 as 1."""
+"""Maximum number of entries of one tensor, where an axis of length 0 counts as 1."""
 DIGITS = 19
 
 DTYPES = {
@@ -41,24 +40,24 @@ DTYPES = {
     )
 }
 
-PLAIN = {int, str, bool}  #: what JSON holds as it is
+PLAIN = {int, str, bool}  #: types that JSON represents directly
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 Leaf = Callable[[str, list[int]], Tensor]
-"""Supplies the tensor of a dtype and shape."""
+"""Function that returns the tensor for a dtype and a shape."""
 
 
 def to_json(value: object, path: str, leaves: list[tuple[str, Tensor]]) -> Json:
-    """Replace every tensor below ``value`` by its dtype and shape, and collect it."""
+    """Return ``value`` as JSON, with dtype and shape of each tensor, which ``leaves`` collects."""
     if isinstance(value, Tensor):
         leaves.append((path, value))
         return {"~tensor": [dtype_name(value.dtype), *value.shape]}
     if isinstance(value, BaseModel):
         value = dict(value)
     if isinstance(value, dict):
-        lifted = {str(k): to_json(v, f"{path}.{k}".lstrip("."), leaves) for k, v in value.items()}
-        return {"~int": lifted} if any(isinstance(k, int) for k in value) else lifted
+        items = {str(k): to_json(v, f"{path}.{k}".lstrip("."), leaves) for k, v in value.items()}
+        return {"~int": items} if any(isinstance(k, int) for k in value) else items
     if isinstance(value, list | tuple):
         if {*map(type, value)} <= PLAIN:
             return list(value)
@@ -67,32 +66,33 @@ def to_json(value: object, path: str, leaves: list[tuple[str, Tensor]]) -> Json:
         return {"~float": str(value)}
     if value is None or isinstance(value, (int, float, str)):
         return value
-    raise TypeError(f"{path!r} is a {type(value).__name__}, which no payload holds")
+    raise TypeError(f"{path!r} is a {type(value).__name__}, which a payload cannot hold")
 
 
 def from_json(
     value: Json, leaf: Leaf, most: int = MAX_TENSORS, values: int = MAX_VALUES_KEPT
 ) -> object:
-    """Inverse of ``to_json``: ``leaf`` supplies the tensors, ``most`` of them at most, among at
-    most ``values`` other values.
+    """Return the value that ``to_json`` encoded, with tensors from ``leaf``.
+
+    Raises ``ValueError`` for more than ``most`` tensors or ``values`` other values.
     """
-    asked, told = itertools.count(1), itertools.count(1)
+    tensors, others = itertools.count(1), itertools.count(1)
 
     def counted(dtype: str, shape: list[int]) -> Tensor:
-        if next(asked) > most:
-            raise ValueError(f"the payload's skeleton has more than {most} tensors")
+        if next(tensors) > most:
+            raise ValueError(f"the payload's schema has more than {most} tensors")
         return leaf(dtype, shape)
 
     def count() -> None:
-        if next(told) > values:
+        if next(others) > values:
             raise ValueError(_too_many(values))
 
-    return _lower(value, "", counted, count, 0)
+    return _decode(value, "", counted, count, 0)
 
 
-def _lower(value: Json, path: str, leaf: Leaf, count: Callable[[], None], depth: int) -> object:
+def _decode(value: Json, path: str, leaf: Leaf, count: Callable[[], None], depth: int) -> object:
     if depth > MAX_DEPTH:
-        raise ValueError(f"the skeleton is nested deeper than {MAX_DEPTH} levels")
+        raise ValueError(f"the schema is nested deeper than {MAX_DEPTH} levels")
     if isinstance(value, dict) and "~tensor" in value:
         return leaf(*_claim(value["~tensor"], path))
     count()
@@ -101,7 +101,7 @@ def _lower(value: Json, path: str, leaf: Leaf, count: Callable[[], None], depth:
             for _ in value:
                 count()
             return value
-        return [_lower(v, f"{path}.{i}", leaf, count, depth + 1) for i, v in enumerate(value)]
+        return [_decode(v, f"{path}.{i}", leaf, count, depth + 1) for i, v in enumerate(value)]
     if not isinstance(value, dict):
         return value
     if "~float" in value:
@@ -115,11 +115,11 @@ def _lower(value: Json, path: str, leaf: Leaf, count: Callable[[], None], depth:
         if not isinstance(inner, dict):
             raise ValueError(f"{path[:80]!r} has no keys: {str(inner)[:40]!r}")
         items = [(_key(k), v) for k, v in inner.items()]
-    return {k: _lower(v, f"{path}.{k}".lstrip("."), leaf, count, depth + 1) for k, v in items}
+    return {k: _decode(v, f"{path}.{k}".lstrip("."), leaf, count, depth + 1) for k, v in items}
 
 
 def _claim(claim: Json, path: str) -> tuple[str, list[int]]:
-    """The dtype and shape that a tensor claims, if there can be such a tensor."""
+    """Return dtype and shape of a tensor; raise ``ValueError`` if they are invalid or too large."""
     if not isinstance(claim, list) or not claim:
         raise ValueError(f"tensor {path[:80]!r} claims no dtype and shape")
     dtype, *sizes = claim
@@ -143,48 +143,48 @@ def _key(text: str) -> int:
 
 
 def check_count(text: bytes, values: int) -> None:
-    """Raise ``ValueError`` if a message's skeleton cannot hold so few values, before it is read.
+    """Raise ``ValueError`` if a message's schema must have more than ``values`` values.
 
-    Every value of JSON but the first stands behind a ``[``, ``{``, ``,`` or the name of a member; a
-    tensor's claim has at most ``MAX_AXES`` + 3 of them.
+    The check runs before JSON is parsed. Every value except the first follows a ``[``, ``{``, ``,``
+    or the name of a member; the entry of a tensor has at most ``MAX_AXES`` + 3 of them.
     """
     if sum(map(text.count, (b"[", b"{", b","))) > values + (MAX_AXES + 3) * MAX_TENSORS:
         raise ValueError(_too_many(values))
 
 
 def _too_many(values: int) -> str:
-    return f"the payload's skeleton has more than {values} values that are no tensors"
+    return f"the payload's schema has more than {values} values other than tensors"
 
 
-def inflate(squeezed: bytes) -> bytes:
-    """Return the skeleton that a message holds compressed, of at most ``MAX_BYTES``."""
+def inflate(compressed: bytes) -> bytes:
+    """Return a message's schema, decompressed to at most ``MAX_BYTES``."""
     inflater = zlib.decompressobj()
     try:
-        text = inflater.decompress(squeezed, MAX_BYTES)
+        text = inflater.decompress(compressed, MAX_BYTES)
     except zlib.error as error:
-        raise ValueError(f"the payload's skeleton is not zlib data: {error}") from error
+        raise ValueError(f"the payload's schema is not zlib data: {error}") from error
     if inflater.unconsumed_tail:
-        raise ValueError(f"the payload's skeleton exceeds {MAX_BYTES} bytes")
+        raise ValueError(f"the payload's schema exceeds {MAX_BYTES} bytes")
     if not inflater.eof or inflater.unused_data:
-        raise ValueError("the payload's skeleton is not zlib data: it is cut short or goes on")
+        raise ValueError("the payload's schema is not zlib data: it is cut short or too long")
     return text
 
 
 _compact = json.JSONEncoder(separators=(",", ":")).encode
 
 
-def dump(skeleton: Json) -> bytes:
-    """A skeleton as JSON text."""
-    return _compact(skeleton).encode()
+def dump(schema: Json) -> bytes:
+    """Return a schema as JSON text."""
+    return _compact(schema).encode()
 
 
-def parse(text: bytes, what: str = "the payload's skeleton") -> Json:
-    """What JSON ``text`` (UTF-8) says; ``ValueError`` of one line, which begins with ``what``."""
+def parse(text: bytes, name: str = "the payload's schema") -> Json:
+    """Return the value of JSON ``text`` (UTF-8); a one-line ``ValueError`` begins with ``name``."""
     try:
-        found: Json = json.loads(text.decode(), parse_int=_integer, parse_constant=_constant)
+        value: Json = json.loads(text.decode(), parse_int=_integer, parse_constant=_constant)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{what} is not JSON: {first_line(error)}") from error
-    return found
+        raise ValueError(f"{name} is not JSON: {first_line(error)}") from error
+    return value
 
 
 def _integer(text: str) -> int:
@@ -198,8 +198,8 @@ def _constant(name: str) -> float:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """``float32`` for ``torch.float32``; ``ValueError`` for a dtype that cannot travel."""
+    """Return ``float32`` for ``torch.float32``; raise ``ValueError`` for an unsupported dtype."""
     name = str(dtype).removeprefix("torch.")
     if name not in DTYPES:
-        raise ValueError(f"dtype {name} cannot travel; allowed: {sorted(DTYPES)}")
+        raise ValueError(f"dtype {name} is not supported in payloads; allowed: {sorted(DTYPES)}")
     return name

@@ -34,7 +34,7 @@ class NotAuthentic(ValueError):
 @final
 @dataclass(frozen=True)
 class Body:
-    """An encrypted payload: its pieces as they travel, their tag and digest, and their key."""
+    """An encrypted payload: its encrypted pieces, their tag and digest, and their key."""
 
     pieces: ArrayRecord
     tag: bytes
@@ -43,7 +43,7 @@ class Body:
 
 
 def encrypt(content: RecordDict) -> Body:
-    """A packed payload as a body; the numbers are copied once."""
+    """Return a packed payload as a body; the numbers are copied once."""
     key = secrets.token_bytes(KEY)
     stream = Cipher(AES256(key), GCM(ZERO)).encryptor()
     sealed = {}
@@ -56,7 +56,7 @@ def encrypt(content: RecordDict) -> Body:
 
 
 def decrypt(pieces: ArrayRecord, tag: bytes, key: bytes) -> RecordDict:
-    """Inverse of ``encrypt``; raises ``NotAuthentic`` if a single bit is another one."""
+    """Return the packed payload from ``encrypt``; raise ``NotAuthentic`` if a bit was changed."""
     stream = Cipher(AES256(key), GCM(ZERO, tag)).decryptor()
     opened = [stream.update(data) for data in _ordered(pieces)]
     try:
@@ -74,37 +74,37 @@ def decrypt(pieces: ArrayRecord, tag: bytes, key: bytes) -> RecordDict:
     return packed(kind, opened[1], arrays)
 
 
-def packed(kind: str, skeleton: bytes, arrays: Mapping[str, bytes]) -> RecordDict:
-    """A payload as ``Records.pack`` makes it, of arrays in .npy form."""
+def packed(kind: str, schema: bytes, arrays: Mapping[str, bytes]) -> RecordDict:
+    """Return a payload in the form of ``Records.pack``, from arrays in .npy form."""
     flat = {
         name: Array(dtype="uint8", shape=(len(data),), stype="numpy.ndarray", data=data)
         for name, data in arrays.items()
     }
-    fields = ConfigRecord({"kind": kind, "skeleton": skeleton})
+    fields = ConfigRecord({"kind": kind, "skeleton": schema})
     return RecordDict({"arrays": ArrayRecord(flat), "fields": fields})
 
 
 def plain(content: RecordDict) -> list[bytes]:
-    """The pieces of a packed payload: what they are, the skeleton, each array."""
+    """Return the pieces of a packed payload: kind and array names, the schema, each array."""
     arrays, fields = content.array_records["arrays"], content.config_records["fields"]
     head = {"kind": fields["kind"], "arrays": list(arrays)}
-    skeleton = fields["skeleton"]
-    assert isinstance(skeleton, bytes), "a packed payload has one"
-    return [json.dumps(head).encode(), skeleton, *(array.data for array in arrays.values())]
+    schema = fields["skeleton"]
+    assert isinstance(schema, bytes), "a packed payload has a schema"
+    return [json.dumps(head).encode(), schema, *(array.data for array in arrays.values())]
 
 
 def digest(pieces: ArrayRecord, tag: bytes) -> bytes:
-    """SHA-256 over the pieces of a body with their lengths."""
+    """Return the SHA-256 of a body's tag and pieces, with their lengths."""
     return hashed([tag, *_ordered(pieces)])
 
 
 def hashed(parts: list[bytes]) -> bytes:
-    """SHA-256 over ``parts`` and where each of them ends."""
-    found = hashlib.sha256()
+    """Return the SHA-256 of ``parts``, each after its length."""
+    sha = hashlib.sha256()
     for part in parts:
-        found.update(len(part).to_bytes(8, "big"))
-        found.update(part)
-    return found.digest()
+        sha.update(len(part).to_bytes(8, "big"))
+        sha.update(part)
+    return sha.digest()
 
 
 def _ordered(pieces: ArrayRecord) -> list[bytes]:

@@ -1,16 +1,16 @@
 """Key agreement between the ServerApp and client k, and the binding of messages to their place.
 
-The hello carries an *offer*: a fresh X25519 share of the ServerApp's, a nonce, the experiment, the
-time, and digests of the run config, the app bundle and the hello itself, all signed with the
-ServerApp's key. Client k answers with its own share, signed over the offer with its registered key.
-Its X25519 key follows by HKDF from the registered one and the experiment, so a client keeps
-nothing. HKDF makes of the shared secret one key for each direction, salted with the transcript:
-offer, signature, k and the client's share.
+The census request carries an *offer*: a new X25519 share of the ServerApp, a nonce, the experiment,
+the time, and digests of the run config, the app bundle and the request itself. The ServerApp signs
+the offer with its key. Client k replies with its own share and signs it, together with the offer,
+with its registered key. HKDF derives the client's X25519 key from the registered key and the
+experiment, so a client stores nothing. From the shared secret HKDF derives one key for each
+direction. Its salt is the transcript: offer, signature, k and the client's share.
 
-Later messages repeat the offer, so each process of a client can derive the keys anew. What travels
-under a key is the key of a body (``body.py``), wrapped with AES-256-GCM. Its associated data are
-the transcript, the experiment, the round, k, the message's type, direction, number in the session
-and nonce, and the body's digest; a reply is bound to the nonce of the message that it answers.
+Later messages repeat the offer, so each process of a client can derive the keys again. A session
+key encrypts only the keys of bodies (``body.py``), which AES-256-GCM wraps. The associated data are
+the transcript, the experiment, the round, k, the body's digest, and the message's type, direction,
+number in the session and nonce. A reply is bound to the nonce of its request.
 """
 
 import base64
@@ -46,18 +46,18 @@ from common.settings.section import Value
 T = TypeVar("T", int, bytes)
 
 NAME = "fedmosaic seal 1"
-"""Stands before everything that is signed or derived; another form gets another number."""
+"""Prefix of all signed and derived data; another format gets another number."""
 REQUEST = 16  #: bytes of a message's nonce
-SEAL, SEALED = "seal", "sealed"  #: the records of a sealed message
+SEAL, SEALED = "seal", "sealed"  #: names of the records of a sealed message
 FAILED = "seal.Failed"
-"""The kind of a reply that says why there is none."""
+"""Kind of a payload with the reason for a failure in place of a reply."""
 MAX_OFFER = 20_000  #: bytes
 
 
 @final
 @dataclass(frozen=True)
 class Offer:
-    """The ServerApp's statement about itself and the run. ``at``: its time in ns since 1970."""
+    """Data of the ServerApp and the run that open a session; ``at``: time in ns since 1970."""
 
     experiment: str
     share: str
@@ -70,7 +70,7 @@ class Offer:
 
     @classmethod
     def from_bytes(cls, text: bytes) -> Self:
-        """Inverse of ``to_bytes``; of a signed offer."""
+        """Return the offer from ``to_bytes``; raise ``NotAuthentic`` if it is malformed."""
         try:
             return cls(**json.loads(text))
         except (ValueError, TypeError, RecursionError):
@@ -83,7 +83,7 @@ class Offer:
 @final
 @dataclass(frozen=True)
 class Signed:
-    """An offer as it travels: its text and the ServerApp's signature."""
+    """An encoded offer with the ServerApp's signature."""
 
     text: bytes
     signature: bytes
@@ -120,7 +120,7 @@ Direction = Literal["down", "up"]
 
 
 def own_share(key: ec.EllipticCurvePrivateKey, experiment: str) -> X25519PrivateKey:
-    """Client's X25519 key of an experiment, from its registered key, which signs and no more."""
+    """Return the client's X25519 key of an experiment, derived from its registered signing key."""
     scalar = key.private_numbers().private_value.to_bytes((key.key_size + 7) // 8, "big")
     info = f"{NAME} X25519 {experiment}".encode()
     return X25519PrivateKey.from_private_bytes(HKDF(SHA256(), KEY, None, info).derive(scalar))
@@ -131,37 +131,36 @@ def public(share: X25519PrivateKey) -> bytes:
 
 
 def agree(own: X25519PrivateKey, other: bytes, offer: Signed, k: int, client: bytes) -> Keys:
-    """The keys of a session; ``client``: the client's share, ``other``: the other side's.
+    """Return the keys of a session; ``client``: the client's share, ``other``: the other side's.
 
-    Raises ``NotAuthentic``: the other's share is none.
+    Raises ``NotAuthentic`` if the other side's share is invalid.
     """
     transcript = hashed([*offer.parts, str(k).encode(), client])
     try:
         secret = own.exchange(X25519PublicKey.from_public_bytes(other))
     except ValueError:
-        raise NotAuthentic("its X25519 share is none") from None
+        raise NotAuthentic("its X25519 share is invalid") from None
     both = HKDF(SHA256(), 2 * KEY, transcript, f"{NAME} keys".encode()).derive(secret)
     return Keys(both[:KEY], both[KEY:], transcript)
 
 
 def sign(key: ec.EllipticCurvePrivateKey, what: str, parts: list[bytes]) -> bytes:
-    """A signature over ``parts`` that holds for ``what`` only."""
-    said = hashed([NAME.encode(), what.encode(), *parts])
-    return key.sign(said, ec.ECDSA(SHA384()))
+    """Return a signature over ``parts`` that is valid for the purpose ``what`` only."""
+    return key.sign(hashed([NAME.encode(), what.encode(), *parts]), ec.ECDSA(SHA384()))
 
 
 def verify(key: ec.EllipticCurvePublicKey, signature: bytes, what: str, parts: list[bytes]) -> None:
-    """Raise ``NotAuthentic`` unless the signature is that of ``sign``."""
+    """Raise ``NotAuthentic`` unless the signature is valid for ``what`` and ``parts``."""
     try:
         key.verify(signature, hashed([NAME.encode(), what.encode(), *parts]), ec.ECDSA(SHA384()))
     except InvalidSignature:
-        raise NotAuthentic(f"the signature of its {what} is not good") from None
+        raise NotAuthentic(f"the signature of its {what} is invalid") from None
 
 
 def seal(
     body: Body, keys: Keys, place: Place, way: Direction, more: Mapping[str, int | bytes]
 ) -> RecordDict:
-    """A body for one receiver, with what the header says beside; no ``place`` travels by itself."""
+    """Return a body for one receiver; ``more``: further header fields. ``place`` is not sent."""
     nonce = secrets.token_bytes(NONCE)
     bound = _bound(keys, place, way, body.digest)
     wrapped = nonce + AESGCM(getattr(keys, way)).encrypt(nonce, body.key, bound)
@@ -170,10 +169,10 @@ def seal(
 
 
 def unseal(content: RecordDict, keys: Keys, place: Place, way: Direction) -> RecordDict:
-    """Inverse of ``seal``: the packed payload.
+    """Return the packed payload from ``seal``.
 
-    Raises ``NotAuthentic`` unless the other side sealed exactly this for exactly this place;
-    ``ValueError`` for what it sealed and should not have.
+    Raises ``NotAuthentic`` unless the other side sealed this content for this place, ``ValueError``
+    for authentic but malformed content.
     """
     pieces, about = content.get(SEALED), header(content)
     if not isinstance(pieces, ArrayRecord):
@@ -188,42 +187,42 @@ def unseal(content: RecordDict, keys: Keys, place: Place, way: Direction) -> Rec
 
 
 def _bound(keys: Keys, place: Place, way: Direction, body: bytes) -> bytes:
-    said = {**asdict(place), "request": place.request.hex(), "way": way, "name": NAME}
-    said |= {"transcript": keys.transcript.hex(), "body": body.hex()}
-    return json.dumps(said, sort_keys=True).encode()
+    data = {**asdict(place), "request": place.request.hex(), "way": way, "name": NAME}
+    data |= {"transcript": keys.transcript.hex(), "body": body.hex()}
+    return json.dumps(data, sort_keys=True).encode()
 
 
 def header(content: RecordDict) -> ConfigRecord:
-    """The record that says how a message is sealed; raises ``NotAuthentic`` if there is none."""
-    found = content.get(SEAL)
-    if not isinstance(found, ConfigRecord):
+    """Return the header of a sealed message; raise ``NotAuthentic`` if there is none."""
+    record = content.get(SEAL)
+    if not isinstance(record, ConfigRecord):
         raise NotAuthentic("it is not sealed")
-    return found
+    return record
 
 
 def field(about: ConfigRecord, name: str, kind: type[T]) -> T:
-    """An entry of the header; raises ``NotAuthentic`` if it is not there or something else."""
-    found = about.get(name)
-    if type(found) is not kind or (isinstance(found, bytes) and len(found) > MAX_OFFER):
+    """Return an entry of the header; raise ``NotAuthentic`` if it is missing or of another type."""
+    value = about.get(name)
+    if type(value) is not kind or (isinstance(value, bytes) and len(value) > MAX_OFFER):
         raise NotAuthentic(f"its seal has no {name}")
-    return found
+    return value
 
 
 def hello_digest(content: RecordDict) -> str:
-    """What an offer says of the hello's payload, which is signed and not encrypted."""
+    """Return the digest of the census request, whose payload is signed but not encrypted."""
     try:
         return hashed(plain(content)).hex()
     except (KeyError, AssertionError):
-        raise NotAuthentic("its hello is malformed") from None
+        raise NotAuthentic("its census request is malformed") from None
 
 
 def config_digest(settings: Mapping[str, Value]) -> str:
-    """SHA-256 of a run config, whatever the order of its keys."""
+    """Return the SHA-256 of a run config, independent of the order of its keys."""
     return hashlib.sha256(json.dumps(dict(settings), sort_keys=True).encode()).hexdigest()
 
 
 def app_digest(root: Path) -> str:
-    """SHA-256 over all Python files of the app in ``root``, an app's own modules included."""
+    """Return the SHA-256 of all Python files of the app in ``root``, including the user's."""
     files = {
         path.relative_to(root).as_posix(): path
         for top in root.iterdir()
@@ -236,12 +235,12 @@ def app_digest(root: Path) -> str:
 
 
 def failure(reason: str) -> RecordDict:
-    """The payload of a client that cannot answer."""
+    """Return the payload of a client that cannot send a reply."""
     return packed(FAILED, reason.encode(), {})
 
 
 def failed(content: RecordDict) -> str | None:
-    """The reason in such a payload; None for any other."""
+    """Return the reason in a payload of ``failure``; None for other payloads."""
     fields = content.get("fields")
     if not isinstance(fields, ConfigRecord) or fields.get("kind") != FAILED:
         return None
@@ -254,7 +253,7 @@ def to_text(data: bytes) -> str:
 
 
 def from_text(text: object) -> bytes:
-    """Inverse of ``to_text``; raises ``NotAuthentic`` for what is none."""
+    """Return the bytes from ``to_text``; raise ``NotAuthentic`` for an invalid text."""
     try:
         return base64.b64decode(str(text), validate=True)
     except ValueError:

@@ -91,7 +91,7 @@ def test_a_small_reply_that_stands_for_a_large_one_is_refused(tmp_path: Path) ->
         parts = {name: each.deflate() for name, each in nested.items()} | {array.object_id: forged}
         with pytest.raises((ValueError, IndexError)):
             put_together(sent.object_id, parts, tmp_path)
-    with pytest.raises(ValueError, match="it stands for 40 MB, 1 may be"):
+    with pytest.raises(ValueError, match="it expands to 40 MB, limit 1 MB"):
         body = json.dumps(about | {"arraychunk_ids": 40000 * [0]}).encode()
         parts[array.object_id] = add_header_to_object_body(body, array)
         put_together(sent.object_id, parts, tmp_path)

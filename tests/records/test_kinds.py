@@ -1,0 +1,67 @@
+"""The kinds of payloads and files: names that no renaming may change."""
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+
+from common.exchange.records import Records
+
+KINDS = """
+    across: State
+    agreement: State
+    checkpoint: Checkpoint
+    dafl: State
+    depthfl: Down Memory State
+    dl_mh: Schemed Up
+    dl_sh: Down Up
+    ds_fl: Down State Up
+    fedftg: State
+    fedgen: Down State Up
+    fedgkd: Down State
+    fedgkt: Down Memory State Up
+    fedin: Down State Up
+    fedkf: Down Memory State
+    fedmd: Answer Down Learnt Started Up
+    fedorion: State Up
+    fiarse: Down Up
+    global_model: Weights
+    heterofl: Down
+    hetfedfl: Up
+    i_dl_mh: Up
+    incentive: Gain Reward Rewarded
+    kt_pfl: Coefficients
+    local: State
+    moon: Memory
+    oca: State Upload
+    predictions: Predictions
+    private: Memory
+    protocol: Ask Down Envelope Hello Measure Model Peer Score Statistics ToClient ToServer Trained
+    Up public_set: Local
+    qffl: Up
+    reuse: Learnt
+    scaffold: Down Memory State Up
+"""
+"""Of messages, clients' states and the server's states: the first word and what may follow it.
+
+A client looks for its state under the kind, so that it would begin anew under another name.
+"""
+
+
+def record_classes(base: type[Records]) -> Iterator[type[Records]]:
+    for kind in base.__subclasses__():
+        yield kind
+        yield from record_classes(kind)
+
+
+def test_no_kind_has_changed() -> None:
+    for name in ("common", "server_app", "client_app"):
+        package = importlib.import_module(name)
+        for module in pkgutil.walk_packages(package.__path__, f"{name}."):
+            importlib.import_module(module.name)
+    ours = {
+        kind.kind
+        for kind in record_classes(Records)
+        if kind.__module__.partition(".")[0] in ("common", "server_app", "client_app")
+    }
+    lines = (line.split(":") for line in KINDS.strip().splitlines())
+    assert ours == {f"{first.strip()}.{name}" for first, names in lines for name in names.split()}

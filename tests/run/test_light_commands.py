@@ -1,0 +1,107 @@
+"""Commands by purpose, their lists and searches, and commands that leave torch unimported."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+
+from common.settings.version import ROOT
+from deploy.flower.bundle import digest
+from deploy.report import listing
+from deploy.run.settings import DEFAULT, read
+from tests.support.commandline import typed
+from tests.support.own_modules import ONE_MODULE, package
+
+LISTS = [*listing.HEADERS, "settings", "settings fedprox", "settings dirichlet"]
+LIGHT = [*(f"list {kind}" for kind in LISTS), "--help", "run --help", "study --help"]
+LIGHT += ["study noise --help", "local --help", "certs made", "app-digest", "noise", "list cats"]
+LIGHT += ["stop --insecure --superlink 127.0.0.1:1 --wait 0"]
+SCRIPT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from deploy.cli import main
+for line in sys.argv[2:]:
+    sys.argv = ["fedmosaic", *line.split()]
+    print("#", line, flush=True)
+    try:
+        main()
+    except SystemExit:
+        pass
+    assert "torch" not in sys.modules, line
+"""
+
+
+def test_commands_that_need_no_torch_do_not_import_it_and_lists_fit_80_columns(
+    tmp_path: Path,
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(ROOT), *LIGHT],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "COLUMNS": "80"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "made" / "ca.crt").exists()
+    outputs = dict(part.split("\n", 1) for part in done.stdout.split("# ")[1:])
+    assert len(outputs["app-digest"].strip()) == 64
+    for kind in LISTS:
+        lines = outputs[f"list {kind}"].splitlines()
+        assert lines and max(map(cell_len, lines)) <= 80, kind
+
+
+def test_the_built_lists_are_those_of_the_registries() -> None:
+    assert listing.FILE.read_text(encoding="utf-8") == listing.built_text(), (
+        "run python -m deploy.run.settings"
+    )
+
+
+def test_settings_are_found_by_key_and_description() -> None:
+    found = json.loads(typed("list", "settings", "Dirichlet", "--json").stdout)
+    assert [setting["key"] for setting in found] == ["data.alpha"]
+    assert "train.lr-decay" in {setting.key for setting in listing.search("lr-decay")}
+    missing = typed("list", "settings", "fedpox")
+    assert missing.returncode == 1 and missing.stderr.count("\n") == 1
+    assert missing.stderr.startswith("error: list settings fedpox: no method has this name, and no")
+    assert "did you mean 'fedprox'?" in missing.stderr
+
+
+def test_help_groups_commands_by_purpose() -> None:
+    text = typed("--help").stdout
+    headings = [text.index(f"─ {name} ─") for name in ("Run", "Compare", "Deploy", "Inspect")]
+    assert headings == sorted(headings)
+    assert headings[1] < text.index(" study ") < headings[2] < text.index(" submit ") < headings[3]
+
+
+@pytest.mark.parametrize("name", ["noise", "information", "regions", "samples", "analyse"])
+def test_a_former_command_names_the_new_one(name: str) -> None:
+    done = typed(name, "folder", "--out", "x")
+    line = f"error: fedmosaic {name} is now: fedmosaic study {name}\n"
+    assert (done.returncode, done.stderr) == (1, line)
+    assert f" {name} " in typed("study", "--help").stdout
+
+
+def test_the_digest_of_the_code_depends_on_names_nodes_and_modules_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    file = tmp_path / "own.toml"
+    file.write_text("rounds = 2\n[node.1]\nsize = 1\nthreads = 2\n")
+    name = package(tmp_path, {"factor": ONE_MODULE})
+    digests = set()
+    for experiment, overrides in (
+        (DEFAULT, ["rounds=3"]),
+        (file, ["node.2.size=1"]),
+        (file, [f"method={name}:factor"]),
+    ):
+        chosen = read(experiment, overrides)
+        digests.add(digest(chosen.shipped()))
+        assert digest(chosen.shipped()) == digest(chosen.resolve())
+    assert len(digests) == 3
+    assert digest(read(DEFAULT).shipped()) in digests
+    with pytest.raises(ValueError, match="key 'roundz' is unknown"):
+        read(DEFAULT, ["roundz=3"]).shipped()
