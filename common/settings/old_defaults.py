@@ -1,9 +1,8 @@
 """Defaults that have changed, each with the value that it had before.
 
-The defaults of the commit at which recorded cells, experiments and checkpoints began to need a
-reference are frozen: ``tests/support/old_defaults.json`` has them all, and a test checks that this
-list contains every one that differs today. A record leaves out keys with the frozen default, and a
-run's folder that lacks a key was made with it.
+Records and fingerprints leave out keys with the old default, so that recorded cells stay valid. A
+run's folder or a checkpoint that lacks a key is read with the old default. The test data
+``tests/run/old_defaults.json`` has the first default of every key; a test compares this list to it.
 """
 
 from collections.abc import Mapping
@@ -22,4 +21,4 @@ OLD_DEFAULTS: Mapping[str, Value] = {
     "dense.generated": 256,
     "fedmd.first-epochs": 25,
 }
-"""Key to its old default. Add a key when its default changes; never change or remove an entry."""
+"""Key to its first default. Add a key when its default changes; never change or remove an entry."""
