@@ -101,7 +101,7 @@ class Options(PredictionExchange):
     }
 
     first_epochs: Annotated[int, Field(ge=0)] = 5
-    """Epochs on the client's own samples before its first round."""
+    """Epochs on the client's own samples before its first round; 25 in the released code."""
     align: Literal["l1", "mse", "kl"] = "l1"
     """Digestion loss: absolute or squared differences of logits, or KL of probabilities."""
 

@@ -32,7 +32,7 @@ def old_defaults(method: str = "") -> dict[str, Value]:
 def test_every_changed_default_is_listed() -> None:
     today = defaults()
     assert today.keys() <= FROZEN.keys(), "add a new key and its default to old_defaults.json"
-    assert OLD_DEFAULTS == {key: FROZEN[key] for key in OLD_DEFAULTS}
+    assert {key: FROZEN[key] for key in OLD_DEFAULTS} == OLD_DEFAULTS
     same = {key for key, value in today.items() if repr(value) == repr(FROZEN[key])}
     assert today.keys() - same <= OLD_DEFAULTS.keys()
 
