@@ -27,7 +27,7 @@ class Descent(Section):
     optimizer: str = "sgd"
     """sgd, adam, adamw, or the name of any other class in torch.optim."""
     optimizer_options: str = ""
-    """Further arguments of the optimiser, written as in TOML: ``alpha = 0.9, betas = [0.9, 0.99]``."""
+    """Further arguments of the optimiser, as in TOML: ``alpha = 0.9, betas = [0.9, 0.99]``."""
     lr: Positive = 0.01
     """Learning rate of the first round."""
     momentum: Momentum = 0.9
@@ -37,11 +37,11 @@ class Descent(Section):
     lr_decay: Fraction = 1.0
     """Factor of the learning rate after every round."""
     milestones: Annotated[str, Field(pattern=MILESTONES)] = ""
-    """Comma-separated rounds; after each the learning rate is multiplied by ``milestone-factor``."""
+    """Comma-separated rounds; after each, ``milestone-factor`` multiplies the learning rate."""
     milestone_factor: Fraction = 0.1
     """Factor of the learning rate at a milestone."""
     cosine: bool = False
-    """Decrease the learning rate over the run as half a cosine; results then depend on ``rounds``."""
+    """Decrease the learning rate over the run as half a cosine; results depend on ``rounds``."""
 
     def lr_at(self, t: int, rounds: int) -> float:
         """Return the learning rate of round t ≥ 1 of ``rounds``.
@@ -120,7 +120,7 @@ class Oca(Section):
     init: Literal["uploaded", "w0"] = "uploaded"
     """Clients without an upload: omitted, or represented by the first model (``w0``)."""
     in_memory: Annotated[int, Field(ge=0)] = 64
-    """Number of newest uploads in memory and in the checkpoint; older ones are in files beside it."""
+    """Newest uploads kept in memory and in the checkpoint; older ones are in files beside it."""
 
 
 @final
@@ -218,7 +218,7 @@ class PublicTraining(Descent):
     both."""
 
     optimizer: Annotated[str, Auto("sgd")] = "auto"
-    """sgd, adam, adamw, or the name of any other class in torch.optim; auto: the method's default."""
+    """sgd, adam, adamw or the name of a class in torch.optim; auto: the method's default."""
     lr: Annotated[float, Field(ge=0, allow_inf_nan=False), Auto(0.01)] = 0.0
     """Learning rate of the first round; 0: the method's default."""
     momentum: Momentum = 0.0
