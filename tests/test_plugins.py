@@ -141,7 +141,7 @@ def test_an_installed_plugin_is_found_by_its_name_and_listed(folder: Path) -> No
 def test_a_name_that_two_packages_offer_is_refused(folder: Path) -> None:
     distribution(folder, "one", "[fedmosaic.datasets]\ntwice = a:b\n")
     distribution(folder, "other", "[fedmosaic.datasets]\ntwice = c:d\n")
-    with pytest.raises(ValueError, match="'twice' is what several packages offer: .* a:b, c:d"):
+    with pytest.raises(ValueError, match="'twice' is offered by several packages; .* a:b, c:d"):
         source("twice")
 
 

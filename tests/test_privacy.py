@@ -222,13 +222,19 @@ def test_a_method_that_sends_more_than_what_is_averaged_refuses(method: str) -> 
     ("changes", "line"),
     [
         ({"average__weights": "samples"}, 'average.weights = "samples" .*; allowed: "uniform"'),
-        ({"average__robust": "median"}, 'average.robust = "median" .*its noise is for a mean'),
-        ({"average__across": "same"}, 'average.across = "same" .*a size may be one client'),
+        ({"average__robust": "median"}, 'average.robust = "median" .*the noise is for a mean'),
+        (
+            {"average__across": "same"},
+            'average.across = "same" .*a size may belong to a single client',
+        ),
         ({"oca__aggregate": "on"}, 'oca.aggregate = "on" .*cached uploads would be used again'),
         ({"score__bn": "recalibrated"}, "statistics have no noise"),
         ({"score__clients_every": 2}, "scores have no noise; allowed: 0"),
-        ({"privacy__mode": "local", "privacy__sampling": "secret"}, "the server sees who answers"),
-        ({"from_round": 1}, "from-round = 1 .*what was released after that round counts too"),
+        (
+            {"privacy__mode": "local", "privacy__sampling": "secret"},
+            "the server sees which clients reply",
+        ),
+        ({"from_round": 1}, "from-round = 1 .*results released after that round count too"),
         ({"privacy__noise_multiplier": 0.0}, "privacy.noise-multiplier = 0.0 is not allowed"),
         ({"score__drift": True}, "score.drift = true is not allowed .* allowed: false"),
         ({"flops": True}, "flops = true is not .* how many samples a client has; allowed: false"),

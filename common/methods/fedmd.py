@@ -100,8 +100,8 @@ class Options(PredictionExchange):
         "public.batch-size": 256,
     }
 
-    first_epochs: Annotated[int, Field(ge=0)] = 25
-    """Epochs on the client's own samples before its first round."""
+    first_epochs: Annotated[int, Field(ge=0)] = 5
+    """Epochs on the client's own samples before its first round; 25 in the released code."""
     align: Literal["l1", "mse", "kl"] = "l1"
     """Digestion loss: absolute or squared differences of logits, or KL of probabilities."""
 

@@ -32,8 +32,8 @@ before (section 5, "Effect of DML"); ``aggregate = false`` distils into the prev
 ``distill = false`` stops after the average.
 
 Deviations, with their switches:
-- Algorithm 1 draws one noise batch in a server epoch; the authors' code draws 200
-  (``noise.batches``).
+- Algorithm 1 draws one noise batch in a server epoch; the authors' code draws 200 in each of 5
+  epochs. The defaults are smaller (``noise.epochs``, ``noise.batches``).
 - The authors' code weights teachers by n_i / N over all clients (``kd-weights = "all"``); the paper
   and the default weight over the participants.
 - The authors' code sends the new θ_g only to the clients selected in that round. A client selected

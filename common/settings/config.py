@@ -1,8 +1,8 @@
-"""The run config, typed: the tables that every method shares, and the whole.
+"""The typed run config: the tables that all methods share, and the class ``Config``.
 
 Flower hands both apps one flat run config: ``seed``, ``data.name``, ``fedorion.dml`` and so on.
-``common/settings/parse.py`` makes a ``Config`` of it. The knobs of parts that several methods share
-stand in ``common/settings/options.py``, a method's own in its contract.
+``common/settings/parse.py`` converts it to a ``Config``. Settings that several methods share are in
+``common/settings/options.py``, the settings of a single method in its contract.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from common.settings.section import (
 from common.settings.section import Value as Value
 
 NATURAL, OWN = "natural", "own"
-"""Partitions in which data belong to clients: to the owners that a data set tells of, or to each
-client a data set of its own."""
+"""Partitions with data that belong to clients: by the owners in the data set, or with a separate
+data set for each client."""
 WHO = "{k}"
-"""Stands in ``data.dir`` for the client's number, and for ``SERVER`` at the server."""
+"""Placeholder in ``data.dir`` for the client's number, and for ``SERVER`` on the server."""
 SERVER = "server"
 
 DEVICES = r"^(auto|cpu|cuda|cuda:[0-9]+)$"
@@ -52,160 +52,156 @@ FLEETS: dict[str, str] = {
     "h-het": "resnet34,mobilenetv2,resnet18,shufflenetv2,wrn-40-1,wrn-40-1",
     "fedin": "resnet10,resnet14,resnet18,resnet22,resnet26",
 }
-"""Fleets that papers use, by name: ``fleet = "h-het"`` stands for its list. FedORION's homogeneous,
-lower and higher heterogeneous ones (section 4.2.1, the released code); FedIN's five depths (section
-IV)."""
+"""Presets of the papers' fleets, by name: ``fleet = "h-het"`` selects its list. The first three are
+FedORION's homogeneous, less and more heterogeneous fleets (section 4.2.1 and the released code);
+the last has FedIN's five depths (section IV)."""
 
 
 def entries(fleet: str) -> tuple[str, ...]:
-    """The architectures of a fleet: a preset's, or those of a comma-separated list."""
+    """Return the architectures of a fleet, which is a preset or a comma-separated list."""
     listed = FLEETS.get(fleet.strip(), fleet)
     return tuple(entry.strip() for entry in listed.split(",") if entry.strip())
 
 
 @final
 class Run(Section):
-    """The top level: who takes part and where things are."""
+    """Settings at the top level: participants, folders and machines."""
 
     method: str = "fedorion"
-    """A name of ``fedmosaic list methods``, or ``module:attribute``."""
+    """Federated learning method: a name of ``fedmosaic list methods``, or ``module:attribute``."""
     experiment: Annotated[
         str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$|^$", max_length=100)
     ] = ""
-    """Name under which clients keep private state; empty: the run's id. A resumed run keeps it."""
+    """Name of the folder of private client states; empty: the run's id. A resumed run keeps it."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 1
-    """Decides every random draw."""
+    """Seed of every random draw."""
     rounds: Annotated[int, Field(ge=1, le=1_000_000)] = 6
-    """Rounds in all."""
+    """Total number of rounds."""
     clients: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Number of clients; 0: one for each entry of the fleet, or for each owner with
     ``data.partition = "natural"`` (plain ``flwr run``: as many as are connected)."""
     per_round: Annotated[int, Field(ge=0)] = 0
-    """Clients selected each round; 0: all."""
+    """Clients selected in each round; 0: all."""
     min_replies: Fraction = 1.0
-    """A round counts if at least this fraction of the selected clients answered well."""
+    """Minimum share of the selected clients that must send a valid reply for a round to count."""
     sanity: NonNegative = 720.0
-    """A reply is refused if its parameters changed by more than so many times the median per local
-    step of three or more clients of one architecture, or if it has a number above 10^4 times this;
-    0: never."""
+    """Limit s for refusing a reply; 0: none. Refused: a parameter change per local step above s
+    times the median of three or more clients of one architecture, or a number above 10^4 · s."""
     fleet: Annotated[str, Field(min_length=1)] = "lenet5,resnet8,resnet20,wrn-16-1,mlp,cnn3"
     """Comma-separated architectures (names of ``fedmosaic list models``, or ``module:attribute``),
-    or a preset; client k gets entry k mod length, unless its node names one."""
+    or a preset; client k gets entry k mod length, unless ``[node.k]`` has a ``model``."""
     global_model: Annotated[str, Field(min_length=1)] = "smallest"
-    """The server's architecture; ``smallest``: the one of the fleet with the fewest parameters."""
+    """The server's architecture; ``smallest``: the one in the fleet with the fewest parameters."""
     pretrained: bool = False
-    """Clients' own models start from torchvision's ImageNet weights where there are some."""
+    """Initialise the clients' models from torchvision's ImageNet weights, if there are any."""
     weights: str = ""
-    """File of weights that the first networks start from, the server's and the clients'
-    (.safetensors, or a state dict of torch); ``{model}`` in it is the architecture's name."""
+    """File of initial weights of the server's and the clients' networks (.safetensors, or a state
+    dict of torch); ``{model}`` in the path is replaced by the architecture's name."""
     stem: Literal["auto", "imagenet", "cifar"] = "auto"
-    """First layers of the architectures that have both; ``auto``: each one's own default."""
+    """First layers of architectures that have both kinds; ``auto``: the architecture's default."""
     projection: Annotated[Literal["auto", "on", "off"], Auto("off")] = "auto"
-    """MOON's projection of the features to 256 before every network's head."""
+    """MOON's projection of features to length 256 before the head of every network."""
     out: str = ""
-    """Folder on the server's machine for journal, checkpoint, summary, model."""
+    """Folder on the server's machine for journal, checkpoint, summary and model."""
     state_dir: str = ""
-    """Folder on each client's machine for private state; a node's own ``state-dir`` wins."""
+    """Folder on each client's machine for private state; a node's ``state-dir`` has precedence."""
     resume: bool = False
-    """Go on from the checkpoint in ``out``."""
+    """Resume from the checkpoint in ``out``."""
     from_round: Annotated[int, Field(ge=-1)] = -1
-    """With ``resume``: go back to the state after this round, of those that are kept; -1: the
-    newest."""
+    """With ``resume``: the round whose kept state the run resumes from; -1: the newest."""
     keep: AtLeastOne = 5
-    """After how many of the last rounds the state is kept, the server's and each client's."""
+    """Number of last rounds whose states are kept, on the server and on each client."""
     plugins: str = ""
-    """Folder where ``module:attribute`` names are looked for and from where such modules travel to
-    the clients; empty: the experiment file's, or the one you are in."""
+    """Folder of modules in ``module:attribute`` names, which are sent to the clients; empty: the
+    experiment file's folder, or the current one."""
     runtime: Literal["", "loopback", "ray", "grpc"] = ""
-    """Written to the summary by the launcher; changes nothing else."""
+    """Where the clients run. The launcher writes it to the summary; results do not depend on it."""
     timeout: Positive = 3600.0
     """Seconds to wait for the replies of one exchange."""
     window: AtLeastOne = 1000
-    """Most messages of an exchange that wait for a reply at once; the others wait for their turn,
-    within ``timeout``."""
+    """Maximum number of messages that wait for a reply at once; the others are sent later, within
+    ``timeout``."""
     wait: Positive = 120.0
-    """Seconds to wait at the start until all clients are connected."""
+    """Seconds to wait at the start for all clients to connect."""
     device: Annotated[str, Field(pattern=DEVICES)] = "auto"
-    """Where networks are computed: auto, cpu, cuda or cuda:N."""
+    """Device of the networks: auto, cpu, cuda or cuda:N."""
     precision: Literal["fp32", "bf16"] = "fp32"
-    """Precision of the forward passes in training: students, teachers and generators, on server
-    and clients. Weights and optimisers stay float32; so do scores, measurements and predictions
-    for the public set."""
+    """Precision of forward passes in training, on server and clients. Weights, optimisers, scores,
+    measurements and predictions for the public set are always float32."""
     threads: Annotated[int, Field(ge=1, le=256)] = 1
-    """Torch threads of each process; part of a result's identity, so not the machine's choice."""
+    """Torch threads of each process. Results depend on it, so it does not follow the machine."""
     max_samples: Annotated[int, Field(ge=1, lt=2**40)] = 10_000_000
-    """Most training samples a client may claim; who claims more is refused by the census."""
+    """Maximum training samples of a client; the census refuses a client that reports more."""
     rebind: bool = True
-    """A node under a new id may take the place of a client whose node is gone. Set it to false
-    where SuperNodes have registered keys: a key keeps its node id, so another id is another key."""
+    """Allow a node with a new id to replace a client whose node is gone. Set it to false if
+    SuperNodes have registered keys: a key keeps its node id, so a new id means another key."""
     flops: bool = False
-    """Count the floating-point operations of training (matrix products and convolutions, forward
-    and backward), the clients' and the server's: unlike seconds, they are the same in every run.
-    Slower."""
+    """Count the floating-point operations of training on clients and server (matrix products and
+    convolutions, forward and backward). Unlike seconds, they are equal in every run. Slower."""
     memory: bool = False
-    """Measure the most bytes that tensors take at once while a client trains, message included, and
-    while the server works. The same in every run; slower."""
+    """Measure the peak bytes of tensors while a client trains, with its message, and while the
+    server works. Equal in every run; slower."""
     share_counts: bool = True
-    """Clients tell the server how many samples of each class they hold (for pictures)."""
+    """Clients send the server their number of samples of each class (for pictures)."""
     track: str = ""
-    """Programs that show the run as it goes on: tensorboard, wandb, mlflow; comma-separated."""
+    """Comma-separated trackers that show the run's progress: tensorboard, wandb, mlflow."""
 
 
 @final
 class Data(Section):
-    """Which images, how they are cut into clients and how batches are made of them."""
+    """Settings of the images, their partition into clients, and their batches."""
 
     name: str = "digits"
-    """A name of ``fedmosaic list datasets``, or ``module:attribute``."""
+    """Data set: a name of ``fedmosaic list datasets``, or ``module:attribute``."""
     dir: str = ""
-    """Folder of the data; empty: where such a data set usually lies. With partition ``own``,
-    ``{k}`` in it is each client's number, and ``server`` at the server."""
+    """Folder of the data; empty: the usual folder of this data set. With partition ``own``,
+    ``{k}`` is replaced by each client's number, and by ``server`` on the server."""
     download: bool = False
-    """Fetch a data set that is not here, where its source allows it."""
+    """Download a missing data set, if its source allows it."""
     image_size: Annotated[int, Field(ge=0, le=1024)] = 0
-    """Side in pixels to which images are resized; 0: as they are."""
+    """Side in pixels to which images are resized; 0: unchanged."""
     samples: Annotated[int, Field(ge=0)] = 0
-    """Training samples taken, every class keeping its share; 0: all."""
+    """Number of training samples, with unchanged shares of the classes; 0: all."""
     test_samples: Annotated[int, Field(ge=0)] = 0
-    """Test samples taken, every class keeping its share; 0: all."""
+    """Number of test samples, with unchanged shares of the classes; 0: all."""
     partition: str = "label_dirichlet"
-    """A name of ``fedmosaic list partitions``, or ``module:attribute``."""
+    """Partition: a name of ``fedmosaic list partitions``, or ``module:attribute``."""
     alpha: Positive = 0.5
-    """Concentration of the Dirichlet partitions; the smaller, the more skewed."""
+    """Concentration of the Dirichlet partitions; a smaller value gives more skew."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Seed of the partition; 0: the run's seed."""
     min_size: Annotated[int, Field(ge=0)] = 10
-    """Least samples of a client; partitions that can are drawn anew until all have them."""
+    """Minimum samples of a client; random partitions are redrawn until all clients have them."""
     per_client: Annotated[int, Field(ge=0)] = 0
-    """Samples of each client of DL-MH's partitions; 0: an equal share."""
+    """Samples of each client in DL-MH's partitions; 0: an equal share."""
     niid_scale: Literal["period5", "adapt"] = "period5"
-    """DL-MH's partitions with other than five clients: repeated, or adapted to the number."""
+    """DL-MH's partitions for a number of clients other than five: repeated, or adapted."""
     classes_per_client: AtLeastOne = 2
-    """Classes of each client of ``flwr-pathological``, shards of ``flwr-shard``."""
+    """Classes of each client (``flwr-pathological``), or shards of each client (``flwr-shard``)."""
     label_column: str = ""
-    """``hub``: the column of the classes; empty: the only one that its features call so."""
+    """``hub``: column of the classes; empty: the only column with the feature type of a class."""
     owner_column: str = ""
-    """``hub``: the column that says whose each sample is; empty: nobody's."""
+    """``hub``: column of the samples' owners; empty: samples have no owner."""
     public: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Share of the training set that becomes the unlabelled public set (of the images that the
-    data set itself sets apart, if it does); the clients' shares are cut from the rest. 0: none."""
+    """Share of the training set that becomes the unlabelled public set, or of the data set's
+    separate public images, if it has any. Clients share the remaining samples. 0: no public set."""
     public_name: str = ""
-    """Another data set whose training images are public, in colour or grey and as large as the
-    task's; a name of ``fedmosaic list datasets``, or ``module:attribute``."""
+    """Another data set whose training images are the public set, in the task's size and number of
+    channels; a name of ``fedmosaic list datasets``, or ``module:attribute``."""
     public_dir: str = ""
-    """Folder of the public set, read as ``public-name`` or else ``name`` is; a node's
-    ``public-dir`` wins."""
+    """Folder of the public set, in the format of ``public-name`` or else ``name``; a node's
+    ``public-dir`` takes precedence."""
     public_samples: Annotated[int, Field(ge=0)] = 0
-    """Public images taken of another data set, every class keeping its share; 0: all."""
+    """Number of public images from another data set, with unchanged shares of classes; 0: all."""
     test: Literal["split", "own", "merge"] = "split"
-    """A client's own test: a share of its training samples (``split``), the test samples that are
-    its own as the data set says (``own``), or a share of both taken together (``merge``)."""
+    """Test samples of a client: a share of its training samples (``split``), its own test samples
+    in the data set (``own``), or a share of both together (``merge``)."""
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
-    """Share of each client's samples kept for its own test, unless ``test`` is ``own``."""
+    """Share of each client's samples that is reserved for its test, unless ``test`` is ``own``."""
     augment: Literal["none", "flip", "flip-0.6", "crop-flip", "cutout", "cutout-only"] = "none"
-    """What is done to training images."""
+    """Random changes of training images."""
     standardize: Literal["dataset", "batch"] = "dataset"
-    """Images are normalised by the data set's statistics, or by those of their batch."""
+    """Statistics that normalise the images: the data set's, or those of the batch."""
 
     def check(self) -> None:
         """Raise ``ValueError``, one line, for settings that do not go together."""
@@ -229,7 +225,7 @@ class Data(Section):
 
     @property
     def elsewhere(self) -> str:
-        """The key by which the public set is another data set; empty if it is none."""
+        """Key that selects another data set as the public set; empty if no such key is set."""
         if self.public_name:
             return "public-name"
         return "public-dir" if self.public_dir else ""
@@ -237,58 +233,56 @@ class Data(Section):
 
 @final
 class Train(Descent):
-    """Local training, the same for every method unless its contract says otherwise."""
+    """Settings of local training, equal for all methods unless a contract states otherwise."""
 
     epochs: Annotated[int, Field(ge=1, le=100_000)] = 5
-    """Passes over the local samples in a round."""
+    """Local epochs in a round."""
     steps: Annotated[int, Field(ge=0)] = 0
-    """Local training takes exactly so many full batches, round and round; 0: ``epochs`` epochs."""
+    """Number of full batches in local training, over as many epochs as needed; 0: ``epochs``."""
     batch_size: AtLeastOne = 32
     """Images in a batch."""
     clip: Annotated[NonNegative, Auto(0.0)] = 0.0
-    """Largest gradient norm; 0: the method's own, of most no clipping."""
+    """Maximum gradient norm; 0: the method's default, usually no clipping."""
     memory_format: MemoryFormat = "auto"
-    """Layout of the networks' weights; ``auto``: by their number of parameters. Never channels-last
-    where that is not safe."""
+    """Memory layout of weights; ``auto``: by the number of parameters. Networks for which
+    channels-last is not safe are always contiguous."""
 
 
 @final
 class Wire(Section):
-    """How numbers in bounded ranges travel, and how many."""
+    """Settings of messages: the number type of predictions, and the size of replies."""
 
     dtype: Literal["float32", "float16", "uint8"] = "float32"
-    """Type of predictions and confidences in messages; weights and features are never converted."""
+    """Number type of predictions and confidences; weights and features are never converted."""
     max_mb: Positive = 1000.0
-    """Largest reply of a client, in millions of bytes; a larger one is refused unread."""
+    """Maximum size of a client's reply in 10⁶ bytes; a larger reply is refused unread."""
 
 
 @final
 class Score(Section):
-    """When and how models are tested."""
+    """Settings of the models' tests."""
 
     every: AtLeastOne = 1
-    """The server's model is scored every so many rounds, and after the last."""
+    """Rounds between scores of the server's model, which is also scored after the last round."""
     clients_every: Annotated[int, Field(ge=0)] = 0
-    """Clients score on their own test shares every so many rounds; 0: after the last only."""
+    """Rounds between scores on the clients' test samples; 0: after the last round only."""
     clients: Annotated[int, Field(ge=0)] = 0
-    """How many clients score, a sample that is drawn once for the run; 0: all."""
+    """Number of clients that score, drawn once for the run; 0: all."""
     target: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Test accuracy of which the summary says in which round it was reached; 0: none."""
+    """Test accuracy; the summary has the round in which it is reached. 0: none."""
     stop: bool = False
-    """The run ends with the round that reaches ``target``; ``rounds`` is then the most it takes."""
+    """End the run with the round that reaches ``target``, at the latest after ``rounds``."""
     batch_size: Annotated[int, Field(ge=2)] = 256
-    """Images scored at a time."""
+    """Images in a batch while scoring."""
     bn: Literal["running", "batch", "recalibrated"] = "running"
-    """BatchNorm's statistics when models are scored, the same for every method: the running ones;
-    those of each test batch (transductive); or, for the global models as scored and saved, running
-    ones that clients measure anew on their training data."""
+    """BatchNorm statistics for scores, equal for every method. ``running``: running statistics.
+    ``batch``: those of each test batch (transductive). ``recalibrated``: clients measure running
+    statistics of the global models anew on their training data, also for the saved model."""
     passes: AtLeastOne = 1
-    """Measurements by the clients under ``bn = "recalibrated"``; the statistics are exact after as
-    many as there are BatchNorm layers in a row."""
+    """Measurements by the clients under ``bn = "recalibrated"``; the statistics are exact if there
+    are as many measurements as BatchNorm layers in a row."""
     drift: bool = False
-    """Measure in every round how far the clients trained apart
-    (``server_app/scoring/drift.py``).
-    """
+    """Measure the drift of the clients' models in every round (``server_app/scoring/drift.py``)."""
 
     def check(self) -> None:
         """Raise ``ValueError``, one line, for settings that do not go together."""
@@ -296,59 +290,59 @@ class Score(Section):
             raise ValueError("score.stop = true needs a score.target above 0")
 
     def ends(self, accuracy: float | None) -> bool:
-        """Whether a round with this test accuracy, in [0, 1] or not scored, is the last."""
+        """Return whether a round with this test accuracy, in [0, 1] or None, is the last."""
         return self.stop and accuracy is not None and accuracy >= self.target
 
 
 @final
 class Node(Section):
-    """One client's own settings, ``[node.K]``; what its machine says itself wins over them."""
+    """Settings of one client, ``[node.K]``; settings of its machine take precedence."""
 
     model: str | None = None
-    """Its architecture, such as ``resnet8@0.5``."""
+    """Architecture of the client, such as ``resnet8@0.5``."""
     size: Annotated[float | None, Field(gt=0, le=1)] = None
-    """``fiarse``: the share of the global model's entries that it trains."""
+    """``fiarse``: share of the global model's entries that the client trains."""
     device: Annotated[str | None, Field(pattern=DEVICES)] = None
-    """Where its networks are computed: auto, cpu, cuda or cuda:N."""
+    """Device of the client's networks: auto, cpu, cuda or cuda:N."""
     threads: Annotated[int | None, Field(ge=1, le=256)] = None
-    """Processor threads of torch."""
+    """Torch threads of the client's process."""
     memory_mb: Annotated[int | None, Field(ge=200)] = None
-    """Most memory that a process of this client may take, in 10⁶ bytes."""
+    """Maximum memory of a process of the client, in 10⁶ bytes."""
     data_dir: str | None = None
-    """Folder of its data."""
+    """Folder of the client's data."""
     public_dir: str | None = None
-    """Folder of its copy of the public set."""
+    """Folder of the client's copy of the public set."""
     state_dir: str | None = None
-    """Folder of what it keeps between rounds."""
+    """Folder of the client's private state."""
     incentive: bool | None = None
-    """``i-dl-mh``: whether it wants what the server gives back."""
+    """``i-dl-mh``: whether the client takes the server's reward."""
 
 
 def not_allowed(key: str, value: Value, why: str, *allowed: Value) -> ValueError:
-    """Return the one line that refuses a value which another setting rules out."""
+    """Return the one-line error for a value that another setting excludes."""
     words = ", ".join(map(json.dumps, allowed))
     line = f"{key} = {json.dumps(value)} is not allowed with {why}"
     return ValueError(f"{line}; allowed: {words}" if allowed else line)
 
 
 class MethodOptions(Section):
-    """A method's own knobs, and what it asks of the others."""
+    """Settings of one method, and its requirements on other settings."""
 
     uses: ClassVar[tuple[str, ...]] = ()
-    """The tables of ``common/settings/options.py`` that the method reads."""
+    """Tables of ``common/settings/options.py`` that the method reads."""
     auto: ClassVar[Mapping[str, Value]] = {}
-    """What ``auto`` (numbers: 0) stands for with this method, by key, where it is not the usual."""
+    """Values of ``auto`` (numbers: 0) with this method, by key, if they differ from the usual."""
 
     projects: ClassVar[bool] = True
-    """Whether its networks may have a projection before their heads."""
+    """Whether the method's networks may have a projection before their heads."""
 
     leaks: ClassVar[str] = "uploads that its author does not say are only averaged"
-    """What a client sends, or the server uses, beside a mean: why ``privacy.mode`` is refused,
-    unless the method reads [privacy]."""
+    """Data other than a mean that a client sends or the server uses. It is the reason for which
+    ``privacy.mode`` is refused, unless the method reads [privacy]."""
 
     @property
     def averages_nothing(self) -> str:
-        """A setting that leaves no mean of the clients' models; empty if none does."""
+        """Setting under which no mean of clients' models is computed; empty if there is none."""
         return ""
 
     def check(self, config: Config) -> None:
@@ -366,42 +360,43 @@ class MethodOptions(Section):
 
     @final
     def check_privacy(self, config: Config) -> None:
-        """Raise ``ValueError``, one line, for what noise on a mean would not protect."""
+        """Raise ``ValueError``, one line, for settings that noise on a mean does not protect."""
         privacy = config.privacy
         if not privacy.on:
             return
         if "privacy" not in self.uses:
             why = f'method = "{config.run.method}": there are {self.leaks}'
             raise not_allowed("privacy.mode", privacy.mode, why, "off")
-        samples, flat = "it tells how many samples a client has", config.flat
+        samples, flat = "it shows how many samples a client has", config.flat
         rules: dict[str, tuple[str, *tuple[Value, ...]]] = {
-            "average.weights": ("one client must count as another", "uniform"),
-            "average.robust": ("its noise is for a mean", "none"),
-            "average.across": ("a size may be one client's", "none"),
+            "average.weights": ("all clients must have equal weights", "uniform"),
+            "average.robust": ("the noise is for a mean", "none"),
+            "average.across": ("a size may belong to a single client", "none"),
             "oca.aggregate": ("cached uploads would be used again", "off"),
             "score.bn": ("clients' statistics have no noise", "running", "batch"),
             "score.clients-every": ("clients' scores have no noise", 0),
             "score.drift": ("the clients' updates have no noise there", False),
             "flops": (samples, False),
             "memory": (samples, False),
-            "from-round": ("what was released after that round counts too", -1),
+            "from-round": ("results released after that round count too", -1),
         }
         if privacy.mode == "local":
-            rules["privacy.sampling"] = ("the server sees who answers", "public")
+            rules["privacy.sampling"] = ("the server sees which clients reply", "public")
         for key, (reason, *allowed) in rules.items():
             if flat[key] not in allowed:
                 why = f'privacy.mode = "{privacy.mode}": {reason}'
                 raise not_allowed(key, flat[key], why, *allowed)
 
     def check_fleet(self, task: Any, specs: tuple[str, ...]) -> None:
-        """Raise ``ValueError``, one line, if networks of these architectures cannot take part in
-        the ``Task`` (``common/training/task.py``, which imports this module).
+        """Raise ``ValueError``, one line, if networks of these architectures cannot take part.
+
+        ``task``: a ``Task`` (``common/training/task.py``, which imports this module).
         """
 
 
 @final
 class Config(BaseModel):
-    """The parsed run config: ``config.run.seed``, ``config.data.alpha``, ``config.noise.kind``."""
+    """A parsed run config: ``config.run.seed``, ``config.data.alpha``, ``config.noise.kind``."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -419,20 +414,20 @@ class Config(BaseModel):
     public: PublicTraining
     privacy: Privacy
     method: SerializeAsAny[MethodOptions]
-    """The chosen method's own table."""
+    """Table of the chosen method."""
     nodes: dict[int, Node] = {}
-    """What single clients have of their own, by their number."""
+    """Settings of single clients, by client number."""
 
     @property
     def tables(self) -> dict[str, Section]:
-        """Every table by its name; the top level is ``run``, the method's has the method's name."""
+        """Every table by name; the top level is ``run``, the method's table has its name."""
         return {"run": self.run, **{name: getattr(self, name) for name in SECTIONS}} | {
             table_of(self.run.method): self.method
         }
 
     @property
     def flat(self) -> dict[str, Value]:
-        """The same as a flat run config, without the tables that the method does not have."""
+        """This configuration as a flat run config, without the tables of other methods."""
         shared = {
             kebab(name) if table == "run" else f"{table}.{kebab(name)}": value
             for table, section in self.tables.items()
@@ -443,21 +438,22 @@ class Config(BaseModel):
 
     @property
     def fleet(self) -> tuple[str, ...]:
+        """The fleet's architectures, in its order."""
         return entries(self.run.fleet)
 
     @property
     def brought(self) -> tuple[str, ...]:
-        """Every architecture of the fleet and of single nodes, once."""
+        """Architectures of the fleet and of single nodes, each once."""
         own = (node.model for _, node in sorted(self.nodes.items()) if node.model)
         return tuple(dict.fromkeys((*self.fleet, *own)))
 
     def node(self, k: int) -> dict[str, Value]:
-        """Client k's own settings, such as ``{"data-dir": "/data/3"}``."""
+        """Return the settings in ``[node.k]``, such as ``{"data-dir": "/data/3"}``."""
         node = self.nodes.get(k)
         return node.model_dump(by_alias=True, exclude_none=True) if node else {}
 
     def data_of(self, k: int, node: Mapping[str, Value]) -> Data:
-        """[data] as client k has it with these settings of its own."""
+        """Return [data] of client k; ``node``: its settings in ``[node.k]``."""
         places = {
             "dir": str(node.get("data-dir", self.data.dir)).replace(WHO, str(k)),
             "public_dir": str(node.get("public-dir", self.data.public_dir)),
@@ -465,11 +461,12 @@ class Config(BaseModel):
         return self.data.model_copy(update=places)
 
     def with_run(self, **changes: Value) -> Config:
-        """Return the same configuration with other values in its top level."""
+        """Return this configuration with changed values in the top level."""
         return self.model_copy(update={"run": self.run.model_copy(update=changes)})
 
     @property
     def partition_seed(self) -> int:
+        """Seed of the partition."""
         return self.data.seed or self.run.seed
 
 
@@ -478,4 +475,4 @@ SECTIONS: dict[str, Any] = {
     for name, field in Config.model_fields.items()
     if name not in ("run", "method", "nodes")
 }
-"""The tables that no single method owns."""
+"""Tables that do not belong to a single method, by name."""

@@ -1,4 +1,4 @@
-"""The packages that not every machine needs, and the extra with which each is installed."""
+"""Optional packages, and the extra that installs each of them."""
 
 import importlib.util
 from typing import Any
@@ -16,11 +16,11 @@ EXTRAS: dict[str, str] = {
     "mlflow": "track",
     "dp_accounting": "privacy",
 }
-"""Import name to the extra of ``pyproject.toml`` that brings it."""
+"""Import name of a package to the extra in ``pyproject.toml`` that installs it."""
 
 
 def missing(error: ModuleNotFoundError) -> str:
-    """One line about a module that is not installed, with the command that installs it."""
+    """Return a line about a module that is not installed, with the command that installs it."""
     package = (error.name or "").partition(".")[0]
     if package not in EXTRAS:
         return str(error)
@@ -37,7 +37,10 @@ def check_installed(module: str) -> None:
 
 
 def imported(module: str) -> Any:
-    """A module of an extra; raises ``ValueError``, one line, where it is not installed."""
+    """Import and return a module of an extra.
+
+    Raises ``ValueError``, one line, if it is not installed.
+    """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Every name of a run config: which of them are plug-ins, and which code a run is made of."""
+"""The names in a run config: the plug-ins among them, and the version of the code of a run."""
 
 from collections.abc import Collection, Mapping
 from functools import lru_cache
@@ -17,16 +17,16 @@ OURS: Mapping[str, Collection[str]] = {
     "models": {*MODELS, *FLEETS, "smallest"},
     "methods": methods.names(),
 }
-"""By kind. Trackers are not among them: they are the server's own matter."""
+"""Built-in names by kind. Trackers are missing because only the server needs them."""
 
 
 def outside(flat: Mapping[str, object]) -> list[tuple[str, str]]:
-    """(kind, name) of what server and clients need and is not ours, each once."""
-    return [each for each in _named(flat) if each[1] not in OURS[each[0]]]
+    """Return (kind, name) of each plug-in that server and clients need, once."""
+    return [(kind, name) for kind, name in _named(flat) if name not in OURS[kind]]
 
 
 def shadowed(flat: Mapping[str, object]) -> list[str]:
-    """A line for each name of ours that an installed package offers too."""
+    """Return a line for each built-in name that an installed package offers too."""
     lines = []
     for kind, name in _named(flat):
         if name in OURS[kind] and (points := plugins.installed(kind).get(name)):
@@ -38,8 +38,9 @@ def shadowed(flat: Mapping[str, object]) -> list[str]:
 
 
 def version_of(config: Config) -> str:
-    """The release, a fingerprint of the code that both halves share, and one of every plug-in's
-    sources: server and clients of a run must agree.
+    """Return the release and fingerprints of the shared code and of every plug-in's sources.
+
+    It must be equal on the server and all clients of a run.
 
     Raises ``ValueError``, one line, for a plug-in that is not installed here.
     """
@@ -59,10 +60,10 @@ def _version(plugged: tuple[tuple[str, str], ...]) -> str:
 
 
 def check_brought(model: str, config: Config) -> None:
-    """Raise ``ValueError``, one line, for an architecture that a client may not bring.
+    """Raise ``ValueError``, one line, for an architecture that a client may not use.
 
-    A name in a message makes the server import nothing but what the run config or its own
-    machine's administrator has named.
+    A name in a message must not make the server import a module. The run config or the
+    administrator of the server's machine must name it.
     """
     name = model.partition("@")[0]
     if plugins.is_reference(name) and ("models", name) not in outside(config.flat):
@@ -72,4 +73,5 @@ def check_brought(model: str, config: Config) -> None:
 
 
 def _named(flat: Mapping[str, object]) -> list[tuple[str, str]]:
+    """Return each (kind, name) in a run config once, without trackers."""
     return list(dict.fromkeys((kind, n) for kind, n in plugins.named(flat) if kind in OURS))

@@ -1,6 +1,6 @@
-"""The knobs of parts that several methods share: averaging, cached uploads, noise, generators.
+"""Settings that several methods share: averaging, cached uploads, noise, generators, public set.
 
-A method's contract names the tables that it reads (``uses``) and what ``auto`` stands for with it.
+A method's contract lists the tables that it reads (``uses``) and its own values of ``auto``.
 """
 
 import math
@@ -22,29 +22,29 @@ MILESTONES = r"^([1-9][0-9]*(, *[1-9][0-9]*)*)?$"
 
 
 class Descent(Section):
-    """An optimiser, and its learning rate over the rounds: of the clients, or of the server."""
+    """Settings of an optimiser and of its learning rate over the rounds."""
 
     optimizer: str = "sgd"
-    """sgd, adam, adamw, or any other class of torch.optim by its name."""
+    """sgd, adam, adamw, or the name of any other class in torch.optim."""
     optimizer_options: str = ""
-    """Further arguments of that class, as in TOML: ``alpha = 0.9, betas = [0.9, 0.99]``."""
+    """Further arguments of the optimiser, as in TOML: ``alpha = 0.9, betas = [0.9, 0.99]``."""
     lr: Positive = 0.01
     """Learning rate of the first round."""
     momentum: Momentum = 0.9
     """Momentum of SGD; for other optimisers see ``optimizer-options``."""
     weight_decay: NonNegative = 0.0
-    """The optimiser's: an L2 penalty on the weights, under adamw decoupled from the gradient."""
+    """L2 penalty on the weights; adamw applies it separately from the gradient."""
     lr_decay: Fraction = 1.0
-    """The learning rate is multiplied by this after every round."""
+    """Factor of the learning rate after every round."""
     milestones: Annotated[str, Field(pattern=MILESTONES)] = ""
-    """Comma-separated rounds after each of which it is multiplied by ``milestone-factor``."""
+    """Comma-separated rounds; after each, ``milestone-factor`` multiplies the learning rate."""
     milestone_factor: Fraction = 0.1
-    """What a milestone leaves of the learning rate."""
+    """Factor of the learning rate at a milestone."""
     cosine: bool = False
-    """It also falls over the run as half a cosine; ``rounds`` is then part of what is computed."""
+    """Decrease the learning rate over the run as half a cosine; results depend on ``rounds``."""
 
     def lr_at(self, t: int, rounds: int) -> float:
-        """The learning rate of round t ≥ 1 of ``rounds``.
+        """Return the learning rate of round t ≥ 1 of ``rounds``.
 
         lr · lr-decay^(t−1) · milestone-factor^(milestones < t) · ½ (1 + cos π (t−1)/rounds)
         """
@@ -55,183 +55,186 @@ class Descent(Section):
 
 @final
 class Average(Section):
-    """The mean of the clients' copies of the global model."""
+    """Settings of the mean of the clients' copies of the global model."""
 
     weights: Annotated[Literal["auto", "samples", "uniform"], Auto("samples")] = "auto"
-    """A client's weight in the mean: its training samples, or the same for all."""
+    """Weight of a client in the mean: its number of training samples, or equal for all."""
     bn_buffers: bool = True
-    """Average BatchNorm's running statistics; otherwise the server keeps its own."""
+    """Average BatchNorm's running statistics too; otherwise the server keeps its own."""
     across: Annotated[
         Literal["auto", "none", "layerwise", "same", "depth", "width"], Auto("none")
     ] = "auto"
-    """Clients train the global architecture (``none``), or each its own: every layer averaged over
-    all clients that have it (``layerwise``), or only within equal architectures (``same``); or
-    layer-wise, but each depth keeps some layers (``depth``: InclusiveFL); or every number over all
-    whose width of one architecture has it (``width``)."""
+    """``none``: clients train the global architecture; otherwise each client trains its own.
+    ``layerwise``: average a layer over all clients that have it. ``same``: average only among equal
+    architectures. ``depth``: layer-wise, but each depth keeps some layers (InclusiveFL). ``width``:
+    average a number over all clients whose width of the architecture has it."""
     own: Literal["head,last", "head", "last", "none"] = "head,last"
-    """``depth``: what every architecture averages among its own clients alone: its head, the last
-    block of its last stage."""
+    """``depth``: layers that are averaged only among clients of one architecture: the head, the
+    last block of the last stage."""
     beta: Annotated[float, Field(ge=0, le=1)] = 0.2
-    """``depth``: momentum distillation, β: so much of the step of an architecture's last blocks is
-    the step that the next larger one takes from there on."""
+    """``depth``: β of momentum distillation, the share of the next larger architecture's step in
+    the step of an architecture's last blocks."""
     stages: Literal["all", "last"] = "all"
-    """``depth``: momentum distillation in every stage, or in the last one alone."""
+    """``depth``: momentum distillation in every stage, or only in the last."""
     robust: Literal["none", "median", "trimmed", "clip"] = "none"
-    """Instead of the mean: coordinate-wise median or trimmed mean of the clients, who then all
-    count alike; or the mean after each client's step from the previous model is shortened to
-    ``clip-norm``."""
+    """Robust aggregation. ``median``, ``trimmed``: coordinate-wise median or trimmed mean, with
+    equal weights. ``clip``: the mean of the clients' steps from the previous model, each shortened
+    to ``clip-norm``."""
     trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.1
-    """Share of the clients left out at each end under ``trimmed``, at least one of three."""
+    """``trimmed``: share of the clients omitted at each end, at least one client of three."""
     clip_norm: Positive = 10.0
-    """Longest step of a client under ``clip``: Euclidean, over everything that is averaged."""
+    """``clip``: maximum Euclidean norm of a client's step, over everything that is averaged."""
 
 
 @final
 class Privacy(Section):
-    """Client-level differential privacy of methods whose uploads are only averaged."""
+    """Settings of client-level differential privacy, for methods that only average uploads."""
 
     mode: Literal["off", "central", "local"] = "off"
-    """Noise is added by the server, which is trusted with single updates (``central``), or by each
-    client before it sends (``local``)."""
+    """``central``: a trusted server adds noise to the sum of updates. ``local``: each client adds
+    noise to its update before it sends it."""
     clip: Positive = 1.0
-    """C: the longest update of a client, Euclidean, over everything that is averaged."""
+    """C, maximum Euclidean norm of a client's update, over everything that is averaged."""
     noise_multiplier: Annotated[float, Field(ge=0.01, le=1000)] = 1.0
-    """z: the noise's standard deviation over C, in the sum (``central``) or in each update."""
+    """z, standard deviation of the noise divided by C, in the sum (``central``) or each update."""
     delta: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """δ for which ε is told; 0: clients^−1.1."""
+    """δ for which ε is computed; 0: clients^−1.1."""
     sampling: Literal["public", "secret"] = "public"
-    """``public``: clients are selected as always, which everybody can foretell, and ε counts all as
-    selected in each round. ``secret``: each by itself with probability per-round / clients, of the
-    operating system's entropy, and ε is the smaller for it (``central``)."""
+    """``public``: the usual selection, which is predictable, so ε counts every client in every
+    round. ``secret`` (``central`` only): select each client independently with probability
+    per-round / clients from the operating system's entropy, which gives a smaller ε."""
 
     @property
     def on(self) -> bool:
+        """Whether differential privacy is on."""
         return self.mode != "off"
 
 
 @final
 class Oca(Section):
-    """Overall clients aggregated: the server caches every client's latest upload (FedKF, IV-A)."""
+    """Settings of the server's cache of every client's latest upload ("overall clients aggregated",
+    FedKF, section IV-A)."""
 
     aggregate: Annotated[Literal["auto", "on", "off"], Auto("off")] = "auto"
-    """Also combine the cached uploads of all clients; that model is then the run's."""
+    """Also average the cached uploads of all clients; this average is then the run's model."""
     init: Literal["uploaded", "w0"] = "uploaded"
-    """Clients that never uploaded: left out, or standing in it with the first model."""
+    """Clients without an upload: omitted, or represented by the first model (``w0``)."""
     in_memory: Annotated[int, Field(ge=0)] = 64
-    """Newest uploads kept in memory and in the checkpoint; older ones lie in files beside it."""
+    """Newest uploads kept in memory and in the checkpoint; older ones are in files beside it."""
 
 
 @final
 class NoiseTraining(Descent):
-    """The server's distillation on noise: all networks frozen but one, the student."""
+    """Settings of the server's distillation on noise into one student network."""
 
     lr: Positive = 0.001
     """Learning rate of the student in the first round."""
 
     kind: Literal["gaussian", "uniform", "dead_leaves", "stylegan"] = "gaussian"
-    """What the inputs are."""
+    """Distribution of the input images."""
     temperature: Positive = 1.0
-    """Temperature of the softmax on both sides."""
+    """Temperature of the softmax of teachers and student."""
     teacher_bn: Literal["batch", "running"] = "batch"
-    """BatchNorm of the teachers: the noise batch's statistics, or their data's running ones."""
+    """BatchNorm statistics of the teachers: those of the noise batch, or their running ones."""
     protect_running_stats: bool = True
-    """The student's running statistics are not touched by noise."""
+    """Keep noise from changing the student's running statistics."""
     max_norm: Literal["sum", "softmax", "none"] = "sum"
-    """What makes the element-wise maximum of the teachers' distributions one, where it is taken."""
-    epochs: AtLeastOne = 5
-    """Server epochs in a round."""
-    batches: AtLeastOne = 200
-    """Noise batches in a server epoch."""
+    """Normalisation of the element-wise maximum of the teachers' distributions, if it is used."""
+    epochs: AtLeastOne = 1
+    """Server epochs in a round; 5 in FedORION's released code."""
+    batches: AtLeastOne = 50
+    """Noise batches in a server epoch; 200 in FedORION's released code."""
     batch_size: Annotated[int, Field(ge=2)] = 128
     """Noise images in a batch."""
 
 
 @final
 class GeneratorTraining(Descent):
-    """A generator of images, and the losses of data-free distillation (FedKF, eq. 2-5)."""
+    """Settings of an image generator and of data-free distillation losses (FedKF, eq. 2-5)."""
 
     optimizer: str = "adam"
-    """Optimiser of the generator: adam as in the papers, or a class of torch.optim by its name."""
+    """Optimiser of the generator: adam as in the papers, or the name of a class in torch.optim."""
     lr: Annotated[float, Field(ge=0, allow_inf_nan=False), Auto(0.001)] = 0.0
-    """Learning rate of the generator in the first round; 0: the method's own."""
+    """Learning rate of the generator in the first round; 0: the method's default."""
 
     latent: Annotated[int, Field(ge=1, le=100_000)] = 100
     """Length of z."""
-    width: Annotated[int, Field(ge=2, le=4096)] = 128
-    """Channels of the generator: 128 in the papers; less for a CPU."""
+    width: Annotated[int, Field(ge=2, le=4096)] = 32
+    """Channels of the generator; 128 in the papers."""
     lambda_oh: NonNegative = 0.1
-    """λ₁, the weight of the one-hot loss."""
+    """λ₁, weight of the one-hot loss."""
     lambda_a: NonNegative = 0.1
-    """λ₂, the weight of the activation loss."""
+    """λ₂, weight of the activation loss."""
     adversarial: Annotated[Literal["auto", "on", "off", "cifar"], Auto("off")] = "auto"
-    """Also look for images on which teacher and student disagree: always, never, on CIFAR only."""
+    """Loss that favours images on which teacher and student differ; ``cifar``: on CIFAR only."""
     ie_norm: bool = True
-    """Information entropy as 1 − H/log C, not −H."""
+    """Information entropy loss 1 − H/log C instead of −H."""
     act_reduction: Literal["mean", "sum"] = "mean"
-    """L1 norm of the activations: mean over entries, or their sum."""
+    """Reduction of the activations' L1 norm: mean or sum over the entries."""
     update_order: Literal["student", "generator"] = "student"
-    """Which of the two takes its step first on a batch."""
+    """Network that takes its step on a batch first."""
 
 
 @final
 class Confidence(Section):
-    """What weighs a client's predictions on the public set (DL-SH, Algorithm 1)."""
+    """Settings of the weights of a client's predictions for the public set (DL-SH, Algorithm 1)."""
 
     kind: Literal["classifier", "odin", "uniform"] = "classifier"
-    """A private confidence net C_i, the ODIN score of M_i, or nothing."""
+    """Source of the weights: a private confidence net C_i, the ODIN score of M_i, or equal."""
     temperature: Positive = 0.1
-    """T of equation 4."""
+    """T in equation 4."""
     space: Literal["prob", "logit"] = "prob"
-    """Confidences enter equation 4 as they are, or as their logits."""
+    """Form of the confidences in equation 4: probabilities or logits."""
     init: Literal["local", "scratch"] = "local"
-    """C_i starts from M_i, or anew."""
+    """First weights of C_i: those of M_i, or random."""
     epochs: AtLeastOne = 3
-    """E_embed, epochs of C_i."""
+    """E_embed, training epochs of C_i."""
     balance: Literal["plain", "weights", "sampling"] = "plain"
-    """More public than private images: left so, met by the loss's weights, or by repetition."""
+    """Correction for more public than private images: none, loss weights, or repeated images."""
     odin_temperature: Positive = 1000.0
-    """ODIN's T."""
+    """Temperature T of ODIN."""
     odin_epsilon: NonNegative = 0.0014
-    """ODIN's step, in pixels of [0, 1]."""
+    """Perturbation step of ODIN, for pixels in [0, 1]."""
 
 
 @final
 class Ensemble(Section):
-    """What the server makes of the clients' predictions, and how long it learns it."""
+    """Settings of the aggregate of the clients' predictions and of the server's training on it."""
 
     aggregation: Literal["weighted_sum", "literal_product", "uhc-ce", "uhc-mf"] = "weighted_sum"
-    """Equation 1, Algorithm 2 as printed, or UHC by cross-entropy or matrix factorisation, which
-    is for clients with heads of their own."""
+    """Equation 1, Algorithm 2 as printed, or UHC by cross-entropy or matrix factorisation. UHC is
+    for clients whose heads have different classes."""
     epochs: AtLeastOne = 10
-    """E_g, epochs of the server's model on the public set."""
+    """E_g, training epochs of the server's model on the public set."""
     uhc_steps: AtLeastOne = 50
-    """Gradient steps, or alternations, of UHC."""
+    """Gradient steps (uhc-ce) or alternations (uhc-mf) of UHC."""
     uhc_lr: Positive = 0.5
     """Step size of uhc-ce."""
 
 
 @final
 class PublicTraining(Descent):
-    """Learning what somebody says about the public set: of clients, of the server, or of both."""
+    """Settings for training on predictions for the public set, on the clients, on the server, or on
+    both."""
 
     optimizer: Annotated[str, Auto("sgd")] = "auto"
-    """auto: the method's own; sgd, adam, adamw, or any other class of torch.optim by its name."""
+    """sgd, adam, adamw or the name of a class in torch.optim; auto: the method's default."""
     lr: Annotated[float, Field(ge=0, allow_inf_nan=False), Auto(0.01)] = 0.0
-    """Learning rate of the first round; 0: the method's own."""
+    """Learning rate of the first round; 0: the method's default."""
     momentum: Momentum = 0.0
     """Momentum of SGD; for other optimisers see ``optimizer-options``."""
 
     subset: Annotated[int, Field(ge=0), Auto(0)] = 0
-    """Public samples of a round, drawn anew by everybody alike; at most all. 0: the method's own,
-    of most all."""
+    """Public samples of a round, drawn anew and equal on all machines; 0: the method's default,
+    usually all."""
     epochs: Annotated[int, Field(ge=0), Auto(5)] = 0
-    """Passes over them where they are learnt from; 0: the method's own."""
+    """Training epochs on the round's public samples; 0: the method's default."""
     batch_size: Annotated[int, Field(ge=0), Auto(128)] = 0
-    """Images in a batch; 0: the method's own."""
+    """Images in a batch; 0: the method's default."""
     anneal: bool = False
-    """The learning rate also falls over the steps of a round as half a cosine, to 0."""
+    """Decrease the learning rate over the steps of a round as half a cosine, to 0."""
     learn: bool = True
-    """Whether anything is learnt there; false is the control of what the rest alone gives."""
+    """Whether to train on the public set; false: a control that omits this training."""
     protect_running_stats: bool = False
-    """Running statistics of BatchNorm are not touched by public images, which are then normalised
-    by their batch."""
+    """Keep public images from changing BatchNorm's running statistics; they are normalised by the
+    statistics of their batch."""

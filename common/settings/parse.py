@@ -1,7 +1,7 @@
-"""From Flower's flat run config to a ``Config``, or to one line that says what is wrong with it.
+"""Parsing of Flower's flat run config into a ``Config``, with one-line errors.
 
-The launcher checks every table. The apps check the shared ones and the chosen method's, so that a
-ClientApp imports one method and not all of them.
+The launcher checks every table. The apps check the shared tables and that of the chosen method, so
+that a ClientApp imports one method instead of all.
 """
 
 import json
@@ -24,7 +24,7 @@ from common.settings.section import Auto, Section, Value, kebab, value_kind
 S = TypeVar("S", bound=Section)
 
 NODE = re.compile(r"node\.(0|[1-9][0-9]{0,6})")
-"""A table of a single client, by its number."""
+"""Name of the table of a single client, with the client's number."""
 
 PATTERNS = {
     "device": "auto, cpu, cuda or cuda:N",
@@ -34,10 +34,10 @@ PATTERNS = {
 
 
 def parse(flat: Mapping[str, Value], *, every: bool = False) -> Config:
-    """Return the typed configuration of a flat run config; ``auto`` is that of the chosen method.
+    """Return the typed configuration of a flat run config, with ``auto`` of the chosen method.
 
-    A process that asks again for the same run config gets the same object. ``every``: check the
-    tables of the other methods too.
+    Equal run configs give the same object within a process. ``every``: check the tables of the
+    other methods too.
 
     Raises ``ValueError``, one line: an unknown key (with the nearest known one), a missing key, a
     value of the wrong type or out of bounds, a method that does not exist.
@@ -45,30 +45,29 @@ def parse(flat: Mapping[str, Value], *, every: bool = False) -> Config:
     values = flat.values()  # 1, 1.0 and True are equal, their types are not
     config = _parsed(tuple(flat), tuple(values), tuple(map(type, values)))
     if every:
-        found = _by_table(flat)
+        by_table = _by_table(flat)
         for name in set(methods.names()) - {config.run.method}:
-            _section(methods.options(name), name, found)
+            _section(methods.options(name), name, by_table)
     return config
 
 
 @lru_cache(maxsize=2)
 def _parsed(keys: tuple[str, ...], values: tuple[Value, ...], _: tuple[type[Value], ...]) -> Config:
-    from common.training import (
-        optimise,  # it imports torch, which who only asks for the keys does without
-    )
+    from common.training import optimise  # imports torch, which a list of the keys does not need
 
-    found = _by_table(dict(zip(keys, values, strict=True)))
-    run = _section(Run, "", found)
-    options = _section(methods.options(run.method), table_of(run.method), found)
+    by_table = _by_table(dict(zip(keys, values, strict=True)))
+    run = _section(Run, "", by_table)
+    options = _section(methods.options(run.method), table_of(run.method), by_table)
     auto = dict(options.auto)
-    if found["privacy"].get("mode", "off") != "off":  # one client then counts as another
+    if by_table["privacy"].get("mode", "off") != "off":  # all clients then have equal weights
         auto["average.weights"] = "uniform"
     shared = {
-        name: _resolved(_section(kind, name, found), name, auto) for name, kind in SECTIONS.items()
+        name: _resolved(_section(kind, name, by_table), name, auto)
+        for name, kind in SECTIONS.items()
     }
     nodes = {
-        int(number[1]): _section(Node, table, found)
-        for table in found
+        int(number[1]): _section(Node, table, by_table)
+        for table in by_table
         if (number := NODE.fullmatch(table))
     }
     run = _resolved(run, "", options.auto)
@@ -93,7 +92,7 @@ def _parsed(keys: tuple[str, ...], values: tuple[Value, ...], _: tuple[type[Valu
 
 
 def data_of(flat: Mapping[str, Value]) -> Data:
-    """Return the table [data] alone; raises ``ValueError`` as ``parse`` does."""
+    """Return the table [data] only. Raises ``ValueError`` as ``parse`` does."""
     data = _section(Data, "data", _by_table(flat))
     data.check()
     return data
@@ -102,36 +101,50 @@ def data_of(flat: Mapping[str, Value]) -> Data:
 def _by_table(flat: Mapping[str, Value]) -> dict[str, dict[str, Value]]:
     """Return the keys of each table that a run config may have, with their values."""
     own = table_of(str(flat.get("method", "")))
-    found: dict[str, dict[str, Value]] = {n: {} for n in ["", *SECTIONS, *methods.names(), own]}
+    names = ["", *SECTIONS, *methods.names(), own]
+    by_table: dict[str, dict[str, Value]] = {name: {} for name in names}
     for key, value in flat.items():
         table, _, leaf = key.rpartition(".")
         if NODE.fullmatch(table):
-            found.setdefault(table, {})
-        if table not in found:
+            by_table.setdefault(table, {})
+        if table not in by_table:
             raise ValueError(_unknown(key, defaults()))
-        found[table][leaf] = value
-    return found
+        by_table[table][leaf] = value
+    return by_table
 
 
 def tables(method: str = "") -> dict[str, type[Section]]:
-    """Every table of the run config by its name; the top level has none.
+    """Return the class of every table of the run config by name; the top level is ``""``.
 
-    ``method``: with the table of this one too, if it is a plug-in's.
+    ``method``: a method whose table is included too, if it is a plug-in.
 
     Raises ``ValueError``, one line, for a method that does not exist.
     """
-    ours = {name: methods.options(name) for name in methods.names()}
+    built_in = {name: methods.options(name) for name in methods.names()}
     own = {table_of(method): methods.options(method)} if method else {}
-    return {"": Run, **SECTIONS, **ours, **own}
+    return {"": Run, **SECTIONS, **built_in, **own}
 
 
 def defaults(method: str = "") -> dict[str, Value]:
-    """Every key with its default, flat; ``auto`` stays. ``method``: as for ``tables``."""
+    """Return every key with its default, without resolving ``auto``.
+
+    ``method``: as for ``tables``.
+    """
     return {
         f"{table}.{kebab(name)}".lstrip("."): field.default
         for table, kind in tables(method).items()
         for name, field in kind.model_fields.items()
     }
+
+
+def reads(method: str, key: str) -> bool:
+    """Return whether a method reads the table of ``key``.
+
+    Raises ``ValueError``, one line, for a method that does not exist.
+    """
+    table = key.rpartition(".")[0]
+    shared = {"", "data", "train", "score", "wire", table_of(method)}
+    return table in shared or table in methods.options(method).uses
 
 
 def to_toml(flat: Mapping[str, Value]) -> str:
@@ -147,19 +160,19 @@ def to_toml(flat: Mapping[str, Value]) -> str:
 
 
 def auto_of(field: FieldInfo) -> Auto | None:
-    """What marks a knob as one whose default is the method's."""
+    """Return the mark of a setting whose default depends on the method; None if there is none."""
     return next((mark for mark in field.metadata if isinstance(mark, Auto)), None)
 
 
 def usual(key: str, field: FieldInfo, auto: Mapping[str, Value]) -> Value:
-    """A knob's default, resolved with a method's ``auto``."""
+    """Return a setting's default, resolved with a method's ``auto``."""
     mark = auto_of(field)
     default: Value = field.default if mark is None else auto.get(key, mark.usual)
     return default
 
 
 def kind_of(key: str, method: str = "") -> type[Value]:
-    """The Python type (bool, int, float or str) that a key's value has.
+    """Return the type (bool, int, float or str) of a key's value.
 
     ``method``: as for ``tables``. Raises ``ValueError`` for an unknown key.
     """
@@ -174,23 +187,28 @@ def kind_of(key: str, method: str = "") -> type[Value]:
 
 
 def _resolved(section: S, table: str, auto: Mapping[str, Value]) -> S:
-    found = {
+    """Return the section of a table with resolved values for ``auto``."""
+    resolved = {
         name: usual(f"{table}.{kebab(name)}".lstrip("."), field, auto)
         for name, field in type(section).model_fields.items()
         if auto_of(field) and getattr(section, name) in ("auto", 0)
     }
-    return section.model_copy(update=found)
+    return section.model_copy(update=resolved)
 
 
 def _section(kind: type[S], name: str, tables: Mapping[str, Mapping[str, Value]]) -> S:
+    """Return a section of class ``kind`` with the values of the table ``name``.
+
+    Raises ``ValueError``, one line, for a missing or unknown key or a wrong value.
+    """
     prefix, table = f"{name}." if name else "", tables[name]
     try:
         needed = {kebab(field) for field, f in kind.model_fields.items() if f.default is not None}
         if missing := sorted(needed - table.keys()):
             raise ValueError(f"key {prefix + missing[0]!r} is missing")
         return kind.model_validate(table)
-    except ValidationError as found:
-        error = found.errors()[0]
+    except ValidationError as invalid:
+        error = invalid.errors()[0]
         key = prefix + kebab(str(error["loc"][0]))
         line = refusal(error, key, PATTERNS.get(key.rpartition(".")[2], ""))
         if error["type"] == "extra_forbidden":
@@ -200,13 +218,13 @@ def _section(kind: type[S], name: str, tables: Mapping[str, Mapping[str, Value]]
 
 
 def _unknown(key: str, known: Iterable[str]) -> str:
-    """The refusal, with what may be meant: keys of this name in a table, else the nearest one."""
+    """Return the error line for an unknown key, with keys of this name or the nearest key."""
     table = key.rpartition(".")[0]
     own = table if NODE.fullmatch(table) else "node.K"
     known = [*known, *(f"{own}.{kebab(name)}" for name in Node.model_fields)]
-    meant = [each for each in known if each.rpartition(".")[2] == key]
-    *others, last = map(repr, meant or [""])
-    asked = f"{', '.join(others)} or {last}" if others else last
+    same_name = [name for name in known if name.rpartition(".")[2] == key]
+    *others, last = map(repr, same_name or [""])
+    choices = f"{', '.join(others)} or {last}" if others else last
     return f"key {key!r} is unknown" + (
-        f"; did you mean {asked}?" if meant else nearest(key, known)
+        f"; did you mean {choices}?" if same_name else nearest(key, known)
     )

@@ -1,8 +1,8 @@
-"""What comes from elsewhere: installed plug-ins, and modules of the user's own.
+"""Plug-ins: names of installed packages and of the user's modules in a run config.
 
-Wherever the run config names a data set, a partition, a model, a method or a tracker, the name is
-one of ours, that of an entry point of the group ``fedmosaic.<kind>``, or ``module:attribute``.
-Ours come first, so no package that happens to be installed changes what a name means.
+The name of a data set, partition, model, method or tracker is a built-in name, an entry point of
+the group ``fedmosaic.<kind>``, or ``module:attribute``. Built-in names have precedence, so an
+installed package cannot change their meaning.
 """
 
 import difflib
@@ -31,7 +31,7 @@ WORDS = {
     "methods": "method",
     "trackers": "tracker",
 }
-"""The kinds, and what one of each is called."""
+"""Kinds of plug-ins, with the word for one of each kind in messages."""
 KEYS = {
     "method": "methods",
     "fleet": "models",
@@ -40,43 +40,43 @@ KEYS = {
     "data.partition": "partitions",
     "track": "trackers",
 }
-"""The keys of the run config whose values are names, and ``node.K.model``."""
+"""Keys of the run config whose values are names, with their kinds; ``node.K.model`` is another."""
 FAMILIES = ("torchvision", "timm")
-"""Before the colon of a model they are no modules but whose list the name is from."""
+"""Words before the colon of a model that are not modules but libraries of models."""
 OURS = frozenset({"common", "server_app", "client_app", "deploy", "fedmosaic", "__main__"})
 _DOTTED = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
 _REFERENCE = re.compile(f"{_DOTTED}:{_DOTTED}", re.ASCII)
 
 
 def installed(kind: str) -> dict[str, list[EntryPoint]]:
-    """The entry points of a kind by name; several where packages offer the same name."""
-    found: dict[str, list[EntryPoint]] = {}
+    """Return the entry points of a kind by name; several if packages offer the same name."""
+    points: dict[str, list[EntryPoint]] = {}
     for point in sorted(entry_points(group=f"fedmosaic.{kind}"), key=lambda point: point.name):
-        found.setdefault(point.name, []).append(point)
-    return found
+        points.setdefault(point.name, []).append(point)
+    return points
 
 
 def find(kind: str, name: str) -> object | None:
-    """What a name that is not ours stands for; None if there is no plug-in of that name.
+    """Return the object of a plug-in's name; None if there is no plug-in of that name.
 
-    Raises ``ValueError``, one line: a module that is not there or cannot be imported, an attribute
-    that it does not have, a name that two packages offer.
+    Raises ``ValueError``, one line, if the module is missing or cannot be imported, if it lacks the
+    attribute, or if two packages offer the name.
     """
     what = f"{WORDS[kind]} {name!r}"
     reference = _reference(kind, name)
     if reference is None:
         return None
     module, _, attribute = reference.partition(":")
-    found: object = imported(what, module)
+    value: object = imported(what, module)
     for part in filter(None, attribute.split(".")):
-        found = _attribute(what, found, part)
-    return found
+        value = _attribute(what, value, part)
+    return value
 
 
 def imported(what: str, name: str) -> ModuleType:
-    """The module ``name``, which ``what`` needs.
+    """Import and return the module ``name``; ``what`` is the plug-in in error messages.
 
-    Raises ``ValueError``, one line, if it is not there or cannot be imported.
+    Raises ``ValueError``, one line, if it is missing or cannot be imported.
     """
     root = name.partition(".")[0]
     if reserved(root):
@@ -85,46 +85,46 @@ def imported(what: str, name: str) -> ModuleType:
     errors.PLUGINS.add(root)
     try:
         module = importlib.import_module(name)
-        digest(root)  # as of now: a file that is changed later is not what runs here
+        digest(root)  # cached now, because a file that changes later does not run in this process
         return module
-    except (Exception, SystemExit) as error:  # whatever the plug-in's author did
+    except (Exception, SystemExit) as error:  # a plug-in may raise anything
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and f"{name}.".startswith(f"{missing}."):
             raise ValueError(f"{what}: no module named {missing!r}") from None
-        said = errors.line(error, typed=True)
-        raise ValueError(f"{what}: module {name!r} cannot be imported: {said}") from error
+        why = errors.line(error, typed=True)
+        raise ValueError(f"{what}: module {name!r} cannot be imported: {why}") from error
 
 
 def checked(kind: type[K]) -> type[K]:
-    """Return a plug-in's class whose methods' replies are checked against its base class of ours.
+    """Return a subclass of a plug-in's class that checks the types of its methods' results.
 
-    A method that overrides one of ours then raises ``ValueError``, one line, for a reply of another
-    type than ours promises.
+    A method that overrides a method of our base class then raises ``ValueError``, one line, if its
+    result does not have the return type of our method.
     """
     hooks: dict[str, object] = {}
     for name in dir(kind):
-        found = [base for base in kind.__mro__ if name in vars(base)]
-        ours = [base for base in found if not errors.of_plugin(base.__module__)]
-        if ours and ours[0] is not found[0]:
-            hook, promised = vars(found[0])[name], vars(ours[0])[name]
+        bases = [base for base in kind.__mro__ if name in vars(base)]
+        ours = [base for base in bases if not errors.of_plugin(base.__module__)]
+        if ours and ours[0] is not bases[0]:
+            hook, promised = vars(bases[0])[name], vars(ours[0])[name]
             if inspect.isfunction(hook) and inspect.isfunction(promised):
                 hooks[name] = _checked(hook, promised)
     if not hooks:
         return kind
     about = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    make: Any = type(kind)  # a class that has abstract methods has another type than type
+    make: Any = type(kind)  # the type of a class with abstract methods is not ``type``
     return cast("type[K]", make(kind.__name__, (kind,), {**hooks, **about}))
 
 
 def _checked(hook: Callable[..., object], promised: Callable[..., object]) -> Callable[..., object]:
-    """Return ``hook`` with a check of its reply."""
+    """Return ``hook`` with a check that its result has the return type of ``promised``."""
     kind = get_type_hints(promised).get("return", Any)
     if kind is type(None):
         return hook
 
     @functools.wraps(hook)
-    def call(*given: object, **named: object) -> object:
-        reply = hook(*given, **named)
+    def call(*args: object, **kwargs: object) -> object:
+        reply = hook(*args, **kwargs)
         if (wrong := _misfit(reply, kind)) is not None:
             field, value, should = wrong
             field = f"has the field {field!r} that" if field else ""
@@ -136,7 +136,7 @@ def _checked(hook: Callable[..., object], promised: Callable[..., object]) -> Ca
 
 
 def _misfit(value: object, kind: Any, field: str = "") -> tuple[str, object, str] | None:
-    """Return the first field of ``value`` that is not of its type, its value, and the type."""
+    """Return name, value and type of the first field of ``value`` that does not match ``kind``."""
     kind = kind.__bound__ if isinstance(kind, TypeVar) else kind
     origin, parts = get_origin(kind) or kind, get_args(kind)
     should = kind.__name__ if isinstance(kind, type) and not parts else str(kind)
@@ -152,29 +152,29 @@ def _misfit(value: object, kind: Any, field: str = "") -> tuple[str, object, str
         within = value.items()
     elif parts and isinstance(value, list):
         within = enumerate(value)
-    found = (_misfit(part, parts[-1], f"{field}.{name}".lstrip(".")) for name, part in within)
-    return next((each for each in found if each), None)
+    fields = (_misfit(part, parts[-1], f"{field}.{name}".lstrip(".")) for name, part in within)
+    return next(filter(None, fields), None)
 
 
 def reserved(root: str) -> bool:
-    """Whether no plug-in's module can have this name: it is Python's or fedmosaic's own."""
+    """Return whether a module name is reserved because it belongs to Python or fedmosaic."""
     return root in OURS or root in sys.stdlib_module_names
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """``; did you mean 'fedavg'?`` where something known is like ``name``; else nothing."""
+    """Return ``; did you mean 'fedavg'?`` if a known name is similar to ``name``; else ``""``."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def choices(kind: str, name: str, ours: Iterable[str]) -> str:
-    """Ours and the installed ones, and which of them is nearest to ``name``, which is none."""
+    """Return the built-in and installed names, and the one nearest to the unknown ``name``."""
     known = [*ours, *installed(kind)]
     return f"{', '.join(known)}{nearest(name, known)}"
 
 
 def named(flat: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    """(kind, name) of everything that a flat run config names; models without a width factor."""
+    """Yield (kind, name) of each name in a flat run config; models without their width factor."""
     for key, value in flat.items():
         kind = "models" if re.fullmatch(r"node\.\d+\.model", key) else KEYS.get(key)
         for name in str(value).split(",") if kind else ():
@@ -183,42 +183,42 @@ def named(flat: Mapping[str, object]) -> Iterator[tuple[str, str]]:
 
 
 def roots(flat: Mapping[str, object]) -> list[str]:
-    """The top modules of the ``module:attribute`` names in a flat run config, each once."""
-    found = [name for _, name in named(flat) if is_reference(name) and _REFERENCE.fullmatch(name)]
-    return list(dict.fromkeys(re.split("[.:]", name)[0] for name in found))
+    """Return the top modules of the ``module:attribute`` names in a flat run config, each once."""
+    names = [name for _, name in named(flat) if is_reference(name) and _REFERENCE.fullmatch(name)]
+    return list(dict.fromkeys(re.split("[.:]", name)[0] for name in names))
 
 
 def is_reference(name: str) -> bool:
-    """Whether a name is ``module:attribute``, and not of a family of models."""
+    """Return whether a name is ``module:attribute`` and not a model of one of the ``FAMILIES``."""
     module, colon, _ = name.partition(":")
     return bool(colon) and module not in FAMILIES
 
 
 def table_of(method: str) -> str:
-    """The name of a method's own table: its name, of ``module:attribute`` the last part."""
+    """Return the name of a method's table: its name, or the last part of ``module:attribute``."""
     last = re.split("[.:]", method)[-1]
     return last.replace("_", "-") if ":" in method else method
 
 
 def root_of(kind: str, name: str) -> str | None:
-    """The top module of a plug-in; None for what is none."""
+    """Return the top module of a plug-in; None if the name is not that of a plug-in."""
     reference = None if name.partition(":")[0] in FAMILIES else _reference(kind, name)
     return None if reference is None else re.split("[.:]", reference)[0]
 
 
 @functools.cache
 def digest(root: str) -> str:
-    """Return a fingerprint of a top module's sources, as they were when it was first imported.
+    """Return a fingerprint of a top module's sources at the time of the first call.
 
-    Raises ``ModuleNotFoundError`` if the module is not there.
+    Raises ``ModuleNotFoundError`` if the module is missing.
     """
-    if not (found := places(root)):
+    if not (paths := places(root)):
         raise ModuleNotFoundError(f"no module named {root!r}")
-    return fingerprint(found[0])
+    return fingerprint(paths[0])
 
 
 def places(root: str) -> list[Path]:
-    """The file or the folders of a top module as Python finds it; none if it does not."""
+    """Return the file or the folders of a top module; an empty list if Python does not find it."""
     spec = importlib.util.find_spec(root)
     if spec is None:
         return []
@@ -227,7 +227,10 @@ def places(root: str) -> list[Path]:
 
 
 def fingerprint(place: Path) -> str:
-    """Eight digits over the sources of a file or folder; tests, which no bundle has, left out."""
+    """Return eight hexadecimal digits of a hash of a file or a folder's sources.
+
+    Tests are left out, because a bundle does not contain them.
+    """
     sha = hashlib.sha256()
     for path in [place] if place.is_file() else sorted(place.rglob("*.py")):
         if not re.match(r"test_|.*_test\.py$", path.name):
@@ -237,7 +240,10 @@ def fingerprint(place: Path) -> str:
 
 
 def _reference(kind: str, name: str) -> str | None:
-    """``module:attribute``, or a module alone; None for a name that no package offers."""
+    """Return ``module:attribute`` or the module of a name; None if no package offers it.
+
+    Raises ``ValueError``, one line, for an invalid reference or a name of several packages.
+    """
     if ":" in name:
         if not _REFERENCE.fullmatch(name):
             raise ValueError(
@@ -249,19 +255,23 @@ def _reference(kind: str, name: str) -> str | None:
     if len({point.value for point in points}) > 1:
         values = ", ".join(sorted(point.value for point in points))
         raise ValueError(
-            f"{WORDS[kind]} {name!r} is what several packages offer: take one of {values}"
+            f"{WORDS[kind]} {name!r} is offered by several packages; write one of {values}"
         )
     return points[0].value if points else None
 
 
-def _attribute(what: str, found: object, part: str) -> object:
-    if hasattr(found, part):
-        return getattr(found, part)
-    if not isinstance(found, ModuleType):
-        raise ValueError(f"{what}: {type(found).__name__} has no attribute {part!r}")
-    if hasattr(found, "__path__") and importlib.util.find_spec(f"{found.__name__}.{part}"):
-        return imported(what, f"{found.__name__}.{part}")
-    below = [info.name for info in pkgutil.iter_modules(getattr(found, "__path__", ()))]
-    known = [*below, *(name for name in vars(found) if not name.startswith("_"))]
+def _attribute(what: str, owner: object, part: str) -> object:
+    """Return an attribute of ``owner``, or its submodule; ``what`` is the plug-in in messages.
+
+    Raises ``ValueError``, one line, if there is none.
+    """
+    if hasattr(owner, part):
+        return getattr(owner, part)
+    if not isinstance(owner, ModuleType):
+        raise ValueError(f"{what}: {type(owner).__name__} has no attribute {part!r}")
+    if hasattr(owner, "__path__") and importlib.util.find_spec(f"{owner.__name__}.{part}"):
+        return imported(what, f"{owner.__name__}.{part}")
+    below = [info.name for info in pkgutil.iter_modules(getattr(owner, "__path__", ()))]
+    known = [*below, *(name for name in vars(owner) if not name.startswith("_"))]
     near = nearest(part, known)
-    raise ValueError(f"{what}: module {found.__name__!r} has no attribute {part!r}{near}")
+    raise ValueError(f"{what}: module {owner.__name__!r} has no attribute {part!r}{near}")

@@ -1,7 +1,7 @@
-"""A table of the run config: its base class, and how a knob's default, bounds and meaning are told.
+"""Base class of the run config's tables, and the types of settings.
 
-A knob is a field with a default and a docstring. ``fedmosaic list settings`` and the values that
-``pyproject.toml`` hands to Flower are made of nothing else.
+A setting is a field with a default and a docstring. ``fedmosaic list settings`` and the defaults
+for Flower in ``pyproject.toml`` are generated from these fields.
 """
 
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ AtLeastOne = Annotated[int, Field(ge=1)]
 
 
 def kebab(name: str) -> str:
-    """A field's name as the run config writes it: ``batch_size`` is ``batch-size``."""
+    """Return a field's name in the run config: ``batch_size`` becomes ``batch-size``."""
     return name.replace("_", "-")
 
 
 def value_kind(field: FieldInfo) -> type[Value] | None:
-    """The Python type (bool, int, float or str) of a knob's values; None if it is another."""
+    """Return the type (bool, int, float or str) of a setting's values; None for other types."""
     annotation = field.annotation
     while get_origin(annotation) in (Annotated, Union, UnionType):
         annotation = get_args(annotation)[0]
@@ -36,7 +36,7 @@ def value_kind(field: FieldInfo) -> type[Value] | None:
 
 
 class Section(BaseModel):
-    """One table of the run config. Field ``batch_size`` is the key ``batch-size``."""
+    """A table of the run config. Field ``batch_size`` is the key ``batch-size``."""
 
     model_config = ConfigDict(
         alias_generator=kebab,
@@ -51,16 +51,14 @@ class Section(BaseModel):
 @final
 @dataclass(frozen=True)
 class Auto:
-    """Marks a knob whose default differs between methods: ``auto``, for numbers 0.
-
-    ``usual``: what that stands for unless the method's contract says otherwise.
-    """
+    """Mark of a setting whose default, ``auto`` or for numbers 0, depends on the method."""
 
     usual: Value
+    """Value of ``auto`` unless the method's contract has another."""
 
 
 def meaning(kind: type[Section], name: str) -> str:
-    """Return the line below a field, here or in the nearest base class that has one; or nothing."""
+    """Return a field's docstring as one line, from the nearest class that has one; or ``""``."""
     kinds = (base for base in kind.__mro__ if issubclass(base, Section))
     fields = (base.model_fields[name] for base in kinds if name in base.model_fields)
     return " ".join(next((f.description for f in fields if f.description), "").split())

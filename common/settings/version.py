@@ -1,17 +1,17 @@
-"""Which code is this? Client and server compare it before they trust each other's numbers."""
+"""The version of the code, which client and server compare before a run."""
 
 import functools
 import hashlib
 import tomllib
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]  #: of the Flower app, where its ``pyproject.toml`` is
+ROOT = Path(__file__).parents[2]  #: folder of the Flower app, with ``pyproject.toml``
 VERSION: str = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
 
 
 @functools.cache
 def code_version() -> str:
-    """The release and a fingerprint over the sources that both halves share."""
+    """Return the release and a fingerprint of the sources that both halves share."""
     root = ROOT / "common"
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):

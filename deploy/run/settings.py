@@ -18,7 +18,8 @@ from pydantic_core import ErrorDetails
 from common import methods
 from common.errors import refusal
 from common.files import write_atomically
-from common.settings.parse import NODE, defaults, kind_of, tables
+from common.settings.old_defaults import OLD_DEFAULTS
+from common.settings.parse import NODE, defaults, kind_of, reads, tables
 from common.settings.plugins import nearest, table_of
 from common.settings.section import Value, kebab
 from deploy.run import user_modules
@@ -143,14 +144,17 @@ def resolve(experiment: Path | None, overrides: Iterable[str] = ()) -> dict[str,
 
 
 def _without_run(keys: dict[str, Value], path: Path) -> dict[str, Value]:
-    """Remove the folders and the name of the run if ``path`` is a run's ``config.toml``."""
+    """Remove the folders and the name of the run if ``path`` is a run's ``config.toml``.
+
+    A key that such a file lacks has its old default. Other files are returned unchanged.
+    """
     folder = path.resolve().parent
     if keys.get("out") not in (".", str(folder)) or "resume" not in keys:
         return keys
     gone, placed = {"out", "experiment", "runtime"}, to_absolute(keys, folder)
     if placed.get("state-dir") == str(folder / "state"):
         gone.add("state-dir")
-    return {key: value for key, value in placed.items() if key not in gone}
+    return {**OLD_DEFAULTS, **{key: v for key, v in placed.items() if key not in gone}}
 
 
 def find(experiment: Path) -> Path:
@@ -177,21 +181,33 @@ def load(experiment: Path) -> dict[str, Value]:
 
 
 def load_run(folder: Path) -> dict[str, Value]:
-    """Return the run config of the run in ``folder``, and make its plug-ins importable."""
+    """Return the run config of the run in ``folder``, and make its plug-ins importable.
+
+    A key that ``config.toml`` lacks has its old default.
+    """
     flat = to_absolute(load(folder / "config.toml"), folder)
     copies = folder / user_modules.COPIES
     if user_modules.look_in(copies, flat):
         flat["plugins"] = str(copies)
-    return flat
+    return {**defaults(), **OLD_DEFAULTS, **flat}
 
 
 def chosen(flat: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the settings that differ from the defaults.
+    """Return the settings that differ from the old defaults, which identify a configuration.
 
-    Records identify a configuration by them, so that a new key in a later version changes nothing.
+    Neither a new key nor a new default changes what identifies a configuration of before.
     """
-    usual = defaults()
+    usual = {**defaults(), **OLD_DEFAULTS}
     return {key: value for key, value in sorted(flat.items()) if value != usual.get(key)}
+
+
+def unread(method: str) -> dict[str, Value]:
+    """Return the old defaults in the tables that ``method`` does not read.
+
+    In a configuration with these values, new defaults of other methods are not among the settings
+    that ``chosen`` returns.
+    """
+    return {key: old for key, old in OLD_DEFAULTS.items() if not reads(method, key)}
 
 
 def numbers(flat: Mapping[str, Value], method: str = "") -> dict[str, Value]:

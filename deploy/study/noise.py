@@ -43,7 +43,7 @@ from common.training.task import Task, epochs, evaluate, global_spec
 from deploy.report.groups import mean_with_interval
 from deploy.report.style import frame, frames, save, series, style
 from deploy.report.table import Table, markdown
-from deploy.run.settings import chosen
+from deploy.run.settings import chosen, unread
 from server_app.distillation.noise import distil, weighted
 from server_app.methods.fedorion import FedORION
 
@@ -281,6 +281,11 @@ def draw(measurements: Sequence[Measurement]) -> Figure:
     return figure
 
 
+def _identity(flat: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the settings that identify this study's experiment."""
+    return chosen({**flat, **unread(str(flat["method"]))})
+
+
 def load_found(flat: Mapping[str, Value], folder: Path) -> list[Measurement]:
     """Return the earlier measurements of this experiment in ``folder``, if any.
 
@@ -295,7 +300,7 @@ def load_found(flat: Mapping[str, Value], folder: Path) -> list[Measurement]:
         measurements = [Measurement(**one) for one in content["found"]]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is no record of this study: {error}") from error
-    now = chosen(flat)
+    now = _identity(flat)
     if other := [key for key in now | experiment if now.get(key) != experiment.get(key)]:
         keys = ", ".join(sorted(other))
         raise ValueError(f"{path} is of an experiment with another {keys}: give another --out")
@@ -305,7 +310,7 @@ def load_found(flat: Mapping[str, Value], folder: Path) -> list[Measurement]:
 def keep_found(done: Sequence[Measurement], flat: Mapping[str, Value], folder: Path) -> None:
     """Write ``information.json``: the experiment and its measurements so far."""
     folder.mkdir(parents=True, exist_ok=True)
-    content = {"experiment": chosen(flat), "found": [asdict(one) for one in done]}
+    content = {"experiment": _identity(flat), "found": [asdict(one) for one in done]}
     write_atomically(folder / FILE, f"{json.dumps(content, indent=1)}\n".encode())
 
 

@@ -28,7 +28,7 @@ from deploy.report.groups import half_width, mean_with_interval
 from deploy.report.style import png
 from deploy.report.table import NONE, Cell, Table, clean
 from deploy.run.preflight import counted, preflight, unused_fleet
-from deploy.run.settings import checked, find, flatten, numbers, read_toml
+from deploy.run.settings import checked, find, flatten, numbers, read_toml, unread
 from deploy.run.user_modules import look_in
 from deploy.study import records
 from deploy.study.records import Flat, Recorded
@@ -268,7 +268,9 @@ def cells(file: TableFile) -> Iterator[CellRun]:
         with _located(row.name, column.name):
             settings = flatten(file.base) | flatten(row.set) | flatten(column.set)
             method = str(settings.get("method", ""))
-            flat = counted(defaults(method) | numbers(settings, method))
+            usual = defaults(method)
+            usual |= unread(method or str(usual["method"]))
+            flat = counted(usual | numbers(settings, method))
         measure = row.measure or column.measure or file.measure
         measure = measure.replace("{model}", row.model)
         for line, key, name in ((column, "reach", column.reach), (row, "against", row.against)):

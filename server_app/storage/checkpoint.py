@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -13,8 +13,11 @@ from common.exchange.records.arrays import prove
 from common.files import Damaged, write_atomically
 from common.journal import Entry, Undone
 from common.settings.config import Config
+from common.settings.old_defaults import OLD_DEFAULTS
 from common.settings.options import Descent
+from common.settings.parse import usual
 from common.settings.plugins import table_of
+from common.settings.section import Value, kebab
 from server_app.storage.relative_paths import relative
 
 Tables = dict[str, dict[str, Any]]
@@ -146,6 +149,8 @@ def load(folder: Path, t: int = -1) -> Checkpoint:
 def read(folder: Path, config: Config) -> Checkpoint:
     """Return the checkpoint in ``folder`` from which a run resumes.
 
+    A key that the checkpoint lacks has its old default.
+
     Raises ``ValueError``, one line: it is missing, damaged, or of another configuration (with the
     first differing key and both values).
     """
@@ -158,7 +163,8 @@ def read(folder: Path, config: Config) -> Checkpoint:
     for run in (saved["run"], current["run"]):  # 0: all clients that were connected
         run["clients"] = run["clients"] or len(checkpoint.nodes)
     for table in sorted(saved.keys() | current.keys()):
-        a, b = saved.get(table, {}), current.get(table, {})
+        b = current.get(table, {})
+        a = {**_before(config, table, b), **saved.get(table, {})}
         for key in sorted(a.keys() | b.keys()):
             if a.get(key) != b.get(key):
                 name = key if table == "run" else f"{table}.{key}"
@@ -183,6 +189,16 @@ def _identity(config: Config) -> str:
     for k, node in config.nodes.items():
         dumped[f"node.{k}"] = node.model_dump(exclude=FREE["node"], exclude_none=True)
     return json.dumps(_located(dumped, Path(config.run.out)), sort_keys=True)
+
+
+def _before(config: Config, table: str, keys: Iterable[str]) -> dict[str, Value]:
+    """Return the old defaults of a table's ``keys``; none for the table of a single client."""
+    if table not in config.tables:
+        return {}
+    fields, prefix = type(config.tables[table]).model_fields, "" if table == "run" else f"{table}."
+    names = {key: prefix + kebab(key) for key in keys}
+    now = {key: usual(name, fields[key], config.method.auto) for key, name in names.items()}
+    return {key: OLD_DEFAULTS.get(name, now[key]) for key, name in names.items()}
 
 
 def _located(tables: Tables, folder: Path) -> Tables:

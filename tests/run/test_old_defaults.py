@@ -1,0 +1,92 @@
+"""A changed default changes neither an experiment of before, nor its records, nor its run."""
+
+import json
+import shutil
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.settings import parse
+from common.settings.config import Value
+from common.settings.old_defaults import OLD_DEFAULTS
+from common.settings.parse import defaults, reads, to_toml
+from deploy.run import settings
+from deploy.run.settings import EXPERIMENTS, chosen, flatten, load_run, resolve
+from deploy.study import noise, paper_table
+from server_app.storage import checkpoint
+from tests.support.tiny import Run, flat
+
+FROZEN = flatten(json.loads(Path(__file__).with_name("old_defaults.json").read_text()))
+"""The first default of every key."""
+FILES = sorted(EXPERIMENTS.glob("*.toml"))
+TABLES = [path for path in FILES if "row" in tomllib.loads(path.read_text(encoding="utf-8"))]
+RUNS = sorted({*FILES} - {*TABLES})
+
+
+def old_defaults(method: str = "") -> dict[str, Value]:
+    return {**defaults(method), **OLD_DEFAULTS}
+
+
+def test_every_changed_default_is_listed() -> None:
+    today = defaults()
+    assert today.keys() <= FROZEN.keys(), "add a new key and its default to old_defaults.json"
+    assert {key: FROZEN[key] for key in OLD_DEFAULTS} == OLD_DEFAULTS
+    same = {key for key, value in today.items() if repr(value) == repr(FROZEN[key])}
+    assert today.keys() - same <= OLD_DEFAULTS.keys()
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
+def test_a_table_states_the_old_defaults_that_it_relies_on(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = paper_table.read(path)
+    file = file.model_copy(update={"seeds": file.seeds[:1]})
+    today = list(paper_table.cells(file))
+    monkeypatch.setattr(paper_table, "defaults", old_defaults)
+    assert [cell.flat for cell in today] == [cell.flat for cell in paper_table.cells(file)]
+
+
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
+def test_an_experiment_states_the_old_defaults_that_its_method_reads(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    today = resolve(path)
+    monkeypatch.setattr(settings, "defaults", old_defaults)
+    before = resolve(path)
+    method = str(today["method"])
+    assert {key for key in today if today[key] != before[key] and reads(method, key)} == set()
+
+
+def test_a_fingerprint_has_new_defaults_only_in_tables_that_the_method_reads() -> None:
+    today = defaults()
+    assert chosen(old_defaults()) == {}
+    assert chosen({**today, **settings.unread("fedavg"), "method": "fedavg"}) == {
+        "method": "fedavg"
+    }
+    assert chosen(today | settings.unread("fedorion")) == {"noise.batches": 50, "noise.epochs": 1}
+    assert noise._identity(today) == chosen(today | settings.unread("fedorion"))
+
+
+def test_a_runs_folder_that_lacks_a_key_has_its_old_default(tmp_path: Path) -> None:
+    kept = {key: value for key, value in defaults().items() if key not in OLD_DEFAULTS}
+    file = tmp_path / "config.toml"
+    file.write_text(to_toml(kept | {"out": str(tmp_path), "noise.epochs": 3}))
+    for read in (load_run(tmp_path), resolve(file)):
+        assert (read["noise.epochs"], read["noise.batches"]) == (3, 200)
+    file.write_text("[noise]\nepochs = 3\n")  # an experiment file, not that of a run
+    assert resolve(file)["noise.batches"] == defaults()["noise.batches"]
+
+
+def test_a_key_that_a_checkpoint_lacks_has_its_old_default(played: Run, tmp_path: Path) -> None:
+    folder = shutil.copytree(played(method="fedorion").folder, tmp_path / "run")
+    saved = checkpoint.load(folder)
+    tables: dict[str, dict[str, Any]] = json.loads(saved.config)
+    del tables["noise"]["epochs"], tables["score"]["drift"], tables["oca"]
+    lacking = saved.model_copy(update={"config": json.dumps(tables)})
+    checkpoint.path_in(folder).write_bytes(b"".join(lacking.pieces()))
+    config = parse.parse(flat(folder, method="fedorion", noise__epochs=5))
+    assert checkpoint.read(folder, config).t == saved.t
+    with pytest.raises(ValueError, match=r"was written with noise.epochs = 5, this run has 1"):
+        checkpoint.read(folder, parse.parse(flat(folder, method="fedorion")))
