@@ -112,6 +112,7 @@ def check(env: Environment) -> None:
         output = env.run("fedmosaic", "run", *SMALL, "--runtime", runtime, "--json")
         weights.add(json.loads(output)["weights_sha256"])
     assert len(weights) == 1, f"three runtimes, {len(weights)} results"
+    assert "fedavg" in env.run("fedmosaic", "list", "methods"), "its list is a packaged file"
     (env.elsewhere / "small.toml").write_text(TABLE)
     assert "FedAvg" in env.run("fedmosaic", "table", "small.toml")
     (env.elsewhere / "script.py").write_text(SCRIPT)
