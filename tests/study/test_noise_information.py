@@ -58,7 +58,7 @@ def test_the_command_writes_every_combination(tmp_path: Path) -> None:
     chosen = [word for setting in settings.split() for word in ("-s", setting)]
 
     def go(*more: str) -> Result:
-        command = ["information", *chosen, *more, "--seeds", "1", "--out", str(tmp_path)]
+        command = ["study", "information", *chosen, *more, "--seeds", "1", "--out", str(tmp_path)]
         return CliRunner().invoke(app, command)
 
     result = go()
