@@ -144,7 +144,7 @@ def _memories(folder: Path) -> Iterator[Verdict]:
         flat = {}
     said = {str(value) for key, value in flat.items() if key.endswith("state-dir") and value}
     for root in sorted(said | {str(folder / "state")}):
-        experiment = Path(root) / str(flat.get("experiment", "*"))
+        experiment = Path(root) / str(flat.get("experiment") or "*")
         for path in sorted(experiment.glob("*/*/*.safetensors")):
             k, t = path.parent.parent.name, path.parent.name
             if k.isdecimal() and t.isdecimal():
