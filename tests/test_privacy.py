@@ -232,7 +232,7 @@ def test_a_method_that_sends_more_than_what_is_averaged_refuses(method: str) -> 
         ({"score__clients_every": 2}, "scores have no noise; allowed: 0"),
         (
             {"privacy__mode": "local", "privacy__sampling": "secret"},
-            "the server sees which clients reply",
+            "the selection is not secret from the server",
         ),
         ({"from_round": 1}, "from-round = 1 .*results released after that round count too"),
         ({"privacy__noise_multiplier": 0.0}, "privacy.noise-multiplier = 0.0 is not allowed"),

@@ -30,7 +30,7 @@ the clients of the round.
 Bytes: a client sends 4 bytes for each number of its own model, once. A round of FedAvg with that
 model costs twice as much, because it also sends the model down. Memory of the server: the networks
 of all clients of the round, and the pool of 4 · ``epochs`` · ``generated`` · C·H·W bytes on the
-device (16 MB with the default settings at 3×32×32, 629 MB with the paper's).
+device (8 MB with the default settings at 3×32×32, 629 MB with the paper's).
 
 Deviations, with their switches:
 - In the released code L_BN is always 0: its hooks search an ensemble that stores the clients in a
@@ -59,7 +59,7 @@ class OneShot(MethodOptions):
 
     epochs: AtLeastOne = 20
     """Server epochs; 200 in the papers. Each adds a batch to the pool and trains on it once."""
-    generated: Annotated[int, Field(ge=2)] = 64
+    generated: Annotated[int, Field(ge=2)] = 32
     """B, images in a generated batch; 256 in DENSE, 128 in Co-Boosting."""
     generator_steps: AtLeastOne = 10
     """Steps of the generator for each batch; 30 in the papers."""

@@ -381,7 +381,7 @@ class MethodOptions(Section):
             "from-round": ("results released after that round count too", -1),
         }
         if privacy.mode == "local":
-            rules["privacy.sampling"] = ("the server sees which clients reply", "public")
+            rules["privacy.sampling"] = ("the selection is not secret from the server", "public")
         for key, (reason, *allowed) in rules.items():
             if flat[key] not in allowed:
                 why = f'privacy.mode = "{privacy.mode}": {reason}'

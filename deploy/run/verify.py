@@ -143,7 +143,7 @@ def _client_states(folder: Path) -> Iterator[Verdict]:
         flat = {}
     roots = {str(value) for key, value in flat.items() if key.endswith("state-dir") and value}
     for root in sorted(roots | {str(folder / "state")}):
-        experiment = Path(root) / str(flat.get("experiment", "*"))
+        experiment = Path(root) / str(flat.get("experiment") or "*")
         for path in sorted(experiment.glob("*/*/*.safetensors")):
             k, t = path.parent.parent.name, path.parent.name
             if k.isdecimal() and t.isdecimal():
