@@ -205,7 +205,10 @@ def test_a_half_that_is_missing_or_not_whole_is_refused(
     [
         ("from common.fit import Loss", "'common.fit' is now 'common.training.fit'"),
         ("from common import tree", "'tree' is now 'common.training.tree'"),
-        ("import server_app.talk.post", "'server_app.talk' is now 'server_app.messaging'"),
+        (
+            "import server_app.talk.post",
+            r"'server_app.talk(.post)?' is now 'server_app.messaging",
+        ),
         ("from server_app.method import Ups", "'Ups' is now 'Replies'"),
         ("from common.exchange import protocol; protocol.Model", "'Model' is now 'ModelRequest'"),
         ("from client_app.bases.global_copy import Copy", "'Copy' is now 'GlobalCopy'"),

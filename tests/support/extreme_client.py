@@ -6,6 +6,7 @@ numbers of its reply in round 2.
 
 import importlib
 import sys
+from pathlib import Path
 from typing import Any
 
 from flwr.clientapp import ClientApp
@@ -34,4 +35,5 @@ def lie(self: ClientApp, message: Any, context: Any) -> Any:
 if __name__ == "__main__":
     ClientApp.__call__ = lie
     sys.argv[0] = "flwr-clientapp"
+    sys.path.append(str(Path(__file__).parents[2]))  # for tests.support; the bundle comes first
     importlib.import_module("flwr.supernode.cli.flwr_clientapp").flwr_clientapp()
