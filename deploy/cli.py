@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
+import click
 import typer
 from typer.core import TyperGroup
 
@@ -43,11 +44,15 @@ MOVED = {command.__name__ for command in study.COMMANDS}  #: commands of earlier
 
 
 class Commands(TyperGroup):
-    """Commands of ``fedmosaic``. A name of an earlier release is refused with the new name."""
+    """Commands of ``fedmosaic``; an unknown name, also of an earlier release, is one line."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and args[0] in MOVED:
-            raise ValueError(f"fedmosaic {args[0]} is now: fedmosaic study {args[0]}")
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-"):
+            if name in MOVED:
+                raise ValueError(f"{ctx.command_path} {name} is now: fedmosaic study {name}")
+            known = ", ".join(self.list_commands(ctx))
+            raise ValueError(f"{ctx.command_path} has no command {name!r}; allowed: {known}")
         return super().resolve_command(ctx, args)
 
 
@@ -267,7 +272,7 @@ def report(
     answer({"report": page.resolve()})
 
 
-figures = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
+figures = typer.Typer(cls=Commands, no_args_is_help=True, rich_markup_mode="rich")
 for figure in study.COMMANDS:
     figures.command(cls=Answering)(figure)
 app.add_typer(
@@ -342,13 +347,26 @@ def main() -> NoReturn:
     """Run the console script; an expected error is one line with a non-zero exit status."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's log lines would mix with the output
     try:
-        app(prog_name="fedmosaic")
+        status = app(prog_name="fedmosaic", standalone_mode=False)
+    except click.ClickException as error:
+        _print_usage_error(error)
+        sys.exit(error.exit_code)
     except (Exception, SystemExit) as error:
         if isinstance(error, SystemExit) and not errors.place(error):  # regular exit of typer
             raise
         red("error:", f" {errors.report(error, errors.HOME)}")
         sys.exit(1)
-    sys.exit(0)
+    sys.exit(status or 0)
+
+
+def _print_usage_error(error: click.ClickException) -> None:
+    """Print an error in the command line as one line, or the help if there is no command."""
+    context = getattr(error, "ctx", None)
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        print(error.ctx.get_help())
+        return
+    remedy = f"; see {context.command_path} --help" if context else ""
+    red("error:", f" {error.format_message().rstrip('.')}{remedy}")
 
 
 if __name__ == "__main__":

@@ -153,14 +153,17 @@ def formula_cost(groups: Groups) -> Section | None:
 def normalised(groups: Groups) -> Section | None:
     """Return accuracy by the statistics of BatchNorm, a row for each run with such layers."""
     scored = [(label, run.last_of("accuracy_bn") or {}) for label, run in named(groups)]
-    kinds = [bn for bn in ("running", "batch", "recalibrated") if any(bn in a for _, a in scored)]
+    meanings = {
+        "running": "its running statistics",
+        "batch": "those of each test batch",
+        "recalibrated": "running statistics that clients measured",
+    }
+    kinds = [bn for bn in meanings if any(bn in a for _, a in scored)]
     rows = [(label, *(percent(a.get(bn), 2) for bn in kinds)) for label, a in scored if a]
     if not rows:
         return None
-    lead = (
-        "The server's model when it was last scored: with its running statistics, with those of "
-        "each test batch, and with running statistics that clients measured."
-    )
+    with_each = ", ".join(f"with {meanings[bn]} ({bn})" for bn in kinds)
+    lead = f"The server's model when it was last scored: {with_each}."
     return single("BatchNorm's statistics", lead, table=Table(("run", *kinds), rows))
 
 

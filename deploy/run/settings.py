@@ -4,6 +4,7 @@ Flower reads the defaults from ``[tool.flwr.app.config]`` in ``pyproject.toml``.
 ``python -m deploy.run.settings`` writes them there, and the lists of ``fedmosaic list``.
 """
 
+import difflib
 import json
 import re
 import tomllib
@@ -167,8 +168,10 @@ def find(experiment: Path) -> Path:
         for candidate in (path, path.with_name(f"{path.name}.toml")):
             if candidate.is_file():
                 return candidate
-    names = ", ".join(sorted(path.stem for path in EXPERIMENTS.glob("*.toml")))
-    raise ValueError(f"experiment file {experiment} does not exist; bundled are: {names}")
+    names = sorted(path.stem for path in EXPERIMENTS.glob("*.toml"))
+    similar = difflib.get_close_matches(experiment.stem, names, n=4, cutoff=0.5) or ["default"]
+    known = f"bundled are {', '.join(similar)} and all others in {EXPERIMENTS}"
+    raise ValueError(f"experiment file {experiment} does not exist; {known}")
 
 
 def load(experiment: Path) -> dict[str, Value]:

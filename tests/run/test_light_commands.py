@@ -90,6 +90,28 @@ def test_a_former_command_names_the_new_one(name: str) -> None:
     assert f" {name} " in typed("study", "--help").stdout
 
 
+@pytest.mark.parametrize(
+    ("words", "status", "line"),
+    [
+        ("wrong", 1, "fedmosaic has no command 'wrong'; allowed: run, table,"),
+        ("study wrong", 1, "fedmosaic study has no command 'wrong'; allowed: noise,"),
+        ("stop abc", 2, "'abc' is not a valid integer; see fedmosaic stop --help"),
+        ("run --nope", 2, "No such option '--nope'; see fedmosaic run --help"),
+        ("run fedorion_smal", 1, "fedorion_smal does not exist; bundled are fedorion_small,"),
+    ],
+)
+def test_a_mistyped_command_line_is_one_line(words: str, status: int, line: str) -> None:
+    done = typed(*words.split())
+    assert (done.returncode, done.stdout) == (status, "")
+    assert done.stderr.startswith("error: ") and line in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_without_a_command_the_help_is_printed() -> None:
+    done = typed()
+    assert done.returncode == 2 and "Usage: fedmosaic" in done.stdout + done.stderr
+
+
 def test_the_digest_of_the_code_depends_on_names_nodes_and_modules_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
