@@ -92,7 +92,6 @@ def analyse(
     if clients < 2 or images < 2:
         options = f"--clients {clients} --images {images}"
         raise ValueError(f"{options} is not allowed; an analysis takes 2 or more of each")
-    to.mkdir(parents=True, exist_ok=True)
     names = [folder.resolve().name for folder in folders]
     names = [f"{n}-{i}" if names.count(n) > 1 else n for i, n in enumerate(names, 1)]
     analyses: dict[str, Analysis] = {}
@@ -100,6 +99,7 @@ def analyse(
     for name, folder in zip(names, folders, strict=True):
         with further_round(folder, clients, workers) as further:
             analyses[name], pictures = _one(further, images, label)
+        to.mkdir(parents=True, exist_ok=True)
         written += [save(figure, to / f"{name}-{kind}.png") for kind, figure in pictures.items()]
     runs = [read(folder) for folder in folders]
     by_run = dict(zip(map(id, runs), analyses.values(), strict=True))

@@ -286,7 +286,7 @@ def _identity(flat: Mapping[str, Value]) -> dict[str, Value]:
     return chosen({**flat, **unread(str(flat["method"]))})
 
 
-def load_found(flat: Mapping[str, Value], folder: Path) -> list[Measurement]:
+def load_measurements(flat: Mapping[str, Value], folder: Path) -> list[Measurement]:
     """Return the earlier measurements of this experiment in ``folder``, if any.
 
     Raises ``ValueError`` if they are of another experiment, or damaged.
@@ -307,7 +307,7 @@ def load_found(flat: Mapping[str, Value], folder: Path) -> list[Measurement]:
     return measurements
 
 
-def keep_found(done: Sequence[Measurement], flat: Mapping[str, Value], folder: Path) -> None:
+def save_measurements(done: Sequence[Measurement], flat: Mapping[str, Value], folder: Path) -> None:
     """Write ``information.json``: the experiment and its measurements so far."""
     folder.mkdir(parents=True, exist_ok=True)
     content = {"experiment": _identity(flat), "found": [asdict(one) for one in done]}

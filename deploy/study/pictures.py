@@ -120,7 +120,7 @@ class Averages:
 
 
 @torch.no_grad()
-def imagine(folder: Path, images: int) -> tuple[Averages, Averages, Dataset]:
+def average_images(folder: Path, images: int) -> tuple[Averages, Averages, Dataset]:
     """Return class averages of real and of ``images`` generated images, and the data set.
 
     The generators come from the states of the run's clients, or from the server for DAFL. Raises
@@ -168,11 +168,11 @@ def averages(real: Averages, generated: Averages, classes: tuple[str, ...]) -> F
 def samples(folder: Path, images: int, out: Path) -> Averages:
     """Draw the averages to ``out`` (PNG); return the averages of generated images.
 
-    Raises ``ValueError`` as ``imagine``, and if the folder of ``out`` does not exist.
+    Raises ``ValueError`` as ``average_images``, and if the folder of ``out`` does not exist.
     """
     if folder.is_dir() and not out.resolve().parent.is_dir():
         raise ValueError(f"--out {out}: the folder {out.resolve().parent} does not exist")
-    real, generated, dataset = imagine(folder, images)
+    real, generated, dataset = average_images(folder, images)
     averages(real, generated, dataset.classes).savefig(out, format="png", dpi=160)
     return generated
 

@@ -86,7 +86,7 @@ class OneShot(GlobalModel[S, Reply], ABC):
         pool = Pool(task, o)
         generator_loss = student_loss = 0.0
         for e in progress.steps(range(o.epochs), "epoch"):
-            images, y, least = self.imagine(student)
+            images, y, least = self.generate(student)
             generator_loss += least / o.epochs
             self.improve(e, pool)
             pool.add(images, y)
@@ -104,7 +104,7 @@ class OneShot(GlobalModel[S, Reply], ABC):
             self._streams[name] = seeds.stream(self.task.seed, "one-shot", name, self.t)
         return self._streams[name]
 
-    def imagine(self, student: Classifier) -> tuple[Tensor, Tensor, float]:
+    def generate(self, student: Classifier) -> tuple[Tensor, Tensor, float]:
         """Train a new generator and return its batch of least loss, the labels and the loss.
 
         Images are [B, C, H, W] with pixels in (0, 1); labels [B], the targets, are ascending.

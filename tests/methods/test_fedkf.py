@@ -19,7 +19,7 @@ from common.techniques.datafree import DataFree, new_generator
 from common.training import optimise
 from common.training.fit import fit
 from common.training.task import Task
-from deploy.study.pictures import imagine, samples
+from deploy.study.pictures import average_images, samples
 from server_app.aggregation.cached import Upload
 from server_app.method import Replies
 from tests.support.cost import PassCounter, Passes
@@ -300,7 +300,7 @@ def test_equal_steps_give_every_client_the_same_work(run: Run) -> None:
 
 def test_the_samples_of_a_finished_run_are_drawn_class_by_class(run: Run, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no finished run"):
-        imagine(tmp_path, 10)
+        average_images(tmp_path, 10)
     result = run(method="fedkf", **SMALL)
     settings = flat(result.folder, method="fedkf", **SMALL)
     (result.folder / "config.toml").write_text(to_toml(settings))
@@ -309,15 +309,15 @@ def test_the_samples_of_a_finished_run_are_drawn_class_by_class(run: Run, tmp_pa
     assert (tmp_path / "samples.png").stat().st_size > 1000
     copied = shutil.copytree(result.folder, tmp_path / "copied")
     shutil.move(result.folder / "state", tmp_path / "elsewhere")
-    again = imagine(copied, 41)[1]
+    again = average_images(copied, 41)[1]
     assert torch.equal(again.sums, generated.sums)
     shutil.move(tmp_path / "elsewhere", result.folder / "state")
     with pytest.raises(ValueError, match="the folder .* does not exist"):
         samples(copied, 10, tmp_path / "nowhere" / "x.png")
     (copied / "model.safetensors").write_bytes(b"half")
     with pytest.raises(ValueError, match="is damaged or no safetensors file"):
-        imagine(copied, 10)
-    real, _, data = imagine(result.folder, 4)
+        average_images(copied, 10)
+    real, _, data = average_images(result.folder, 4)
     one = data.x[data.y == 1].double().mean(0) / 255
     assert torch.allclose(real.images[1], one, atol=1e-6)
 

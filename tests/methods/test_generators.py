@@ -7,7 +7,7 @@ from client_app.methods import half
 from common.methods import fedavg, fedftg
 from common.models.generator import Generator
 from common.settings.parse import to_toml
-from deploy.study.pictures import imagine
+from deploy.study.pictures import average_images
 from server_app.methods.fedftg import apportioned, label_weights
 from server_app.stopped import Stopped
 from server_app.storage.checkpoint import Checkpoint
@@ -102,4 +102,4 @@ def test_what_the_servers_generator_draws_can_be_seen(run: Run) -> None:
     result = run(method="dafl", **SMALL)
     settings = flat(result.folder, method="dafl", **SMALL)
     (result.folder / "config.toml").write_text(to_toml(settings))
-    assert int(imagine(result.folder, 30)[1].counts.sum()) == 30
+    assert int(average_images(result.folder, 30)[1].counts.sum()) == 30

@@ -77,7 +77,7 @@ def test_a_student_that_is_the_only_client_has_nothing_to_learn_or_to_be_asked()
     student = made.build("lenet5@0.5", tree.snapshot(teacher))
     x = torch.randn(6, *made.task.shape, generator=seeds.stream(0, "x"))
     assert torch.equal(made.ensemble(x), teacher(x))
-    images, y, least = made.imagine(student)
+    images, y, least = made.generate(student)
     assert least == 0.0
     pool = Pool(made.task, made.options)
     pool.add(images, y)
@@ -104,7 +104,7 @@ def test_the_batch_of_the_least_loss_is_kept_as_it_was_before_its_view(
 
     monkeypatch.setattr(made, "seen", looking)
     monkeypatch.setattr(made, "generator_loss", told)
-    images, y, least = made.imagine(made.build("cnn2@0.5"))
+    images, y, least = made.generate(made.build("cnn2@0.5"))
     assert least == -7.0 and torch.equal(images, seen[2])
     assert not any(torch.equal(images, other) for other in (seen[0], seen[1], seen[3]))
     assert torch.equal(y, y.sort().values) and not images.requires_grad
@@ -120,9 +120,9 @@ def test_every_batch_has_a_new_generator_and_z_is_trained_with_it() -> None:
     made.generator_loss, learnt = stop, made.generator_loss
     for _ in range(2):
         with pytest.raises(StopIteration):
-            made.imagine(made.build("cnn2@0.5"))
+            made.generate(made.build("cnn2@0.5"))
         made.generator_loss = learnt  # weights move away from their draw
-        made.imagine(made.build("cnn2@0.5"))
+        made.generate(made.build("cnn2@0.5"))
         made.generator_loss = stop
     one, two = first
     assert not torch.equal(one[0], two[0])
@@ -158,7 +158,7 @@ def test_l_bn_is_real() -> None:
         return value
 
     made.generator_loss = note
-    _, _, least = made.imagine(made.build("cnn2@0.5"))
+    _, _, least = made.generate(made.build("cnn2@0.5"))
     assert 0 < least == min(losses) < losses[0] and losses[-1] < losses[0]
 
 

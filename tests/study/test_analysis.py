@@ -165,6 +165,10 @@ def test_what_cannot_be_analysed_is_refused(finished: Callable[..., Path], tmp_p
         analyse(folders, to, clients=1, label=0, images=40, workers=0)
     with pytest.raises(ValueError, match="class 3: the data set has 0 to 2"):
         analyse(folders, to, clients=2, label=3, images=40, workers=0)
+    missing = tmp_path / "missing"
+    with pytest.raises(ValueError, match="missing holds no finished run"):
+        analyse([missing], missing / "analysis", clients=2, label=0, images=40, workers=0)
+    assert not to.exists() and not missing.exists()
 
 
 def test_the_summary_says_when_the_target_was_reached(run: Run) -> None:
