@@ -124,7 +124,7 @@ class Handler(ABC, Generic[O, D]):
         ``spec``: the architecture that the server names; empty: ``shared_spec``. The network is
         valid until the next call, which may overwrite it.
         """
-        return self.task.shown(spec or self.shared_spec, w)
+        return self.task.cached_network(spec or self.shared_spec, w)
 
     def score(self, request: ScoreRequest) -> ScoreReply:
         """Return the accuracies of the client's own and the global model on its test samples."""

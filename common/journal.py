@@ -160,7 +160,7 @@ class PeakMemory(Part):
                 clients[k] = max(size, clients.get(k, 0.0))
         return PeakMemory(clients=clients, server=max((peak.server for peak in peaks), default=0.0))
 
-    def told(self) -> dict[str, float]:
+    def as_dict(self) -> dict[str, float]:
         """Return the clients' mean, the clients' maximum and the server's bytes."""
         sizes = list(self.clients.values()) or [0.0]
         return {"clients": fmean(sizes), "largest": max(sizes), "server": self.server}

@@ -212,7 +212,7 @@ def table(
     out.print(*terminal(filled.table(), out.width), sep="\n")
     written = tables.write(filled, spec, folder, stem)
     written += costs.pictures(filled, spec, folder, stem)
-    finish(written, **tables.told(filled, spec))
+    finish(written, **tables.as_json(filled, spec))
 
 
 @app.command(cls=Answering, rich_help_panel=COMPARE)
@@ -253,7 +253,7 @@ def claims(
     if into is not None:
         claims_page.into(judged, into)
         written.append(into)
-    finish(written, claims=claims_page.told(judged))
+    finish(written, claims=claims_page.as_json(judged))
 
 
 @app.command(cls=Answering, rich_help_panel=COMPARE)

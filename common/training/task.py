@@ -107,7 +107,7 @@ class Task:
             net.load_state_dict(self._from_file(net, file), strict=False)
         return self.place(net)
 
-    def shown(self, spec: str, weights: StateDict) -> Classifier:
+    def cached_network(self, spec: str, weights: StateDict) -> Classifier:
         """Return a network with ``weights`` for evaluation, valid until the next call.
 
         Drawing initial weights takes longer than loading others. A process therefore reuses one
@@ -115,7 +115,7 @@ class Task:
         """
         if models.parse(spec)[0] not in models.MODELS:
             return self.build(spec, weights, name=("shown",))
-        net = _shown(spec, self._form(), self.config.train.memory_format)
+        net = _cached_network(spec, self._form(), self.config.train.memory_format)
         net.load_state_dict(weights)
         return net.to(self.device)
 
@@ -269,7 +269,7 @@ def _layers(spec: str, form: Form) -> StateDict:
 
 
 @lru_cache(maxsize=4)
-def _shown(spec: str, form: Form, layout: MemoryFormat) -> Classifier:
+def _cached_network(spec: str, form: Form, layout: MemoryFormat) -> Classifier:
     return arrange(models.build(spec, *form, seed=0), layout)
 
 

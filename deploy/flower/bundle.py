@@ -130,7 +130,7 @@ def write_app(to: Path, run_config: Mapping[str, Value]) -> Path:
     return folder
 
 
-def told(run_config: Mapping[str, Value], *, bundled: bool) -> list[str]:
+def plugin_notes(run_config: Mapping[str, Value], *, bundled: bool) -> list[str]:
     """Return notes on a run's plug-ins to print before it; ``bundled``: Flower's bundle has them.
 
     Raises ``ValueError``, one line, if the bundle cannot be built or would lack a module.

@@ -361,10 +361,10 @@ def local(
 def _print_notes(flat: Mapping[str, Value]) -> None:
     """Print notes on a run's plug-ins and on clients that do not train their fleet entries."""
     from common.settings.parse import parse
-    from deploy.flower.bundle import told
+    from deploy.flower.bundle import plugin_notes
     from deploy.run.preflight import unused_fleet
 
-    for line in (*told(flat, bundled=True), *unused_fleet(parse(flat))):
+    for line in (*plugin_notes(flat, bundled=True), *unused_fleet(parse(flat))):
         plain(line)
 
 

@@ -122,7 +122,7 @@ def cost(run: Run) -> Section | None:
         clients, server = (operations(run.flops(side)) for side in ("clients", "server"))
         lead += f" Training took {clients} at the clients and {server} at the server."
     if (memory := run.memory()).clients:
-        largest, server = (size(memory.told()[key]) for key in ("largest", "server"))
+        largest, server = (size(memory.as_dict()[key]) for key in ("largest", "server"))
         lead += f" Tensors took {largest} at most at a client and {server} at the server."
     return Section("Cost", cards, lead) if cards else None
 

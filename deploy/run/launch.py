@@ -18,7 +18,7 @@ from common.journal import Entry, follow
 from common.progress import MARK, Reporter, reporting
 from common.settings.config import Config, Value
 from common.settings.extras import check_installed
-from deploy.flower.bundle import told
+from deploy.flower.bundle import plugin_notes
 from deploy.machines.submit import address
 from deploy.run import preload, user_modules
 from deploy.run.preflight import fresh, preflight, resumed, unused_fleet
@@ -74,7 +74,7 @@ def launch(
         check_incomplete(folder, config)
         past, later = Journal(folder).entries(), f", from round {start + 1} on"
     bundled = runtime != "loopback" and not ray_address
-    for line in (*told(flat, bundled=bundled), *(unused_fleet(config) if notes else ())):
+    for line in (*plugin_notes(flat, bundled=bundled), *(unused_fleet(config) if notes else ())):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     title = f"[bold]{config.run.method}[/] on {config.data.name}{later}: results go to {folder}"
     console.print(title, soft_wrap=True)

@@ -173,7 +173,7 @@ class Claim(BaseModel):
     """Whether the claim was written or changed after its runs were recorded, so that its sentence,
     tests and margin were not fixed beforehand."""
     needs: str = ""
-    """What a decision needs that is not available here: such a claim is out of reach."""
+    """Requirement of a decision that is not available here; such a claim is out of reach."""
     test: list[Test] = []
 
     @model_validator(mode="after")

@@ -178,7 +178,7 @@ def markdown(judged: Sequence[Judged]) -> str:
     return f"{LEAD}\n\n{rendering.markdown(summary(judged))}\n\n{rendering.markdown(tests(judged))}"
 
 
-def told(judged: Sequence[Judged]) -> list[dict[str, object]]:
+def as_json(judged: Sequence[Judged]) -> list[dict[str, object]]:
     """Return all claims, verdicts and tests as JSON values."""
     return [
         {
@@ -205,7 +205,7 @@ def write(judged: Sequence[Judged], folder: Path) -> list[Path]:
     texts = {
         "claims.html": page(judged),
         "claims.md": markdown(judged),
-        "claims.json": json.dumps(told(judged), indent=1, ensure_ascii=False),
+        "claims.json": json.dumps(as_json(judged), indent=1, ensure_ascii=False),
     }
     for name, text in texts.items():
         write_atomically(folder / name, (text + "\n").encode())

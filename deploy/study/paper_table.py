@@ -429,7 +429,7 @@ def _differences(file: TableFile, values: Mapping[tuple[str, str], list[float]])
             yield f"{row.name} less {row.against}, seed by seed: {'; '.join(parts)}."
 
 
-def told(filled: Comparison, file: TableFile) -> dict[str, object]:
+def as_json(filled: Comparison, file: TableFile) -> dict[str, object]:
     """Return the bare numbers: every cell's values by seed (None: never), and the paper's."""
     cells = []
     for (row, column), cell in filled.cells.items():
@@ -450,7 +450,7 @@ def write(filled: Comparison, file: TableFile, folder: Path, stem: str) -> list[
         ".html": rendering.html(table),
         ".tex": rendering.latex(table),
         ".csv": rendering.csv(filled.numbers()),
-        ".json": json.dumps(told(filled, file), indent=1),
+        ".json": json.dumps(as_json(filled, file), indent=1),
     }
     for suffix, text in texts.items():
         write_atomically(folder / (stem + suffix), text.encode())

@@ -50,7 +50,7 @@ def _scalars(entry: Entry) -> Iterator[tuple[str, float]]:
         "bytes": entry.bytes,
         "seconds": entry.seconds,
         "flops": entry.flops,
-        "memory": entry.memory.told() if entry.memory else {},
+        "memory": entry.memory.as_dict() if entry.memory else {},
     }
     if entry.fairness is not None:
         groups["fairness"] = entry.fairness.main.model_dump()

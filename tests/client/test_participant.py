@@ -189,14 +189,14 @@ def test_a_network_to_score_is_built_once_and_holds_the_weights_at_hand(layout: 
     for net in nets:  # running statistics too
         net(torch.rand(4, *learnt.shape))
     expected = [evaluate(net, x, y, learnt) for net in nets]
-    task._shown.cache_clear()
+    task._cached_network.cache_clear()
     told = []
     for net in (*nets, *nets):
-        shown = learnt.shown("cnn2@0.5", net.state_dict())
+        shown = learnt.cached_network("cnn2@0.5", net.state_dict())
         told.append(evaluate(shown, x, y, learnt))
         assert all(torch.equal(v, shown.state_dict()[k]) for k, v in net.state_dict().items())
     assert told == [*expected, *expected]
-    assert task._shown.cache_info().misses == 1
+    assert task._cached_network.cache_info().misses == 1
 
 
 @pytest.mark.full

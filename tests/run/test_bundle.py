@@ -10,7 +10,7 @@ import pytest
 
 from common.settings.parse import parse
 from common.settings.section import Value
-from deploy.flower.bundle import built, told
+from deploy.flower.bundle import built, plugin_notes
 from deploy.run.settings import flatten, resolve
 from tests.support.battery import EXAMPLE, PLUGIN
 from tests.support.commandline import typed
@@ -30,13 +30,15 @@ def carrying(folder: Path, name: str) -> dict[str, Value]:
 
 def test_what_the_bundle_does_not_take_is_told(tmp_path: Path) -> None:
     name = package(tmp_path, TWO_FILES)
-    assert told(carrying(tmp_path, name), bundled=True) == []
+    assert plugin_notes(carrying(tmp_path, name), bundled=True) == []
     for file in ("images.npz", "test_data.py", "notes.md", "words.csv"):
         (tmp_path / name / file).write_text("1\n")
-    (line,) = told(carrying(tmp_path, name), bundled=True)
+    (line,) = plugin_notes(carrying(tmp_path, name), bundled=True)
     left = ", ".join(f"{name}/{file}" for file in ("images.npz", "test_data.py", "words.csv"))
     assert line.startswith(f"not in the bundle, so not at the clients: {left}; Flower takes .json")
-    assert told(carrying(tmp_path, name), bundled=False) == [], "on loopback nothing travels"
+    assert plugin_notes(carrying(tmp_path, name), bundled=False) == [], (
+        "on loopback nothing travels"
+    )
 
 
 def test_a_bundle_that_is_too_large_is_refused_in_one_line(
@@ -45,14 +47,14 @@ def test_a_bundle_that_is_too_large_is_refused_in_one_line(
     name = module(tmp_path, "def x(): ...\n")
     monkeypatch.setattr("flwr.cli.build.FAB_MAX_SIZE", 1000)
     with pytest.raises(ValueError, match="modules cannot be sent .* exceeds .* 1,000 bytes"):
-        told(carrying(tmp_path, name), bundled=True)
+        plugin_notes(carrying(tmp_path, name), bundled=True)
 
 
 def test_a_module_whose_name_the_bundle_leaves_out_is_refused(tmp_path: Path) -> None:
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts" / "data.py").write_text("def x(): ...\n")
     with pytest.raises(ValueError, match=r"module 'parts' cannot be sent .* nothing of parts"):
-        told(carrying(tmp_path, "parts.data"), bundled=True)
+        plugin_notes(carrying(tmp_path, "parts.data"), bundled=True)
 
 
 def test_the_written_app_is_a_flower_app_with_the_experiment_as_its_defaults(

@@ -147,7 +147,7 @@ def test_a_claim_that_was_written_after_its_record_is_marked_or_needs_more(scene
     scene.changed(says='says = "A is above B."\nseen = true')
     one = scene.judge()
     assert "holds here †" in claims_page.summary([one]).rows[0]
-    assert claims_page.told([one])[0]["seen"] is True
+    assert claims_page.as_json([one])[0]["seen"] is True
     scene.file.write_text(CLAIM.partition("[[claim.test]]")[0] + 'needs = "a GPU"\n')
     assert scene.judge().verdict is Verdict.OUT_OF_REACH and not scene.judge().tests
 

@@ -33,7 +33,7 @@ def test_a_record_and_its_canaries_are_of_its_cells(name: str) -> None:
     folder, file = claims.RESULTS / name, paper_table.read(Path(name))
     filled = paper_table.collect(file, folder)
     told = json.loads((folder / f"{name}.json").read_text())
-    assert json.loads(json.dumps(paper_table.told(filled, file))) == told
+    assert json.loads(json.dumps(paper_table.as_json(filled, file))) == told
     text = (folder / f"{name}.md").read_text()
     assert text.strip() == markdown(filled.table()).strip()
     methods = {cell.flat["method"] for cell in canary.first_cells(file)}
