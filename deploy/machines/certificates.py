@@ -3,18 +3,19 @@
 The ServerApp has its own certificate and seals its messages to the clients with it. The SuperLink,
 where TLS ends, does not need the key of this certificate. ``ca.key`` signs new certificates of the
 server and can stay on the machine that created it. A client's machine needs only ``ca.crt`` and its
-own ``clients/K.key``.
+own ``clients/K.key``, which it can make itself (``make_key``). Then only ``K.pub`` leaves it.
 """
 
 import contextlib
 import ipaddress
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import final
 
+import filelock
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -22,10 +23,13 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from common.exchange.seal.files import (
+    REVOKED,
     SERVER_APP,
     USE,
+    fingerprint,
     pem_key,
     read_certificate,
+    read_revoked,
     ssh_key,
     ssh_public_key,
 )
@@ -34,6 +38,7 @@ from common.files import write_atomically
 ALWAYS = ("localhost", "127.0.0.1")  #: names that the server's own programs use
 SECRET, PUBLIC = 0o600, 0o644
 MAX_CLIENTS, MAX_DAYS = 100_000, 36_500
+CURVE = ec.SECP384R1()  #: of all keys; Flower requires a NIST curve
 AUTHORITY_DAYS = 3650  #: long, because a new authority requires a new ca.crt at every client
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
 
@@ -55,6 +60,7 @@ class Certificates:
         self.app, self.app_key = folder / "serverapp.crt", folder / "serverapp.key"
         self.ca_key = folder / "ca.key"
         self.clients = keys or folder / "clients"  #: has ``K.key`` and ``K.pub``
+        self.revoked = self.clients / REVOKED  #: list of revoked public keys
 
     def key(self, k: int) -> Path:
         """Return the path of client k's private key."""
@@ -65,16 +71,25 @@ class Certificates:
         return self.clients / f"{k}.pub"
 
 
-def make(folder: Path, hosts: Sequence[str], clients: int, days: int = 365) -> Certificates:
+def make(
+    folder: Path,
+    hosts: Sequence[str],
+    clients: int,
+    days: int = 365,
+    public: Mapping[int, Path] | None = None,
+    replace: bool = False,
+) -> Certificates:
     """Create the missing files in ``folder``; a missing public key comes from the private key.
 
     Every call replaces the certificates of the server and the ServerApp. The same authority signs
     them, so clients need no new file when a certificate expires or the server moves.
 
     ``hosts``: names and addresses of the server, in addition to ``ALWAYS``; if empty, those in the
-    existing certificate; ``clients``: number of clients that need a key pair; ``days``: validity of
-    the server's certificates, limited by that of the authority. A new authority is valid for
-    ``AUTHORITY_DAYS``, or for ``days`` if that is longer.
+    existing certificate; ``clients``: number of clients that need a key pair, unless their public
+    key exists; ``days``: validity of the server's certificates, limited by that of the authority. A
+    new authority is valid for ``AUTHORITY_DAYS``, or for ``days`` if that is longer. ``public``:
+    files with public keys that clients made themselves, by client; ``replace``: allow them to
+    replace other public keys.
 
     Raises ``ValueError`` for a wrong argument, a damaged file or an expired authority, and
     ``OSError`` if the folder cannot be written.
@@ -86,6 +101,7 @@ def make(folder: Path, hosts: Sequence[str], clients: int, days: int = 365) -> C
     _within("--clients", clients, 0, MAX_CLIENTS)
     _within("--days", days, 1, MAX_DAYS)
     files = Certificates(folder)
+    keys = _accepted(files, public or {}, replace)
     missing, present = sorted((files.ca, files.ca_key), key=Path.is_file)
     if present.is_file() and not missing.is_file():
         raise ValueError(f"{present} exists without {missing}: copy it or name another folder")
@@ -98,21 +114,112 @@ def make(folder: Path, hosts: Sequence[str], clients: int, days: int = 365) -> C
         valid = timedelta(days=max(days, AUTHORITY_DAYS))
         _issue((files.ca_key, files.ca), "fedmosaic authority", valid, rights, [])
     _server(files, names if hosts else _former(files) or names, days)
+    for k, key in keys.items():
+        _write((files.public(k), _public_line(key, str(k)), PUBLIC))
     for k in range(clients):
-        if not files.key(k).is_file():
-            files.public(k).unlink(missing_ok=True)
+        if not files.key(k).is_file() and not files.public(k).is_file():
             _write((files.key(k), _new_key(serialization.PrivateFormat.OpenSSH)[1], SECRET))
     for path in files.clients.glob("[0-9]*.key"):
         if not path.with_suffix(".pub").is_file():
-            public = ssh_key(path, "; delete it to have a new one made").public_key()
-            line = public.public_bytes(Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-            _write((path.with_suffix(".pub"), line + f" client-{path.stem}\n".encode(), PUBLIC))
+            own = ssh_key(path, "; delete it to have a new one made").public_key()
+            _write((path.with_suffix(".pub"), _public_line(own, path.stem), PUBLIC))
     return files
+
+
+def make_key(folder: Path, k: int) -> tuple[Certificates, str]:
+    """Write a new key pair of client k to ``folder``; return the paths and the fingerprint.
+
+    Raises ``ValueError`` for a wrong number and for a file that exists already, and ``OSError`` if
+    the folder cannot be written.
+    """
+    _within("--k", k, 0, MAX_CLIENTS - 1)
+    files = Certificates(folder, folder)
+    for path in (files.key(k), files.public(k)):
+        if os.path.lexists(path):
+            raise ValueError(f"{path} exists already: move it away or name another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    key, private = _new_key(serialization.PrivateFormat.OpenSSH)
+    line = _public_line(key.public_key(), str(k))
+    _write((files.key(k), private, SECRET), (files.public(k), line, PUBLIC))
+    return files, fingerprint(key.public_key())
+
+
+def revoke(revoked: Path, keys: Sequence[Path]) -> int:
+    """Add public keys to the list of revoked keys; return how many were not in it yet.
+
+    Raises ``ValueError`` if the list or a key cannot be read, and ``OSError`` if the list cannot be
+    written.
+    """
+    with filelock.FileLock(revoked.with_name(f".{revoked.name}.lock")):
+        before = read_revoked(revoked)
+        found = {fingerprint(ssh_public_key(path)): path for path in keys}
+        new = [f"{key}  # {path.name}\n" for key, path in found.items() if key not in before]
+        if new:
+            exists = revoked.exists()
+            text = revoked.read_text("utf-8") if exists else "# Keys that no ServerApp accepts.\n"
+            text += "" if text.endswith("\n") else "\n"
+            _write((revoked, (text + "".join(new)).encode(), PUBLIC))
+    return len(new)
+
+
+def _accepted(
+    files: Certificates, public: Mapping[int, Path], replace: bool
+) -> dict[int, ec.EllipticCurvePublicKey]:
+    """Return by client the public keys that clients made themselves.
+
+    Raises ``ValueError`` for a private key, another curve, a revoked key, a key that does not match
+    the client's private key in the folder or replaces a valid public key, and for two clients with
+    one key.
+    """
+    revoked, keys = read_revoked(files.revoked), dict[int, ec.EllipticCurvePublicKey]()
+    for k, path in public.items():
+        _within("--client", k, 0, MAX_CLIENTS - 1)
+        key, target = _sent_key(path), files.public(k)
+        if fingerprint(key) in revoked:
+            raise ValueError(f"{path} is revoked, see {files.revoked}: make a new key")
+        if files.key(k).is_file() and ssh_key(files.key(k)).public_key() != key:
+            raise ValueError(f"{files.key(k)} does not belong to {path}: move it away first")
+        if target.is_file() and not replace:
+            old = ssh_public_key(target)
+            if old != key and fingerprint(old) not in revoked:
+                raise ValueError(
+                    f"{target} is another key of client {k}: unregister it first, or pass --replace"
+                )
+        keys[k] = key
+    others = (p for p in files.clients.glob("*.pub") if p.stem not in map(str, keys))
+    owners = {fingerprint(ssh_public_key(path)): path.stem for path in others}
+    for k, key in keys.items():
+        if (owner := owners.setdefault(fingerprint(key), str(k))) != str(k):
+            raise ValueError(f"{public[k]} is the key of client {owner} too: each needs its own")
+    return keys
+
+
+def _sent_key(path: Path) -> ec.EllipticCurvePublicKey:
+    """Return the public key that a client sent; raise ``ValueError`` for a file of another kind."""
+    with contextlib.suppress(OSError):
+        if b"PRIVATE KEY" in path.read_bytes():
+            raise ValueError(
+                f"{path} is a private key, which stays with the client: pass its public half, "
+                f"{path.with_suffix('.pub').name}"
+            )
+    key = ssh_public_key(path)
+    if key.curve.name != CURVE.name:
+        raise ValueError(
+            f"{path} is a key on {key.curve.name}; it should be on {CURVE.name}, as fedmosaic "
+            "keygen makes"
+        )
+    return key
+
+
+def _public_line(key: ec.EllipticCurvePublicKey, k: str) -> bytes:
+    """Return the content of ``K.pub``."""
+    line = key.public_bytes(Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return line + f" client-{k}\n".encode()
 
 
 def _new_key(form: serialization.PrivateFormat) -> tuple[ec.EllipticCurvePrivateKey, bytes]:
     """Return a new key on a NIST curve, which Flower requires, and the content of its file."""
-    key = ec.generate_private_key(ec.SECP384R1())
+    key = ec.generate_private_key(CURVE)
     return key, key.private_bytes(Encoding.PEM, form, serialization.NoEncryption())
 
 

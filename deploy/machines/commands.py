@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import signal
 import sys
 import time
@@ -55,6 +56,12 @@ NodeSettings = Annotated[
     ),
 ]
 Keys = Annotated[list[Path], typer.Argument(help="Public keys, or folders of *.pub.")]
+RevokedList = Annotated[
+    Path | None,
+    typer.Option(
+        "--revoked", metavar="FILE", help="List of revoked keys; default: revoked beside each key."
+    ),
+]
 Wait = Annotated[
     float,
     typer.Option(min=0, callback=_finite, help="Longest wait for the SuperLink in seconds."),
@@ -69,14 +76,29 @@ def certs(
     ] = None,
     clients: Annotated[int, typer.Option(help="Number of clients that need a key pair.")] = 0,
     days: Annotated[int, typer.Option(help="Validity of the certificates in days.")] = 365,
+    client: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="K=FILE",
+            help="Public key that client K made with fedmosaic keygen; repeatable.",
+        ),
+    ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="With --client: replace other public keys.")
+    ] = False,
 ) -> None:
-    """Make an authority, certificates for server and ServerApp, and a key pair for each client."""
+    """Make an authority and certificates for server and ServerApp, and collect clients' keys.
+
+    A client makes its key with `keygen` and sends its public half, which `--client` takes.
+    `--clients` makes key pairs here, for clients that have no public key yet.
+    """
     from deploy.machines.certificates import make
 
     if not folder.strip():  # as a path it would be the current folder
         raise ValueError(f"certs {folder!r} is not allowed; it should be a folder")
     _folder(Path(folder), "certs")
-    files = make(Path(folder), host or [], clients, days)
+    files = make(Path(folder), host or [], clients, days, _by_client(client or []), replace)
+    _warn_of_expiry(files.ca)
     plain(f"authority      {files.ca}  (public: for the server and all clients)")
     plain(f"authority key  {files.ca_key}  (secret: keep it on this machine)")
     plain(f"server         {files.server}, {files.server_key}  (secret)")
@@ -86,9 +108,35 @@ def certs(
             f"{len(keys)} clients      {keys[0]} … {keys[-1].name}  (secret: one per client), "
             "*.pub (register them)"
         )
+    pairs = {path.stem for path in keys}
+    public = [path for path in _in_order(files.clients, "*.pub") if path.stem not in pairs]
+    if public:
+        plain(
+            f"{len(public)} clients      {public[0]} … {public[-1].name}  (public, register them; "
+            "the private keys are elsewhere)"
+        )
     paths = {"ca": files.ca, "ca_key": files.ca_key, "server": files.server}
     paths |= {"server_key": files.server_key, "serverapp": files.app}
-    answer({**paths, "serverapp_key": files.app_key, "client_keys": keys})
+    answer({**paths, "serverapp_key": files.app_key, "client_keys": keys, "public_keys": public})
+
+
+def keygen(
+    k: Annotated[int, typer.Option("--k", help="Number of this client.")],
+    folder: Annotated[
+        Path, typer.Argument(help="Folder of the key; another one is an option of node: --keys.")
+    ] = Path("certs/clients"),
+) -> None:
+    """Make the key pair of a client on its own machine; the private half stays there."""
+    from deploy.machines.certificates import make_key
+
+    _folder(folder, "keygen")
+    files, digest = make_key(folder, k)
+    public = files.public(k)
+    plain(
+        f"{public} {digest}: send this file to the server's operator, who runs: "
+        f"fedmosaic certs --client {k}={public.name}"
+    )
+    answer({"key": files.key(k), "public": public, "fingerprint": digest})
 
 
 def register(
@@ -97,14 +145,24 @@ def register(
     ca: Ca = None,
     insecure: Insecure = False,
     wait: Wait = 60.0,
+    revoked: RevokedList = None,
 ) -> None:
-    """Allow SuperNodes with these keys to connect; registered keys stay registered."""
+    """Allow SuperNodes with these keys to connect; registered keys stay registered.
+
+    A revoked key is refused.
+    """
     from deploy.flower.control import Unregistered
 
     files = _public_keys(keys)
-    new, final = 0, list[str]()
+    barred = _revoked(files, revoked)
+    for path, line in barred.items():
+        if path in keys:
+            raise ValueError(line)
+    new, final = 0, list(barred.values())
     with _control(at, ca, insecure, wait) as control:
         for path in files:
+            if path in barred:
+                continue
             try:
                 new += control.register(path)
             except Unregistered as error:
@@ -124,16 +182,25 @@ def unregister(
     ca: Ca = None,
     insecure: Insecure = False,
     wait: Wait = 60.0,
+    revoked: RevokedList = None,
 ) -> None:
-    """Reject SuperNodes with these keys from now on, for example after a theft of a key.
+    """Revoke these keys, for example after a theft: no SuperLink and no ServerApp accepts them.
 
-    This is final: the client needs a new key to connect again.
+    This is final: the client needs a new key to connect again. The ServerApp reads the list of
+    revoked keys in FEDMOSAIC_TRUST/clients/revoked.
     """
+    from deploy.machines.certificates import revoke
+
     files = _public_keys(keys)
+    lists: dict[Path, list[Path]] = {}
+    for path in files:
+        lists.setdefault(_revoked_list(path, revoked), []).append(path)
     with _control(at, ca, insecure, wait) as control:
+        added = sum(revoke(place, paths) for place, paths in lists.items())
         count = sum(control.unregister(path) for path in files)
     out.print(f"{count} of {len(files)} keys unregistered, {len(files) - count} were unknown")
-    answer({"keys": len(files), "unregistered": count})
+    plain(f"{added} keys added to {', '.join(map(str, lists))}, which the ServerApp must have")
+    answer({"keys": len(files), "unregistered": count, "revoked": added, "lists": [*lists]})
 
 
 def stop(
@@ -239,7 +306,10 @@ def node(
         str, typer.Option("--superlink", metavar="HOST:PORT", help="The SuperLink's Fleet API.")
     ],
     clients: Annotated[int, typer.Option(min=1, help="Number of clients in the federation.")],
-    k: Annotated[int | None, typer.Option("--k", min=0, help="Number of this client.")] = None,
+    k: Annotated[
+        int | None,
+        typer.Option("--k", min=0, envvar="FEDMOSAIC_K", help="Number of this client."),
+    ] = None,
     replicas: Annotated[
         Path | None,
         typer.Option(
@@ -336,6 +406,11 @@ def local(
     with contextlib.ExitStack() as stack:
         stack.enter_context(_alone(place))
         files = None if insecure else make(place / "certs", [], count)
+        if files is not None:
+            _warn_of_expiry(files.ca)
+            if missing := [k for k in range(count) if not files.key(k).is_file()]:
+                pair = f"{files.key(missing[0])} is missing, but its public half exists"
+                raise ValueError(f"{pair}: put it back, or delete {missing[0]}.pub for a new pair")
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         env = {"OMP_NUM_THREADS": str(flat["threads"])}
         start = start_federation(app_folder(), count, place, env, warm, files)
@@ -442,7 +517,49 @@ def _trusted(ca: Path | None, insecure: bool) -> Path | None:
     except (ValueError, OSError) as error:
         why = getattr(error, "strerror", "") or "it is not a certificate"
         raise ValueError(f"--ca {ca}: {why}; it should be ca.crt of fedmosaic certs") from None
+    _warn_of_expiry(path)
     return path
+
+
+def _warn_of_expiry(ca: Path) -> None:
+    """Warn of certificates that expire: the authority's, and the server's in the same folder."""
+    from common.exchange.seal.files import expiry_warnings
+
+    for line in expiry_warnings([ca, *map(ca.with_name, ("server.crt", "serverapp.crt"))]):
+        red("warning:", f" {line}")
+
+
+def _by_client(texts: list[str]) -> dict[int, Path]:
+    """Return the files in ``K=FILE`` texts by client; raise ``ValueError`` for another text."""
+    files: dict[int, Path] = {}
+    for text in texts:
+        k, _, path = text.partition("=")
+        if not re.fullmatch("[0-9]{1,9}", k) or not path:
+            raise ValueError(f"--client {text!r} is not allowed; it should be K=FILE, as 2=2.pub")
+        if int(k) in files:
+            raise ValueError(f"--client {text!r}: client {int(k)} has two files; give it one")
+        files[int(k)] = Path(path).expanduser()
+    return files
+
+
+def _revoked_list(key: Path, named: Path | None) -> Path:
+    """Return the list of revoked keys: the named one, else the one beside the public key."""
+    from common.exchange.seal.files import REVOKED
+
+    return named or key.with_name(REVOKED)
+
+
+def _revoked(files: list[Path], named: Path | None) -> dict[Path, str]:
+    """Return the revoked files of ``files``, each with a line for the user."""
+    from common.exchange.seal.files import fingerprint, read_revoked, ssh_public_key
+
+    places = {path: _revoked_list(path, named) for path in files}
+    lists = {place: read_revoked(place) for place in set(places.values())}
+    return {
+        path: f"{path} is revoked, see {place}: the client needs a new key"
+        for path, place in places.items()
+        if fingerprint(ssh_public_key(path)) in lists[place]
+    }
 
 
 def _public_keys(paths: list[Path]) -> list[Path]:
@@ -459,7 +576,7 @@ def _public_keys(paths: list[Path]) -> list[Path]:
             raise ValueError(f"{path} does not exist; it should be a public key or a folder")
         files += (keys := _in_order(path, "*.pub") if path.is_dir() else [path])
         if not keys:
-            raise ValueError(f"{path} has no *.pub; make keys with: fedmosaic certs --clients N")
+            raise ValueError(f"{path} has no *.pub; make keys with: fedmosaic keygen --k K")
     for file in files:
         read_public_key(file)
     return files
@@ -470,4 +587,4 @@ def _in_order(folder: Path, pattern: str) -> list[Path]:
     return sorted(folder.glob(pattern), key=lambda path: (len(path.name), path.name))
 
 
-COMMANDS = (certs, register, unregister, submit, app, app_digest, stop, local)
+COMMANDS = (certs, keygen, register, unregister, submit, app, app_digest, stop, local)

@@ -27,6 +27,7 @@ from common.journal import Failure
 from common.settings.config import Config
 from common.settings.section import Value
 from server_app.messaging.channel import CENSUS, Channel, Exchanged, Messages, check_size
+from server_app.stopped import Stopped
 
 TRUST = "FEDMOSAIC_TRUST"
 """Environment variable of the ServerApp: the folder of its key."""
@@ -37,13 +38,15 @@ log = logging.getLogger("flwr.fedmosaic")
 
 @final
 class Trust:
-    """Keys in ``folder``: ``serverapp.key``, ``serverapp.crt`` and ``clients/K.pub``.
+    """Keys in ``folder``: ``serverapp.key``, ``serverapp.crt``, ``clients/K.pub``, and the list
+    ``clients/revoked``, which is read at every use of a client's key.
 
     Raises ``ValueError``, one line, for a missing or damaged file.
     """
 
     def __init__(self, folder: Path) -> None:
         self._clients = folder / "clients"
+        self._revoked = self._clients / files.REVOKED
         try:
             self.key = files.pem_key(folder / "serverapp.key")
             certificate = files.read_certificate(folder / "serverapp.crt")
@@ -53,10 +56,26 @@ class Trust:
         if certificate.public_key() != self.key.public_key():
             raise ValueError(f"{TRUST} = {folder}: serverapp.key does not match serverapp.crt")
         self.certificate = certificate.public_bytes(Encoding.DER)
+        files.read_revoked(self._revoked)
+        names = ("ca.crt", "server.crt", "serverapp.crt")
+        for line in files.expiry_warnings(folder / name for name in names):
+            log.warning(line)
 
     def client(self, k: int) -> ec.EllipticCurvePublicKey:
-        """Return client k's registered key."""
-        return files.ssh_public_key(self._clients / f"{k}.pub")
+        """Return client k's registered key.
+
+        Raises ``ValueError`` if it is missing or revoked, and ``Stopped`` if the list of revoked
+        keys cannot be read: without it no client can be trusted.
+        """
+        path = self._clients / f"{k}.pub"
+        key = files.ssh_public_key(path)
+        try:
+            revoked = files.read_revoked(self._revoked)
+        except ValueError as error:
+            raise Stopped(str(error)) from None
+        if files.fingerprint(key) in revoked:
+            raise ValueError(f"its key {path.name} is revoked, see {self._revoked}")
+        return key
 
 
 @final

@@ -1,7 +1,11 @@
-"""Keys and certificates in local files."""
+"""Keys, certificates and the list of revoked keys in local files."""
 
-from collections.abc import Callable
-from datetime import UTC, datetime
+import base64
+import contextlib
+import hashlib
+import re
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
@@ -14,6 +18,10 @@ SERVER_APP = "fedmosaic serverapp"
 """Common name in the ServerApp's certificate; TLS certificates have another name and use."""
 USE = ExtendedKeyUsageOID.CLIENT_AUTH
 """Only use of the ServerApp's certificate; TLS certificates are for SERVER_AUTH."""
+REVOKED = "revoked"
+"""Name of the list of revoked keys, in the folder of the clients' public keys."""
+EXPIRES_SOON = timedelta(days=30)  #: time before the end of a certificate in which it is announced
+_FINGERPRINT = re.compile("SHA256:[A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]")  # 256 bits in base64
 
 
 def read_certificate(path: Path) -> x509.Certificate:
@@ -54,16 +62,84 @@ def private_key(
 
 def ssh_public_key(path: Path) -> ec.EllipticCurvePublicKey:
     """Return a client's public key; raise ``ValueError`` for another file."""
-    remedy = "it should be a K.pub of fedmosaic certs"
     try:
-        key = serialization.load_ssh_public_key(path.read_bytes())
+        data = path.read_bytes()
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    return _public_key(data, str(path), "it should be a K.pub of fedmosaic keygen or certs")
+
+
+def _public_key(data: bytes, what: str, remedy: str) -> ec.EllipticCurvePublicKey:
+    """Return the key of an OpenSSH public key line; raise ``ValueError`` for another content."""
+    try:
+        key = serialization.load_ssh_public_key(data)
     except (ValueError, UnsupportedAlgorithm):
-        raise ValueError(f"{path} is no OpenSSH public key; {remedy}") from None
+        raise ValueError(f"{what} is no OpenSSH public key; {remedy}") from None
     if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise ValueError(f"{path} is no key on a NIST curve; {remedy}")
+        raise ValueError(f"{what} is no key on a NIST curve; {remedy}")
     return key
+
+
+def fingerprint(key: ec.EllipticCurvePublicKey) -> str:
+    """Return the SHA-256 fingerprint of a public key, as ``ssh-keygen -l`` prints it."""
+    form = serialization.PublicFormat.OpenSSH
+    line = key.public_bytes(serialization.Encoding.OpenSSH, form)
+    digest = hashlib.sha256(base64.b64decode(line.split()[1])).digest()
+    return f"SHA256:{base64.b64encode(digest).decode().rstrip('=')}"
+
+
+def read_revoked(path: Path) -> frozenset[str]:
+    """Return the fingerprints in a list of revoked keys; empty if there is no such file.
+
+    Each line is a fingerprint or an OpenSSH public key. Text after ``#`` is a comment. Raises
+    ``ValueError``, one line, if the list cannot be read or has another line, because a list that is
+    read in part would revoke too little.
+    """
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and not path.is_symlink():
+            return frozenset()
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} cannot be read: it is not text in UTF-8") from None
+    revoked = set[str]()
+    for number, line in enumerate(lines, 1):
+        if entry := line.partition("#")[0].strip():
+            remedy = "a line should be SHA256:… (ssh-keygen -lf K.pub), a public key or a # comment"
+            if not _FINGERPRINT.fullmatch(entry):
+                key = _public_key(entry.encode(), f"{path}, line {number}: {entry[:60]!r}", remedy)
+                entry = fingerprint(key)
+            revoked.add(entry)
+    return frozenset(revoked)
+
+
+def expiry_warnings(certificates: Iterable[Path]) -> list[str]:
+    """Return a line for each certificate that has expired or expires within ``EXPIRES_SOON``.
+
+    A line names the file, the date and the command that renews it. Files that are missing or are
+    not certificates are left out: each program reports those that it needs itself.
+    """
+    lines: list[str] = []
+    for path in certificates:
+        with contextlib.suppress(OSError, ValueError):
+            certificate = read_certificate(path)
+            until = certificate.not_valid_after_utc
+            left = until - datetime.now(UTC)
+            if left > EXPIRES_SOON:
+                continue
+            state = f"expires on {until:%Y-%m-%d}, in {left.days} days"
+            if left <= timedelta(0):
+                state = f"expired on {until:%Y-%m-%d}"
+            folder = path.parent if path.with_name("ca.key").exists() else "FOLDER (with ca.key)"
+            remedy = f"renew it with: fedmosaic certs {folder}, and restart the server"
+            if certificate.issuer == certificate.subject:
+                remedy = (
+                    "make a new authority with: fedmosaic certs NEW_FOLDER --host …, and copy its "
+                    "ca.crt to all clients"
+                )
+            lines.append(f"{path} {state}; {remedy}")
+    return lines
 
 
 def server_app_key(der: bytes, authority: x509.Certificate) -> ec.EllipticCurvePublicKey:
