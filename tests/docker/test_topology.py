@@ -33,6 +33,7 @@ if missing := [name for name in ("setpriv", "chroot") if shutil.which(name) is N
 pytestmark = pytest.mark.full
 
 ONE_SHOT = ["certs"]
+CLIENTS = [f"client-{k}" for k in range(6)]
 REACH = "import socket, sys; socket.create_connection(sys.argv[1:3], float(sys.argv[3]))"
 INSTALLED = """
 import importlib.util, os, shutil, sys
@@ -52,7 +53,9 @@ with socket.create_connection((sys.argv[1], 9092), timeout=60) as plain:
 
 
 def topology(work: Path, network: Network, *files: str, **env: str) -> Topology:
-    model = compose.model(files or ("compose.yml",), env, profiles=["certs"])
+    here = int(env.get("CLIENTS", len(CLIENTS)))
+    absent = {f"CLIENT_{k}": "0" for k in range(here, len(CLIENTS))}
+    model = compose.model(files or ("compose.yml",), {**env, **absent}, profiles=["certs"])
     return Topology(model, network, work)
 
 
@@ -82,7 +85,7 @@ def rounds(services: Topology) -> int:
 
 
 def client(services: Topology) -> Container:
-    return services.services["client"].containers[0]
+    return services.services["client-0"].containers[0]
 
 
 def python(services: Topology, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -109,7 +112,7 @@ def test_each_client_kept_its_own_model_and_nobody_was_started_twice(finished: T
 
 
 def test_every_container_that_runs_says_that_it_is_healthy(finished: Topology) -> None:
-    for name in ("superlink", "serverapp", "client"):
+    for name in ("superlink", "serverapp", *CLIENTS):
         for container in finished.services[name].containers:
             assert finished.healthy(container), container.name
 
@@ -132,6 +135,16 @@ def test_clients_talk_tls_with_the_server_whose_certificate_was_made(finished: T
     )
 
 
+LIST = "import pathlib; print(sorted(p.name for p in pathlib.Path('/keys').rglob('*')))"
+
+
+def test_a_client_sees_its_own_key_and_no_other(finished: Topology) -> None:
+    for k, name in enumerate(CLIENTS):
+        (container,) = finished.services[name].containers
+        shown = finished.execute(container, ["python", "-c", LIST])
+        assert shown.stdout == f"['{k}.key', 'ca.crt']\n", shown.stderr
+
+
 def test_a_client_reaches_the_fleet_api_and_no_other(finished: Topology) -> None:
     assert python(finished, REACH, "superlink", "9092", "60").returncode == 0
     server = finished.services["superlink"].containers[0].host
@@ -141,18 +154,18 @@ def test_a_client_reaches_the_fleet_api_and_no_other(finished: Topology) -> None
 
 
 def test_a_client_without_a_registered_key_is_refused(finished: Topology, tmp_path: Path) -> None:
-    said = finished.services["client"].spec
+    said = finished.services["client-0"].spec
     keys = make(tmp_path / "keys", [], clients=1)
-    shutil.copy(finished.volume("client-keys") / "ca.crt", keys.clients)
+    shutil.copy(finished.volume("client-keys") / "0" / "ca.crt", keys.clients)
     for path in (tmp_path, keys.folder, keys.clients, *keys.clients.iterdir()):
         os.chown(path, 49999, 49999)
     files = finished.files(said)
     files = replace(files, volumes={**files.volumes, "/keys": (keys.clients, True)})
-    command = [part for part in said["command"] if not part.startswith(("--replicas", "--warm"))]
+    command = [part for part in said["command"] if not part.startswith("--warm")]
     process = finished.start_in(
         finished.network.host("stranger", on={"clients": []}),
         said,
-        [*command, "--k=0"],
+        command,
         files,
         log=tmp_path / "log",
     )
@@ -183,7 +196,7 @@ def test_the_containers_of_a_test_that_fails_leave_nothing_behind(tmp_path: Path
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("victim", ["superlink", "serverapp", "client"])
+@pytest.mark.parametrize("victim", ["superlink", "serverapp", "client-0"])
 def test_a_run_survives_the_crash_of_a_container(victim: str, tmp_path: Path) -> None:
     """Its restart policy starts it again; the run goes on, or is resumed from its checkpoint."""
     with Network("clients", "server") as network:

@@ -182,7 +182,10 @@ class Topology:
         return containers.Files(
             app=self.app,
             volumes={
-                each["target"]: (self.volume(each["source"]), bool(each.get("read_only")))
+                each["target"]: (
+                    self.volume(each["source"]) / each.get("volume", {}).get("subpath", ""),
+                    bool(each.get("read_only")),
+                )
                 for each in spec.get("volumes", [])
             },
             tmpfs=dict(each.partition(":")[::2] for each in spec.get("tmpfs", [])),
