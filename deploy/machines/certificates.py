@@ -147,9 +147,11 @@ def make_key(folder: Path, k: int) -> tuple[Certificates, str]:
 def revoke(revoked: Path, keys: Sequence[Path]) -> int:
     """Add public keys to the list of revoked keys; return how many were not in it yet.
 
-    Raises ``ValueError`` if the list or a key cannot be read, and ``OSError`` if the list cannot be
-    written.
+    Raises ``ValueError`` if the list or a key cannot be read or the list's folder is missing, and
+    ``OSError`` if the list cannot be written.
     """
+    if not revoked.parent.is_dir():
+        raise ValueError(f"{revoked} cannot be written: {revoked.parent} is not a folder")
     with filelock.FileLock(revoked.with_name(f".{revoked.name}.lock")):
         before = read_revoked(revoked)
         found = {fingerprint(ssh_public_key(path)): path for path in keys}

@@ -16,8 +16,6 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
-from flwr.proto.control_pb2 import ListNodesResponse, RegisterNodeRequest
-from flwr.proto.node_pb2 import NodeInfo
 from PIL import Image
 
 from client_app.node import check
@@ -32,6 +30,7 @@ from deploy.run.settings import resolve
 from server_app.storage.lock import hold
 from tests.support.commandline import command_line, fedmosaic, typed
 from tests.support.listening import listening, reachable
+from tests.support.registry import Registry
 from tests.support.tiny import flat
 from tests.support.waiting import PATIENCE, until
 
@@ -121,22 +120,6 @@ def test_all_keys_are_read_before_the_first_is_sent(
     ):
         done = typed(command, files.public(0), bad, "--insecure")
         assert done.returncode == 1 and said in done.stderr
-
-
-class Registry:
-    """The Control API's answers about keys; ``status`` of each that it knows."""
-
-    def __init__(self, status: dict[bytes, str]) -> None:
-        self.status = status
-
-    def RegisterNode(self, request: RegisterNodeRequest, timeout: float) -> None:  # noqa: N802
-        if request.public_key in self.status:
-            raise grpc.RpcError(control.TAKEN)
-        self.status[request.public_key] = "registered"
-
-    def ListNodes(self, _: object, timeout: float) -> ListNodesResponse:  # noqa: N802
-        nodes = [NodeInfo(public_key=key, status=status) for key, status in self.status.items()]
-        return ListNodesResponse(nodes_info=nodes)
 
 
 def test_a_key_that_was_unregistered_is_not_called_registered(

@@ -1,0 +1,443 @@
+"""Keys that clients make themselves, keys that are revoked, and certificates that end soon."""
+
+import json
+import shutil
+import stat
+import subprocess
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from flwr.app import Message
+
+from common.exchange.seal import files
+from common.exchange.seal.files import expiry_warnings, fingerprint, read_revoked, ssh_public_key
+from common.settings.config import Value
+from deploy.flower import control
+from deploy.machines import certificates
+from deploy.machines.certificates import Certificates, make, make_key, read_public_key, revoke
+from server_app.messaging.sealed import Trust
+from server_app.stopped import Stopped
+from tests.support.commandline import typed
+from tests.support.registry import Registry
+from tests.support.sealed import Keyed
+from tests.support.tiny import TinyRun, flat, play
+
+OPENSSH = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def public_file(path: Path, key: Any) -> Path:
+    path.write_bytes(key.public_key().public_bytes(*OPENSSH))
+    return path
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make(tmp_path_factory.mktemp("made") / "certs", [], 3)
+
+
+@pytest.fixture
+def certs(made: Certificates, tmp_path: Path) -> Certificates:
+    """A copy of its own for each test, and a folder for what a client sends."""
+    (tmp_path / "sent").mkdir()
+    return Certificates(Path(shutil.copytree(made.folder, tmp_path / "certs")))
+
+
+def test_certs_leaves_a_public_key_whose_private_half_is_elsewhere(certs: Certificates) -> None:
+    certs.key(1).rename(certs.folder / "moved.key")
+    before = contents(certs.clients)
+    done = typed("certs", certs.folder, "--clients", 4)
+    assert done.returncode == 0, done.stderr
+    after = contents(certs.clients)
+    assert after.keys() - before.keys() == {certs.key(3), certs.public(3)}
+    assert {path: after[path] for path in before} == before
+    assert "1.pub … 1.pub  (public, register them; the private keys are elsewhere)" in done.stdout
+
+
+def test_a_client_makes_its_key_and_certs_takes_the_public_half(
+    certs: Certificates, tmp_path: Path
+) -> None:
+    done = typed("keygen", tmp_path / "own", "--k", 5)
+    own = Certificates(tmp_path, tmp_path / "own")
+    line = (
+        f"{own.public(5)} {fingerprint(ssh_public_key(own.public(5)))}: send this file to the "
+        "server's operator, who runs: fedmosaic certs --client 5=5.pub\n"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, line, "")
+    assert stat.S_IMODE(own.key(5).stat().st_mode) == 0o600
+    private = files.ssh_key(own.key(5))
+    assert private.curve.name == files.ssh_key(certs.key(0)).curve.name == "secp384r1"
+    before = contents(own.clients)
+    again = typed("keygen", tmp_path / "own", "--k", 5)
+    assert again.returncode == 1 and "5.key exists already: move it away" in again.stderr
+    assert contents(own.clients) == before
+    sent = Path(shutil.copy(own.public(5), tmp_path / "sent.pub"))
+    for _ in range(2):  # the second time it changes nothing
+        taken = typed("certs", certs.folder, "--client", f"5={sent}")
+        assert taken.returncode == 0, taken.stderr
+        assert certs.public(5).read_bytes() == own.public(5).read_bytes()
+        assert not certs.key(5).exists()
+    assert Trust(certs.folder).client(5) == private.public_key()
+
+
+def test_openssh_prints_the_same_fingerprint(made: Certificates) -> None:
+    if shutil.which("ssh-keygen") is None:
+        pytest.skip("ssh-keygen is not installed")
+    command = ["ssh-keygen", "-l", "-f", made.public(0)]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[1]
+    assert printed == fingerprint(ssh_public_key(made.public(0)))
+
+
+@pytest.mark.parametrize("k", ["-1", "100000"])
+def test_a_key_is_for_a_possible_client(k: str, tmp_path: Path) -> None:
+    done = typed("keygen", tmp_path / "own", "--k", k)
+    assert done.returncode == 1 and f"--k {k} is not allowed; it should be 0 to" in done.stderr
+    assert not (tmp_path / "own").exists()
+
+
+Case = Callable[[Certificates, Path], str]
+
+
+def private(certs: Certificates, work: Path) -> str:
+    return f"5={make_key(work, 5)[0].key(5)}"
+
+
+def private_in_pem(certs: Certificates, work: Path) -> str:
+    return f"5={certs.app_key}"
+
+
+def other_curve(certs: Certificates, work: Path) -> str:
+    return f"5={public_file(work / '5.pub', ec.generate_private_key(ec.SECP256R1()))}"
+
+
+def no_curve(certs: Certificates, work: Path) -> str:
+    return f"5={public_file(work / '5.pub', ed25519.Ed25519PrivateKey.generate())}"
+
+
+def other_key(certs: Certificates, work: Path) -> str:
+    certs.key(1).unlink()
+    return f"1={make_key(work, 1)[0].public(1)}"
+
+
+def other_pair(certs: Certificates, work: Path) -> str:
+    return f"1={make_key(work, 1)[0].public(1)}"
+
+
+def owned(certs: Certificates, work: Path) -> str:
+    return f"5={certs.public(2)}"
+
+
+def revoked_before(certs: Certificates, work: Path) -> str:
+    path = make_key(work, 5)[0].public(5)
+    revoke(certs.revoked, [path])
+    return f"5={path}"
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        (private, "5.key is a private key, which stays with the client: pass its public half"),
+        (private_in_pem, "serverapp.key is a private key"),
+        (other_curve, "5.pub is a key on secp256r1; it should be on secp384r1"),
+        (no_curve, "5.pub is no key on a NIST curve"),
+        (other_key, "1.pub is another key of client 1: unregister it first, or pass --replace"),
+        (other_pair, "1.key does not belong to"),
+        (owned, "2.pub is the key of client 2 too: each needs its own"),
+        (revoked_before, "5.pub is revoked, see"),
+        (lambda certs, work: "5=/nowhere/5.pub", "/nowhere/5.pub cannot be read: No such file"),
+        (lambda certs, work: f"5={certs.ca}", "ca.crt is no OpenSSH public key"),
+        (lambda certs, work: f"100000={certs.public(0)}", "--client 100000 is not allowed"),
+        (lambda certs, work: str(certs.public(0)), "is not allowed; it should be K=FILE"),
+        (lambda certs, work: "5=", "--client '5=' is not allowed; it should be K=FILE"),
+    ],
+)
+def test_certs_refuses_a_public_key_that_cannot_be_a_clients(
+    case: Case, said: str, certs: Certificates, tmp_path: Path
+) -> None:
+    argument = case(certs, tmp_path / "sent")
+    before = contents(certs.folder)
+    done = typed("certs", certs.folder, "--client", argument)
+    assert done.returncode == 1 and said in done.stderr
+    assert done.stderr.count("\n") == 1 and not done.stdout
+    assert contents(certs.folder) == before
+
+
+def test_certs_refuses_one_key_for_two_clients_and_two_files_for_one(
+    certs: Certificates, tmp_path: Path
+) -> None:
+    path = make_key(tmp_path, 5)[0].public(5)
+    for words, said in (
+        ((f"5={path}", f"6={path}"), "5.pub is the key of client 5 too: each needs its own"),
+        ((f"5={path}", f"05={path}"), "client 5 has two files; give it one"),
+    ):
+        done = typed("certs", certs.folder, "--client", words[0], "--client", words[1])
+        assert done.returncode == 1 and said in done.stderr, done.stderr
+    assert not certs.public(5).exists()
+
+
+@pytest.mark.parametrize("first", ["replace", "revoke"])
+def test_a_public_key_is_replaced_if_that_is_said_or_the_old_one_is_revoked(
+    first: str, certs: Certificates, tmp_path: Path
+) -> None:
+    certs.key(1).unlink()
+    own, _ = make_key(tmp_path, 1)
+    if first == "revoke":
+        revoke(certs.revoked, [certs.public(1)])
+    words = ["--replace"] if first == "replace" else []
+    done = typed("certs", certs.folder, "--client", f"1={own.public(1)}", *words)
+    assert done.returncode == 0, done.stderr
+    assert certs.public(1).read_bytes() == own.public(1).read_bytes()
+
+
+def test_a_local_federation_names_a_private_key_that_was_moved_away(
+    certs: Certificates, tmp_path: Path
+) -> None:
+    work = tmp_path / "local"
+    shutil.copytree(certs.folder, work / "certs")
+    (work / "certs/clients/1.key").unlink()
+    done = typed("local", "--work", work, "--clients", 3)
+    said = "1.key is missing, but its public half exists: put it back, or delete 1.pub"
+    assert done.returncode == 1 and said in done.stderr and done.stderr.count("\n") == 1
+
+
+# The list of revoked keys.
+
+
+def test_the_list_holds_fingerprints_keys_and_comments(made: Certificates, tmp_path: Path) -> None:
+    keys = [fingerprint(ssh_public_key(made.public(k))) for k in range(2)]
+    path = tmp_path / "revoked"
+    assert read_revoked(path) == frozenset()
+    key = made.public(1).read_text()
+    path.write_text(f"# Änderungen: 2026\n\n{keys[0]}  # stolen\n  {key}")
+    assert read_revoked(path) == frozenset(keys)
+    assert revoke(path, [made.public(1), made.public(2), made.public(2)]) == 1
+    assert path.read_text().startswith(f"# Änderungen: 2026\n\n{keys[0]}  # stolen\n  {key}")
+    assert len(read_revoked(path)) == 3 and stat.S_IMODE(path.stat().st_mode) == 0o644
+
+
+ODD = {
+    "a word": (b"2.pub\n", "line 1: '2.pub' is no OpenSSH public key; a line should be SHA256:"),
+    "two words": (b"SHA256:" + 43 * b"A" + b" 2\n", "line 1: 'SHA256:AAA"),
+    "too short": (b"#\n\nSHA256:" + 42 * b"A", "line 3: 'SHA256:AAA"),
+    "no 32 bytes": (b"SHA256:" + 43 * b"B", "line 1: 'SHA256:BBB"),
+    "another hash": (b"MD5:00:11", "line 1: 'MD5:00:11' is no OpenSSH public key"),
+    "no text": (b"\xff\xfe", "cannot be read: it is not text in UTF-8"),
+}
+
+
+def damage(path: Path, how: str) -> str:
+    """Make the list unreadable; return what the error says."""
+    if how == "folder":
+        path.mkdir()
+        return f"{path} cannot be read: Is a directory"
+    if how == "link":
+        path.symlink_to("nowhere")
+        return f"{path} cannot be read: No such file"
+    path.write_bytes(ODD[how][0])
+    return ODD[how][1]
+
+
+@pytest.mark.parametrize("how", [*ODD, "folder", "link"])
+def test_a_list_that_cannot_be_read_stops_everything_that_needs_it(
+    how: str, certs: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trust = Trust(certs.folder)
+    said = damage(certs.revoked, how)
+    with pytest.raises(Stopped) as stopped:
+        trust.client(0)
+    with pytest.raises(ValueError) as refused:
+        Trust(certs.folder)
+    monkeypatch.setattr(control, "Control", None)  # nothing may be asked
+    done = typed("register", certs.clients, "--insecure")
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    for line in (str(stopped.value), str(refused.value), done.stderr.strip()):
+        assert said in line and str(certs.revoked) in line and "\n" not in line
+
+
+def test_a_key_is_revoked_from_the_next_use_on(certs: Certificates) -> None:
+    trust = Trust(certs.folder)
+    trust.client(1)
+    revoke(certs.revoked, [certs.public(1)])
+    with pytest.raises(ValueError, match=r"its key 1\.pub is revoked, see .*clients/revoked"):
+        trust.client(1)
+    trust.client(0)
+
+
+def test_unregister_removes_the_node_and_lists_the_key_and_register_refuses_it(
+    certs: Certificates, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    registry = Registry({read_public_key(certs.public(k)): "online" for k in range(3)})
+    monkeypatch.setattr(control, "ControlStub", lambda _: registry)
+    done = typed("unregister", certs.public(1), "--insecure", "--json")
+    assert done.returncode == 0, done.stderr
+    lists = [str(certs.revoked)]
+    answer = {"keys": 1, "unregistered": 1, "revoked": 1, "lists": lists}
+    assert json.loads(done.stdout) == answer
+    assert list(registry.status.values()) == ["online", "unregistered", "online"]
+    assert fingerprint(ssh_public_key(certs.public(1))) in certs.revoked.read_text()
+    again = typed("unregister", certs.public(1), "--insecure")
+    assert "0 of 1 keys unregistered, 1 were unknown\n0 keys added to" in again.stdout
+    registry.status.clear()  # a SuperLink that has lost its database
+    refused = typed("register", certs.public(0), certs.public(1), "--insecure")
+    said = f"1.pub is revoked, see {certs.revoked}: the client needs a new key"
+    assert refused.returncode == 1 and said in refused.stderr and not registry.status
+    assert refused.stderr.count("\n") == 1
+    others = typed("register", certs.clients, "--insecure")
+    assert others.returncode == 0 and said in others.stdout
+    assert "2 of 3 keys registered, 0 were registered already" in others.stdout
+    assert read_public_key(certs.public(1)) not in registry.status
+    named = tmp_path / "list"
+    typed("unregister", certs.public(0), "--insecure", "--revoked", named)
+    refused = typed("register", certs.public(0), "--insecure", "--revoked", named)
+    assert refused.returncode == 1 and f"0.pub is revoked, see {named}" in refused.stderr
+
+
+def test_a_list_that_cannot_be_written_leaves_the_node_registered(
+    certs: Certificates, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    registry = Registry({read_public_key(certs.public(1)): "online"})
+    monkeypatch.setattr(control, "ControlStub", lambda _: registry)
+    place = tmp_path / "no" / "list"
+    done = typed("unregister", certs.public(1), "--insecure", "--revoked", place)
+    said = f"{place} cannot be written: {tmp_path / 'no'} is not a folder"
+    assert done.returncode == 1 and said in done.stderr and done.stderr.count("\n") == 1
+    assert list(registry.status.values()) == ["online"]
+
+
+class Reconnecting(Keyed):
+    """After round 1 client 1's key is revoked, its node leaves and returns as node 99."""
+
+    def __init__(self, config: dict[str, Value], keys: Certificates) -> None:
+        super().__init__(config, keys)
+        self._keys = keys
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        sent = list(messages)
+        for message in sent:
+            self._nodes.setdefault(message.metadata.dst_node_id, {})  # lost: an error reply
+        names = super().push_messages(sent)
+        first = sent[0].metadata
+        if first.message_type == "train" and first.group_id == "1" and 99 not in self._nodes:
+            revoke(self._keys.revoked, [self._keys.public(1)])
+            self._nodes[99] = self._nodes.pop(2)
+        return names
+
+    def get_node_ids(self) -> Iterable[int]:
+        return [node for node, config in self._nodes.items() if config]
+
+
+def sealed(certs: Certificates, out: Path, grid: type[Keyed] = Keyed, **more: Any) -> TinyRun:
+    config = flat(
+        out,
+        **{"method": "fedavg", "clients": 3, "fleet": "mlp@0.25", "train__epochs": 1, **more},
+        data__samples=60,
+        data__test_samples=20,
+        min_replies=0.5,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDMOSAIC_TRUST", str(certs.folder))
+        return play(config, grid(config, certs))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("rebind", [True, False])
+def test_a_key_that_is_revoked_during_a_run_is_refused_and_the_others_go_on(
+    rebind: bool, certs: Certificates, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = sealed(certs, tmp_path / "out", Reconnecting, rounds=3, rebind=rebind)
+    assert [entry["replied"] for entry in run.journal[1:]] == [[0, 1, 2], [0, 2], [0, 2]]
+    why = f"its key 1.pub is revoked, see {certs.revoked}"
+    assert any(why in line for line in caplog.text.splitlines())
+    reasons = {failure["reason"] for entry in run.journal for failure in entry["failures"]}
+    claim = f"node 99 claims its place and is refused: it claims to be client 1: {why}"
+    assert (claim in reasons) is not rebind
+
+
+def test_a_resumed_run_and_a_new_run_refuse_a_revoked_client_in_a_line(
+    certs: Certificates, tmp_path: Path
+) -> None:
+    sealed(certs, tmp_path / "out", rounds=1)
+    revoke(certs.revoked, [certs.public(1)])
+    for out, resume in ((tmp_path / "out", True), (tmp_path / "new", False)):
+        with pytest.raises(Stopped) as stopped:
+            sealed(certs, out, rounds=2, resume=resume)
+        line = str(stopped.value)
+        assert line.startswith("census: node 2 answered: ") and "\n" not in line
+        assert f"it claims to be client 1: its key 1.pub is revoked, see {certs.revoked}" in line
+
+
+# Certificates that end soon.
+
+
+def expiring(folder: Path, monkeypatch: pytest.MonkeyPatch, days: int) -> Certificates:
+    """Certificates that end ``days`` from now, an authority included; negative: have ended."""
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:
+            return datetime.now(tz) + timedelta(days=min(days, 0) - 1, hours=1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(certificates, "AUTHORITY_DAYS", 1)
+        patch.setattr(certificates, "datetime", Clock)
+        return make(folder, [], 1, max(days, 0) + 1)
+
+
+@pytest.mark.parametrize(
+    ("days", "state"), [(31, ""), (29, "expires on {}, in 29 days"), (-2, "expired on {}")]
+)
+def test_a_certificate_that_ends_soon_is_announced_with_file_date_and_command(
+    days: int, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = expiring(tmp_path, monkeypatch, days)
+    date = f"{datetime.now(UTC) + timedelta(days=days, hours=1):%Y-%m-%d}"
+    renew = f"renew it with: fedmosaic certs {tmp_path}, and restart the server"
+    new = "make a new authority with: fedmosaic certs NEW_FOLDER --host …, and copy its ca.crt to"
+    places = [made.server, made.app, tmp_path / "nowhere.crt", made.ca_key]
+    said = [f"{path} {state.format(date)}; {renew}" for path in places[:2]] if state else []
+    assert expiry_warnings(places) == said
+    announced = [line for line in expiry_warnings([made.ca]) if new in line]
+    assert len(announced) == bool(state) and all("ca.crt exp" in line for line in announced)
+    made.ca_key.unlink()
+    assert all("fedmosaic certs FOLDER (with ca.key)" in line for line in expiry_warnings(places))
+
+
+@pytest.mark.parametrize("command", ["node", "submit", "unregister"])
+def test_commands_announce_the_certificates_that_they_use(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = expiring(tmp_path, monkeypatch, 5)
+    words: dict[str, list[object]] = {
+        "node": ["--superlink", "127.0.0.1:1", "--clients", 1, "--k", 0, "-s", "model=nosuch"],
+        "submit": ["--wait", 0],
+        "unregister": [made.public(0), "--wait", 0],
+    }
+    at = [] if command == "node" else ["--superlink", "127.0.0.1:1"]
+    done = typed(command, *words[command], *at, "--ca", made.ca)
+    assert done.returncode == 1
+    *warnings, error = done.stderr.splitlines()
+    assert error.startswith("error:")
+    assert [line.split(" expires on ")[0] for line in warnings] == [
+        f"warning: {path}" for path in (made.ca, made.server, made.app)
+    ]
+
+
+def test_local_and_the_server_app_announce_them_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = expiring(tmp_path / "local" / "certs", monkeypatch, 5)
+    Trust(made.folder)
+    for path in (made.ca, made.server, made.app):
+        assert f"{path} expires on " in caplog.text
+    made.key(0).unlink()  # ends the command before anything starts
+    done = typed("local", "--work", tmp_path / "local", "--clients", 1)
+    assert done.returncode == 1 and f"warning: {made.ca} expires on " in done.stderr
+    assert f"warning: {made.ca} expires on " in typed("certs", made.folder).stderr
