@@ -383,7 +383,7 @@ def test_certs_register_nodes_and_submit_make_a_federation_over_tls(tmp_path: Pa
         for said in ("1 of 1 keys unregistered, 0", "0 of 1 keys unregistered, 1"):
             assert said in typed("unregister", files.public(1), *to).stdout
         final = typed("register", files.public(1), *to)
-        assert final.returncode == 1 and "1.pub was unregistered and cannot come" in final.stderr
+        assert final.returncode == 1 and "1.pub is revoked, see" in final.stderr
         nodes[1].send_signal(signal.SIGTERM)
         nodes[1].wait(PATIENCE)
         refused = fedmosaic(
