@@ -303,6 +303,7 @@ def test_the_certs_service_sorts_keys_by_who_may_read_them(tmp_path: Path) -> No
         (tmp_path / place).mkdir()
     own, _ = make_key(tmp_path / "elsewhere", 1)
     make(tmp_path / "authority", [], 0, public={1: own.public(1)})
+    (tmp_path / "keys/0.key").touch()  # of an earlier release
     (tmp_path / "trust/clients").mkdir()
     (tmp_path / "trust/clients/revoked").write_text("# nobody\n")
     program = Path(sys.executable).parent
