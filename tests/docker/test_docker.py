@@ -35,6 +35,7 @@ COMBINATIONS = [
     ["compose.client.yml", "compose.client.gpu.yml"],
 ]
 NESTED = "/serverapp/clients"  #: the public keys, in the ServerApp's folder
+KEYS = Path("/keys")  #: a client's folder of ca.crt and its key
 HOSPITAL = {
     "SUPERLINK": "fed.example.org:9092",
     "CLIENTS": "7",
@@ -293,6 +294,20 @@ def test_a_service_reads_its_own_keys_and_no_others(files: list[str]) -> None:
     }
 
 
+@with_compose
+def test_a_client_of_its_own_mounts_two_files_of_its_folder_of_keys() -> None:
+    model = compose.model(["compose.client.yml"], {**HOSPITAL, "KEYS": "/srv/keys"})
+    mounted = [
+        (volume["source"], volume["target"], volume["read_only"], volume["bind"])
+        for volume in model["services"]["client"]["volumes"]
+        if KEYS in Path(volume["target"]).parents or volume["target"] == str(KEYS)
+    ]
+    # without create_host_path a missing file is an error, not a new folder
+    assert mounted == [
+        (f"/srv/keys/{name}", f"/keys/{name}", True, {}) for name in ("ca.crt", "6.key")
+    ]
+
+
 def test_the_certs_service_sorts_keys_by_who_may_read_them(tmp_path: Path) -> None:
     """Its script, in folders of this machine; client 1 has sent only its public key."""
     services = yaml.safe_load((compose.FOLDER / "compose.yml").read_text())["services"]
@@ -333,15 +348,16 @@ def test_the_certs_service_sorts_keys_by_who_may_read_them(tmp_path: Path) -> No
 def test_compose_accepts_all_files_and_every_service_is_confined(files: list[str]) -> None:
     model = compose.model(files, variables(files), profiles=["certs"])
     made = {path for path, _ in compose.folders()}
-    assert str(Path(NESTED).parent) in made
+    assert {str(Path(NESTED).parent), str(KEYS)} <= made
     for name, said in model["services"].items():
         assert said["user"] == "49999:49999", name
         assert said["read_only"] is True and said["cap_drop"] == ["ALL"], name
         assert said["security_opt"] == ["no-new-privileges:true"], name
         assert not said.get("privileged") and said.get("network_mode", "none") == "none", name
         assert said["init"] is True, name
-        # on folders that the image has made for its user, or on one in another volume
-        assert {volume["target"] for volume in said["volumes"]} <= made | {NESTED}, name
+        # on folders that the image has made for its user, on one in another volume, or on files
+        targets = {v["target"] for v in said["volumes"] if Path(v["target"]).parent != KEYS}
+        assert targets <= made | {NESTED}, name
 
 
 @with_compose
