@@ -21,6 +21,8 @@ from common.training.seeds import rng
 
 LUMA = (0.299, 0.587, 0.114)
 """Weights of red, green and blue for grey (ITU-R BT.601)."""
+MOST_CLASSES = 100_000
+"""Most classes of a data set in files; a head for more is larger than the networks here."""
 CHUNK = 4096  #: images converted to floating point at a time; bounds memory, not results
 
 
@@ -225,6 +227,15 @@ def holdout(y: Tensor, fraction: float, draw: np.random.Generator) -> tuple[Tens
     mask = np.zeros(len(labels), dtype=bool)
     mask[np.concatenate(test)] = True
     return torch.from_numpy(np.flatnonzero(~mask)), torch.from_numpy(np.flatnonzero(mask))
+
+
+def check_classes(label: int, where: str) -> None:
+    """Raise ``ValueError`` for a label beyond ``MOST_CLASSES``; ``where``: the file it is in."""
+    if label >= MOST_CLASSES:
+        raise ValueError(
+            f"{where}: label {label} is not allowed; a data set has at most {MOST_CLASSES} "
+            f"classes, 0 to {MOST_CLASSES - 1}"
+        )
 
 
 def fingerprint(x: Tensor) -> str:
