@@ -229,11 +229,11 @@ def holdout(y: Tensor, fraction: float, draw: np.random.Generator) -> tuple[Tens
     return torch.from_numpy(np.flatnonzero(~mask)), torch.from_numpy(np.flatnonzero(mask))
 
 
-def check_classes(label: int, where: str) -> None:
+def check_classes(label: float, where: str) -> None:
     """Raise ``ValueError`` for a label beyond ``MOST_CLASSES``; ``where``: the file it is in."""
     if label >= MOST_CLASSES:
         raise ValueError(
-            f"{where}: label {label} is not allowed; a data set has at most {MOST_CLASSES} "
+            f"{where}: label {label:.0f} is not allowed; a data set has at most {MOST_CLASSES} "
             f"classes, 0 to {MOST_CLASSES - 1}"
         )
 
