@@ -178,7 +178,7 @@ def _file(path: str) -> str:
     """
     with suppress(OSError):  # a missing or unreadable file raises later, where it is read
         if not stat.S_ISREG(os.stat(path).st_mode):
-            raise ValueError(f"{path}: not a file")
+            raise ValueError(f"{path}: not a regular file")
     return path
 
 
