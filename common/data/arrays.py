@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import UnionType
+from types import NoneType
 
 import numpy as np
 import torch
@@ -123,10 +123,10 @@ def _users(path: Path) -> dict[str, Pair]:
         if not isinstance(content, dict) or not isinstance(content.get("user_data"), dict):
             raise ValueError("there is no 'user_data' by user in it")
         users = content.get("users", list(content["user_data"]))
-        if not _all_of(users, str | int):
+        if not _all_of(users, (str, int)):
             raise ValueError("'users' is no list of names")
         counts = content.get("num_samples", [None] * len(users))
-        if not _all_of(counts, int | float | None):
+        if not _all_of(counts, (int, float, NoneType)):
             raise ValueError("'num_samples' is no list of numbers")
         if len(counts) != len(users):
             raise ValueError(f"num_samples has {len(counts)} entries for {len(users)} users")
@@ -142,8 +142,9 @@ def _users(path: Path) -> dict[str, Pair]:
     return pairs
 
 
-def _all_of(values: object, kind: UnionType) -> bool:
-    return isinstance(values, list) and all(isinstance(value, kind) for value in values)
+def _all_of(values: object, kinds: tuple[type, ...]) -> bool:
+    """Return whether ``values`` is a list whose entries are instances of ``kinds``."""
+    return isinstance(values, list) and all(isinstance(value, kinds) for value in values)
 
 
 @contextmanager

@@ -64,8 +64,8 @@ def _decode(root: Path, data: Data) -> dict[str, Tensor]:
     image = _column(root, features, datasets.Image, "image")
     label = data.label_column or _column(root, features, datasets.ClassLabel, "label")
     if not isinstance(features.get(label), datasets.ClassLabel):
-        columns = _describe(features)
-        raise ValueError(f"{root}: column {label!r} holds no classes; there are {columns}")
+        there = _describe(features)
+        raise ValueError(f"{root}: column {label!r} holds no classes; there are {there}")
     check_classes(len(features[label].names) - 1, f"{root}: column {label!r}")
     names = "\n".join(features[label].names)
     tensors = {"classes": torch.tensor(list(names.encode()), dtype=torch.uint8)}
@@ -76,9 +76,17 @@ def _decode(root: Path, data: Data) -> dict[str, Tensor]:
         )
     columns = list(filter(None, (image, label, owner)))
     for suffix, part in parts.items():
+        for column in columns:
+            kind = part.features.get(column)
+            if type(kind) is not type(features[column]) and (column != owner or kind is not None):
+                there = _describe(part.features)
+                raise ValueError(f"{root}: the test split has other columns: {there}")
         known = [column for column in columns if column in part.features]
         parts[suffix] = part = part.select_columns(known).with_format(None)
-        tensors[f"y{suffix}"] = torch.tensor(part[label], dtype=torch.int64)
+        labels = list(part[label])
+        if None in labels:
+            raise ValueError(f"{root}: sample {labels.index(None)} has no {label!r}")
+        tensors[f"y{suffix}"] = torch.tensor(labels, dtype=torch.int64)
     tensors |= _images(root, parts, image, data.image_size)
     if owner:
         tensors |= _owners(parts, owner)

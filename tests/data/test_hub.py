@@ -185,5 +185,14 @@ def test_other_columns_are_not_decoded(
     folder = referring(monkeypatch, tmp_path / "data", ["x.png"] * 6, **more)
     with pytest.raises(ValueError, match="2 image columns, one is needed"):
         hub(options, folder)
+    unlike = {"kinds": {"picture": datasets.Value("int64")}, "columns": {"picture": [1] * 6}}
+    for name, test, line in (
+        ("unlike", table(6, **unlike), "the test split has other columns: picture .Value."),
+        ("less", table(6).remove_columns("animal"), "the test split has other columns: picture"),
+        ("null", table(6, columns={"animal": [0, None] * 3}), "sample 1 has no 'animal'"),
+        ("owner", table(6, **more), "the test split has other columns: picture .Image.*row .Ima"),
+    ):
+        with pytest.raises(ValueError, match=line):
+            hub(options, saved(tmp_path / name, train=table(6), test=test), owner_column="row")
     with pytest.raises(ValueError, match="no column 'picture' with owners"):
         hub(options, saved(tmp_path / "two", train=table(6), test=table(6)), owner_column="picture")
