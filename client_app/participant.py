@@ -18,7 +18,7 @@ from client_app.store import Store
 from common import models, progress
 from common.data import divide, pool_of
 from common.data.dataset import Dataset
-from common.data.shares import Share, for_testing, share
+from common.data.shares import Share, check_public, for_testing, share
 from common.exchange.records import Records, StateDict
 from common.models.batchnorm import measure
 from common.models.classifier import Classifier
@@ -76,6 +76,12 @@ class Participant:
         if public is None:
             raise ValueError("there is no public set: set data.public, public-name or public-dir")
         return public
+
+    def check_public(self) -> None:
+        """Raise ``ValueError`` without a public set, or if it has images of the local test part."""
+        _ = self.public
+        x, _ = self._share.test_set
+        check_public(self._data, x, f"client {self.k}", self.config.partition_seed)
 
     @cached_property
     def public_labels(self) -> Tensor | None:

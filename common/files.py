@@ -4,12 +4,32 @@ import contextlib
 import glob
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 
 class Damaged(ValueError):
     """Error with a complete line: a file is damaged or missing, or a folder cannot be written."""
+
+
+def check_regular(path: Path, root: Path | None = None) -> None:
+    """Raise ``ValueError``, one line, unless ``path`` is a regular file, inside ``root`` if given.
+
+    Links are followed. Opening a named pipe would block, and a device can have no end. ``root`` is
+    for paths in the content of a file, which could name any file of this machine.
+    """
+    shown = "".join(c if c.isprintable() else "?" for c in str(path))
+    try:
+        target = path.resolve(strict=True)
+        mode = target.stat().st_mode
+    except (OSError, RuntimeError, ValueError) as error:  # also a loop of links, or a null byte
+        reason = getattr(error, "strerror", None) or "no valid path"
+        raise ValueError(f"{shown}: cannot be read ({reason})") from None
+    if root is not None and not target.is_relative_to(root.resolve()):
+        raise ValueError(f"{shown} is outside of {root}; only files inside are read")
+    if not stat.S_ISREG(mode):
+        raise ValueError(f"{shown}: not a regular file")
 
 
 FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)

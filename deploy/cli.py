@@ -321,12 +321,14 @@ def list_(
 @app.command(cls=Answering, rich_help_panel=INSPECT)
 def verify(folder: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
     """Check the files of a run against their digests, and name a remedy for damaged ones."""
+    from deploy.run.verify import conclusion
     from deploy.run.verify import verify as examine
 
     verdicts = examine(folder)
     for verdict in verdicts:
         plain(str(verdict))
-    answer([asdict(verdict) for verdict in verdicts])
+    plain(conclusion(verdicts, folder))
+    answer([{**asdict(verdict), "proven": verdict.proven} for verdict in verdicts])
     if any(verdict.state == "damaged" for verdict in verdicts):
         raise typer.Exit(1)
 

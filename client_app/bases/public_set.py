@@ -35,7 +35,7 @@ class SharedPublicSet(Handler[O, D], ABC):
     """Client that has the public set; the census compares its fingerprint with the server's."""
 
     def admit(self) -> None:
-        _ = self.participant.public
+        self.participant.check_public()
 
     def public(self) -> str:
         return fingerprint(self.participant.public)

@@ -9,18 +9,21 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import NoneType
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from common.data import decoded
-from common.data.dataset import Dataset, measured
-from common.data.unpickle import read_npz
-from common.files import in_order
+from common.data.dataset import Dataset, check_classes, measured
+from common.data.unpickle import check_sizes, read_npz
+from common.errors import first_line
+from common.files import check_regular, in_order
 from common.settings.config import Data
 
 CHANNELS = (1, 3)  #: numbers of channels for which the last axis counts as channels
+LONGEST = 200  #: most characters in a user's name
 NOBODY = -1  #: owner of test samples of a user without training samples
 
 Pair = tuple[np.ndarray, np.ndarray]  #: images and labels
@@ -42,6 +45,7 @@ def load_npz(data: Data) -> Dataset:
         raise ValueError(f"{root / missing / str(odd[0])}.npz is missing")
 
     def decode() -> dict[str, Tensor]:
+        check_sizes(paths, "data")
         parts = (
             [(str(path), k, _from_npz(path)) for k, path in paths.items()]
             for paths in files.values()
@@ -109,25 +113,38 @@ def _from_json(*parts: list[Path]) -> dict[str, Tensor]:
 def _users(path: Path) -> dict[str, Pair]:
     """Return the images and labels of each user with samples in one file."""
     try:
+        check_regular(path)
         content = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: damaged or no JSON ({error})") from None
+    except (OSError, ValueError, RecursionError) as error:
+        reason = first_line(error).removeprefix(f"{path}: ")
+        raise ValueError(f"{path}: damaged or no JSON ({reason})") from None
     pairs: dict[str, Pair] = {}
     with _located_at(str(path)):
         if not isinstance(content, dict) or not isinstance(content.get("user_data"), dict):
             raise ValueError("there is no 'user_data' by user in it")
         users = content.get("users", list(content["user_data"]))
+        if not _all_of(users, (str, int)):
+            raise ValueError("'users' is no list of names")
         counts = content.get("num_samples", [None] * len(users))
+        if not _all_of(counts, (int, float, NoneType)):
+            raise ValueError("'num_samples' is no list of numbers")
         if len(counts) != len(users):
             raise ValueError(f"num_samples has {len(counts)} entries for {len(users)} users")
         for user, n in zip(users, counts, strict=True):
-            with _located_at(f"user {str(user)!r}"):
-                samples = pair(content["user_data"].get(user))
+            with _located_at(f"user {str(user)[:80]!r}"):
+                if len(str(user)) > LONGEST:
+                    raise ValueError(f"a name of {len(str(user))} characters, more than {LONGEST}")
+                samples = pair(content["user_data"].get(str(user)))
                 if n not in (None, len(samples[1]) if samples else 0):
                     raise ValueError(f"not {n} samples, as num_samples says")
             if samples:
                 pairs[str(user)] = samples
     return pairs
+
+
+def _all_of(values: object, kinds: tuple[type, ...]) -> bool:
+    """Return whether ``values`` is a list whose entries are instances of ``kinds``."""
+    return isinstance(values, list) and all(isinstance(value, kinds) for value in values)
 
 
 @contextmanager
@@ -194,6 +211,8 @@ def labels(values: object, samples: int) -> np.ndarray:
         raise ValueError(f"y has the shape {y.shape}, but there are {samples} samples")
     if samples and ((y != np.floor(y)).any() or y.min() < 0):
         raise ValueError("y has values that are not classes 0, 1, 2, …")
+    if samples:
+        check_classes(y.max().item(), "y")
     return y.astype(np.int64)
 
 
@@ -201,7 +220,7 @@ def _array(values: object) -> np.ndarray:
     """Return numbers as one array; arrays of equal shape in a list or object array are stacked."""
     try:
         array = np.asarray(values)
-        if array.dtype == object:
+        if array.dtype == object and array.ndim:
             array = np.asarray([np.asarray(row) for row in array])
     except ValueError:
         raise ValueError("its samples differ in shape") from None
@@ -241,8 +260,9 @@ def _classes(samples: dict[str, Tensor], config: Path | None = None) -> tuple[st
     if config is not None and config.is_file():
         try:
             count = json.loads(config.read_bytes())["num_classes"]
-        except (OSError, ValueError, TypeError, KeyError):
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
             raise ValueError(f"{config}: damaged, or without 'num_classes'") from None
         if type(count) is not int or count <= top:
             raise ValueError(f"{config}: num_classes = {count!r}, but there are labels to {top}")
+        check_classes(count - 1, f"{config}: num_classes = {count}")
     return tuple(str(c) for c in range(count))

@@ -21,6 +21,8 @@ from common.training.seeds import rng
 
 LUMA = (0.299, 0.587, 0.114)
 """Weights of red, green and blue for grey (ITU-R BT.601)."""
+MOST_CLASSES = 100_000
+"""Most classes of a data set in files; a head for more is larger than the networks here."""
 CHUNK = 4096  #: images converted to floating point at a time; bounds memory, not results
 
 
@@ -225,6 +227,39 @@ def holdout(y: Tensor, fraction: float, draw: np.random.Generator) -> tuple[Tens
     mask = np.zeros(len(labels), dtype=bool)
     mask[np.concatenate(test)] = True
     return torch.from_numpy(np.flatnonzero(~mask)), torch.from_numpy(np.flatnonzero(mask))
+
+
+def check_classes(label: float, where: str) -> None:
+    """Raise ``ValueError`` for a label beyond ``MOST_CLASSES``; ``where``: the file it is in."""
+    if label >= MOST_CLASSES:
+        raise ValueError(
+            f"{where}: label {label:.0f} is not allowed; a data set has at most {MOST_CLASSES} "
+            f"classes, 0 to {MOST_CLASSES - 1}"
+        )
+
+
+def image_digests(x: Tensor) -> list[bytes]:
+    """Return a digest of each image of x (N, C, H, W), for comparisons between data sets.
+
+    Floats that are bytes, or bytes divided by 255, have the digests of these bytes.
+    """
+    digests: list[bytes] = []
+    for images in x.flatten(1).split(CHUNK):
+        rows = images.numpy()
+        exact = np.zeros(len(rows), bool)
+        if images.dtype != torch.uint8:
+            levels = np.zeros(rows.shape, np.uint8)
+            for scale in (1, 255):
+                scaled = rows * np.float32(scale)
+                rounded = scaled.round()
+                near = (np.abs(scaled - rounded) < 1e-3) & (rounded >= 0) & (rounded <= 255)
+                exact |= (of_scale := near.all(1))
+                levels[of_scale] = rounded[of_scale]
+            rows = rows + np.float32(0)  # -0.0 equals 0.0
+        for i, row in enumerate(rows):
+            content = levels[i] if exact[i] else row
+            digests.append(hashlib.blake2b(content.tobytes(), digest_size=16).digest())
+    return digests
 
 
 def fingerprint(x: Tensor) -> str:

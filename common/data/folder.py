@@ -19,7 +19,7 @@ from torch import Tensor
 
 from common.data import decoded
 from common.data.dataset import Dataset, halved, holdout, measured
-from common.files import in_order
+from common.files import check_regular, in_order
 from common.settings.config import Data
 from common.training.seeds import rng
 
@@ -158,7 +158,9 @@ def _annotated(folder: Path, classes: tuple[str, ...]) -> Part:
         fields = line.split("\t")
         if len(fields) < 2 or fields[1] not in number:
             raise ValueError(f"{folder / ANNOTATIONS}: {line!r} names no class of the training set")
-        part.append((_file(str(folder / "images" / fields[0])), number[fields[1]]))
+        path = folder / "images" / fields[0]
+        check_regular(path, folder.parent)
+        part.append((str(path), number[fields[1]]))
     return part
 
 
@@ -176,7 +178,7 @@ def _file(path: str) -> str:
     """
     with suppress(OSError):  # a missing or unreadable file raises later, where it is read
         if not stat.S_ISREG(os.stat(path).st_mode):
-            raise ValueError(f"{path}: not a file")
+            raise ValueError(f"{path}: not a regular file")
     return path
 
 

@@ -3,21 +3,31 @@
 The folder comes from ``datasets.DatasetDict.save_to_disk`` with ``train`` and ``test``, or from
 ``Dataset.save_to_disk``. The latter is split into 80 % of every class for training and 20 % for
 testing, always the same. Nothing is downloaded.
+
+The data set's files are not trusted. They can name other files, and an image can be a URL. Only
+regular files inside the folder are read, and never the network.
 """
 
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from common.data import decoded
-from common.data.dataset import Dataset, halved, measured
+from common.data.dataset import Dataset, check_classes, halved, measured
 from common.data.folder import GREY, as_bytes
-from common.files import in_order
+from common.files import check_regular, in_order
 from common.settings.config import Data
 from common.settings.extras import imported
+
+UNREADABLE = (OSError, SyntaxError, ValueError, AttributeError, Image.DecompressionBombError)
+"""Exceptions of the decoder for files that are no images."""
 
 
 def load_hub(data: Data) -> Dataset:
@@ -39,6 +49,7 @@ def load_hub(data: Data) -> Dataset:
 def _decode(root: Path, data: Data) -> dict[str, Tensor]:
     """Return the data set as tensors, including the class names as bytes."""
     datasets = imported("datasets")
+    _check_files(root)
     try:
         loaded = datasets.load_from_disk(str(root))
     except Exception as error:  # errors of Arrow, fsspec and datasets have no common base
@@ -53,17 +64,61 @@ def _decode(root: Path, data: Data) -> dict[str, Tensor]:
     image = _column(root, features, datasets.Image, "image")
     label = data.label_column or _column(root, features, datasets.ClassLabel, "label")
     if not isinstance(features.get(label), datasets.ClassLabel):
-        columns = _describe(features)
-        raise ValueError(f"{root}: column {label!r} holds no classes; there are {columns}")
+        there = _describe(features)
+        raise ValueError(f"{root}: column {label!r} holds no classes; there are {there}")
+    check_classes(len(features[label].names) - 1, f"{root}: column {label!r}")
     names = "\n".join(features[label].names)
     tensors = {"classes": torch.tensor(list(names.encode()), dtype=torch.uint8)}
+    owner = data.owner_column
+    if owner and not isinstance(features.get(owner), (datasets.Value, datasets.ClassLabel)):
+        raise ValueError(
+            f"{root}: no column {owner!r} with owners; there are {_describe(features)}"
+        )
+    columns = list(filter(None, (image, label, owner)))
     for suffix, part in parts.items():
-        tensors[f"y{suffix}"] = torch.tensor(part[label], dtype=torch.int64)
-    pictures = {suffix: part[image] for suffix, part in parts.items()}
-    tensors |= _images(root, pictures, data.image_size)
-    if data.owner_column:
-        tensors |= _owners(root, parts, data.owner_column)
+        for column in columns:
+            kind = part.features.get(column)
+            if type(kind) is not type(features[column]) and (column != owner or kind is not None):
+                there = _describe(part.features)
+                raise ValueError(f"{root}: the test split has other columns: {there}")
+        known = [column for column in columns if column in part.features]
+        parts[suffix] = part = part.select_columns(known).with_format(None)
+        labels = list(part[label])
+        if None in labels:
+            raise ValueError(f"{root}: sample {labels.index(None)} has no {label!r}")
+        tensors[f"y{suffix}"] = torch.tensor(labels, dtype=torch.int64)
+    tensors |= _images(root, parts, image, data.image_size)
+    if owner:
+        tensors |= _owners(parts, owner)
     return tensors
+
+
+def _check_files(root: Path) -> None:
+    """Raise ``ValueError`` unless the files that the data set consists of are regular and inside.
+
+    ``dataset_dict.json`` names the folders of the splits, ``state.json`` the files of a split.
+    """
+    splits = [""]
+    if (root / "dataset_dict.json").exists():
+        splits += _named(root / "dataset_dict.json", root, lambda content: content["splits"])
+    for folder in (root / split for split in splits):
+        if (state := folder / "state.json").exists():
+            check_regular(folder / "dataset_info.json", root)
+            names = _named(
+                state, root, lambda content: [f["filename"] for f in content["_data_files"]]
+            )
+            for name in names:
+                check_regular(folder / name, root)
+
+
+def _named(path: Path, root: Path, names: Callable[[Any], list[str]]) -> list[str]:
+    """Return the file or folder names that ``names`` takes from the content of a JSON file."""
+    check_regular(path, root)
+    try:
+        return list(map(str, names(json.loads(path.read_bytes()))))
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{path}: damaged or not saved by save_to_disk ({reason})") from None
 
 
 def _column(root: Path, features: Any, kind: type, role: str) -> str:
@@ -82,29 +137,45 @@ def _describe(features: Any) -> str:
     return ", ".join(f"{name} ({type(feature).__name__})" for name, feature in features.items())
 
 
-def _images(root: Path, parts: dict[str, Any], size: int) -> dict[str, Tensor]:
+def _images(root: Path, parts: dict[str, Any], column: str, size: int) -> dict[str, Tensor]:
     """Return uint8 (N, C, H, W) for each part: grey if all images are grey, else RGB."""
     try:
-        grey = all(image.mode in GREY for part in parts.values() for image in part)
+        pictures = partial(_pictures, root, column)
+        grey = all(image.mode in GREY for part in parts.values() for image in pictures(part))
         tensors = {}
         for suffix, part in parts.items():
-            pixels = [as_bytes(image, "L" if grey else "RGB", size) for image in part]
+            pixels = [as_bytes(image, "L" if grey else "RGB", size) for image in pictures(part)]
             if len({array.shape for array in pixels}) > 1:
                 raise ValueError("images differ in size: set data.image-size")
             tensors[f"x{suffix}"] = torch.from_numpy(np.stack(pixels))
         return tensors
-    except (OSError, SyntaxError, ValueError, AttributeError) as error:
+    except UNREADABLE as error:
         raise ValueError(f"{root}: {error}") from None
 
 
-def _owners(root: Path, parts: dict[str, Any], column: str) -> dict[str, Tensor]:
+def _pictures(root: Path, column: str, part: Any) -> Iterator[Image.Image]:
+    """Yield the decoded images of a column, from bytes in the data set or files inside ``root``.
+
+    ``datasets`` itself would open any path and download any URL.
+    """
+    feature = part.features[column]
+    undecoded = part.cast_column(column, type(feature)(decode=False))
+    for i, stored in enumerate(undecoded[column]):
+        content = stored["bytes"] if stored else None
+        if content is None:
+            if not stored or not stored["path"]:
+                raise ValueError(f"image {i} has neither bytes nor a path")
+            check_regular(path := root / stored["path"], root)
+            content = path.read_bytes()
+        yield type(feature)(feature.mode).decode_example({"bytes": content, "path": None})
+
+
+def _owners(parts: dict[str, Any], column: str) -> dict[str, Tensor]:
     """Return the owner of each sample; no test owners if some of them have no training samples."""
     owners = {}
     for suffix, part in parts.items():
         if column in part.features:
             owners[suffix] = [str(value) for value in part[column]]
-        elif not suffix:
-            raise ValueError(f"{root}: no column {column!r}; there are {_describe(part.features)}")
     number = {name: i for i, name in enumerate(sorted(set(owners[""]), key=in_order))}
     return {
         f"owner{suffix}": torch.tensor([number[name] for name in names], dtype=torch.int64)

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.data import check_test_owners, load, pool_of
-from common.data.dataset import Dataset
+from common.data import check_test_owners, divide, load, pool_of
+from common.data.dataset import Dataset, image_digests
 from common.data.partition import local_split, local_train, split
 from common.settings.config import NATURAL, OWN, Data
 from common.training.seeds import rng
@@ -125,3 +125,43 @@ def _untrained(data: Data, clients: int, seed: int) -> Dataset:
         )
     pool = pool_of(data, seed)
     return replace(load(data), x_test=pool.x[test], y_test=pool.y[test], owner_test=None)
+
+
+def check_public(data: Data, images: Tensor, who: str, seed: int) -> None:
+    """Raise ``ValueError`` if test ``images`` of ``who`` are in a public set from elsewhere.
+
+    Predictions and labels of public images would then give away test samples. Training samples may
+    be public. A share of the training set (``data.public``) needs no check: it is disjoint from all
+    test samples by index.
+    """
+    if not data.elsewhere:
+        return
+    public = _public_digests(data, seed)
+    if overlap := sum(digest in public for digest in image_digests(images)):
+        value = data.public_name if data.elsewhere == "public-name" else data.public_dir
+        raise ValueError(
+            f"data.{data.elsewhere} = {value!r} is not allowed: {overlap} of the {len(images)} "
+            f"test images of {who} are in the public set; choose another data set, or a share of "
+            "the training set with data.public"
+        )
+
+
+def check_public_tests(data: Data, clients: int, seed: int) -> None:
+    """Raise ``ValueError`` as ``check_public`` does, for the server and each of ``clients``.
+
+    With partition ``own`` clients have other data, so each client checks its own.
+    """
+    if not data.elsewhere:
+        return
+    check_public(data, for_testing(data, clients, seed).x_test, "the server", seed)
+    if data.partition != OWN:
+        for k in range(clients):
+            images, _ = share(data, k, clients, seed).test_set
+            check_public(data, images, f"client {k}", seed)
+
+
+@lru_cache(maxsize=2)
+def _public_digests(data: Data, seed: int) -> frozenset[bytes]:
+    """Return the digests of the public images; computed once in a process."""
+    public = divide(data, seed).public
+    return frozenset(() if public is None else image_digests(public))

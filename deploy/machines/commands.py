@@ -261,7 +261,12 @@ def submit(
             red("detached", f": the run continues; stop it with: {line}")
             raise typer.Exit(INTERRUPTED) from None
     if status.failure:
-        raise RuntimeError(status.failure)
+        again = ["fedmosaic", "submit", *([str(experiment)] if experiment else [])]
+        for setting in settings or []:
+            if setting.partition("=")[0].strip() not in ("out", "from-round"):
+                again += ["-s", setting]
+        again += ["--superlink", at, *(["--insecure"] if ca is None else ["--ca", str(ca)])]
+        raise RuntimeError(sending.stopped(status.failure, run, flat, again))
     sent, received = status.bytes_sent, status.bytes_received
     out.print(f"completed; {sent:,} bytes to the clients, {received:,} from them")
     result = {"run": run, "app_digest": app_code, "bytes_sent": sent, "bytes_received": received}

@@ -2,7 +2,8 @@
 
 import ipaddress
 import re
-from collections.abc import Callable, Mapping
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from common.settings.config import Value
@@ -12,6 +13,10 @@ from server_app.storage.relative_paths import places
 
 HOST_PORT = "HOST:PORT, such as fed.example.org:9092 or [::1]:9092, with a port of 1 to 65535"
 _PORT = re.compile("[0-9]{1,5}")
+SILENT = "No heartbeat received"
+"""Beginning of Flower's reason for a run whose ServerApp ended without a word."""
+KEPT = re.compile("; the checkpoint is kept, go on with --resume (.+?)(?=; |$)")
+"""Remedy in a ServerApp's last line, with its folder; it is for runs without ``submit``."""
 
 
 def address(text: str, option: str = "--superlink") -> str:
@@ -72,6 +77,31 @@ def done(flat: Mapping[str, Value]) -> bool:
     config = parse(flat)
     checkpoint.read(folder, config)
     return bool(complete(folder, config))
+
+
+def stopped(reason: str, run: int, flat: Mapping[str, Value], again: Sequence[str]) -> str:
+    """Return the line for a run that stopped: the reason, and the command that resumes the run.
+
+    ``reason``: the SuperLink's reason; ``flat``: the run config as sent; ``again``: the command of
+    the run without ``--resume``, ``out`` and ``from-round``. A reason without a checkpoint, for
+    example a wrong setting, is returned unchanged.
+    """
+    from server_app.storage import checkpoint  # imports torch
+    from server_app.storage.summary import place
+
+    kept, killed = KEPT.search(reason), reason.startswith(SILENT)
+    if not kept and not killed:
+        return reason
+    folder = Path(kept[1]) if kept else place(str(flat["out"]), str(flat["experiment"]))
+    reason = KEPT.sub("", reason)
+    if killed:
+        reason = "the ServerApp ended in the middle of the run; was its process killed?"
+    words, how = [*again, "-s", f"out={folder}"], "resume it with"
+    if killed and folder.is_dir() and not checkpoint.path_in(folder).exists():
+        how = "no round is saved, start it again with"
+    else:
+        words.append("--resume")
+    return f"run {run} stopped: {reason}; {how}: {shlex.join(words)}"
 
 
 def without_tracebacks(put: Callable[[str], None]) -> Callable[[str], None]:

@@ -14,10 +14,11 @@ from common.data import divide, load, source
 from common.data.batches import check_augment
 from common.data.dataset import Dataset, fingerprint
 from common.data.partition import rule
-from common.data.shares import check_share, for_testing, share
+from common.data.shares import check_public, check_public_tests, check_share, for_testing, share
 from common.settings.config import NATURAL, OWN, Config, Value, entries
 from common.settings.extras import check_installed
 from common.settings.parse import data_of, parse
+from common.techniques.public_set import OnPublicSet
 from common.training import device
 from common.training.task import Task, check_architectures, check_fleet, global_spec
 from deploy.run.settings import RUNTIMES, load_run
@@ -137,6 +138,9 @@ def _check_clients(config: Config, dataset: Dataset) -> None:
     share is too small. With partition ``own`` two clients must not have the same data.
     """
     seed, owners = config.partition_seed, dict[str, str]()
+    public = isinstance(config.method, OnPublicSet)
+    if public:
+        check_public_tests(config.data, config.run.clients, seed)
     separate = config.data.partition == OWN
     if separate and config.data.test == "merge":  # no client may train on the server's test samples
         owners[fingerprint(divide(config.data, seed).pool.x)] = "the server"
@@ -154,13 +158,16 @@ def _check_clients(config: Config, dataset: Dataset) -> None:
         device.choose(str(node.get("device", config.run.device)))
         data = config.data_of(k, node)
         divide(data, seed)  # the public set too
-        pool = share(data, k, config.run.clients, seed).pool
+        own = share(data, k, config.run.clients, seed)
+        pool = own.pool
         if (pool.shape, pool.classes) != (dataset.shape, dataset.classes):
             raise ValueError(
                 f"client {k} has images {pool.shape} of {pool.num_classes} classes "
                 f"({', '.join(pool.classes)[:80]}), the server {dataset.shape} of "
                 f"{dataset.num_classes} ({', '.join(dataset.classes)[:80]})"
             )
+        if public:
+            check_public(data, own.test_set[0], f"client {k}", seed)
         if not separate:
             continue
         if (other := owners.setdefault(fingerprint(pool.x), f"client {k}")) != f"client {k}":

@@ -2,11 +2,12 @@
 
 Checkpoints, cached uploads and client states contain a digest of their content, the model a digest
 of its weights, and each line of the journal a digest of its text (``common/journal.py``).
+No digest covers the other files of the folder, such as settings, summary and report.
 """
 
 import json
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, final
@@ -22,18 +23,26 @@ from server_app.storage import checkpoint
 @final
 @dataclass(frozen=True)
 class Verdict:
-    """Result for one file. ``unproven``: the file can be read but contains no digest."""
+    """Result for one file, or for a folder without digests.
+
+    ``whole``: the file matches its digest; ``unproven``: no digest covers it.
+    """
 
     path: Path
     state: Literal["whole", "unproven", "damaged"]
     detail: str
+
+    @property
+    def proven(self) -> bool:
+        """Whether the file's content matches a digest."""
+        return self.state == "whole"
 
     def __str__(self) -> str:
         return f"{self.state:9}{self.path}{f': {self.detail}' if self.detail else ''}"
 
 
 def verify(folder: Path) -> list[Verdict]:
-    """Return a verdict for each file of the run in ``folder`` and each client state here.
+    """Return a verdict for each file in the run's ``folder`` and each client state here.
 
     Raises ``ValueError`` if there is no run.
     """
@@ -41,7 +50,19 @@ def verify(folder: Path) -> list[Verdict]:
     if not (folder / "journal.jsonl").exists() and not checkpoint.path_in(folder).exists():
         raise ValueError(f"{folder} holds no run: it has no journal.jsonl and no checkpoint")
     first = [*_settings(folder), _journal(folder / "journal.jsonl"), *_checkpoints(folder)]
-    return [*first, *_model(folder), *_uploads(folder), *_client_states(folder)]
+    verdicts = [*first, *_model(folder), *_uploads(folder), *_client_states(folder)]
+    return [*verdicts, *_others(folder, {verdict.path for verdict in verdicts})]
+
+
+def conclusion(verdicts: Sequence[Verdict], folder: Path) -> str:
+    """Return the line that says how many files are proven, and names all others."""
+    folder = folder.expanduser().resolve()
+    parts = [f"{sum(verdict.proven for verdict in verdicts)} files are proven by a digest"]
+    for state, what in (("unproven", "not covered by any digest"), ("damaged", "damaged")):
+        if paths := [verdict.path for verdict in verdicts if verdict.state == state]:
+            inside = (p.relative_to(folder) if p.is_relative_to(folder) else p for p in paths)
+            parts.append(f"{what}: {', '.join(map(str, inside))}")
+    return "; ".join(parts)
 
 
 def _settings(folder: Path) -> Iterator[Verdict]:
@@ -52,7 +73,7 @@ def _settings(folder: Path) -> Iterator[Verdict]:
         path = folder / name
         try:
             read(path.read_text(encoding="utf-8"))
-            yield Verdict(path, "unproven", "it can be read")
+            yield Verdict(path, "unproven", "it can be read; no digest covers it")
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:
@@ -149,6 +170,19 @@ def _client_states(folder: Path) -> Iterator[Verdict]:
             if k.isdecimal() and t.isdecimal():
                 back = checkpoint.advice(folder, int(t) - 1)
                 yield _proven(path, f"the state of client {k} after round {t}", back)
+
+
+def _others(folder: Path, known: Set[Path]) -> Iterator[Verdict]:
+    """Yield ``unproven`` for each other file, and once for a folder without ``known`` files."""
+    for path in sorted(folder.iterdir()):
+        if path in known or path.name.startswith("."):
+            continue
+        if not path.is_dir():
+            yield Verdict(path, "unproven", "no digest covers it")
+        elif any(other.is_relative_to(path) for other in known):
+            yield from _others(path, known)
+        elif files := sum(other.is_file() for other in path.rglob("*")):
+            yield Verdict(path, "unproven", f"no digest covers its {files} files")
 
 
 def _proven(path: Path, content: str, otherwise: str) -> Verdict:

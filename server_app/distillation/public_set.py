@@ -11,6 +11,7 @@ from torch import Tensor
 from common import journal
 from common.data import divide
 from common.data.dataset import fingerprint
+from common.data.shares import check_public_tests
 from common.exchange import quantise
 from common.exchange.protocol import Reply as AnyReply
 from common.exchange.records import Records, StateDict
@@ -46,6 +47,10 @@ class ServerPublicSet(Method[O, U], ABC):
         divided = divide(self.config.data, self.config.partition_seed)
         assert divided.public is not None, "the configuration is checked for a public set"
         self.public, self.labels = divided.public, divided.labels
+
+    def begin(self, clients: Sequence[Client]) -> None:
+        super().begin(clients)
+        check_public_tests(self.config.data, len(clients), self.config.partition_seed)
 
     @property
     def samples(self) -> int:

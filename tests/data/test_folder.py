@@ -185,6 +185,12 @@ def annotated_pipe(root: Path) -> None:
     (root / "val" / "val_annotations.txt").write_text("0.png\tcat\n")
 
 
+def annotated_outside(root: Path) -> None:
+    annotated_pipe(root)
+    picture(root.parent / "secret.png")
+    (root / "val" / "val_annotations.txt").write_text("../../../secret.png\tcat\n")
+
+
 def foreign_class(root: Path) -> None:
     picture(root / "test" / "emu" / "0.png")
 
@@ -199,10 +205,11 @@ def no_test(root: Path) -> None:
         (broken_image, "bad.jpg: not a readable image"),
         (truncated_image, "bad.png: not a readable image"),
         (deep_image, "bad.png: not a readable image .more than 8 bits"),
-        (named_pipe, "pipe.png: not a file"),
-        (device_behind_a_link, "zero.png: not a file"),
-        (listening, "socket.png: not a file"),
-        (annotated_pipe, "0.png: not a file"),
+        (named_pipe, "pipe.png: not a regular file"),
+        (device_behind_a_link, "zero.png: not a regular file"),
+        (listening, "socket.png: not a regular file"),
+        (annotated_pipe, "0.png: not a regular file"),
+        (annotated_outside, "secret.png is outside of .*; only files inside are read"),
         (foreign_class, "class 'emu' has no training folder"),
         (no_test, "neither test nor valid"),
     ],

@@ -1,5 +1,6 @@
 """Hugging Face data sets from a folder, without a network."""
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -60,7 +61,7 @@ def test_columns_are_found_by_their_features_and_owners_by_name(
     assert owned.owner is not None and owned.owner_test is not None
     assert owned.owner.tolist() == [1, 0, 0] * 3 and owned.owner_test.tolist() == [0] * 6
     assert hub(options, folder, image_size=4).shape == (1, 4, 4)
-    with pytest.raises(ValueError, match="no column 'clinic'; there are picture"):
+    with pytest.raises(ValueError, match="no column 'clinic' with owners; there are picture"):
         hub(options, folder, owner_column="clinic")
 
 
@@ -105,3 +106,93 @@ def test_without_the_extra_the_command_that_installs_it_is_told(
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ValueError, match=r"datasets is not .*: pip install 'fedmosaic\[hub\]'"):
         hub(options, tmp_path)
+
+
+def referring(monkeypatch: pytest.MonkeyPatch, folder: Path, paths: list[str], **more: Any) -> Path:
+    """A data set whose images are paths instead of bytes, as no ``save_to_disk`` writes it."""
+    monkeypatch.setattr(datasets.Image, "embed_storage", lambda self, stored, **_: stored)
+    monkeypatch.setattr(datasets.Dataset, "_estimate_nbytes", lambda self: 0)
+    stored = [{"bytes": None, "path": path} for path in paths]
+    columns = {"picture": stored, **more.get("columns", {})}
+    n = len(paths)
+    return saved(
+        folder,
+        **{
+            part: table(n, columns=columns, kinds=more.get("kinds", {}))
+            for part in ("train", "test")
+        },
+    )
+
+
+def test_images_in_files_of_the_folder_are_read(
+    options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "named"
+    referring(monkeypatch, folder, [f"images/{i}.png" for i in range(6)])
+    (folder / "images").mkdir()
+    for i in range(6):
+        Image.new("L", (6, 6), 10 * i).save(folder / "images" / f"{i}.png")
+    assert hub(options, folder).x[:, 0, 0, 0].tolist() == [0, 10, 20, 30, 40, 50]
+
+
+@pytest.mark.parametrize("place", ["http", "absolute", "above", "link", "pipe", "device", "none"])
+def test_images_outside_of_the_folder_are_never_opened(
+    place: str, options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Image.new("L", (6, 6), 9).save(tmp_path / "secret.png")
+    folder = tmp_path / "data"
+    names = {"http": "http://127.0.0.1:9/x.png", "absolute": str(tmp_path / "secret.png")}
+    names |= {"above": "../secret.png", "device": "/dev/zero", "none": ""}
+    referring(monkeypatch, folder, [names.get(place, "x.png")] * 6)
+    if place == "link":
+        (folder / "x.png").symlink_to(tmp_path / "secret.png")
+    if place == "pipe":
+        os.mkfifo(folder / "x.png")
+    line = {"http": "cannot be read", "pipe": "not a regular file", "none": "neither bytes nor a"}
+    opened = []
+    monkeypatch.setattr("socket.socket.connect", lambda *to: opened.append(to))
+    with pytest.raises(ValueError, match=line.get(place, "is outside of")) as refused:
+        hub(options, folder)
+    assert "\n" not in str(refused.value) and str(folder) in str(refused.value) and not opened
+
+
+@pytest.mark.parametrize("kind", ["above", "pipe", "split"])
+def test_files_of_the_table_outside_of_the_folder_are_never_opened(
+    kind: str, options: Options, tmp_path: Path
+) -> None:
+    folder = saved(tmp_path / "data", train=table(6), test=table(6))
+    (arrow,) = (folder / "train").glob("*.arrow")
+    if kind == "pipe":
+        arrow.unlink()
+        os.mkfifo(arrow)
+    elif kind == "above":
+        state = folder / "train" / "state.json"
+        arrow.rename(tmp_path / "other.arrow")
+        state.write_text(state.read_text().replace(arrow.name, "../../other.arrow"))
+    else:
+        (folder / "train").rename(tmp_path / "train")
+        (folder / "dataset_dict.json").write_text('{"splits": ["../train", "test"]}')
+    line = "not a regular file" if kind == "pipe" else "is outside of"
+    with pytest.raises(ValueError, match=line) as refused:
+        hub(options, folder)
+    assert "\n" not in str(refused.value) and str(folder) in str(refused.value)
+
+
+def test_other_columns_are_not_decoded(
+    options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = {"kinds": {"row": datasets.Image()}, "columns": {"row": [None] * 6}}
+    folder = referring(monkeypatch, tmp_path / "data", ["x.png"] * 6, **more)
+    with pytest.raises(ValueError, match="2 image columns, one is needed"):
+        hub(options, folder)
+    unlike = {"kinds": {"picture": datasets.Value("int64")}, "columns": {"picture": [1] * 6}}
+    for name, test, line in (
+        ("unlike", table(6, **unlike), "the test split has other columns: picture .Value."),
+        ("less", table(6).remove_columns("animal"), "the test split has other columns: picture"),
+        ("null", table(6, columns={"animal": [0, None] * 3}), "sample 1 has no 'animal'"),
+        ("owner", table(6, **more), "the test split has other columns: picture .Image.*row .Ima"),
+    ):
+        with pytest.raises(ValueError, match=line):
+            hub(options, saved(tmp_path / name, train=table(6), test=test), owner_column="row")
+    with pytest.raises(ValueError, match="no column 'picture' with owners"):
+        hub(options, saved(tmp_path / "two", train=table(6), test=table(6)), owner_column="picture")

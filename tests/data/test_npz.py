@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from common.data import Dataset, decoded, load
+from common.data import Dataset, decoded, load, unpickle
 from common.data.arrays import load_npz
 from common.data.unpickle import read_npz
 from common.settings.config import Data
@@ -47,6 +47,8 @@ def test_the_generators_config_tells_of_classes_that_are_not_seen(
         ('{"num_classes": 2}', "num_classes = 2, but there are labels to 2"),
         ('{"num_clients": 1}', "damaged, or without 'num_classes'"),
         ('{"num_classes": 5', "damaged, or without 'num_classes'"),
+        ("[" * 100_000, "damaged, or without 'num_classes'"),
+        ('{"num_classes": 200000}', "num_classes = 200000: label 199999 is not allowed"),
     ):
         (folder / "config.json").write_text(text)
         with pytest.raises(ValueError, match=f"config.json: {line}"):
@@ -126,6 +128,13 @@ GOOD: dict[str, Any] = {"x": np.zeros((3, 1, 4, 4)), "y": np.arange(3)}
         (GOOD | {"y": np.arange(4)}, r"y has the shape \(4,\), but there are 3 samples"),
         (GOOD | {"y": np.array([0, 1, -1])}, "y has values that are not classes"),
         (GOOD | {"y": ["a", "b", "c"]}, "it holds <U1, not numbers"),
+        (
+            GOOD | {"y": [0, 1, 20_000_000]},
+            "y: label 20000000 is not allowed; a data set has at most 100000 classes, 0 to 99999",
+        ),
+        (GOOD | {"y": np.array([0, 1, np.inf])}, "y: label inf is not allowed"),
+        (GOOD | {"x": {"a": 1}}, "it holds object, not numbers"),
+        (GOOD | {"x": None}, "it holds object, not numbers"),
         (GOOD | {"x": np.zeros((3, 17))}, "samples of 17 numbers, which make no square image"),
         (GOOD | {"x": [np.zeros(4), np.zeros(5), np.zeros(4)]}, "samples differ in shape"),
         (GOOD | {"x": np.full((3, 1, 4, 4), np.nan)}, "numbers that are not finite"),
@@ -182,6 +191,95 @@ def test_a_file_with_wrong_bytes_is_read_or_refused(tmp_path: Path) -> None:
         except ValueError as error:
             assert str(error).startswith(f"{path}: ") and "\n" not in str(error)
     assert 0 < read < 400
+
+
+def claims(path: Path, size: int) -> None:
+    """Change the uncompressed size that a file's directory states."""
+    content = bytearray(path.read_bytes())
+    at = content.index(b"PK\x01\x02") + 24
+    content[at : at + 4] = size.to_bytes(4, "little")
+    path.write_bytes(content)
+
+
+def test_a_small_file_with_a_large_content_is_refused_by_its_size(
+    options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = clients(tmp_path, 1) / "test" / "0.npz"
+    claims(path, 3 * 2**30)
+    size = path.stat().st_size
+    line = (
+        f"{path}: 'data' holds 3,221,225,472 bytes, at most 1,073,741,824 are allowed for {size:,}"
+    )
+    with pytest.raises(ValueError, match=line):
+        read_npz(path, "data")
+    monkeypatch.setattr("common.data.arrays.read_npz", lambda *_: pytest.fail("content was read"))
+    with pytest.raises(ValueError, match=line):
+        opened(options, tmp_path)
+
+
+def test_files_that_are_large_together_are_refused(
+    options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for k in range(3):
+        for part in ("train", "test"):
+            np.savez(write(tmp_path / part / f"{k}.npz", GOOD), data=np.array(GOOD))
+    opened(options, tmp_path)
+    monkeypatch.setattr(unpickle, "MOST_BYTES", 2000)
+    line = f"{tmp_path}/train/2.npz: it and the files before it hold .*, at most 2,000 are allowed"
+    with pytest.raises(ValueError, match=line):
+        load_npz(options(name="npz", dir=str(tmp_path)))
+
+
+def shared(levels: int, end: object) -> object:
+    """A list of two equal lists of two equal lists of …, which a pickle stores once each."""
+    for _ in range(levels):
+        end = [end, end]
+    return end
+
+
+@pytest.mark.parametrize("end", [0, np.zeros(9), "text"])
+def test_objects_that_a_pickle_shares_without_end_are_refused(tmp_path: Path, end: object) -> None:
+    path = write(tmp_path / "0.npz", {"x": shared(50, end), "y": [0]})
+    with pytest.raises(ValueError, match=r"0.npz: its pickle of .* bytes makes objects of") as no:
+        read_npz(path, "data")
+    assert "at most 67,108,864 are allowed" in str(no.value) and "\n" not in str(no.value)
+    loop: list[object] = []
+    loop.append(loop)
+    with pytest.raises(ValueError, match=r"0.npz: .* makes objects of"):
+        read_npz(write(path, {"x": loop, "y": [0]}), "data")
+    assert read_npz(write(path, {"x": shared(5, end), "y": [0]}), "data")["y"] == [0]
+
+
+def test_values_outside_arrays_are_counted_before_they_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "0.npz", {"x": [*range(2000)], "y": [0]})
+    assert len(read_npz(path, "data")["x"]) == 2000
+    monkeypatch.setattr(unpickle, "MOST_VALUES", 1000)
+    with pytest.raises(ValueError, match=r"0.npz: it holds more than 1,000 values outside arrays"):
+        read_npz(path, "data")
+
+
+def test_an_array_of_so_many_zeros_is_not_made(tmp_path: Path) -> None:
+    """``bytes(2**33)`` is 8 GiB of zeros."""
+    path = write(tmp_path / "0.npz", GOOD)
+    with zipfile.ZipFile(path) as archive:
+        inner = archive.read("data.npy")
+    start = inner[: inner.index(b"\n") + 1]
+    many = b"\x8a\x05\0\0\0\0\x02"  # LONG1 2**33
+    made = b"cnumpy.core.multiarray\n_reconstruct\n(tR(I1\n(I1\ntcnumpy\ndtype\n(S'u1'\ntRI0\n"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("data.npy", start + b"\x80\x02" + made + many + b"tb.")
+    with pytest.raises(ValueError, match=r"0.npz: damaged .*an array without bytes"):
+        read_npz(path, "data")
+
+
+def test_a_pipe_in_place_of_a_file_is_one_line(options: Options, tmp_path: Path) -> None:
+    path = clients(tmp_path, 2) / "train" / "1.npz"
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ValueError, match=r"train/1.npz: not a regular file"):
+        opened(options, tmp_path)
 
 
 def test_every_way_to_name_a_function_is_closed(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -152,6 +154,25 @@ def test_nested_lists_say_their_own_shape(options: Options, tmp_path: Path) -> N
         ({"user_data": {"a": {"x": ["to be", "or not", "to"], "y": [0, 1, 2]}}}, "user 'a': it"),
         ({"user_data": {"a": {"x": [[1.0] * 60] * 3, "y": [0, 1, 2]}}}, "60 numbers, which make"),
         ({"user_data": {"a": {"x": [[1.0] * 49] * 3, "y": [0, 1, 2]}}}, r"are float32 \(1, 7"),
+        ({"users": 3}, "'users' is no list of names"),
+        ({"users": {"a": 3}}, "'users' is no list of names"),
+        ({"users": [["a"]]}, "'users' is no list of names"),
+        ({"num_samples": 3}, "'num_samples' is no list of numbers"),
+        ({"users": ["1" * 5000]}, "user '1+': a name of 5000 characters, more than 200"),
+        ({"user_data": {"a": {"x": None, "y": [0]}}}, "user 'a': it holds object, not numbers"),
+        ({"user_data": {"a": {"x": {"b": 1}, "y": [0]}}}, "user 'a': it holds object, not num"),
+        ({"user_data": {"a": {"x": [[1.0, 10**400]], "y": [0]}}}, "user 'a': it holds object, not"),
+        ({"user_data": {"a": {"x": [[1.0], [1.0, 2.0]], "y": [0, 1]}}}, "'a': its samples differ"),
+        (
+            {"user_data": {"a": {"x": [[1.0]], "y": 0}}},
+            r"user 'a': y has the shape \(\), but there",
+        ),
+        ({"user_data": {"a": {"x": [[1.0]], "y": [0, 1]}}}, r"user 'a': y has the shape \(2,\)"),
+        ({"user_data": {"a": {"x": [[math.nan]], "y": [0]}}}, "user 'a': x holds numbers that are"),
+        ({"user_data": {"a": {"x": [[1.0]], "y": [math.nan]}}}, "user 'a': y has values that are"),
+        ({"user_data": {"a": {"x": [[1.0]], "y": [0.5]}}}, "user 'a': y has values that are not"),
+        ({"user_data": {"a": {"x": [[1.0]], "y": [20_000_000]}}}, "'a': y: label 20000000 is not"),
+        ({"user_data": {"a": [1, 2]}}, "user 'a': there are no 'x' and 'y', but list"),
     ],
 )
 def test_a_file_that_is_wrong_is_one_line_with_its_path(
@@ -162,6 +183,32 @@ def test_a_file_that_is_wrong_is_one_line_with_its_path(
     with pytest.raises(ValueError, match=line) as refused:
         leaf(options, tmp_path)
     assert str(refused.value).startswith(f"{path}") and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (b"[" * 100_000, "damaged or no JSON"),
+        (b'{"user_data": "\xff"}', "damaged or no JSON"),
+        (b"[1, 2]", "there is no 'user_data' by user in it"),
+        (b"7", "there is no 'user_data' by user in it"),
+        (b'{"users": []}', "there is no 'user_data' by user in it"),
+        (None, "not a regular file"),
+    ],
+)
+def test_a_file_without_users_is_one_line_with_its_path(
+    options: Options, tmp_path: Path, content: bytes | None, line: str
+) -> None:
+    users(tmp_path / "train" / "a.json", {"u": 3})
+    path = tmp_path / "test" / "a.json"
+    path.parent.mkdir()
+    if content is None:
+        os.mkfifo(path)
+    else:
+        path.write_bytes(content)
+    with pytest.raises(ValueError, match=line) as refused:
+        leaf(options, tmp_path)
+    assert str(refused.value).startswith(f"{path}: ") and "\n" not in str(refused.value)
 
 
 def test_a_file_that_is_cut_off_or_missing_is_named(options: Options, tmp_path: Path) -> None:

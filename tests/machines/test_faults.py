@@ -9,6 +9,8 @@ import contextlib
 import json
 import os
 import random
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -22,6 +24,7 @@ from deploy.report.table import markdown
 from server_app.storage.checkpoint import Checkpoint
 from tests.bench import faults
 from tests.support import namespaces
+from tests.support.commandline import fedmosaic
 from tests.support.faults import (
     CLIENT_APP,
     CLIENTS,
@@ -36,7 +39,7 @@ from tests.support.faults import (
     throttled,
 )
 from tests.support.tiny import TinyRun, play
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -132,6 +135,24 @@ def test_a_killed_serverapp_is_noticed_within_seconds_and_resuming_gives_the_sam
         fault = "ServerApp killed (SIGKILL)"
         seen = "the launcher ends: the ServerApp ended in the middle of the run"
         record("serverapp-sigkill", fault, seen, seconds, RESUMED)
+
+
+@pytest.mark.full
+def test_a_serverapp_killed_under_submit_ends_in_the_command_that_resumes_the_run(
+    undisturbed: TinyRun, tmp_path: Path
+) -> None:
+    with Machines(tmp_path) as run:
+        run.await_round(1)
+        run.strike(processes(run.home("superlink"), SERVER_APP), signal.SIGKILL)
+        assert run.submitted.wait(PATIENCE) == 1
+        line = run.log("submit").splitlines()[-1]
+        killed = "the ServerApp ended in the middle of the run; was its process killed?"
+        assert re.match(rf"error: run \d+ stopped: {re.escape(killed)}; resume it with: ", line)
+        words = shlex.split(line.partition("resume it with: ")[2])
+        assert words[-1] == "--resume"
+        done = fedmosaic(*words[1:], "--wait", 90)
+        assert done.returncode == 0, done.stdout + done.stderr
+        same(TinyRun(run.out), undisturbed)
 
 
 @pytest.mark.faults

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -163,6 +164,53 @@ def test_a_resumed_run_is_not_shown_under_a_name_that_is_not_its_own(
     assert f"fedmosaic report ~/.fedmosaic/runs/{sent[-1]['experiment']}\n" in elsewhere
     resumed = typed(*arguments, "--resume")
     assert resumed.returncode == 0 and "run 7: resumes from its checkpoint\n" in resumed.stdout
+
+
+@pytest.mark.parametrize(
+    ("reason", "folder", "line"),
+    [
+        (
+            "No heartbeat received from the task",
+            "{out}",
+            "run 7 stopped: the ServerApp ended in the middle of the run; was its process killed?; "
+            "resume it with: {command} -s out={out} --resume",
+        ),
+        (
+            "round 2: 0 of 2 replies; the checkpoint is kept, go on with --resume /srv/a b; log: x",
+            "",
+            "run 7 stopped: round 2: 0 of 2 replies; log: x; "
+            "resume it with: {command} -s 'out=/srv/a b' --resume",
+        ),
+        ("census: client 1 has another task", "{out}", "census: client 1 has another task"),
+    ],
+)
+def test_a_run_that_stopped_is_one_line_with_the_command_that_resumes_it(
+    reason: str, folder: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Server:
+        """A Control API whose run fails."""
+
+        def submit(self, *_: object) -> int:
+            return 7
+
+        def follow(self, run: int, *_: object, **__: object) -> control.RunStatus:
+            return control.RunStatus(run, "finished:failed", reason, 0, 0)
+
+    monkeypatch.setattr(machines, "_control", lambda *_: contextlib.nullcontext(Server()))
+    out, own = tmp_path / "out", ["-s", "rounds=3", "-s", "fleet=mlp, cnn2"]
+    place = ["-s", f"out={folder.format(out=out)}", "-s", "from-round=-1"]
+    to = ["--superlink", "127.0.0.1:9093", "--insecure"]
+    command = shlex.join(["fedmosaic", "submit", *own, *to])
+    done = typed("submit", *own, *place, *to)
+    assert done.returncode == 1
+    assert done.stderr == f"error: {line.format(out=out, command=command)}\n"
+    if reason.startswith("No"):  # its folder is on this machine, and has no checkpoint
+        out.mkdir()
+        again = typed("submit", *own, *place, *to).stderr
+        assert again.endswith(f"no round is saved, start it again with: {command} -s out={out}\n")
+        (out / "checkpoint.safetensors").touch()
+        words = shlex.split(typed("submit", *own, *place, *to).stderr.rpartition(": ")[2])
+        assert words[-1] == "--resume" and typed(*words[1:]).stderr.startswith("error: run 7 stop")
 
 
 def test_two_local_federations_do_not_share_a_folder(

@@ -56,6 +56,32 @@ def test_a_run_of_which_all_is_whole(run: Path) -> None:
     assert found == kept | models | {f"checkpoints/{t}.safetensors" for t in (2, 3)}
 
 
+def test_files_without_digests_are_named(run: Path) -> None:
+    (run / "report.html").write_text("<p>")
+    (run / "checkpoints" / "notes.txt").write_text("?")
+    (run / "mlruns" / "0").mkdir(parents=True)
+    for name in "ab":
+        (run / "mlruns" / "0" / name).write_text("?")
+    named = ["config.toml", "summary.json", "checkpoints/notes.txt", "mlruns", "report.html"]
+    unproven = [one.path.relative_to(run).as_posix() for one in verify(run) if not one.proven]
+    assert unproven == named
+    done = typed("verify", run)
+    assert done.returncode == 0
+    line = f"13 files are proven by a digest; not covered by any digest: {', '.join(named)}"
+    assert done.stdout.splitlines()[-1] == line
+    flip(run / "model.safetensors")
+    done = typed("verify", run, "--json")
+    answers = json.loads(done.stdout)
+    assert {Path(one["path"]).name for one in answers if one["proven"]} == {
+        *("journal.jsonl", "checkpoint.safetensors", "private.Memory.safetensors"),
+        *("2.safetensors", "3.safetensors"),
+    }
+    states = {(one["state"], one["proven"]) for one in answers}
+    assert states == {("whole", True), ("unproven", False), ("damaged", False)}
+    assert "12 files are proven by a digest" in done.stderr
+    assert done.stderr.splitlines()[-1].endswith("; damaged: model.safetensors")
+
+
 def test_going_back_gives_the_same_bits(run: Path) -> None:
     before = TinyRun(run)
     assert before.weights and before.timeless
