@@ -61,7 +61,7 @@ def answer(message: Message, context: Context) -> Message:
             raise ValueError("the message has no envelope")
         received.check(context.run_config, request.experiment)
         participant = Participant(config, context.node_config, request.experiment)
-        received.admit(participant.folder)
+        received.admit()
         with progress.block(f"client {participant.k}"):
             reply = work(half(participant), request)
         # The census of round t comes after that round.

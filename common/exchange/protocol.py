@@ -20,7 +20,8 @@ Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Number = Annotated[float, Field(ge=-1e30, le=1e30, allow_inf_nan=False)]
 """Finite number, small enough that the mean of many is finite too."""
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9@.:_-]{1,100}$")]
-Experiment = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+EXPERIMENT = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"  #: names that are safe as folders
+Experiment = Annotated[str, Field(pattern=EXPERIMENT)]
 """Name of the folder with the client states; the pattern excludes every path."""
 MAX_CLASSES = 100_000
 

@@ -1,6 +1,7 @@
 """Sealed messages: keys, sessions, open requests, and authentic replies.
 
-A session begins with a reply to a census request, and ends with the client's next such reply.
+A session begins with a reply to a hello, the census request, and ends with the client's next such
+reply. A client that lost its session gets another hello.
 """
 
 import logging
@@ -22,7 +23,7 @@ from common.errors import LONGEST, first_line
 from common.exchange.records import array_bytes, count_bytes
 from common.exchange.seal import files, session
 from common.exchange.seal.body import Body, NotAuthentic, encrypt
-from common.exchange.seal.session import Keys, Offer, Place, Signed
+from common.exchange.seal.session import Keys, NoSession, Offer, Place
 from common.journal import Failure
 from common.settings.config import Config
 from common.settings.section import Value
@@ -81,9 +82,10 @@ class Trust:
 @final
 @dataclass(frozen=True)
 class _Census:
-    """A census request to one node. ``key``: the ServerApp's X25519 key of the offer."""
+    """A census request to one node. ``key``: the ServerApp's X25519 key of the offer, of ``at``."""
 
-    offer: Signed
+    offer: bytes
+    at: int
     key: X25519PrivateKey
     place: Place
 
@@ -91,11 +93,10 @@ class _Census:
 @final
 @dataclass(frozen=True)
 class _Session:
-    """Session with one client; ``n``: number of messages sent in it."""
+    """Session with one client. ``at``: date of its offer; ``keys``: of the newest message in it."""
 
-    offer: Signed
+    at: int
     keys: Keys
-    n: int = 0
 
 
 @final
@@ -131,28 +132,31 @@ class SealedChannel(Channel):
         text = Offer(
             experiment=self.experiment,
             share=session.to_text(session.public(key)),
-            nonce=secrets.token_hex(session.REQUEST),
             at=self._at,
             config=self._digest,
             app=self._app,
             hello=session.hello_digest(content),
             certificate=session.to_text(self._trust.certificate),
         ).to_bytes()
-        offer = Signed(text, session.sign(self._trust.key, "offer", [text]))
+        signature = session.sign(self._trust.key, "offer", [text])
         requests: dict[int, RecordDict] = {}
         for node in nodes:
             request = secrets.token_bytes(session.REQUEST)
             place = Place(self.experiment, 0, -1, CENSUS, 0, request)
-            self._censuses[node] = _Census(offer, key, place)
-            header = ConfigRecord({**_header(offer, request)})
-            requests[node] = RecordDict({**content, session.SEAL: header})
+            self._censuses[node] = _Census(text, self._at, key, place)
+            header = {"offer": text, "signature": signature, "request": request}
+            seal = ConfigRecord({**header, "version": session.VERSION})
+            requests[node] = RecordDict({**content, session.SEAL: seal})
         return requests
 
     def open_census_reply(self, node: int, content: RecordDict) -> RecordDict:
-        """Begin a session with the client whose key signed the reply, and return the content."""
+        """Begin a session with the client whose key signed the reply, and return the content.
+
+        A client that reports a failure has no session, and an old hello's reply ends no newer one.
+        """
         census, header = self._censuses[node], session.header(content)
         k, share = session.field(header, "k", int), session.field(header, "share", bytes)
-        parts = [*census.offer.parts, str(k).encode(), share, census.place.request]
+        parts = [census.offer, str(k).encode(), share, census.place.request]
         signature = session.field(header, "signature", bytes)
         try:
             registered = self._trust.client(k)
@@ -161,7 +165,11 @@ class SealedChannel(Channel):
         session.verify(registered, signature, "accept", parts)
         keys = session.agree(census.key, share, census.offer, k, share)
         opened = session.unseal(content, keys, replace(census.place, k=k), "up")
-        self._clients[node], self._sessions[k] = k, _Session(census.offer, keys)
+        self._clients[node] = k
+        del self._censuses[node]  # with the private half of the share
+        former = self._sessions.get(k)
+        if session.failed(opened) is None and (former is None or former.at < census.at):
+            self._sessions[k] = _Session(census.at, keys)
         return opened
 
     def check_client(self, node: int, k: int) -> None:
@@ -174,11 +182,14 @@ class SealedChannel(Channel):
 
     def _address(self, body: Body, to: Place) -> RecordDict:
         """Return a body sealed as the next message to client ``to.k``, and record the request."""
-        state = self._sessions[to.k] = replace(self._sessions[to.k], n=self._sessions[to.k].n + 1)
-        place = replace(to, n=state.n, request=secrets.token_bytes(session.REQUEST))
+        former = self._sessions[to.k]
+        keys = former.keys.at(former.keys.n + 1)
+        self._sessions[to.k] = replace(former, keys=keys)
+        place = replace(to, n=keys.n, request=secrets.token_bytes(session.REQUEST))
         self._requests[to.k] = body, place
-        header = {**_header(state.offer, place.request), "t": place.t, "n": state.n}
-        return session.seal(body, state.keys, place, "down", header)
+        header: dict[str, int | bytes | str] = {"session": keys.transcript, "t": place.t}
+        header |= {"experiment": place.experiment, "n": place.n, "request": place.request}
+        return session.seal(body, keys, place, "down", header)
 
     def open(self, k: int, content: RecordDict) -> RecordDict:
         """Return client k's packed reply to its newest request.
@@ -190,12 +201,18 @@ class SealedChannel(Channel):
     def exchange(self, grid: Grid, messages: Messages, timeout: float, t: int) -> Exchanged:
         """Send messages and return packed replies; for the arguments see ``exchange.exchange``.
 
-        A client with a forged first reply is among the failures even if its second one is good.
+        A client with a forged first reply is among the failures even if its second one is good. A
+        client that lost its session gets a new one before the message is repeated.
         """
         start = time.monotonic()
         good, failures, forged, lost = self._exchange_once(grid, messages, timeout, t)
         in_time = time.monotonic() - start < timeout
-        if doubtful := sorted({failure.k for failure in (*forged, *(lost if in_time else []))}):
+        alone = [f for f in lost if f.reason.startswith(NoSession.__name__)]
+        doubtful = sorted({f.k for f in (*forged, *(lost if in_time else alone))})
+        if doubtful:
+            hellos = {f.k: self._hello(messages[f.k].metadata.dst_node_id) for f in alone}
+            for bad in self._exchange_once(grid, hellos, timeout, t)[1:] if hellos else ():
+                failures += bad
             repeated = {k: self._repeat(k, messages[k]) for k in doubtful}
             second = self._exchange_once(grid, repeated, timeout, t)
             good |= second[0]
@@ -206,15 +223,17 @@ class SealedChannel(Channel):
         failures += forged + lost
         return dict(sorted(good.items())), sorted(failures, key=lambda failure: failure.k)
 
+    def _hello(self, node: int) -> Message:
+        return Message(self.census_requests(self._census, [node])[node], node, CENSUS)
+
     def _repeat(self, k: int, message: Message) -> Message:
         """Return the same message or census request to client k under another message id."""
-        about, node = message.metadata, message.metadata.dst_node_id
+        about = message.metadata
         if about.message_type == CENSUS:
-            content = self.census_requests(self._census, [node])[node]
-        else:
-            content = self._address(*self._requests[k])
-            self.count("down", content)
-        return Message(content, node, about.message_type, group_id=about.group_id)
+            return self._hello(about.dst_node_id)
+        content = self._address(*self._requests[k])
+        self.count("down", content)
+        return Message(content, about.dst_node_id, about.message_type, group_id=about.group_id)
 
     def _exchange_once(
         self, grid: Grid, messages: Messages, timeout: float, t: int
@@ -258,10 +277,6 @@ class SealedChannel(Channel):
 
 def _failure(k: int, t: int, reason: str) -> Failure:
     return Failure(k=k, round=t, reason=first_line(reason, LONGEST))
-
-
-def _header(offer: Signed, request: bytes) -> dict[str, int | bytes]:
-    return {"offer": offer.text, "signature": offer.signature, "request": request}
 
 
 def claimed(reply: RecordDict) -> int:

@@ -150,6 +150,7 @@ class Pair:
 
     def __init__(self, keys: Certificates) -> None:
         node: dict[str, Value] = {"partition-id": 0, "key": str(keys.key(0)), "ca": str(keys.ca)}
+        node["state-dir"] = str(keys.folder.parent)
         self.context = Context(1, NODE, node, RecordDict(), {})
         config = parse(flat(keys.folder, clients=1))
         self.channel = SealedChannel(config, RUN, Trust(keys.folder), {})
@@ -158,6 +159,7 @@ class Pair:
             self.message(self.channel.census_requests(hello, [NODE])[NODE], "query.hello"),
             self.context,
         )
+        letter.admit()
         self.channel.open_census_reply(NODE, letter.answer(hello))
 
     def message(self, content: RecordDict, kind: str) -> Message:
@@ -168,6 +170,7 @@ class Pair:
         start = time.process_time()
         there = self.channel.wrap(ModelRequest(w=w).stamped(RUN, 1).pack(), 1, "train")(0)
         letter = open_message(self.message(there, "train"), self.context)
+        letter.admit()
         question = ModelRequest.unpack(letter.content)
         back = letter.answer(ModelReply(w=question.w).stamped(question, 0).pack())
         ModelReply.unpack(self.channel.open(0, back))

@@ -205,8 +205,8 @@ NOT_ITS_OWN = "ValueError: this node has a key, but the message is not sealed"
         ("up", lambda *_: Error(2, "ValueError: I give up"), "ValueError: I give up"),
         ("up", lambda *_: Error(3, "Message Unavailable"), "no reply within"),
         ("down", tampered, AT_THE_CLIENT),
-        ("down", replayed, ELSEWHERE),  # the client refuses, in answer to that message
-        ("down", others, AT_THE_CLIENT),
+        ("down", replayed, "ValueError: message 1 of the session came after message 1: it was"),
+        ("down", others, "NoSession: this client does not have the session of the message"),
         ("down", lambda *_: packed("protocol.Model", b"", {}), NOT_ITS_OWN),
     ],
 )
@@ -217,6 +217,30 @@ def test_what_a_relay_or_a_registered_client_forges_costs_no_honest_reply(
     run = sealed_run(tmp_path / "out", keys, relay, wire__max_mb=2.0)
     ((k, t, reason),) = failures(run)
     assert (k, t) == (0, 2) and reason.startswith(said), reason
+    assert run.weights == plain.weights and timeless(run) == timeless(plain)
+
+
+class Forgetful(Once):
+    """Client 0 loses its session after round 1, as with a new disk."""
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        sent = list(messages)
+        if any(message.metadata.group_id == "2" for message in sent) and not self.struck:
+            self.struck = True
+            (folder,) = Path(str(self._run_config["state-dir"])).iterdir()
+            (folder / "0" / "session.json").unlink()
+        return super().push_messages(sent)
+
+
+def test_a_client_that_lost_its_session_gets_a_new_hello_in_the_same_round(
+    tmp_path: Path, keys: Certificates, plain: TinyRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    relays = record_calls(monkeypatch, Relay, "__init__", lambda _, relay, *given: relay)
+    run = sealed_run(tmp_path / "out", keys, Forgetful)
+    ((k, t, reason),) = failures(run)
+    assert (k, t) == (0, 2) and reason.startswith("NoSession: this client does not have"), reason
+    hellos = [m.metadata for m in relays[0].seen if m.metadata.message_type == "query.hello"]
+    assert [about.dst_node_id for about in hellos] == [1, 2, 3, 1]
     assert run.weights == plain.weights and timeless(run) == timeless(plain)
 
 

@@ -1,6 +1,7 @@
 """One offer, one answer, one message: every field altered, and who may say what."""
 
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -20,17 +21,19 @@ from client_app.seal import SealedMessage, open_message
 from common.exchange.protocol import CensusRequest
 from common.exchange.seal import body, files, session
 from common.exchange.seal.body import NotAuthentic
-from common.exchange.seal.session import Keys, Place, Signed
+from common.exchange.seal.session import Keys, NoSession, Place
+from common.files import Damaged
 from common.settings.parse import parse
 from deploy.machines.certificates import Certificates, make
 from server_app.messaging.sealed import SealedChannel, Trust
 from tests.support.tiny import flat
 
+HERE = Path(__file__).parent
 RUN, NODE = "run", 7
 HELLO = CensusRequest(clients=2).stamped(RUN, 0).pack()
 PAYLOAD = body.packed("protocol.Trained", b"skeleton", {"float32": b"1234", "int64": b""})
 PLACE = Place(RUN, 3, 1, "train", 5, b"r" * 16)
-KEYS = Keys(b"d" * 32, b"u" * 32, b"t" * 32)
+KEYS = Keys(b"t" * 32, b"s" * 32, 5)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +42,8 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 
 def context(keys: Certificates, k: int = 0, **changes: str) -> Context:
-    node = {"partition-id": k, "key": str(keys.key(k)), "ca": str(keys.ca), **changes}
+    node = {"partition-id": k, "key": str(keys.key(k)), "ca": str(keys.ca)}
+    node |= {"state-dir": str(keys.folder.parent / "state"), **changes}
     return Context(1, NODE, node, RecordDict(), {"rounds": 2})
 
 
@@ -53,11 +57,13 @@ def server(keys: Certificates) -> SealedChannel:
     return SealedChannel(parse(flat(keys.folder)), RUN, Trust(keys.folder), {"rounds": 2})
 
 
-def met(keys: Certificates) -> SealedChannel:
+def met(keys: Certificates, **changes: str) -> SealedChannel:
     """A ServerApp that has met both clients."""
     seal = server(keys)
     for k in range(2):
-        asked = letter(seal.census_requests(HELLO, [k])[k], "query.hello", context(keys, k))
+        of = context(keys, k, **changes)
+        asked = letter(seal.census_requests(HELLO, [k])[k], "query.hello", of)
+        asked.admit()
         seal.open_census_reply(k, asked.answer(PAYLOAD))
         seal.check_client(k, k)
     return seal
@@ -87,9 +93,9 @@ def test_a_seal_holds_for_one_place_and_direction(field: str) -> None:
     for keys, place, way in (
         (KEYS, other, "down"),
         (KEYS, PLACE, "up"),
-        (replace(KEYS, up=KEYS.down), PLACE, "up"),  # reflected
         (replace(KEYS, transcript=b"x" * 32), PLACE, "down"),
-        (replace(KEYS, down=b"x" * 32), PLACE, "down"),
+        (replace(KEYS, secret=b"x" * 32), PLACE, "down"),
+        (KEYS.at(6), PLACE, "down"),
     ):
         with pytest.raises(NotAuthentic, match="it was not sealed for this place"):
             session.unseal(sealed, keys, place, way)
@@ -132,13 +138,10 @@ def test_whatever_part_of_a_message_is_damaged_it_is_not_authentic() -> None:
             pytest.fail(what)
 
 
-def test_a_client_that_knows_the_key_of_a_body_cannot_make_another_body_for_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_client_that_knows_the_key_of_a_body_cannot_make_another_body_for_it() -> None:
     honest = body.encrypt(PAYLOAD)
     sealed = session.seal(honest, KEYS, PLACE, "down", {})
-    monkeypatch.setattr(body.secrets, "token_bytes", lambda _: honest.key)
-    forged = body.encrypt(body.packed("protocol.Model", b"forged", {}))
+    forged = body.encrypt(body.packed("protocol.Model", b"forged", {}), lambda _: honest.key)
     about = ConfigRecord({**sealed.config_records["seal"], "tag": forged.tag})
     with pytest.raises(NotAuthentic, match="it was not sealed for this place"):
         session.unseal(RecordDict({"sealed": forged.pieces, "seal": about}), KEYS, PLACE, "down")
@@ -174,28 +177,19 @@ def test_another_implementation_opens_it() -> None:
     whole = b"".join(pieces[str(i)].data for i in range(len(pieces)))
     said = {
         **{"experiment": RUN, "t": 3, "k": 1, "kind": "train", "n": 5},
-        **{"request": PLACE.request.hex(), "way": "up", "name": "fedmosaic seal 1"},
+        **{"request": PLACE.request.hex(), "way": "up", "name": "fedmosaic seal 2"},
         "transcript": KEYS.transcript.hex(),
         "body": body.digest(pieces, about["tag"]).hex(),
     }
     bound = json.dumps(said, sort_keys=True).encode()
-    key = AESGCM(KEYS.up).decrypt(about["wrapped"][:12], about["wrapped"][12:], bound)
+    key = AESGCM(KEYS.key("up")).decrypt(about["wrapped"][:12], about["wrapped"][12:], bound)
     plain = AESGCM(key).decrypt(bytes(12), whole + about["tag"], b"")
     assert plain == b"".join(body.plain(PAYLOAD))
 
 
-def test_a_clients_share_is_its_own_and_another_in_each_experiment(keys: Certificates) -> None:
-    zero, one = (files.ssh_key(keys.key(k)) for k in range(2))
-    shares = [
-        session.public(session.own_share(*of)) for of in ((zero, "a"), (zero, "b"), (one, "a"))
-    ]
-    assert len(set(shares)) == 3
-    assert session.public(session.own_share(zero, "a")) == shares[0]
-
-
 def test_a_share_of_low_order_is_refused() -> None:
     with pytest.raises(NotAuthentic, match="its X25519 share is invalid"):
-        session.agree(X25519PrivateKey.generate(), bytes(32), Signed(b"", b""), 0, bytes(32))
+        session.agree(X25519PrivateKey.generate(), bytes(32), b"", 0, bytes(32))
 
 
 def test_who_answers_a_hello_must_have_the_key_of_the_client_that_he_claims_to_be(
@@ -288,25 +282,195 @@ def test_the_certificate_of_tls_and_an_old_one_are_not_a_server_apps(keys: Certi
         files.server_app_key(old.public_bytes(Encoding.DER), authority)
 
 
+def message(seal: SealedChannel, of: Context) -> SealedMessage:
+    return letter(seal.wrap(PAYLOAD, 1, "train")(0), "train", of)
+
+
 def test_a_client_takes_each_message_once_and_no_older_session(
     keys: Certificates, tmp_path: Path
 ) -> None:
-    first, second = met(keys), met(keys)
-
-    def message(seal: SealedChannel) -> SealedMessage:
-        content = seal.wrap(PAYLOAD, 1, "train")(0)
-        return letter(content, "train", context(keys))
-
-    one, two, newer = message(first), message(first), message(second)
-    one.admit(tmp_path / "k")
-    two.admit(tmp_path / "k")
-    for late in (one, two):
+    state = {"state-dir": str(tmp_path)}
+    first, of = met(keys, **state), context(keys, **state)
+    contents = [first.wrap(PAYLOAD, 1, "train")(0) for _ in range(3)]
+    one, two = (letter(content, "train", of) for content in contents[:2])
+    two.admit()
+    with pytest.raises(ValueError, match="message 1 of the session came after message 2"):
+        one.admit()
+    for content in contents[:2]:
         with pytest.raises(ValueError, match="message [12] of the session came after message 2"):
-            late.admit(tmp_path / "k")
-    newer.admit(tmp_path / "k")
+            letter(content, "train", of)
+    second = met(keys, **state)
+    with pytest.raises(NoSession):
+        letter(contents[2], "train", of)
+    message(second, of).admit()
+    assert (tmp_path / RUN / "0" / "session.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_each_hello_has_new_shares_and_each_message_new_keys_on_both_sides(
+    keys: Certificates, tmp_path: Path
+) -> None:
+    of, seal, shares, secrets = context(keys, **{"state-dir": str(tmp_path)}), server(keys), [], []
+    for _ in range(2):
+        asked = letter(seal.census_requests(HELLO, [1])[1], "query.hello", of)
+        asked.admit()
+        reply = asked.answer(PAYLOAD)
+        seal.open_census_reply(1, reply)
+        offer = json.loads(asked.hello.text) if asked.hello else {}
+        shares += [offer["share"], reply.config_records["seal"]["share"].hex()]
+        for _ in range(2):
+            received = message(seal, of)
+            received.admit()
+            secrets += [received.current.keys.secret.hex()]
+    assert len({*shares, *secrets}) == 8
+
+
+def test_keys_and_files_that_are_stolen_later_open_no_earlier_message(
+    keys: Certificates, tmp_path: Path
+) -> None:
+    """The thief has both signing keys, all recorded bytes, and the state of both sides."""
+    of, seal = (
+        context(keys, **{"state-dir": str(tmp_path)}),
+        met(keys, **{"state-dir": str(tmp_path)}),
+    )
+    recorded = []
+    for _ in range(3):
+        down = seal.wrap(PAYLOAD, 1, "train")(0)
+        received = letter(down, "train", of)
+        received.admit()
+        up = received.answer(PAYLOAD)
+        assert same(seal.open(0, up), PAYLOAD)
+        place = received.place
+        recorded += [(down, place, "down"), (up, place, "up")]
+    seal.wrap(PAYLOAD, 2, "train")(0)  # the ServerApp deletes the keys of a message with the next
+    file = tmp_path / RUN / "0" / "session.json"
+    stolen = client_app.seal.ClientSession.read(file)
+    assert stolen is not None and stolen.keys.n == 4
+    assert not seal._censuses, "the private half of the ServerApp's share is gone"
+    for keys_of in (stolen.keys, seal._sessions[0].keys):
+        for content, place, way in recorded:
+            for step in range(5):
+                with pytest.raises(NotAuthentic):
+                    session.unseal(content, keys_of.at(keys_of.n + step), place, way)
+    with pytest.raises(ValueError, match="message 1 of the session came after message 3"):
+        letter(recorded[0][0], "train", of)
+
+
+def test_an_old_hello_ends_no_session_and_a_second_copy_has_the_same_answer(
+    keys: Certificates, tmp_path: Path
+) -> None:
+    of, seal = context(keys, **{"state-dir": str(tmp_path)}), server(keys)
+    old, new = (seal.census_requests(HELLO, [1])[1] for _ in range(2))
+    one, two = (letter(new, "query.hello", of) for _ in range(2))
+    for copy in (one, two):
+        copy.admit()
+    answers = [copy.answer(PAYLOAD) for copy in (one, two)]
+    shares = {answer.config_records["seal"]["share"] for answer in answers}
+    assert len(shares) == 1 and one.current.keys == two.current.keys
+    file = tmp_path / RUN / "0" / "session.json"
+    before = file.read_bytes()
+    late = letter(old, "query.hello", of)
     with pytest.raises(ValueError, match="older than one that this client received"):
-        message(first).admit(tmp_path / "k")
-    assert (tmp_path / "k" / "seal.json").stat().st_mode & 0o777 == 0o600
+        late.admit()
+    assert late.failure("no") is not None, "the reason goes back sealed"
+    assert file.read_bytes() == before
+    seal.open_census_reply(1, answers[1])
+    message(seal, of).admit()
+    again = letter(new, "query.hello", of)
+    with pytest.raises(ValueError, match="the session of the ServerApp's offer is in use"):
+        again.admit()
+    message(seal, of).admit()
+
+
+def test_a_late_reply_to_an_old_hello_ends_no_newer_session(
+    keys: Certificates, tmp_path: Path
+) -> None:
+    of, seal = context(keys, **{"state-dir": str(tmp_path)}), server(keys)
+    contents = [seal.census_requests(HELLO, [node])[node] for node in (1, 2)]
+    replies = []
+    for content in contents:
+        asked = letter(content, "query.hello", of)
+        asked.admit()
+        replies.append(asked.answer(PAYLOAD))
+    seal.open_census_reply(2, replies[1])
+    seal.open_census_reply(1, replies[0])
+    message(seal, of).admit()
+
+
+def test_the_date_bounds_a_hello_and_no_later_message(
+    keys: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, now = {"state-dir": str(tmp_path)}, time.time()
+    of, seal = context(keys, **state), met(keys, **state)
+    hello = seal.census_requests(HELLO, [1])[1]
+    for hours in (-25, 25, 24 * 10_000):  # after all certificates have expired
+        monkeypatch.setattr(time, "time", lambda hours=hours: now + 3600 * hours)
+        received = message(seal, of)
+        received.check({"rounds": 2}, RUN)
+        received.admit()
+        asked = letter(hello, "query.hello", of)
+        with pytest.raises(ValueError, match="UTC: it was replayed, or a clock is wrong by more"):
+            asked.check({"rounds": 2}, RUN)
+    for hours in (-23, 23):
+        monkeypatch.setattr(time, "time", lambda hours=hours: now + 3600 * hours)
+        letter(hello, "query.hello", of).check({"rounds": 2}, RUN)
+
+
+def test_the_node_alone_decides_where_the_session_lies(
+    keys: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relay that chose the folder, such as one on its own machine, would choose the keys."""
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("FEDMOSAIC_STATE_DIR", raising=False)
+    seal, of = server(keys), context(keys, **{"state-dir": ""})
+    of.run_config["state-dir"] = str(tmp_path / "relay")
+    asked = letter(seal.census_requests(HELLO, [1])[1], "query.hello", of)
+    asked.admit()
+    assert (tmp_path / "home" / "sessions" / RUN / "0" / "session.json").exists()
+    seal.open_census_reply(1, asked.answer(PAYLOAD))
+    content = seal.wrap(PAYLOAD, 1, "train")(0)
+    for name in ("..", "../x", "", "a\n", "a/b"):
+        with pytest.raises(NotAuthentic, match="its experiment is no name"):
+            letter(with_header(content, experiment=name), "train", of)
+    message(seal, of).admit()
+    assert not (tmp_path / "relay").exists()
+
+
+def test_a_message_without_its_session_and_a_damaged_file_are_a_line(
+    keys: Certificates, tmp_path: Path
+) -> None:
+    of, seal = context(keys, **{"state-dir": str(tmp_path)}), met(keys)
+    with pytest.raises(NoSession, match="this client does not have the session of the message"):
+        message(seal, of)
+    seal = met(keys, **{"state-dir": str(tmp_path)})
+    content = seal.wrap(PAYLOAD, 1, "train")(0)
+    with pytest.raises(NoSession):
+        letter(with_header(content, n=client_app.seal.MAX_SKIP + 2), "train", of)
+    file = tmp_path / RUN / "0" / "session.json"
+    for damaged_text in (b"", b"[1, 2]", b"{}", b'{"transcript": 1, "secret": 2}'):
+        file.write_bytes(damaged_text)
+        with pytest.raises(Damaged, match=r"session.json is damaged: delete it"):
+            letter(content, "train", of)
+
+
+def test_version_1_is_refused_on_both_sides_in_a_line(keys: Certificates) -> None:
+    seal, recorded = met(keys), json.loads((HERE / "version1.json").read_text("utf-8"))
+    both = r"it has version 1 of the sealing protocol, this side has version 2: install the same"
+    hello = {k: bytes.fromhex(text) for k, text in recorded["hello"].items()}
+    old_hello = RecordDict({**HELLO, "seal": ConfigRecord(hello)})
+    asked = letter(seal.census_requests(HELLO, [1])[1], "query.hello", context(keys))
+    reply = asked.answer(PAYLOAD)
+    old = {k: bytes.fromhex(text) for k, text in recorded["reply"].items()}
+    old_reply = RecordDict({**reply, "seal": ConfigRecord({**old, "k": 0})})
+    for kind in ("query.hello", "train"):
+        with pytest.raises(NotAuthentic, match=both):
+            letter(old_hello, kind, context(keys))
+    with pytest.raises(NotAuthentic, match=both):
+        seal.open_census_reply(1, old_reply)
+    seal.wrap(PAYLOAD, 1, "train")(0)
+    with pytest.raises(NotAuthentic, match=both):
+        seal.open(0, old_reply)
+    with pytest.raises(NotAuthentic, match="it has version 3 of the sealing protocol, this side"):
+        seal.open_census_reply(1, with_header(reply, version=3))
 
 
 def test_a_run_config_or_a_bundle_that_a_relay_changed_is_found(

@@ -13,8 +13,9 @@ class Keyed(Loopback):  # type: ignore[misc]
     def __init__(self, config: dict[str, Value], keys: Certificates) -> None:
         super().__init__(int(config["clients"]), config, workers=0)
         for node, settings in self._nodes.items():
-            k = settings["partition-id"]
-            self._nodes[node] = {**settings, "key": str(keys.key(int(k))), "ca": str(keys.ca)}
+            k = int(settings["partition-id"])
+            own = {"key": str(keys.key(k)), "ca": str(keys.ca), "state-dir": config["state-dir"]}
+            self._nodes[node] = {**settings, **own}
 
 
 def altered(content: RecordDict) -> RecordDict:

@@ -12,7 +12,7 @@ the tag at the end of the stream is verified.
 import hashlib
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import final
 
@@ -25,6 +25,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 KEY, NONCE, TAG = 32, 12, 16  #: bytes
 MAX_PIECES = 1000
 ZERO = bytes(NONCE)  #: the nonce of a key that encrypts one stream
+Random = Callable[[int], bytes]
+"""Source of n random bytes: the operating system's, except in test vectors."""
 
 
 class NotAuthentic(ValueError):
@@ -42,9 +44,9 @@ class Body:
     key: bytes
 
 
-def encrypt(content: RecordDict) -> Body:
+def encrypt(content: RecordDict, random: Random = secrets.token_bytes) -> Body:
     """Return a packed payload as a body; the numbers are copied once."""
-    key = secrets.token_bytes(KEY)
+    key = random(KEY)
     stream = Cipher(AES256(key), GCM(ZERO)).encryptor()
     sealed = {}
     for i, piece in enumerate(plain(content)):

@@ -1,16 +1,19 @@
 """Key agreement between the ServerApp and client k, and the binding of messages to their place.
 
-The census request carries an *offer*: a new X25519 share of the ServerApp, a nonce, the experiment,
-the time, and digests of the run config, the app bundle and the request itself. The ServerApp signs
-the offer with its key. Client k replies with its own share and signs it, together with the offer,
-with its registered key. HKDF derives the client's X25519 key from the registered key and the
-experiment, so a client stores nothing. From the shared secret HKDF derives one key for each
-direction. Its salt is the transcript: offer, signature, k and the client's share.
+The census request, the *hello*, carries an *offer*: a new X25519 share of the ServerApp, the
+experiment, the time, and digests of the run config, the app bundle and the request itself. The
+ServerApp signs the offer with its key. Client k replies with a new share of its own and signs both
+with its registered key. HKDF derives the secret of message 0, the reply to the hello, from the
+shared secret. Its salt is the transcript: offer, k and the client's share.
 
-Later messages repeat the offer, so each process of a client can derive the keys again. A session
-key encrypts only the keys of bodies (``body.py``), which AES-256-GCM wraps. The associated data are
-the transcript, the experiment, the round, k, the body's digest, and the message's type, direction,
-number in the session and nonce. A reply is bound to the nonce of its request.
+From the secret of message n follow one key for each direction, and the secret of message n + 1. No
+secret leads back to an earlier one, and each side deletes a secret after its use. So neither the
+signing keys nor the client's files open a message that was sent before they were stolen.
+
+A message key encrypts only the keys of bodies (``body.py``), which AES-256-GCM wraps. The
+associated data are the transcript, the experiment, the round, k, the body's digest, and the
+message's type, direction, number in the session and nonce. A reply is bound to the nonce of its
+request.
 """
 
 import base64
@@ -18,7 +21,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal, Self, TypeVar, final
 
@@ -27,7 +30,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256, SHA384
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from common.exchange.seal.body import (
@@ -35,23 +38,31 @@ from common.exchange.seal.body import (
     NONCE,
     Body,
     NotAuthentic,
+    Random,
     decrypt,
     digest,
     hashed,
     packed,
     plain,
 )
+from common.files import Damaged
 from common.settings.section import Value
 
-T = TypeVar("T", int, bytes)
+T = TypeVar("T", int, bytes, str)
 
-NAME = "fedmosaic seal 1"
-"""Prefix of all signed and derived data; another format gets another number."""
+VERSION = 2  #: version of the protocol; each side accepts this one only
+NAME = f"fedmosaic seal {VERSION}"
+"""Prefix of all signed and derived data."""
 REQUEST = 16  #: bytes of a message's nonce
 SEAL, SEALED = "seal", "sealed"  #: names of the records of a sealed message
 FAILED = "seal.Failed"
 """Kind of a payload with the reason for a failure in place of a reply."""
 MAX_OFFER = 20_000  #: bytes
+
+
+@final
+class NoSession(Damaged):
+    """Error of a client without the session of a message. The ServerApp then sends a new hello."""
 
 
 @final
@@ -61,7 +72,6 @@ class Offer:
 
     experiment: str
     share: str
-    nonce: str
     at: int
     config: str
     app: str
@@ -80,27 +90,35 @@ class Offer:
         return json.dumps(asdict(self), sort_keys=True).encode()
 
 
-@final
-@dataclass(frozen=True)
-class Signed:
-    """An encoded offer with the ServerApp's signature."""
-
-    text: bytes
-    signature: bytes
-
-    @property
-    def parts(self) -> list[bytes]:
-        return [self.text, self.signature]
+Direction = Literal["down", "up"]
 
 
 @final
 @dataclass(frozen=True)
 class Keys:
-    """Keys of one session, one for each direction, and the digest of the transcript."""
+    """Keys of message ``n`` of a session, one for each direction.
 
-    down: bytes
-    up: bytes
+    ``transcript``: digest that names the session. ``secret``: 32 bytes, from which the keys of
+    message n and of all later messages follow.
+    """
+
     transcript: bytes
+    secret: bytes
+    n: int = 0
+
+    def at(self, n: int) -> Self:
+        """Return the keys of message n, which is not before this one."""
+        secret = self.secret
+        for _ in range(n - self.n):
+            secret = _derive(secret, "next")
+        return replace(self, secret=secret, n=n)
+
+    def key(self, way: Direction) -> bytes:
+        return _derive(self.secret, way)
+
+
+def _derive(secret: bytes, what: str) -> bytes:
+    return HKDFExpand(SHA256(), KEY, f"{NAME} {what}".encode()).derive(secret)
 
 
 @final
@@ -116,32 +134,26 @@ class Place:
     request: bytes
 
 
-Direction = Literal["down", "up"]
-
-
-def own_share(key: ec.EllipticCurvePrivateKey, experiment: str) -> X25519PrivateKey:
-    """Return the client's X25519 key of an experiment, derived from its registered signing key."""
-    scalar = key.private_numbers().private_value.to_bytes((key.key_size + 7) // 8, "big")
-    info = f"{NAME} X25519 {experiment}".encode()
-    return X25519PrivateKey.from_private_bytes(HKDF(SHA256(), KEY, None, info).derive(scalar))
-
-
 def public(share: X25519PrivateKey) -> bytes:
     return share.public_key().public_bytes_raw()
 
 
-def agree(own: X25519PrivateKey, other: bytes, offer: Signed, k: int, client: bytes) -> Keys:
-    """Return the keys of a session; ``client``: the client's share, ``other``: the other side's.
+def transcript(offer: bytes, k: int, client: bytes) -> bytes:
+    """Return the digest of an encoded offer and of client k's share in reply to it."""
+    return hashed([offer, str(k).encode(), client])
+
+
+def agree(own: X25519PrivateKey, other: bytes, offer: bytes, k: int, client: bytes) -> Keys:
+    """Return the keys of message 0; ``client``: the client's share, ``other``: the other side's.
 
     Raises ``NotAuthentic`` if the other side's share is invalid.
     """
-    transcript = hashed([*offer.parts, str(k).encode(), client])
+    salt = transcript(offer, k, client)
     try:
-        secret = own.exchange(X25519PublicKey.from_public_bytes(other))
+        shared = own.exchange(X25519PublicKey.from_public_bytes(other))
     except ValueError:
         raise NotAuthentic("its X25519 share is invalid") from None
-    both = HKDF(SHA256(), 2 * KEY, transcript, f"{NAME} keys".encode()).derive(secret)
-    return Keys(both[:KEY], both[KEY:], transcript)
+    return Keys(salt, HKDF(SHA256(), KEY, salt, f"{NAME} session".encode()).derive(shared))
 
 
 def sign(key: ec.EllipticCurvePrivateKey, what: str, parts: list[bytes]) -> bytes:
@@ -158,13 +170,18 @@ def verify(key: ec.EllipticCurvePublicKey, signature: bytes, what: str, parts: l
 
 
 def seal(
-    body: Body, keys: Keys, place: Place, way: Direction, more: Mapping[str, int | bytes]
+    body: Body,
+    keys: Keys,
+    place: Place,
+    way: Direction,
+    more: Mapping[str, int | bytes | str],
+    random: Random = secrets.token_bytes,
 ) -> RecordDict:
     """Return a body for one receiver; ``more``: further header fields. ``place`` is not sent."""
-    nonce = secrets.token_bytes(NONCE)
+    nonce = random(NONCE)
     bound = _bound(keys, place, way, body.digest)
-    wrapped = nonce + AESGCM(getattr(keys, way)).encrypt(nonce, body.key, bound)
-    about = ConfigRecord({**more, "wrapped": wrapped, "tag": body.tag})
+    wrapped = nonce + AESGCM(keys.key(way)).encrypt(nonce, body.key, bound)
+    about = ConfigRecord({**more, "version": VERSION, "wrapped": wrapped, "tag": body.tag})
     return RecordDict({SEALED: body.pieces, SEAL: about})
 
 
@@ -180,7 +197,7 @@ def unseal(content: RecordDict, keys: Keys, place: Place, way: Direction) -> Rec
     wrapped, tag = field(about, "wrapped", bytes), field(about, "tag", bytes)
     bound = _bound(keys, place, way, digest(pieces, tag))
     try:
-        key = AESGCM(getattr(keys, way)).decrypt(wrapped[:NONCE], wrapped[NONCE:], bound)
+        key = AESGCM(keys.key(way)).decrypt(wrapped[:NONCE], wrapped[NONCE:], bound)
     except (InvalidTag, ValueError):
         raise NotAuthentic("it was not sealed for this place by the other side") from None
     return decrypt(pieces, tag, key)
@@ -193,10 +210,18 @@ def _bound(keys: Keys, place: Place, way: Direction, body: bytes) -> bytes:
 
 
 def header(content: RecordDict) -> ConfigRecord:
-    """Return the header of a sealed message; raise ``NotAuthentic`` if there is none."""
+    """Return the header of a sealed message.
+
+    Raises ``NotAuthentic`` if there is none, or if it is of another version of the protocol.
+    """
     record = content.get(SEAL)
     if not isinstance(record, ConfigRecord):
         raise NotAuthentic("it is not sealed")
+    if (version := record.get("version", 1)) != VERSION:  # version 1 had no such field
+        raise NotAuthentic(
+            f"it has version {str(version)[:9]} of the sealing protocol, this side has version "
+            f"{VERSION}: install the same fedmosaic on both sides"
+        )
     return record
 
 
