@@ -42,9 +42,11 @@ def answer(message: Message, context: Context) -> Message:
     from common.settings.parse import parse
 
     received: OpenedMessage | None = None
+    trusted = True
     try:
         received = open_message(message, context)
         config = parse(context.run_config)
+        trusted = config.privacy.mode != "local"
         half = methods.half(config.run.method)
         kinds: dict[str, tuple[type[ToClient] | None, Callable[..., ToServer]]] = {
             "query.hello": (protocol.CensusRequest, half.hello),
@@ -75,6 +77,8 @@ def answer(message: Message, context: Context) -> Message:
         reason = line(error, LONGEST, typed=True)
         if kind == "query.hello":  # before the census the server cannot map a node to a client
             reason = f"client {context.node_config.get('partition-id', '?')}: {reason}"
+        elif not trusted:  # the server, which may learn nothing of this client without noise
+            reason = "the client failed, its own log has the reason"
         if received is not None and (content := received.failure(reason)) is not None:
             return Message(content, reply_to=message)
         return Message(Error(code=CLIENT_FAILED, reason=reason), reply_to=message)

@@ -53,6 +53,7 @@ class Reporter:
         self._parts: list[_Part] = []
         self._due, self._shown, self._shown_at = 0.0, "", 0.0
         self.note = ""  #: line of another process, added to the reports of the running block
+        self.counts = True  #: whether lines have counts and notes
 
     @contextmanager
     def block(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
@@ -66,7 +67,9 @@ class Reporter:
             part.done = done
             if (now := self._clock()) >= self._due:
                 self._due = now + self._pause
-                line = ", ".join(filter(None, [*map(str, self._parts), self.note]))
+                names = [*map(str, self._parts), self.note]
+                names = names if self.counts else [part.name for part in self._parts]
+                line = ", ".join(filter(None, names))
                 if line != self._shown or now >= self._shown_at + REPEAT:
                     self._shown, self._shown_at = line, now
                     self._show(line)
@@ -103,6 +106,17 @@ def reporting(new: Reporter) -> Iterator[None]:
         yield
     finally:
         _reporter.reset(token)
+
+
+@contextmanager
+def without_counts() -> Iterator[None]:
+    """Show lines of this thread without counts and notes, which may reveal who replied."""
+    current = reporter()
+    counts, current.counts = current.counts, False
+    try:
+        yield
+    finally:
+        current.counts = counts
 
 
 def block(name: str, total: int = 0) -> AbstractContextManager[Callable[[int], None]]:

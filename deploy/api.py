@@ -230,8 +230,9 @@ def _row(entry: Entry) -> dict[str, object]:
     row: dict[str, object] = {"round": entry.round, "accuracy": entry.accuracy, "loss": entry.loss}
     row |= {f"accuracy_{name}": value for name, value in entry.accuracies.items()}
     row |= {f"accuracy_{bn}_bn": value for bn, value in entry.accuracy_bn.items()}
-    row |= {"selected": len(entry.selected), "replied": len(entry.replied)}
-    row["failures"] = len(entry.failures)
+    if entry.privacy is None:  # otherwise withheld
+        row |= {"selected": len(entry.selected), "replied": len(entry.replied)}
+        row["failures"] = len(entry.failures)
     if entry.fairness:
         row |= entry.fairness.main.model_dump()
     row |= entry.metrics

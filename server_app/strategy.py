@@ -174,8 +174,11 @@ class MethodStrategy(Strategy):
         good, refused = self.messenger.open(
             t, replies, method.reply_type, self.clients, method.check
         )
-        entry.magnitudes = sanity.measure(method, self.sent, good)
-        beyond = sanity.beyond(entry.magnitudes, config.run.sanity)
+        # Under [privacy] no reply is compared with another, and sizes are not kept: a client would
+        # change by more than the noise is made for.
+        magnitudes = sanity.measure(method, {} if self.private else self.sent, good)
+        entry.magnitudes = {} if self.private else magnitudes
+        beyond = sanity.beyond(magnitudes, config.run.sanity)
         refused += [Failure(k=k, round=t, reason=f"reply refused: {beyond[k]}") for k in beyond]
         self.good = [(client, reply) for client, reply in good if client.k not in beyond]
         if config.score.drift:
@@ -184,10 +187,15 @@ class MethodStrategy(Strategy):
         entry.failures = sorted(entry.failures + refused, key=lambda failure: failure.k)
 
     def _check_enough(self, good: int, sent: int, what: str, failures: list[Failure]) -> None:
-        """Raise ``Stopped`` if fewer replies are valid than ``min-replies`` requires."""
+        """Raise ``Stopped`` if fewer replies are valid than ``min-replies`` requires.
+
+        Under [privacy] their number stops nothing: a missing reply counts as a zero update.
+        """
+        if self.private:
+            return
         fraction = self.config.run.min_replies
         needed = math.ceil(fraction * sent - 1e-9)
-        if good < max(needed, 1) and (sent or not self.private):  # secret selection may be empty
+        if good < max(needed, 1):
             first = failures[0]
             raise Stopped(
                 f"round {first.round}: {good} of {sent} {what} are good, min-replies = "

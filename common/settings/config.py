@@ -379,6 +379,7 @@ class MethodOptions(Section):
             "flops": (samples, False),
             "memory": (samples, False),
             "from-round": ("results released after that round count too", -1),
+            "min-replies": ("a missing reply counts as a zero update and stops nothing", 1.0),
         }
         if privacy.mode == "local":
             rules["privacy.sampling"] = ("the selection is not secret from the server", "public")

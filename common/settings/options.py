@@ -98,7 +98,8 @@ class Privacy(Section):
     noise_multiplier: Annotated[float, Field(ge=0.01, le=1000)] = 1.0
     """z, standard deviation of the noise divided by C, in the sum (``central``) or each update."""
     delta: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """δ for which ε is computed; 0: clients^−1.1."""
+    """δ for which ε is computed; 0: 1 / (10 · clients), at most 1e-5. A larger value makes ε look
+    small; the run warns of it."""
     sampling: Literal["public", "secret"] = "public"
     """``public``: the usual selection, which is predictable, so ε counts every client in every
     round. ``secret`` (``central`` only): select each client independently with probability

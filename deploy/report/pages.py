@@ -103,15 +103,17 @@ def _tiles(run: Run) -> list[tuple[str, str, str]]:
     headline = run.headline()
     best_at = f"round {run.best()[0]}" if run.accuracies() else ""
     failed = len(run.failures())
-    no_failure = "secret, see below" if run.secret else "all replies were valid"
+    private = run.private
+    no_failure = "withheld, see below" if private else "all replies were valid"
+    down, up = (NONE if private else size(run.cost(way)) for way in ("down", "up"))
     return [
         ("Final accuracy", percent(headline["final"]), f"round {run.done}"),
         ("Best accuracy", percent(headline["best"]), best_at),
         ("Last rounds", percent(headline["last10"]), f"mean of last {run.last()}"),
-        ("Down", size(run.cost("down")), "server to clients"),
-        ("Up", size(run.cost("up")), "clients to server"),
+        ("Down", down, "server to clients"),
+        ("Up", up, "clients to server"),
         ("Time", duration(run.seconds()), f"{run.done} rounds"),
-        ("Failures", NONE if run.secret else str(failed), "see below" if failed else no_failure),
+        ("Failures", NONE if private else str(failed), "see below" if failed else no_failure),
     ]
 
 

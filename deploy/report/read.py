@@ -206,9 +206,9 @@ class Run:
         return self.entries[-1].privacy if self.entries else None
 
     @property
-    def secret(self) -> bool:
-        """Whether the journal omits which clients were selected, and therefore which failed."""
-        return self.spent() is not None and self.table("privacy").get("sampling") == "secret"
+    def private(self) -> bool:
+        """Whether the journal omits failures, replies and bytes, because of [privacy]."""
+        return self.spent() is not None
 
     def last_of(self, field: str) -> Any:
         """Return the newest value of a field that some entries leave empty; None if all do."""

@@ -249,9 +249,9 @@ def failures(groups: Groups) -> Section:
         (label, number(f.round), number(f.k), f.reason)[not several :] for label, f in failed[:MANY]
     ]
     if not rows:
-        secret = any(run.secret for _, run in runs)
-        why = "Not listed: a failed client was selected, and the selection is secret."
-        text = why if secret else "None: every reply arrived and was valid."
+        private = any(run.private for _, run in runs)
+        why = "Not listed: a refused reply shows something of a single client's update."
+        text = why if private else "None: every reply arrived and was valid."
         return single("Failures", text=text)
     header = ("run", "round", "client", "reason")[not several :]
     lead = "Such a reply is not aggregated."
@@ -319,7 +319,8 @@ def _fleet(run: Run) -> Table:
 def _rounds(run: Run) -> Table:
     rows = []
     for e in run.entries:
-        replied = f"{len(e.replied)} / {len(e.selected)}" if e.selected else NONE
+        shown = e.selected and not e.privacy  # under [privacy] the replies are withheld
+        replied = f"{len(e.replied)} / {len(e.selected)}" if shown else NONE
         spent = (size(e.bytes.get("down")), size(e.bytes.get("up")), duration(total(e)))
         rows.append((str(e.round), percent(e.accuracy, 2), number(e.loss), replied, *spent))
     return Table(("round", "accuracy", "loss", "replied / selected", "down", "up", "time"), rows)

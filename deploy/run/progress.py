@@ -217,11 +217,12 @@ def show_summary(run: Run, console: Console) -> None:
     title = f"{run.setting('method') or '?'} on {run.setting('dataset') or '?'}"
     scored = f"final {percent(accuracies['final'])}, best {percent(accuracies['best'])}"
     mean = f"mean of last {run.last()} scored {percent(accuracies['last10'])}"
+    sent = f"{size(run.cost('down'))} down, {size(run.cost('up'))} up"
     lines = [
         ("run", f"{title}, {run.done} rounds, seed {run.setting('seed')}"),
         ("runtime", f"{run.setting('runtime') or NONE}, {duration(run.seconds())}"),
         ("accuracy", f"{scored}, {mean}"),
-        ("sent", f"{size(run.cost('down'))} down, {size(run.cost('up'))} up"),
+        *([] if run.private else [("sent", sent)]),
         ("weights", f"SHA-256 {((summary and summary.weights_sha256) or NONE)[:16]}"),
     ]
     if run.target is not None:

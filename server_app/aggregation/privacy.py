@@ -1,4 +1,4 @@
-"""The server's part of differential privacy: noisy mean, selection, accounting, withheld fields.
+"""The server's part of differential privacy: noisy mean, selection and accounting.
 
 ``central``: clients send unmodified updates; the server clips each, adds noise to the sum and
 publishes no single update. ``local``: a client clips its update and adds noise to it
@@ -6,30 +6,20 @@ publishes no single update. ``local``: a client clips its update and adds noise 
 """
 
 import math
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Set
+from functools import lru_cache
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import torch
 
 from common import progress
 from common.exchange.records import StateDict
-from common.journal import Entry, Privacy
+from common.journal import Privacy
 from common.settings.config import Config
 from common.settings.extras import imported
 from common.settings.options import Privacy as Options
 from common.techniques.privacy import Secret, averaged, clipped, flattened, moved, noised
-
-BY_CLIENT = (
-    *("client_metrics", "scores", "fairness", "accuracy_covered", "uncovered"),
-    *("magnitudes", "undone"),
-)
-"""Journal fields about single clients or their data."""
-ORDERS = [*range(2, 65), 80, 96, 128, 192, 256, 512, 1024]
-"""Orders of the Rényi divergence. For integers that of a sampled Gaussian is a finite sum."""
-BY_SELECTION = ("selected", "replied", "failures", "bytes", "cost")
-"""Journal fields that reveal which or how many clients were selected."""
-
 
 @final
 class NoisyMean:
@@ -39,7 +29,7 @@ class NoisyMean:
         self.options, self.config = config.privacy, config
         folder = Path(config.run.out)
         self.secret = Secret.kept(folder) if config.run.resume else Secret.made(folder)
-        imported("dp_accounting")
+        imported("dp_accounting.pld")
 
     def mean(
         self,
@@ -78,9 +68,25 @@ def expected(config: Config, clients: int) -> int:
     return config.run.per_round or clients
 
 
+def usual_delta(clients: int) -> float:
+    """Return the default δ for N clients: 1 / (10 N), at most 1e-5."""
+    return min(1e-5, 1 / (10 * clients))
+
+
 def delta(options: Options, clients: int) -> float:
-    """Return the configured δ, or N^−1.1 with N at least 2."""
-    return options.delta or float(max(clients, 2)) ** -1.1
+    """Return the configured δ, or the default."""
+    return options.delta or usual_delta(clients)
+
+
+def warning(config: Config, clients: int) -> str:
+    """Return a warning if the configured δ is above the default, which makes ε look small."""
+    usual = usual_delta(clients)
+    if not config.privacy.on or delta(config.privacy, clients) <= usual:
+        return ""
+    return (
+        f"privacy.delta = {config.privacy.delta:g} is above {usual:.2g}, the default for {clients} "
+        "clients: ε is small because of it, and with probability δ it does not hold"
+    )
 
 
 def spent(config: Config, clients: int, rounds: int) -> Privacy:
@@ -88,40 +94,37 @@ def spent(config: Config, clients: int, rounds: int) -> Privacy:
 
     Unless selection is secret, every client counts as selected in every round. Then T rounds of the
     Gaussian mechanism equal one with noise z / √T, whose ε is exact (Balle and Wang, ICML 2018).
-    Rounds with secret selection are composed by Rényi divergences (Mironov, Talwar, Zhang, 2019),
-    which give an upper bound of ε.
+    Rounds with secret selection are composed by their privacy loss distribution (``_sampled``).
 
-    Neighbouring inputs: for ``central`` with or without one client; for ``local`` one client's
-    update or any other, at a distance of at most 2 C.
+    Neighbouring inputs: for ``central`` with one client's updates or zeros in their place; for
+    ``local`` one client's update or any other, at a distance of at most 2 C.
     """
     o = config.privacy
     dp, share, d = imported("dp_accounting"), expected(config, clients) / clients, delta(o, clients)
     z = o.noise_multiplier / (2 if o.mode == "local" else 1)
     epsilon = dp.get_epsilon_gaussian(z / math.sqrt(rounds), d)
-    if o.sampling == "secret" and share < 1:
-        accountant = imported("dp_accounting.rdp").RdpAccountant(ORDERS)
-        accountant.compose(dp.PoissonSampledDpEvent(share, dp.GaussianDpEvent(z)), rounds)
-        epsilon = min(epsilon, accountant.get_epsilon(d))  # random selection never increases ε
+    if o.sampling == "secret" and share < 1:  # random selection never increases ε
+        epsilon = min(epsilon, _sampled(share, z, rounds).get_epsilon_for_delta(d))
     return Privacy(epsilon=float(epsilon), delta=d)
 
 
-def withhold(entry: Entry, config: Config, clients: int) -> None:
-    """Remove the fields without noise from a journal entry, and add ε and δ."""
-    options = config.privacy
-    if not options.on:
-        return
-    _drop(entry, BY_CLIENT)
-    if entry.clients:
-        hidden = {"n": 0, "n_test": 0, "classes": [], "counts": None}
-        entry.clients = [m.model_copy(update=hidden) for m in entry.clients]
-    if entry.round:
-        if options.sampling == "secret":
-            _drop(entry, BY_SELECTION)
-        entry.privacy = spent(config, clients, entry.round)
+def _sampled(share: float, z: float, rounds: int) -> Any:
+    """Return an upper bound of the privacy loss distribution of ``rounds`` Poisson-sampled rounds.
+
+    The distribution is on a grid (Koskela, Jälkö, Honkela, AISTATS 2020; connect-the-dots of
+    Doroshenko et al., PoPETs 2022). Every grid gives an upper bound; a finer one gives a smaller
+    bound. The interval is a small part of the loss's standard deviation in one round, but large
+    enough for at most about 2¹⁸ points before and 2²⁰ after the composition.
+    """
+    deviation = min(share * math.sqrt(math.expm1(min(1 / z**2, 700.0))), 1 / z)
+    most, mean = 1 / (2 * z**2) + 8 / z, rounds * share / (2 * z**2)
+    return _one_round(share, z, max(deviation / 20, most / 2**18, mean / 2**20)).self_compose(rounds)
 
 
-def _drop(entry: Entry, names: Sequence[str]) -> None:
-    """Reset fields to their defaults, so that the journal's line does not have them."""
-    for name in names:
-        setattr(entry, name, Entry.model_fields[name].get_default(call_default_factory=True))
-        entry.model_fields_set.discard(name)
+@lru_cache(maxsize=2)
+def _one_round(share: float, z: float, interval: float) -> Any:
+    """Return the privacy loss distribution of one round on a grid of this interval."""
+    distribution = imported("dp_accounting.pld").privacy_loss_distribution
+    return distribution.from_gaussian_mechanism(
+        z, value_discretization_interval=interval, sampling_prob=share
+    )

@@ -13,6 +13,7 @@ from common.journal import Entry, Member
 from common.settings.config import Config, MethodOptions
 from common.settings.names import check_brought, version_of
 from common.training.task import Task
+from server_app.aggregation import privacy
 from server_app.global_model import Averaged
 from server_app.messaging.messenger import Messenger
 from server_app.method import Client, Method
@@ -101,9 +102,10 @@ def describe(entry: Entry, method: Method[MethodOptions, Reply]) -> None:
         for client in method.clients
     ]
     entry.classes = list(method.task.classes)
-    if warning := unprotected(method):
-        log.warning(warning)
-        entry.notes = [warning]
+    config, clients = method.config, len(method.clients)
+    if warnings := [*filter(None, (unprotected(method), privacy.warning(config, clients)))]:
+        log.warning("; ".join(warnings))
+        entry.notes = warnings
     if missing := method.uncovered():
         entry.uncovered = missing
     entry.failures, entry.bytes = [], {"down": 0, "up": 0}

@@ -108,7 +108,7 @@ class Scorer:
             return
         line = f"round {entry.round}: the loss of the server's model is {loss:.3g}, so the round "
         line += "is not kept"
-        if entry.magnitudes and not self.task.config.privacy.on:
+        if entry.magnitudes:
             size, k = max((size.largest, k) for k, size in entry.magnitudes.items())
             line += f"; the largest number that a client sent is {size:.3g}, from client {k}"
         raise DivergedRound(line, entry.round, suspects(entry.magnitudes))

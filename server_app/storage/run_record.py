@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, final
 
@@ -13,7 +13,7 @@ from common.journal import Entry, Undone
 from common.settings.config import Config
 from common.settings.parse import to_toml
 from common.settings.section import Value
-from server_app.aggregation.privacy import withhold
+from server_app.release import released_logs, stop_line, withhold
 from server_app.stopped import Stopped
 from server_app.storage import checkpoint, summary
 from server_app.storage.journal import Journal, clock
@@ -34,31 +34,36 @@ class Record:
         self.config, self.sink, self.settings = config, sink, settings
         self.folder = Path(config.run.out)
         self.journal = Journal(self.folder)
+        self.after_census = False  #: whether the census is complete, so that updates may follow
 
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Context of a run: start and end the trackers, and write a summary if the run fails.
 
-        Raises ``Stopped`` with one line for every error.
+        Raises ``Stopped`` with one line for every error. Under differential privacy all lines after
+        the census are listed ones (``server_app/release.py``), without traceback.
         """
-        with self.sink:
+        private = self.config.privacy.on
+        with self.sink, released_logs() if private else nullcontext():
             try:
                 yield
             except Exception as error:
-                line, folder = report(error, self.folder), self.folder
+                folder, private = self.folder, private and self.after_census
+                line = stop_line(error) if private else report(error, folder)
                 if isinstance(error, OSError):
                     line = f"{error.filename or folder} cannot be used: {error.strerror or line}"
                 if "--resume" not in line and checkpoint.path_in(folder).exists():
                     line += f"; the checkpoint is kept, go on with --resume {folder}"
                 with suppress(OSError, ValueError):  # a full disk: raise the line without it
                     self.add_summary(None, error=line)
-                raise Stopped(line) from error
+                raise Stopped(line) from (None if private else error)
 
     def add_settings(self, experiment: str, clients: int) -> None:
         """Write ``config.toml``: the user's run config with the values known after the census."""
         settings = {**to_relative(self.settings, self.folder), "experiment": experiment}
         settings |= {"clients": clients, "resume": False, "from-round": -1}
         write_atomically(self.folder / "config.toml", to_toml(settings).encode())
+        self.after_census = True
 
     def add(
         self, entry: Entry, state: Callable[[], Records], undone: Sequence[Undone], **more: Any
@@ -83,5 +88,6 @@ def _log_text(entry: Entry) -> str:
     """Return a round's results for Flower's log (``flwr run --stream``)."""
     parts = ["not scored" if entry.accuracy is None else f"accuracy {entry.accuracy:.4f}"]
     parts += [f"{len(entry.failures)} failures"] if entry.failures else []
+    parts += entry.notes
     parts += [] if entry.reached is None else [f"the run ends: target {entry.reached:g} is reached"]
     return ", ".join(parts)

@@ -62,6 +62,8 @@ def _scalars(entry: Entry) -> Iterator[tuple[str, float]]:
     for group, values in groups.items():
         for name, value in values.items():
             yield f"{group}/{_plain(name)}", value
+    if entry.privacy is not None:  # these numbers are withheld
+        return
     yield "failures", len(entry.failures)
     if entry.round > 0:
         yield "replied", len(entry.replied)

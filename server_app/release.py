@@ -1,0 +1,123 @@
+"""What may leave the server of a run under differential privacy: journal fields, notes and lines.
+
+The journal is the source of the summary, the trackers, the displays and the reports, so ``withhold``
+covers them too. Log lines and the line of a stopped run pass ``released``. Both keep only what they
+list: a new journal field or a new line is withheld until it is added here.
+
+Whether a reply was refused, or a client failed, depends on a single update without noise. It leaves
+no trace. A missing reply does not depend on the update, so its reason is listed, without client and
+number.
+"""
+
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import final
+
+from common import progress
+from common.journal import Entry, Failure
+from common.settings.config import Config
+from server_app.aggregation.privacy import spent
+
+log = logging.getLogger("flwr.fedmosaic")
+
+FIELDS = {
+    *("version", "round", "clients", "classes", "selected", "metrics", "privacy", "notes"),
+    *("accuracy", "loss", "accuracies", "accuracy_bn", "reached", "seconds"),
+}
+"""Journal fields without information about single clients or updates."""
+MISSING = {
+    r"no reply within [\d.e+]+ s": r"\g<0>",
+    r"not asked within [\d.e+]+ s": r"\g<0>",
+    r"the message could not be delivered": r"\g<0>",
+    r"the reply stopped halfway": r"\g<0>",
+    r"another node answered in its place": "another node answered in a client's place",
+    r"Error: (Node|Message|Reply Message) Unavailable": "a node is not connected",
+    r"(the answer|client \d+'s reply) is not authentic": "a reply is not authentic",
+    r"node \d+ claims its place and is refused": "a node claims a client's place and is refused",
+}
+"""Reasons of missing replies, as regular expressions, and their text in a note of the journal."""
+LINES = {
+    r"(?s)round \d+/\d+: .*": r"\g<0>",  # of an entry without its withheld fields
+    r"(?s)(completed; for its report|track): .*": r"\g<0>",
+    r"privacy\.delta = .*": r"\g<0>",
+    r"round \d+: the SuperLink failed while it took the messages": r"\g<0>",
+    r"round \d+: the loss of the server's model is \S+, so the round is not kept": r"\g<0>",
+    r"(round \d+): training diverged": r"\1: the server's training diverged",
+}
+"""Log lines and lines of a stopped run that may leave the server, and their text."""
+
+
+def released(text: str, *, of: dict[str, str] = LINES) -> str:
+    """Return what may leave the server of ``text`` by the list ``of``; empty if nothing may."""
+    for pattern, template in of.items():
+        if match := re.match(pattern, text):
+            return match.expand(template)
+    return ""
+
+
+def withhold(entry: Entry, config: Config, clients: int) -> None:
+    """Reduce a journal entry to ``FIELDS``, and add ε, δ and the reasons of missing replies.
+
+    Without differential privacy the entry stays as it is.
+    """
+    if not config.privacy.on:
+        return
+    secret = config.privacy.sampling == "secret"  # a missing reply tells that a client was selected
+    if entry.round:
+        entry.notes = [] if secret else _missing(entry.failures)
+        entry.privacy = spent(config, clients, entry.round)
+    else:
+        hidden = {"n": 0, "n_test": 0, "classes": [], "counts": None}
+        entry.clients = [m.model_copy(update=hidden) for m in entry.clients]
+    for name in Entry.model_fields.keys() - FIELDS | ({"selected"} if secret else set()):
+        field = Entry.model_fields[name]
+        setattr(entry, name, field.get_default(call_default_factory=True))
+        entry.model_fields_set.discard(name)
+
+
+def _missing(failures: list[Failure]) -> list[str]:
+    """Return one note for each listed reason among the failures of a round."""
+    reasons = {released(failure.reason, of=MISSING): failure.round for failure in failures}
+    return [
+        f"round {t}: {reason}; a missing reply counts as a zero update"
+        for reason, t in sorted(reasons.items())
+        if reason
+    ]
+
+
+def stop_line(error: Exception) -> str:
+    """Return the line of a run that ``error`` stops: a listed one, or only type and place."""
+    if line := released(str(error)):
+        return line
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    where = f" in {at.tb_frame.f_code.co_filename}, line {at.tb_lineno}" if at else ""
+    return f"{type(error).__name__}{where}; under [privacy] its text is withheld"
+
+
+@contextmanager
+def released_logs() -> Iterator[None]:
+    """Pass the server's log lines through ``released``, and show progress without counts."""
+    lines = _ReleasedLines()
+    log.addFilter(lines)
+    try:
+        with progress.without_counts():
+            yield
+    finally:
+        log.removeFilter(lines)
+
+
+@final
+class _ReleasedLines(logging.Filter):
+    """Filter of log records from the modules of the server."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not Path(record.pathname).is_relative_to(Path(__file__).parent):
+            return True  # of a client in the same process, or a progress line
+        text = released(record.getMessage(), of=LINES | MISSING)
+        record.msg, record.args, record.exc_info = text, (), None
+        return bool(text)
