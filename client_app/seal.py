@@ -37,8 +37,15 @@ class OpenedMessage(ABC):
     content: RecordDict
 
     @abstractmethod
-    def check(self, settings: Mapping[str, Value], experiment: str) -> None:
-        """Raise ``ValueError`` unless the message belongs to the run with these settings."""
+    def check_settings(self, settings: Mapping[str, Value]) -> None:
+        """Raise ``ValueError`` unless the settings and the app are those of the ServerApp's run.
+
+        Call it before anything that the settings name is imported or opened.
+        """
+
+    @abstractmethod
+    def check_experiment(self, experiment: str) -> None:
+        """Raise ``ValueError`` unless the message belongs to the session's experiment."""
 
     @abstractmethod
     def admit(self, folder: Path) -> None:
@@ -63,7 +70,9 @@ class PlainMessage(OpenedMessage):
 
     content: RecordDict
 
-    def check(self, settings: Mapping[str, Value], experiment: str) -> None: ...
+    def check_settings(self, settings: Mapping[str, Value]) -> None: ...
+
+    def check_experiment(self, experiment: str) -> None: ...
 
     def admit(self, folder: Path) -> None: ...
 
@@ -88,13 +97,15 @@ class SealedMessage(OpenedMessage):
     place: Place
     accept: Mapping[str, int | bytes] | None
 
-    def check(self, settings: Mapping[str, Value], experiment: str) -> None:
-        if experiment != self.offer.experiment:
-            raise ValueError(f"the offer is for the experiment {self.offer.experiment!r}")
+    def check_settings(self, settings: Mapping[str, Value]) -> None:
         if session.config_digest(settings) != self.offer.config:
             raise ValueError("the received run config differs from the ServerApp's: it was changed")
         if self.accept is not None and _app() != self.offer.app:
             raise ValueError("the received app bundle differs from the ServerApp's: it was changed")
+
+    def check_experiment(self, experiment: str) -> None:
+        if experiment != self.offer.experiment:
+            raise ValueError(f"the offer is for the experiment {self.offer.experiment!r}")
 
     def admit(self, folder: Path) -> None:
         try:
