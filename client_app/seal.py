@@ -144,7 +144,7 @@ def open_message(message: Message, context: Context) -> OpenedMessage:
     Raises a one-line ``ValueError`` for a message that this client must not accept.
     """
     node, content = context.node_config, message.content
-    if "key" not in node and "ca" not in node:
+    if not {"key", "ca", "server-keys"} & node.keys():
         if session.SEAL in content:
             raise ValueError(
                 "the ServerApp seals its messages, but this node has no key: set "
@@ -178,6 +178,9 @@ def _unsealed(message: Message, k: int, node: Mapping[str, Value]) -> SealedMess
         server = files.server_app_key(session.from_text(offer.certificate), authority)
     except ValueError as error:
         raise NotAuthentic(f"the message is not from a trusted ServerApp: {error}") from None
+    allowed = str(node.get("server-keys", files.fingerprint(server))).split(",")
+    if (fingerprint := files.fingerprint(server)) not in allowed:
+        raise NotAuthentic(f"the ServerApp's key {fingerprint} is none of server-keys: {allowed}")
     session.verify(server, signed.signature, "offer", [signed.text])
     own = session.own_share(key, offer.experiment)
     share = session.public(own)

@@ -19,6 +19,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 import client_app.seal
 from client_app.app import answer
 from client_app.seal import SealedMessage, open_message
+from common.exchange import protocol
 from common.exchange.protocol import CensusRequest
 from common.exchange.seal import body, files, session
 from common.exchange.seal.body import NotAuthentic
@@ -348,6 +349,31 @@ def test_nothing_that_a_changed_run_config_names_is_imported_or_opened(
         opened = seal.open_census_reply(0, reply.content)
     assert "the received run config differs from" in str(session.failed(opened))
     assert not imported.exists() and not state.exists() and name not in sys.modules
+
+
+def test_a_node_serves_only_the_serverapps_whose_keys_it_names(
+    keys: Certificates, tmp_path: Path
+) -> None:
+    own = files.fingerprint(files.read_certificate(keys.app).public_key())
+    other = files.fingerprint(files.read_certificate(make(tmp_path, [], 0).app).public_key())
+    both = context(keys, **{"server-keys": f"{other},{own}"})
+    seal = server(keys)
+    content = seal.census_requests(HELLO, [0])[0]
+    seal.open_census_reply(0, letter(content, "query.hello", both).answer(PAYLOAD))
+    for kind, content in (("query.hello", content), ("train", seal.wrap(PAYLOAD, 1, "train")(0))):
+        assert same(letter(content, kind, both).content, HELLO if kind != "train" else PAYLOAD)
+        with pytest.raises(NotAuthentic, match=f"key {own} is none of server-keys: .'{other}'"):
+            letter(content, kind, context(keys, **{"server-keys": other}))
+    without = Context(1, NODE, {"partition-id": 0, "server-keys": own}, RecordDict(), {})
+    with pytest.raises(ValueError, match="node config key is missing: sealing needs both"):
+        open_message(Message(HELLO, NODE, "query.hello"), without)
+
+
+def test_a_message_for_a_round_after_the_last_is_refused(tmp_path: Path) -> None:
+    request = protocol.ModelRequest(w={}).stamped(RUN, 3).pack()
+    of = Context(1, NODE, {"partition-id": 0}, RecordDict(), flat(tmp_path, method="fedavg"))
+    reply = answer(Message(request, NODE, "train"), of)
+    assert "the message is for round 3 of 2" in reply.error.reason
 
 
 def test_a_bundles_digest_covers_all_its_code(tmp_path: Path) -> None:

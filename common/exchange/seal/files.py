@@ -1,5 +1,6 @@
 """Keys and certificates in local files."""
 
+import hashlib
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -8,6 +9,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 SERVER_APP = "fedmosaic serverapp"
@@ -64,6 +66,14 @@ def ssh_public_key(path: Path) -> ec.EllipticCurvePublicKey:
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise ValueError(f"{path} is no key on a NIST curve; {remedy}")
     return key
+
+
+def fingerprint(key: PublicKeyTypes) -> str:
+    """Return the SHA-256 of a public key (SubjectPublicKeyInfo, DER), 64 hex digits."""
+    der = key.public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    return hashlib.sha256(der).hexdigest()
 
 
 def server_app_key(der: bytes, authority: x509.Certificate) -> ec.EllipticCurvePublicKey:
