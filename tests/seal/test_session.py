@@ -358,9 +358,9 @@ def test_a_node_serves_only_the_serverapps_whose_keys_it_names(
     other = files.fingerprint(files.read_certificate(make(tmp_path, [], 0).app).public_key())
     both = context(keys, **{"server-keys": f"{other},{own}"})
     seal = server(keys)
-    content = seal.census_requests(HELLO, [0])[0]
-    seal.open_census_reply(0, letter(content, "query.hello", both).answer(PAYLOAD))
-    for kind, content in (("query.hello", content), ("train", seal.wrap(PAYLOAD, 1, "train")(0))):
+    hello = seal.census_requests(HELLO, [0])[0]
+    seal.open_census_reply(0, letter(hello, "query.hello", both).answer(PAYLOAD))
+    for kind, content in (("query.hello", hello), ("train", seal.wrap(PAYLOAD, 1, "train")(0))):
         assert same(letter(content, kind, both).content, HELLO if kind != "train" else PAYLOAD)
         with pytest.raises(NotAuthentic, match=f"key {own} is none of server-keys: .'{other}'"):
             letter(content, kind, context(keys, **{"server-keys": other}))
