@@ -291,6 +291,10 @@ def test_the_example_policies_are_policies(tmp_path: Path) -> None:
     full = owner(tmp_path, changed)
     assert full.model_fields_set - {"download"} == policy.Policy.model_fields.keys() - {"download"}
     assert full.privacy.mode == "local" and re.fullmatch("[0-9a-f]{64}", full.server_keys[0])
+    page = (ROOT / "docs" / "deployment.md").read_text()
+    keys = {kebab(name) for name in policy.Policy.model_fields} - {"privacy"}
+    for key in (*keys, *(f"privacy.{kebab(name)}" for name in policy.LeastPrivacy.model_fields)):
+        assert f"| `{key}` | " in page, key
     docker = policy.read(ROOT / "deploy" / "docker" / "policy.toml")
     assert docker.data_dirs == ["/data"]
 
