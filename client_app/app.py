@@ -45,6 +45,7 @@ def answer(message: Message, context: Context) -> Message:
     trusted = True
     try:
         received = open_message(message, context)
+        received.check_settings(context.run_config)  # before parse imports what they name
         config = parse(context.run_config)
         trusted = config.privacy.mode != "local"
         half = methods.half(config.run.method)
@@ -61,7 +62,9 @@ def answer(message: Message, context: Context) -> Message:
         request = expected.unpack(received.content)
         if not request.experiment:
             raise ValueError("the message has no envelope")
-        received.check(context.run_config, request.experiment)
+        received.check_experiment(request.experiment)
+        if request.t > config.run.rounds:
+            raise ValueError(f"the message is for round {request.t} of {config.run.rounds}")
         participant = Participant(config, context.node_config, request.experiment)
         received.admit()
         with progress.block(f"client {participant.k}"):

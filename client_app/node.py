@@ -15,6 +15,7 @@ KINDS: dict[str, type] = {
     "num-partitions": int,  #: number of clients; required if run.clients = 0
     "key": str,  #: file of the client's registered key; with it, messages must be sealed
     "ca": str,  #: file of the authority's certificate; required with key
+    "server-keys": str,  #: comma-separated fingerprints of ServerApps; default: any
     **{kebab(name): value_kind(field) or str for name, field in Node.model_fields.items()},
 }
 LEAST = {"partition-id": 0, "num-partitions": 1, "threads": 1, "memory-mb": 200}

@@ -23,6 +23,7 @@ from common.exchange.records import Records, StateDict
 from common.models.batchnorm import measure
 from common.models.classifier import Classifier
 from common.settings.config import OWN, Config, Value
+from common.settings.names import check_requested
 from common.techniques.privacy import NAME as KEY
 from common.techniques.privacy import Secret
 from common.training import device, seeds, tree
@@ -138,6 +139,8 @@ class Participant:
         stream for a second network of the same client.
         """
         run = self.config.run
+        if spec != self.spec:
+            check_requested(spec, self.config)
         return self.task.build(
             spec,
             weights,

@@ -20,7 +20,7 @@ from common.model_file import digest
 from common.models.classifier import Classifier
 from common.settings.names import version_of
 
-IGNORED = {"partition-id", "num-partitions", "state-dir", "learnt-dir", "key", "ca"}
+IGNORED = {"partition-id", "num-partitions", "state-dir", "learnt-dir", "key", "ca", "server-keys"}
 """Node settings that do not change the training, or that the digest contains already."""
 
 

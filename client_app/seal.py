@@ -52,8 +52,15 @@ class OpenedMessage(ABC):
     content: RecordDict
 
     @abstractmethod
-    def check(self, settings: Mapping[str, Value], experiment: str) -> None:
-        """Raise ``ValueError`` unless the message belongs to the run with these settings."""
+    def check_settings(self, settings: Mapping[str, Value]) -> None:
+        """Raise ``ValueError`` unless the settings and the app are those of the ServerApp's run.
+
+        Call it before anything that the settings name is imported or opened.
+        """
+
+    @abstractmethod
+    def check_experiment(self, experiment: str) -> None:
+        """Raise ``ValueError`` unless the message belongs to the session's experiment."""
 
     @abstractmethod
     def admit(self) -> None:
@@ -75,7 +82,9 @@ class PlainMessage(OpenedMessage):
 
     content: RecordDict
 
-    def check(self, settings: Mapping[str, Value], experiment: str) -> None: ...
+    def check_settings(self, settings: Mapping[str, Value]) -> None: ...
+
+    def check_experiment(self, experiment: str) -> None: ...
 
     def admit(self) -> None: ...
 
@@ -146,9 +155,7 @@ class SealedMessage(OpenedMessage):
     path: Path
     hello: Hello | None = None
 
-    def check(self, settings: Mapping[str, Value], experiment: str) -> None:
-        if experiment != self.place.experiment:
-            raise ValueError(f"the offer is for the experiment {self.place.experiment!r}")
+    def check_settings(self, settings: Mapping[str, Value]) -> None:
         if session.config_digest(settings) != self.current.config:
             raise ValueError("the received run config differs from the ServerApp's: it was changed")
         if self.hello is None:
@@ -162,6 +169,10 @@ class SealedMessage(OpenedMessage):
                 f"the ServerApp's offer is of {sent}, this client's clock says {now}: it was "
                 f"replayed, or a clock is wrong by more than {MAX_HOURS} hours"
             )
+
+    def check_experiment(self, experiment: str) -> None:
+        if experiment != self.place.experiment:
+            raise ValueError(f"the offer is for the experiment {self.place.experiment!r}")
 
     def admit(self) -> None:
         try:
@@ -211,7 +222,7 @@ def open_message(message: Message, context: Context) -> OpenedMessage:
     Raises a one-line ``ValueError`` for a message that this client must not accept.
     """
     node, content = context.node_config, message.content
-    if "key" not in node and "ca" not in node:
+    if not {"key", "ca", "server-keys"} & node.keys():
         if session.SEAL in content:
             raise ValueError(
                 "the ServerApp seals its messages, but this node has no key: set "
@@ -258,6 +269,9 @@ def _hello(
         server = files.server_app_key(session.from_text(offer.certificate), authority)
     except ValueError as error:
         raise NotAuthentic(f"the message is not from a trusted ServerApp: {error}") from None
+    allowed = str(node.get("server-keys", files.fingerprint(server))).split(",")
+    if (fingerprint := files.fingerprint(server)) not in allowed:
+        raise NotAuthentic(f"the ServerApp's key {fingerprint} is none of server-keys: {allowed}")
     session.verify(server, session.field(header, "signature", bytes), "offer", [text])
     if session.hello_digest(content) != offer.hello:
         raise NotAuthentic("the census request differs from the one that the ServerApp signed")

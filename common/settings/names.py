@@ -72,6 +72,20 @@ def check_brought(model: str, config: Config) -> None:
         )
 
 
+def check_requested(model: str, config: Config) -> None:
+    """Raise ``ValueError``, one line, for an architecture in a message that a client may not build.
+
+    A name in a message must not make a client import a module: the run config must name it.
+    """
+    name = model.partition("@")[0]
+    if name in OURS["models"] or ("models", name) in outside(config.flat):
+        return
+    if plugins.root_of("models", name):
+        raise ValueError(
+            f"the model {model!r} of the message is a plug-in that the run's settings do not name"
+        )
+
+
 def _named(flat: Mapping[str, object]) -> list[tuple[str, str]]:
     """Return each (kind, name) in a run config once, without trackers."""
     return list(dict.fromkeys((kind, n) for kind, n in plugins.named(flat) if kind in OURS))

@@ -1,9 +1,9 @@
-"""``flwr-clientapp`` for a client that accepts only the app bundle with the pinned digest.
+"""``flwr-clientapp`` for a client that accepts only one app bundle, and only allowed run configs.
 
-It runs as a script or in the warm process (``warm.py``). Both belong to this machine's
+It runs in a process of its own or in the warm process (``warm.py``). Both belong to this machine's
 installation, so that the SuperLink's bundle cannot replace them. This file must not import
-``common`` or ``client_app``, which come from the bundle after the check. Without a pinned digest,
-Flower's own program runs unchanged.
+``common`` or ``client_app``, which come from the bundle after the checks. Without a pinned digest
+and rules (``rules.py``), Flower's own program runs unchanged.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 import hashlib
 import importlib
 import io
+import json
+import logging
 import os
 import sys
 import zipfile
@@ -18,7 +20,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from deploy.flower import rules
+from deploy.flower.rules import Refused
+
 if TYPE_CHECKING:
+    from flwr.app import Context
     from flwr.clientapp import ClientApp
 
 PIN = "FEDMOSAIC_APP_DIGEST"  #: environment variable of a SuperNode with the digest, 64 hex digits
@@ -30,60 +36,87 @@ def digest(fab: bytes) -> str:
 
     A digest of the bundle's bytes would depend on the zlib version that compressed it.
 
-    Raises ``ValueError`` if ``fab`` is not a bundle.
+    Raises ``Refused`` if ``fab`` is not a bundle.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(fab)) as file:
             parts = [(entry.filename.encode(), file.read(entry)) for entry in file.infolist()]
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
-        raise ValueError(f"the received app bundle cannot be read: {error}") from None
+        raise Refused(f"the received app bundle cannot be read: {error}") from None
     lines = [hashlib.sha256(name).digest() + hashlib.sha256(text).digest() for name, text in parts]
     return hashlib.sha256(b"".join(sorted(lines))).hexdigest()
 
 
 def check(fab: bytes, pin: str) -> None:
-    """Raise ``ValueError`` for a bundle whose digest is not ``pin``."""
+    """Raise ``Refused`` for a bundle whose digest is not ``pin``."""
     if (actual := digest(fab)) != pin:
-        raise ValueError(f"the received app bundle has the digest {actual}, --app-digest is {pin}")
+        raise Refused(f"the received app bundle has the digest {actual}, --app-digest is {pin}")
 
 
-def run(pin: str, real: Callable[[], None]) -> None:
+def run(pin: str, allowed: str, real: Callable[[], None]) -> None:
     """Run Flower's program ``real`` with replaced functions for installing and loading a bundle.
 
-    The pinned bundle is installed into a folder of its own, and the ClientApp is loaded from there,
-    whatever folder the run's metadata name. If Flower loads an app without installing it, the
-    client replies with an error.
+    ``pin``: the digest of the only bundle to install, or empty. That bundle is installed into a
+    folder of its own, and the ClientApp is loaded from there, whatever folder the run's metadata
+    name. ``allowed``: the rules for the run config, as JSON, or empty. The checked run config is
+    the object that the ClientApp receives. If Flower loads an app without installing it, the client
+    replies with an error.
     """
     flower: Any = importlib.import_module("flwr.supernode.runtime.run_clientapp")
-    install, loader = flower.install_from_fab, flower.get_load_client_app_fn
+    pull, install = flower.pull_task_input, flower.install_from_fab
+    loader = flower.get_load_client_app_fn
+    contexts: list[Context] = []
     installed: list[Path] = []
 
-    def checked(fab: bytes, **_: object) -> Path:
-        check(fab, pin)
-        installed.append(install(fab, Path(os.environ["FLWR_HOME"]) / f"pinned-{pin}", True))
+    def pulled(stub: Any) -> Any:
+        message, context, *more = pull(stub)
+        contexts.append(context)
+        return message, context, *more
+
+    def checked(fab: bytes, **options: Any) -> Path:
+        if pin:
+            check(fab, pin)
+        if allowed:
+            (context,) = contexts
+            rules.check(json.loads(allowed), context.run_config, context.node_config)
+        if pin:
+            options["install_dir"] = Path(os.environ["FLWR_HOME"]) / f"pinned-{pin}"
+        installed.append(install(fab, **options))
         return installed[-1]
 
-    def pinned_loader(**_: object) -> Callable[[str, str, str], ClientApp]:
+    def checked_loader(**options: Any) -> Callable[[str, str, str], ClientApp]:
         if not installed:
             raise RuntimeError(
                 "this Flower loads an app without installing it: its digest was not checked"
             )
-        load: Callable[[str, str, str], ClientApp] = loader("", str(installed[-1]), True)
+        own = {"default_app_ref": "", "app_path": str(installed[-1]), "multi_app": True}
+        load: Callable[[str, str, str], ClientApp] = loader(**(own if pin else options))
         return load
 
-    flower.install_from_fab, flower.get_load_client_app_fn = checked, pinned_loader
+    flower.pull_task_input, flower.install_from_fab = pulled, checked
+    flower.get_load_client_app_fn = checked_loader
+    logging.getLogger("flwr").addFilter(_in_one_line)
     real()
+
+
+def _in_one_line(record: logging.LogRecord) -> bool:
+    """Replace the traceback of a refusal in Flower's log by its message."""
+    if record.exc_info and isinstance(record.exc_info[1], Refused):
+        record.msg, record.args, record.exc_info = f"refused: {record.exc_info[1]}", (), None
+    return True
 
 
 def main(real: Callable[[], None]) -> None:
     """Run as ``flwr-clientapp``; ``real``: Flower's own entry point."""
-    if pin := os.environ.get(PIN):
-        run(pin, real)
+    pin, allowed = os.environ.get(PIN, ""), os.environ.get(rules.RULES, "")
+    if pin or allowed:
+        run(pin, allowed, real)
     else:
         real()
 
 
-if __name__ == "__main__":
+def program() -> None:
+    """Run as ``flwr-clientapp`` in a process of its own."""
     from flwr.supernode.cli import flwr_clientapp
 
     sys.argv[0] = PROGRAM

@@ -24,7 +24,10 @@ from deploy.flower import watchdog
 
 GRACE = 3.0  #: seconds between SIGTERM and SIGKILL
 POLL = 0.1  #: seconds between two checks of starting processes
-DROPPED = ("FORCE_COLOR", "PYTHONPATH", "FEDMOSAIC_TRUST", "FEDMOSAIC_APP_DIGEST")
+DROPPED = (
+    *("FORCE_COLOR", "PYTHONPATH", "FEDMOSAIC_TRUST", "FEDMOSAIC_APP_DIGEST"),
+    "FEDMOSAIC_NODE_RULES",
+)
 """Variables of the user's environment that are removed."""
 
 

@@ -41,6 +41,8 @@ PACKAGES = (
     "safetensors.torch",
     "flwr.app",
 )
+#: statement that makes this installation importable, as the first entry of the search path
+IMPORT = f"import sys; sys.path.insert(0, {str(Path(__file__).resolve().parents[2])!r}); "
 SOCKET = "s"  #: file name in the folder of stand-ins
 STALL = 5.0  #: longest time in seconds for one request, because the others wait
 
@@ -61,9 +63,9 @@ def stand_ins(real: Mapping[str, Path] | None = None) -> Iterator[Path]:
 
 
 def pinning(folder: Path) -> Path:
-    """Write the program that runs only the pinned bundle (``pinned.py``); return its path."""
-    command = [sys.executable, "-P", str(Path(pinned.__file__).resolve())]
-    return write_program(folder / pinned.PROGRAM, command)
+    """Write the program that checks bundle and run config (``pinned.py``); return its path."""
+    source = f"{IMPORT}from deploy.flower import pinned; del sys.path[0]; pinned.program()"
+    return write_program(folder / pinned.PROGRAM, [sys.executable, "-P", "-c", source])
 
 
 def possible() -> bool:
@@ -80,8 +82,7 @@ def start(processes: Processes, folder: Path, env: Mapping[str, str]) -> None:
     read some variables on import (OMP_NUM_THREADS), and these have the warm process's values. If
     the warm process ends, the stand-ins start the real programs.
     """
-    source = f"import sys; sys.path.insert(0, {str(Path(__file__).resolve().parents[2])!r}); "
-    source += f"from deploy.flower.warm import serve; serve({str(folder / SOCKET)!r})"
+    source = f"{IMPORT}from deploy.flower.warm import serve; serve({str(folder / SOCKET)!r})"
     processes.start("warm", [Path(sys.executable).name, "-P", "-c", source], env)
     processes.spare("warm")
 

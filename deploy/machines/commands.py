@@ -336,9 +336,17 @@ def node(
         typer.Option(
             "--app-digest",
             metavar="HEX",
-            help="Run only the code with this digest (fedmosaic app-digest).",
+            help="Run only the code with this digest (fedmosaic app-digest); `installed`: only "
+            "the code of this installation.",
         ),
     ] = "",
+    policy: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="What a run may do on this machine (docs/deployment.md); needs --app-digest.",
+        ),
+    ] = None,
     warm: WarmStart = None,
 ) -> None:
     """Serve one client on this machine: a flower-supernode with its key and settings."""
@@ -369,17 +377,22 @@ def node(
     if authority is not None:
         folder = keys.expanduser().resolve() if keys else None
         trust = Certificates(authority.parent, folder, authority)
-    line = serving.command(
-        address(superlink), trust, k, clients, serving.settings(more or []), health
-    )
+    own = serving.settings(more or [])
+    guard = serving.guards(pin, policy, own, sealed=trust is not None)
+    line = serving.command(address(superlink), trust, k, clients, own, health)
     place = (home or Path.home() / ".fedmosaic" / "nodes" / str(k)).expanduser().resolve()
     plain(f"client {k} of {clients} for {superlink}")
+    if not pin:
+        plain(
+            "warning: this node runs any code that the SuperLink sends; --app-digest installed "
+            "allows only the code that is installed here"
+        )
     check_tls(address(superlink), trust is not None)
     if trust is not None:
         await_admission(address(superlink), trust, k, plain)
     if possible() if warm is None else warm:
-        raise typer.Exit(serving.serve(line, place, pin))
-    serving.become(line, place, pin)
+        raise typer.Exit(serving.serve(line, place, guard))
+    serving.become(line, place, guard)
 
 
 def local(

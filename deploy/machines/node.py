@@ -1,5 +1,6 @@
 """Run the SuperNode of client k on its machine, with its key, settings and files."""
 
+import json
 import os
 import re
 import signal
@@ -7,17 +8,20 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NoReturn
 
 import filelock
 
 from client_app.node import KINDS, check
 from common.settings.section import Value
-from deploy.flower import pinned, warm
+from deploy.flower import pinned, rules, warm
 from deploy.flower.processes import Processes, environment, executable
 from deploy.machines.certificates import Certificates
 from deploy.run.grpc import node_config, supernode_command
 
+INSTALLED = "installed"  #: value of --app-digest for the code of this installation
+NONE: Mapping[str, str] = MappingProxyType({})
 STUCK = 30  #: longest time in seconds for a SuperNode to end; gRPC sometimes hangs at exit
 
 
@@ -116,24 +120,58 @@ def command(
 def pin(text: str) -> str:
     """Return the digest given as ``--app-digest`` in lower case; empty if ``text`` is empty.
 
-    Raises ``ValueError`` if it is not a digest.
+    ``installed``: the digest of this installation's code. Raises ``ValueError`` if it is not a
+    digest.
     """
+    if text == INSTALLED:
+        from deploy.flower.bundle import digest
+        from deploy.run.settings import DEFAULT, read
+
+        return digest(read(DEFAULT, []).shipped())
     if text and not re.fullmatch("[0-9a-f]{64}", text.lower()):
         raise ValueError(
             f"--app-digest {text!r} is not allowed; it should be 64 hex digits, as fedmosaic "
-            "app-digest prints them"
+            f"app-digest prints them, or {INSTALLED}"
         )
     return text.lower()
 
 
-def become(line: Sequence[str], home: Path, digest: str = "") -> NoReturn:
+def guards(
+    digest: str, policy: Path | None, more: dict[str, Value], *, sealed: bool
+) -> dict[str, str]:
+    """Return the environment variables of a SuperNode that checks bundles and run configs.
+
+    ``digest``: the only app bundle that it accepts; empty to accept any. ``policy``: the owner's
+    policy file. ``more``: the node's settings; they get the policy's ``server-keys``. ``sealed``:
+    whether the node has a key.
+
+    Raises ``ValueError`` for a wrong policy, or for one without a digest.
+    """
+    from deploy.machines import policy as policies
+
+    chosen = None
+    if policy is not None:
+        if not digest:
+            raise ValueError(
+                f"--policy {policy} needs --app-digest: code that is not pinned could ignore it"
+            )
+        chosen = policies.read(policy)
+        if chosen.server_keys and not sealed:
+            raise ValueError(f"--policy {policy}: server-keys needs --ca, not --insecure")
+        if chosen.server_keys:
+            more["server-keys"] = ",".join(chosen.server_keys)
+    allowed = json.dumps(policies.rules(chosen, more))
+    return {rules.RULES: allowed} | ({pinned.PIN: digest} if digest else {})
+
+
+def become(line: Sequence[str], home: Path, guard: Mapping[str, str] = NONE) -> NoReturn:
     """Replace this process by the SuperNode, with the same process id and output.
 
-    ``digest``: digest of the only app bundle that the SuperNode accepts; empty to accept any.
+    ``guard``: variables of ``guards``; without them, the SuperNode accepts any bundle and run.
     """
     home.mkdir(parents=True, exist_ok=True)
-    env = environment({pinned.PIN: digest} if digest else {}, home)
-    if digest:
+    env = environment(guard, home)
+    if guard:
         folder = warm.pinning(home / "bin").parent
         env["PATH"] = os.pathsep.join([str(folder), env["PATH"]])
     os.chdir(home)  # it has no modules that a ClientApp could import
@@ -142,14 +180,14 @@ def become(line: Sequence[str], home: Path, digest: str = "") -> NoReturn:
     os.execve(executable(line[0]), list(line), env)
 
 
-def serve(line: Sequence[str], home: Path, digest: str = "") -> int:
+def serve(line: Sequence[str], home: Path, guard: Mapping[str, str] = NONE) -> int:
     """Run the SuperNode with client processes forked from a warm process; return the exit status.
 
-    SIGTERM and SIGINT end both. ``digest``: as in ``become``.
+    SIGTERM and SIGINT end both. ``guard``: as in ``become``.
     """
-    fallback = {pinned.PROGRAM: warm.pinning(home / "bin")} if digest else {}
+    fallback = {pinned.PROGRAM: warm.pinning(home / "bin")} if guard else {}
     with Processes(home, quiet=False) as processes, warm.stand_ins(fallback) as folder:
-        env = environment({pinned.PIN: digest} if digest else {}, home)
+        env = environment(guard, home)
         warm.start(processes, folder, env)
         while not warm.ready(processes, folder):
             time.sleep(0.1)

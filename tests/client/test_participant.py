@@ -16,7 +16,8 @@ from common.training import seeds, task
 from common.training.task import evaluate
 from deploy.run.loopback import Loopback
 from server_app.stopped import Stopped
-from tests.support import halves
+from tests.support import halves, own_modules
+from tests.support.own_modules import importing_from, module
 from tests.support.tiny import Run, flat, play
 
 
@@ -155,6 +156,22 @@ def test_a_cpu_client_and_a_gpu_client_learn_together(tmp_path: Path) -> None:
     with Loopback(2, config, workers=0, node_configs=devices) as grid:
         run = play(config, grid)
     assert all(entry["replied"] == [0, 1] for entry in run.journal[1:])
+
+
+def test_a_message_cannot_name_a_module_that_the_run_config_does_not_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = module(tmp_path, "raise SystemExit('imported')\n")
+    own_modules.distribution(tmp_path, name, f"[fedmosaic.models]\nby-{name} = {name}:Net\n")
+    importing_from(tmp_path, monkeypatch)
+    participant = Participant(parse(flat(tmp_path)), {"partition-id": 0}, "test")
+    for model in (f"{name}:Net", f"{name}:Net@0.5", f"by-{name}"):
+        with pytest.raises(ValueError, match="is a plug-in that the run's settings do not name"):
+            participant.model(model)
+    assert name not in sys.modules
+    named = Participant(parse(flat(tmp_path, fleet=f"mlp,{name}:Net")), {"partition-id": 0}, "test")
+    with pytest.raises(ValueError, match="cannot be imported"):
+        named.model(f"{name}:Net")
 
 
 def test_a_run_config_is_parsed_once_and_types_count() -> None:

@@ -364,7 +364,7 @@ def test_a_supernode_finds_the_pinning_program_first(
     monkeypatch.setattr(os, "execve", lambda path, line, env: seen.append(env))
     monkeypatch.setattr(os, "chdir", lambda path: None)
     monkeypatch.setenv(pinned.PIN, "of the shell")
-    node.become(["flower-supernode"], tmp_path / "home", "ab" * 32)
+    node.become(["flower-supernode"], tmp_path / "home", {pinned.PIN: "ab" * 32})
     node.become(["flower-supernode"], tmp_path / "home")
     found = [shutil.which(pinned.PROGRAM, path=env["PATH"]) for env in seen]
     mine = str(tmp_path / "home" / "bin" / pinned.PROGRAM)

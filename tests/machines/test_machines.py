@@ -379,11 +379,14 @@ def test_certs_register_nodes_and_submit_make_a_federation_over_tls(tmp_path: Pa
             in typed("register", files.public(0), files.public(1), *to).stdout
         )
         pin = typed("app-digest").stdout.strip()
+        policy = tmp_path / "policy.toml"
+        policy.write_text(f'methods = ["fedorion"]\nserver-keys = ["{files.app}"]\n')
         nodes = []
         for i, own in enumerate((["model=mlp", "memory-mb=4000"], ["model=cnn2", "device=cpu"])):
             line = command_line("node", "--superlink", fleet, "--ca", files.ca, "--clients", 2)
             line += ["--replicas", str(tmp_path / "replicas"), "--home", str(tmp_path / f"node{i}")]
-            line += ["--app-digest", pin, *([] if i else ["--cold-start"])]
+            line += ["--app-digest", ["installed", pin][i], *([] if i else ["--cold-start"])]
+            line += ["--policy", str(policy)]
             own += [f"data-dir={paint(tmp_path / f'images{i}', i, 12 + i)}"]
             own += [f"state-dir={tmp_path / f'state{i}'}"]
             line += [part for setting in own for part in ("-s", setting)]
@@ -410,6 +413,16 @@ def test_certs_register_nodes_and_submit_make_a_federation_over_tls(tmp_path: Pa
         assert other.returncode == 1, other.stdout
         (line,) = [line for line in other.stderr.splitlines() if "--app-digest is" in line]
         assert "the received app bundle has the digest" in line and pin in line, line
+        # nor is a run that the policy of a node's owner does not allow
+        kf = typed("submit", *sets, "-s", "method=fedavg", "-s", f"out={tmp_path / 'avg'}", *to)
+        why = (
+            "method = 'fedavg' is not allowed on client [01]; its policy .methods. allows fedorion"
+        )
+        (line,) = [line for line in kf.stderr.splitlines() if re.search(why, line)]
+        assert kf.returncode == 1 and kf.stderr.count("\n") == 1, kf.stderr
+        for i in range(2):
+            log = (tmp_path / f"node{i}.log").read_text()
+            assert re.search(f"refused: {why}\n", log) and "Traceback" not in log, log
         # a run that fails says why, and its status is not 0
         again = typed("submit", *sets, *to)
         assert again.returncode == 1 and "holds a run already" in again.stderr, again.stderr

@@ -1,6 +1,8 @@
 """One offer, one answer, one message: every field altered, and who may say what."""
 
 import json
+import re
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +19,9 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 import client_app.seal
+from client_app.app import answer
 from client_app.seal import SealedMessage, open_message
+from common.exchange import protocol
 from common.exchange.protocol import CensusRequest
 from common.exchange.seal import body, files, session
 from common.exchange.seal.body import NotAuthentic
@@ -26,6 +30,7 @@ from common.files import Damaged
 from common.settings.parse import parse
 from deploy.machines.certificates import Certificates, make
 from server_app.messaging.sealed import SealedChannel, Trust
+from tests.support.own_modules import importing_from, module
 from tests.support.tiny import flat
 
 HERE = Path(__file__).parent
@@ -477,14 +482,63 @@ def test_a_run_config_or_a_bundle_that_a_relay_changed_is_found(
     keys: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = letter(server(keys).census_requests(HELLO, [1])[1], "query.hello", context(keys))
-    asked.check({"rounds": 2}, RUN)
+    asked.check_settings({"rounds": 2})
     with pytest.raises(ValueError, match="the received run config differs from the ServerApp's"):
-        asked.check({"rounds": 3}, RUN)
+        asked.check_settings({"rounds": 3})
     with pytest.raises(ValueError, match="the offer is for the experiment 'run'"):
-        asked.check({"rounds": 2}, "other")
+        asked.check_experiment("other")
     monkeypatch.setattr(client_app.seal, "_app", lambda: "other")
     with pytest.raises(ValueError, match="the received app bundle differs from the ServerApp's"):
-        asked.check({"rounds": 2}, RUN)
+        asked.check_settings({"rounds": 2})
+
+
+@pytest.mark.parametrize("kind", ["query.hello", "train"])
+def test_nothing_that_a_changed_run_config_names_is_imported_or_opened(
+    keys: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    imported, state = tmp_path / "imported", tmp_path / "state"
+    name = module(tmp_path, f"open({str(imported)!r}, 'w')\n")
+    importing_from(tmp_path, monkeypatch)
+    seal, of = server(keys), context(keys)
+    hello = Message(seal.census_requests(HELLO, [0])[0], NODE, "query.hello")
+    content = hello.content
+    if kind == "train":
+        seal.open_census_reply(0, letter(content, "query.hello", of).answer(PAYLOAD))
+        content = seal.wrap(PAYLOAD, 1, kind)(0)
+    changed = {**flat(tmp_path), "method": f"{name}:half", "state-dir": str(state)}
+    of.run_config = {**changed, "fleet": f"{name}:Net", "data.name": f"{name}:load"}
+    reply = answer(Message(content, NODE, kind), of)
+    if kind == "train":
+        opened = seal.open(0, reply.content)
+    else:
+        opened = seal.open_census_reply(0, reply.content)
+    assert "the received run config differs from" in str(session.failed(opened))
+    assert not imported.exists() and not state.exists() and name not in sys.modules
+
+
+def test_a_node_serves_only_the_serverapps_whose_keys_it_names(
+    keys: Certificates, tmp_path: Path
+) -> None:
+    own = files.fingerprint(files.pem_key(keys.app_key).public_key())
+    other = files.fingerprint(files.pem_key(make(tmp_path, [], 0).app_key).public_key())
+    both = context(keys, **{"server-keys": f"{other},{own}"})
+    seal = server(keys)
+    hello = seal.census_requests(HELLO, [0])[0]
+    seal.open_census_reply(0, letter(hello, "query.hello", both).answer(PAYLOAD))
+    assert same(letter(hello, "query.hello", both).content, HELLO)
+    line = re.escape(f"key {own} is none of server-keys: ['{other}']")
+    with pytest.raises(NotAuthentic, match=line):  # so no session begins
+        letter(hello, "query.hello", context(keys, **{"server-keys": other}))
+    without = Context(1, NODE, {"partition-id": 0, "server-keys": own}, RecordDict(), {})
+    with pytest.raises(ValueError, match="node config key is missing: sealing needs both"):
+        open_message(Message(HELLO, NODE, "query.hello"), without)
+
+
+def test_a_message_for_a_round_after_the_last_is_refused(tmp_path: Path) -> None:
+    request = protocol.ModelRequest(w={}).stamped(RUN, 3).pack()
+    of = Context(1, NODE, {"partition-id": 0}, RecordDict(), flat(tmp_path, method="fedavg"))
+    reply = answer(Message(request, NODE, "train"), of)
+    assert "the message is for round 3 of 2" in reply.error.reason
 
 
 def test_a_bundles_digest_covers_all_its_code(tmp_path: Path) -> None:

@@ -256,6 +256,7 @@ class Machines(Run):
         host = self._clients[k] if self._clients else None
         line = ["node", "--superlink", self._fleet, "--insecure", "--k", str(k)]
         line += ["--clients", str(CLIENTS), "--home", str(self.home(f"supernode-{k}")), COLD]
+        line += ["-s", f"state-dir={self.out / 'state'}"]
         return self._start(f"supernode-{k}", command_line(*line), host)
 
     def _start(

@@ -12,6 +12,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 SERVER_APP = "fedmosaic serverapp"
@@ -21,7 +22,7 @@ USE = ExtendedKeyUsageOID.CLIENT_AUTH
 REVOKED = "revoked"
 """Name of the list of revoked keys, in the folder of the clients' public keys."""
 EXPIRES_SOON = timedelta(days=30)  #: time before the end of a certificate in which it is announced
-_FINGERPRINT = re.compile("SHA256:[A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]")  # 256 bits in base64
+FINGERPRINT = re.compile("SHA256:[A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]")  #: 256 bits in base64
 
 
 def read_certificate(path: Path) -> x509.Certificate:
@@ -107,7 +108,7 @@ def read_revoked(path: Path) -> frozenset[str]:
     for number, line in enumerate(lines, 1):
         if entry := line.partition("#")[0].strip():
             remedy = "a line should be SHA256:… (ssh-keygen -lf K.pub), a public key or a # comment"
-            if not _FINGERPRINT.fullmatch(entry):
+            if not FINGERPRINT.fullmatch(entry):
                 key = _public_key(entry.encode(), f"{path}, line {number}: {entry[:60]!r}", remedy)
                 entry = fingerprint(key)
             revoked.add(entry)

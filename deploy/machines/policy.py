@@ -1,0 +1,171 @@
+"""The policy file of a node's owner, and the rules of a node with or without one.
+
+``deploy/flower/rules.py`` checks the rules. This module knows the settings and methods of this
+installation, which that module must not import.
+"""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, final
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from common import methods
+from common.errors import refusal
+from common.exchange.seal import files
+from common.settings.plugins import nearest
+from common.settings.section import Value, kebab
+from deploy.flower.rules import EPOCHS, STATE_DIR
+
+Text = Annotated[str, Field(min_length=1)]
+Most = Annotated[int, Field(ge=1)]
+
+
+class Table(BaseModel):
+    """A table of the policy file. Field ``max_rounds`` is the key ``max-rounds``."""
+
+    model_config = ConfigDict(
+        alias_generator=kebab,
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        use_attribute_docstrings=True,
+    )
+
+
+@final
+class LeastPrivacy(Table):
+    """Table [privacy]: the least differential privacy of a run."""
+
+    mode: Literal["off", "central", "local"] = "off"
+    """``central``: the run must have ``privacy.mode = "central"`` or ``"local"``. ``local``: it
+    must be ``"local"``, so that no update leaves this machine without noise."""
+    noise_multiplier: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Least ``privacy.noise-multiplier`` z."""
+
+
+@final
+class Policy(Table):
+    """What a node's owner allows a run to do on the node."""
+
+    methods: list[Text] | None = None
+    """Allowed methods; without the key, all built-in ones."""
+    data_dirs: list[Text] = []
+    """Folders in which ``data.dir``, ``data.public-dir`` and the same keys of ``[node.K]`` may be,
+    beside the node's own ``data-dir`` and ``public-dir``."""
+    state_dirs: list[Text] = []
+    """Folders in which ``state-dir`` of a run may be, beside the node's own."""
+    weights: list[Text] = []
+    """Files, or folders of files, that ``weights`` may name."""
+    download: bool = False
+    """Whether a run may download: ``data.download`` and ``pretrained``."""
+    modules: list[Text] = []
+    """Allowed ``module:attribute`` names; ``module`` alone allows all its attributes."""
+    plugins: list[Text] = []
+    """Allowed names of installed plug-ins."""
+    max_rounds: Most | None = None
+    """Most ``rounds``; without the key, any number."""
+    max_epochs: Most | None = None
+    """Most epochs of a client in a round, in every setting that the method reads; without the key,
+    any number."""
+    max_steps: Most | None = None
+    """Most ``train.steps``; without the key, 0 with ``max-epochs``, else any number."""
+    server_keys: list[Text] = []
+    """ServerApps that may use this node: certificates (``serverapp.crt``), or the fingerprints of
+    their public keys, SHA256:…. Without the key, every ServerApp of the authority."""
+    privacy: LeastPrivacy = LeastPrivacy()
+
+
+def read(path: Path) -> Policy:
+    """Return the policy in a TOML file, with absolute paths.
+
+    Paths are relative to the file's folder. Raises ``ValueError``, one line, for a file that cannot
+    be read, an unknown key or a wrong value.
+    """
+    place = path.expanduser().resolve()
+    try:
+        policy = Policy.model_validate(tomllib.loads(place.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ValueError(f"--policy {path}: {error.strerror}") from None
+    except ValidationError as invalid:
+        raise ValueError(f"--policy {path}: {_line(invalid)}") from None
+    except ValueError as error:  # TOML, or text that is not UTF-8
+        raise ValueError(f"--policy {path} is not TOML: {error}") from None
+    for name in policy.methods or ():
+        if name not in (*methods.names(), *policy.plugins) and ":" not in name:
+            hint = nearest(name, methods.names())
+            raise ValueError(f"--policy {path}: methods has {name!r}, which is no method{hint}")
+    if policy.privacy.noise_multiplier and policy.privacy.mode == "off":
+        raise ValueError(
+            f"--policy {path}: privacy.noise-multiplier = {policy.privacy.noise_multiplier:g} "
+            "needs privacy.mode = central or local"
+        )
+    absolute = {
+        name: [str(place.parent / Path(text).expanduser()) for text in getattr(policy, name)]
+        for name in ("data_dirs", "state_dirs", "weights")
+    }
+    keys = [_fingerprint(path, place.parent, text) for text in policy.server_keys]
+    return policy.model_copy(update={**absolute, "server_keys": keys})
+
+
+def rules(policy: Policy | None, node: Mapping[str, Value]) -> dict[str, Any]:
+    """Return the rules of a node with the configuration ``node``, as ``rules.py`` checks them.
+
+    Without a policy, folders and files that a run names must be in the node's own folders.
+    """
+    data = [str(node[key]) for key in ("data-dir", "public-dir") if node.get(key)]
+    state = node.get("state-dir") or os.environ.get(STATE_DIR)
+    states = [str(state or Path.home() / ".fedmosaic" / "state")]
+    if policy is None:
+        return {"data-dirs": data, "state-dirs": states, "weights": [*data, *states]}
+    given = policy.model_dump(by_alias=True, exclude_none=True, exclude={"server_keys"})
+    data, states = [*given["data-dirs"], *data], [*given["state-dirs"], *states]
+    epochs = {name: _epochs(name) for name in methods.names()} if policy.max_epochs else {}
+    return {**given, "policy": True, "data-dirs": data, "state-dirs": states, "epochs": epochs}
+
+
+def _epochs(method: str) -> dict[str, int]:
+    """Return the keys of a client's epochs that a built-in method reads, with their defaults."""
+    from common.settings.parse import reads, tables, usual
+
+    sections, auto = tables(), methods.options(method).auto
+    defaults = {}
+    for key in EPOCHS:
+        table, _, leaf = key.rpartition(".")
+        if reads(method, key):
+            field = sections[table].model_fields[leaf.replace("-", "_")]
+            defaults[key] = int(usual(key, field, auto))
+    return defaults
+
+
+def _fingerprint(path: Path, folder: Path, text: str) -> str:
+    """Return the fingerprint of a ServerApp's key, given as such or as a certificate's path."""
+    if files.FINGERPRINT.fullmatch(text):
+        return text
+    try:
+        certificate = files.read_certificate(folder / Path(text).expanduser())
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", "") or "it is not a certificate"
+        raise ValueError(
+            f"--policy {path}: server-keys has {text!r}: {why}; it should be the path of "
+            "serverapp.crt, or a fingerprint SHA256:…"
+        ) from None
+    key = certificate.public_key()
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ValueError(f"--policy {path}: server-keys has {text!r}, no key on a NIST curve")
+    return files.fingerprint(key)
+
+
+def _line(invalid: ValidationError) -> str:
+    """Return the first error of a policy in one line."""
+    error = invalid.errors()[0]
+    key = ".".join(str(part) for part in error["loc"])
+    if error["type"] != "extra_forbidden":
+        return refusal(error, key)
+    nested = LeastPrivacy if key.startswith("privacy.") else Policy
+    known = [kebab(name) for name in nested.model_fields]
+    hint = nearest(key.rpartition(".")[2], known)
+    return f"key {key!r} is unknown; allowed: {', '.join(known)}{hint}"

@@ -1,0 +1,389 @@
+"""What a node's owner allows: the policy file, its rules, and where they are enforced."""
+
+import json
+import logging
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from flwr.supernode.runtime import run_clientapp as flower
+
+from common.exchange.seal import files
+from common.settings.config import Node, Value
+from common.settings.parse import tables
+from common.settings.section import kebab, value_kind
+from common.settings.version import ROOT
+from deploy.flower import pinned, rules
+from deploy.flower.rules import Refused
+from deploy.machines import node, policy
+from deploy.machines.certificates import make
+from deploy.run.settings import resolve
+from tests.support.commandline import typed
+from tests.support.own_modules import distribution, importing_from, module
+
+PIN = "ab" * 32
+SERVER_KEY = f"SHA256:{43 * 'A'}"
+SERVER_EPOCHS = {"noise.epochs", "ensemble.epochs", "co-boosting.epochs", "dense.epochs"}
+SERVER_EPOCHS |= {"fedgkt.server-epochs"}
+
+
+@pytest.fixture(scope="module")
+def run() -> dict[str, Value]:
+    return {**resolve(None), "method": "fedavg", "state-dir": "", "out": "/srv/out"}
+
+
+def refusal(
+    allowed: policy.Policy | None, run: dict[str, Value], own: dict[str, Value] | None = None
+) -> str:
+    """Return why client 0 refuses the run; empty if it does not."""
+    own = {"partition-id": 0, **(own or {})}
+    try:
+        rules.check(policy.rules(allowed, own), run, own)
+    except Refused as error:
+        assert "\n" not in str(error)
+        return str(error)
+    return ""
+
+
+def owner(folder: Path, text: str) -> policy.Policy:
+    (folder / "policy.toml").write_text(text)
+    return policy.read(folder / "policy.toml")
+
+
+def fields() -> dict[str, Any]:
+    """Return the field of every setting by key, with ``K`` for a client's number."""
+    return {
+        f"{table}.{kebab(name)}".lstrip("."): field
+        for table, section in {**tables(), "node.K": Node}.items()
+        for name, field in section.model_fields.items()
+    }
+
+
+def test_every_setting_that_can_name_a_file_or_a_module_has_a_rule_or_is_free_text() -> None:
+    text = {
+        key
+        for key, field in fields().items()
+        if value_kind(field) is str and "Literal" not in str(field.annotation)
+    }
+    assert text == rules.PATHS.keys() | rules.NAMES.keys() | rules.FREE
+    assert not rules.FREE & (rules.PATHS.keys() | rules.NAMES.keys())
+    for key in rules.FREE - {"out", "plugins", "device", "node.K.device"}:
+        meaning = fields()[key].description or ""
+        assert not re.search("module:attribute|[Ff]older of (the|modules)|[Ff]ile ", meaning), key
+
+
+def test_every_setting_that_downloads_or_counts_epochs_has_a_rule() -> None:
+    downloads = [
+        key
+        for key, field in fields().items()
+        if re.search(r"[Dd]ownload|torchvision's", field.description or "")
+        and value_kind(field) is bool
+    ]
+    assert sorted(downloads) == sorted(rules.DOWNLOADS)
+    epochs = {key for key in fields() if re.search("epochs", key) and key != "train.steps"}
+    assert epochs == {*rules.EPOCHS, *SERVER_EPOCHS}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_run_of_built_in_names_without_folders_is_allowed(
+    run: dict[str, Value], strict: bool
+) -> None:
+    assert refusal(policy.Policy() if strict else None, run) == ""
+    for fleet in ("h-het", "resnet8@0.5,resnet10-exits2,torchvision:resnet18", "timm:resnet18"):
+        assert refusal(policy.Policy(), {**run, "fleet": fleet}) == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"method": "fedkf"}, "method = 'fedkf' is not allowed on client 0; its policy (methods)"),
+        ({"method": "lab:halfway"}, "method = 'lab:halfway' … (modules) allows lab.data:load"),
+        ({"fleet": "mlp,lab:Net@0.5"}, "fleet = 'lab:Net@0.5' … (modules)"),
+        ({"fleet": "resnet10@0.25,my:net"}, "fleet = 'my:net' … (modules)"),
+        ({"fleet": " installed@0.5"}, "fleet = 'installed@0.5' … (plugins) allows none"),
+        ({"global-model": "lab:Net"}, "global-model = 'lab:Net' … (modules)"),
+        ({"node.3.model": "lab:Net"}, "node.3.model = 'lab:Net' … (modules)"),
+        ({"data.name": "lab.data:save"}, "data.name = 'lab.data:save' … (modules)"),
+        ({"data.name": "timm:save"}, "data.name = 'timm:save' … (modules)"),
+        ({"data.public-name": "lab:load"}, "data.public-name = 'lab:load' … (modules)"),
+        ({"data.public_name": "lab:load"}, "data.public-name = 'lab:load' … (modules)"),
+        ({"data.partition": "lab:split"}, "data.partition = 'lab:split' … (modules)"),
+        ({"data.download": True}, "data.download = true … (download) allows false"),
+        ({"pretrained": True}, "pretrained = true … (download) allows false"),
+        ({"rounds": 21}, "rounds = 21 … (max-rounds) allows at most 20"),
+        ({"train.epochs": 4}, "train.epochs = 4 … (max-epochs) allows at most 3"),
+        ({"train.steps": 1}, "train.steps = 1 … (max-steps) allows at most 0"),
+        ({"privacy.mode": "off"}, "privacy.mode = 'off' … (privacy.mode) allows local"),
+        ({"privacy.mode": "central"}, "privacy.mode = 'central' … (privacy.mode) allows local"),
+        (
+            {"privacy.noise-multiplier": 0.5},
+            "privacy.noise-multiplier = 0.5 … (privacy.noise-multiplier) allows at least 1.0",
+        ),
+        (
+            {"data.newer": "/etc"},
+            "data.newer = '/etc' … (unknown keys) allows no paths and modules",
+        ),
+    ],
+)
+def test_a_rule_refuses_in_one_line_with_the_value_and_what_is_allowed(
+    run: dict[str, Value],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: dict[str, Value],
+    said: str,
+) -> None:
+    name = module(tmp_path, "raise SystemExit('imported')\n")
+    distribution(tmp_path, "other", f"[fedmosaic.models]\ninstalled = {name}:Net\n")
+    importing_from(tmp_path, monkeypatch)
+    allowed = owner(
+        tmp_path,
+        'methods = ["fedavg", "lab:halfway"]\nmodules = ["lab.data:load", "ours"]\n'
+        "max-rounds = 20\nmax-epochs = 3\n"
+        '[privacy]\nmode = "local"\nnoise-multiplier = 1.0\n',
+    )
+    good = {**run, "train.epochs": 3, "privacy.mode": "local", "data.name": "lab.data:load"}
+    good |= {"fleet": "mlp,ours:Net,ours:Other@0.5"}
+    assert refusal(allowed, good) == ""
+    if any("_" in key for key in change):
+        good.pop("data.public-name")
+    for part in said.split("…"):
+        assert part.strip() in refusal(allowed, {**good, **change})
+    assert name not in sys.modules
+
+
+def test_epochs_are_those_that_the_method_reads_and_its_own_defaults(
+    run: dict[str, Value], tmp_path: Path
+) -> None:
+    allowed = owner(tmp_path, "max-epochs = 2\nmax-steps = 9\n")
+    few: dict[str, Value] = {**run, "train.epochs": 2, "train.steps": 9}
+    assert refusal(allowed, few) == ""
+    assert "public.epochs = 5 is" in refusal(allowed, {**few, "method": "ds-fl"})
+    assert refusal(allowed, {**few, "method": "ds-fl", "public.epochs": 2}) == ""
+    assert "fedmd.first-epochs = 5" in refusal(allowed, {**few, "method": "fedmd"})
+
+
+def test_a_key_in_two_spellings_is_refused(run: dict[str, Value]) -> None:
+    assert "'data_dir' in two spellings" in refusal(None, {**run, "data-dir": "a", "data_dir": "b"})
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Path:
+    for name in ("images/0", "images/server", "state", "secret", "weights"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "images" / "link").symlink_to(tmp_path / "secret")
+    (tmp_path / "images" / "1").symlink_to(tmp_path / "secret")
+    (tmp_path / "alias").symlink_to(tmp_path / "images")
+    return tmp_path
+
+
+@pytest.mark.parametrize("with_policy", [False, True])
+@pytest.mark.parametrize(
+    ("change", "allowed"),
+    [
+        ({"data.dir": "{}/images"}, True),
+        ({"data.dir": "{}/images/0/../0"}, True),
+        ({"data.dir": "{}/alias/0"}, True),
+        ({"data.dir": "{}/secret"}, False),
+        ({"data.dir": "{}/images/../secret"}, False),
+        ({"data.dir": "{}/images/link"}, False),
+        ({"data.dir": "{}/images-2"}, False),
+        ({"data.dir": "{}/state"}, False),
+        ({"data.dir": "~/x"}, False),
+        ({"data.dir": "images"}, False),
+        ({"data.dir": "{}/images/\0"}, False),
+        ({"data.dir": "{}/images/{{k}}"}, True),
+        ({"data.dir": "{}/{{k}}"}, False),
+        ({"data.dir": "{}/secret", "node.0.data-dir": "{}/images"}, True),
+        ({"node.0.data-dir": "{}/secret"}, False),
+        ({"node.0.data_dir": "{}/secret"}, False),
+        ({"node.1.data-dir": "{}/secret"}, True),
+        ({"data.public-dir": "{}/secret"}, False),
+        ({"node.0.public-dir": "{}/secret"}, False),
+        ({"state-dir": "{}/state/a"}, True),
+        ({"state-dir": "{}/images"}, False),
+        ({"node.0.state-dir": "{}/secret"}, False),
+        ({"weights": "{}/weights/{{model}}.pt"}, True),
+        ({"weights": "{}/secret/{{model}}.pt"}, False),
+        ({"weights": "{}/weights/{{model}}/../../x.pt"}, False),
+        ({"weights": "{}/weights/{{model}}", "fleet": "torchvision:a/../../x"}, False),
+    ],
+)
+def test_folders_of_a_run_must_be_inside_those_of_the_owner(
+    run: dict[str, Value],
+    folders: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: dict[str, str],
+    allowed: bool,
+    with_policy: bool,
+) -> None:
+    filled = {k: v.format(folders) if k != "fleet" else v for k, v in change.items()}
+    chosen = None
+    if with_policy:
+        text = 'data-dirs = ["images"]\nstate-dirs = ["state"]\nweights = ["weights"]\n'
+        chosen = owner(folders, text)
+        own = rules_of(chosen)
+    else:
+        own = rules_of(None, **{"data-dir": folders / "images", "state-dir": folders / "state"})
+        own["weights"].append(str(folders / "weights"))
+    try:
+        rules.check(own, {**run, **filled}, {"partition-id": 0})
+        said = ""
+    except Refused as error:
+        said = str(error)
+    assert (said == "") is allowed, said
+    if said:
+        key = [key for key in filled if key != "fleet"][-1].replace("_", "-")
+        assert said.startswith(f"{key} = ") and "allows absolute paths inside /" in said
+
+
+def rules_of(chosen: policy.Policy | None, **own: object) -> dict[str, Any]:
+    return policy.rules(chosen, {key: str(value) for key, value in own.items()})
+
+
+def test_a_nodes_own_folders_replace_those_of_the_run(run: dict[str, Value], folders: Path) -> None:
+    theirs: dict[str, Value] = {**run, "data.dir": "/srv/test-set", "state-dir": "/srv/state"}
+    theirs |= {"data.public-dir": "/srv/public"}
+    own: dict[str, Value] = {"data-dir": str(folders / "images"), "state-dir": str(folders)}
+    own["public-dir"] = str(folders / "images")
+    assert refusal(None, theirs, own) == "" == refusal(policy.Policy(), theirs, own)
+    assert "data.dir = '/srv/test-set'" in refusal(None, theirs)
+    del own["state-dir"]
+    assert "state-dir = '/srv/state' is not allowed" in refusal(None, theirs, own)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('metods = ["a"]', "key 'metods' is unknown; allowed: methods, data-dirs,"),
+        ("max_rounds = 3", "did you mean 'max-rounds'?"),
+        ('methods = "fedavg"', 'methods = "fedavg" is not allowed; it should be list'),
+        ('methods = ["fedvg"]', "'fedvg', which is no method; did you mean 'fedavg'?"),
+        ("data-dirs = [1]", "data-dirs.0 = 1 is not allowed; it should be string"),
+        ("max-rounds = 0", "max-rounds = 0 is not allowed; it should be greater than"),
+        ('download = "no"', 'download = "no" is not allowed; it should be boolean'),
+        ('[privacy]\nmodes = "off"', "key 'privacy.modes' is unknown; allowed: mode, noise-"),
+        ("[privacy]\nnoise-multiplier = 1", "noise-multiplier = 1 needs privacy.mode"),
+        ('server-keys = ["no.crt"]', "server-keys has 'no.crt': No such file or directory; it"),
+        ("x", "policy.toml is not TOML: Expected '='"),
+        (None, "policy.toml: No such file or directory"),
+    ],
+)
+def test_a_wrong_policy_is_one_line_before_anything_starts(
+    tmp_path: Path, text: str | None, said: str
+) -> None:
+    file = tmp_path / "policy.toml"
+    if text is not None:
+        file.write_text(text)
+    line = ["node", "--superlink", "h:1", "--clients", "2", "--insecure", "--k", "0"]
+    done = typed(*line, "--policy", file, "--app-digest", PIN, "--home", tmp_path / "home")
+    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+    assert said in done.stderr and not (tmp_path / "home").exists()
+
+
+def test_the_example_policies_are_policies(tmp_path: Path) -> None:
+    example = (ROOT / "deploy" / "policy.toml").read_text()
+    assert owner(tmp_path, example) == policy.Policy()
+    make(tmp_path / "certs", [], 0).app.rename(tmp_path / "serverapp.crt")
+    changed = re.sub(r"^([\w-]+) = .*\n# (\1 = )", r"\2", example, flags=re.MULTILINE)
+    changed = re.sub(r"^# (?=[\w-]+ = )", "", changed, flags=re.MULTILINE)
+    full = owner(tmp_path, changed)
+    assert full.model_fields_set - {"download"} == policy.Policy.model_fields.keys() - {"download"}
+    assert full.privacy.mode == "local" and files.FINGERPRINT.fullmatch(full.server_keys[0])
+    page = (ROOT / "docs" / "deployment.md").read_text()
+    keys = {kebab(name) for name in policy.Policy.model_fields} - {"privacy"}
+    for key in (*keys, *(f"privacy.{kebab(name)}" for name in policy.LeastPrivacy.model_fields)):
+        assert f"| `{key}` | " in page, key
+    docker = policy.read(ROOT / "deploy" / "docker" / "policy.toml")
+    assert docker.data_dirs == ["/data"]
+
+
+def test_a_policy_needs_a_pinned_digest_and_server_keys_need_tls(tmp_path: Path) -> None:
+    file = tmp_path / "policy.toml"
+    file.write_text(f'server-keys = ["{SERVER_KEY}"]\n')
+    line = ["node", "--superlink", "h:1", "--clients", "2", "--insecure", "--k", "0"]
+    for more, said in (
+        ([], f"--policy {file} needs --app-digest: code that is not pinned could ignore it"),
+        (["--app-digest", PIN], "server-keys needs --ca, not --insecure"),
+    ):
+        done = typed(*line, "--policy", file, *more)
+        assert done.returncode == 1 and said in done.stderr and done.stderr.count("\n") == 1
+    own: dict[str, Value] = {}
+    guard = node.guards(PIN, file, own, sealed=True)
+    assert guard[pinned.PIN] == PIN and json.loads(guard[rules.RULES])["policy"] is True
+    assert own == {"server-keys": SERVER_KEY}
+    assert "--policy" in typed("node", "--help").stdout
+
+
+def test_code_that_is_not_pinned_is_warned_of_and_the_rules_hold_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[dict[str, str]] = []
+    monkeypatch.setattr(node, "become", lambda line, home, guard: started.append(guard))
+    monkeypatch.setattr("deploy.flower.admission.check_tls", lambda *_: None)
+    line = ["node", "--superlink", "h:1", "--clients", "2", "--insecure", "--k", "0"]
+    line += ["--cold-start", "-s", f"state-dir={tmp_path}"]
+    said = typed(*line).stdout
+    assert "warning: this node runs any code that the SuperLink sends; --app-digest in" in said
+    assert "warning" not in typed(*line, "--app-digest", PIN).stdout
+    assert json.loads(started[0][rules.RULES])["state-dirs"] == [str(tmp_path)]
+    assert pinned.PIN not in started[0] and started[1][pinned.PIN] == PIN
+
+
+@pytest.mark.parametrize("pin", ["", PIN])
+def test_a_refused_run_config_leaves_the_bundle_packed_and_one_line_in_the_log(
+    run: dict[str, Value],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    pin: str,
+) -> None:
+    done: list[str] = []
+    steps: dict[str, Callable[..., Any]] = {
+        "pull_task_input": lambda stub: ("message", stub, "run", "fab"),
+        "install_from_fab": lambda fab, **_: done.append("installed") or tmp_path,
+        "get_load_client_app_fn": lambda **_: lambda *_: done.append("loaded"),
+    }
+    for name, step in steps.items():
+        monkeypatch.setattr(flower, name, step)
+    monkeypatch.setattr(pinned, "check", lambda fab, pin: None)
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    monkeypatch.setenv(pinned.PIN, pin)
+    monkeypatch.setenv(rules.RULES, json.dumps(policy.rules(policy.Policy(), {})))
+    log = logging.getLogger("flwr")
+    monkeypatch.setattr(log, "filters", [])
+    monkeypatch.setattr(log, "propagate", True)
+
+    def serve(settings: dict[str, Value]) -> None:
+        context = SimpleNamespace(run_config=settings, node_config={"partition-id": 0})
+
+        def real() -> None:  # as in Flower's run_clientapp
+            _, given, _, fab = flower.pull_task_input(context)
+            assert given is context
+            try:
+                flower.install_from_fab(fab, skip_prompt=True)
+                load = flower.get_load_client_app_fn(
+                    default_app_ref="", app_path=None, multi_app=True
+                )
+                load("us/tiny", "1.0.0", "")
+            except Exception as error:
+                log.error("%s raised an exception", "ClientApp", exc_info=error)
+
+        with monkeypatch.context() as patch:
+            for name, step in steps.items():
+                patch.setattr(flower, name, step)
+            pinned.main(real)
+
+    serve({**run, "data.download": True})
+    assert done == []
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "refused: data.download = true is not allowed on client 0; its policy (download) allows "
+        "false"
+    )
+    assert record.exc_info is None
+    serve(run)
+    assert done == ["installed", "loaded"]
