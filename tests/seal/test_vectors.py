@@ -13,6 +13,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.hashes import SHA384
 
 from common.exchange.seal import body, session
 from common.exchange.seal.session import Direction, Offer, Place
@@ -78,6 +79,10 @@ def expected() -> dict[str, Any]:
         "server_share": session.public(server).hex(),
         "client_share": public.hex(),
         "offer": offer().decode(),
+        "signed_digests": {
+            "offer": body.hashed([b"fedmosaic seal 2", b"offer", offer()]).hex(),
+            "accept": body.hashed([b"fedmosaic seal 2", b"accept", *accepted()]).hex(),
+        },
         "transcript": keys.transcript.hex(),
         "messages": [
             {"secret": at.secret.hex(), **{way: at.key(way).hex() for way in ways}}
@@ -96,6 +101,8 @@ def test_the_published_vectors_follow_from_their_inputs() -> None:
     for side, what, parts in (("server", "offer", [offer()]), ("client", "accept", accepted())):
         signature = bytes.fromhex(VECTORS["signatures"][what])
         session.verify(signing_key(side).public_key(), signature, what, parts)
+        digest = bytes.fromhex(VECTORS["expected"]["signed_digests"][what])
+        signing_key(side).public_key().verify(signature, digest, ec.ECDSA(SHA384()))
 
 
 def test_the_keys_follow_by_the_definition_of_hkdf() -> None:
