@@ -80,12 +80,8 @@ def withhold(entry: Entry, config: Config, clients: int) -> None:
 
 def _missing(failures: list[Failure]) -> list[str]:
     """Return one note for each listed reason among the failures of a round."""
-    reasons = {released(failure.reason, of=MISSING): failure.round for failure in failures}
-    return [
-        f"round {t}: {reason}; a missing reply counts as a zero update"
-        for reason, t in sorted(reasons.items())
-        if reason
-    ]
+    reasons = {released(failure.reason, of=MISSING) for failure in failures} - {""}
+    return [f"{reason}; a missing reply counts as a zero update" for reason in sorted(reasons)]
 
 
 def stop_line(error: Exception) -> str:

@@ -312,7 +312,7 @@ def _read(path: Path, stamps: tuple[tuple[int, int, int], ...]) -> Run:
     census = next((e for e in entries if e.round == 0), None)
     if census is None:
         notes.append("The journal has no census (round 0): the clients are unknown.")
-    notes += [note for entry in entries for note in entry.notes]
+    notes += dict.fromkeys(note for entry in entries for note in entry.notes)
     members = sorted(census.clients, key=lambda member: member.k) if census else []
     config, summary = _config(path / "config.toml", notes), _summary(path / "summary.json", notes)
     run = Run(path, config, entries, members, census.classes if census else [], summary, notes)
@@ -375,7 +375,7 @@ def _cleaned(value: Any, limit: int) -> Any:
     """Return ``value`` with every text and key on one printable line of at most ``limit``
     characters; a ``reason`` may be longer."""
     if isinstance(value, dict):
-        most = {"reason": LONGEST}
+        most = {"reason": LONGEST, "notes": LONGEST}
         return {_cleaned(k, limit): _cleaned(v, most.get(k, limit)) for k, v in value.items()}
     if isinstance(value, list):
         return [_cleaned(part, limit) for part in value]

@@ -93,7 +93,7 @@ class _Census:
 @final
 @dataclass(frozen=True)
 class _Session:
-    """Session with one client. ``at``: date of its offer; ``keys``: of the newest message in it."""
+    """Session with one client. ``at``: date of its offer; ``keys``: of the next message in it."""
 
     at: int
     keys: Keys
@@ -119,7 +119,7 @@ class SealedChannel(Channel):
         self._censuses: dict[int, _Census] = {}  # by node
         self._clients: dict[int, int] = {}  # the client that replied to the census, by node
         self._sessions: dict[int, _Session] = {}  # by client
-        self._requests: dict[int, tuple[Body, Place]] = {}  # the newest request, by client
+        self._requests: dict[int, tuple[Body, Place, Keys]] = {}  # the newest request, by client
 
     @cached_property
     def _app(self) -> str:
@@ -169,7 +169,7 @@ class SealedChannel(Channel):
         del self._censuses[node]  # with the private half of the share
         former = self._sessions.get(k)
         if session.failed(opened) is None and (former is None or former.at < census.at):
-            self._sessions[k] = _Session(census.at, keys)
+            self._sessions[k] = _Session(census.at, keys.at(1))
         return opened
 
     def check_client(self, node: int, k: int) -> None:
@@ -182,11 +182,11 @@ class SealedChannel(Channel):
 
     def _address(self, body: Body, to: Place) -> RecordDict:
         """Return a body sealed as the next message to client ``to.k``, and record the request."""
-        former = self._sessions[to.k]
-        keys = former.keys.at(former.keys.n + 1)
-        self._sessions[to.k] = replace(former, keys=keys)
+        current = self._sessions[to.k]
+        keys = current.keys
+        self._sessions[to.k] = replace(current, keys=keys.at(keys.n + 1))
         place = replace(to, n=keys.n, request=secrets.token_bytes(session.REQUEST))
-        self._requests[to.k] = body, place
+        self._requests[to.k] = body, place, keys
         header: dict[str, int | bytes | str] = {"session": keys.transcript, "t": place.t}
         header |= {"experiment": place.experiment, "n": place.n, "request": place.request}
         return session.seal(body, keys, place, "down", header)
@@ -196,7 +196,8 @@ class SealedChannel(Channel):
 
         Raises ``NotAuthentic`` if it is no reply to that, ``ValueError`` for malformed content.
         """
-        return session.unseal(content, self._sessions[k].keys, self._requests[k][1], "up")
+        _, place, keys = self._requests[k]
+        return session.unseal(content, keys, place, "up")
 
     def exchange(self, grid: Grid, messages: Messages, timeout: float, t: int) -> Exchanged:
         """Send messages and return packed replies; for the arguments see ``exchange.exchange``.
@@ -219,7 +220,7 @@ class SealedChannel(Channel):
             # an unsigned error reply counts only if the second exchange does not contradict it
             lost = [f for f in lost if f.k not in doubtful or f.k in second[0]]
             failures += [failure for part in second[1:] for failure in part]
-        self._requests.clear()  # packed requests take as much memory as the payloads
+        self._requests.clear()  # they hold keys, and take as much memory as the payloads
         failures += forged + lost
         return dict(sorted(good.items())), sorted(failures, key=lambda failure: failure.k)
 
@@ -231,7 +232,7 @@ class SealedChannel(Channel):
         about = message.metadata
         if about.message_type == CENSUS:
             return self._hello(about.dst_node_id)
-        content = self._address(*self._requests[k])
+        content = self._address(*self._requests[k][:2])
         self.count("down", content)
         return Message(content, about.dst_node_id, about.message_type, group_id=about.group_id)
 

@@ -179,7 +179,7 @@ def seal(
 ) -> RecordDict:
     """Return a body for one receiver; ``more``: further header fields. ``place`` is not sent."""
     nonce = random(NONCE)
-    bound = _bound(keys, place, way, body.digest)
+    bound = associated_data(keys, place, way, body.digest)
     wrapped = nonce + AESGCM(keys.key(way)).encrypt(nonce, body.key, bound)
     about = ConfigRecord({**more, "version": VERSION, "wrapped": wrapped, "tag": body.tag})
     return RecordDict({SEALED: body.pieces, SEAL: about})
@@ -195,7 +195,7 @@ def unseal(content: RecordDict, keys: Keys, place: Place, way: Direction) -> Rec
     if not isinstance(pieces, ArrayRecord):
         raise NotAuthentic("it is not sealed")
     wrapped, tag = field(about, "wrapped", bytes), field(about, "tag", bytes)
-    bound = _bound(keys, place, way, digest(pieces, tag))
+    bound = associated_data(keys, place, way, digest(pieces, tag))
     try:
         key = AESGCM(keys.key(way)).decrypt(wrapped[:NONCE], wrapped[NONCE:], bound)
     except (InvalidTag, ValueError):
@@ -203,7 +203,8 @@ def unseal(content: RecordDict, keys: Keys, place: Place, way: Direction) -> Rec
     return decrypt(pieces, tag, key)
 
 
-def _bound(keys: Keys, place: Place, way: Direction, body: bytes) -> bytes:
+def associated_data(keys: Keys, place: Place, way: Direction, body: bytes) -> bytes:
+    """Return what the wrap of a body's key is bound to; ``body``: the body's digest."""
     data = {**asdict(place), "request": place.request.hex(), "way": way, "name": NAME}
     data |= {"transcript": keys.transcript.hex(), "body": body.hex()}
     return json.dumps(data, sort_keys=True).encode()

@@ -1,0 +1,213 @@
+"""Nothing of a private run names a client that failed, or a number of a single update."""
+
+import io
+import json
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from flwr.app import Message
+from rich.console import Console
+
+from common import progress
+from common.journal import Entry, Failure
+from common.settings.parse import parse
+from common.settings.section import Value
+from deploy.report.read import read
+from deploy.run.loopback import Loopback
+from deploy.run.progress import Progress, show_summary
+from server_app.methods.fedavg import FedAvg
+from server_app.release import FIELDS, LINES, MISSING, released, stop_line, withhold
+from server_app.stopped import Stopped
+from server_app.tracking import numbers, tracker
+from server_app.tracking.tracker import Tracker
+from tests.support.battery import changed_tensor, failed, trained
+from tests.support.tiny import TinyRun, flat, play
+
+CLIENTS = 6
+LATE = "no reply within 3600 s; a missing reply counts as a zero update"
+LEAKS = re.compile(
+    r"client \d|node \d|diverged|mean loss|refused|not finite|lacks|3e\+?38|17\.25|sanity ="
+    r"|median|times the|bytes|replied\b.*\d|\d+ failures|failed",
+)
+"""Words of unlisted reasons, of clients, and of numbers from single updates."""
+
+
+class Faulty(Loopback):
+    """Clients 1 to 5 fail, lie twice, are late, and send something else; client 0 is honest."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return [self._changed(reply) for reply in super().pull_messages(list(message_ids))]
+
+    def _changed(self, reply: Message) -> Message:
+        if trained(reply, node=2):
+            return failed(reply, 2, "FloatingPointError: training diverged: mean loss 17.25")
+        if trained(reply, node=3):
+            changed_tensor(reply.content, lambda x: torch.full_like(x, float("nan")))
+        elif trained(reply, node=4):
+            changed_tensor(reply.content, lambda x: torch.full_like(x, 3e38))
+        elif trained(reply, node=5):
+            return failed(reply, 3, "Error: Message Unavailable")
+        elif trained(reply, node=6):
+            changed_tensor(reply.content, lambda x: x[1:])
+        return reply
+
+
+class Written(Tracker):
+    """Tracker that writes all its numbers to a file in the run's folder."""
+
+    lines: ClassVar[list[str]] = []
+
+    def start(self, folder: Path, settings: Mapping[str, Value], known: str) -> str:
+        return "id"
+
+    def entry(self, entry: Entry) -> None:
+        self.lines.append(json.dumps([numbers.scalars(entry), numbers.scores(entry)]))
+
+    def add_file(self, path: Path) -> None: ...
+
+    def finish(self, completed: bool) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(tracker.TRACKERS, "written", (f"{__name__}:Written", "pytest"))
+    Written.lines.clear()
+
+
+def faulty(folder: Path, **changes: Any) -> TinyRun:
+    given = {"method": "fedavg", "fleet": "mlp@0.25", "clients": CLIENTS, "train__epochs": 1}
+    given |= {"privacy__mode": "central", "privacy__clip": 0.01, "track": "written"}
+    settings = flat(folder, **{**given, **changes})
+    return play(settings, Faulty(CLIENTS, settings, workers=0))
+
+
+def shown(folder: Path) -> str:
+    """Return what the displays, the reports and the console show of a run."""
+    file = io.StringIO()
+    console = Console(file=file, width=200)
+    run = read(folder)
+    with Progress(2, console) as display:
+        for entry in run.entries:
+            display.on_round(entry)
+    show_summary(run, console)
+    return file.getvalue()
+
+
+def server_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the log lines of the server's modules, with their tracebacks."""
+    formatter = logging.Formatter("%(message)s")
+    ours = [r for r in caplog.records if "client_app" not in r.pathname]
+    return [formatter.format(record) for record in ours]
+
+
+@pytest.mark.parametrize("mode", ["central", pytest.param("local", marks=pytest.mark.full)])
+def test_a_run_with_faulty_clients_goes_on_and_shows_only_what_is_listed(
+    mode: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    every = progress.Reporter(logging.getLogger("flwr.fedmosaic").info, 0.0)
+    with caplog.at_level(logging.DEBUG), progress.reporting(every):
+        run = faulty(tmp_path, privacy__mode=mode)
+    assert run.summary["status"] == "completed" and len(run.journal) == 3
+    for entry in run.journal[1:]:
+        assert entry.keys() <= FIELDS | {"digest"}
+        assert entry["notes"] == [LATE]
+    assert run.summary["failures"] == [] and run.summary["bytes"] == {}
+    lines = server_lines(caplog)
+    assert any(line.endswith(LATE) for line in lines), "the log has the listed reason"
+    assert not [line for line in lines if re.search(r"(repl|check).* \d+/\d+", line)]
+    rounds = "\n".join((tmp_path / "journal.jsonl").read_text().splitlines()[1:])
+    summary = re.sub(r'"(failures|bytes)": [\[{][\]}]', "", json.dumps(run.summary))
+    texts = [rounds, summary, shown(tmp_path), *Written.lines, *lines]
+    assert len(Written.lines) == 3
+    for text in texts:
+        assert not (leak := LEAKS.search(text)), f"{leak} in {text}"
+    assert not (tmp_path / "errors.log").exists()
+
+
+@pytest.mark.full
+def test_the_page_of_a_faulty_run_names_no_client(tmp_path: Path) -> None:
+    from deploy.report.pages import write_report
+
+    faulty(tmp_path)
+    write_report([tmp_path], tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    text = re.sub(r"(?s)<style.*?</style>|<script.*?</script>|<[^>]*>|base64,[^\"]*", " ", page)
+    rounds = text[text.index("Differential privacy") :]
+    words = r"client \d|node \d|diverged|17\.25|3e\+?38|not finite|median of"
+    assert not (leak := re.search(words, rounds)), leak
+    assert "Not listed: a refused reply shows something of a single client" in text
+    assert LATE in text
+
+
+def test_secret_selection_lists_no_missing_reply_either(tmp_path: Path) -> None:
+    run = faulty(tmp_path, privacy__sampling="secret", per_round=CLIENTS - 1, rounds=1)
+    assert not run.journal[1].get("notes") and "selected" not in run.journal[1]
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("client 3 sent 17.25"), "ValueError in .*, line .*its text is withheld; the "),
+        (FloatingPointError("training diverged: mean loss 17.25"), "round 1: the server's "),
+    ],
+)
+def test_the_line_of_a_stopped_run_is_listed(
+    error: Exception, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def step(*_: object) -> dict[str, float]:
+        raise error
+
+    monkeypatch.setattr(FedAvg, "step", step)
+    with pytest.raises(Stopped, match=line) as stopped:
+        faulty(tmp_path)
+    assert stopped.value.__suppress_context__ and "17.25" not in str(stopped.value)
+    summary = (tmp_path / "summary.json").read_text()
+    assert "17.25" not in summary and "client 3" not in summary
+    assert not (tmp_path / "errors.log").exists(), "a traceback would have the text"
+
+
+@pytest.mark.parametrize(
+    ("reason", "text"),
+    [
+        ("no reply within 5 s", "no reply within 5 s"),
+        ("client 3's reply is not authentic: a node (5)", "a reply is not authentic"),
+        ("node 17 claims its place and is refused: keys", "a node claims a client's place and is"),
+        ("reply refused: it has the number 3e+38, sanity = 720 allows 7.2e+06", ""),
+        ("reply refused: 'w.head' has values that are not finite", ""),
+        ("FloatingPointError: training diverged: mean loss 3.5 over 3 steps", ""),
+        ("anything new", ""),
+    ],
+)
+def test_a_reason_is_listed_or_withheld(reason: str, text: str) -> None:
+    assert released(reason, of=MISSING).startswith(text) and bool(text) == bool(
+        released(reason, of=MISSING)
+    )
+    assert not released(reason, of=LINES)
+
+
+def test_a_journal_field_is_withheld_unless_it_is_listed(tmp_path: Path) -> None:
+    """A field that somebody adds to the journal does not leave by itself."""
+    config = parse(flat(tmp_path, method="fedavg", privacy__mode="central"))
+    lost = [Failure(k=k, round=1, reason="no reply within 5 s") for k in (1, 2)]
+    entry = Entry(round=1, drift=0.5, replied=[0], failures=lost, bytes={"up": 3}, accuracy=0.5)
+    withhold(entry, config, 4)
+    assert entry.model_fields_set <= FIELDS and entry.accuracy == 0.5
+    assert entry.notes == ["no reply within 5 s; a missing reply counts as a zero update"]
+    off = Entry(round=1, replied=[0], failures=lost)
+    withhold(off, parse(flat(tmp_path, method="fedavg")), 4)
+    assert off.replied == [0] and off.failures == lost and not off.notes
+
+
+def test_the_line_of_an_unforeseen_error_has_its_type_and_place() -> None:
+    try:
+        raise KeyError("client 7")
+    except KeyError as error:
+        line = stop_line(error)
+    assert line.startswith("KeyError in ") and "client 7" not in line and "test_release.py" in line
