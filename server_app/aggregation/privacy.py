@@ -21,6 +21,7 @@ from common.settings.extras import imported
 from common.settings.options import Privacy as Options
 from common.techniques.privacy import Secret, averaged, clipped, flattened, moved, noised
 
+
 @final
 class NoisyMean:
     """The noisy mean of one run; the folder ``config.run.out`` keeps its secret key."""
@@ -118,7 +119,9 @@ def _sampled(share: float, z: float, rounds: int) -> Any:
     """
     deviation = min(share * math.sqrt(math.expm1(min(1 / z**2, 700.0))), 1 / z)
     most, mean = 1 / (2 * z**2) + 8 / z, rounds * share / (2 * z**2)
-    return _one_round(share, z, max(deviation / 20, most / 2**18, mean / 2**20)).self_compose(rounds)
+    return _one_round(share, z, max(deviation / 20, most / 2**18, mean / 2**20)).self_compose(
+        rounds
+    )
 
 
 @lru_cache(maxsize=2)
