@@ -1,8 +1,8 @@
 """What may leave the server of a run under differential privacy: journal fields, notes and lines.
 
-The journal is the source of the summary, the trackers, the displays and the reports, so ``withhold``
-covers them too. Log lines and the line of a stopped run pass ``released``. Both keep only what they
-list: a new journal field or a new line is withheld until it is added here.
+The journal is the source of the summary, the trackers, the displays and the reports, so
+``withhold`` covers them too. Log lines and the line of a stopped run pass ``released``. Both keep
+only what they list: a new journal field or a new line is withheld until it is added here.
 
 Whether a reply was refused, or a client failed, depends on a single update without noise. It leaves
 no trace. A missing reply does not depend on the update, so its reason is listed, without client and

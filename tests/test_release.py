@@ -25,7 +25,7 @@ from server_app.release import FIELDS, LINES, MISSING, released, stop_line, with
 from server_app.stopped import Stopped
 from server_app.tracking import numbers, tracker
 from server_app.tracking.tracker import Tracker
-from tests.support.battery import changed_tensor, failed, trained
+from tests.support.battery import changed_tensor, fail_client, failed, trained
 from tests.support.tiny import TinyRun, flat, play
 
 CLIENTS = 6
@@ -144,6 +144,30 @@ def test_the_page_of_a_faulty_run_names_no_client(tmp_path: Path) -> None:
     assert not (leak := re.search(words, rounds)), leak
     assert "Not listed: a refused reply shows something of a single client" in text
     assert LATE in text
+
+
+class Listening(Loopback):
+    """Loopback that keeps the reasons of the clients' errors."""
+
+    reasons: ClassVar[list[str]] = []
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        replies = list(super().pull_messages(list(message_ids)))
+        self.reasons.extend(reply.error.reason or "" for reply in replies if reply.has_error())
+        return replies
+
+
+@pytest.mark.parametrize("mode", ["central", "local"])
+def test_a_client_tells_a_server_that_it_does_not_trust_no_reason(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_client(monkeypatch, 1)
+    Listening.reasons.clear()
+    given = {"method": "fedavg", "fleet": "mlp@0.25", "clients": 2, "rounds": 1}
+    run = play(flat(tmp_path, **given, privacy__mode=mode, privacy__clip=0.01), Listening)
+    assert run.summary["status"] == "completed"
+    hidden = "the client failed, its own log has the reason"
+    assert Listening.reasons == ["OSError: disk full" if mode == "central" else hidden]
 
 
 def test_secret_selection_lists_no_missing_reply_either(tmp_path: Path) -> None:

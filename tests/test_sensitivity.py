@@ -29,7 +29,7 @@ from tests.support.tiny import flat
 
 C, MOST, FULL = 0.5, 13, pytest.mark.full
 Update = Tensor | str
-"""What a client sends: a change of its weights [P], ``lost``, ``failed``, ``empty`` or ``short``."""
+"""What a client sends: a change of weights [P], ``lost``, ``failed``, ``empty`` or ``short``."""
 
 
 class Replying:

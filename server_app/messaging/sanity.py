@@ -11,6 +11,8 @@ Two measures detect that for every method:
 
 ``sanity`` is the limit of the change, and 10⁴ times ``sanity`` that of the largest. Honest clients
 stay far below: docs/security.md has the measurements.
+
+Under [privacy] only *largest* is measured, which does not depend on other replies.
 """
 
 import statistics
