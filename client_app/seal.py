@@ -238,16 +238,13 @@ def open_message(message: Message, context: Context) -> OpenedMessage:
             "(FEDMOSAIC_TRUST), or remove key and ca from the node config"
         )
     k, header = int(node.get("partition-id", -1)), session.header(content)
-    if message.metadata.message_type == HELLO:
-        return _hello(content, header, k, node)
-    experiment, name = (
-        session.field(header, "experiment", str),
-        session.field(header, "session", bytes),
-    )
-    t, n = session.field(header, "t", int), session.field(header, "n", int)
     kind, request = message.metadata.message_type, session.field(header, "request", bytes)
+    if kind == HELLO:
+        return _hello(content, header, request, k, node)
+    experiment = session.field(header, "experiment", str)
+    t, n = session.field(header, "t", int), session.field(header, "n", int)
     path = _path(node, experiment, k)
-    current = _session(path, name, n)
+    current = _session(path, session.field(header, "session", bytes), n)
     current = replace(current, keys=current.keys.at(n))
     place = Place(experiment, t, k, kind, n, request)
     opened = session.unseal(content, current.keys, place, "down")
@@ -255,7 +252,7 @@ def open_message(message: Message, context: Context) -> OpenedMessage:
 
 
 def _hello(
-    content: RecordDict, header: ConfigRecord, k: int, node: Mapping[str, Value]
+    content: RecordDict, header: ConfigRecord, request: bytes, k: int, node: Mapping[str, Value]
 ) -> SealedMessage:
     """Return a hello of a trusted ServerApp, with a new share of the client."""
     try:
@@ -278,7 +275,7 @@ def _hello(
     own = X25519PrivateKey.generate()
     share = session.public(own)
     keys = session.agree(own, session.from_text(offer.share), text, k, share)
-    place = Place(offer.experiment, 0, k, HELLO, 0, session.field(header, "request", bytes))
+    place = Place(offer.experiment, 0, k, HELLO, 0, request)
     current = ClientSession(offer.at, offer.config, share, keys)
     path = _path(node, offer.experiment, k)
     return SealedMessage(content, current, place, path, Hello(offer, text, key))

@@ -244,6 +244,38 @@ def test_a_client_that_lost_its_session_gets_a_new_hello_in_the_same_round(
     assert run.weights == plain.weights and timeless(run) == timeless(plain)
 
 
+class Returning(Relay):
+    """After round 1 client 0 is another node, on a new machine without its session."""
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        sent = list(messages)
+        for message in sent:
+            self._nodes.setdefault(message.metadata.dst_node_id, {})  # lost: an error reply
+        names = super().push_messages(sent)
+        if sent[0].metadata.message_type == "train" and 99 not in self._nodes:
+            state = Path(str(self._run_config["state-dir"])).with_name("new")
+            self._nodes[99] = {**self._nodes.pop(1), "state-dir": str(state)}
+        return names
+
+    def get_node_ids(self) -> Iterable[int]:
+        return [node for node, config in self._nodes.items() if config]
+
+
+@pytest.mark.parametrize("rebind", [True, False])
+def test_a_client_that_returns_as_another_node_gets_a_session_as_rebind_says(
+    tmp_path: Path, keys: Certificates, plain: TinyRun, rebind: bool
+) -> None:
+    run = sealed_run(tmp_path / "out", keys, Returning, rebind=rebind)
+    assert [entry["replied"] for entry in run.journal[1:]] == [
+        [0, 1, 2],
+        [0, 1, 2] if rebind else [1, 2],
+    ]
+    if rebind:
+        assert not failures(run) and run.weights == plain.weights
+    else:
+        assert any("it belongs to node 1 (rebind = false)" in why for _, _, why in failures(run))
+
+
 class Tireless(Once):
     """Whatever client 0 answers in training is forged."""
 

@@ -311,6 +311,23 @@ def test_a_client_takes_each_message_once_and_no_older_session(
     assert (tmp_path / RUN / "0" / "session.json").stat().st_mode & 0o777 == 0o600
 
 
+def test_experiments_on_one_node_have_sessions_of_their_own(
+    keys: Certificates, tmp_path: Path
+) -> None:
+    of, seals = context(keys, **{"state-dir": str(tmp_path)}), [server(keys) for _ in range(2)]
+    seals[1].experiment = "other"
+    for seal in seals:
+        hello = CensusRequest(clients=2).stamped(seal.experiment, 0).pack()
+        asked = letter(seal.census_requests(hello, [1])[1], "query.hello", of)
+        asked.admit()
+        seal.open_census_reply(1, asked.answer(PAYLOAD))
+    for seal in (*seals, *seals):
+        received = message(seal, of)
+        received.check({"rounds": 2}, seal.experiment)
+        received.admit()
+        assert same(seal.open(0, received.answer(PAYLOAD)), PAYLOAD)
+
+
 def test_each_hello_has_new_shares_and_each_message_new_keys_on_both_sides(
     keys: Certificates, tmp_path: Path
 ) -> None:
