@@ -1,8 +1,10 @@
-"""HeteroFL and FedRolex, server half: choose each client's part for ``aggregation/width.py``."""
+"""HeteroFL, server half, which FedRolex extends: choose each client's part of the widest network.
+
+``aggregation/width.py`` cuts and averages the parts.
+"""
 
 from collections.abc import Callable
 from functools import cache
-from typing import final
 
 from common import models
 from common.methods.heterofl import Partial, Reply, Request
@@ -11,7 +13,6 @@ from server_app.global_model import Averaged
 from server_app.method import Client
 
 
-@final
 class HeteroFL(Averaged[Partial, Reply]):
     """Server with w[e] ← Σ_{k has e} w_k[e] / |{k has e}|."""
 

@@ -22,8 +22,9 @@ KINDS = """
     fedgkt: Down Memory State Up
     fedin: Down State Up
     fedkf: Down Memory State
-    fedmd: Answer Down Learnt Started Up
+    fedmd: Answer Down Learnt Memory Started Up
     fedorion: State Up
+    fedrolex: State
     fiarse: Down Up
     global_model: Weights
     heterofl: Down
