@@ -273,7 +273,7 @@ def test_sizes_are_scored_one_by_one_and_a_client_scores_its_own(run: Run) -> No
         {"fiarse__scope": "stage"},
         {"fiarse__sizes": "1, 0.5"},
         {"fiarse__server_lr": 0.5},
-        {"fiarse__gradient": "mask"},
+        pytest.param({"fiarse__gradient": "mask"}, marks=pytest.mark.full),
         {"fiarse__running": False, "score__bn": "batch"},
     ],
 )

@@ -343,11 +343,15 @@ def test_a_pool_of_bytes_has_the_values_of_an_image_file() -> None:
 @pytest.mark.parametrize(
     ("method", "data", "default", "as_released"),
     [
-        ("dense", "cifar10", ["crop-flip"], ["crop-flip"]),
         ("dense", "svhn", ["crop-flip"], ["flip"]),
-        ("dense", "mnist", ["crop-flip"], ["flip"]),
         ("co-boosting", "cifar100", ["none", "crop-flip"], ["crop-flip", "crop-flip"]),
-        ("co-boosting", "svhn", ["none", "crop-flip"], ["none", "none"]),
+        *(
+            pytest.param(*case, marks=pytest.mark.full)
+            for case in (
+                ("dense", "cifar10", ["crop-flip"], ["crop-flip"]),
+                ("co-boosting", "svhn", ["none", "crop-flip"], ["none", "none"]),
+            )
+        ),
     ],
 )
 def test_released_augmentation_of_the_pool_depends_on_the_data_set(
