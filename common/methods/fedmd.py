@@ -38,7 +38,8 @@ Deviations, with their switches:
   training before round 1 and the private epochs of all rounds, one for all digestions. Moments and
   step counts live across rounds (``optimizers = "kept"``). Here every training starts with a new
   optimiser, as in the other methods (``"fresh"``). Both have the current round's learning rate.
-  The training on the public set has its own optimiser in either case.
+  The training on the public set has its own optimiser in either case. With two kept Adams a client
+  stores five numbers for each weight instead of one.
 - ``align = "mse"`` is the squared difference. ``"kl"``: clients send probabilities, ẑ is their
   mean, and the client minimises KL(ẑ ‖ softmax f).
 - Logits are clipped to ± 65504.

@@ -3,7 +3,7 @@
 Alam et al., "FedRolex: Model-Heterogeneous Federated Learning with Rolling Sub-Model Extraction",
 NeurIPS 2022, Algorithm 1.
 
-FedRolex uses HeteroFL's messages and client half. In round t a client with rate r takes the
+FedRolex uses HeteroFL's messages and both halves. In round t a client with rate r takes the
 following channels of every layer with m channels:
 
     (i − (t − 1)) mod m,   i = 0 … ⌈r m⌉ − 1                                           (``roll``)
@@ -39,7 +39,7 @@ from common.methods.heterofl import Partial, Reply, Request
 from common.settings.config import Config, not_allowed
 from common.techniques.widths import LEADING, Drawn, Roll, Window
 
-CLIENT = "heterofl"
+SERVER = CLIENT = "heterofl"
 
 
 @final
@@ -71,3 +71,7 @@ class Options(Partial):
     @property
     def by_width(self) -> bool:
         return self.count == "width"
+
+    @property
+    def by_updates(self) -> bool:
+        return self.update_counts

@@ -24,10 +24,9 @@ KINDS = """
     fedkf: Down Memory State
     fedmd: Answer Down Learnt Memory Started Up
     fedorion: State Up
-    fedrolex: State
     fiarse: Down Up
     global_model: Weights
-    heterofl: Down
+    heterofl: Down State
     hetfedfl: Up
     i_dl_mh: Up
     incentive: Gain Reward Rewarded
